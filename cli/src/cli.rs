@@ -1,8 +1,8 @@
 //! The command line of kvctl: every command and its dispatch.
 
 use crate::commands::{
-    bench, cluster, demo, describe, doctor, exist, get, ls, node, put, replay, replica, rm, ssd,
-    status, token, top,
+    bench, cluster, demo, describe, doctor, exist, get, ls, namespace, node, put, replay, replica,
+    rm, ssd, status, token, top,
 };
 use crate::context::Context;
 use crate::process::Tether;
@@ -49,6 +49,8 @@ enum Command {
     Exist(exist::Args),
     Describe(describe::Args),
     Doctor(doctor::Args),
+    #[command(visible_alias = "namespaces")]
+    Namespace(namespace::Args),
     Node(node::Args),
     Replica(replica::Args),
     Ssd(ssd::Args),
@@ -78,6 +80,7 @@ impl Cli {
             Command::Exist(args) => exist::run(args, context).await,
             Command::Describe(args) => describe::run(args, context).await,
             Command::Doctor(args) => doctor::run(args, context).await,
+            Command::Namespace(args) => namespace::run(args, context).await,
             Command::Node(args) => node::run(args, context).await,
             Command::Replica(args) => replica::run(args, context).await,
             Command::Ssd(args) => ssd::run(args, context).await,

@@ -3,8 +3,8 @@
 use crate::exit;
 use clap::Args;
 use kvpool_client::{
-    Client, ConnectError, ControlError, Credentials, GetError, Options, PutError, RemoveError,
-    Timeouts, TransportChoice,
+    Client, ClientFiles, ConnectError, ControlError, Credentials, GetError, NodeStats, Options,
+    PutError, RemoveError, Timeouts, TransportChoice,
 };
 use kvpool_types::Code;
 use kvpool_types::namespace::Namespace;
@@ -21,8 +21,8 @@ const DEFAULT_MASTER: &str = "http://127.0.0.1:7070";
 #[command(next_help_heading = "Connection")]
 pub struct Connection {
     /// Addresses of one or more masters (the client finds the leader), HOST:PORT[,HOST:PORT...] with or
-    /// without http://; or the etcd that lists them, etcd://HOST:PORT[,HOST:PORT...]/CLUSTER [default:
-    /// http://127.0.0.1:7070]
+    /// without http://, or https://HOST:PORT for TLS; or the etcd that lists them,
+    /// etcd://HOST:PORT[,HOST:PORT...]/CLUSTER [default: http://127.0.0.1:7070]
     #[arg(long, global = true, env = "KVPOOL_MASTER", value_name = "URL", value_parser = parse_masters)]
     pub master: Option<String>,
     /// Namespace of the keys
@@ -43,6 +43,23 @@ pub struct Connection {
     /// Timeout of one operation, such as 500ms or 10s
     #[arg(long, global = true, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s")]
     pub timeout: Duration,
+    /// Certificates of the authority that signs the pool's certificates, for https:// and tls:// addresses
+    #[arg(long, global = true, env = "KVPOOL_TLS_CA", value_name = "PEM")]
+    pub tls_ca: Option<PathBuf>,
+    /// Certificate to present to the pool
+    #[arg(long, global = true, env = "KVPOOL_TLS_CERT", value_name = "PEM")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key of --tls-cert
+    #[arg(long, global = true, env = "KVPOOL_TLS_KEY", value_name = "PEM")]
+    pub tls_key: Option<PathBuf>,
+    /// Name that every certificate of the pool must have, instead of the called host
+    #[arg(
+        long,
+        global = true,
+        env = "KVPOOL_TLS_SERVER_NAME",
+        value_name = "NAME"
+    )]
+    pub tls_server_name: Option<String>,
 }
 
 /// The transport of blocks.
@@ -91,6 +108,18 @@ impl Connection {
 
     /// The same options as arguments of a child process.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
+        let tls = [
+            ("--tls-ca", self.tls_ca.clone().map(OsString::from)),
+            ("--tls-cert", self.tls_cert.clone().map(OsString::from)),
+            ("--tls-key", self.tls_key.clone().map(OsString::from)),
+            (
+                "--tls-server-name",
+                self.tls_server_name.clone().map(OsString::from),
+            ),
+        ];
+        let tls = tls
+            .into_iter()
+            .filter_map(|(flag, value)| Some([flag.into(), value?]));
         let mut arguments: Vec<OsString> = vec![
             "--master".into(),
             self.master().into(),
@@ -101,6 +130,7 @@ impl Connection {
             "--timeout".into(),
             humantime::format_duration(self.timeout).to_string().into(),
         ];
+        arguments.extend(tls.flatten());
         if let Some(file) = &self.token_file {
             arguments.push("--token-file".into());
             arguments.push(file.clone().into());
@@ -112,6 +142,17 @@ impl Connection {
     pub(crate) fn credentials(&self) -> Credentials {
         let file = self.token_file.as_ref();
         file.map_or_else(Credentials::default, |file| Credentials::file(file))
+    }
+
+    /// Whom to trust, and what to present.
+    pub(crate) fn tls(&self) -> ClientFiles {
+        ClientFiles {
+            ca: self.tls_ca.clone(),
+            cert: self.tls_cert.clone(),
+            key: self.tls_key.clone(),
+            server_name: self.tls_server_name.clone(),
+            ..ClientFiles::from_environment()
+        }
     }
 
     /// The options of the client library.
@@ -135,6 +176,7 @@ impl Connection {
                 control: self.timeout,
             },
             token_file: self.token_file.clone(),
+            tls: self.tls(),
             ..Options::default()
         }
     }
@@ -162,7 +204,10 @@ fn parse_master(text: &str) -> Result<String, String> {
     if text.starts_with("etcd://") {
         return Ok(text.to_owned());
     }
-    let authority = text.strip_prefix("http://").unwrap_or(text);
+    let (scheme, authority) = match text.split_once("://") {
+        Some((scheme @ ("http" | "https"), authority)) => (scheme, authority),
+        _ => ("http", text),
+    };
     let authority = authority.strip_suffix('/').unwrap_or(authority);
     let (host, port) = authority.rsplit_once(':').unwrap_or((authority, ""));
     let is_host = |c: char| c.is_ascii_alphanumeric() || "-._~%".contains(c);
@@ -174,17 +219,17 @@ fn parse_master(text: &str) -> Result<String, String> {
         None => !host.is_empty() && host.chars().all(is_host),
     };
     if fits && port.parse::<u16>().is_ok_and(|port| port != 0) {
-        return Ok(format!("http://{host}:{port}"));
+        return Ok(format!("{scheme}://{host}:{port}"));
     }
     Err(format!(
-        "{text:?} is not a master address: write HOST:PORT, http://HOST:PORT or etcd://HOST:PORT/CLUSTER"
+        "{text:?} is not a master address: write HOST:PORT, http://HOST:PORT, https://HOST:PORT or etcd://HOST:PORT/CLUSTER"
     ))
 }
 
 /// Attaches the exit code to a failed connect.
 pub fn connect_error(error: ConnectError) -> anyhow::Error {
     match error {
-        ConnectError::BadAddress { .. } | ConnectError::NoMasters => {
+        ConnectError::BadAddress { .. } | ConnectError::NoMasters | ConnectError::Tls(_) => {
             exit::Usage(error.to_string()).into()
         }
         ConnectError::Refused { ref source, .. } if is_unreachable(source.code) => {
@@ -244,12 +289,20 @@ pub fn put_error(error: PutError) -> anyhow::Error {
     error.into()
 }
 
-/// The message about a pool without nodes: the cause and the remedy.
-pub(crate) fn no_node(connection: &Connection) -> String {
+/// The message about a pool without live nodes: the cause and the remedy. `nodes` are those that the leader
+/// knows.
+pub(crate) fn no_node(connection: &Connection, nodes: &[NodeStats]) -> String {
     let master = connection.master();
+    if !nodes.is_empty() {
+        let states: Vec<String> = nodes
+            .iter()
+            .map(|node| format!("{} is {}", node.name, node.state))
+            .collect();
+        return format!("no store node takes blocks: {}", states.join(", "));
+    }
     format!(
-        "no store node has registered with {master}, or none is live: start one with \
-         `kvstore-node --master {master} --segment SIZE`"
+        "no store node has registered with {master}: start one with `kvstore-node --master {master} \
+         --segment SIZE`, or wait until it has touched its memory"
     )
 }
 
@@ -262,6 +315,7 @@ mod tests {
         for (typed, meant) in [
             ("a:7070", "http://a:7070"),
             ("http://a:7070/", "http://a:7070"),
+            ("https://a:7070", "https://a:7070"),
             ("[::1]:7070", "http://[::1]:7070"),
             ("a:1, http://b:2", "http://a:1,http://b:2"),
             ("etcd://a:1,b:2/prod,c:3", "etcd://a:1,b:2/prod,http://c:3"),
@@ -274,7 +328,7 @@ mod tests {
             ":7070",
             "a:0",
             "a:70700",
-            "https://a:1",
+            "ftp://a:1",
             "a b:1",
             "::1:7070",
             "a:1,",

@@ -3,9 +3,11 @@
 //! - `host`: memory, limits and RDMA ports of this host
 //! - `pool`: the masters, and the nodes over every transport
 //! - `node`: the transports to one node
+//! - `exposure`: what is open to other hosts
 //! - `findings`: the problems, and their exit code
 //! - `tables`: the tables for people
 
+mod exposure;
 pub(crate) mod findings;
 mod host;
 mod node;

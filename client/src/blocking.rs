@@ -9,6 +9,7 @@ use crate::api::{
 use crate::counters::Counters;
 use crate::errors::{ConnectError, ControlError, GetError, PutError, RemoveError};
 use crate::gpu::{GpuBuffer, GpuSlice};
+use crate::latencies::Latency;
 use crate::options::Options;
 use crate::packed::PackedKeys;
 use crate::view::View;
@@ -413,6 +414,11 @@ impl Client {
     /// See [`crate::Client::register_buffer`].
     pub fn register_buffer(&self, memory: &Slice) -> std::io::Result<RegisteredBuffer> {
         self.client.register_buffer(memory)
+    }
+
+    /// See [`crate::Client::latencies`].
+    pub fn latencies(&self) -> Vec<Latency> {
+        self.client.latencies()
     }
 
     /// See [`crate::Client::counters`].

@@ -10,6 +10,7 @@ use crate::control::Control;
 use crate::counters::{Counters, Counting};
 use crate::dialer::Dialer;
 use crate::errors::{ConnectError, GetError, PutError};
+use crate::latencies::Latency;
 use crate::links::{Dial, Links};
 use crate::locate::or_missing;
 use crate::options::{Options, TransportChoice};
@@ -65,6 +66,7 @@ impl Client {
                 control.credentials().clone(),
                 ports,
                 options.tcp_connections_per_node,
+                control.tls(),
             ))
         })
         .await
@@ -308,6 +310,11 @@ impl Client {
     /// What this client has done so far.
     pub fn counters(&self) -> Counters {
         self.inner.counting.snapshot()
+    }
+
+    /// The latencies of this client's operations so far, of each operation that was done at least once.
+    pub fn latencies(&self) -> Vec<Latency> {
+        self.inner.counting.latencies.snapshot()
     }
 
     /// What the pool agreed on.

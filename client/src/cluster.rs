@@ -2,6 +2,7 @@
 
 use crate::control::{Said, survey};
 use crate::errors::{ConnectError, ControlError};
+use crate::options::ClientFiles;
 use kvpool_auth::Credentials;
 use kvpool_proto::ClusterReply;
 use kvpool_types::{ClusterId, Code, Epoch, Length};
@@ -77,7 +78,8 @@ pub struct SnapshotStatus {
 }
 
 /// Asks the masters at `masters` (as in [`crate::Options::masters`]) and the leader that they name,
-/// each for `timeout` at most, with the token of `credentials`. One master that answers is enough, whether it leads or not. The leader's own
+/// each for `timeout` at most, with the token of `credentials`. Addresses that ask for TLS are called with `tls`.
+/// One master that answers is enough, whether it leads or not. The leader's own
 /// answer comes first, then the answer of the latest term. Must be called on a tokio runtime.
 ///
 /// # Errors
@@ -89,10 +91,11 @@ pub struct SnapshotStatus {
 /// Dropping the future changes nothing in the pool.
 pub async fn cluster_status(
     masters: &[String],
+    tls: &ClientFiles,
     timeout: Duration,
     credentials: &Credentials,
 ) -> Result<ClusterStatus, ConnectError> {
-    let said = survey(masters, false, timeout, credentials).await?;
+    let said = survey(masters, tls, false, timeout, credentials).await?;
     choose(said).map_err(|source| ConnectError::Refused {
         masters: masters.join(", "),
         source,
@@ -112,10 +115,11 @@ pub async fn cluster_status(
 /// Dropping the future changes nothing in the pool.
 pub async fn cluster_overview(
     masters: &[String],
+    tls: &ClientFiles,
     timeout: Duration,
     credentials: &Credentials,
 ) -> Result<(String, Vec<u8>), ConnectError> {
-    let said = survey(masters, true, timeout, credentials).await?;
+    let said = survey(masters, tls, true, timeout, credentials).await?;
     let refused = |source| ConnectError::Refused {
         masters: masters.join(", "),
         source,
@@ -223,9 +227,14 @@ mod tests {
         b.resign_to(&to_a.url).await;
         let timeout = Duration::from_millis(500);
         let from_standby = std::slice::from_ref(&to_b.url);
-        let status = cluster_status(from_standby, timeout, &Credentials::default())
-            .await
-            .unwrap();
+        let status = cluster_status(
+            from_standby,
+            &ClientFiles::default(),
+            timeout,
+            &Credentials::default(),
+        )
+        .await
+        .unwrap();
         assert_eq!(
             (status.role.as_str(), &status.told_by),
             ("leader", &to_a.url)
@@ -234,23 +243,38 @@ mod tests {
         assert!(status.unreached.is_empty());
         // Without the leader the standby's word is good enough, and who did not answer is told.
         to_a.set(Passage::Silent);
-        let status = cluster_status(from_standby, timeout, &Credentials::default())
-            .await
-            .unwrap();
+        let status = cluster_status(
+            from_standby,
+            &ClientFiles::default(),
+            timeout,
+            &Credentials::default(),
+        )
+        .await
+        .unwrap();
         assert_eq!(
             (status.role.as_str(), &status.told_by),
             ("standby", &to_b.url)
         );
         assert_eq!(status.unreached[0].0, to_a.url);
         b.resign_to("").await;
-        let status = cluster_status(from_standby, timeout, &Credentials::default())
-            .await
-            .unwrap();
+        let status = cluster_status(
+            from_standby,
+            &ClientFiles::default(),
+            timeout,
+            &Credentials::default(),
+        )
+        .await
+        .unwrap();
         assert_eq!(status.leader, None);
         to_b.set(Passage::Dead);
-        let error = cluster_status(from_standby, timeout, &Credentials::default())
-            .await
-            .unwrap_err();
+        let error = cluster_status(
+            from_standby,
+            &ClientFiles::default(),
+            timeout,
+            &Credentials::default(),
+        )
+        .await
+        .unwrap_err();
         assert_eq!(error.code(), Code::Unreachable);
     }
 

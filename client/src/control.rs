@@ -20,17 +20,19 @@ use crate::cache::Locations;
 use crate::clock::{Backoff, Deadline};
 use crate::counters::Counting;
 use crate::errors::{ConnectError, ControlError};
+use crate::latencies::Measured;
 use crate::options::Options;
 use known::Known;
 use kvpool_auth::Credentials;
 use kvpool_proto::{Caller, CreateNamespaceRequest, HelloRequest, MIN_VERSION, VERSION};
+use kvpool_tls::ClientTls;
 use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, HostId, Length};
 use master::{Sending, Unanswered};
 use masters::{Masters, Route};
 pub(crate) use messages::Message;
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 pub(crate) use survey::{Said, survey};
 use tokio::runtime::Handle;
 use tracing::Instrument;
@@ -186,6 +188,7 @@ impl Control {
             &options.masters,
             options.spin,
             credentials.clone(),
+            ClientTls::open(&options.tls).map_err(|error| ConnectError::Tls(error.to_string()))?,
             Arc::clone(&known),
             background.clone(),
         )?;
@@ -228,6 +231,7 @@ impl Control {
                 parallel_rank: options.namespace.parallel_rank.clone(),
                 salt: options.namespace.salt.clone(),
             }),
+            settings: Vec::new(),
         };
         control.tell(create, call).await.map_err(refused)?;
         Ok(control)
@@ -253,6 +257,11 @@ impl Control {
             told => told,
         };
         told.map(|_| ())
+    }
+
+    /// How addresses that ask for TLS are called.
+    pub(crate) fn tls(&self) -> Option<ClientTls> {
+        self.masters.tls().cloned()
     }
 
     /// Which life of which client this is.
@@ -381,7 +390,14 @@ impl Control {
             master = %route.master.address,
             epoch = self.known.epoch().0,
         );
-        self.attempt(route, message, call).instrument(span)
+        let attempt = self.attempt(route, message, call).instrument(span);
+        async {
+            let began = Instant::now();
+            let answered = attempt.await;
+            let measured = Measured::Call(M::NAME);
+            self.counting.latencies.observe(measured, began.elapsed());
+            answered
+        }
     }
 
     async fn attempt<M: Message>(

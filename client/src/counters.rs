@@ -1,5 +1,6 @@
 //! What a client counts of its own work.
 
+use crate::latencies::Latencies;
 use kvpool_transport::TransportKind;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -16,6 +17,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub(crate) struct Counting {
             $(pub(crate) $name: AtomicU64,)*
+            pub(crate) latencies: Latencies,
         }
 
         impl Counting {

@@ -6,8 +6,9 @@ use crate::clock::Deadline;
 use crate::links::Dial;
 use futures::future::BoxFuture;
 use kvpool_auth::Credentials;
+use kvpool_tls::ClientTls;
 use kvpool_transport::rdma::{self, Fabric};
-use kvpool_transport::{Link, TransferError, TransportKind, shm, tcp};
+use kvpool_transport::{DataTls, Link, TransferError, TransportKind, shm, tcp};
 use kvpool_types::wire::data::{Hello, HelloReply};
 use kvpool_types::wire::frame;
 use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Incarnation, Token};
@@ -23,6 +24,8 @@ pub(crate) struct Dialer {
     /// The RDMA ports of this host, if there are any.
     rdma: Option<Arc<Fabric>>,
     tcp: tcp::ConnectOptions,
+    /// For nodes whose address asks for TLS.
+    tls: Option<ClientTls>,
 }
 
 impl Dialer {
@@ -33,6 +36,7 @@ impl Dialer {
         credentials: Credentials,
         rdma: Option<Arc<Fabric>>,
         tcp_connections: usize,
+        tls: Option<ClientTls>,
     ) -> Self {
         Self {
             hello: Hello {
@@ -50,6 +54,7 @@ impl Dialer {
                 connections: tcp_connections.max(1),
                 ..tcp::ConnectOptions::default()
             },
+            tls,
         }
     }
 }
@@ -68,6 +73,7 @@ impl Dial for Dialer {
         };
         let tcp = self.tcp.clone();
         let rdma = self.rdma.clone();
+        let tls = self.tls.clone();
         Box::pin(async move {
             // The incarnation in the hello makes a node of another life refuse it.
             match kind {
@@ -78,15 +84,21 @@ impl Dial for Dialer {
                 TransportKind::Rdma => {
                     let fabric =
                         rdma.ok_or_else(|| unreachable("this host has no RDMA".to_owned()))?;
-                    let found = resolve(&node.data_address, deadline).await?;
+                    let (address, tls) = DataTls::of(&node.data_address, tls.as_ref())?;
+                    let found = resolve(address, deadline).await?;
                     let opened = first_of(found, |address| {
                         let (fabric, hello) = (Arc::clone(&fabric), hello.clone());
-                        open(move || rdma::connect(&fabric, address, hello, deadline.to_std()))
+                        let (tls, until) = (tls.clone(), deadline.to_std());
+                        open(move || {
+                            rdma::connect_with(&fabric, address, hello, until, tls.as_ref())
+                        })
                     });
                     opened.await.unwrap_or_else(nowhere)
                 }
                 TransportKind::Tcp => {
-                    let found = resolve(&node.data_address, deadline).await?;
+                    let (address, tls) = DataTls::of(&node.data_address, tls.as_ref())?;
+                    let tcp = tcp::ConnectOptions { tls, ..tcp };
+                    let found = resolve(address, deadline).await?;
                     let opened = first_of(found, |address| {
                         let (hello, tcp) = (hello.clone(), tcp.clone());
                         open(move || tcp::connect_with(address, hello, deadline.to_std(), &tcp))

@@ -10,13 +10,18 @@ pub enum ConnectError {
     #[error("no master given: name at least one as http://host:port, or etcd://host:port/cluster")]
     NoMasters,
     /// A master's address is no address.
-    #[error("invalid master address {address:?}: {reason}; write http://host:port")]
+    #[error(
+        "invalid master address {address:?}: {reason}; write http://host:port or https://host:port"
+    )]
     BadAddress {
         /// What was given.
         address: String,
         /// What is wrong with it.
         reason: String,
     },
+    /// The files of TLS cannot be used.
+    #[error("cannot use TLS: {0}")]
+    Tls(String),
     /// The machine does not say which boot it is in.
     #[error("cannot read this host's boot id: {0}")]
     NoHostId(String),
@@ -154,7 +159,9 @@ impl ConnectError {
     /// The stable code.
     pub const fn code(&self) -> Code {
         match self {
-            Self::NoMasters | Self::BadAddress { .. } | Self::NoRdma(_) => Code::InvalidArgument,
+            Self::NoMasters | Self::BadAddress { .. } | Self::NoRdma(_) | Self::Tls(_) => {
+                Code::InvalidArgument
+            }
             Self::NoHostId(_) | Self::NoRuntime(_) => Code::Internal,
             Self::Refused { source, .. } => source.code,
         }

@@ -18,7 +18,9 @@ use crate::clock::Deadline;
 use crate::context::ClientContext;
 use crate::counters::Counting;
 use crate::errors::GetError;
+use crate::latencies::Measured;
 pub(crate) use renewal::Renewal;
+use std::time::Instant;
 use tracing::Instrument;
 
 /// Gets every block of a batch; one outcome a block, in order.
@@ -27,6 +29,7 @@ pub(crate) async fn get(
     gets: Vec<GetBlock>,
     options: &GetOptions,
 ) -> Vec<Result<GetOutcome, GetError>> {
+    let began = Instant::now();
     let timeout = options.timeout.unwrap_or(inner.options.timeouts.get);
     let deadline = Deadline::after(timeout);
     let span = kvpool_trace::span!("get", blocks = gets.len(), client = %inner.control.client());
@@ -34,6 +37,8 @@ pub(crate) async fn get(
         .run()
         .instrument(span)
         .await;
+    let latencies = &inner.counting.latencies;
+    latencies.observe(Measured::Get, began.elapsed());
     for outcome in &outcomes {
         count(&inner.counting, outcome);
     }

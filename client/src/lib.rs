@@ -130,10 +130,12 @@ mod distinct;
 mod errors;
 mod get;
 mod gpu;
+mod latencies;
 mod lease;
 mod links;
 mod locate;
 mod message_limits;
+mod namespaces;
 mod options;
 mod packed;
 mod put;
@@ -168,9 +170,13 @@ pub use kvpool_transport::gpu::GpuError;
 pub use kvpool_transport::rdma::{RdmaOptions, RegisteredBuffer};
 pub use kvpool_transport::{Region, Slice};
 pub use kvpool_types::namespace::Namespace;
-pub use kvpool_types::{Code, Key, KeyRef, Length, Offset, Version, chain};
+pub use kvpool_types::{
+    Code, Key, KeyRef, Length, NamespaceSettings, Offset, Setting, Version, chain,
+};
+pub use latencies::Latency;
 pub use lease::Lease;
-pub use options::{Options, Timeouts, TransportChoice, masters};
+pub use namespaces::NamespaceInfo;
+pub use options::{ClientFiles, Options, Timeouts, TransportChoice, masters};
 pub use packed::PackedKeys;
 pub use replica_tasks::{ReplicaBlocks, ReplicaChange, ReplicaTask, ReplicaTaskState, ReplicaWish};
 pub use view::View;

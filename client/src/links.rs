@@ -189,7 +189,7 @@ impl Links {
         self.first(node, self.ways(node), deadline).await
     }
 
-    /// The first link to `node` that can be had of `ways`, tried in order.
+    /// Opens the first available transport in `ways`, in order.
     pub(crate) async fn first(
         &self,
         node: &Arc<KnownNode>,

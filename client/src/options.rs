@@ -3,6 +3,7 @@
 use kvpool_auth::Credentials;
 /// The masters in a list with commas, for [`Options::masters`].
 pub use kvpool_etcd::discover::split_list as masters;
+pub use kvpool_tls::ClientFiles;
 use kvpool_transport::rdma::RdmaOptions;
 use kvpool_types::namespace::Namespace;
 use kvpool_types::{Length, Token};
@@ -12,7 +13,7 @@ use std::time::Duration;
 /// How a client reaches the pool, and its timeouts and limits.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The masters, as `http://host:port`; or where they are announced, as
+    /// The masters, as `http://host:port`, or `https://host:port` for TLS; or where they are announced, as
     /// `etcd://host:port[,host:port...]/cluster`. Any of them will do: the one that leads is found
     /// from there, and followed when another takes its place.
     pub masters: Vec<String>,
@@ -43,6 +44,8 @@ pub struct Options {
     pub spin: Duration,
     /// The token that says who the client is; empty for none, or for the one in `token_file`.
     pub token: Token,
+    /// Whom to trust, and what to present, where an address asks for TLS.
+    pub tls: ClientFiles,
     /// The file with the token, which is read again when it changes. The default is what the environment
     /// variable `KVPOOL_TOKEN_FILE` names.
     pub token_file: Option<PathBuf>,
@@ -75,6 +78,7 @@ impl Default for Options {
             spin: Duration::ZERO,
             token: Token::default(),
             token_file: token_file(),
+            tls: ClientFiles::default(),
         }
     }
 }

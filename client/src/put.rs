@@ -21,11 +21,13 @@ use crate::context::ClientContext;
 use crate::counters::Counting;
 use crate::distinct::Distinct;
 use crate::errors::PutError;
+use crate::latencies::Measured;
 use crate::message_limits::{MessageLimits, cost};
 use futures::StreamExt;
 use hashbrown::HashMap;
 use kvpool_transport::memory::total_length;
 use kvpool_types::{Code, Key, Length};
+use std::time::Instant;
 use tracing::Instrument;
 
 /// A part of a batch is no smaller than this for the sake of being done beside another: a message has
@@ -38,6 +40,7 @@ pub(crate) async fn put(
     blocks: Vec<PutBlock>,
     options: &PutOptions,
 ) -> Vec<Result<PutOutcome, PutError>> {
+    let began = Instant::now();
     let timeout = options.timeout.unwrap_or(inner.options.timeouts.put);
     let deadline = Deadline::after(timeout);
     let distinct = Distinct::of(blocks.iter().map(|block| &block.key));
@@ -58,6 +61,8 @@ pub(crate) async fn put(
     for (slot, outcome) in put.await {
         set(&mut outcomes, slot, outcome);
     }
+    let latencies = &inner.counting.latencies;
+    latencies.observe(Measured::Put, began.elapsed());
     let mut seen = vec![false; outcomes.len()];
     distinct
         .of_item

@@ -67,7 +67,7 @@ impl LeasePart {
 #[derive(Clone, Debug)]
 pub(crate) struct HeldLease {
     pub(crate) key: Key,
-    /// The block's version; of a lease of several blocks, what none of them is above.
+    /// The block's version. For a lease of several blocks, an upper bound of their versions.
     pub(crate) newest: Version,
     pub(crate) leased: Leased,
 }
@@ -90,7 +90,7 @@ struct Queue {
     dropped_keys: usize,
     read: Vec<Key>,
     index: Index,
-    /// Those of views, the latest last.
+    /// Leases that views left, the oldest first.
     lingering: VecDeque<Lingering>,
     /// Whether a task sends what is here.
     sending: bool,
@@ -296,7 +296,7 @@ impl Releases {
         }
     }
 
-    /// The same of all keys.
+    /// Ends all leases that views left.
     pub(crate) fn forget_all(self: &Arc<Self>) {
         let mut queue = self.queue.lock();
         let all = std::mem::take(&mut queue.lingering);

@@ -132,7 +132,7 @@ impl<'a> ReplicaRetry<'a> {
         });
     }
 
-    /// The lease that a target came with was renewed meanwhile, perhaps.
+    /// Takes the renewed lease of the target, if there is one.
     pub(crate) fn renewed(&mut self, target: &Target, now: Option<Leased>) {
         if let (Some(before), Some(after)) = (target.located.lease, now) {
             self.holding.renewed(self.key, before, after);
@@ -172,7 +172,7 @@ impl<'a> ReplicaRetry<'a> {
             let reports = std::mem::take(&mut self.reports);
             reports::send_before_lookup(&self.inner.control, reports, self.deadline).await;
             let epoch = self.inner.control.epoch();
-            // What is remembered has no lease, which only a verified copy can do without.
+            // A cached location has no lease, so the copy must be verified.
             let cached = match self.only {
                 None => self.inner.locations.get(self.key, epoch, BootTime::now()),
                 Some(_) => self.holding.take_lingering(self.key),

@@ -111,17 +111,62 @@ async fn resolve(addr: &str, what: &str) -> Result<SocketAddr, BindError> {
         .ok_or_else(|| unparsable(format!("`{host}` has no address")))
 }
 
-/// Logs a warning when `addr` can be reached from other hosts and nothing checks who calls. Returns
-/// whether it did.
-pub fn warn_if_exposed(addr: SocketAddr, authenticated: bool) -> bool {
-    let exposed = !authenticated && !addr.ip().to_canonical().is_loopback();
-    if exposed {
-        tracing::warn!(
+/// What guards the ports of a daemon.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Guards {
+    /// The ports speak TLS.
+    pub tls: bool,
+    /// Callers prove who they are.
+    pub tokens: bool,
+}
+
+/// A port is open to other hosts, and nothing guards it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{what} listens on {addr}, beyond loopback, without TLS and without tokens: whoever reaches it can use the \
+     pool. Pass --tls-cert and --tls-key, or listen on 127.0.0.1; on a network that you trust, pass --insecure"
+)]
+pub struct Exposed {
+    /// The port, as errors are to call it.
+    pub what: &'static str,
+    /// Where it listens.
+    pub addr: SocketAddr,
+}
+
+/// Judges the ports of a daemon: on loopback all is well. Beyond it, either guard is enough to start, and
+/// without both only `insecure` is. Logs one warning about what is left open.
+///
+/// # Errors
+///
+/// [`Exposed`] for the first port that nothing guards.
+pub fn refuse_if_exposed(
+    ports: &[(&'static str, SocketAddr)],
+    guards: Guards,
+    insecure: bool,
+) -> Result<(), Exposed> {
+    let is_exposed = |addr: &SocketAddr| !addr.ip().to_canonical().is_loopback();
+    let Some(&(what, addr)) = ports.iter().find(|(_, addr)| is_exposed(addr)) else {
+        return Ok(());
+    };
+    match (guards.tls, guards.tokens) {
+        (true, true) => {}
+        (true, false) => tracing::warn!(
             %addr,
-            "listening beyond loopback without authentication: anyone who reaches this port can use the pool"
-        );
+            "callers from other hosts are not identified: anyone who reaches this port can use the pool; \
+             set --tls-client-auth all"
+        ),
+        (false, true) => tracing::warn!(
+            %addr,
+            "listening beyond loopback without TLS: tokens and blocks can be read on the way"
+        ),
+        (false, false) if insecure => tracing::warn!(
+            %addr,
+            "--insecure: listening beyond loopback without TLS and without tokens: anyone who reaches this \
+             port can use the pool"
+        ),
+        (false, false) => return Err(Exposed { what, addr }),
     }
-    exposed
+    Ok(())
 }
 
 #[cfg(test)]
@@ -177,18 +222,39 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_open_to_others_and_unauthenticated_is_warned_about() {
-        for (addr, authenticated, warned) in [
-            ("127.0.0.1:1", false, false),
-            ("[::1]:1", false, false),
-            ("[::ffff:127.0.0.1]:1", false, false),
-            ("0.0.0.0:1", false, true),
-            ("[::]:1", false, true),
-            ("10.0.0.1:1", false, true),
-            ("0.0.0.0:1", true, false),
+    fn what_is_open_to_others_needs_a_guard_or_the_word_insecure() {
+        let none = Guards::default();
+        let tls = Guards { tls: true, ..none };
+        let tokens = Guards {
+            tokens: true,
+            ..none
+        };
+        let refused = |addr: &str, guards, insecure| {
+            let ports = [
+                ("the HTTP port", "127.0.0.1:1".parse().unwrap()),
+                ("the gRPC port", addr.parse().unwrap()),
+            ];
+            refuse_if_exposed(&ports, guards, insecure).is_err()
+        };
+        for (addr, is_open) in [
+            ("127.0.0.1:1", false),
+            ("[::1]:1", false),
+            ("[::ffff:127.0.0.1]:1", false),
+            ("0.0.0.0:1", true),
+            ("[::]:1", true),
+            ("10.0.0.1:1", true),
         ] {
-            let addr = addr.parse().unwrap();
-            assert_eq!(warn_if_exposed(addr, authenticated), warned, "{addr}");
+            assert_eq!(refused(addr, none, false), is_open, "{addr}");
+            assert!(!refused(addr, none, true), "{addr}");
+            assert!(!refused(addr, tls, false), "{addr}");
+            assert!(!refused(addr, tokens, false), "{addr}");
+        }
+        let ports = [("the gRPC port", "0.0.0.0:1".parse().unwrap())];
+        let said = refuse_if_exposed(&ports, none, false)
+            .unwrap_err()
+            .to_string();
+        for part in ["the gRPC port", "0.0.0.0:1", "--tls-cert", "--insecure"] {
+            assert!(said.contains(part), "{said}");
         }
     }
 }

@@ -5,10 +5,13 @@ use prometheus::{Histogram, HistogramOpts, HistogramVec};
 use std::time::Duration;
 
 /// The upper ends of the buckets, in seconds: 10 us to 10 s, three a decade.
-pub const BUCKETS: [f64; 19] = [
-    0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025,
-    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-];
+pub fn buckets() -> Vec<f64> {
+    let seconds = |us: &u64| Duration::from_micros(*us).as_secs_f64();
+    kvpool_trace::LATENCY_BUCKETS_US
+        .iter()
+        .map(seconds)
+        .collect()
+}
 
 /// One histogram for each of a fixed set of operations, under the label `op`.
 #[derive(Clone, Debug)]
@@ -21,7 +24,7 @@ pub struct Latencies {
 impl Latencies {
     /// Histograms of `ops`, at zero.
     pub fn new(name: &str, help: &str, ops: &[&'static str]) -> Result<Self, prometheus::Error> {
-        let opts = HistogramOpts::new(name, help).buckets(BUCKETS.to_vec());
+        let opts = HistogramOpts::new(name, help).buckets(buckets());
         let all = HistogramVec::new(opts, &["op"])?;
         let one = |op: &&'static str| Ok((*op, all.get_metric_with_label_values(&[*op])?));
         let by_op = ops

@@ -25,7 +25,8 @@ pub mod latency;
 pub mod probe;
 pub mod signals;
 pub mod telemetry;
+pub mod tls;
 
-pub use bind::{BindError, bind, warn_if_exposed};
+pub use bind::{BindError, Exposed, Guards, bind, refuse_if_exposed};
 pub use config::{ConfigError, load, print_config};
 pub use probe::Health;

@@ -12,12 +12,15 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
+use kvpool_tls::tokio_rustls::TlsAcceptor;
+use kvpool_tls::{Port, ServerTls};
 use prometheus::{Registry, TextEncoder};
 use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -126,13 +129,14 @@ impl Elsewhere {
 }
 
 /// Serves `router` on `listener` until `shutdown` ends and the requests then in progress have been
-/// answered, or 3 seconds have passed.
+/// answered, or 3 seconds have passed. With `tls` it speaks TLS only.
 ///
 /// A connection carries one request. What anybody can do who reaches the port is bounded: the size of a
 /// request's head and the time that it takes, the connections without a request, and the requests.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
+    tls: Option<ServerTls>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let callers = Callers::new(MOST_CALLERS, u64::MAX);
@@ -148,7 +152,15 @@ pub async fn serve(
         match accepted {
             Ok((stream, _)) => {
                 let (router, places) = (router.clone(), Arc::clone(&places));
-                connections.spawn(converse(stream, router, callers.admit(), places));
+                let caller = callers.admit();
+                match tls.clone() {
+                    None => connections.spawn(converse(stream, router, caller, places)),
+                    Some(tls) => connections.spawn(async move {
+                        if let Some(stream) = handshake(stream, &tls, &caller).await {
+                            converse(stream, router, caller, places).await;
+                        }
+                    }),
+                };
             }
             Err(error) => {
                 // Most likely there are no descriptors left. Callers hold some.
@@ -166,8 +178,31 @@ pub async fn serve(
     Ok(())
 }
 
+/// Makes the TLS handshake within the caller's time; `None` when it failed.
+async fn handshake(
+    stream: TcpStream,
+    tls: &ServerTls,
+    caller: &Caller,
+) -> Option<impl AsyncRead + AsyncWrite + Unpin + Send + 'static> {
+    let accepted = TlsAcceptor::from(tls.config(Port::Http)).accept(stream);
+    tokio::select! {
+        accepted = tokio::time::timeout(HEAD, accepted) => match accepted {
+            Ok(Ok(stream)) => return Some(stream),
+            Ok(Err(error)) => tracing::debug!(%error, "TLS handshake of an HTTP connection failed"),
+            Err(_) => tracing::debug!("HTTP connection closed: no TLS handshake within {HEAD:?}"),
+        },
+        () = caller.displaced() => {}
+    }
+    None
+}
+
 /// Serves one connection.
-async fn converse(stream: TcpStream, router: Router, caller: Caller, places: Arc<Semaphore>) {
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    caller: Caller,
+    places: Arc<Semaphore>,
+) {
     let caller = Arc::new(caller);
     let router = TowerToHyperService::new(router);
     let heard = Arc::clone(&caller);
@@ -286,7 +321,7 @@ mod tests {
         let addr = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let router = wrap(router(registry, Arc::clone(&state) as _).merge(extra));
-        let task = tokio::spawn(serve(listener, router, async {
+        let task = tokio::spawn(serve(listener, router, None, async {
             stopped.await.unwrap();
         }));
         Server {

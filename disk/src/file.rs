@@ -282,7 +282,7 @@ impl File {
                 if wanted - present > free {
                     // Asked for more, a filesystem may fill up before it refuses.
                     return Err(size(format!(
-                        "the filesystem has {free} bytes free, and {wanted} are configured"
+                        "the filesystem has {free} bytes free, and size= asks for {wanted}: lower it"
                     )));
                 }
                 // All room is taken now: a write must not fail for it later.

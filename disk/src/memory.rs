@@ -47,11 +47,6 @@ impl Memory {
         self.state.lock().image.clone()
     }
 
-    /// Changes the bytes behind the engine's back.
-    pub fn with_image<R>(&self, change: impl FnOnce(&mut Vec<u8>) -> R) -> R {
-        change(&mut self.state.lock().image)
-    }
-
     /// Every write and flush, in order.
     pub fn log(&self) -> Vec<Event> {
         self.state.lock().log.clone()

@@ -5,6 +5,7 @@ use bytesize::ByteSize;
 use kvpool_auth::AuthSettings;
 use kvpool_daemon::config::exact;
 use kvpool_daemon::http_guard::HttpOpen;
+use kvpool_tls::{ClientAuth, Version};
 use kvpool_types::Length;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -118,6 +119,20 @@ pub struct Config {
     /// The memory for the one-time migration of a store of format 1.
     #[serde(with = "exact::size")]
     pub store_cache: ByteSize,
+    /// The certificate of every port, PEM. Without one the ports are plain.
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of `tls_cert`, PEM.
+    pub tls_key: Option<PathBuf>,
+    /// The authorities of the pool's certificates, PEM.
+    pub tls_ca: Option<PathBuf>,
+    /// Which callers need a certificate. The default is daemons with `tls_cert` and `tls_ca`, else none.
+    pub tls_client_auth: Option<ClientAuth>,
+    /// The name that the certificates of called daemons must have, instead of the called host.
+    pub tls_server_name: Option<String>,
+    /// The oldest version of TLS.
+    pub tls_min_version: Version,
+    /// Whether ports may be open to other hosts without TLS and without tokens.
+    pub insecure: bool,
     /// The file for the addresses, as JSON, written when the master serves.
     pub ready_file: Option<PathBuf>,
     /// The format of log lines.
@@ -179,6 +194,13 @@ impl Default for Config {
             max_namespaces: 65_536,
             max_connections: 8192,
             store_cache: ByteSize::mib(2),
+            tls_cert: None,
+            tls_key: None,
+            tls_ca: None,
+            tls_client_auth: None,
+            tls_server_name: None,
+            tls_min_version: Version::Tls13,
+            insecure: false,
             ready_file: None,
             log_format: Default::default(),
             otlp_endpoint: None,
@@ -195,6 +217,18 @@ pub struct InvalidSetting {
 }
 
 impl Config {
+    /// The settings of TLS.
+    pub fn tls(&self) -> kvpool_daemon::tls::Settings {
+        kvpool_daemon::tls::Settings {
+            cert: self.tls_cert.clone(),
+            key: self.tls_key.clone(),
+            ca: self.tls_ca.clone(),
+            client_auth: self.tls_client_auth,
+            server_name: self.tls_server_name.clone(),
+            min_version: self.tls_min_version,
+        }
+    }
+
     /// Checks that the type of a single field cannot express.
     pub fn validate(&self) -> Result<(), InvalidSetting> {
         let invalid = |setting, problem: String| Err(InvalidSetting { setting, problem });

@@ -1,8 +1,8 @@
 //! The directory: every visible block, by key, in memory, with the location of its replicas.
 //!
 //! ```text
-//!  key ─hash─► stripe ─ lock ─► index ─► entry (96 bytes) ─┬─► queues: when to evict the block
-//!                                                          └─► lineage: its parent and children
+//!  key ─hash─► stripe ─ lock ─► index ─► entry (100 bytes) ─┬─► queues: when to evict the block
+//!                                                           └─► lineage: its parent and children
 //! ```
 //!
 //! The directory never waits, reads no clock, and does no I/O: callers pass times and ticks. A
@@ -22,10 +22,12 @@ mod common;
 mod entries;
 mod entry;
 mod evict;
+mod evict_tenants;
 mod hash;
 mod interner;
 mod lineage;
 mod load;
+mod orders;
 mod publish;
 mod queues;
 mod remove;
@@ -40,7 +42,9 @@ pub use block::{
     Tick, Ticks, Verdict,
 };
 pub use evict::Single;
+pub use evict_tenants::Goal;
 pub use interner::InternerLimit;
+pub(crate) use load::Summary;
 pub use load::{ReplicaStart, UNPLACED};
 pub use publish::Link;
 pub use run::LeaseFloor;
@@ -48,6 +52,7 @@ pub use scan::{BadPage, StoredBlock};
 
 pub use crate::replica::{BlockId, Copies, Replica};
 
+use crate::accounts::{Accounts, Item};
 use crate::clock::BootInstant;
 use cell::{Cell, Locked};
 use common::Common;
@@ -130,6 +135,8 @@ impl Directory {
             policy: options.policy,
             start,
             stripe_bits,
+            accounts: Arc::default(),
+            counted_as: Item::Blocks,
         };
         let stripes = (0..1u32 << stripe_bits)
             .map(|number| Cell::new(number, stripe_bits))
@@ -141,12 +148,24 @@ impl Directory {
         }
     }
 
-    /// This directory with the ticks of another one, so that uses of both have one order.
-    pub fn with_ticks_of(self, other: &Self) -> Self {
-        Self {
-            next_tick: Arc::clone(&other.next_tick),
-            ..self
-        }
+    /// This empty directory for the copies on media of the blocks in `memory`. Uses in both have
+    /// one order, and its entries count as copies in the accounts of the other.
+    pub fn as_tier_of(mut self, memory: &Self) -> Self {
+        self.next_tick = Arc::clone(&memory.next_tick);
+        self.common.accounts = Arc::clone(memory.accounts());
+        self.common.counted_as = Item::Copies;
+        self
+    }
+
+    /// This empty directory with the accounts of an earlier one, which is empty too.
+    pub fn in_place_of(mut self, earlier: &Self) -> Self {
+        self.common.accounts = Arc::clone(earlier.accounts());
+        self
+    }
+
+    /// What each namespace uses.
+    pub const fn accounts(&self) -> &Arc<Accounts> {
+        &self.common.accounts
     }
 
     /// The next tick: every use so far has an earlier one.
@@ -177,6 +196,13 @@ impl Directory {
             .iter()
             .map(|stripe| stripe.gauges.bytes.load(Ordering::Acquire))
             .sum()
+    }
+
+    /// The bytes of the extents of all replicas. The call locks each stripe while it counts.
+    pub fn footprint(&self) -> u64 {
+        let mut bytes = 0;
+        self.each_block(|stripe, slot| bytes += stripe.footprint(slot));
+        bytes
     }
 
     /// The durable shard of a key. It depends on the seed and the key alone.

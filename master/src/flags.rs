@@ -15,8 +15,9 @@ never pass through it: clients and kvstore-nodes exchange them directly.
 
 Start a master, then nodes that point at it:
 
-    kvmaster --data-dir /var/lib/kvmaster --listen 0.0.0.0:7070 --advertise HOST
-    kvstore-node --master http://HOST:7070 --segment 8GiB --listen 0.0.0.0:7072 --advertise THIS_HOST
+    kvmaster --data-dir /var/lib/kvmaster --listen 0.0.0.0:7070 --advertise HOST --insecure
+    kvstore-node --master http://HOST:7070 --segment 8GiB --listen 0.0.0.0:7072 --advertise THIS_HOST \\
+        --insecure
 
 Every flag can also be set in a TOML file (--config) under the same name with underscores, or in the
 environment (KVMASTER_LEASE_TTL=10s). Flags override the environment, which overrides the file.";
@@ -204,6 +205,9 @@ pub struct Flags {
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     store_cache: Option<String>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    tls: kvpool_daemon::tls::Flags,
     /// Write the addresses to this file as JSON when the master serves
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]

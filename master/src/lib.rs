@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod accounts;
 pub mod clock;
 mod config;
 pub mod directory;
@@ -31,6 +32,7 @@ mod slab;
 mod standalone;
 pub mod standby;
 pub mod store;
+pub mod tenant;
 pub mod term;
 pub mod tier;
 mod wait_budget;

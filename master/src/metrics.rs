@@ -1,11 +1,15 @@
 //! The metrics of a kvmaster. `docs/operations/metrics.md` has their table.
 
+pub(crate) mod namespaces;
+
 use crate::membership::NodeState;
+use crate::overview::NamespaceUse;
 use crate::placement::Usage;
 use crate::pool::{MEDIUM_STATES, MediumView};
 use kvpool_daemon::latency::Latencies;
 use kvpool_proto::ClusterReply;
 use kvpool_types::{Code, Length};
+use namespaces::NamespaceGauges;
 use parking_lot::Mutex;
 use prometheus::proto::MetricType;
 use prometheus::{
@@ -15,9 +19,12 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 /// The calls of clients, as `Pool` names them.
-const CALLS: [&str; 16] = [
+const CALLS: [&str; 19] = [
     "hello",
     "create_namespace",
+    "change_namespace",
+    "delete_namespace",
+    "list_namespaces",
     "reserve",
     "commit",
     "revoke",
@@ -79,6 +86,8 @@ pub struct Metrics {
     nodes: IntGaugeVec,
     nodes_dropped: IntCounter,
     media: IntGaugeVec,
+    namespaces: NamespaceGauges,
+    calls_limited: IntCounter,
     media_bytes: IntGauge,
     media_used_bytes: IntGauge,
     media_copies: IntGauge,
@@ -167,6 +176,7 @@ impl Metrics {
             media.with_label_values(&[state]).set(0);
         }
         registry.register(Box::new(media.clone()))?;
+        let namespaces = NamespaceGauges::new(&registry)?;
         let nodes = Opts::new("kvpool_master_nodes", "Store nodes of the pool, by state.");
         let nodes = IntGaugeVec::new(nodes, &["state"])?;
         for state in NodeState::PRESENT {
@@ -270,6 +280,11 @@ impl Metrics {
             )?,
             eviction_seconds,
             requests,
+            namespaces,
+            calls_limited: counter(
+                "calls_limited_total",
+                "Calls that a rate of their namespace refused.",
+            )?,
             grants_expired: counter(
                 "grants_expired_total",
                 "Puts whose grants expired before the commit.",
@@ -430,6 +445,16 @@ impl Metrics {
             let gauge = self.nodes.with_label_values(&[state.label()]);
             gauge.set(whole(with as u64));
         }
+    }
+
+    /// Records the use of the largest namespaces.
+    pub(crate) fn watch_namespaces(&self, largest: &[NamespaceUse]) {
+        self.namespaces.set(largest);
+    }
+
+    /// Counts a call that a rate refused.
+    pub(crate) fn call_limited(&self) {
+        self.calls_limited.inc();
     }
 
     /// Counts a pass over the batch of a put.

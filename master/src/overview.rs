@@ -21,5 +21,4 @@ pub use facts::{Fill, MasterFacts, MediumFacts, NodeFacts, Overview, PoolFacts};
 pub use history::{History, Point};
 pub use listeners::Listeners;
 pub use uses::NamespaceUse;
-pub(crate) use uses::Tally;
 pub use watch::Watch;

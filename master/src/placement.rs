@@ -3,15 +3,19 @@
 mod allocator;
 mod draws;
 pub mod extents;
+pub mod ledger;
 pub mod quarantine;
 
 pub use crate::replica::ExtentIndex;
 pub use allocator::{Allocator, NoRoom};
 pub use extents::Extents;
+pub use ledger::Ledger;
 
+use crate::accounts::{Accounts, Item};
 use crate::membership::StoreNode;
 use crate::replica::{BlockId, Replica};
 use draws::Draws;
+use kvpool_types::ids::NamespaceId;
 use kvpool_types::{HostId, Length, Offset, SegmentId};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::collections::{BTreeMap, HashSet};
@@ -48,6 +52,26 @@ impl Segment {
             quarantined: AtomicU64::new(0),
             stuck: AtomicU64::new(0),
         }
+    }
+
+    /// This segment, whose extents are charged to the namespaces of `accounts`.
+    pub fn charging(mut self, accounts: &Arc<Accounts>) -> Self {
+        let ledger = Ledger::new(Arc::clone(accounts), Item::Memory);
+        self.extents = Mutex::new(self.extents.into_inner().with_ledger(ledger));
+        self
+    }
+
+    /// The bytes that namespaces pay for. They are the used bytes less the quarantined ones.
+    pub fn charged(&self) -> u64 {
+        self.extents.lock().ledger().map_or(0, Ledger::total)
+    }
+
+    /// True when the charges are the used bytes less the quarantined ones.
+    fn is_balanced(&self, extents: &Extents) -> bool {
+        let charged = extents.ledger().filter(|ledger| !ledger.is_closed());
+        charged.is_none_or(|ledger| {
+            ledger.total() + self.quarantined.load(Ordering::Acquire) == extents.used().0
+        })
     }
 
     /// Bytes of blocks, grants and quarantine.
@@ -97,14 +121,19 @@ impl Segment {
         self.extents.lock()
     }
 
-    fn allocate(&self, length: Length) -> Option<Replica> {
+    fn allocate(&self, length: Length, namespace: NamespaceId) -> Option<Replica> {
         let mut extents = self.extents.lock();
         let rounded = Extents::rounded(length).0;
         if extents.used().0 + rounded > self.limit {
             return None;
         }
         let (index, offset) = extents.allocate(length)?;
+        extents.charge(index, namespace);
         self.used.store(extents.used().0, Ordering::Release);
+        debug_assert!(
+            self.is_balanced(&extents),
+            "invariant: charges follow extents"
+        );
         Some(Replica {
             segment: self.id,
             extent: index,
@@ -120,12 +149,36 @@ impl Segment {
             && extents.largest_free() >= rounded
     }
 
-    /// Allocates the range of a recovered block or of a held grant. `None` unless the whole range
-    /// is free.
-    pub fn allocate_at(&self, offset: Offset, length: Length) -> Option<ExtentIndex> {
+    /// Allocates the range of a recovered block of a namespace. `None` unless the whole range is
+    /// free.
+    pub fn allocate_at(
+        &self,
+        offset: Offset,
+        length: Length,
+        namespace: NamespaceId,
+    ) -> Option<ExtentIndex> {
+        let mut extents = self.extents.lock();
+        let index = extents.allocate_at(offset, length)?;
+        extents.charge(index, namespace);
+        self.used.store(extents.used().0, Ordering::Release);
+        debug_assert!(
+            self.is_balanced(&extents),
+            "invariant: charges follow extents"
+        );
+        Some(index)
+    }
+
+    /// Allocates the range of a held grant as quarantined. `None` unless the whole range is free.
+    pub fn quarantine_at(&self, offset: Offset, length: Length) -> Option<ExtentIndex> {
         let mut extents = self.extents.lock();
         let index = extents.allocate_at(offset, length)?;
         self.used.store(extents.used().0, Ordering::Release);
+        let bytes = extents.length(index).0;
+        self.quarantined.fetch_add(bytes, Ordering::AcqRel);
+        debug_assert!(
+            self.is_balanced(&extents),
+            "invariant: charges follow extents"
+        );
         Some(index)
     }
 
@@ -134,17 +187,22 @@ impl Segment {
         self.free(index);
     }
 
-    /// Counts extents as quarantined and removes their owners.
+    /// Counts extents as quarantined, removes their owners, and ends their charges.
     pub fn quarantine(&self, indexes: impl IntoIterator<Item = ExtentIndex>) {
         let mut extents = self.extents.lock();
         let mut bytes = 0;
         for index in indexes {
             extents.clear_owner(index);
+            extents.discharge(index);
             let length = extents.length(index).0;
             debug_assert!(length > 0, "invariant: a quarantined extent is in use");
             bytes += length;
         }
         self.quarantined.fetch_add(bytes, Ordering::AcqRel);
+        debug_assert!(
+            self.is_balanced(&extents),
+            "invariant: charges follow extents"
+        );
     }
 
     /// Frees an extent that was never granted.
@@ -152,6 +210,10 @@ impl Segment {
         let mut extents = self.extents.lock();
         extents.free(index);
         self.used.store(extents.used().0, Ordering::Release);
+        debug_assert!(
+            self.is_balanced(&extents),
+            "invariant: charges follow extents"
+        );
     }
 
     /// Frees extents at the end of their quarantine, each with its stuck flag. Returns their bytes.
@@ -164,8 +226,12 @@ impl Segment {
         let stuck: u64 = stuck.map(|(index, _)| extents.length(index).0).sum();
         let bytes = extents.free_all(items.map(|(index, _)| index)).0;
         self.used.store(extents.used().0, Ordering::Release);
-        drop(extents);
         let before = self.quarantined.fetch_sub(bytes, Ordering::AcqRel);
+        debug_assert!(
+            self.is_balanced(&extents),
+            "invariant: charges follow extents"
+        );
+        drop(extents);
         debug_assert!(
             before >= bytes,
             "invariant: an extent leaves quarantine once"
@@ -256,18 +322,24 @@ impl Segments<'_> {
     }
 
     /// Allocates `length` bytes on a node, on the segment with the most free room.
-    pub fn allocate_on(&self, node: &Arc<StoreNode>, length: Length) -> Option<Replica> {
+    pub fn allocate_on(
+        &self,
+        node: &Arc<StoreNode>,
+        length: Length,
+        namespace: NamespaceId,
+    ) -> Option<Replica> {
         let mut own: smallvec::SmallVec<[&Arc<Segment>; 4]> = self
             .iter()
             .filter(|segment| Arc::ptr_eq(&segment.node, node))
             .collect();
         own.sort_by_key(|segment| segment.used() as i128 - i128::from(segment.limit));
-        own.into_iter().find_map(|segment| segment.allocate(length))
+        own.into_iter()
+            .find_map(|segment| segment.allocate(length, namespace))
     }
 
-    /// An allocator over the segments that fit these hints.
-    pub fn allocator(&self, hints: &PlacementHints) -> Allocator<'_> {
-        Allocator::new(self.iter(), hints, self.draws)
+    /// An allocator of blocks of a namespace, over the segments that fit these hints.
+    pub fn allocator(&self, hints: &PlacementHints, namespace: NamespaceId) -> Allocator<'_> {
+        Allocator::new(self.iter(), hints, self.draws, namespace)
     }
 
     /// Frees extents that were allocated but never granted.
@@ -312,7 +384,9 @@ impl Placement {
     }
 
     pub(crate) fn remove(&self, id: SegmentId) -> Option<Arc<Segment>> {
-        self.segments.write().remove(&id)
+        let segment = self.segments.write().remove(&id)?;
+        segment.extents.lock().close_ledger();
+        Some(segment)
     }
 
     /// The segments that take new blocks now.

@@ -30,6 +30,7 @@ mod inspect;
 mod nodes;
 mod overview;
 mod put_queue;
+mod quotas;
 mod read;
 mod recent_puts;
 mod registration;
@@ -39,6 +40,7 @@ mod reserve;
 mod segment_ids;
 mod snapshot;
 mod sweep;
+mod tenancy;
 mod term_start;
 mod tiering;
 
@@ -50,6 +52,7 @@ pub use read::{Bitmap, Found, Holder, Leased};
 pub use remove::{Removal, RemoveReport};
 pub use replicas::{Blocks, Change, TaskId, TaskRefused, TaskState, TaskView, Wish};
 pub use reserve::{Granted, ReserveOptions};
+pub use tenancy::{NamespaceRefused, NamespaceView};
 pub use term_start::{StartError, TermStart};
 pub use tiering::{Detached, MEDIUM_STATES, MediumView, OfferedMedium};
 
@@ -128,6 +131,7 @@ pub struct Pool {
     /// Notified when a node's state changes, and at the term's end.
     changed: Notify,
     put_queue: put_queue::PutQueue,
+    quotas: quotas::QuotaQueue,
     recent_puts: recent_puts::RecentPuts,
     evictor_wake: EvictorWake,
     stopping: AtomicBool,

@@ -11,8 +11,10 @@
 //! **Architecture Invariant:** a commit publishes its block before its reservation ends. So a
 //! thread that holds the reservations' lock and finds neither knows that the key is free.
 
+use crate::accounts::{Accounts, Item};
 use crate::clock::BootInstant;
 use crate::directory::{Copies, Replica};
+use crate::placement::Extents;
 use crate::slab::{Rare, Slab};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use kvpool_types::ids::NamespaceId;
@@ -48,6 +50,11 @@ pub struct Pending {
 }
 
 impl Pending {
+    /// The bytes of the granted extents.
+    fn footprint(&self) -> u64 {
+        Extents::rounded(self.length).0 * self.replicas.len() as u64
+    }
+
     /// A put that was just granted `replicas`.
     pub fn granted(version: Version, length: Length, replicas: Copies) -> Self {
         Self {
@@ -142,6 +149,7 @@ struct Inner {
     hasher: DefaultHashBuilder,
     expiry_batches: BTreeMap<ExpiryBatchId, ExpiryBatch>,
     next_expiry_batch: u64,
+    accounts: Arc<Accounts>,
 }
 
 impl Inner {
@@ -165,6 +173,9 @@ impl Inner {
         if let Ok(found) = self.by_key.find_entry(put.hash, |other| *other == slot) {
             found.remove();
         }
+        let account = self.accounts.of(put.namespace);
+        account.take_off(Item::Puts, 1);
+        account.take_off(Item::Reserved, put.pending.footprint());
         put
     }
 
@@ -189,6 +200,17 @@ pub struct Locked<'a> {
 }
 
 impl Reservations {
+    /// No open puts. Later ones count in `accounts`.
+    pub fn new(accounts: Arc<Accounts>) -> Self {
+        let inner = Inner {
+            accounts,
+            ..Inner::default()
+        };
+        Self {
+            inner: Mutex::new(inner),
+        }
+    }
+
     /// Locks all reservations for a batch.
     pub fn lock(&self) -> Locked<'_> {
         Locked {
@@ -281,6 +303,9 @@ impl Locked<'_> {
                     .insert((pending.expires, inner.next_expiry_batch))
             }
         };
+        let account = inner.accounts.of(namespace);
+        account.add(Item::Puts, 1);
+        account.add(Item::Reserved, pending.footprint());
         let hash = inner.hash(namespace, key);
         let slot = inner.puts.insert(Rare::Held(Put {
             namespace,
@@ -388,11 +413,26 @@ impl Locked<'_> {
         self.take_where(|pending| pending.writer.is_some_and(|w| clients.contains(&w)))
     }
 
+    /// The bytes of all granted extents.
+    pub fn bytes(&self) -> u64 {
+        let puts = (0..self.inner.puts.high()).filter_map(|slot| self.inner.put(slot));
+        puts.map(|put| put.pending.footprint()).sum()
+    }
+
+    /// Ends every put of a namespace, except committing puts.
+    pub fn take_in(&mut self, namespace: NamespaceId) -> Vec<Pending> {
+        self.take_puts(|put| put.namespace == namespace)
+    }
+
     fn take_where(&mut self, ends: impl Fn(&Pending) -> bool) -> Vec<Pending> {
+        self.take_puts(|put| ends(&put.pending))
+    }
+
+    fn take_puts(&mut self, ends: impl Fn(&Put) -> bool) -> Vec<Pending> {
         let slots: Vec<u32> = (0..self.inner.puts.high())
             .filter(|slot| {
                 let put = self.inner.put(*slot);
-                put.is_some_and(|put| !put.pending.committing && ends(&put.pending))
+                put.is_some_and(|put| !put.pending.committing && ends(put))
             })
             .collect();
         slots.into_iter().map(|slot| self.inner.end(slot)).collect()

@@ -14,10 +14,12 @@ use anyhow::Context;
 use kvpool_auth::Authority;
 use kvpool_daemon::advertise::{self, AdvertiseError, Advertised};
 use kvpool_daemon::probe::Elsewhere;
-use kvpool_daemon::{bind, http_guard, probe, warn_if_exposed};
+use kvpool_daemon::tls::Tls;
+use kvpool_daemon::{Guards, bind, http_guard, probe, refuse_if_exposed};
 use kvpool_proto::nodes_server::NodesServer;
 use kvpool_proto::pool_server::PoolServer;
 use kvpool_proto::{CODE_METADATA, MAX_MESSAGE_BYTES};
+use kvpool_tls::ServerTls;
 use kvpool_types::{Code, Epoch};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -59,14 +61,23 @@ impl Server {
     /// port in use is reported before anything changes. With etcd the master serves before it
     /// leads, and names the leader meanwhile.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
+        let tls = config.tls().open()?;
         let grpc = bind(&config.listen, "the gRPC port").await?;
         let http = bind(&config.http_listen, "the HTTP port").await?;
         let addresses = (grpc.local_addr()?, http.local_addr()?);
         let advertised = advertised(&config, addresses.0)?;
         let address = advertised.as_ref();
-        let address = address.map_or_else(String::new, |own| format!("http://{own}"));
+        let address = address.map_or_else(String::new, |own| format!("{}{own}", tls.scheme()));
         let authority = config.auth()?.map(Authority::open).transpose()?;
-        warn_if_exposed(addresses.0, authority.is_some());
+        let ports = [
+            ("the gRPC port", addresses.0),
+            ("the HTTP port", addresses.1),
+        ];
+        let guards = Guards {
+            tls: tls.server.is_some(),
+            tokens: authority.is_some() || tls.knows_callers(),
+        };
+        refuse_if_exposed(&ports, guards, config.insecure)?;
         let ready_file = config.ready_file.clone();
         let clock = Arc::new(BootClock);
         let metrics = Arc::new(Metrics::new()?);
@@ -98,7 +109,14 @@ impl Server {
             Lead::Elected(candidate)
         };
         let (port_failure, port_failed) = watch::channel(None);
-        serve(&seat, grpc, http, &stopped, &port_failure, &mut tasks);
+        serve(
+            &seat,
+            tls,
+            (grpc, http),
+            &stopped,
+            &port_failure,
+            &mut tasks,
+        );
         if let Some(file) = ready_file {
             write_ready_file(&file, addresses.0, addresses.1)?;
         }
@@ -212,8 +230,8 @@ fn advertised(config: &Config, listen: SocketAddr) -> Result<Option<Advertised>,
 /// Serves both ports until `stopped` says so.
 fn serve(
     seat: &Arc<Seat>,
-    grpc: TcpListener,
-    http: TcpListener,
+    tls: Tls,
+    (grpc, http): (TcpListener, TcpListener),
     stopped: &watch::Receiver<bool>,
     failure: &watch::Sender<Option<String>>,
     tasks: &mut JoinSet<()>,
@@ -239,23 +257,26 @@ fn serve(
     let router = probe::redirect_grpc(router, elsewhere);
     let http_stopped = told(stopped.clone());
     let failed = failure.clone();
+    let http_tls = tls.server.clone();
     tasks.spawn(async move {
-        if let Err(error) = probe::serve(http, router, http_stopped).await {
+        if let Err(error) = probe::serve(http, router, http_tls, http_stopped).await {
             let _nobody_asks = failed.send(Some(format!("the HTTP port failed: {error}")));
         }
     });
-    let clients = PoolServer::new(PoolService::new(Arc::clone(seat), watch))
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let nodes = NodesServer::new(NodesService::new(Arc::clone(seat), stopped.clone()))
-        .max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let clients =
+        PoolServer::new(PoolService::new(Arc::clone(seat), watch).calling_with(tls.client))
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let nodes = NodesService::new(Arc::clone(seat), stopped.clone())
+        .with_certificates(tls.server.as_ref().is_some_and(ServerTls::asks_daemons));
+    let nodes = NodesServer::new(nodes).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let serving = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .initial_stream_window_size(4 << 20)
         .initial_connection_window_size(16 << 20)
         .add_service(clients)
         .add_service(nodes);
-    let incoming = framed::serve(Arc::clone(seat), grpc, stopped.clone(), tasks);
+    let incoming = framed::serve(Arc::clone(seat), grpc, tls.server, stopped.clone(), tasks);
     let grpc_stopped = told(stopped.clone());
     let failed = failure.clone();
     tasks.spawn(async move {

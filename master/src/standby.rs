@@ -26,10 +26,10 @@ use crate::directory::{self, Directory};
 use crate::membership::Members;
 use crate::namespaces::Namespaces;
 use crate::placement::Placement;
-use crate::store::record::RecordError;
+use crate::store::record::{Record, RecordError};
 use crate::store::{LogSeq, LogState, MetadataStore, RecoveryError, recover};
 use crate::tier::Tier;
-use kvpool_types::Version;
+use kvpool_types::{NamespaceSettings, Version};
 use loading::Loading;
 use recently_freed::RecentlyFreed;
 use std::sync::Arc;
@@ -126,7 +126,7 @@ impl Standby {
         let mut standby = Self {
             directory,
             tier,
-            namespaces: Namespaces::default(),
+            namespaces,
             members: Members::default(),
             placement: Placement::default(),
             seed,
@@ -139,8 +139,11 @@ impl Standby {
             high_watermark: config.eviction_high_watermark_ratio,
             clock,
         };
-        for created in namespaces.into_values() {
-            standby.namespaces.insert(created.id, created.namespace);
+        for (id, settings) in standby.namespaces.with_settings() {
+            standby.directory.accounts().set(id, &settings);
+        }
+        if standby.directory.accounts().has_tenants() {
+            standby.directory.reorder();
         }
         for dropped in dropped {
             let members = &standby.members;
@@ -165,6 +168,19 @@ impl Standby {
             "metadata loaded"
         );
         Ok(standby)
+    }
+
+    /// Takes changed settings over into the accounts.
+    fn set_accounts(&self, record: &Record) {
+        let accounts = self.directory.accounts();
+        let is_new = match record {
+            Record::NamespaceSet(set) => accounts.set(set.id, &set.settings),
+            Record::NamespaceGone(gone) => accounts.set(gone.id, &NamespaceSettings::default()),
+            _ => false,
+        };
+        if is_new {
+            self.directory.reorder();
+        }
     }
 
     /// The last applied group of the log.

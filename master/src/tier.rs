@@ -59,7 +59,7 @@ impl Tier {
             ..options
         };
         Self {
-            directory: Directory::new(options, start).with_ticks_of(memory),
+            directory: Directory::new(options, start).as_tier_of(memory),
             media: RwLock::default(),
             has_media: AtomicBool::new(false),
         }
@@ -121,7 +121,7 @@ impl Tier {
             return;
         }
         let (id, name) = (record.id, record.medium);
-        match Medium::new(record) {
+        match Medium::new(record, self.directory.accounts()) {
             Some(medium) => {
                 self.media.write().insert(id, Arc::new(medium));
                 self.has_media.store(true, Ordering::Release);
@@ -136,6 +136,7 @@ impl Tier {
         let Some(medium) = self.media.write().remove(&id) else {
             return 0;
         };
+        medium.extents().close_ledger();
         // `has_media` stays set: removals that are on their way rely on it.
         let mut copies = 0;
         let mut place = Some(0);
@@ -164,7 +165,7 @@ impl Tier {
         let (key, version) = (commit.key.clone(), commit.version);
         let namespace = commit.namespace;
         self.remove(namespace, key.as_ref(), |other| other <= version);
-        let Some(extent) = medium.allocate_at(offset, commit.length) else {
+        let Some(extent) = medium.allocate_at(offset, commit.length, namespace) else {
             tracing::error!(%key, %segment, %offset,
                 "copy dropped from the metadata: its range is not free or exceeds its medium");
             return false;
@@ -311,13 +312,13 @@ impl Tier {
     /// copy has, is dropped.
     pub(crate) fn place_staged(&self) {
         for place in self.directory.replica_starts() {
-            let Some((length, _)) = self.directory.size_and_version(place.block) else {
+            let Some(found) = self.directory.summary(place.block) else {
                 continue;
             };
             let medium = self.medium(place.segment);
             let extent = medium
                 .as_ref()
-                .and_then(|medium| medium.allocate_at(place.offset, length));
+                .and_then(|medium| medium.allocate_at(place.offset, found.length, found.namespace));
             match (medium, extent) {
                 (Some(medium), Some(extent)) => {
                     medium.set_owner(extent, place.block);

@@ -15,6 +15,7 @@ async fn start(
         http_listen: "127.0.0.1:0".to_owned(),
         advertise: advertise.map(str::to_owned),
         data_dir: directory.path().join("data"),
+        insecure: true,
         ..Config::default()
     };
     Server::start(config).await

@@ -4,14 +4,14 @@ mod support;
 
 use kvpool_master::Config;
 use kvpool_master::membership::{Reported, StoreNode};
-use kvpool_master::pool::{Blocks, Change, Pool, TaskState, TaskView, Wish};
+use kvpool_master::pool::{Blocks, Change, Pool, ReserveOptions, TaskState, TaskView, Wish};
 use kvpool_proto::master_message::Body;
 use kvpool_proto::{self as proto};
 use kvpool_types::{Code, Key, NodeName};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{SPACE, commit, pool, registration, reserve};
+use support::{SPACE, commit, pool, registration, reserve, reserve_with};
 
 const BLOCK: u64 = 64 << 10;
 const MIB: u64 = 1 << 20;
@@ -73,10 +73,21 @@ async fn put(pool: &Arc<Pool>, key: &Key) {
 }
 
 async fn begin(pool: &Arc<Pool>, change: Change, from: Option<&str>, key: &Key) -> TaskView {
+    begin_to(pool, change, from, &[], key).await
+}
+
+async fn begin_to(
+    pool: &Arc<Pool>,
+    change: Change,
+    from: Option<&str>,
+    to: &[&str],
+    key: &Key,
+) -> TaskView {
+    let name = |name: &&str| NodeName((*name).into());
     let wish = Wish {
         change,
-        from: from.map(|name| NodeName(name.into())),
-        to: Vec::new(),
+        from: from.as_ref().map(name),
+        to: to.iter().map(name).collect(),
         evict: false,
     };
     let blocks = Blocks::Keys(SPACE, &[key.as_ref()]);
@@ -162,6 +173,42 @@ async fn a_block_that_changes_meanwhile_gets_no_replica() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_is_logged_before_the_replica_does_not_get_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        lease_ttl: Duration::from_millis(10),
+        ..Config::default()
+    };
+    let (pool, store) = pool(directory.path(), config).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let b = join(&pool, "b", 2).await;
+    let task = begin(&pool, Change::Copy, None, &key(1)).await;
+    let pull = b.next().await;
+    // The next version goes to `a` alone.
+    pool.draining(&b.node, false);
+    let upsert = ReserveOptions {
+        upsert: true,
+        timeout: Duration::from_secs(10),
+        ..ReserveOptions::default()
+    };
+    let granted = reserve_with(&pool, &key(1), BLOCK, &upsert).await.unwrap();
+    // The log takes both records, and none of them is durable yet: the old version is still the block.
+    let shut = store.gate.lock().await;
+    let committed = tokio::spawn(commit(&pool, &key(1), BLOCK, granted));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    drop(shut);
+    assert_eq!(committed.await.unwrap(), [Code::Ok]);
+    let ended = end(&pool, &task).await;
+    assert_eq!((ended.changed, ended.gone), (0, 1), "{ended:?}");
+    assert_eq!(holders(&pool, &key(1)), ["a"]);
+    wait_used(&pool, BLOCK).await;
+    drop(a);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_moved_replica_stays_shut_while_a_reader_has_a_lease() {
     let directory = tempfile::tempdir().unwrap();
     let ttl = Duration::from_secs(2);
@@ -220,4 +267,94 @@ async fn a_pull_that_fails_or_is_lost_is_tried_again_and_leaks_nothing() {
     assert_eq!(both, ["a", "b"]);
     wait_used(&pool, 2 * BLOCK).await;
     drop(a);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_tasks_never_bring_a_block_to_one_node_or_drop_one_replica_twice() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &copy).await.changed, 1);
+    // Both replicas are to move to `c`, so the second task has to wait for the first.
+    let c = join(&pool, "c", 3).await;
+    let one = begin_to(&pool, Change::Move, Some("a"), &["c"], &key(1)).await;
+    let first = c.next().await;
+    let two = begin_to(&pool, Change::Move, Some("b"), &["c"], &key(1)).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(c.pulls.lock().is_empty(), "both replicas go to one node");
+    pool.pulled(&c.node, &[(first.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &one).await.changed, 1);
+    let two = end(&pool, &two).await;
+    assert_eq!((two.changed, two.gone), (0, 1), "{two:?}");
+    let held = |pool: &Arc<Pool>| {
+        let mut held = holders(pool, &key(1));
+        held.sort();
+        held
+    };
+    assert_eq!(held(&pool), ["b", "c"]);
+    // The same move twice goes to one of two nodes, not to both.
+    let drop_b = begin(&pool, Change::Drop, Some("b"), &key(1)).await;
+    assert_eq!(end(&pool, &drop_b).await.changed, 1);
+    let one = begin(&pool, Change::Move, Some("c"), &key(1)).await;
+    let two = begin(&pool, Change::Move, Some("c"), &key(1)).await;
+    let (at_a, at_b) = loop {
+        let ordered = (a.pulls.lock().len(), b.pulls.lock().len());
+        if ordered != (0, 0) {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            break (a.pulls.lock().pop(), b.pulls.lock().pop());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert!(at_a.is_none() || at_b.is_none(), "{at_a:?}, {at_b:?}");
+    for (node, pull) in [(&a, at_a), (&b, at_b)] {
+        let done: Vec<_> = pull.iter().map(|pull| (pull.ticket, Code::Ok)).collect();
+        pool.pulled(&node.node, &done);
+    }
+    let changed = [
+        end(&pool, &one).await.changed,
+        end(&pool, &two).await.changed,
+    ];
+    assert_eq!(changed.iter().sum::<u64>(), 1, "{changed:?}");
+    assert_eq!(held(&pool).len(), 1);
+    wait_used(&pool, BLOCK).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_that_every_node_has_needs_no_further_replica() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &copy).await.changed, 1);
+    // Nothing is lost with `a`, so its drain succeeds.
+    for (change, from) in [
+        (Change::Copy, None),
+        (Change::Move, Some("a")),
+        (Change::Move, None),
+    ] {
+        let task = end(&pool, &begin(&pool, change, from, &key(1)).await).await;
+        assert_eq!((task.state, task.gone), (TaskState::Done, 1), "{task:?}");
+    }
+    // The only block of `a` has nowhere to go while `b` takes none, and that is a failure.
+    put(&pool, &key(2)).await;
+    let of = holders(&pool, &key(2)).remove(0);
+    for node in [&a, &b] {
+        pool.draining(&node.node, false);
+    }
+    let alone = begin(&pool, Change::Move, Some(&of), &key(2)).await;
+    for _ in 0..1000 {
+        if pool.replica_tasks(&[alone.id])[0].state != TaskState::Running {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let alone = pool.replica_tasks(&[alone.id]).remove(0);
+    assert_eq!(
+        (alone.state, alone.failed),
+        (TaskState::Failed, 1),
+        "{alone:?}"
+    );
 }

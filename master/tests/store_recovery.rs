@@ -3,8 +3,8 @@
 
 use bytesize::ByteSize;
 use kvpool_master::store::record::{
-    Commit, IncarnationDropped, Medium, Namespace, Remove, Seed, Segment, SegmentGone,
-    SegmentsGranted, VersionsGranted,
+    Commit, IncarnationDropped, Medium, Namespace, NamespaceGone, NamespaceSet, Remove, Seed,
+    Segment, SegmentGone, SegmentsGranted, VersionsGranted,
 };
 use kvpool_master::store::{
     Ack, EmbeddedOptions, EmbeddedStore, Journal, JournalOptions, LogSeq, MetadataStore, Record,
@@ -12,7 +12,8 @@ use kvpool_master::store::{
 };
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{
-    Checksum, Epoch, Incarnation, Key, Length, NodeName, Offset, SegmentId, Version, namespace,
+    Checksum, Epoch, Incarnation, Key, Length, NamespaceSettings, NodeName, Offset, SegmentId,
+    Setting, Version, namespace,
 };
 use parking_lot::Mutex;
 use proptest::prelude::*;
@@ -33,6 +34,7 @@ fn shard_of(namespace: NamespaceId, key: &Key) -> ShardIndex {
 struct Model {
     blocks: BTreeMap<(NamespaceId, String), Commit>,
     namespaces: BTreeMap<NamespaceId, Namespace>,
+    settings: BTreeMap<NamespaceId, NamespaceSet>,
     segments: BTreeMap<SegmentId, Segment>,
     dropped: BTreeMap<String, IncarnationDropped>,
     media: BTreeMap<SegmentId, Medium>,
@@ -89,6 +91,13 @@ impl Model {
             }
             Record::Namespace(created) => {
                 self.namespaces.insert(created.id, created);
+            }
+            Record::NamespaceSet(set) => {
+                self.settings.insert(set.id, set);
+            }
+            Record::NamespaceGone(gone) => {
+                self.namespaces.remove(&gone.id);
+                self.settings.remove(&gone.id);
             }
             Record::Segment(segment) => {
                 self.segments.insert(segment.id, segment);
@@ -183,7 +192,9 @@ impl SnapshotSource for Directory {
             .map(Record::IncarnationDropped);
         let seed = model.seed.map(Record::Seed);
         let granted = model.granted.map(Record::VersionsGranted);
+        let settings = model.settings.values().cloned().map(Record::NamespaceSet);
         namespaces
+            .chain(settings)
             .chain(segments)
             .chain(dropped)
             .chain(seed)
@@ -291,6 +302,13 @@ fn operations() -> impl Strategy<Value = Record> {
         1 => (0u32..3).prop_map(|id| Record::Namespace(Namespace {
             id: NamespaceId(id),
             namespace: namespace::Namespace { name: format!("n{id}"), ..Default::default() },
+        })),
+        1 => (0u32..3, 0u64..9).prop_map(|(id, priority)| Record::NamespaceSet(NamespaceSet {
+            id: NamespaceId(id),
+            settings: NamespaceSettings::default().with(Setting::Priority, priority),
+        })),
+        1 => (0u32..3).prop_map(|id| Record::NamespaceGone(NamespaceGone {
+            id: NamespaceId(id),
         })),
         1 => (0u32..3).prop_map(|n| Record::IncarnationDropped(IncarnationDropped {
             node: NodeName(format!("node-{n}")),

@@ -210,6 +210,7 @@ impl Bench {
                 name: namespace.into(),
                 ..Default::default()
             }),
+            settings: Vec::new(),
         };
         let reply = self.service.create_namespace(Request::new(request)).await;
         Ok(reply.map_err(|status| code(&status))?.into_inner().created)

@@ -1,7 +1,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Literal, Protocol, Self, SupportsIndex, TypeAlias
+from typing import Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict
 
 from typing_extensions import Buffer
 
@@ -22,6 +22,11 @@ class CudaArray(Protocol):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]: ...
+
+class _Latency(TypedDict):
+    count: int
+    seconds: float
+    buckets: list[tuple[float | None, int]]
 
 Key: TypeAlias = str | bytes
 Memory: TypeAlias = Buffer | Tensor | CudaArray | tuple[int, int]
@@ -75,6 +80,10 @@ class Pool:
         get_timeout: float | None = None,
         control_timeout: float | None = None,
         spin: float = 0.0,
+        tls_ca: str | os.PathLike[str] | None = None,
+        tls_cert: str | os.PathLike[str] | None = None,
+        tls_key: str | os.PathLike[str] | None = None,
+        tls_server_name: str | None = None,
     ) -> Pool: ...
     def batch_put(
         self,
@@ -144,6 +153,7 @@ class Pool:
     def wait_replica_task(self, id: int, timeout: float) -> ReplicaTask | None: ...
     def stats(self) -> Stats: ...
     def counters(self) -> dict[str, int]: ...
+    def latencies(self) -> dict[str, _Latency]: ...
     @property
     def limits(self) -> Limits: ...
     @property

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -159,6 +160,10 @@ class Pool:
         get_timeout: float | None = None,
         control_timeout: float | None = None,
         spin: float = 0.0,
+        tls_ca: str | os.PathLike[str] | None = None,
+        tls_cert: str | os.PathLike[str] | None = None,
+        tls_key: str | os.PathLike[str] | None = None,
+        tls_server_name: str | None = None,
         threads: int = 8,
     ) -> Self:
         """As `kvpool.Pool.connect`; at most `threads` calls wait at the same time."""
@@ -176,6 +181,10 @@ class Pool:
                 get_timeout=get_timeout,
                 control_timeout=control_timeout,
                 spin=spin,
+                tls_ca=tls_ca,
+                tls_cert=tls_cert,
+                tls_key=tls_key,
+                tls_server_name=tls_server_name,
             )
         finally:
             connecting.end(wait=False)
@@ -343,6 +352,10 @@ class Pool:
     def counters(self) -> dict[str, int]:
         """As `kvpool.Pool.counters`."""
         return self._pool.counters()
+
+    def latencies(self) -> dict[str, kvpool._native._Latency]:
+        """As `kvpool.Pool.latencies`."""
+        return self._pool.latencies()
 
     @property
     def limits(self) -> kvpool.Limits:

@@ -67,7 +67,7 @@ class DeadlineError(Error, TimeoutError):
 
 
 class FullError(Error):
-    """The pool is full, and no room came free within the timeout."""
+    """The pool or a quota of the namespace is full, and no room came free within the timeout."""
 
 
 class LeasedError(Error):
@@ -91,6 +91,8 @@ _OF_CODE: dict[str, type[Error]] = {
     "draining": UnreachableError,
     "deadline_exceeded": DeadlineError,
     "full": FullError,
+    "memory_quota": FullError,
+    "blocks_quota": FullError,
     "leased": LeasedError,
     "closed": ClosedError,
     "forked": ForkedError,

@@ -26,8 +26,8 @@ pub(crate) use answers::{Description, Limits, Listed, Node, Replica, Segment, St
 use buffers::{Block, Buffers, Unwritten, Use};
 use kvpool_client::blocking::Client;
 use kvpool_client::{
-    GetBlock, GetOptions, GetOutcome, Leasing, PackedKeys, PutBlock, PutOutcome, Remove, Slice,
-    ViewOptions,
+    ClientFiles, GetBlock, GetOptions, GetOutcome, Leasing, PackedKeys, PutBlock, PutOutcome,
+    Remove, Slice, ViewOptions,
 };
 use kvpool_types::{Code, Key, Length, Offset};
 pub(crate) use lease::{Lease, Prefix};
@@ -182,11 +182,17 @@ impl Pool {
     /// argument. Defaults: put 10, get 5, all other calls 3.
     /// `spin`: seconds for which a call polls for the master's answer before it sleeps. Polling takes a
     /// whole core, so use it only where cores are idle.
+    /// `tls_ca`, `tls_cert`, `tls_key`: PEM files. The authority verifies masters and nodes at https:// and
+    /// tls:// addresses. The certificate and its key are presented to them. Defaults: the environment
+    /// variables KVPOOL_TLS_CA, KVPOOL_TLS_CERT, KVPOOL_TLS_KEY.
+    /// `tls_server_name`: the name that every certificate must have, instead of the called host. Default:
+    /// KVPOOL_TLS_SERVER_NAME.
     ///
     /// Raises ConnectError when no master accepts the client, ValueError for an address that is malformed.
     #[staticmethod]
     #[pyo3(signature = (master=None, *, namespace=None, transport="auto", token=String::new(),
-        token_file=None, timeout=5.0, put_timeout=None, get_timeout=None, control_timeout=None, spin=0.0))]
+        token_file=None, timeout=5.0, put_timeout=None, get_timeout=None, control_timeout=None, spin=0.0, tls_ca=None,
+        tls_cert=None, tls_key=None, tls_server_name=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn connect(
         py: Python<'_>,
@@ -200,6 +206,10 @@ impl Pool {
         get_timeout: Option<f64>,
         control_timeout: Option<f64>,
         spin: f64,
+        tls_ca: Option<PathBuf>,
+        tls_cert: Option<PathBuf>,
+        tls_key: Option<PathBuf>,
+        tls_server_name: Option<String>,
     ) -> PyResult<Self> {
         let times = ConnectTimes {
             connect: timeout,
@@ -208,7 +218,16 @@ impl Pool {
             control: control_timeout,
             spin,
         };
-        let options = connect_options(master, namespace, transport, token, token_file, &times)?;
+        let named = ClientFiles::from_environment();
+        let tls = ClientFiles {
+            ca: tls_ca.or(named.ca),
+            cert: tls_cert.or(named.cert),
+            key: tls_key.or(named.key),
+            server_name: tls_server_name.or(named.server_name),
+            min_version: named.min_version,
+        };
+        let options =
+            connect_options(master, namespace, transport, token, token_file, tls, &times)?;
         let masters = options.masters.join(",");
         let resident = Resident::new()?;
         let client = py.detach(|| {
@@ -581,6 +600,29 @@ impl Pool {
             counters.set_item(name, count)?;
         }
         Ok(counters)
+    }
+
+    /// Returns the latencies of this connection by operation: a dict with `count`, `seconds` (their sum), and
+    /// `buckets`, a list of (upper end in seconds or None, count of the bucket).
+    ///
+    /// `get` and `put` are whole batches; `read_` and `write_` with a transport are transfers with one store node;
+    /// capitalized names are calls to the master. Operations that were never done are left out.
+    fn latencies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let open = self.open()?;
+        let latencies = PyDict::new(py);
+        for latency in open.get()?.client.latencies() {
+            let seconds = |end: Option<Duration>| end.map(|end| end.as_secs_f64());
+            let buckets: Vec<(Option<f64>, u64)> = latency
+                .buckets()
+                .map(|(end, count)| (seconds(end), count))
+                .collect();
+            let of = PyDict::new(py);
+            of.set_item("count", latency.count())?;
+            of.set_item("seconds", latency.total.as_secs_f64())?;
+            of.set_item("buckets", buckets)?;
+            latencies.set_item(latency.operation, of)?;
+        }
+        Ok(latencies)
     }
 
     /// The pool's limits, agreed on at connect.

@@ -245,6 +245,11 @@ def test_counts_and_limits_are_told(pool: kvpool.Pool) -> None:
     pool.get("a")
     counters = pool.counters()
     assert (counters["puts_stored"], counters["hits"]) == (1, 1)
+    latencies = pool.latencies()
+    assert {"get", "put", "Reserve", "Commit"} <= latencies.keys()
+    put = latencies["put"]
+    assert put["count"] == 1 == sum(count for _, count in put["buckets"])
+    assert 0 < put["seconds"] < 60 and put["buckets"][-1][0] is None
     stats = pool.stats()
     assert stats.blocks >= 1 and stats.capacity == 256 * MIB
     (node,) = stats.nodes

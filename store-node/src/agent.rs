@@ -22,6 +22,7 @@ use crate::pulls::Pulls;
 use crate::serve::Store;
 use backoff::Backoff;
 use kvpool_auth::Credentials;
+use kvpool_tls::ClientTls;
 use master_discovery::{Before, GONE, MasterDiscovery};
 use message::Seen;
 use parking_lot::Mutex;
@@ -43,6 +44,8 @@ pub(crate) struct Options {
     pub(crate) masters: Vec<String>,
     /// The node's token.
     pub(crate) credentials: Credentials,
+    /// For masters whose address asks for TLS.
+    pub(crate) tls: Option<ClientTls>,
     /// Where clients reach the data port.
     pub(crate) data_address: String,
     /// The Unix socket; empty for none.
@@ -120,6 +123,11 @@ impl Agent {
     /// to be copied or moved.
     pub(crate) fn saved(&self) -> Option<u64> {
         *self.saved.lock()
+    }
+
+    /// Forgets an earlier answer of [`Agent::saved`].
+    pub(crate) fn forget_saved(&self) {
+        *self.saved.lock() = None;
     }
 
     /// Whether the thread still runs, as it should until [`Agent::leave`].

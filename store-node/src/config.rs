@@ -7,6 +7,7 @@ use kvpool_daemon::config::exact;
 use kvpool_daemon::http_guard::HttpOpen;
 use kvpool_daemon::telemetry::LogFormat;
 use kvpool_etcd::discover::Location;
+use kvpool_tls::{ClientAuth, Version};
 use kvpool_transport::rdma::RdmaOptions;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -85,6 +86,20 @@ pub struct Config {
     /// How long a stopping node may have its blocks moved to other nodes; zero for not at all.
     #[serde(with = "humantime_serde")]
     pub move_drain_timeout: Duration,
+    /// The certificate of every port, PEM. Without one the ports are plain.
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of `tls_cert`, PEM.
+    pub tls_key: Option<PathBuf>,
+    /// The authorities of the pool's certificates, PEM.
+    pub tls_ca: Option<PathBuf>,
+    /// Which callers need a certificate. The default is daemons with `tls_cert` and `tls_ca`, else none.
+    pub tls_client_auth: Option<ClientAuth>,
+    /// The name that the certificates of called daemons must have, instead of the called host.
+    pub tls_server_name: Option<String>,
+    /// The oldest version of TLS.
+    pub tls_min_version: Version,
+    /// Whether ports may be open to other hosts without TLS and without tokens.
+    pub insecure: bool,
     /// Once the node serves, its addresses are written to this file as JSON.
     pub ready_file: Option<PathBuf>,
     /// How log lines are written.
@@ -122,6 +137,13 @@ impl Default for Config {
             drain_timeout: Duration::from_secs(10),
             ssd_drain_timeout: Duration::from_secs(30),
             move_drain_timeout: Duration::ZERO,
+            tls_cert: None,
+            tls_key: None,
+            tls_ca: None,
+            tls_client_auth: None,
+            tls_server_name: None,
+            tls_min_version: Version::Tls13,
+            insecure: false,
             ready_file: None,
             log_format: LogFormat::default(),
             otlp_endpoint: None,
@@ -138,6 +160,18 @@ pub struct InvalidSetting {
 }
 
 impl Config {
+    /// The settings of TLS.
+    pub fn tls(&self) -> kvpool_daemon::tls::Settings {
+        kvpool_daemon::tls::Settings {
+            cert: self.tls_cert.clone(),
+            key: self.tls_key.clone(),
+            ca: self.tls_ca.clone(),
+            client_auth: self.tls_client_auth,
+            server_name: self.tls_server_name.clone(),
+            min_version: self.tls_min_version,
+        }
+    }
+
     /// Checks what no single field's type can.
     pub fn validate(&self) -> Result<(), InvalidSetting> {
         self.check_segments()?;
@@ -252,14 +286,16 @@ impl Config {
                 })?;
                 continue;
             }
-            let host = master.strip_prefix("http://");
+            let host = master
+                .strip_prefix("http://")
+                .or_else(|| master.strip_prefix("https://"));
             let valid = host.is_some_and(|host| !host.is_empty() && !host.starts_with(':'))
                 && tonic::transport::Endpoint::from_shared(master.clone()).is_ok();
             if !valid {
                 return invalid(
                     "master",
                     format!(
-                        "`{master}` is not an address: write http://HOST:PORT, or etcd://HOST:PORT/CLUSTER"
+                        "`{master}` is not an address: write http://HOST:PORT, https://HOST:PORT, or etcd://HOST:PORT/CLUSTER"
                     ),
                 );
             }
@@ -292,12 +328,12 @@ pub(crate) fn default_socket(name: &str) -> PathBuf {
 
 /// Names go into file names, labels and log lines.
 fn check_name(name: &str) -> Result<(), InvalidSetting> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
     if name.len() > 64 || name.starts_with('.') || !name.chars().all(fits) {
         return invalid(
             "name",
             format!(
-                "`{name}`: a name has 1 to 64 letters, digits, `-`, `_` or `.`, and does not start with `.`"
+                "`{name}`: a name has 1 to 64 letters, digits, `-`, `_`, `.` or `:`, and does not start with `.`"
             ),
         );
     }
@@ -363,7 +399,7 @@ mod tests {
         assert_eq!(complaint(|c| c.master.clear()).0, "master");
         for master in [
             "127.0.0.1:7070",
-            "https://h:1",
+            "https://",
             "http://",
             "http://:7070",
             "http://a b",
@@ -376,6 +412,8 @@ mod tests {
                 "{master}"
             );
         }
+        let name = "10.0.0.1:4000".to_owned();
+        Config { name, ..good() }.validate().unwrap();
         for name in ["a b", "../x", ".x", "a/b"] {
             assert_eq!(complaint(|c| c.name = name.into()).0, "name", "{name}");
         }

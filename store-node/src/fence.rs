@@ -154,7 +154,7 @@ pub(crate) struct Census {
     pub(crate) held: Length,
     /// Pin boards.
     pub(crate) boards: u64,
-    /// Processes that hold more than one may, by what they have pinned on boards.
+    /// Processes whose pins on boards exceed the limit of one process.
     pub(crate) over_cap: u64,
     /// Fence tickets that wait.
     pub(crate) tickets: u64,
@@ -170,8 +170,8 @@ pub(crate) struct Fence {
     limits: Limits,
     incarnation: Incarnation,
     term: Option<Term>,
-    /// Every number that a segment has had in this process: who pinned an extent in an earlier
-    /// incarnation undoes the pin under the number of then.
+    /// Every number that a segment has had in this process. A client unpins an extent under the segment's
+    /// number at the time of the pin.
     numbers: HashMap<SegmentId, SegmentIndex>,
     spaces: Vec<Space>,
     peers: HashMap<PeerKey, Held>,

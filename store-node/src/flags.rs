@@ -13,7 +13,8 @@ directly, over TCP or, on the same host, through shared memory. It knows no keys
 
 Start a kvmaster first, then a node on every host that has memory to give:
 
-    kvstore-node --master http://HOST:7070 --segment 8GiB --listen 0.0.0.0:7072 --advertise THIS_HOST
+    kvstore-node --master http://HOST:7070 --segment 8GiB --listen 0.0.0.0:7072 --advertise THIS_HOST \\
+        --insecure
 
 The node allocates and touches its memory at start, so that a lack of memory shows then. After SIGTERM
 it waits for work in progress, then tells the master that its blocks are gone.
@@ -137,6 +138,9 @@ pub struct Flags {
     /// first. Not where an SSD takes them [default: 0s]
     #[arg(long, value_name = "TIME")]
     move_drain_timeout: Option<String>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    tls: kvpool_daemon::tls::Flags,
     /// Write the addresses to this file, as JSON, once the node serves
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,

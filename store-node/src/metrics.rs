@@ -1,30 +1,5 @@
 //! What the node counts. One registry, owned; every name begins with `kvpool_node_`.
-//!
-//! | metric | labels | meaning |
-//! |---|---|---|
-//! | `kvpool_node_read_bytes_total` | | bytes of blocks served |
-//! | `kvpool_node_written_bytes_total` | | bytes of blocks taken |
-//! | `kvpool_node_request_seconds` | `op` | latency of requests (histogram) |
-//! | `kvpool_node_refused_total` | `code` | requests refused, by stable code |
-//! | `kvpool_node_sessions_total` | | welcomes by a master |
-//! | `kvpool_node_session_open` | | 1 while a master hears this node, else 0 |
-//! | `kvpool_node_epoch` | | the present epoch |
-//! | `kvpool_node_heartbeats_total` | | heartbeats sent |
-//! | `kvpool_node_heartbeat_lateness_seconds` | | how late the last heartbeat left |
-//! | `kvpool_node_media_stored_bytes_total` | | bytes of blocks stored on media |
-//! | `kvpool_node_media_loaded_bytes_total` | | bytes of blocks that came back from media |
-//! | `kvpool_node_media_wrong_total` | `kind` | blocks on media that were not what was stored |
-//! | `kvpool_node_pulled_bytes_total` | | bytes of blocks copied from other nodes |
-//! | `kvpool_node_fenced_total` | | fence tickets reported |
-//! | `kvpool_node_verified_total` | `outcome` | blocks checked again: `match` or `mismatch` |
-//! | `kvpool_node_segment_bytes` | | memory contributed |
-//! | `kvpool_node_receives`, `_holds`, `_pins` | | touches in progress |
-//! | `kvpool_node_held_bytes` | | bytes of announced writes and views |
-//! | `kvpool_node_boards` | | pin boards of connections |
-//! | `kvpool_node_over_cap` | | processes that hold more than one may, by pins on boards |
-//! | `kvpool_node_fence_waiting` | | tickets that wait for a touch to end |
-//! | `kvpool_node_extents` | | written extents |
-//! | `kvpool_node_floors` | | ranges kept to refuse closed grants |
+//! `docs/operations/metrics.md` lists them.
 
 use crate::fence::Census;
 use crate::serve::Store;

@@ -13,8 +13,11 @@ use bytesize::ByteSize;
 use kvpool_auth::{Authority, AuthorityError, Credentials};
 use kvpool_daemon::advertise::{self, AdvertiseError};
 use kvpool_daemon::probe::Elsewhere;
-use kvpool_daemon::{BindError, Health, bind, http_guard, probe, warn_if_exposed};
+use kvpool_daemon::{
+    BindError, Exposed, Guards, Health, bind, http_guard, probe, refuse_if_exposed,
+};
 use kvpool_proto::CODE_METADATA;
+use kvpool_tls::ServerTls;
 use kvpool_transport::machine::host_id;
 use kvpool_transport::rdma::{Fabric, Serving};
 use kvpool_transport::{shm, tcp};
@@ -30,6 +33,8 @@ use tokio::task::JoinHandle;
 
 /// How often a drain looks whether work is still in progress.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
+/// How long a node that drains waits for a master. An upgrade restarts masters and nodes at once.
+const MASTER_RETURNS: Duration = Duration::from_secs(15);
 /// How long connections may finish their last answers once the node has left the pool.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
@@ -50,6 +55,12 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
+    /// A file of TLS cannot be used.
+    #[error(transparent)]
+    Tls(#[from] kvpool_tls::TlsError),
+    /// A port is open to other hosts, and nothing guards it.
+    #[error(transparent)]
+    Exposed(#[from] Exposed),
     /// A port cannot be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -59,8 +70,8 @@ pub enum StartError {
     /// Only this host reaches the node, and a master is on another.
     #[error(
         "{advertised} is reachable from this host only, and the master {master} is on another: pass --listen \
-         0.0.0.0:{port} and --advertise HOST, the name or address by which others reach this host; \
-         or --advertise {advertised} if all workers are on this host"
+         0.0.0.0:{port} and --advertise HOST, the name or address by which others reach this host, with \
+         TLS or --insecure; or --advertise {advertised} if all workers are on this host"
     )]
     OutOfReach {
         /// What others would be told to connect to.
@@ -128,6 +139,7 @@ impl Node {
     /// wait for a welcome: see [`Node::is_ready`].
     pub async fn start(config: Config) -> Result<Self, StartError> {
         config.validate()?;
+        let tls = config.tls().open()?;
         let data = bind(&config.listen, "the data port").await?;
         let http = bind(&config.http_listen, "the HTTP port").await?;
         let data_address = data.local_addr().map_err(system("the data port"))?;
@@ -155,7 +167,15 @@ impl Node {
         let authority = config.auth()?.map(Authority::open).transpose()?;
         let credentials = config.token_file.as_deref();
         let credentials = credentials.map_or_else(Credentials::default, Credentials::file);
-        warn_if_exposed(data_address, authority.is_some());
+        let ports = [
+            ("the data port", data_address),
+            ("the HTTP port", http_address),
+        ];
+        let guards = Guards {
+            tls: tls.server.is_some(),
+            tokens: authority.is_some() || tls.knows_callers(),
+        };
+        refuse_if_exposed(&ports, guards, config.insecure)?;
 
         let name = match config.name.as_str() {
             "" => config::default_name(data_address.port()),
@@ -178,7 +198,8 @@ impl Node {
         let media = open_media(&config, &store).await?;
         let host = Arc::new(store.clone());
         let rdma = serve_rdma(&store, &config).await?;
-        let tcp = serve_tcp(data, host.clone(), rdma, &config).map_err(system("the data port"))?;
+        let tcp = serve_tcp(data, host.clone(), rdma, tls.server.clone(), &config)
+            .map_err(system("the data port"))?;
         let tcp = Arc::new(tcp);
         let shm = match config.no_shm {
             true => None,
@@ -189,12 +210,16 @@ impl Node {
             Options {
                 masters: config.master.clone(),
                 credentials: credentials.clone(),
-                data_address: advertised.address.clone(),
+                tls: tls.client.clone(),
+                data_address: match tls.server {
+                    Some(_) => format!("{}{}", kvpool_tls::DATA_SCHEME, advertised.address),
+                    None => advertised.address.clone(),
+                },
                 shm_path: shm
                     .as_ref()
                     .map_or_else(String::new, |shm| shm.path().to_string_lossy().into_owned()),
                 media: media.clone(),
-                pulls: Pulls::new(store.clone(), credentials),
+                pulls: Pulls::new(store.clone(), credentials, tls.client.clone()),
                 moves_blocks: !config.move_drain_timeout.is_zero(),
                 connections: {
                     let tcp = Arc::clone(&tcp);
@@ -221,6 +246,7 @@ impl Node {
         let http_task = tokio::spawn(probe::serve(
             http,
             probe::redirect_grpc(router, elsewhere),
+            tls.server.clone(),
             async move {
                 // An error means that the node is gone, which is the same.
                 let _ = stopped.wait_for(|stopped| *stopped).await;
@@ -331,7 +357,10 @@ impl Node {
         let begun = Instant::now();
         let for_media = self.media.as_ref().map(|_| self.ssd_drain_timeout);
         let deadline = begun + self.move_drain_timeout.max(for_media.unwrap_or_default());
+        let mut heard = begun;
         if let Some(agent) = self.agent.read().as_ref() {
+            // The node may be out of service already, and have an answer of that time.
+            agent.forget_saved();
             agent.drain();
         }
         loop {
@@ -345,11 +374,25 @@ impl Node {
             };
             let is_attached = self.media.as_ref().is_some_and(|media| media.is_attached());
             let can_be_saved = is_attached || !self.move_drain_timeout.is_zero();
-            if saved.is_some() || !can_be_saved || !is_connected || Instant::now() >= deadline {
-                let waited = humantime::format_duration(begun.elapsed());
+            let now = Instant::now();
+            if is_connected {
+                heard = now;
+            }
+            // A medium is attached to a master: without one, nothing is known of what can be saved.
+            let is_hopeless = match is_connected {
+                true => !can_be_saved,
+                false => now >= heard + MASTER_RETURNS,
+            };
+            if saved.is_some() || is_hopeless || now >= deadline {
+                let took_ms = begun.elapsed().as_millis();
                 match saved {
-                    Some(left) => tracing::info!(left, %waited, "saved blocks before the end"),
-                    None => tracing::warn!(%waited, "stopped to save blocks before the end"),
+                    Some(left) => {
+                        tracing::info!(without_copy = left, took_ms, "blocks saved before the end");
+                    }
+                    None => tracing::warn!(
+                        took_ms,
+                        "saving blocks ended at its timeout: blocks without a copy are lost"
+                    ),
                 }
                 return;
             }
@@ -439,6 +482,7 @@ async fn allocate(config: &Config) -> Result<Vec<Box<dyn Segment>>, StartError> 
     let mut segments: Vec<Box<dyn Segment>> = Vec::with_capacity(config.segment.len());
     for (index, &size) in config.segment.iter().enumerate() {
         let hugepages = config.hugepages;
+        tracing::info!(segment = index, %size, "touching the segment's memory: the node serves when this ends");
         let allocated = tokio::task::spawn_blocking(move || {
             Dram::allocate(
                 Length(size.0),
@@ -463,6 +507,7 @@ fn serve_tcp(
     listener: tokio::net::TcpListener,
     host: Arc<Store>,
     rdma: Option<Arc<Serving>>,
+    tls: Option<ServerTls>,
     config: &Config,
 ) -> io::Result<tcp::ServerHandle> {
     let listener = listener.into_std()?;
@@ -470,6 +515,7 @@ fn serve_tcp(
     let options = tcp::ServerOptions {
         max_connections: config.max_connections,
         rdma,
+        tls,
         ..tcp::ServerOptions::default()
     };
     tcp::Server::start(listener, host, options)

@@ -13,9 +13,10 @@
 use crate::serve::Store;
 use kvpool_auth::Credentials;
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
+use kvpool_tls::ClientTls;
 use kvpool_transport::checksum::ChunkedSum;
 use kvpool_transport::host::{Abort, Admission, Host};
-use kvpool_transport::{Link, ReadOp, Region, tcp};
+use kvpool_transport::{DataTls, Link, ReadOp, Region, tcp};
 use kvpool_types::wire::data::Hello;
 use kvpool_types::wire::frame;
 use kvpool_types::{
@@ -67,6 +68,7 @@ struct Shared {
     store: Store,
     /// The node's token, which other nodes may ask for.
     credentials: Credentials,
+    tls: Option<ClientTls>,
     client: ClientId,
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -87,11 +89,13 @@ impl Abort for Short {
 }
 
 impl Pulls {
-    pub(crate) fn new(store: Store, credentials: Credentials) -> Self {
+    /// Nodes whose address asks for TLS are called with `tls`.
+    pub(crate) fn new(store: Store, credentials: Credentials, tls: Option<ClientTls>) -> Self {
         Self {
             shared: Arc::new(Shared {
                 store,
                 credentials,
+                tls,
                 client: ClientId(rand::random()),
                 queue: Mutex::default(),
                 changed: Condvar::new(),
@@ -247,8 +251,13 @@ impl Shared {
             checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
             token: self.credentials.current().token,
         };
+        let (address, tls) = DataTls::of(address, self.tls.as_ref()).map_err(|error| {
+            tracing::warn!(address, %error, "another node cannot be called");
+            error.code
+        })?;
         let options = tcp::ConnectOptions {
             connections: CONNECTIONS,
+            tls,
             ..tcp::ConnectOptions::default()
         };
         let found = address.to_socket_addrs().map_err(|error| {

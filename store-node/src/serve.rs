@@ -281,8 +281,8 @@ impl Store {
         }
     }
 
-    /// A frame of a process may be read after its death was noticed: what it asked for would then be
-    /// kept for ever. Whoever dies after this look is noticed after it, too.
+    /// A frame may arrive after the death of its process was noticed. This check frees what the frame took; a
+    /// later death is noticed later.
     fn sweep_if_dead(&self, peer: &Peer) {
         let mut poll = [PollFd::new(&peer.process, PollFlags::IN)];
         let now = Timespec {
@@ -440,8 +440,7 @@ impl RdmaHost for Store {
         incarnation: Incarnation,
         abort: Weak<dyn Abort>,
     ) -> Result<Vec<(SegmentId, Slice)>, Refused> {
-        // Noted first: who is judged after the end of the incarnation is refused, who was before is
-        // aborted.
+        // The connection is registered first. The end of the incarnation then either refuses it or aborts it.
         {
             let mut touching = self.shared.touching.lock();
             touching.retain(|connection| connection.strong_count() > 0);

@@ -70,11 +70,11 @@ number() { awk -v name="\"$1\":" '$1 == name { gsub("[^0-9.]", "", $2); print $2
 # start_pool SEGMENT: a kvmaster and a kvstore-node with a segment of that size, for whoever reaches
 # this guest's address, in the background.
 start_pool() {
-  kvmaster --listen 0.0.0.0:7070 --advertise "$(hostname):7070" --data-dir /tmp/master \
+  kvmaster --insecure --listen 0.0.0.0:7070 --advertise "$(hostname):7070" --data-dir /tmp/master \
     > /tmp/kvmaster.log 2>&1 &
   within 30 busybox wget -q -O /dev/null http://127.0.0.1:7071/readyz 2> /dev/null ||
     { cat /tmp/kvmaster.log; fail "kvmaster does not serve"; }
-  kvstore-node --master http://127.0.0.1:7070 --listen 0.0.0.0:7072 --advertise "$own" \
+  kvstore-node --insecure --master http://127.0.0.1:7070 --listen 0.0.0.0:7072 --advertise "$own" \
     --name "$(hostname)" --segment "$1" > /tmp/kvstore-node.log 2>&1 &
   within 60 busybox wget -q -O /dev/null http://127.0.0.1:7073/readyz 2> /dev/null ||
     { cat /tmp/kvstore-node.log; fail "kvstore-node does not serve"; }

@@ -80,7 +80,7 @@ impl Cluster {
 
     /// The master's address as clients take it.
     pub fn master_url(&self) -> String {
-        format!("http://{}", self.master.listen)
+        format!("{}{}", crate::trust::scheme(), self.master.listen)
     }
 
     /// Starts one more node.
@@ -233,6 +233,7 @@ impl Cluster {
     pub fn client_options(&self) -> ClientOptions {
         ClientOptions {
             masters: vec![self.master_url()],
+            tls: crate::trust::trusted(),
             ..ClientOptions::default()
         }
     }

@@ -22,6 +22,7 @@ pub mod promql;
 pub mod raw;
 pub mod relay;
 pub mod resident;
+pub mod trust;
 
 pub use cluster::{Cluster, Options};
 pub use daemon::Daemon;

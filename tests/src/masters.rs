@@ -190,6 +190,8 @@ impl Pool {
             listen.unwrap_or(&any_port),
             "--http-listen",
             &any_port,
+            // A test's network of namespaces is no loopback.
+            "--insecure",
         ]
         .map(str::to_owned)
         .into();
@@ -214,6 +216,7 @@ impl Pool {
             &any_port,
             "--http-listen",
             &any_port,
+            "--insecure",
             "--segment",
             &self.options.segment,
             "--shm-path",
@@ -272,8 +275,8 @@ impl Pool {
     pub fn url(&self, index: usize) -> String {
         let master = &self.masters[index];
         match &master.relay {
-            Some(relay) => format!("http://{}", relay.address()),
-            None => format!("http://{}", master.daemon.listen),
+            Some(relay) => format!("{}{}", crate::trust::scheme(), relay.address()),
+            None => format!("{}{}", crate::trust::scheme(), master.daemon.listen),
         }
     }
 
@@ -286,6 +289,7 @@ impl Pool {
     pub fn client_options(&self) -> ClientOptions {
         ClientOptions {
             masters: self.urls(),
+            tls: crate::trust::trusted(),
             ..ClientOptions::default()
         }
     }

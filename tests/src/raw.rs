@@ -41,13 +41,20 @@ pub fn http_get_any(address: &str, path: &str) -> anyhow::Result<(u16, String)> 
     http_get_on(connect(address)?, address, path)
 }
 
-fn http_get_on(mut stream: TcpStream, address: &str, path: &str) -> anyhow::Result<(u16, String)> {
+fn http_get_on(stream: TcpStream, address: &str, path: &str) -> anyhow::Result<(u16, String)> {
+    let mut stream = crate::trust::stream(stream, address)?;
     write!(
         stream,
         "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
     )?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
+    let mut text = Vec::new();
+    let read = stream.read_to_end(&mut text);
+    // A server may end TLS without a word: the length of the body says whether it is whole.
+    read.or_else(|error| match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => Ok(0),
+        _ => Err(error),
+    })?;
+    let text = String::from_utf8(text)?;
     let (head, body) = text.split_once("\r\n\r\n").context("no end of the head")?;
     let status = head.split(' ').nth(1).context("no status")?.parse()?;
     Ok((status, body.to_owned()))

@@ -125,6 +125,7 @@ async fn the_master_checks_what_no_client_of_ours_would_send() {
     assert_eq!(code_of(&status), Some(Code::UnknownNamespace), "{status}");
 
     let old = proto::HelloRequest {
+        token: String::new(),
         spin_us: 0,
         features: 0,
         min_version: 0,

@@ -25,6 +25,7 @@ async fn cut_and_heal(net: &Net) {
         &listen,
         "--http-listen",
         &listen,
+        "--insecure",
         "--data-dir",
         &data,
     ]);
@@ -44,6 +45,7 @@ async fn cut_and_heal(net: &Net) {
         &listen,
         "--http-listen",
         &listen,
+        "--insecure",
         "--segment",
         "64MiB",
         "--shm-path",

@@ -144,6 +144,36 @@ async fn a_planned_restart_costs_no_hits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_out_of_service_copies_the_blocks_that_stayed_and_stops_before_its_timeout() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let late = ["--lease-ttl", "300ms", "--eviction-policy", "lru"];
+    let mut cluster = pool_with(disk.path(), &late);
+    let client = cluster.client().await.unwrap();
+    attached(&cluster, 1);
+    put_all(&client, 0..56, BLOCK).await.unwrap();
+    // No other node takes the blocks.
+    let task = client.drain_node("node-0").await.unwrap();
+    let ended = client.wait_replica_task(task.id, Duration::from_secs(60));
+    let ended = ended.await.unwrap().unwrap();
+    assert_eq!((ended.changed, ended.failed), (0, 56), "{ended:?}");
+    // The timeout for copies is 30 s.
+    let asked = Instant::now();
+    assert!(cluster.nodes[0].terminate().unwrap().success());
+    assert!(
+        asked.elapsed() < Duration::from_secs(25),
+        "{:?}",
+        asked.elapsed()
+    );
+    assert_eq!(counter(&cluster, "blocks_lost_total"), 0);
+    cluster.restart_node(0).unwrap();
+    cluster.wait_live(1).unwrap();
+    attached(&cluster, 2);
+    let client = cluster.client().await.unwrap();
+    let after = check_all(&client, 0..56, BLOCK).await;
+    assert_eq!(after.right, 56, "{after:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn damage_on_disk_is_a_miss_and_never_a_wrong_byte() {
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut cluster = pool_with_disk(disk.path());

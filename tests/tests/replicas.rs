@@ -156,6 +156,50 @@ async fn replicas_are_copied_moved_and_dropped_by_key() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn tasks_that_change_the_same_blocks_leave_each_with_its_replicas() {
+    const BOTH: u64 = 400;
+    let cluster = pool(3, "64MiB");
+    let client = cluster.client().await.unwrap();
+    let all = || ReplicaBlocks::Keys(keys(0..BOTH));
+    for round in 0..4 {
+        put_all(&client, 0..BOTH, 64 * KIB).await.unwrap();
+        let gather = |from: &str, to: &str| ReplicaWish {
+            from: Some(from.into()),
+            to: vec![to.into()],
+            ..wish(ReplicaChange::Move, all())
+        };
+        // Every block is on node-0 and node-1, then both replicas of each are to move to node-2.
+        change(&client, &gather("node-1", "node-0")).await;
+        change(&client, &gather("node-2", "node-0")).await;
+        let copy = ReplicaWish {
+            to: vec!["node-1".into()],
+            ..wish(ReplicaChange::Copy, all())
+        };
+        change(&client, &copy).await;
+        let (one, two) = (gather("node-0", "node-2"), gather("node-1", "node-2"));
+        let (one, two) = tokio::join!(change(&client, &one), change(&client, &two));
+        assert_eq!(one.failed + two.failed, 0, "{one:?}, {two:?}");
+        assert_eq!(one.changed + two.changed, BOTH, "{one:?}, {two:?}");
+        let held = holders(&client, 0..BOTH).await;
+        let lonely = held.iter().filter(|nodes| nodes.len() != 2).count();
+        assert_eq!(lonely, 0, "round {round}: {one:?}, {two:?}");
+        // The same task twice, and a key that is named twice: no block has more replicas than before.
+        let twice: Vec<Key> = keys(0..BOTH).into_iter().chain(keys(0..BOTH)).collect();
+        let away = ReplicaWish {
+            from: Some("node-2".into()),
+            ..wish(ReplicaChange::Move, ReplicaBlocks::Keys(twice))
+        };
+        let (one, two) = tokio::join!(change(&client, &away), change(&client, &away));
+        assert_eq!(one.changed + two.changed, BOTH, "{one:?}, {two:?}");
+        let held = holders(&client, 0..BOTH).await;
+        assert!(held.iter().all(|nodes| nodes.len() == 2), "{held:?}");
+        let seen = check_all(&client, 0..BOTH, 64 * KIB).await;
+        assert_eq!((seen.right, seen.wrong), (BOTH as usize, 0), "{seen:?}");
+        empty_the_pool(&client).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn replicas_survive_the_death_of_the_master() {
     let mut cluster = pool(2, "64MiB");
     let client = cluster.client().await.unwrap();

@@ -22,7 +22,9 @@ mod stream;
 use crate::frame::{encode_request, trace_for};
 use crate::link::TransferError;
 use crate::outcomes::unreachable;
+use crate::wire::Wire;
 use inbox::{Inbox, Waiter};
+use kvpool_tls::ClientTls;
 use kvpool_types::wire::data::Meta;
 use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::Op;
@@ -30,7 +32,6 @@ use kvpool_types::{Code, Epoch};
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -66,9 +67,24 @@ impl Channel {
         ))
     }
 
+    /// Connects to `address` over TLS. The certificate must have the name of `authority`, `HOST:PORT`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Channel::connect`]; `InvalidData` when the server is not trusted or speaks no TLS.
+    pub async fn connect_tls(
+        address: SocketAddr,
+        spin: Duration,
+        tls: &ClientTls,
+        authority: &str,
+    ) -> io::Result<Self> {
+        let stream = Stream::connect_tls(address, tls, authority).await?;
+        Ok(Self::over(stream, spin, Features::default()))
+    }
+
     /// Takes over a connected stream socket, TCP or Unix.
-    pub(crate) fn from_socket(socket: OwnedFd, features: Features) -> io::Result<Self> {
-        let stream = Stream::from_socket(socket)?;
+    pub(crate) fn from_socket(socket: impl Into<Wire>, features: Features) -> io::Result<Self> {
+        let stream = Stream::from_socket(socket.into())?;
         Ok(Self::over(stream, Duration::ZERO, features))
     }
 
@@ -168,6 +184,18 @@ impl Channel {
                 Ok(count) => sent += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     partial.broken = sent > 0;
+                    if let Err(error) = self.stream.writable().await {
+                        return Err(partial.fail(&error));
+                    }
+                }
+                Err(error) => return Err(partial.fail(&error)),
+            }
+        }
+        loop {
+            match self.stream.try_flush() {
+                Ok(()) => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    partial.broken = true;
                     if let Err(error) = self.stream.writable().await {
                         return Err(partial.fail(&error));
                     }

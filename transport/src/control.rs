@@ -11,8 +11,9 @@ use crate::link::{ReadOp, TransferError, WriteOp};
 use crate::memory::Slice;
 use crate::outcomes::{Batch, unreachable};
 use crate::shm::fds::receive_with_fd;
-use crate::socket::{Gather, send_some, shut_down, wait_to_receive};
+use crate::socket::{Gather, Scatter, send_some, shut_down, wait_to_receive};
 use crate::split::{pack, source};
+use crate::wire::Wire;
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, Statuses, SumsReply};
 use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::{HEADER_BYTES, Op};
@@ -40,7 +41,7 @@ type Callback = Box<dyn FnOnce(Result<ControlAnswer, TransferError>) + Send>;
 pub(crate) struct Control(Arc<ControlShared>);
 
 struct ControlShared {
-    socket: OwnedFd,
+    socket: Wire,
     state: Mutex<ControlState>,
     changed: Condvar,
     /// Mirrors [`ControlState::failed`] for readers without the lock.
@@ -85,7 +86,12 @@ impl ControlAnswer {
 
 impl Control {
     /// Takes over a socket after its hello. The threads are named `kvpool-NAME-recv` and `-send`.
-    pub(crate) fn start(socket: OwnedFd, name: &str, features: Features) -> io::Result<Self> {
+    pub(crate) fn start(
+        socket: impl Into<Wire>,
+        name: &str,
+        features: Features,
+    ) -> io::Result<Self> {
+        let socket = socket.into();
         let shared = Arc::new(ControlShared {
             socket,
             state: Mutex::new(ControlState {
@@ -302,7 +308,7 @@ impl ControlShared {
     /// others queued meanwhile. An error is left to that thread, which meets it again: other
     /// requests' callbacks must not run here.
     fn send_at_once(&self, mut frame: Vec<u8>) {
-        let sent = send_some(self.socket.as_fd(), &frame);
+        let sent = send_some(&self.socket, &frame);
         frame.drain(..sent);
         let mut state = self.state.lock();
         state.sending = false;
@@ -320,7 +326,7 @@ impl ControlShared {
         while let Some(frame) = self.next_frame() {
             let mut gather = Gather::default();
             gather.push_bytes(&frame);
-            if let Err(error) = gather.send_all(self.socket.as_fd()) {
+            if let Err(error) = gather.send_all(&self.socket) {
                 self.fail(&unreachable(error));
                 return;
             }
@@ -367,10 +373,16 @@ impl ControlShared {
         let mut head = [0; HEADER_BYTES];
         let mut fd = None;
         let mut filled = 0;
-        wait_to_receive(self.socket.as_fd()).map_err(unreachable)?;
+        wait_to_receive(&self.socket).map_err(unreachable)?;
         while let Some(room) = head.get_mut(filled..).filter(|room| !room.is_empty()) {
-            let (count, passed) =
-                receive_with_fd(self.socket.as_fd(), room).map_err(unreachable)?;
+            let received = if self.socket.is_tls() {
+                let mut scatter = Scatter::default();
+                scatter.push_bytes(room);
+                scatter.receive(&self.socket).map(|count| (count, None))
+            } else {
+                receive_with_fd(self.socket.as_fd(), room)
+            };
+            let (count, passed) = received.map_err(unreachable)?;
             if count == 0 {
                 return Err(unreachable("the node closed the connection"));
             }
@@ -379,7 +391,7 @@ impl ControlShared {
         }
         let header = decode_header(&head).map_err(unreachable)?;
         let mut meta = Vec::new();
-        receive_meta(self.socket.as_fd(), &header, &mut meta).map_err(unreachable)?;
+        receive_meta(&self.socket, &header, &mut meta).map_err(unreachable)?;
         if header.request == 0 && header.op == Op::Failure {
             return Err(failure(&meta));
         }

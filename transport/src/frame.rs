@@ -3,6 +3,7 @@
 use crate::host::Refused;
 use crate::link::TransferError;
 use crate::socket::{Gather, Scatter};
+use crate::wire::WireRef;
 use kvpool_trace::Context;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{Failure, Meta};
@@ -10,7 +11,6 @@ use kvpool_types::wire::features::{Features, TRACE_BYTES};
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op, VERSION};
 use kvpool_types::{Code, Epoch};
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 use tracing::Span;
 
@@ -123,8 +123,8 @@ pub(crate) fn serve_span(
 }
 
 /// Sends a frame without payload.
-pub(crate) fn send(
-    socket: BorrowedFd<'_>,
+pub(crate) fn send<'s>(
+    socket: impl Into<WireRef<'s>>,
     op: Op,
     request: u64,
     epoch: Epoch,
@@ -138,16 +138,17 @@ pub(crate) fn send(
 }
 
 /// Receives exactly `bytes`. `again` decides whether to continue after a timeout.
-pub(crate) fn receive_exact(
-    socket: BorrowedFd<'_>,
+pub(crate) fn receive_exact<'s>(
+    socket: impl Into<WireRef<'s>>,
     bytes: &mut [u8],
     mut again: impl FnMut(usize) -> bool,
 ) -> Result<(), ReceiveError> {
+    let wire = socket.into();
     let mut scatter = Scatter::default();
     scatter.push_bytes(bytes);
     let mut received = 0;
     while !scatter.is_full() {
-        match scatter.receive(socket) {
+        match scatter.receive(wire) {
             Ok(0) if received == 0 => return Err(ReceiveError::Closed),
             Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             Ok(count) => received += count,
@@ -171,8 +172,8 @@ pub(crate) fn decode_header(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Receiv
 }
 
 /// Receives the meta part that `header` announces.
-pub(crate) fn receive_meta(
-    socket: BorrowedFd<'_>,
+pub(crate) fn receive_meta<'s>(
+    socket: impl Into<WireRef<'s>>,
     header: &Header,
     meta: &mut Vec<u8>,
 ) -> Result<(), ReceiveError> {
@@ -188,12 +189,13 @@ pub(crate) fn receive_meta(
 }
 
 /// Receives one whole frame without payload, by `deadline`.
-pub(crate) fn receive_by(
-    socket: BorrowedFd<'_>,
+pub(crate) fn receive_by<'s>(
+    socket: impl Into<WireRef<'s>>,
     deadline: Instant,
 ) -> Result<(Header, Features, Vec<u8>), ReceiveError> {
+    let wire = socket.into();
     let mut head = [0; HEADER_BYTES];
-    receive_slowly(socket, &mut head, deadline)?;
+    receive_slowly(wire, &mut head, deadline)?;
     let header = decode_header(&head)?;
     if header.op == Op::HelloReply
         && let Err(error) = Features::of(&head).shared()
@@ -202,7 +204,7 @@ pub(crate) fn receive_by(
         return Err(ReceiveError::Decode { error, request });
     }
     let mut meta = vec![0; kvpool_types::Length(header.meta.into()).as_usize()];
-    receive_slowly(socket, &mut meta, deadline)?;
+    receive_slowly(wire, &mut meta, deadline)?;
     if header.payload > 0 {
         return Err(ReceiveError::Decode {
             error: DecodeError::BadValue {
@@ -217,11 +219,12 @@ pub(crate) fn receive_by(
 }
 
 /// Receives `bytes` in any number of parts, by `deadline`.
-fn receive_slowly(
-    socket: BorrowedFd<'_>,
+fn receive_slowly<'s>(
+    socket: impl Into<WireRef<'s>>,
     bytes: &mut [u8],
     deadline: Instant,
 ) -> Result<(), ReceiveError> {
+    let wire = socket.into();
     let mut scatter = Scatter::default();
     scatter.push_bytes(bytes);
     while !scatter.is_full() {
@@ -229,8 +232,8 @@ fn receive_slowly(
         if left.is_zero() {
             return Err(io::Error::from(io::ErrorKind::TimedOut).into());
         }
-        crate::socket::set_timeouts(socket, Some(left))?;
-        match scatter.receive(socket) {
+        crate::socket::set_timeouts(wire.socket(), Some(left))?;
+        match scatter.receive(wire) {
             Ok(0) => return Err(ReceiveError::Closed),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -242,15 +245,26 @@ fn receive_slowly(
 
 /// Sends the reason and waits a moment for the peer to read it. Closing at once with unread bytes
 /// would make the kernel discard the answer.
-pub(crate) fn refuse(socket: BorrowedFd<'_>, request: u64, epoch: Epoch, refused: &Refused) {
+pub(crate) fn refuse<'s>(
+    socket: impl Into<WireRef<'s>>,
+    request: u64,
+    epoch: Epoch,
+    refused: &Refused,
+) {
+    let wire = socket.into();
     let failure = Failure {
         code: refused.code,
         message: refused.message.clone(),
     };
     let deadline = Instant::now() + LINGER;
-    let told = crate::socket::set_timeouts(socket, Some(LINGER))
-        .and_then(|()| send(socket, Op::Failure, request, epoch, &failure))
-        .and_then(|()| Ok(rustix::net::shutdown(socket, rustix::net::Shutdown::Write)?));
+    let told = crate::socket::set_timeouts(wire.socket(), Some(LINGER))
+        .and_then(|()| send(wire, Op::Failure, request, epoch, &failure))
+        .and_then(|()| {
+            Ok(rustix::net::shutdown(
+                wire.socket(),
+                rustix::net::Shutdown::Write,
+            )?)
+        });
     if let Err(error) = told {
         tracing::debug!(%error, "sending the reason for a refusal failed");
         return;
@@ -259,19 +273,20 @@ pub(crate) fn refuse(socket: BorrowedFd<'_>, request: u64, epoch: Epoch, refused
     while Instant::now() < deadline {
         let mut scatter = Scatter::default();
         scatter.push_bytes(&mut scratch);
-        if !matches!(scatter.receive(socket), Ok(1..)) {
+        if !matches!(scatter.receive(wire), Ok(1..)) {
             return;
         }
     }
 }
 
 /// Discards `left` bytes of payload of an unknown operation.
-pub(crate) fn skip(socket: BorrowedFd<'_>, mut left: u64) -> Result<(), ReceiveError> {
+pub(crate) fn skip<'s>(socket: impl Into<WireRef<'s>>, mut left: u64) -> Result<(), ReceiveError> {
+    let wire = socket.into();
     let mut scratch = [0; 16 << 10];
     while left > 0 {
         let piece = left.min(scratch.len() as u64);
         let (room, _) = scratch.split_at_mut(kvpool_types::Length(piece).as_usize());
-        receive_exact(socket, room, |_| false)?;
+        receive_exact(wire, room, |_| false)?;
         left -= piece;
     }
     Ok(())

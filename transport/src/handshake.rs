@@ -5,12 +5,12 @@ use crate::host::{Host, Refused};
 use crate::link::TransferError;
 use crate::outcomes::unreachable;
 use crate::service::FirstFrame;
+use crate::wire::WireRef;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{Failure, Hello, HelloReply, Meta, ReadRequest, SumsReply};
 use kvpool_types::wire::frame::{Header, MAX_META_BYTES, Op};
 use kvpool_types::{ClientId, Code, Epoch};
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 /// Why a server ends a connection.
@@ -55,7 +55,7 @@ impl End {
     }
 
     /// Logs the reason, and sends a refusal if there is one.
-    pub(crate) fn carry_out(self, socket: BorrowedFd<'_>, epoch: Epoch) {
+    pub(crate) fn carry_out<'s>(self, socket: impl Into<WireRef<'s>>, epoch: Epoch) {
         match self {
             Self::Over => {}
             Self::Io(error) => tracing::debug!(%error, "connection failed"),
@@ -79,7 +79,11 @@ pub(crate) struct Admitted {
 }
 
 impl Admitted {
-    pub(crate) fn answer(&self, socket: BorrowedFd<'_>, epoch: Epoch) -> io::Result<()> {
+    pub(crate) fn answer<'s>(
+        &self,
+        socket: impl Into<WireRef<'s>>,
+        epoch: Epoch,
+    ) -> io::Result<()> {
         send(socket, Op::HelloReply, self.request, epoch, &self.reply)
     }
 }
@@ -109,15 +113,16 @@ pub(crate) fn judge_hello(host: &dyn Host, frame: &FirstFrame) -> Result<Admitte
 }
 
 /// Sends hello and receives the answer, by `deadline`.
-pub(crate) fn say_hello(
-    socket: BorrowedFd<'_>,
+pub(crate) fn say_hello<'s>(
+    socket: impl Into<WireRef<'s>>,
     hello: &Hello,
     deadline: Instant,
 ) -> Result<HelloReply, TransferError> {
+    let wire = socket.into();
     let left = deadline.saturating_duration_since(Instant::now());
-    crate::socket::set_timeouts(socket, Some(left)).map_err(unreachable)?;
-    let sent = send(socket, Op::Hello, 0, Epoch::default(), hello);
-    let received = match (receive_by(socket, deadline), sent) {
+    crate::socket::set_timeouts(wire.socket(), Some(left)).map_err(unreachable)?;
+    let sent = send(wire, Op::Hello, 0, Epoch::default(), hello);
+    let received = match (receive_by(wire, deadline), sent) {
         (Ok(received), _) => received,
         (Err(ReceiveError::Io(error)), _) if error.kind() == io::ErrorKind::TimedOut => {
             return Err(crate::outcomes::deadline_exceeded());

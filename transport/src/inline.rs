@@ -233,7 +233,9 @@ mod tests {
     #[tokio::test]
     async fn a_timed_out_request_ends_the_channel() {
         let (ours, _silent) = UnixStream::pair().unwrap();
-        let channel = Arc::new(Channel::from_socket(ours.into(), Features::default()).unwrap());
+        let channel = Arc::new(
+            Channel::from_socket(std::os::fd::OwnedFd::from(ours), Features::default()).unwrap(),
+        );
         let length = Length(4096);
         let op = ReadOp {
             extent: Extent {

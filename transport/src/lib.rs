@@ -52,7 +52,9 @@ mod socket;
 mod split;
 pub mod tcp;
 mod timer;
+mod wire;
 
 pub use channel::Channel;
 pub use link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
 pub use memory::{Region, Slice};
+pub use wire::DataTls;

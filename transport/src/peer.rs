@@ -13,8 +13,10 @@
 //!   addresses
 //! - `mailbox`: short messages from peers
 //! - `plan`: ranges as batches of a link
+//! - `rooms`: extents that one key opens for a while, as a hand-off needs them
 //! - `targets`: the links to peers
 //! - `transfer`: one transfer over these links
+//! - `watch`: the notice of a peer's death
 //! - [`endpoint`]: the interface that joins all of these
 //!
 //! The protocol is that of the data port, so links, frames, checksums and deadlines are the pool's
@@ -23,22 +25,26 @@
 //! derived from the token and the secret. Where both ends have RDMA ports, an admitted connection
 //! agrees on queue pairs, which end with it. Through them a port can touch the exposed ranges only.
 //!
-//! ADR 0014 says what a peer may access, and why.
+//! ADR 0014 says what a peer may access, and why. ADR 0050 adds rooms.
 
 pub mod endpoint;
 mod exposed;
 mod host;
 mod mailbox;
 mod plan;
+mod rooms;
 pub mod secret;
 mod targets;
 mod transfer;
+mod watch;
 
 pub use endpoint::{Direction, Endpoint, EndpointOptions, Message, Route};
 pub use exposed::{ExposeError, StillTouched};
 pub use host::{CLUSTER, MEMORY};
 pub use plan::Move;
+pub use rooms::RoomPass;
 pub use secret::Secret;
+pub use watch::{PeerLoss, PeerWatch, PeerWatchOptions};
 
 #[cfg(test)]
 mod tests;

@@ -10,8 +10,10 @@ mod acceptor;
 use crate::handshake::{Admitted, End};
 use crate::host::Abort;
 use crate::socket::shut_down;
+use crate::wire::{Wire, WireRef};
 use acceptor::Acceptor;
 pub(crate) use acceptor::FirstFrame;
+use kvpool_tls::rustls::ServerConfig;
 use kvpool_types::Epoch;
 use parking_lot::{Condvar, Mutex};
 use rustix::event::EventfdFlags;
@@ -28,7 +30,7 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 
 /// An accepted connection.
 pub(crate) struct Connection {
-    socket: OwnedFd,
+    wire: Wire,
     phase: Mutex<ConnectionPhase>,
     aborted: AtomicBool,
 }
@@ -41,16 +43,21 @@ enum ConnectionPhase {
 }
 
 impl Connection {
-    pub(crate) fn new(socket: OwnedFd) -> Arc<Self> {
+    pub(crate) fn new(wire: impl Into<Wire>) -> Arc<Self> {
         Arc::new(Self {
-            socket,
+            wire: wire.into(),
             phase: Mutex::new(ConnectionPhase::Idle),
             aborted: AtomicBool::new(false),
         })
     }
 
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.wire.as_fd()
+    }
+
+    /// The socket with its session.
+    pub(crate) fn wire(&self) -> WireRef<'_> {
+        self.wire.as_ref()
     }
 
     /// Marks the start of a request. False when the connection must end.
@@ -99,6 +106,10 @@ pub(crate) trait Serve: Send + Sync + 'static {
     fn handshake(&self) -> Duration;
     /// The epoch to send in refusals.
     fn epoch(&self) -> Epoch;
+    /// The configuration of a caller's TLS handshake; `None` for a plain port.
+    fn tls(&self) -> Option<Arc<ServerConfig>> {
+        None
+    }
     /// Judges a caller by its first frame. Runs on the accepting thread, so it must not block.
     fn judge(&self, socket: BorrowedFd<'_>, hello: &FirstFrame) -> Result<Admitted, End>;
     /// Answers the hello, and serves the connection until it ends.
@@ -226,18 +237,18 @@ impl ServiceShared {
     }
 
     /// Starts a thread for a connection. Returns the socket when there are too many connections.
-    fn open(self: &Arc<Self>, socket: OwnedFd, admitted: Admitted) -> Result<(), OwnedFd> {
+    fn open(self: &Arc<Self>, wire: Wire, admitted: Admitted) -> Result<(), Wire> {
         let (number, connection) = {
             let mut connections = self.connections.lock();
             if connections.stopped {
                 return Ok(());
             }
             if connections.open.len() >= self.limit {
-                return Err(socket);
+                return Err(wire);
             }
             connections.next += 1;
             let number = connections.next;
-            let connection = Connection::new(socket);
+            let connection = Connection::new(wire);
             connections.open.insert(number, connection.clone());
             (number, connection)
         };

@@ -14,10 +14,12 @@ mod payload;
 pub(crate) use payload::LargePayload;
 
 use crate::memory::Slice;
+use crate::wire::WireRef;
+use kvpool_tls::Session;
 use kvpool_types::{Length, Offset};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, sockopt};
+use rustix::net::{RecvFlags, SendFlags, sockopt};
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -25,6 +27,10 @@ use std::time::Duration;
 
 /// The most pieces of memory in one call.
 const MAX_VECTORS: usize = 1024;
+/// The bytes that are encrypted at a time.
+const SEALED: usize = 64 << 10;
+/// The bytes that are decrypted at a time: one record.
+const OPENED: usize = 16 << 10;
 
 /// Memory to send from, in order.
 #[derive(Default)]
@@ -54,7 +60,12 @@ impl<'a> Gather<'a> {
     }
 
     /// Sends everything. Fails with `WouldBlock` when the socket's timeout passes without progress.
-    pub(crate) fn send_all(mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn send_all<'s>(mut self, socket: impl Into<WireRef<'s>>) -> io::Result<()> {
+        let wire = socket.into();
+        let socket = wire.socket();
+        if let Some(tls) = wire.tls() {
+            return self.send_sealed(socket, tls);
+        }
         while let Some(mut message) = self.0.message() {
             // SAFETY: the message names vectors that live as long as `self`. They name memory that
             // is borrowed or counted for `'a`, and the kernel only reads it.
@@ -68,6 +79,19 @@ impl<'a> Gather<'a> {
             }
         }
         Ok(())
+    }
+
+    fn send_sealed(mut self, socket: BorrowedFd<'_>, tls: &Session) -> io::Result<()> {
+        let mut piece = vec![0; SEALED.min(self.0.left())];
+        loop {
+            let count = self.0.copy_out(&mut piece);
+            let Some(plain) = piece.get(..count).filter(|plain| !plain.is_empty()) else {
+                return Ok(());
+            };
+            tls.send(plain, |bytes| {
+                Ok(rustix::net::send(socket, bytes, SendFlags::NOSIGNAL)?)
+            })?;
+        }
     }
 }
 
@@ -95,8 +119,7 @@ impl<'a> Scatter<'a> {
 
     /// The number of bytes that still fit.
     pub(crate) fn left(&self) -> u64 {
-        let left = self.0.all.get(self.0.next..).unwrap_or_default();
-        left.iter().map(|vector| vector.iov_len as u64).sum()
+        self.0.left() as u64
     }
 
     /// Whether no room is left.
@@ -106,7 +129,12 @@ impl<'a> Scatter<'a> {
 
     /// Waits for at least one byte and receives the available bytes. Returns 0 when the peer has
     /// closed. Fails with `WouldBlock` when the socket's timeout passes.
-    pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+    pub(crate) fn receive<'s>(&mut self, socket: impl Into<WireRef<'s>>) -> io::Result<usize> {
+        let wire = socket.into();
+        let socket = wire.socket();
+        if let Some(tls) = wire.tls() {
+            return self.receive_sealed(socket, tls);
+        }
         loop {
             let Some(mut message) = self.0.message() else {
                 return Ok(0);
@@ -125,9 +153,79 @@ impl<'a> Scatter<'a> {
             }
         }
     }
+
+    fn receive_sealed(&mut self, socket: BorrowedFd<'_>, tls: &Session) -> io::Result<usize> {
+        let mut opened = [0; OPENED];
+        let (room, _) = opened.split_at_mut(OPENED.min(self.0.left()));
+        if room.is_empty() {
+            return Ok(0);
+        }
+        let count = tls.receive(room, |bytes| receive_into(socket, bytes))?;
+        self.0.copy_in(room.get(..count).unwrap_or_default());
+        Ok(count)
+    }
+}
+
+/// Waits for bytes; a signal does not end the wait.
+fn receive_into(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match rustix::net::recv(socket, &mut *bytes, RecvFlags::empty()) {
+            Err(Errno::INTR) => {}
+            received => return Ok(received.map(|(_, count)| count)?),
+        }
+    }
 }
 
 impl Vectors<'_> {
+    /// The bytes of the vectors that are not used up.
+    fn left(&self) -> usize {
+        let left = self.all.get(self.next..).unwrap_or_default();
+        left.iter().map(|vector| vector.iov_len).sum()
+    }
+
+    /// Fills `piece` from the vectors, and uses them up. Returns the number of bytes.
+    fn copy_out(&mut self, piece: &mut [u8]) -> usize {
+        let mut filled = 0;
+        while let Some(vector) = self.all.get(self.next) {
+            let count = vector.iov_len.min(piece.len() - filled);
+            let Some(room) = piece.get_mut(filled..filled + count).filter(|_| count > 0) else {
+                break;
+            };
+            // SAFETY: the vector names memory that is borrowed or counted for the life of `self`, and
+            // `count` lies within it and within `room`, which is memory of this function's caller.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    vector.iov_base.cast::<u8>().cast_const(),
+                    room.as_mut_ptr(),
+                    count,
+                );
+            }
+            filled += count;
+            self.advance(count);
+        }
+        filled
+    }
+
+    /// Fills the vectors from `bytes`, which fit, and uses them up.
+    fn copy_in(&mut self, mut bytes: &[u8]) {
+        while let Some(vector) = self.all.get(self.next)
+            && !bytes.is_empty()
+        {
+            let (now, rest) = bytes.split_at(vector.iov_len.min(bytes.len()));
+            // SAFETY: the vector names memory that is uniquely borrowed, or counted and writable, for
+            // the life of `self`, and `now` is no longer than the vector.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    now.as_ptr(),
+                    vector.iov_base.cast::<u8>(),
+                    now.len(),
+                );
+            }
+            self.advance(now.len());
+            bytes = rest;
+        }
+    }
+
     fn push(&mut self, start: *mut u8, length: usize) {
         if length > 0 {
             self.all.push(libc::iovec {
@@ -167,7 +265,12 @@ impl Vectors<'_> {
 ///
 /// A blocking receive is also woken when the peer frees room for sent data: by TCP during a large
 /// payload, by Unix sockets after every message. This wait is not.
-pub(crate) fn wait_to_receive(socket: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn wait_to_receive<'s>(socket: impl Into<WireRef<'s>>) -> io::Result<()> {
+    let wire = socket.into();
+    if wire.tls().is_some_and(Session::has_received) {
+        return Ok(());
+    }
+    let socket = wire.socket();
     let mut poll = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
     match rustix::event::poll(&mut poll, None) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -176,8 +279,15 @@ pub(crate) fn wait_to_receive(socket: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Sends what the socket takes without blocking. Returns the number of bytes.
-pub(crate) fn send_some(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> usize {
+///
+/// With TLS a frame goes as a whole or not at all, since a record cannot be sent in part.
+pub(crate) fn send_some<'s>(socket: impl Into<WireRef<'s>>, mut bytes: &[u8]) -> usize {
+    let wire = socket.into();
+    let socket = wire.socket();
     let all = bytes.len();
+    if let Some(tls) = wire.tls() {
+        return send_sealed_now(socket, tls, bytes).map_or(0, |()| all);
+    }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     while !bytes.is_empty()
         && let Ok(sent) = rustix::net::send(socket, bytes, flags)
@@ -185,6 +295,19 @@ pub(crate) fn send_some(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> usize {
         bytes = bytes.get(sent..).unwrap_or_default();
     }
     all - bytes.len()
+}
+
+/// Sends a small frame when the socket has room for much more than that.
+fn send_sealed_now(socket: BorrowedFd<'_>, tls: &Session, bytes: &[u8]) -> io::Result<()> {
+    let mut poll = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
+    let has_room = bytes.len() <= OPENED
+        && rustix::event::poll(&mut poll, Some(&rustix::event::Timespec::default()))? > 0;
+    if !has_room {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    tls.send(bytes, |bytes| {
+        Ok(rustix::net::send(socket, bytes, SendFlags::NOSIGNAL)?)
+    })
 }
 
 fn moved(count: isize) -> io::Result<usize> {

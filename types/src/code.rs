@@ -111,6 +111,16 @@ codes! {
     TokenExpired = 33, "token_expired", false;
     /// The caller's token is valid and does not give the right to this.
     Forbidden = 34, "forbidden", false;
+    /// The namespace is at its hard quota of memory, and none of its own blocks could leave.
+    MemoryQuota = 40, "memory_quota", true;
+    /// The namespace is at its hard quota of blocks, and none of its own blocks could leave.
+    BlocksQuota = 41, "blocks_quota", true;
+    /// The namespace made as many calls as it may in this time.
+    RequestRate = 42, "request_rate", true;
+    /// The namespace moved as many bytes as it may in this time.
+    ByteRate = 43, "byte_rate", true;
+    /// The namespace has blocks, so it is not deleted without `--blocks`.
+    NamespaceInUse = 44, "namespace_in_use", false;
 }
 
 impl Code {
@@ -138,10 +148,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_dense_and_round_trip() {
-        for (number, code) in (0u16..).zip(Code::ALL) {
-            assert_eq!(code.to_wire(), number);
-            assert_eq!(Code::from_wire(number), Some(*code));
+    fn numbers_ascend_and_round_trip() {
+        assert!(Code::ALL.is_sorted_by_key(|code| code.to_wire()));
+        for code in Code::ALL {
+            assert_eq!(Code::from_wire(code.to_wire()), Some(*code));
         }
         assert_eq!(Code::from_wire(u16::MAX), None);
     }

@@ -26,6 +26,7 @@ pub mod key;
 pub mod key_strings;
 pub mod medium;
 pub mod namespace;
+pub mod tenancy;
 pub mod term_proof;
 pub mod token;
 pub mod wire;
@@ -43,5 +44,6 @@ pub use ids::{
 pub use incarnation_secret::IncarnationSecret;
 pub use key::{Key, KeyRef};
 pub use namespace::Namespace;
+pub use tenancy::{NamespaceSettings, Setting, SettingsError};
 pub use term_proof::TermProver;
 pub use token::Token;

@@ -3,6 +3,7 @@
 //! It builds and runs the other packages as their users do, through cargo, and depends on none of them.
 
 mod cargo;
+mod charts;
 mod demo;
 mod dist;
 mod fuzz;

@@ -18,7 +18,14 @@ pub(crate) const OLDEST: &str = "import sys; sys.exit(sys.version_info < (3, 11)
 /// What builds the wheels.
 const BUILDERS: [&str; 2] = ["maturin>=1.9,<2", "hatchling"];
 /// What the tests use.
-const TESTERS: [&str; 5] = ["pytest", "pytest-timeout", "mypy", "numpy", "aiohttp"];
+const TESTERS: [&str; 6] = [
+    "pytest",
+    "pytest-timeout",
+    "mypy",
+    "numpy",
+    "aiohttp",
+    "msgpack",
+];
 /// The commands that the wheel brings along.
 pub(crate) const COMMANDS: [&str; 3] = ["kvmaster", "kvstore-node", "kvctl"];
 /// Debian's package of the module venv.

@@ -1,6 +1,7 @@
 //! `cargo xtask test`.
 
 use crate::cargo::{EVERYTHING, answers, cargo, root, succeeds, target_dir, watch};
+use crate::charts;
 use crate::lint;
 use crate::packages::Packages;
 use crate::python;
@@ -60,7 +61,10 @@ pub(crate) fn run(quick: bool, packages: Packages) -> Result<bool> {
         lint::deny::check(missing, &mut checks)?;
     }
     tally.add_checks(checks);
+    let mut helm = None;
     if !quick {
+        helm = charts::helm(packages)?;
+        programs.extend(helm.clone().map(|helm| (charts::HELM, helm)));
         provide_ip(packages)?;
         for unpacked in &UNPACKED {
             programs.extend(unpacked.provide(packages)?);
@@ -75,6 +79,8 @@ pub(crate) fn run(quick: bool, packages: Packages) -> Result<bool> {
         with_cargo_test(quick, &programs, &mut tally)?;
     }
     if !quick {
+        let done = charts::test(helm.as_deref(), &mut tally);
+        tally.attempted("the Helm chart", done);
         let done = python::test(packages, &mut tally);
         tally.attempted("the Python tests", done);
         let done = rdma::test(packages, &mut tally);

@@ -38,6 +38,8 @@ struct Block {
 #[derive(Serialize)]
 struct Replica {
     node: String,
+    /// `memory` or `ssd`.
+    tier: &'static str,
     segment: u32,
     offset: u64,
     state: String,
@@ -70,6 +72,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             .into_iter()
             .map(|replica| Replica {
                 node: replica.node,
+                tier: match replica.extent.segment.is_on_medium() {
+                    true => "ssd",
+                    false => "memory",
+                },
                 segment: replica.extent.segment.0,
                 offset: replica.extent.offset.0,
                 state: replica.state,
@@ -97,10 +103,11 @@ fn tables(block: &Block) -> String {
     facts.add_row(["soft pin left", &left(block.soft_pin_left_seconds)]);
     facts.add_row(["hard pin", if block.hard_pin { "yes" } else { "no" }]);
 
-    let mut replicas = output::table(["node", "segment", "offset", "state"]);
+    let mut replicas = output::table(["node", "in", "segment", "offset", "state"]);
     for replica in &block.replicas {
         replicas.add_row([
             replica.node.clone(),
+            replica.tier.to_owned(),
             replica.segment.to_string(),
             output::count(replica.offset),
             replica.state.clone(),

@@ -1,22 +1,27 @@
-//! `kvctl node`: store nodes taken out of service.
+//! `kvctl node`: store nodes taken out of service, directories made for them, and waiting for them.
+
+mod directory;
+mod wait;
 
 use crate::connection::control_error;
 use crate::context::Context;
 use crate::output;
 use clap::Subcommand;
 use kvpool_client::{Client, ReplicaTask, ReplicaTaskState};
+use kvpool_types::Code;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// How often the progress of a drain is looked at.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Take a store node out of service
+/// Take a store node out of service, or make directories for one
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   kvctl node drain node-2
-  kvctl node drain node-2 --timeout 2m")]
+  kvctl node drain node-2 --timeout 2m
+  kvctl node directory /run/kvpool --owner 65532:65532")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -25,6 +30,8 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     Drain(Drain),
+    Directory(directory::Args),
+    Wait(wait::Args),
 }
 
 /// Move the blocks of a store node to other nodes, and give it no new ones
@@ -49,18 +56,24 @@ struct Outcome {
     node: String,
     moved: u64,
     bytes: u64,
-    /// Blocks that are still on the node.
+    /// Blocks that are on the node only.
     left: u64,
+    /// Why the last of these was not moved.
+    reason: Option<String>,
     seconds: f64,
 }
 
 /// Runs it.
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
-    let Command::Drain(Drain { name, timeout }) = args.command;
+    let Drain { name, timeout } = match args.command {
+        Command::Drain(drain) => drain,
+        Command::Directory(args) => return directory::run(&args, context),
+        Command::Wait(args) => return wait::run(&args, context).await,
+    };
     let client = context.connection.connect().await?;
     let begun = Instant::now();
     let (mut moved, mut bytes) = (0, 0);
-    let left = loop {
+    let (left, failure) = loop {
         let task = client.drain_node(&name).await.map_err(control_error)?;
         let Some(task) = wait(&client, task, begun + timeout).await? else {
             // The task has ended with its leader. Another one moves what is left.
@@ -71,23 +84,41 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         let left = task.blocks - task.changed - task.gone;
         // Puts that were under way may have ended on the node since: another look finds them.
         if task.blocks == 0 || task.changed == 0 || begun.elapsed() >= timeout {
-            break left;
+            break (left, task.failure);
         }
     };
+    let is_full = matches!(failure, None | Some((Code::Full, _)));
     let outcome = Outcome {
         node: name,
         moved,
         bytes,
         left,
+        reason: failure.filter(|_| left > 0).map(|(_, why)| why),
         seconds: begun.elapsed().as_secs_f64(),
     };
-    context.output.show(&outcome, |outcome| {
-        let (moved, left) = (output::count(outcome.moved), output::count(outcome.left));
-        format!(
-            "node {} is out of service: moved {moved} blocks in {:.1} s, {left} stay. It can be stopped now.",
-            outcome.node, outcome.seconds
-        )
-    })
+    context.output.show(&outcome, said)?;
+    // Old blocks stay when the other nodes are full. Any other reason is a fault to mend first.
+    anyhow::ensure!(
+        left == 0 || is_full,
+        "{left} blocks would be lost with node {}: mend the cause and run the command again",
+        outcome.node
+    );
+    Ok(())
+}
+
+fn said(outcome: &Outcome) -> String {
+    let (moved, left) = (output::count(outcome.moved), output::count(outcome.left));
+    let begin = format!(
+        "node {} takes no new blocks: moved {moved} blocks in {:.1} s.",
+        outcome.node, outcome.seconds
+    );
+    if outcome.left == 0 {
+        return format!("{begin} It can be stopped now.");
+    }
+    let reason = outcome.reason.as_deref().unwrap_or("the time was over");
+    format!(
+        "{begin} {left} blocks are on this node only and leave the pool when it stops (last reason: {reason})."
+    )
 }
 
 /// Waits until a task has ended, or ends it at `until`. `None` when its leader has gone.

@@ -65,18 +65,18 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         hard_pin: args.pin,
         ..PutOptions::default()
     };
-    let put = client
-        .batch_put(vec![block], &options)
-        .await
-        .pop()
-        .context("the client returned no outcome for this put")?
-        .map_err(|error| match error.code() {
-            Code::NoNodes => {
-                let why = no_node(&context.connection);
-                exit::Unreachable(format!("the block was not put: {why}")).into()
-            }
-            _ => put_error(error),
-        })?;
+    let put = client.batch_put(vec![block], &options).await.pop();
+    let put = match put.context("the client returned no outcome for this put")? {
+        Err(error) if error.code() == Code::NoNodes => {
+            let nodes = client
+                .stats()
+                .await
+                .map_or_else(|_| Vec::new(), |stats| stats.nodes);
+            let why = no_node(&context.connection, &nodes);
+            return Err(exit::Unreachable(format!("the block was not put: {why}")).into());
+        }
+        put => put.map_err(put_error)?,
+    };
     let outcome = Outcome {
         key: args.key.to_string(),
         length,
@@ -86,13 +86,16 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             PutOutcome::Present => 0,
         },
     };
+    let wanted = args.replicas.max(1) as usize;
     context.output.show(&outcome, |outcome| {
         if outcome.stored {
-            format!(
-                "stored {} on {} node(s)",
-                output::bytes(outcome.length),
-                outcome.replicas
-            )
+            let (length, replicas) = (output::bytes(outcome.length), outcome.replicas);
+            match wanted > replicas {
+                true => format!(
+                    "stored {length} on {replicas} of {wanted} nodes: no other node took it"
+                ),
+                false => format!("stored {length}, {replicas} replica(s)"),
+            }
         } else {
             "already present: nothing was written (--upsert writes a new version)".to_owned()
         }

@@ -209,7 +209,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     show(vec![task], context)?;
     match (state, failure) {
         (ReplicaTaskState::Failed, Some((code, why))) => {
-            bail!("{failed} blocks were not changed: {why} ({code})")
+            bail!("blocks that were not changed: {failed}; the last reason: {why} ({code})")
         }
         _ => Ok(()),
     }

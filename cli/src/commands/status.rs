@@ -133,7 +133,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     }
     let mut wrong = problems::of(&stats);
     if !stats.nodes.iter().any(|node| node.state == "live") {
-        wrong.insert(0, no_node(&context.connection));
+        wrong.insert(0, no_node(&context.connection, &stats.nodes));
     }
     let status = Status {
         rates,
@@ -187,7 +187,7 @@ fn tables(status: &Status, all: bool) -> String {
                 format!("{:.1} s ago", node.heartbeat_age_seconds),
                 segment.id.to_string(),
                 used(segment.used_bytes, segment.capacity_bytes),
-                format!("{} ranges", segment.free_ranges),
+                output::count(segment.free_ranges),
                 output::bytes(segment.largest_free_bytes),
             ]);
         }

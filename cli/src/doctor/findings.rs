@@ -1,5 +1,6 @@
 //! The problems, and their exit code.
 
+use super::exposure;
 use super::host::Host;
 use super::node::Node;
 use super::pool::Pool;
@@ -30,7 +31,7 @@ pub(crate) enum Weight {
 }
 
 impl Finding {
-    const fn new(weight: Weight, text: String) -> Self {
+    pub(super) const fn new(weight: Weight, text: String) -> Self {
         Self { weight, text }
     }
 }
@@ -43,6 +44,7 @@ pub(super) fn of(host: &Host, pool: &Pool, connection: &Connection) -> Vec<Findi
     for node in &pool.nodes {
         findings.extend(of_node(node, connection.transport));
     }
+    findings.extend(exposure::of(pool));
     let media = pool.media.iter().cloned();
     findings.extend(media.map(|text| Finding::new(Weight::Note, text)));
     findings.sort_by_key(|finding| finding.weight);

@@ -2,8 +2,9 @@
 
 use crate::connection::Transport;
 use kvpool_client::NodeStats;
+use kvpool_tls::ClientTls;
 use kvpool_transport::rdma::Fabric;
-use kvpool_transport::{Channel, Link, TransferError, rdma, shm, tcp};
+use kvpool_transport::{Channel, DataTls, Link, TransferError, rdma, shm, tcp};
 use kvpool_types::wire::data::{Hello, HelloReply, Meta};
 use kvpool_types::wire::frame::{self, Op};
 use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Epoch, HostId, Token};
@@ -56,6 +57,8 @@ pub(super) struct Prober {
     pub(super) rdma: Result<Arc<Fabric>, String>,
     /// The transports that the client may use.
     pub(super) choice: Transport,
+    /// For nodes whose address asks for TLS.
+    pub(super) tls: Option<ClientTls>,
     /// Timeout to open one transport.
     pub(super) timeout: Duration,
 }
@@ -99,7 +102,7 @@ impl Prober {
         let host = host.map(|host| host.to_string());
         let same_host = host.map(|host| host == self.host);
         let shm = self.shm(&stats.shm_path, &hello, same_host).await;
-        let rdma = self.rdma(address, &hello).await;
+        let rdma = self.rdma(&stats.data_address, address, &hello).await;
         let ways = vec![shm, rdma, tcp];
         Node {
             name: stats.name.clone(),
@@ -116,6 +119,11 @@ impl Prober {
     /// Probes TCP. Also returns the address and the host id if the node answers.
     async fn tcp(&self, address: &str, hello: &Hello) -> (Way, Option<SocketAddr>, Option<HostId>) {
         let fails = |reason: String| (Way::fails(Transport::Tcp, reason), None, None);
+        let (address, tls) = match DataTls::of(address, self.tls.as_ref()) {
+            Ok(read) => read,
+            Err(error) => return fails(error.message),
+        };
+        let has_tls = tls.is_some();
         let resolved = tokio::time::timeout(self.timeout, tokio::net::lookup_host(address)).await;
         let resolved = match resolved {
             Ok(Ok(mut found)) => found.next(),
@@ -131,16 +139,32 @@ impl Prober {
         };
         let (begin, by) = (Instant::now(), self.deadline());
         let asked = hello.clone();
-        let reply = match open(move || tcp::connect(resolved, asked, by)).await {
+        let options = tcp::ConnectOptions {
+            tls,
+            ..tcp::ConnectOptions::default()
+        };
+        let pinger = self.tls.clone().filter(|_| has_tls);
+        let reply = match open(move || tcp::connect_with(resolved, asked, by, &options)).await {
             Ok(reply) => reply,
             Err(error) => return fails(error.to_string()),
         };
         let opened = begin.elapsed();
-        let pinged = tokio::time::timeout(self.timeout, round_trip(resolved, hello)).await;
+        let pinged = tokio::time::timeout(
+            self.timeout,
+            round_trip(resolved, hello, pinger.as_ref(), address),
+        )
+        .await;
         let way = match pinged {
             Ok(Ok(round_trip)) => Way {
                 round_trip_micros: Some(micros(round_trip)),
-                ..Way::works(Transport::Tcp, opened, format!("at {resolved}"))
+                ..Way::works(
+                    Transport::Tcp,
+                    opened,
+                    match has_tls {
+                        true => format!("at {resolved}, with TLS in user space"),
+                        false => format!("at {resolved}"),
+                    },
+                )
             },
             Ok(Err(error)) => Way::fails(Transport::Tcp, format!("ping failed: {error}")),
             Err(_) => Way::fails(Transport::Tcp, "a ping was not answered in time"),
@@ -170,7 +194,7 @@ impl Prober {
     }
 
     /// Probes RDMA.
-    async fn rdma(&self, address: Option<SocketAddr>, hello: &Hello) -> Way {
+    async fn rdma(&self, told: &str, address: Option<SocketAddr>, hello: &Hello) -> Way {
         let fails = |reason: String| Way::fails(Transport::Rdma, reason);
         let fabric = match &self.rdma {
             Ok(fabric) => fabric.clone(),
@@ -183,7 +207,12 @@ impl Prober {
         let ports: Vec<&str> = fabric.rails().iter().map(|rail| rail.name()).collect();
         let ports = ports.join(", ");
         let asked = hello.clone();
-        match open(move || rdma::connect(&fabric, address, asked, by)).await {
+        let tls = match DataTls::of(told, self.tls.as_ref()) {
+            Ok((_, tls)) => tls,
+            Err(error) => return fails(error.message),
+        };
+        let connect = move || rdma::connect_with(&fabric, address, asked, by, tls.as_ref());
+        match open(connect).await {
             Ok(_) => Way::works(Transport::Rdma, begin.elapsed(), format!("from {ports}")),
             Err(error) => fails(error.to_string()),
         }
@@ -203,10 +232,17 @@ async fn open(connect: impl FnOnce() -> Opened + Send + 'static) -> Result<Hello
 }
 
 /// The median time of a ping to the node at `address`.
-async fn round_trip(address: SocketAddr, hello: &Hello) -> Result<Duration, String> {
-    let channel = Channel::connect(address, Duration::ZERO)
-        .await
-        .map_err(|error| error.to_string())?;
+async fn round_trip(
+    address: SocketAddr,
+    hello: &Hello,
+    tls: Option<&ClientTls>,
+    authority: &str,
+) -> Result<Duration, String> {
+    let connected = match tls {
+        None => Channel::connect(address, Duration::ZERO).await,
+        Some(tls) => Channel::connect_tls(address, Duration::ZERO, tls, authority).await,
+    };
+    let channel = connected.map_err(|error| error.to_string())?;
     let epoch = Epoch::default();
     let said = channel
         .call(Op::Hello, epoch, |out| hello.encode(out))

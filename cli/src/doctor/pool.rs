@@ -6,6 +6,7 @@ use crate::connection::{Connection, Transport, connect_error, control_error};
 use crate::{exit, masters, media};
 use futures::future::join_all;
 use kvpool_client::{Client, Options, PoolStats, TransportChoice};
+use kvpool_tls::ClientTls;
 use kvpool_transport::rdma::Fabric;
 use serde::Serialize;
 use std::sync::Arc;
@@ -90,6 +91,7 @@ impl Pool {
                 host: host.id.clone(),
                 rdma,
                 choice: connection.transport,
+                tls: ClientTls::open(&connection.tls())?,
                 timeout: connection.timeout.min(TIMEOUT),
             };
             pool.nodes = join_all(stats.nodes.iter().map(|node| prober.reach(node))).await;

@@ -9,6 +9,7 @@ use crate::clock::Deadline;
 use crate::errors::ControlError;
 use kvpool_auth::Credentials;
 use kvpool_proto::{HelloReply, HelloRequest};
+use kvpool_tls::ClientTls;
 use kvpool_transport::channel::Reply;
 use kvpool_transport::{Channel, TransferError};
 use kvpool_types::wire::features::Features;
@@ -35,6 +36,8 @@ pub(super) struct Framed {
     credentials: Credentials,
     /// The number of the token that the master knows of `channel`.
     greeted: AtomicU64,
+    /// `None` for a plain connection.
+    tls: Option<ClientTls>,
     channel: RwLock<Option<Arc<Channel>>>,
     /// Whether a call was not answered in its time: the master, or the way to it, may be gone.
     doubtful: AtomicBool,
@@ -50,6 +53,7 @@ impl Framed {
         address: String,
         spin: Duration,
         credentials: Credentials,
+        tls: Option<ClientTls>,
         told: Arc<AtomicBool>,
     ) -> Self {
         Self {
@@ -57,6 +61,7 @@ impl Framed {
             spin,
             credentials,
             greeted: AtomicU64::new(0),
+            tls,
             channel: RwLock::new(None),
             doubtful: AtomicBool::new(false),
             opening: tokio::sync::Mutex::new(None),
@@ -189,9 +194,11 @@ impl Framed {
             ..greeting
         };
         let opened = addresses::first_of(found, async |address| {
-            let channel = Channel::connect(address, self.spin)
-                .await
-                .map_err(|error| failed(&format!("{address}: {error}")))?;
+            let connected = match &self.tls {
+                None => Channel::connect(address, self.spin).await,
+                Some(tls) => Channel::connect_tls(address, self.spin, tls, &self.address).await,
+            };
+            let channel = connected.map_err(|error| failed(&format!("{address}: {error}")))?;
             greet(&channel, &greeting, deadline).await?;
             Ok(Arc::new(channel))
         });
@@ -334,6 +341,7 @@ mod tests {
             address,
             Duration::ZERO,
             Credentials::default(),
+            None,
             Arc::default(),
         );
         let deadline = || Deadline::after(Duration::from_millis(1500));

@@ -9,6 +9,8 @@ use crate::errors::{ConnectError, ControlError};
 use kvpool_auth::Credentials;
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{Caller, ClusterReply, ClusterRequest, HelloRequest, MAX_MESSAGE_BYTES};
+use kvpool_tls::ClientTls;
+use kvpool_tls::grpc::GrpcWay;
 use kvpool_types::Code;
 use prost::Message as _;
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tonic::metadata::AsciiMetadataValue;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 /// How long opening a connection to a master may take.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -32,7 +34,7 @@ const CONNECTIONS: usize = 2;
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Master {
-    /// `http://host:port`.
+    /// `http://host:port` or `https://host:port`.
     pub(super) address: String,
     pool: PoolClient<Channel>,
     credentials: Credentials,
@@ -71,29 +73,39 @@ pub(super) const fn is_about_the_token(code: Code) -> bool {
 }
 
 impl Master {
-    /// The master at `address`, which is connected to when it is first called. The connection's
+    /// The master at `address`, called with `tls` if the address asks for it, which is connected to when it is first called. The connection's
     /// tasks run on `background`.
     pub(super) fn new(
         address: &str,
         spin: Duration,
         credentials: &Credentials,
+        tls: Option<&ClientTls>,
         background: &Handle,
     ) -> Result<Self, ConnectError> {
         let bad = |reason: String| ConnectError::BadAddress {
             address: address.to_owned(),
             reason,
         };
-        let Some(authority) = address.strip_prefix("http://") else {
-            return Err(bad("it does not start with http://".to_owned()));
+        let (authority, tls) = match (
+            address.strip_prefix("http://"),
+            address.strip_prefix("https://"),
+        ) {
+            (Some(authority), _) => (authority, None),
+            (None, Some(authority)) => (authority, tls),
+            (None, None) => {
+                return Err(bad("it does not start with http:// or https://".to_owned()));
+            }
         };
-        let endpoint = Endpoint::from_shared(address.to_owned())
-            .map_err(|error| bad(error.to_string()))?
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PING_TIMEOUT)
-            .initial_stream_window_size(Some(4 << 20))
-            .initial_connection_window_size(Some(16 << 20));
+        let way = GrpcWay::to(address, tls).map_err(|error| bad(error.to_string()))?;
+        let way = way.with(|endpoint| {
+            endpoint
+                .connect_timeout(CONNECT_TIMEOUT)
+                .tcp_nodelay(true)
+                .http2_keep_alive_interval(PING_INTERVAL)
+                .keep_alive_timeout(PING_TIMEOUT)
+                .initial_stream_window_size(Some(4 << 20))
+                .initial_connection_window_size(Some(16 << 20))
+        });
         // The connection's tasks run where this is.
         let _there = background.enter();
         let authority = authority.trim_end_matches('/');
@@ -102,10 +114,10 @@ impl Master {
             address: address.to_owned(),
             framed: std::array::from_fn(|_| {
                 let (told, credentials) = (Arc::clone(&told), credentials.clone());
-                Framed::new(authority.to_owned(), spin, credentials, told)
+                Framed::new(authority.to_owned(), spin, credentials, tls.cloned(), told)
             }),
             credentials: credentials.clone(),
-            pool: PoolClient::new(endpoint.connect_lazy())
+            pool: PoolClient::new(way.lazy())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES)
                 .max_encoding_message_size(MAX_MESSAGE_BYTES),
         })

@@ -16,6 +16,7 @@ use crate::clock::Deadline;
 use crate::errors::{ConnectError, ControlError};
 use kvpool_auth::Credentials;
 use kvpool_etcd::discover::Location;
+use kvpool_tls::ClientTls;
 use kvpool_types::{Code, Epoch};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -34,8 +35,8 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 const DISCOVERY: Duration = Duration::from_millis(500);
 /// How often it is asked.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(1);
-/// The least time between two searches while a read-only leader is what there is.
-const CALM: Duration = Duration::from_millis(100);
+/// The least time between two searches while only a read-only leader is known.
+const SEARCH_PAUSE: Duration = Duration::from_millis(100);
 
 /// Where calls go.
 #[derive(Clone, Debug)]
@@ -46,7 +47,7 @@ pub(super) struct Route {
     pub(super) leader: Option<Arc<Master>>,
     /// The leader answers only what changes nothing.
     pub(super) read_only: bool,
-    /// Which route it is: every one that is found has another number.
+    /// The number of the route; each new route gets the next.
     number: u64,
 }
 
@@ -84,6 +85,7 @@ pub(super) struct Masters {
     announced: Vec<Location>,
     spin: Duration,
     credentials: Credentials,
+    tls: Option<ClientTls>,
     background: Handle,
     state: Mutex<State>,
     /// Raised whenever a search came to something: to a route, or to nobody.
@@ -135,6 +137,7 @@ impl Masters {
         addresses: &[String],
         spin: Duration,
         credentials: Credentials,
+        tls: Option<ClientTls>,
         known: Arc<Known>,
         background: Handle,
     ) -> Result<Arc<Self>, ConnectError> {
@@ -150,7 +153,9 @@ impl Masters {
         let announced = announced.collect::<Result<Vec<_>, _>>()?;
         let masters = direct
             .into_iter()
-            .map(|address| Master::new(address, spin, &credentials, &background).map(Arc::new))
+            .map(|address| {
+                Master::new(address, spin, &credentials, tls.as_ref(), &background).map(Arc::new)
+            })
             .collect::<Result<Vec<_>, _>>()?;
         if addresses.is_empty() {
             return Err(ConnectError::NoMasters);
@@ -164,6 +169,7 @@ impl Masters {
             announced,
             spin,
             credentials,
+            tls,
             background,
             heard,
             state: Mutex::new(State {
@@ -183,6 +189,11 @@ impl Masters {
                 turn: 0,
             }),
         }))
+    }
+
+    /// How addresses that ask for TLS are called.
+    pub(super) const fn tls(&self) -> Option<&ClientTls> {
+        self.tls.as_ref()
     }
 
     /// Where calls go now, after the search for it when there is one.
@@ -274,7 +285,8 @@ impl Masters {
         if state.masters.len() >= state.given + MOST_LEARNED {
             return None;
         }
-        let master = Master::new(address, self.spin, &self.credentials, &self.background);
+        let (credentials, tls) = (&self.credentials, self.tls.as_ref());
+        let master = Master::new(address, self.spin, credentials, tls, &self.background);
         let master = master.map(Arc::new);
         let master =
             master.inspect_err(|error| tracing::warn!(%error, "invalid master address, ignored"));
@@ -282,8 +294,8 @@ impl Masters {
         master.ok()
     }
 
-    /// Takes note of the masters that the one at `by` names. Those that were learned before and that it
-    /// does not name are forgotten; one that names nobody knows nothing of the others.
+    /// Takes note of the masters that the one at `by` names. Masters that were learned
+    /// before and that it does not name are forgotten. An empty list changes nothing.
     pub(super) fn learn(&self, by: &str, addresses: &[&str]) {
         if addresses.is_empty() {
             return;
@@ -384,7 +396,7 @@ impl Masters {
         state.seeking = true;
         let now = Instant::now();
         let rest = state.searched_at.filter(|_| state.usable).map(|then| {
-            let next = then + CALM;
+            let next = then + SEARCH_PAUSE;
             next.saturating_duration_since(now)
         });
         state.searched_at = Some(now);

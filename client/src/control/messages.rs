@@ -3,12 +3,13 @@
 use futures::future::BoxFuture;
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{
-    Caller, ChangeReplicasRequest, ClusterReply, ClusterRequest, CommitRequest,
-    CreateNamespaceReply, CreateNamespaceRequest, DescribeReply, DescribeRequest,
-    DetachMediumReply, DetachMediumRequest, DrainNodeRequest, ExistReply, ExistRequest, HelloReply,
-    HelloRequest, ListReply, ListRequest, LookupReply, LookupRequest, MIN_VERSION,
-    MatchPrefixReply, MatchPrefixRequest, Outcomes, ReleaseRequest, RemoveReply, RemoveRequest,
-    RenewReply, RenewRequest, ReplicaTask, ReplicaTasksReply, ReplicaTasksRequest,
+    Caller, ChangeNamespaceRequest, ChangeReplicasRequest, ClusterReply, ClusterRequest,
+    CommitRequest, CreateNamespaceReply, CreateNamespaceRequest, DeleteNamespaceReply,
+    DeleteNamespaceRequest, DescribeReply, DescribeRequest, DetachMediumReply, DetachMediumRequest,
+    DrainNodeRequest, ExistReply, ExistRequest, HelloReply, HelloRequest, ListNamespacesReply,
+    ListNamespacesRequest, ListReply, ListRequest, LookupReply, LookupRequest, MIN_VERSION,
+    MatchPrefixReply, MatchPrefixRequest, NamespaceReply, Outcomes, ReleaseRequest, RemoveReply,
+    RemoveRequest, RenewReply, RenewRequest, ReplicaTask, ReplicaTasksReply, ReplicaTasksRequest,
     ReportReplicasRequest, ReserveReply, ReserveRequest, RevokeRequest, StatsReply, StatsRequest,
     VERSION,
 };
@@ -76,6 +77,9 @@ messages! {
     DescribeRequest => DescribeReply, describe, "Describe", None;
     ReportReplicasRequest => Outcomes, report_replicas, "ReportReplicas", None;
     StatsRequest => StatsReply, stats, "Stats", None;
+    ChangeNamespaceRequest => NamespaceReply, change_namespace, "ChangeNamespace", None;
+    DeleteNamespaceRequest => DeleteNamespaceReply, delete_namespace, "DeleteNamespace", None;
+    ListNamespacesRequest => ListNamespacesReply, list_namespaces, "ListNamespaces", None;
     DetachMediumRequest => DetachMediumReply, detach_medium, "DetachMedium", None;
     ChangeReplicasRequest => ReplicaTask, change_replicas, "ChangeReplicas", None;
     ReplicaTasksRequest => ReplicaTasksReply, replica_tasks, "ReplicaTasks", None;

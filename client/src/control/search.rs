@@ -225,7 +225,7 @@ impl Heard {
             words.set(master, said);
             return Word::Names(epoch, reply.leader);
         }
-        // One that names itself and does not lead is about to, or did until now.
+        // A master that names itself but does not lead is in transition.
         words.set(master, format!("is {}{reason}", reply.role));
         Word::Nobody
     }

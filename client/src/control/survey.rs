@@ -7,6 +7,7 @@ use futures::future::join_all;
 use kvpool_auth::Credentials;
 use kvpool_etcd::discover::Location;
 use kvpool_proto::{Caller, ClusterReply};
+use kvpool_tls::{ClientFiles, ClientTls};
 use kvpool_types::Code;
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -18,6 +19,7 @@ pub(crate) type Said = (String, Result<ClusterReply, ControlError>);
 /// their overviews. Must be called on a tokio runtime.
 pub(crate) async fn survey(
     addresses: &[String],
+    tls: &ClientFiles,
     overview: bool,
     timeout: Duration,
     credentials: &Credentials,
@@ -25,6 +27,8 @@ pub(crate) async fn survey(
     if addresses.is_empty() {
         return Err(ConnectError::NoMasters);
     }
+    let tls = ClientTls::open(tls).map_err(|error| ConnectError::Tls(error.to_string()))?;
+    let tls = tls.as_ref();
     let mut given: Vec<String> = Vec::new();
     for address in addresses {
         if !Location::is_meant_by(address) {
@@ -44,7 +48,7 @@ pub(crate) async fn survey(
     }
     given.sort_unstable();
     given.dedup();
-    let mut said = ask_all(&given, overview, timeout, credentials).await?;
+    let mut said = ask_all(&given, tls, overview, timeout, credentials).await?;
     let mut leaders: Vec<String> = said
         .iter()
         .filter_map(|(_, answer)| Some(answer.as_ref().ok()?.leader.clone()))
@@ -52,12 +56,13 @@ pub(crate) async fn survey(
         .collect();
     leaders.sort_unstable();
     leaders.dedup();
-    said.extend(ask_all(&leaders, overview, timeout, credentials).await?);
+    said.extend(ask_all(&leaders, tls, overview, timeout, credentials).await?);
     Ok(said)
 }
 
 async fn ask_all(
     addresses: &[String],
+    tls: Option<&ClientTls>,
     overview: bool,
     timeout: Duration,
     credentials: &Credentials,
@@ -65,7 +70,7 @@ async fn ask_all(
     let background = Handle::current();
     let masters = addresses
         .iter()
-        .map(|address| Master::new(address, Duration::ZERO, credentials, &background));
+        .map(|address| Master::new(address, Duration::ZERO, credentials, tls, &background));
     let masters = masters.collect::<Result<Vec<_>, _>>()?;
     let deadline = Deadline::after(timeout);
     let asks = masters.into_iter().map(|master| async move {

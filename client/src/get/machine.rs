@@ -10,6 +10,7 @@ use crate::control::Call;
 use crate::counters::Counting;
 use crate::distinct::Distinct;
 use crate::errors::{ControlError, GetError};
+use crate::latencies::Measured;
 use crate::links::Links;
 use crate::locate::{Found, is_later};
 use crate::releases::Holding;
@@ -24,7 +25,7 @@ use kvpool_transport::memory::total_length;
 use kvpool_transport::{ReadOp, Slice, TransferError, TransferResult, TransportKind};
 use kvpool_types::{Code, Epoch, Incarnation, Key, Length, Offset, SegmentId};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::Instrument;
 
 /// How long a get that has its outcomes waits until the master has taken the leases back. A master that is
@@ -59,7 +60,7 @@ struct Item {
     outcome: Option<Result<GetOutcome, GetError>>,
 }
 
-/// What one piece of work came to.
+/// The result of one concurrent step.
 enum Step {
     /// There was no time left to try these again.
     Late(Vec<usize>),
@@ -79,7 +80,7 @@ struct NodeReads {
     epoch: Epoch,
     reads: Vec<(usize, Arc<Located>, SegmentId)>,
     ops: Vec<ReadOp>,
-    /// In how many parts what is left of the deadline is cut.
+    /// The number of attempts that share the remaining time.
     parts: u32,
 }
 
@@ -428,7 +429,11 @@ impl<'a> GetBatch<'a> {
                     let read = || link.read(group.epoch, group.ops, limit.to_std());
                     let reading = span.in_scope(read).instrument(span);
                     let reading = limit.with_grace().run(reading);
-                    match renewal.during(reading, limit).await {
+                    let began = Instant::now();
+                    let read = renewal.during(reading, limit).await;
+                    let measured = Measured::Read(link.kind());
+                    inner.counting.latencies.observe(measured, began.elapsed());
+                    match read {
                         Ok(results) => {
                             let broke = |result: &TransferResult| {
                                 matches!(result, Err(error) if Links::is_of_way(error.code))

@@ -9,6 +9,7 @@ use crate::context::ClientContext;
 use crate::control::Call;
 use crate::counters::Counting;
 use crate::errors::{ControlError, PutError};
+use crate::latencies::Measured;
 use crate::links::Links;
 use crate::locate::{code_of, expect_answers, node_at, read_nodes};
 use crate::spans;
@@ -23,12 +24,12 @@ use kvpool_types::wire::keys::pack;
 use kvpool_types::{Code, Epoch, Grant, Key, Length};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::Instrument;
 
-/// With less time than this left, that nobody was reached says nothing about who is there.
+/// Below this remaining time a failed connection does not prove that no master is there.
 const HURRY: Duration = Duration::from_millis(100);
-/// What the answer to a reserve may take beyond the wait for room.
+/// The time limit of an answer to a reserve, beyond its wait for room.
 const RESERVE_MARGIN: Duration = Duration::from_secs(1);
 
 /// One batch of blocks with distinct keys, small enough for one message.
@@ -75,7 +76,7 @@ enum Stage<'a> {
     Settled(Result<PutOutcome, PutError>),
 }
 
-/// What one piece of work came to.
+/// The result of one concurrent step.
 enum Step<'a> {
     /// There was no time left to try these again.
     Late(Vec<usize>),
@@ -98,7 +99,7 @@ enum Step<'a> {
     },
 }
 
-/// What is written to one node: which item's, and by what right.
+/// The writes to one node: the index of each item, and its grant.
 type NodeWrites = Vec<(usize, Grant)>;
 
 impl<'a> PutBatch<'a> {
@@ -109,7 +110,7 @@ impl<'a> PutBatch<'a> {
         options: &'a PutOptions,
         deadline: Deadline,
     ) -> Self {
-        // Chains aside, nobody asks for places.
+        // Only chained blocks need the index of their parent.
         let chained = blocks.iter().any(|block| block.parent.is_some());
         let places: HashMap<Key, usize> = blocks
             .iter()
@@ -338,14 +339,18 @@ impl<'a> PutBatch<'a> {
                     results,
                 };
             }
-            // Half of what is left: the other half is for another node, should this one hang.
+            // Half of the remaining time is kept for another node, in case this node hangs.
             let limit = deadline.share(2, Length(bytes));
             let results = match inner.links.best(&node, limit).await {
                 Ok(link) => {
                     let kind = link.kind();
                     let span = spans::transfer("write", kind, &node, ops.len(), bytes);
                     let writing = span.in_scope(|| link.write(ops, limit.to_std()));
-                    match limit.with_grace().run(writing.instrument(span)).await {
+                    let began = Instant::now();
+                    let wrote = limit.with_grace().run(writing.instrument(span)).await;
+                    let measured = Measured::Write(kind);
+                    inner.counting.latencies.observe(measured, began.elapsed());
+                    match wrote {
                         Ok(results) => {
                             let of_way = |error: &TransferError| {
                                 node_failed(Some(error)) || Links::is_of_way(error.code)
@@ -417,7 +422,7 @@ impl<'a> PutBatch<'a> {
             }
         }
         if let Some((first, _)) = held_back.first() {
-            // Others of this client hold the node's bytes when none of these writes went through.
+            // If no write succeeded, other operations of this client use its byte limit at the node.
             let none_went = held_back.len() == writes.len();
             let pause = none_went.then(|| self.item(*first).backoff.next());
             self.write(node, held_back, pause);

@@ -285,6 +285,9 @@ calls! {
     describe(DescribeRequest) -> DescribeReply;
     report_replicas(ReportReplicasRequest) -> Outcomes;
     stats(StatsRequest) -> StatsReply;
+    change_namespace(ChangeNamespaceRequest) -> NamespaceReply;
+    delete_namespace(DeleteNamespaceRequest) -> DeleteNamespaceReply;
+    list_namespaces(ListNamespacesRequest) -> ListNamespacesReply;
     detach_medium(DetachMediumRequest) -> DetachMediumReply;
     change_replicas(ChangeReplicasRequest) -> ReplicaTask;
     replica_tasks(ReplicaTasksRequest) -> ReplicaTasksReply;

@@ -11,13 +11,13 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum MediumRefused {
     /// The device holds bytes that are not kvpool's.
-    #[error("the device holds bytes that are not kvpool's: formatting needs reset in --ssd")]
+    #[error("it holds bytes that are not kvpool's. To lose them: --ssd path=PATH,reset")]
     Foreign,
     /// A later release formatted the medium.
     #[error("the medium has format {0}, which a later release wrote: run the later release")]
     NewerFormat(u32),
     /// Neither superblock can be read, and one was kvpool's.
-    #[error("both superblocks are damaged: formatting needs reset in --ssd")]
+    #[error("both superblocks are damaged. To lose its blocks: --ssd path=PATH,reset")]
     Damaged,
     /// The device is smaller than the medium on it.
     #[error("the device has {device} bytes, and its medium has {medium}")]

@@ -4,11 +4,14 @@ use super::entry::MAX_LEASE;
 use super::hash::Seed;
 use super::interner::{Interner, NOT_INTERNED};
 use super::lineage::Lineage;
+use super::orders::COMMON;
 use super::{BlockId, Policy, SHARDS};
+use crate::accounts::{Accounts, Item};
 use crate::clock::BootInstant;
 use kvpool_types::KeyRef;
 use kvpool_types::ids::NamespaceId;
 use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// What the stripes of a directory share. Lock order: stripes by number, then one of these.
 #[derive(Debug)]
@@ -20,6 +23,9 @@ pub(super) struct Common {
     pub(super) start: BootInstant,
     /// The number of low bits of a block's id that name its stripe.
     pub(super) stripe_bits: u32,
+    pub(super) accounts: Arc<Accounts>,
+    /// What a block of this directory counts as.
+    pub(super) counted_as: Item,
 }
 
 impl Common {
@@ -35,6 +41,35 @@ impl Common {
             BootInstant(0)
         } else {
             BootInstant(self.start.0 + relative)
+        }
+    }
+
+    /// The order of eviction of a namespace's blocks.
+    #[inline]
+    pub(super) fn order_of(&self, namespace: NamespaceId) -> u32 {
+        // Copies leave in the order of their zones.
+        let tenant = match self.counted_as {
+            Item::Blocks => self.accounts.tenant(namespace),
+            _ => None,
+        };
+        tenant.map_or(COMMON, |tenant| tenant.order)
+    }
+
+    /// Counts a block that is added to a namespace, with the bytes of its extents.
+    pub(super) fn count_added(&self, namespace: NamespaceId, bytes: u64) {
+        let account = self.accounts.of(namespace);
+        account.add(self.counted_as, 1);
+        if self.counted_as == Item::Blocks {
+            account.add(Item::Resident, bytes);
+        }
+    }
+
+    /// The opposite of [`Common::count_added`].
+    pub(super) fn count_removed(&self, namespace: NamespaceId, bytes: u64) {
+        let account = self.accounts.of(namespace);
+        account.take_off(self.counted_as, 1);
+        if self.counted_as == Item::Blocks {
+            account.take_off(Item::Resident, bytes);
         }
     }
 

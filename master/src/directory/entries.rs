@@ -3,7 +3,7 @@
 //! ```text
 //!  slot ─┬─► Entry   64 bytes: key, recency, lease, the replica
 //!        ├─► Rest    24 bytes: version, checksum, length, lineage
-//!        └─► Links    8 bytes: neighbours in the list
+//!        └─► Links   12 bytes: neighbours in the list, the order
 //! ```
 
 use super::entry::{Entry, Links, Rest};

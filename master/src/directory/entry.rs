@@ -102,11 +102,13 @@ impl Rest {
 }
 
 /// The neighbours of a block in the list of ordinary blocks. A use of a block changes the links of
-/// three blocks; apart from the other fields, eight links share a cache line.
+/// three blocks; apart from the other fields, five links share a cache line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Links {
     pub(super) prev: u32,
     pub(super) next: u32,
+    /// The block's order of eviction: [`super::orders::COMMON`], or its tenant's.
+    pub(super) order: u32,
 }
 
 impl Links {
@@ -114,6 +116,7 @@ impl Links {
     pub(super) const UNLINKED: Self = Self {
         prev: NONE,
         next: NONE,
+        order: super::orders::COMMON,
     };
 }
 
@@ -312,7 +315,7 @@ mod tests {
         assert_eq!((size_of::<Entry>(), align_of::<Entry>()), (64, 64));
         assert_eq!(
             size_of::<Entry>() + size_of::<Rest>() + size_of::<Links>(),
-            96
+            100
         );
     }
 

@@ -10,10 +10,12 @@
 
 use super::BlockId;
 use super::Directory;
-use super::block::{Removed, Tick};
+use super::block::{BlockRef, Removed, Tick};
 use super::cell::NEVER;
 use super::entry::QueueState;
+use super::evict_tenants::{Goal, Whose, is_guaranteed};
 use super::lineage::Aftermath;
+use super::orders::COMMON;
 use super::queues::{Rank, SPREAD};
 use crate::clock::BootInstant;
 use crate::placement::Extents;
@@ -30,6 +32,20 @@ pub enum Single {
     Gone,
 }
 
+/// What became of a stripe's next victim.
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    /// It has left the directory.
+    Evicted(Removed),
+    /// It has left its queue, or there was none.
+    Aside,
+    /// It stays where it is.
+    Kept,
+}
+
+/// Blocks whose place in their queues changed.
+type Touched = smallvec::SmallVec<[BlockId; 4]>;
+
 /// The number of blocks that one lock of a stripe recalls.
 const RECALL_STEP: usize = 256;
 
@@ -44,6 +60,13 @@ impl Directory {
         now: BootInstant,
         gives_room: impl Fn(SegmentId) -> bool,
     ) -> Vec<Removed> {
+        if self.accounts().has_tenants() {
+            let goal = Goal {
+                bytes: goal,
+                blocks: 0,
+            };
+            return self.evict_in_order(goal, Whose::Anyone, now, &gives_room);
+        }
         let mut evicted = Vec::new();
         self.wake(now);
         let mut bytes = 0;
@@ -51,7 +74,9 @@ impl Directory {
             let Some((stripe, rank)) = self.oldest() else {
                 break;
             };
-            if let Some(removed) = self.evict_oldest(stripe, rank, now, &gives_room) {
+            let keeps = |_: &BlockRef<'_>| false;
+            let (step, _) = self.evict_first(stripe, COMMON, rank, now, &gives_room, &keeps);
+            if let Step::Evicted(removed) = step {
                 bytes += removed.footprint_on(&gives_room);
                 evicted.push(removed);
             }
@@ -81,6 +106,7 @@ impl Directory {
                 || entry.is_soft_pinned()
                 || self.has_children(stripe.entries.rest(slot).lineage)
                 || !stripe.replicas(slot).iter().any(|r| gives_room(r.segment))
+                || self.keeps_share(&stripe, slot)
             {
                 return Single::Stays;
             }
@@ -92,6 +118,9 @@ impl Directory {
 
     /// The bytes of one extent of the next victim; zero without a victim.
     pub fn first_footprint(&self) -> u64 {
+        if self.accounts().has_tenants() {
+            return self.first_in_order().map_or(0, |(length, _)| length);
+        }
         let Some((stripe, rank)) = self.oldest() else {
             return 0;
         };
@@ -105,6 +134,9 @@ impl Directory {
 
     /// The last use of the block that eviction takes next; `None` when nothing can be evicted.
     pub fn first_tick(&self) -> Option<Tick> {
+        if self.accounts().has_tenants() {
+            return self.first_in_order().map(|(_, tick)| Tick(tick));
+        }
         let (stripe, rank) = self.oldest()?;
         let stripe = self.lock(stripe);
         let (tick, _) = stripe.queues.first(rank)?;
@@ -140,46 +172,69 @@ impl Directory {
         })
     }
 
-    /// Evicts the first block of a rank of a stripe, or moves it out of the queue. Each call that
-    /// evicts nothing leaves one block less to examine.
-    fn evict_oldest(
+    /// Evicts the first block of a rank of an order of a stripe, or moves it out of the queue. A
+    /// block that `keeps` accepts stays where it is. Also returns the blocks of other stripes whose
+    /// place in their queues changed.
+    pub(super) fn evict_first(
         &self,
         stripe: usize,
+        order: u32,
         rank: Rank,
         now: BootInstant,
-        gives_room: impl Fn(SegmentId) -> bool,
-    ) -> Option<Removed> {
+        gives_room: &dyn Fn(SegmentId) -> bool,
+        keeps: &dyn Fn(&BlockRef<'_>) -> bool,
+    ) -> (Step, Touched) {
         let mut aftermath = Aftermath::default();
         let removed = {
             let mut locked = self.lock(stripe);
             let stripe: &mut super::stripe::Stripe = &mut locked;
-            let (_, slot) = stripe.queues.first(rank)?;
+            let Some((_, slot)) = stripe.queues.first_of(order, rank) else {
+                return (Step::Aside, Touched::new());
+            };
             let entry = stripe.entries.at(slot);
             if entry.queue_state() == QueueState::RootWithChildren {
                 // The root's children are preferred victims in its place. When the last child has
                 // left, the root is a victim again.
                 let lineage = self.common.lineage.lock();
-                let children: Vec<BlockId> = lineage
+                let children: Touched = lineage
                     .children(stripe.entries.rest(slot).lineage)
                     .map(|(block, _)| block)
                     .collect();
                 drop(lineage);
                 stripe.queues.take(&mut stripe.entries, slot);
                 drop(locked);
-                children.into_iter().for_each(|child| self.mark_root(child));
-                return None;
+                children.iter().for_each(|child| self.mark_root(*child));
+                return (Step::Aside, children);
             }
             if entry.is_leased(self.common.relative(now)) {
                 stripe.park(slot, &self.common);
-                return None;
+                return (Step::Aside, Touched::new());
             }
             if !stripe.replicas(slot).iter().any(|r| gives_room(r.segment)) {
                 stripe.set_aside(slot);
-                return None;
+                return (Step::Aside, Touched::new());
+            }
+            let block = BlockRef {
+                common: &self.common,
+                stripe,
+                slot,
+            };
+            if keeps(&block) {
+                return (Step::Kept, Touched::new());
             }
             stripe.remove(slot, &self.common, &mut aftermath)
         };
+        let touched = aftermath.leaves.iter().chain(&aftermath.roots);
+        let touched = touched.copied().collect();
         self.apply_aftermath(aftermath);
-        Some(removed)
+        (Step::Evicted(removed), touched)
+    }
+
+    /// True when the block's namespace would have less than its guaranteed share without it.
+    pub(super) fn keeps_share(&self, stripe: &super::stripe::Stripe, slot: u32) -> bool {
+        self.accounts().has_tenants() && {
+            let namespace = stripe.namespace(slot, &self.common);
+            is_guaranteed(self.accounts(), namespace, stripe.footprint(slot))
+        }
     }
 }

@@ -28,6 +28,14 @@ pub struct ReplicaStart {
     pub block: BlockId,
 }
 
+/// The fields of a block that its placement needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Summary {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) length: Length,
+    pub(crate) version: Version,
+}
+
 impl Directory {
     /// Removes every block of a durable shard.
     pub(crate) fn forget_shard(&self, shard: u32) {
@@ -106,11 +114,15 @@ impl Directory {
         }
     }
 
-    /// The length and the version of a block.
-    pub(crate) fn size_and_version(&self, block: BlockId) -> Option<(Length, Version)> {
+    /// The fields of a block that its placement needs.
+    pub(crate) fn summary(&self, block: BlockId) -> Option<Summary> {
         let (stripe, slot) = self.lock_block(block)?;
         let rest = stripe.entries.rest(slot);
-        Some((Length(u64::from(rest.length)), rest.version))
+        Some(Summary {
+            namespace: stripe.namespace(slot, &self.common),
+            length: Length(u64::from(rest.length)),
+            version: rest.version,
+        })
     }
 
     /// Sets the extent of a block's replica.
@@ -141,13 +153,13 @@ impl Directory {
         version: Version,
     ) -> Option<Removed> {
         let block = self.find(namespace, key)?;
-        let (_, before) = self.size_and_version(block)?;
+        let before = self.summary(block)?.version;
         (before < version)
             .then(|| self.remove_by_id(block, before, |_| super::Verdict::Remove))
             .flatten()
     }
 
-    fn each_block(&self, mut f: impl FnMut(&super::stripe::Stripe, u32)) {
+    pub(super) fn each_block(&self, mut f: impl FnMut(&super::stripe::Stripe, u32)) {
         for cell in &self.stripes {
             let stripe = cell.lock_read();
             for slot in 0..stripe.entries.high() {

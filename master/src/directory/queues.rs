@@ -231,12 +231,15 @@ impl Queues {
         } else {
             entries.links_mut(next).prev = slot;
         }
-        *entries.links_mut(slot) = Links { prev: after, next };
+        let links = entries.links_mut(slot);
+        (links.prev, links.next) = (after, next);
     }
 
     #[inline]
     fn unlink(&mut self, entries: &mut Entries, slot: u32) {
-        let Links { prev, next } = std::mem::replace(entries.links_mut(slot), Links::UNLINKED);
+        let Links { prev, next, .. } = entries.links(slot);
+        let links = entries.links_mut(slot);
+        (links.prev, links.next) = (NONE, NONE);
         if prev == NONE {
             self.head = next;
             self.head_tick = entries.get(next).map_or(0, super::entry::Entry::tick);

@@ -137,7 +137,7 @@ impl Directory {
                 outcome = Added::There;
                 return;
             }
-            stripe.add_replica(slot, replica);
+            stripe.add_replica(slot, replica, &self.common);
             outcome = Added::To(stripe.id(slot));
         });
         outcome

@@ -114,6 +114,7 @@ impl Directory {
                 && stripe.entries.rest(slot).version == victim.version
                 && !stripe.entries.at(slot).is_leased(self.common.relative(now))
                 && !self.has_children(stripe.entries.rest(slot).lineage)
+                && !self.keeps_share(&stripe, slot)
             {
                 evicted.push(stripe.remove(slot, &self.common, &mut aftermath));
             }
@@ -132,12 +133,11 @@ impl Directory {
         for cell in &self.stripes {
             let stripe = cell.lock();
             for rank in Rank::ALL {
-                let Some((tick, slot)) = stripe.queues.first(rank) else {
-                    continue;
-                };
-                let replicas = stripe.replicas(slot);
-                if let Some(replica) = replicas.iter().find(|r| r.segment == segment) {
-                    found.push((rank as u8, tick, replica.extent));
+                for (tick, slot) in stripe.queues.firsts(rank) {
+                    let replicas = stripe.replicas(slot);
+                    if let Some(replica) = replicas.iter().find(|r| r.segment == segment) {
+                        found.push((rank as u8, tick, replica.extent));
+                    }
                 }
             }
         }
@@ -313,7 +313,8 @@ impl<'d> Search<'d> {
         let entry = stripe.entries.at(slot);
         let leased = entry.is_leased(self.directory.common.relative(self.now));
         let version = stripe.entries.rest(slot).version;
-        if leased || entry.is_hard_pinned() || self.floor.covers(version, self.now) {
+        let stays = leased || entry.is_hard_pinned() || self.floor.covers(version, self.now);
+        if stays || self.directory.keeps_share(&stripe, slot) {
             return None;
         }
         // A soft-pinned block costs as much as a block that was just used; a root costs least.

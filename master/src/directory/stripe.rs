@@ -7,9 +7,11 @@ use super::entry::{Entry, MAX_OFFSET, QueueState, Rest};
 use super::hash;
 use super::interner::NOT_INTERNED;
 use super::lineage::Aftermath;
-use super::queues::{Queues, SPREAD};
+use super::orders::Orders;
+use super::queues::SPREAD;
 use super::{BlockId, Copies, Replica};
 use crate::clock::BootInstant;
+use crate::placement::Extents;
 use crate::replica::ExtentIndex;
 use crate::slab::{NONE, Rare, Slab};
 use hashbrown::{HashMap, HashTable};
@@ -35,7 +37,7 @@ pub(super) struct Stripe {
     long_key_bytes: u64,
     /// The replicas of blocks with several replicas.
     spread: Slab<Rare<Box<[Replica]>>>,
-    pub(super) queues: Queues,
+    pub(super) queues: Orders,
     /// Ends of soft pins, by slot.
     soft_until: HashMap<u32, BootInstant>,
     /// The bytes of all replicas.
@@ -151,6 +153,22 @@ impl Stripe {
         u64::from(self.entries.rest(slot).length) * self.replicas(slot).len() as u64
     }
 
+    /// The bytes of the block's extents.
+    pub(super) fn footprint(&self, slot: u32) -> u64 {
+        let length = Length(u64::from(self.entries.rest(slot).length));
+        Extents::rounded(length).0 * self.replicas(slot).len() as u64
+    }
+
+    /// Moves a block to the order of its namespace.
+    pub(super) fn correct_order(&mut self, slot: u32, common: &Common) {
+        let order = common.order_of(self.namespace(slot, common));
+        if self.entries.links(slot).order != order {
+            let until = self.soft_until(slot).map(|until| until.0);
+            self.queues
+                .change_order(&mut self.entries, slot, order, until);
+        }
+    }
+
     /// Adds a block whose key is absent.
     pub(super) fn insert(
         &mut self,
@@ -200,6 +218,8 @@ impl Stripe {
             hash_of(entries.at(*slot), long_keys, common)
         });
         self.bytes += self.weight(slot);
+        common.count_added(key.namespace, self.footprint(slot));
+        self.entries.links_mut(slot).order = common.order_of(key.namespace);
         self.set_pins(slot, block);
         self.queues.put(
             &mut self.entries,
@@ -219,6 +239,7 @@ impl Stripe {
     ) -> Removed {
         let old = self.removed(slot, common);
         self.bytes -= self.weight(slot);
+        common.count_removed(old.namespace, self.footprint(slot));
         let inner = matches!(
             self.entries.at(slot).queue_state(),
             QueueState::Inner | QueueState::RootWithChildren
@@ -234,6 +255,7 @@ impl Stripe {
         entry.set_tick(block.tick.0.max(entry.tick()));
         self.set_replicas(slot, &block.replicas);
         self.bytes += self.weight(slot);
+        common.count_added(block.namespace, self.footprint(slot));
         self.set_pins(slot, block);
         if !inner {
             self.put_back(slot);
@@ -250,6 +272,7 @@ impl Stripe {
     ) -> Removed {
         let removed = self.removed(slot, common);
         self.bytes -= self.weight(slot);
+        common.count_removed(removed.namespace, self.footprint(slot));
         self.queues.take(&mut self.entries, slot);
         let hash = self.hash(slot, common);
         if let Ok(found) = self.index.find_entry(hash, |other| *other == slot) {
@@ -294,9 +317,11 @@ impl Stripe {
         } else {
             let left: Vec<Replica> = replicas.into_iter().filter(|r| *r != replica).collect();
             self.bytes -= self.weight(slot);
+            common.count_removed(namespace, self.footprint(slot));
             self.clear_spread(slot);
             self.set_replicas(slot, &left);
             self.bytes += self.weight(slot);
+            common.count_added(namespace, self.footprint(slot));
             // It may have been set aside for its segment.
             self.unpark(slot);
             None
@@ -313,13 +338,16 @@ impl Stripe {
     }
 
     /// Adds a replica. A block that was set aside for its segment returns to its queue.
-    pub(super) fn add_replica(&mut self, slot: u32, replica: Replica) {
+    pub(super) fn add_replica(&mut self, slot: u32, replica: Replica, common: &Common) {
+        let namespace = self.namespace(slot, common);
         let mut replicas = self.replicas(slot).to_vec();
         replicas.push(replica);
         self.bytes -= self.weight(slot);
+        common.count_removed(namespace, self.footprint(slot));
         self.clear_spread(slot);
         self.set_replicas(slot, &replicas);
         self.bytes += self.weight(slot);
+        common.count_added(namespace, self.footprint(slot));
         self.unpark(slot);
     }
 

@@ -19,7 +19,9 @@ const SILENT: Duration = Duration::from_millis(500);
 /// Completes when `address` (`http://host:port`) refuses connections. A silent or unreachable
 /// leader looks like a slow one; only its lease decides.
 pub(super) async fn refuses(address: &str) {
-    let address = address.strip_prefix("http://").unwrap_or(address);
+    let address = address
+        .split_once("://")
+        .map_or(address, |(_, authority)| authority);
     let mut refusals = 0;
     while refusals < REFUSALS {
         match timeout(CONNECT, TcpStream::connect(address)).await {

@@ -2,7 +2,7 @@
 
 use super::alerts::{self, Alert};
 use super::history::Point;
-use super::uses::NamespaceUse;
+use super::uses::{NamespaceUse, SHOWN};
 use crate::leadership::{Role, Seat};
 use crate::pool::{MediumView, Pool};
 use serde::Serialize;
@@ -139,7 +139,7 @@ pub struct Overview {
     pub namespaces: Vec<NamespaceUse>,
     /// The number of namespaces that are not listed.
     pub namespaces_left_off: usize,
-    /// The age of the counts of namespaces; `None` before the first count.
+    /// The age of the counts of namespaces, which is 0; `None` on a master that does not lead.
     pub namespaces_counted_ms_ago: Option<u64>,
     /// What is wrong now, the worst first.
     pub alerts: Vec<Alert>,
@@ -210,6 +210,8 @@ pub(super) fn add_pool(overview: &mut Overview, pool: &Pool) {
         uptime_ms: pool.uptime_ms(),
         store_failure: pool.healthy().err().unwrap_or_default(),
     });
+    (overview.namespaces, overview.namespaces_left_off) = pool.largest_namespaces(SHOWN);
+    overview.namespaces_counted_ms_ago = Some(0);
     let mut media: BTreeMap<String, Vec<MediumFacts>> = BTreeMap::new();
     for medium in pool.media() {
         let of_node = media.entry(medium.record.node.0.clone()).or_default();

@@ -1,13 +1,13 @@
-//! The task behind the overview: it samples, counts namespaces, notes dropped nodes, and tells the listeners.
+//! The task behind the overview: it samples, notes dropped nodes, and tells the listeners.
 
 use super::alerts::{self, Recent};
 use super::facts::{self, NodeFacts, Overview};
 use super::history::History;
 use super::listeners::Listeners;
-use super::uses::{Counted, Uses};
 use crate::leadership::Seat;
 use crate::membership::NodeState;
 use crate::metrics::Totals;
+use crate::metrics::namespaces::MOST;
 use crate::pool::Pool;
 use bytes::Bytes;
 use kvpool_types::Epoch;
@@ -25,22 +25,18 @@ const REMEMBERED: Duration = Duration::from_secs(300);
 const MOST_GONE: usize = 64;
 /// Faults are compared with those at the start of windows of this length.
 const FAULT_WINDOW: Duration = Duration::from_secs(10);
-/// After a snapshot was asked for, somebody counts as looking for this long.
-const LOOKING: Duration = Duration::from_secs(10);
 /// Puts that waited within this many points count as waiting now.
 const RECENT_POINTS: usize = 3;
 
 #[derive(Debug, Default)]
 struct State {
     history: History,
-    counted: Option<Counted>,
     /// The nodes of the last sample with their states, and the nodes dropped since.
     epoch: Epoch,
     seen: BTreeMap<String, NodeState>,
     gone: VecDeque<(String, Instant)>,
     /// The totals at the start of each window of faults.
     faults: VecDeque<(Instant, Totals)>,
-    asked: Option<Instant>,
 }
 
 /// What the page and `kvctl top` watch.
@@ -75,19 +71,13 @@ impl Watch {
             facts::add_pool(&mut overview, pool);
         }
         let now = Instant::now();
-        let mut state = self.state.lock();
-        state.asked = Some(now);
+        let state = self.state.lock();
         if pool.is_some() {
             let gone = state.gone.iter();
             let gone =
                 gone.filter(|(name, _)| overview.nodes.iter().all(|node| node.name != *name));
             let gone: Vec<NodeFacts> = gone.map(|(name, at)| gone_node(name, now, *at)).collect();
             overview.nodes.extend(gone);
-            if let Some(counted) = &state.counted {
-                overview.namespaces = counted.namespaces.to_vec();
-                overview.namespaces_left_off = counted.left_off;
-                overview.namespaces_counted_ms_ago = Some(millis(now, counted.at));
-            }
         }
         overview.seq = state.history.last();
         overview.history = state.history.after(seq);
@@ -120,12 +110,11 @@ impl Watch {
     /// Samples once a second and tells the listeners, until `stopped`. Then every stream ends.
     pub async fn run(self: Arc<Self>, stopped: impl Future<Output = ()>) {
         let sampling = async {
-            let mut uses = Uses::default();
             let mut times = interval(EVERY);
             times.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 times.tick().await;
-                self.tick(&mut uses).await;
+                self.tick().await;
             }
         };
         tokio::select! {
@@ -135,16 +124,10 @@ impl Watch {
         self.listeners.close();
     }
 
-    async fn tick(self: &Arc<Self>, uses: &mut Uses) {
+    async fn tick(self: &Arc<Self>) {
         let pool = facts::pool_of(&self.seat);
         let epoch = pool.as_ref().map_or(Epoch::default(), |pool| pool.epoch);
-        if self.state.lock().epoch != epoch {
-            uses.clear();
-        }
-        if let Some(pool) = &pool {
-            uses.walk(pool, self.is_watched()).await;
-        }
-        let last = self.sample(pool.as_deref(), epoch, uses, Instant::now());
+        let last = self.sample(pool.as_deref(), epoch, Instant::now());
         if self.listeners.is_empty() {
             return;
         }
@@ -159,14 +142,13 @@ impl Watch {
         }
     }
 
-    fn is_watched(&self) -> bool {
-        let asked = self.state.lock().asked;
-        !self.listeners.is_empty() || asked.is_some_and(|asked| asked.elapsed() < LOOKING)
-    }
-
-    fn sample(&self, pool: Option<&Pool>, epoch: Epoch, uses: &Uses, now: Instant) -> u64 {
+    fn sample(&self, pool: Option<&Pool>, epoch: Epoch, now: Instant) -> u64 {
         let totals = self.seat.metrics.totals();
         let used = pool.map_or(0, |pool| pool.placement.usage().used);
+        if let Some(pool) = pool {
+            let (largest, _) = pool.largest_namespaces(MOST);
+            self.seat.metrics.watch_namespaces(&largest);
+        }
         let present = pool.map(|pool| {
             let nodes = pool.members.all().into_iter();
             nodes
@@ -175,7 +157,6 @@ impl Watch {
         });
         let mut state = self.state.lock();
         state.history.sample(now, totals, used);
-        state.counted.clone_from(&uses.counted);
         state.note_nodes(epoch, present.unwrap_or_default(), now);
         state.note_faults(totals, now);
         state.history.last()

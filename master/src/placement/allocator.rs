@@ -6,6 +6,7 @@ use super::draws::Draws;
 use super::{Extents, PlacementHints, Segment};
 use crate::membership::StoreNode;
 use crate::replica::Copies;
+use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Length, NodeName};
 use smallvec::SmallVec;
 use std::cmp::Ordering;
@@ -27,6 +28,8 @@ pub enum NoRoom {
 #[derive(Debug)]
 pub struct Allocator<'a> {
     candidates: Vec<Candidate<'a>>,
+    /// The namespace that pays for the blocks.
+    namespace: NamespaceId,
     /// The number of replicas wanted for each block, at least one.
     wished: usize,
     /// For each node that takes blocks: the longest block that fits into one of its segments.
@@ -103,6 +106,7 @@ impl<'a> Allocator<'a> {
         segments: impl Iterator<Item = &'a Arc<Segment>>,
         hints: &PlacementHints,
         draws: &Draws,
+        namespace: NamespaceId,
     ) -> Self {
         let mut longest_of_all = 0;
         let mut candidates: Vec<Candidate<'a>> = segments
@@ -133,6 +137,7 @@ impl<'a> Allocator<'a> {
             longest_by_node,
             longest_of_all,
             candidates,
+            namespace,
         }
     }
 
@@ -172,7 +177,7 @@ impl<'a> Allocator<'a> {
             if others.any(|other| other.is_on(&candidate.segment.node)) {
                 continue;
             }
-            if let Some(replica) = candidate.segment.allocate(length) {
+            if let Some(replica) = candidate.segment.allocate(length, self.namespace) {
                 copies.push(replica);
                 chosen.push(at);
                 if chosen.len() == wanted {
@@ -231,11 +236,16 @@ mod tests {
         Arc::new(Segment::new(SegmentId(number), Arc::new(node), size, 1.0))
     }
 
+    fn allocator<'a>(segments: &'a [Arc<Segment>], draws: &Draws) -> Allocator<'a> {
+        let hints = PlacementHints::default();
+        Allocator::new(segments.iter(), &hints, draws, NamespaceId(0))
+    }
+
     /// The number of blocks that each segment receives from these batches.
     fn fill(segments: &[Arc<Segment>], draws: &Draws, batches: &[usize]) -> BTreeMap<u32, usize> {
         let mut taken = BTreeMap::new();
         for batch in batches {
-            let mut allocator = Allocator::new(segments.iter(), &PlacementHints::default(), draws);
+            let mut allocator = allocator(segments, draws);
             for _ in 0..*batch {
                 for replica in allocator.allocate(BLOCK).expect("there is room") {
                     *taken.entry(replica.segment.0).or_default() += 1;
@@ -275,7 +285,7 @@ mod tests {
         let taken = fill(&segments, &draws, &[13; 547 / 13]);
         let rest = fill(&segments, &draws, &[547 % 13]);
         assert_eq!(taken.values().chain(rest.values()).sum::<usize>(), 547);
-        let mut allocator = Allocator::new(segments.iter(), &PlacementHints::default(), &draws);
+        let mut allocator = allocator(&segments, &draws);
         assert_eq!(allocator.allocate(BLOCK).unwrap_err(), NoRoom::Full);
     }
 }

@@ -8,8 +8,10 @@
 //! Nodes cover the segment without gaps. So a node's length is the distance to the next node and is
 //! not stored. Two free nodes are never neighbours. Lengths are rounded up to [`GRANULE`].
 
+use super::ledger::Ledger;
 use crate::replica::{BlockId, ExtentIndex};
 use crate::slab::{NONE, Slab, Slot};
+use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Length, Offset};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,6 +23,9 @@ const MAX_GRANULES: u64 = (1 << 48) - 1;
 
 const FREE: u32 = u32::MAX;
 const HELD: u32 = u32::MAX - 1;
+
+/// The tenant of a free range, and of an extent that nobody pays for. Ids of namespaces are below 2^31.
+const NOBODY: u32 = u32::MAX;
 
 /// The use of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +51,7 @@ pub struct Range {
     pub usage: Use,
 }
 
-/// Twenty bytes, because each replica in the pool has one.
+/// Twenty-four bytes, because each replica in the pool has one.
 #[derive(Debug)]
 struct ExtentNode {
     offset_low: u32,
@@ -55,6 +60,8 @@ struct ExtentNode {
     owner: u32,
     prev: u32,
     next: u32,
+    /// The namespace that pays for the extent, or [`NOBODY`].
+    tenant: u32,
 }
 
 impl ExtentNode {
@@ -67,6 +74,7 @@ impl ExtentNode {
             owner,
             prev,
             next,
+            tenant: NOBODY,
         }
     }
 
@@ -100,6 +108,7 @@ pub struct Extents {
     used: u64,
     free_by_length: BTreeSet<(u64, u64, u32)>,
     free_by_offset: BTreeMap<u64, u32>,
+    ledger: Option<Ledger>,
 }
 
 impl Extents {
@@ -112,12 +121,58 @@ impl Extents {
             used: 0,
             free_by_length: BTreeSet::new(),
             free_by_offset: BTreeMap::new(),
+            ledger: None,
         };
         if extents.capacity > 0 {
             extents.first = extents.nodes.insert(ExtentNode::new(0, FREE, NONE, NONE));
             extents.index_free(extents.first);
         }
         extents
+    }
+
+    /// These extents, whose charges go to `ledger`.
+    pub fn with_ledger(self, ledger: Ledger) -> Self {
+        Self {
+            ledger: Some(ledger),
+            ..self
+        }
+    }
+
+    /// The charges; `None` for extents that nobody pays for.
+    pub const fn ledger(&self) -> Option<&Ledger> {
+        self.ledger.as_ref()
+    }
+
+    /// Charges a namespace for an extent that was just allocated.
+    pub fn charge(&mut self, index: ExtentIndex, namespace: NamespaceId) {
+        let bytes = self.length(index).0;
+        let (Some(ledger), Some(node)) = (&mut self.ledger, self.nodes.get_mut(index.0)) else {
+            return;
+        };
+        debug_assert_eq!(node.tenant, NOBODY, "invariant: an extent is charged once");
+        if bytes > 0 {
+            node.tenant = namespace.0;
+            ledger.charge(namespace, bytes);
+        }
+    }
+
+    /// Ends the charge of an extent that stays in use.
+    pub fn discharge(&mut self, index: ExtentIndex) {
+        let bytes = self.length(index).0;
+        let (Some(ledger), Some(node)) = (&mut self.ledger, self.nodes.get_mut(index.0)) else {
+            return;
+        };
+        let tenant = std::mem::replace(&mut node.tenant, NOBODY);
+        if tenant != NOBODY {
+            ledger.discharge(NamespaceId(tenant), bytes);
+        }
+    }
+
+    /// Ends every charge, because the segment has left the pool.
+    pub fn close_ledger(&mut self) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.close();
+        }
     }
 
     /// The bytes that an extent of `length` bytes occupies.
@@ -174,6 +229,7 @@ impl Extents {
             if owner == FREE {
                 continue;
             }
+            self.discharge(ExtentIndex(node));
             let span = self.span(node);
             self.used -= span;
             freed += span;

@@ -114,10 +114,16 @@ impl Pool {
             blocks: Vec::with_capacity(items.len()),
         };
         let mut reservations = self.reservations.lock();
+        // A deletion closes the account first and then ends the puts under this lock.
+        let is_closed = self.directory.accounts().of(namespace).is_closed();
         reservations.prefetch(namespace, items.iter().map(|item| item.key.as_ref()));
         for ((index, item), code) in items.into_iter().enumerate().zip(codes) {
             if item.segments.is_empty() {
                 *code = Code::InvalidArgument;
+                continue;
+            }
+            if is_closed {
+                *code = Code::UnknownNamespace;
                 continue;
             }
             let begun = reservations.begin_commit(

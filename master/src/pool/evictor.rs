@@ -63,6 +63,7 @@ fn run(pool: &Arc<Pool>) {
         };
         pool.evictor_wake.wait(patience);
         if !pool.is_stopping() && pool.leads() {
+            pool.make_quota_room();
             pool.evict_round(&mut runs);
         }
     }
@@ -283,7 +284,7 @@ impl Pool {
                 .collect()
         };
         segments.sort_by_key(|segment| segment.shortfall(length));
-        let Some(segment) = segments.first().filter(|s| s.node.is_placeable()) else {
+        let Some(segment) = segments.first().filter(|s| s.node.is_readable()) else {
             return 0;
         };
         if segment.extents().largest_free() >= length {
@@ -361,7 +362,7 @@ impl Pool {
             .evict(&self.directory, goal, now, gives_room)
     }
 
-    fn submit_victims(self: &Arc<Self>, victims: Vec<Removed>) {
+    pub(super) fn submit_victims(self: &Arc<Self>, victims: Vec<Removed>) {
         if !victims.is_empty() {
             let bytes = victims.iter().map(Removed::footprint).sum();
             self.metrics.evicted(victims.len(), bytes);

@@ -8,7 +8,7 @@ use crate::placement::Segment;
 use crate::placement::quarantine::Freed;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
-use kvpool_types::{Code, Epoch, Extent, GrantKey, Length};
+use kvpool_types::{Code, Extent, GrantKey, Length};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -57,7 +57,8 @@ impl Pool {
                 Err(refuse(
                     Code::InProgress,
                     format!(
-                        "the node name {} is reserved for incarnation {}, which may still return in this term",
+                        "the node name {} is reserved for incarnation {}, which may still return in this term; \
+                         the node registers again by itself",
                         node.name, node.incarnation
                     ),
                 ))
@@ -134,12 +135,10 @@ impl Pool {
         self.log(records, move || {
             for (id, size) in added {
                 welcomed.add_segment(id);
-                pool.placement.insert(Arc::new(Segment::new(
-                    id,
-                    Arc::clone(&welcomed),
-                    size,
-                    pool.config.eviction_high_watermark_ratio,
-                )));
+                let high = pool.config.eviction_high_watermark_ratio;
+                let segment = Segment::new(id, Arc::clone(&welcomed), size, high);
+                let accounts = pool.directory.accounts();
+                pool.placement.insert(Arc::new(segment.charging(accounts)));
             }
             pool.members.insert(welcomed);
         })
@@ -205,8 +204,7 @@ impl Pool {
             let Some(segment) = segments.get(extent.segment) else {
                 continue;
             };
-            if let Some(index) = segment.allocate_at(extent.offset, extent.length) {
-                segment.quarantine([index]);
+            if let Some(index) = segment.quarantine_at(extent.offset, extent.length) {
                 freed.push(Freed {
                     segment: Arc::clone(segment),
                     index,
@@ -247,11 +245,12 @@ impl Pool {
     }
 
     /// Stops placing blocks on a node that shuts down. Its blocks go to its media, or else, if the node
-    /// waits for that, to other nodes.
+    /// waits for that, to other nodes. A task that takes the node out of service ends first.
     pub fn draining(self: &Arc<Self>, node: &Arc<StoreNode>, move_blocks: bool) {
         node.drain();
-        tracing::info!(node = %node.name, move_blocks, "node is draining");
-        if node.leaves() {
+        let is_moved = self.save_after_task_off(node);
+        tracing::info!(node = %node.name, move_blocks = move_blocks || is_moved, "node is draining");
+        if is_moved {
             return;
         }
         if move_blocks && !self.stores_on_media_of(node) {
@@ -305,43 +304,5 @@ impl Pool {
         self.quarantine.forget(node);
         self.changed.notify_waiters();
         tracing::warn!(node = %node.name, incarnation = %node.incarnation, "node dropped");
-    }
-
-    /// Creates a valid namespace; true when it is new. Fails when the name exists with other
-    /// fields.
-    pub async fn create_namespace(
-        self: &Arc<Self>,
-        namespace: kvpool_types::namespace::Namespace,
-    ) -> Result<bool, Code> {
-        let _one_at_a_time = self.namespace_creation.lock().await;
-        let (id, is_new) = self.namespaces.find_or_number(&namespace)?;
-        if is_new {
-            if self.namespaces.count() > self.config.max_namespaces as usize {
-                return Err(Code::TooManyHeld);
-            }
-            if !self.leads() {
-                return Err(Code::NotLeader);
-            }
-            let record = record::Namespace {
-                id,
-                namespace: namespace.clone(),
-            };
-            let pool = Arc::clone(self);
-            self.log(vec![Record::Namespace(record)], move || {
-                pool.namespaces.insert(id, namespace);
-            })
-            .await?;
-        }
-        Ok(is_new)
-    }
-
-    /// The id of a namespace by name.
-    pub fn namespace(&self, name: &str) -> Result<kvpool_types::ids::NamespaceId, Code> {
-        self.namespaces.resolve(name)
-    }
-
-    /// The later epoch that ended this term, if known.
-    pub fn superseding_epoch(&self) -> Option<Epoch> {
-        *self.superseded.lock()
     }
 }

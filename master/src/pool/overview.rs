@@ -1,9 +1,9 @@
 //! The pool as an overview sees it.
 
 use super::Pool;
-use crate::directory::BadPage;
+use crate::accounts::Balance;
 use crate::membership::StoreNode;
-use crate::overview::{Fill, NamespaceUse, Tally};
+use crate::overview::{Fill, NamespaceUse};
 use kvpool_types::ids::NamespaceId;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -39,47 +39,24 @@ impl Pool {
             .collect()
     }
 
-    /// Counts up to `limit` blocks behind `page` of the directory of memory or of media, by namespace. Returns the
-    /// next page.
-    pub(crate) fn count_uses(
-        &self,
-        on_media: bool,
-        page: &[u8],
-        limit: usize,
-        tally: &mut Tally,
-    ) -> Result<Option<Vec<u8>>, BadPage> {
-        let (directory, counts) = if on_media {
-            (self.tier.directory(), &mut tally.media)
-        } else {
-            (&self.directory, &mut tally.memory)
+    /// The `most` namespaces with the most bytes, and the number of the others.
+    pub(crate) fn largest_namespaces(&self, most: usize) -> (Vec<NamespaceUse>, usize) {
+        let accounts = self.directory.accounts();
+        let mut all = Vec::with_capacity(self.namespaces.count());
+        self.namespaces
+            .each(|id, _| all.push((id, accounts.balance(id))));
+        let left_off = all.len().saturating_sub(most);
+        let order = |(id, balance): &(NamespaceId, Balance)| {
+            (std::cmp::Reverse(balance.memory + balance.media), *id)
         };
-        if directory.blocks() == 0 {
-            return Ok(None);
-        }
-        directory.scan(page, limit, |block| {
-            let (blocks, bytes) = counts.entry(block.namespace()).or_default();
-            *blocks += 1;
-            *bytes += block.length().0 * block.replicas().len() as u64;
-        })
-    }
-
-    /// Every namespace with its counts.
-    pub(crate) fn name_uses(&self, tally: &Tally) -> Vec<NamespaceUse> {
-        let of = |counts: &HashMap<NamespaceId, (u64, u64)>, id| {
-            counts.get(&id).copied().unwrap_or_default()
-        };
-        let mut uses = Vec::new();
-        self.namespaces.each(|id, name| {
-            let (blocks, bytes) = of(&tally.memory, id);
-            let (copies, copy_bytes) = of(&tally.media, id);
-            uses.push(NamespaceUse {
-                name: name.to_owned(),
-                blocks,
-                bytes,
-                copies,
-                copy_bytes,
-            });
+        all.sort_unstable_by_key(order);
+        all.truncate(most);
+        let uses = all.into_iter().filter_map(|(id, balance)| {
+            Some(NamespaceUse::new(
+                self.namespaces.get(id)?.fields.name,
+                balance,
+            ))
         });
-        uses
+        (uses.collect(), left_off)
     }
 }

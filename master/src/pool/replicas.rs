@@ -91,6 +91,14 @@ pub(super) struct Replicas {
 }
 
 impl Replicas {
+    /// No tasks; `bandwidth` is the bytes a second that one node may send, 0 without a limit.
+    pub(super) fn new(bandwidth: u64) -> Self {
+        Self {
+            pulls: Mutex::new(pulls::Open::new(bandwidth)),
+            ..Self::default()
+        }
+    }
+
     pub(super) fn wake(&self) {
         *self.wake.lock() = true;
         self.woken.notify_one();
@@ -260,9 +268,25 @@ impl Pool {
             tracing::info!(node = %node.name, "operator takes the node out of service");
         }
         node.leave();
-        // A later leader learns of it from the node.
+        let task = self.change_replicas(Self::off(&node), Blocks::OnNode).await;
+        // A later leader learns of it from the node. The node answers that it drains, and the task must
+        // have begun by then.
         node.send(Body::Drain(proto::Drain {}));
-        self.change_replicas(Self::off(&node), Blocks::OnNode).await
+        task
+    }
+
+    /// Whether a task takes the node out of service. The node is told at its end, after the blocks that
+    /// stayed have their copies on its media.
+    pub(super) fn save_after_task_off(&self, node: &Arc<StoreNode>) -> bool {
+        let running = self.replicas.tasks.running();
+        let Some(task) = running.iter().find(|task| Self::is_off(&task.wish, node)) else {
+            return false;
+        };
+        let mut waiting = self.replicas.waiting.lock();
+        waiting.push((task.id, Arc::clone(node)));
+        drop(waiting);
+        self.replicas.wake();
+        true
     }
 
     /// Moves the blocks of a node that stops, and tells the node when no more of them move.
@@ -290,7 +314,17 @@ impl Pool {
         }
     }
 
-    /// Tells nodes whose task has ended.
+    fn is_off(wish: &Wish, node: &StoreNode) -> bool {
+        let Wish {
+            change,
+            from,
+            to,
+            evict,
+        } = wish;
+        *change == Change::Move && from.as_ref() == Some(&node.name) && to.is_empty() && *evict
+    }
+
+    /// Tells nodes whose task has ended. What stayed in the memory of a node with media is copied first.
     fn tell_waiting(&self) {
         let ended: Vec<_> = {
             let mut waiting = self.replicas.waiting.lock();
@@ -298,7 +332,11 @@ impl Pool {
             waiting.extract_if(.., is_over).collect()
         };
         for (_, node) in ended {
-            self.tell_saved(&node);
+            if self.stores_on_media_of(&node) {
+                self.demote_all_of(&node);
+            } else {
+                self.tell_saved(&node);
+            }
         }
     }
 
@@ -320,7 +358,7 @@ impl Pool {
                 }
             });
             let is_left = |(namespace, key, version): &(_, Key, _)| {
-                !self.is_on_medium(*namespace, key, *version)
+                !self.has_kept_copy(*namespace, key, *version, Some(node))
             };
             left += found.iter().filter(|one| is_left(one)).count() as u64;
             match next {

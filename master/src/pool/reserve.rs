@@ -1,10 +1,11 @@
 //! Reservations: grants for puts, and the wait for room.
 
 use super::put_queue::{Class, Demand, QueuedPut};
+use super::quotas::{QUOTA_POLL, QuotaWait, broken_quota, never_fits};
 use super::read::View;
 use super::{FreedReplicas, Pool};
 use crate::clock::BootInstant;
-use crate::directory::Copies;
+use crate::directory::{Copies, Goal};
 use crate::placement::{Extents, NoRoom, PlacementHints};
 use crate::reservations::{End, Pending};
 use kvpool_types::ids::NamespaceId;
@@ -63,13 +64,18 @@ struct Open {
     largest: u64,
     copies: usize,
     no_nodes: bool,
+    /// What a hard quota of the namespace holds back.
+    over_quota: Goal,
     /// The ends of other puts of the keys, at most [`WATCHED`].
     writers: Vec<Arc<End>>,
 }
 
 impl Open {
     fn is_done(&self) -> bool {
-        self.demand == 0 && !self.no_nodes && self.writers.is_empty()
+        self.demand == 0
+            && !self.no_nodes
+            && self.over_quota == Goal::default()
+            && self.writers.is_empty()
     }
 }
 
@@ -100,6 +106,7 @@ impl Pool {
         let until = self.now().after(options.timeout.min(self.config.max_wait));
         let mut queued: Option<QueuedPut<'_>> = None;
         let mut called = false;
+        let mut waits_for_quota: Option<QuotaWait<'_>> = None;
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -120,11 +127,12 @@ impl Pool {
                 Some(queued) => queued.set_demand(demand),
                 None => queued = Some(self.enqueue_put(Class::default(), demand)),
             }
+            self.wait_for_quota(namespace, open.over_quota, &mut waits_for_quota);
             // Not every way in which a node returns has an event, so this wait also polls.
-            let until_poll = if open.no_nodes {
-                deadline.min(tokio::time::Instant::now() + NODES_POLL)
-            } else {
-                deadline
+            let until_poll = match (&waits_for_quota, open.no_nodes) {
+                (Some(_), _) => deadline.min(tokio::time::Instant::now() + QUOTA_POLL),
+                (None, true) => deadline.min(tokio::time::Instant::now() + NODES_POLL),
+                (None, false) => deadline,
             };
             // In this order: room or a key that comes at the deadline is still taken.
             called = tokio::select! {
@@ -145,6 +153,24 @@ impl Pool {
             .into_iter()
             .map(|outcome| outcome.unwrap_or(Err(Code::Full)))
             .collect()
+    }
+
+    /// Notes what a put needs below its quota, or that it needs nothing.
+    fn wait_for_quota<'a>(
+        &'a self,
+        namespace: NamespaceId,
+        need: Goal,
+        waiting: &mut Option<QuotaWait<'a>>,
+    ) {
+        if need == Goal::default() {
+            *waiting = None;
+            return;
+        }
+        match waiting {
+            Some(waiting) => waiting.set(need),
+            None => *waiting = Some(self.quotas.enter(namespace, need)),
+        }
+        self.evictor_wake.wake();
     }
 
     fn judge_length(&self, length: Length) -> Outcome {
@@ -173,11 +199,17 @@ impl Pool {
         // Taken once for the whole pass. A second read lock would wait behind a waiting writer,
         // which waits for the first lock.
         let view = self.view();
-        let mut room = view.segments.allocator(&options.hints);
+        let mut room = view.segments.allocator(&options.hints, namespace);
         let mut reservations = self.reservations.lock();
+        let account = self.directory.accounts().of(namespace);
+        if account.is_closed() {
+            outcomes.fill_with(|| Some(Err(Code::UnknownNamespace)));
+            return open;
+        }
         if !options.upsert {
             self.settle_present(&view, namespace, keys, outcomes);
         }
+        let tenant = self.directory.accounts().tenant(namespace);
         let expires = self.now().after(self.grant_ttl(options.grant_ttl));
         let mut lost = Vec::new();
         for ((key, length), outcome) in keys.iter().zip(lengths).zip(outcomes.iter_mut()) {
@@ -191,6 +223,17 @@ impl Pool {
                 }
                 *outcome = Some(Err(Code::InProgress));
                 continue;
+            }
+            if let Some(tenant) = tenant {
+                let bytes = Extents::rounded(*length).0 * room.copies(*length) as u64;
+                if let Some(code) = broken_quota(account, tenant, bytes) {
+                    *outcome = Some(Err(code));
+                    if !never_fits(tenant, bytes) {
+                        open.over_quota.bytes += bytes;
+                        open.over_quota.blocks += 1;
+                    }
+                    continue;
+                }
             }
             let found = if may_take {
                 room.allocate(*length)
@@ -363,5 +406,14 @@ async fn any_end(writers: &[Arc<End>]) {
 
 /// True while an outcome may still change.
 fn is_open(outcome: &Result<Granted, Code>) -> bool {
-    matches!(outcome, Err(Code::Full | Code::NoNodes | Code::InProgress))
+    // `StoreFailed`: no version is reserved durably at the moment.
+    matches!(
+        outcome,
+        Err(Code::Full
+            | Code::NoNodes
+            | Code::InProgress
+            | Code::StoreFailed
+            | Code::MemoryQuota
+            | Code::BlocksQuota)
+    )
 }

@@ -58,9 +58,7 @@ impl SnapshotSource for Source {
             Record::VersionsGranted(record::VersionsGranted { until }),
             pool.segment_ids.record(),
         ];
-        for (id, namespace) in pool.namespaces.created() {
-            records.push(Record::Namespace(record::Namespace { id, namespace }));
-        }
+        records.extend(pool.namespaces.records());
         for (node, incarnation) in pool.members.dropped() {
             let dropped = record::IncarnationDropped { node, incarnation };
             records.push(Record::IncarnationDropped(dropped));

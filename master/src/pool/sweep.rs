@@ -5,6 +5,7 @@
 //! blocks, and no call waits for them.
 
 use super::Pool;
+use crate::directory::Dropped;
 use crate::placement::Segment;
 use kvpool_types::{Incarnation, NodeName};
 use std::collections::VecDeque;
@@ -55,8 +56,7 @@ impl Pool {
             if self.sweep_step(&mut sweep) {
                 self.sweeps.lock().push_front(sweep);
             } else {
-                tracing::warn!(node = %sweep.node, incarnation = %sweep.incarnation, blocks_lost = sweep.lost,
-                    "blocks of the dropped node removed from the directory");
+                log_end(&sweep);
             }
             if begun.elapsed() >= budget {
                 return true;
@@ -72,7 +72,17 @@ impl Pool {
         let (dropped, next) =
             self.directory
                 .drop_segment(segment.id, || segment.extents(), sweep.place, STEP);
-        let lost = dropped.iter().filter(|d| d.removed.is_some()).count() as u64;
+        let is_lost = |dropped: &&Dropped| {
+            let Dropped {
+                namespace,
+                key,
+                version,
+                removed,
+                ..
+            } = dropped;
+            removed.is_some() && !self.is_on_medium(*namespace, key, *version)
+        };
+        let lost = dropped.iter().filter(is_lost).count() as u64;
         sweep.lost += lost;
         self.metrics.blocks_lost(lost);
         sweep.place = next.unwrap_or(0);
@@ -80,5 +90,21 @@ impl Pool {
             sweep.segments.pop_front();
         }
         !sweep.segments.is_empty()
+    }
+}
+
+/// A node that leaves in order, with copies of its blocks elsewhere, is no cause for a warning.
+fn log_end(sweep: &Sweep) {
+    let Sweep {
+        node,
+        incarnation,
+        lost,
+        ..
+    } = sweep;
+    const TEXT: &str = "blocks of the dropped node removed from the directory";
+    if *lost > 0 {
+        tracing::warn!(%node, %incarnation, blocks_lost = *lost, "{TEXT}");
+    } else {
+        tracing::info!(%node, %incarnation, blocks_lost = 0, "{TEXT}");
     }
 }

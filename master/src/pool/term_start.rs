@@ -128,6 +128,7 @@ impl Pool {
         } else {
             now.after(config.lease_ttl)
         };
+        let reservations = Reservations::new(Arc::clone(directory.accounts()));
         let pool = Arc::new(Self {
             cluster,
             epoch,
@@ -139,12 +140,12 @@ impl Pool {
             directory,
             tier,
             tiering: super::tiering::Tiering::default(),
-            replicas: replicas::Replicas::default(),
+            replicas: replicas::Replicas::new(config.replica_bandwidth.0),
             seed,
             namespaces,
             namespace_creation: tokio::sync::Mutex::default(),
             registration: tokio::sync::Mutex::default(),
-            reservations: Reservations::default(),
+            reservations,
             writers: Writers::default(),
             quarantine: Quarantine::default(),
             journal: std::sync::OnceLock::new(),
@@ -156,6 +157,7 @@ impl Pool {
             hidden: RwLock::default(),
             changed: tokio::sync::Notify::new(),
             put_queue: super::put_queue::PutQueue::default(),
+            quotas: super::quotas::QuotaQueue::default(),
             recent_puts: super::recent_puts::RecentPuts::default(),
             evictor_wake: EvictorWake::default(),
             stopping: AtomicBool::new(false),

@@ -32,7 +32,7 @@ pub(super) use transfers::{Moved, range};
 
 use super::Pool;
 use crate::clock::BootInstant;
-use crate::directory::Removed;
+use crate::directory::{BlockRef, Removed};
 use crate::membership::StoreNode;
 use crate::replica::BlockId;
 use admission::Admission;
@@ -43,6 +43,7 @@ use kvpool_types::{Key, KeyRef, Offset, SegmentId, Version};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use stores::Stores;
 use tokio::sync::Notify;
@@ -61,8 +62,9 @@ pub(super) struct Tiering {
     /// Held while stores are ordered.
     tending: Mutex<()>,
     admission: Admission,
-    /// When the leader first saw that a medium is absent.
-    absent: Mutex<HashMap<SegmentId, BootInstant>>,
+    absent: Mutex<HashMap<SegmentId, Absence>>,
+    /// True when copies were lost, or count no longer: their blocks in memory need others.
+    has_lost_copies: AtomicBool,
     /// Keys whose removal is on its way to the log.
     leaving: Mutex<HashSet<(NamespaceId, Key)>>,
     /// The room in memory that loads wait for, by their medium.
@@ -71,6 +73,15 @@ pub(super) struct Tiering {
     loaded: Notify,
     wake: Mutex<bool>,
     woken: Condvar,
+}
+
+/// A medium that no connected node has.
+#[derive(Debug)]
+struct Absence {
+    /// When the leader first saw it.
+    since: BootInstant,
+    /// True while its copies count as copies.
+    is_counted: bool,
 }
 
 #[derive(Debug, Default)]
@@ -254,7 +265,8 @@ impl Pool {
                 let stores = &mut traffic.stores;
                 stores.left_memory(block.namespace, &block.key, block.version)
             };
-            let has_copy = self.tier.left_memory(block) || is_stored();
+            let is_kept = || self.has_kept_copy(block.namespace, &block.key, block.version, None);
+            let has_copy = (self.tier.left_memory(block) && is_kept()) || is_stored();
             self.evicted_beside_media(block, has_copy);
             if !has_copy {
                 self.metrics.evicted_without_copy();
@@ -293,6 +305,38 @@ impl Pool {
             let is_it = |name: &String| self.namespaces.resolve(name) == Ok(namespace);
             names.is_empty() || names.iter().any(is_it)
         })
+    }
+
+    /// True when a block's copy will be there after its memory is gone: its medium is not absent for long and did
+    /// not fail. Its node is not out of service, unless it is `node`, which keeps its own copies.
+    pub(super) fn has_kept_copy(
+        &self,
+        namespace: NamespaceId,
+        key: &Key,
+        version: Version,
+        node: Option<&StoreNode>,
+    ) -> bool {
+        let mut medium = None;
+        self.tier
+            .directory()
+            .visit(namespace, &[key.as_ref()], |_, block| {
+                let copy = block.filter(|block| block.version() == version);
+                let first = |block: BlockRef<'_>| block.replicas().first().map(|r| r.segment);
+                medium = copy.and_then(|copy| first(copy.view()));
+            });
+        medium.is_some_and(|medium| self.keeps_copies(medium, node))
+    }
+
+    fn keeps_copies(&self, medium: SegmentId, node: Option<&StoreNode>) -> bool {
+        if let Some(used) = self.tiering.traffic.lock().uses.get(&medium) {
+            let is_own = node.is_some_and(|node| node.incarnation == used.node.incarnation);
+            let has_failed = used.node.is_connected() && used.state == MediumState::MediumGone;
+            if has_failed || (used.node.leaves() && !is_own) {
+                return false;
+            }
+        }
+        let absent = self.tiering.absent.lock();
+        absent.get(&medium).is_none_or(|absence| absence.is_counted)
     }
 
     /// True when the tier's copy under a key has this version.

@@ -5,6 +5,7 @@ mod admin;
 mod encoding;
 mod reads;
 mod replicas;
+mod tenancy;
 mod writes;
 
 use super::refused::{Refused, refused};

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!            ┌─ "PRI * HTTP/2.0" ─► tonic (grpc.rs)
-//!  accept ───┤
+//!  accept ───┤                              (with TLS: after the handshake, by ALPN)
 //!            └─ "KVP1" ─ greeting ─► a thread that reads, calls, and answers (connection.rs)
 //! ```
 //!
@@ -18,6 +18,7 @@
 mod connection;
 mod greeting;
 mod grpc;
+mod stream;
 mod waiting_calls;
 mod wire;
 
@@ -28,6 +29,7 @@ use connection::Connection;
 use futures::Stream;
 pub use grpc::{GrpcStream, Origin};
 use kvpool_daemon::callers::{Caller, Callers};
+use kvpool_tls::{ALPN_FRAMES, Port, ServerTls, Session};
 use kvpool_types::Code;
 use kvpool_types::wire::frame::MAGIC;
 use rustix::net::sockopt;
@@ -38,6 +40,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
+use stream::{Framed, Incoming};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
@@ -60,6 +63,8 @@ struct Shared {
     most_spinning: usize,
     spinning: AtomicUsize,
     callers: Arc<Callers>,
+    /// How the port is served; `None` for plain connections.
+    tls: Option<ServerTls>,
     /// One permit for each connection that is no longer a caller.
     connection_permits: Arc<Semaphore>,
 }
@@ -97,6 +102,7 @@ impl Stream for GrpcConnections {
 pub fn serve(
     seat: Arc<Seat>,
     listener: TcpListener,
+    tls: Option<ServerTls>,
     stopped: watch::Receiver<bool>,
     tasks: &mut JoinSet<()>,
 ) -> GrpcConnections {
@@ -104,6 +110,7 @@ pub fn serve(
     let shared = Arc::new(Shared {
         open: seat.connections(),
         callers: Callers::new(MOST_CALLERS, MOST_CALLERS_BYTES),
+        tls,
         connection_permits: Arc::new(Semaphore::new(
             seat.config.max_connections.min(Semaphore::MAX_PERMITS),
         )),
@@ -156,7 +163,7 @@ async fn accept_all(
 /// Reads the first bytes of a connection and passes it to the server of its protocol.
 async fn sort(
     shared: &Arc<Shared>,
-    mut stream: TcpStream,
+    stream: TcpStream,
     peer: SocketAddr,
     caller: Caller,
     grpc: &mpsc::Sender<io::Result<GrpcStream>>,
@@ -165,15 +172,26 @@ async fn sort(
     stream.set_nodelay(true)?;
     notice_lost_peer(&stream).map_err(io::Error::from)?;
     let begun = async {
-        let mut first = [0; 4];
-        if stream.peek(&mut first).await? == 0 {
-            return Err(wire::Error::Closed);
+        let mut stream = match &shared.tls {
+            None => Incoming::Plain(stream),
+            Some(tls) => Incoming::handshake(tls.config(Port::Control), stream).await?,
+        };
+        let is_framed = match &stream {
+            Incoming::Plain(stream) => {
+                let mut first = [0; 4];
+                if stream.peek(&mut first).await? == 0 {
+                    return Err(wire::Error::Closed);
+                }
+                // The first byte tells the protocols apart, so a slow sender is no reason to wait.
+                first.first() == MAGIC.to_le_bytes().first()
+            }
+            Incoming::Tls(stream) => stream.get_ref().1.alpn_protocol() == Some(ALPN_FRAMES),
+        };
+        if !is_framed {
+            return Ok((stream, None));
         }
-        // The first byte tells the protocols apart, so a slow sender is no reason to wait.
-        if first.first() != MAGIC.to_le_bytes().first() {
-            return Ok(None);
-        }
-        greeting::greet(shared, &mut stream).await.map(Some)
+        let greeted = greeting::greet(shared, &mut stream).await?;
+        Ok((stream, Some(greeted)))
     };
     let begun = tokio::select! {
         begun = tokio::time::timeout(CALLER_TIMEOUT, begun) => begun,
@@ -183,18 +201,26 @@ async fn sort(
         Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
         Ok(Err(wire::Error::Closed)) => Ok(()),
         Ok(Err(error)) => Err(error),
-        Ok(Ok(None)) => {
+        Ok(Ok((stream, None))) => {
             let stream = GrpcStream::new(stream, caller, Arc::clone(&shared.connection_permits));
             // The send fails when the server stops.
             let _left = grpc.send(Ok(stream)).await;
             Ok(())
         }
         // The caller was refused.
-        Ok(Ok(Some(None))) => Ok(()),
-        Ok(Ok(Some(Some(greeted)))) => {
+        Ok(Ok((_, Some(None)))) => Ok(()),
+        Ok(Ok((stream, Some(Some(greeted))))) => {
             caller.settle();
+            let (stream, session) = match stream {
+                Incoming::Plain(stream) => (stream, None),
+                Incoming::Tls(stream) => {
+                    let (stream, connection) = stream.into_inner();
+                    (stream, Some(Arc::new(Session::new(connection))))
+                }
+            };
             let stream = stream.into_std()?;
             stream.set_nonblocking(false)?;
+            let stream = Framed::new(stream, session);
             let connection = Connection::new(Arc::clone(shared), stream, greeted)?;
             let runtime = tokio::runtime::Handle::current();
             std::thread::Builder::new()

@@ -9,6 +9,7 @@ use crate::leadership::Seat;
 use crate::overview::Watch;
 use crate::wait_budget::WaitPermit;
 use kvpool_proto as proto;
+use kvpool_tls::ClientTls;
 use kvpool_types::Code;
 use prost::Message;
 use proto::pool_client::PoolClient;
@@ -34,6 +35,15 @@ impl PoolService {
             seat,
             watch,
             passing: Passing::default(),
+        }
+    }
+
+    /// The same, calling a leader whose address asks for TLS with `tls`.
+    #[must_use]
+    pub fn calling_with(self, tls: Option<ClientTls>) -> Self {
+        Self {
+            passing: Passing::with_tls(tls),
+            ..self
         }
     }
 
@@ -121,6 +131,34 @@ impl proto::pool_server::Pool for PoolService {
             let _permit = self.permit(&*message)?;
             calls.create_namespace(message).await
         })
+    }
+
+    async fn change_namespace(
+        &self,
+        request: Request<proto::ChangeNamespaceRequest>,
+    ) -> Result<Response<proto::NamespaceReply>, Status> {
+        answer!(self, request, change_namespace, |calls, message| {
+            let _permit = self.permit(&*message)?;
+            calls.change_namespace(message).await
+        })
+    }
+
+    async fn delete_namespace(
+        &self,
+        request: Request<proto::DeleteNamespaceRequest>,
+    ) -> Result<Response<proto::DeleteNamespaceReply>, Status> {
+        answer!(self, request, delete_namespace, |calls, message| {
+            let _permit = self.permit(&*message)?;
+            calls.delete_namespace(message).await
+        })
+    }
+
+    async fn list_namespaces(
+        &self,
+        request: Request<proto::ListNamespacesRequest>,
+    ) -> Result<Response<proto::ListNamespacesReply>, Status> {
+        answer!(self, request, list_namespaces, |calls, message| calls
+            .list_namespaces(message))
     }
 
     async fn reserve(

@@ -26,12 +26,26 @@ use tonic::{Request, Response, Status, Streaming};
 pub struct NodesService {
     seat: Arc<Seat>,
     stopped: watch::Receiver<bool>,
+    needs_certificate: bool,
 }
 
 impl NodesService {
     /// The service of the master at `seat`. Its sessions end when `stopped` says so.
     pub fn new(seat: Arc<Seat>, stopped: watch::Receiver<bool>) -> Self {
-        Self { seat, stopped }
+        Self {
+            seat,
+            stopped,
+            needs_certificate: false,
+        }
+    }
+
+    /// The same for nodes that present a certificate, if `needed`.
+    #[must_use]
+    pub fn with_certificates(self, needed: bool) -> Self {
+        Self {
+            needs_certificate: needed,
+            ..self
+        }
     }
 }
 
@@ -44,6 +58,12 @@ impl proto::nodes_server::Nodes for NodesService {
         request: Request<Streaming<proto::NodeMessage>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
         let origin = request.extensions().get::<Origin>().cloned();
+        if self.needs_certificate && !origin.as_ref().is_some_and(Origin::has_certificate) {
+            return Err(status(
+                Code::InvalidArgument,
+                "this master takes store nodes with a certificate only: pass --tls-cert, --tls-key and --tls-ca",
+            ));
+        }
         let bearer = bearer_of(&self.seat.guard, request.metadata());
         check_node(&bearer, None)?;
         let mut inbox = request.into_inner();

@@ -4,12 +4,14 @@ use super::refused::{Refused, refused};
 use super::rights::{Operation, pass_on};
 use kvpool_proto as proto;
 use kvpool_proto::pool_client::PoolClient;
+use kvpool_tls::ClientTls;
+use kvpool_tls::grpc::GrpcWay;
 use kvpool_types::Code;
 use parking_lot::Mutex;
 use proto::MAX_MESSAGE_BYTES;
 use std::time::Duration;
 use tonic::metadata::{AsciiMetadataKey, MetadataMap, MetadataValue};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Request, Status};
 use tracing::Span;
 
@@ -75,6 +77,8 @@ called! {
     ChangeReplicasRequest: ChangeReplicas
     DrainNodeRequest: DrainNode
     ClusterRequest: Cluster
+    ChangeNamespaceRequest: ChangeNamespace
+    DeleteNamespaceRequest: DeleteNamespace
 }
 
 impl Called for proto::CreateNamespaceRequest {
@@ -90,6 +94,25 @@ impl Called for proto::CreateNamespaceRequest {
     /// The namespace to create, whichever one the caller names as its own.
     fn namespace(&self) -> &str {
         self.namespace.as_ref().map_or("", |asked| &asked.name)
+    }
+}
+
+impl Called for proto::ListNamespacesRequest {
+    fn caller(&self) -> Option<&proto::Caller> {
+        self.caller.as_ref()
+    }
+
+    fn operation(&self) -> Operation {
+        if self.name.is_empty() {
+            Operation::ListNamespaces
+        } else {
+            Operation::ShowNamespace
+        }
+    }
+
+    /// The namespace to show, whichever one the caller names as its own.
+    fn namespace(&self) -> &str {
+        &self.name
     }
 }
 
@@ -125,9 +148,20 @@ impl Called for proto::ReplicaTasksRequest {
 
 /// The connection to the leader, opened on first use.
 #[derive(Debug, Default)]
-pub(super) struct Passing(Mutex<Option<(String, PoolClient<Channel>)>>);
+pub(super) struct Passing {
+    kept: Mutex<Option<(String, PoolClient<Channel>)>>,
+    /// For a leader whose address asks for TLS.
+    tls: Option<ClientTls>,
+}
 
 impl Passing {
+    pub(super) fn with_tls(tls: Option<ClientTls>) -> Self {
+        Self {
+            kept: Mutex::default(),
+            tls,
+        }
+    }
+
     /// True when the client asks for forwarding and the call was not forwarded yet.
     pub(super) fn is_wanted<M: Called>(request: &Request<M>) -> bool {
         let asks = |caller: &proto::Caller| caller.forward;
@@ -136,24 +170,27 @@ impl Passing {
 
     /// The client for the leader at `address`.
     pub(super) fn client(&self, address: &str) -> Result<PoolClient<Channel>, Refused> {
-        let mut kept = self.0.lock();
+        let mut kept = self.kept.lock();
         if let Some((known, client)) = &*kept
             && known == address
         {
             return Ok(client.clone());
         }
-        let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| {
+        let way = GrpcWay::to(address, self.tls.as_ref()).map_err(|error| {
             refused(
                 Code::Unreachable,
                 format!("the leader's address {address:?}: {error}"),
             )
         })?;
-        let channel = endpoint
-            .connect_timeout(CONNECT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(PING)
-            .keep_alive_timeout(PING)
-            .connect_lazy();
+        let channel = way
+            .with(|endpoint| {
+                endpoint
+                    .connect_timeout(CONNECT)
+                    .tcp_nodelay(true)
+                    .http2_keep_alive_interval(PING)
+                    .keep_alive_timeout(PING)
+            })
+            .lazy();
         let client = PoolClient::new(channel)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);

@@ -41,6 +41,21 @@ pub(super) fn caller(pool: &Pool, caller: Option<&proto::Caller>) -> Result<Call
     })
 }
 
+/// Counts a call against the rates of its namespace.
+pub(super) fn admit(pool: &Pool, caller: &Caller, moves_bytes: bool) -> Result<(), Refused> {
+    pool.admit(caller.namespace, moves_bytes)
+        .map_err(|(code, wait)| {
+            pool.metrics.call_limited();
+            let what = match code {
+                Code::ByteRate => "bytes_per_second",
+                _ => "requests_per_second",
+            };
+            let millis = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX) + 1;
+            let reason = format!("the namespace is at its {what}: try again in {millis} ms");
+            refused(code, reason)
+        })
+}
+
 /// Checks that this master may change anything now.
 pub(super) fn check_leads(pool: &Pool) -> Result<(), Refused> {
     if pool.leads() {

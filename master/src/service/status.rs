@@ -21,8 +21,16 @@ pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
         | Code::IncarnationDropped
         | Code::GrantEnded
         | Code::LeaseEnded
-        | Code::Leased => Grpc::FailedPrecondition,
-        Code::Full | Code::NoNodes | Code::TooManyHeld | Code::StoreFull => Grpc::ResourceExhausted,
+        | Code::Leased
+        | Code::NamespaceInUse => Grpc::FailedPrecondition,
+        Code::Full
+        | Code::NoNodes
+        | Code::TooManyHeld
+        | Code::StoreFull
+        | Code::MemoryQuota
+        | Code::BlocksQuota
+        | Code::RequestRate
+        | Code::ByteRate => Grpc::ResourceExhausted,
         Code::GrantRefused | Code::Forbidden => Grpc::PermissionDenied,
         Code::Unauthenticated | Code::TokenExpired => Grpc::Unauthenticated,
         Code::InProgress | Code::AlreadyWritten => Grpc::Aborted,

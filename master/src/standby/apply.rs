@@ -117,7 +117,10 @@ impl Standby {
                 }
             }
             Record::ReplicaAdded(added) => self.add_replica(&added),
-            Record::Namespace(created) => self.namespaces.insert(created.id, created.namespace),
+            Record::Namespace(_) | Record::NamespaceSet(_) | Record::NamespaceGone(_) => {
+                self.namespaces.apply(record.clone());
+                self.set_accounts(&record);
+            }
             Record::Segment(segment) => self.add_segment(segment),
             Record::SegmentGone(gone) if gone.id.is_on_medium() => {
                 self.tier.drop_medium(gone.id);
@@ -149,7 +152,8 @@ impl Standby {
                 seed,
                 ..self.options
             };
-            self.directory = Directory::new(self.options, self.clock.now());
+            let directory = Directory::new(self.options, self.clock.now());
+            self.directory = directory.in_place_of(&self.directory);
             self.tier = Tier::new(self.options, self.clock.now(), &self.directory);
         }
         self.is_seed_stored = true;

@@ -16,6 +16,7 @@ use crate::directory::{
     self, Added, BlockId, Copies, Directory, NewBlock, Published, Removal, Removed, Replica,
     UNPLACED, Verdict,
 };
+use crate::namespaces::Namespaces;
 use crate::store::record::{self, Commit, Record};
 use crate::store::{LogSeq, RecoveryError, ShardIndex, Target};
 use crate::tier::Tier;
@@ -42,7 +43,7 @@ pub(super) struct Loading {
     pub(super) tier: Tier,
     pub(super) seed: Option<u64>,
     pub(super) versions: Version,
-    pub(super) namespaces: BTreeMap<NamespaceId, record::Namespace>,
+    pub(super) namespaces: Namespaces,
     pub(super) segments: BTreeMap<SegmentId, record::Segment>,
     /// True when a copy on a medium was found.
     has_copies: bool,
@@ -70,7 +71,7 @@ impl Loading {
             directory,
             seed: None,
             versions: Version(0),
-            namespaces: BTreeMap::new(),
+            namespaces: Namespaces::default(),
             segments: BTreeMap::new(),
             has_copies: false,
             media: BTreeMap::new(),
@@ -115,7 +116,8 @@ impl Loading {
         }
         self.seed = Some(seed);
         self.options.seed = seed;
-        self.directory = Directory::new(self.options, self.start);
+        let directory = Directory::new(self.options, self.start);
+        self.directory = directory.in_place_of(&self.directory);
         self.tier = Tier::new(self.options, self.start, &self.directory);
         true
     }
@@ -127,8 +129,8 @@ impl Loading {
             Record::SegmentsGranted(granted) => {
                 self.next_segment = self.next_segment.max(granted.until.0);
             }
-            Record::Namespace(created) => {
-                self.namespaces.insert(created.id, created);
+            Record::Namespace(_) | Record::NamespaceSet(_) | Record::NamespaceGone(_) => {
+                self.namespaces.apply(record);
             }
             Record::Segment(segment) => {
                 self.given(segment.id);
@@ -363,9 +365,9 @@ impl Loading {
             .directory
             .add_replica(added.namespace, key, added.version, replica);
         if let Added::To(block) = outcome
-            && let Some((length, _)) = self.directory.size_and_version(block)
+            && let Some(found) = self.directory.summary(block)
         {
-            self.left.take(added.segment, added.offset, length);
+            self.left.take(added.segment, added.offset, found.length);
         }
     }
 }

@@ -43,6 +43,11 @@ impl RecentlyFreed {
     /// Keeps a freed extent closed.
     pub(super) fn keep(&mut self, left: FreedExtent) {
         left.segment.quarantine([left.index]);
+        self.keep_quarantined(left);
+    }
+
+    /// Keeps an extent closed that is quarantined already.
+    pub(super) fn keep_quarantined(&mut self, left: FreedExtent) {
         let place = (left.segment.id, left.offset);
         let before = self.left.insert(place, left);
         debug_assert!(before.is_none(), "invariant: freed extents do not overlap");
@@ -75,8 +80,8 @@ impl RecentlyFreed {
             return;
         };
         let length = Length(length);
-        if let Some(index) = of.segment.allocate_at(start, length) {
-            self.keep(FreedExtent {
+        if let Some(index) = of.segment.quarantine_at(start, length) {
+            self.keep_quarantined(FreedExtent {
                 segment: Arc::clone(&of.segment),
                 index,
                 offset: start,

@@ -3,16 +3,20 @@
 use super::Standby;
 use super::freed_ranges::FreedRanges;
 use super::recently_freed::FreedExtent;
-use crate::directory::{Added, Copies, NewBlock, Published, Replica, ReplicaStart, UNPLACED};
+use crate::directory::{
+    Added, Copies, NewBlock, Published, Replica, ReplicaStart, Summary, UNPLACED,
+};
 use crate::membership::StoreNode;
 use crate::placement::{ExtentIndex, Extents, Segment};
 use crate::store::record::{self, Commit};
+use kvpool_types::ids::NamespaceId;
 use kvpool_types::{GrantKey, Key, Length, Offset, SegmentId, Version};
 use std::sync::Arc;
 
 /// A block whose extent is allocated.
 struct Placed {
     place: ReplicaStart,
+    namespace: NamespaceId,
     length: Length,
     version: Version,
     extent: ExtentIndex,
@@ -21,7 +25,7 @@ struct Placed {
 impl Placed {
     /// Allocates the extent; false when not all of it is free.
     fn take(&mut self, segment: &Segment) -> bool {
-        let taken = segment.allocate_at(self.place.offset, self.length);
+        let taken = segment.allocate_at(self.place.offset, self.length, self.namespace);
         self.extent = taken.unwrap_or(UNPLACED);
         taken.is_some()
     }
@@ -48,13 +52,14 @@ impl Standby {
                 self.directory.drop_replica_at(&place);
                 continue;
             };
-            let Some((length, version)) = self.directory.size_and_version(place.block) else {
+            let Some(found) = self.directory.summary(place.block) else {
                 continue;
             };
             let mut next = Placed {
                 place,
-                length,
-                version,
+                namespace: found.namespace,
+                length: found.length,
+                version: found.version,
                 extent: UNPLACED,
             };
             if next.take(segment) {
@@ -74,7 +79,7 @@ impl Standby {
                 self.leave_out(&place);
                 continue;
             }
-            left.take(place.segment, place.offset, length);
+            left.take(place.segment, place.offset, found.length);
             before = Some(next);
         }
     }
@@ -102,9 +107,9 @@ impl Standby {
         let segments = self.placement.segments();
         for (id, offset, length) in left.into_ranges() {
             if let Some(segment) = segments.get(id)
-                && let Some(index) = segment.allocate_at(offset, length)
+                && let Some(index) = segment.quarantine_at(offset, length)
             {
-                self.recently_freed.keep(FreedExtent {
+                self.recently_freed.keep_quarantined(FreedExtent {
                     segment: Arc::clone(segment),
                     index,
                     offset,
@@ -137,8 +142,9 @@ impl Standby {
         };
         node.add_segment(segment.id);
         let high = self.high_watermark;
-        self.placement
-            .insert(Arc::new(Segment::new(segment.id, node, segment.size, high)));
+        let accounts = self.directory.accounts();
+        let segment = Segment::new(segment.id, node, segment.size, high).charging(accounts);
+        self.placement.insert(Arc::new(segment));
     }
 
     /// Publishes blocks at their logged locations and returns what each block replaced, in their
@@ -191,12 +197,12 @@ impl Standby {
     pub(super) fn add_replica(&mut self, added: &record::ReplicaAdded) {
         let key = added.key.as_ref();
         let block = self.directory.find(added.namespace, key);
-        let found = block.and_then(|block| self.directory.size_and_version(block));
-        let Some((length, _)) = found.filter(|(_, version)| *version == added.version) else {
+        let found = block.and_then(|block| self.directory.summary(block));
+        let Some(found) = found.filter(|found| found.version == added.version) else {
             return;
         };
         let places = [(added.segment, added.offset)];
-        let Some(replica) = self.place_at(&added.key, &places, length).pop() else {
+        let Some(replica) = self.place_at(&added.key, &places, &found).pop() else {
             return;
         };
         match self
@@ -212,11 +218,17 @@ impl Standby {
     }
 
     fn place(&mut self, block: &Commit) -> Copies {
-        self.place_at(&block.key, &block.replicas, block.length)
+        let summary = Summary {
+            namespace: block.namespace,
+            length: block.length,
+            version: block.version,
+        };
+        self.place_at(&block.key, &block.replicas, &summary)
     }
 
     /// Allocates the extents of a block.
-    fn place_at(&mut self, key: &Key, places: &[(SegmentId, Offset)], length: Length) -> Copies {
+    fn place_at(&mut self, key: &Key, places: &[(SegmentId, Offset)], block: &Summary) -> Copies {
+        let length = block.length;
         let segments = self.placement.segments();
         let mut replicas = Copies::new();
         for (id, offset) in places {
@@ -225,7 +237,7 @@ impl Standby {
                 continue;
             };
             self.recently_freed.give_up(*id, *offset, length);
-            match segment.allocate_at(*offset, length) {
+            match segment.allocate_at(*offset, length, block.namespace) {
                 Some(extent) => replicas.push(Replica {
                     segment: *id,
                     extent,

@@ -60,6 +60,11 @@ fn key(number: u8) -> Key {
     Key::from_digest([number; 32])
 }
 
+/// The namespace of a key. One of the three has settings.
+fn space(number: u8) -> NamespaceId {
+    NamespaceId(u32::from(number) % 3)
+}
+
 /// The part of a leader's state that the test needs.
 #[derive(Default)]
 struct Leader {
@@ -113,7 +118,7 @@ impl Leader {
 
     fn added(&self, number: u8, version: Version, place: u64) -> Record {
         Record::ReplicaAdded(record::ReplicaAdded {
-            namespace: NamespaceId(0),
+            namespace: space(number),
             key: key(number),
             version,
             segment: self.spare.unwrap(),
@@ -136,7 +141,7 @@ impl Leader {
                 self.copies.remove(number);
                 self.live.insert(*number, (version, place));
                 vec![Record::Commit(Commit {
-                    namespace: NamespaceId(0),
+                    namespace: space(*number),
                     key: key(*number),
                     version,
                     length: Length(100),
@@ -162,7 +167,7 @@ impl Leader {
                 let mut records = vec![self.added(*number, version, place)];
                 records.extend(moves.then(|| {
                     Record::ReplicaGone(record::ReplicaGone {
-                        namespace: NamespaceId(0),
+                        namespace: space(*number),
                         key: key(*number),
                         version,
                         segment: self.node.unwrap(),
@@ -180,7 +185,7 @@ impl Leader {
                 Some((version, _)) => {
                     self.copies.remove(number);
                     vec![Record::Remove(record::Remove {
-                        namespace: NamespaceId(0),
+                        namespace: space(*number),
                         key: key(*number),
                         version,
                         unleased: false,
@@ -259,7 +264,15 @@ async fn compare(all: Vec<Change>, wait: Duration) {
     let mut leader = Leader::default();
     let mut seq = LogSeq(0);
     let seed = Record::Seed(record::Seed { seed: 7 });
-    let beginning = vec![seed, leader.new_spare(), leader.new_node()];
+    let namespace = kvpool_types::Namespace {
+        name: "one".into(),
+        ..Default::default()
+    };
+    let id = NamespaceId(1);
+    let created = Record::Namespace(record::Namespace { id, namespace });
+    let settings = NamespaceSettings::default().with(kvpool_types::Setting::Priority, 2);
+    let set = Record::NamespaceSet(record::NamespaceSet { id, settings });
+    let beginning = vec![seed, leader.new_spare(), leader.new_node(), created, set];
     let groups = std::iter::once(beginning);
     for records in groups.chain(
         all.iter()
@@ -285,6 +298,19 @@ async fn compare(all: Vec<Change>, wait: Duration) {
     follower.recently_freed.tick(clock.now());
     assert_eq!(follower.recently_freed.len(), 0);
     assert_eq!(used(&follower), used(&loaded));
+    for standby in [&follower, &loaded] {
+        let accounts = standby.directory.accounts();
+        let total = accounts.total();
+        assert_eq!(total.memory, used(standby).iter().sum::<u64>());
+        assert_eq!(
+            (total.resident, total.blocks),
+            (total.memory, standby.blocks())
+        );
+    }
+    for number in 0..3 {
+        let of = |standby: &Standby| standby.directory.accounts().balance(NamespaceId(number));
+        assert_eq!(of(&follower), of(&loaded));
+    }
 }
 
 proptest! {

@@ -33,7 +33,8 @@ pub use encode::{Encoder, encode_group, encode_snapshot};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::namespace;
 use kvpool_types::{
-    Checksum, Incarnation, Key, Length, MediumId, NodeName, Offset, SegmentId, Version,
+    Checksum, Incarnation, Key, Length, MediumId, NamespaceSettings, NodeName, Offset, SegmentId,
+    Version,
 };
 use smallvec::SmallVec;
 
@@ -111,6 +112,22 @@ pub struct Namespace {
     pub id: NamespaceId,
     /// The namespace's fields.
     pub namespace: namespace::Namespace,
+}
+
+/// The settings of a namespace were changed. They replace the earlier ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceSet {
+    /// The namespace's id.
+    pub id: NamespaceId,
+    /// The settings.
+    pub settings: NamespaceSettings,
+}
+
+/// A namespace was deleted, after its last block. Its id is not used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamespaceGone {
+    /// The namespace's id.
+    pub id: NamespaceId,
 }
 
 /// A segment was registered.
@@ -202,6 +219,10 @@ pub enum Record {
     ReplicaAdded(ReplicaAdded),
     /// A namespace was created.
     Namespace(Namespace),
+    /// The settings of a namespace were changed.
+    NamespaceSet(NamespaceSet),
+    /// A namespace was deleted.
+    NamespaceGone(NamespaceGone),
     /// A segment was registered.
     Segment(Segment),
     /// A segment is gone.
@@ -228,6 +249,8 @@ impl Record {
             | Self::ReplicaGone(ReplicaGone { namespace, key, .. })
             | Self::ReplicaAdded(ReplicaAdded { namespace, key, .. }) => Some((*namespace, key)),
             Self::Namespace(_)
+            | Self::NamespaceSet(_)
+            | Self::NamespaceGone(_)
             | Self::Segment(_)
             | Self::SegmentGone(_)
             | Self::IncarnationDropped(_)

@@ -1,12 +1,15 @@
 //! One medium: its ranges, the order in which they are written, and who holds it.
 
 use super::ring::{Ring, Taken};
+use crate::accounts::{Accounts, Item};
 use crate::directory::Tick;
-use crate::placement::Extents;
+use crate::placement::{Extents, Ledger};
 use crate::replica::{BlockId, ExtentIndex, Replica};
 use crate::store::record;
+use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Length, MediumId, NodeName, Offset, SegmentId, medium};
 use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A disk, partition or file of blocks.
@@ -42,15 +45,16 @@ pub struct Holder {
 
 impl Medium {
     /// A medium without blocks. `None` when its zones do not fit its size.
-    pub fn new(record: record::Medium) -> Option<Self> {
+    pub fn new(record: record::Medium, accounts: &Arc<Accounts>) -> Option<Self> {
         let ring = Ring::new(record.size, record.zone, record.cursor, 0)?;
         let sealed = vec![Tick::default(); ring.zones() as usize];
+        let ledger = Ledger::new(Arc::clone(accounts), Item::Media);
         Some(Self {
             id: record.id,
             medium: record.medium,
             size: record.size,
             zone: record.zone,
-            extents: Mutex::new(Extents::new(record.size)),
+            extents: Mutex::new(Extents::new(record.size).with_ledger(ledger)),
             copies: AtomicU64::new(0),
             ring: Mutex::new(ring),
             sealed: Mutex::new(sealed),
@@ -200,9 +204,22 @@ impl Medium {
     }
 
     /// Takes the range of a block that was written. `None` unless the whole range is free.
-    pub(super) fn allocate_at(&self, offset: Offset, length: Length) -> Option<ExtentIndex> {
+    pub(super) fn allocate_at(
+        &self,
+        offset: Offset,
+        length: Length,
+        namespace: NamespaceId,
+    ) -> Option<ExtentIndex> {
         let footprint = medium::footprint(length)?;
-        self.extents.lock().allocate_at(offset, footprint)
+        let mut extents = self.extents.lock();
+        let index = extents.allocate_at(offset, footprint)?;
+        extents.charge(index, namespace);
+        debug_assert!(
+            (extents.ledger().filter(|ledger| !ledger.is_closed()))
+                .is_none_or(|ledger| ledger.total() == extents.used().0),
+            "invariant: charges follow extents"
+        );
+        Some(index)
     }
 
     pub(super) fn set_owner(&self, index: ExtentIndex, block: BlockId) {
@@ -254,16 +271,19 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn medium() -> Medium {
-        Medium::new(record::Medium {
-            id: SegmentId::on_medium(1),
-            medium: MediumId(1),
-            node: NodeName("n".into()),
-            generation: 1,
-            is_pending: false,
-            size: Length(8 * MIB),
-            zone: Length(2 * MIB),
-            cursor: 1,
-        })
+        Medium::new(
+            record::Medium {
+                id: SegmentId::on_medium(1),
+                medium: MediumId(1),
+                node: NodeName("n".into()),
+                generation: 1,
+                is_pending: false,
+                size: Length(8 * MIB),
+                zone: Length(2 * MIB),
+                cursor: 1,
+            },
+            &Arc::default(),
+        )
         .unwrap()
     }
 
@@ -273,7 +293,7 @@ mod tests {
         let medium = medium();
         let block = Length(MIB - 4096);
         let at = Offset(2 * MIB);
-        let taken = medium.allocate_at(at, block).unwrap();
+        let taken = medium.allocate_at(at, block, NamespaceId(0)).unwrap();
         medium.set_owner(taken, BlockId(7));
         medium.begin_term(Tick(9));
         let Taken::At(next) = medium.take(Length(4096), Tick(10)) else {

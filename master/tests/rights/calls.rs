@@ -58,6 +58,25 @@ pub(crate) async fn over_grpc(it: &Fixture, operation: Operation, token: &str) -
                 return create_new(it, token).await;
             }
         }
+        Operation::ChangeNamespace => call!(
+            change_namespace,
+            ChangeNamespaceRequest {
+                name: "x".to_owned()
+            }
+        ),
+        Operation::DeleteNamespace => call!(
+            delete_namespace,
+            DeleteNamespaceRequest {
+                name: "x".to_owned()
+            }
+        ),
+        Operation::ListNamespaces => call!(list_namespaces, ListNamespacesRequest {}),
+        Operation::ShowNamespace => call!(
+            list_namespaces,
+            ListNamespacesRequest {
+                name: NAMESPACE.to_owned()
+            }
+        ),
         Operation::Reserve => call!(reserve, ReserveRequest {}),
         Operation::Commit => call!(commit, CommitRequest {}),
         Operation::Revoke => call!(revoke, RevokeRequest {}),
@@ -131,6 +150,7 @@ fn creation(it: &Fixture, name: &str) -> proto::CreateNamespaceRequest {
             name: name.to_owned(),
             ..Default::default()
         }),
+        ..Default::default()
     }
 }
 

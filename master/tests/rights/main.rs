@@ -201,6 +201,7 @@ async fn a_tenant_sees_its_own_namespaces_and_creates_no_other() {
                     name: name.to_owned(),
                     ..Default::default()
                 }),
+                ..Default::default()
             },
             &it.token(subject, 60),
         )

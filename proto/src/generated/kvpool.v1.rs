@@ -83,13 +83,116 @@ pub struct Namespace {
     #[prost(string, tag = "5")]
     pub salt: ::prost::alloc::string::String,
 }
+/// A quota or limit of a namespace, and what may be set (kvpool_types::tenancy::Setting).
 #[allow(clippy::all)]
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NamespaceSetting {
+    #[prost(uint32, tag = "1")]
+    pub setting: u32,
+    /// bytes, blocks, a class, or a rate a second
+    #[prost(uint64, tag = "2")]
+    pub value: u64,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateNamespaceRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
     #[prost(message, optional, tag = "2")]
     pub namespace: ::core::option::Option<Namespace>,
+    /// Of a new namespace. A namespace that is there keeps its own.
+    #[prost(message, repeated, tag = "3")]
+    pub settings: ::prost::alloc::vec::Vec<NamespaceSetting>,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ChangeNamespaceRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// the others stay
+    #[prost(message, repeated, tag = "3")]
+    pub set: ::prost::alloc::vec::Vec<NamespaceSetting>,
+    /// settings that end
+    #[prost(uint32, repeated, tag = "4")]
+    pub clear: ::prost::alloc::vec::Vec<u32>,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NamespaceReply {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    #[prost(message, optional, tag = "2")]
+    pub namespace: ::core::option::Option<NamespaceUse>,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteNamespaceRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// also a namespace that has blocks, which leave despite leases and pins
+    #[prost(bool, tag = "3")]
+    pub with_blocks: bool,
+}
+#[allow(clippy::all)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteNamespaceReply {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    /// blocks
+    #[prost(uint64, tag = "2")]
+    pub removed: u64,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListNamespacesRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    /// only this one; empty: all
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// names behind this one
+    #[prost(string, tag = "3")]
+    pub after: ::prost::alloc::string::String,
+    /// 0: as many as fit in a message
+    #[prost(uint32, tag = "4")]
+    pub limit: u32,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListNamespacesReply {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    /// by name
+    #[prost(message, repeated, tag = "2")]
+    pub namespaces: ::prost::alloc::vec::Vec<NamespaceUse>,
+    #[prost(bool, tag = "3")]
+    pub more: bool,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NamespaceUse {
+    #[prost(message, optional, tag = "1")]
+    pub namespace: ::core::option::Option<Namespace>,
+    #[prost(message, repeated, tag = "2")]
+    pub settings: ::prost::alloc::vec::Vec<NamespaceSetting>,
+    /// extents of blocks and of open puts
+    #[prost(uint64, tag = "3")]
+    pub memory_bytes: u64,
+    /// copies on media, with their headers
+    #[prost(uint64, tag = "4")]
+    pub media_bytes: u64,
+    /// in memory
+    #[prost(uint64, tag = "5")]
+    pub blocks: u64,
+    /// on media
+    #[prost(uint64, tag = "6")]
+    pub copies: u64,
+    #[prost(uint64, tag = "7")]
+    pub open_puts: u64,
 }
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1161,6 +1264,78 @@ pub mod pool_client {
                 .insert(GrpcMethod::new("kvpool.v1.Pool", "CreateNamespace"));
             self.inner.unary(req, path, codec).await
         }
+        /// Changes quotas and limits of a namespace.
+        pub async fn change_namespace(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ChangeNamespaceRequest>,
+        ) -> std::result::Result<tonic::Response<super::NamespaceReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvpool.v1.Pool/ChangeNamespace",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvpool.v1.Pool", "ChangeNamespace"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Deletes a namespace, and its blocks when asked.
+        pub async fn delete_namespace(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeleteNamespaceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteNamespaceReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvpool.v1.Pool/DeleteNamespace",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvpool.v1.Pool", "DeleteNamespace"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Namespaces with their settings and use.
+        pub async fn list_namespaces(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListNamespacesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListNamespacesReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvpool.v1.Pool/ListNamespaces",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvpool.v1.Pool", "ListNamespaces"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Picks replicas and grants the right to write them. Waits for room.
         pub async fn reserve(
             &mut self,
@@ -1555,6 +1730,27 @@ pub mod pool_server {
             tonic::Response<super::CreateNamespaceReply>,
             tonic::Status,
         >;
+        /// Changes quotas and limits of a namespace.
+        async fn change_namespace(
+            &self,
+            request: tonic::Request<super::ChangeNamespaceRequest>,
+        ) -> std::result::Result<tonic::Response<super::NamespaceReply>, tonic::Status>;
+        /// Deletes a namespace, and its blocks when asked.
+        async fn delete_namespace(
+            &self,
+            request: tonic::Request<super::DeleteNamespaceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteNamespaceReply>,
+            tonic::Status,
+        >;
+        /// Namespaces with their settings and use.
+        async fn list_namespaces(
+            &self,
+            request: tonic::Request<super::ListNamespacesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListNamespacesReply>,
+            tonic::Status,
+        >;
         /// Picks replicas and grants the right to write them. Waits for room.
         async fn reserve(
             &self,
@@ -1804,6 +2000,141 @@ pub mod pool_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CreateNamespaceSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvpool.v1.Pool/ChangeNamespace" => {
+                    #[allow(non_camel_case_types)]
+                    struct ChangeNamespaceSvc<T: Pool>(pub Arc<T>);
+                    impl<
+                        T: Pool,
+                    > tonic::server::UnaryService<super::ChangeNamespaceRequest>
+                    for ChangeNamespaceSvc<T> {
+                        type Response = super::NamespaceReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ChangeNamespaceRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Pool>::change_namespace(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ChangeNamespaceSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvpool.v1.Pool/DeleteNamespace" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeleteNamespaceSvc<T: Pool>(pub Arc<T>);
+                    impl<
+                        T: Pool,
+                    > tonic::server::UnaryService<super::DeleteNamespaceRequest>
+                    for DeleteNamespaceSvc<T> {
+                        type Response = super::DeleteNamespaceReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeleteNamespaceRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Pool>::delete_namespace(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeleteNamespaceSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvpool.v1.Pool/ListNamespaces" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListNamespacesSvc<T: Pool>(pub Arc<T>);
+                    impl<
+                        T: Pool,
+                    > tonic::server::UnaryService<super::ListNamespacesRequest>
+                    for ListNamespacesSvc<T> {
+                        type Response = super::ListNamespacesReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListNamespacesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Pool>::list_namespaces(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListNamespacesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

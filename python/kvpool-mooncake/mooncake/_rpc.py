@@ -269,6 +269,8 @@ class RpcInterface:
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
+    # The default of 5 resets connections of a client that sends from many threads.
+    request_queue_size = 1024
 
     def __init__(self, address: tuple[str, int], owner: RpcInterface) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET

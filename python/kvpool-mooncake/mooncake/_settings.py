@@ -100,7 +100,7 @@ def parse_host(value: object) -> tuple[str, int]:
 def parse_masters(value: object) -> tuple[str, ...]:
     """The masters' addresses as kvpool writes them.
 
-    `host:port` and `http://host:port`, several separated by `,` or `;`, or
+    `host:port`, `http://host:port` and `https://host:port`, several separated by `,` or `;`, or
     `etcd://host;host;host[/cluster]`.
     """
     if not isinstance(value, str) or not value.strip():
@@ -115,10 +115,10 @@ def parse_masters(value: object) -> tuple[str, ...]:
     each = []
     for one in re.split("[;,]", text):
         scheme, separator, rest = one.strip().rpartition("://")
-        if separator and scheme != "http":
-            raise BadSetting(f"master_server_addr: {one!r}: masters are reached by http:// or etcd://")
+        if separator and scheme not in ("http", "https"):
+            raise BadSetting(f"master_server_addr: {one!r}: masters are reached by http://, https:// or etcd://")
         if rest.strip("/"):
-            each.append(f"http://{_with_port(rest.strip('/'), DEFAULT_MASTER_PORT)}")
+            each.append(f"{scheme or 'http'}://{_with_port(rest.strip('/'), DEFAULT_MASTER_PORT)}")
     if not each:
         raise BadSetting(f"master_server_addr: {value!r} is no address")
     return tuple(each)

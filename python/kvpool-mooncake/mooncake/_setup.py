@@ -69,7 +69,7 @@ class SetupMethods(SegmentMethods):
         Pass one dict with these names as keys, all optional, or the first seven parameters and any of
         the others. `master_server_address` and `device_name` are aliases of `master_server_addr` and
         `rdma_devices`. Sizes are numbers of bytes or text ("16MB", "4 GB"; units are powers of 1024).
-        The master's address is `host:port`, `http://host:port`, or `etcd://host;host[/cluster]`.
+        The master's address is `host:port`, `http://host:port`, `https://host:port`, or `etcd://host;host[/cluster]`.
         `tenant_id` is the namespace of all keys.
 
         `enable_ssd_offload` keeps blocks that leave the segment in a file of the directory `ssd_offload_path`

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import importlib.util
 import json
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -81,11 +85,44 @@ def test_sends_are_awaited(server: tuple[RpcInterface, str]) -> None:
         client, loop = create_rpc_client(), asyncio.get_running_loop()
         codes = await asyncio.gather(*(client.send_data_async(address, b"%d" % n, loop) for n in range(20)))
         assert codes == [0] * 20
+        if importlib.util.find_spec("torch") is not None:
+            tensor = importlib.import_module("torch").zeros(3)
+            assert await client.send_tensor_async(address, tensor, loop) == 0
         with pytest.raises(RuntimeError, match="127.0.0.1:1"):
             await client.send_data_async("127.0.0.1:1", b"x", loop)
 
     asyncio.run(send())
     assert len(got) == 20
+
+
+def test_a_server_may_take_the_callers_thread() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    rpc, client = RpcInterface(), RpcInterface()
+    got: list[object] = []
+    rpc.set_data_receive_callback(got.append)
+    assert rpc.initialize_server(address) and client.initialize_client(2, 5)
+    serving = threading.Thread(target=rpc.start_server)
+    serving.start()
+    wait_until(lambda: client.send_data(address, b"x") == 0, what="the server")
+    rpc.stop_server()
+    serving.join(10)
+    assert not serving.is_alive() and len(got) == 1
+
+
+def test_a_burst_of_connections_is_not_reset(server: tuple[RpcInterface, str]) -> None:
+    rpc, address = server
+    rpc.set_data_receive_callback(lambda _: None)
+    host, _, port = address.rpartition(":")
+    # More at once than the server accepts before its next turn.
+    with contextlib.ExitStack() as opened:
+        for _ in range(200):
+            opened.enter_context(socket.create_connection((host, int(port)), 5))
+        assert create_rpc_client().send_data(address, b"x") == 0
+
+
+def test_received_bytes_are_handed_out() -> None:
+    data = module.ReceivedData("127.0.0.1:1", b"abc")
+    assert (data.get_bytes(), bytes(data.get_memory_view()), data.data_size) == (b"abc", b"abc", 3)
 
 
 def test_a_server_is_made_for_every_interface() -> None:

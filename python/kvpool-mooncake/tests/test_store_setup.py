@@ -104,7 +104,7 @@ def test_missing_parameters_and_wrong_types_raise(new: MooncakeDistributedStore)
         {"global_segment_size": -1},
         {"local_buffer_size": "16QB"},
         {"master_server_addr": ""},
-        {"master_server_addr": "https://m:1"},
+        {"master_server_addr": "ftp://m:1"},
         {"local_hostname": "a:b"},
         {"tenant_id": "no spaces"},
         {"protocol": 7},

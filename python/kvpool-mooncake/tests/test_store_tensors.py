@@ -100,6 +100,12 @@ def test_a_tensor_is_read_into_memory_and_put_from_there(
     assert store.batch_get_tensor_into([key, f"{key}-none"], [place.ptr] * 2, [size] * 2)[1] is None
     assert store.put_tensor_from(f"{key}-2", place.ptr, size) == 0
     assert torch.equal(store.get_tensor(f"{key}-2"), tensor)
+    assert store.batch_put_tensor_from([f"{key}-4", f"{key}-5"], [place.ptr, 0], [size] * 2) == [0, -600]
+    other = torch.ones(16, 16)
+    assert store.upsert_tensor(f"{key}-4", other) == 0
+    assert store.upsert_tensor_from(f"{key}-4", place.ptr, size) == 0
+    assert store.batch_upsert_tensor_from([f"{key}-5"], [place.ptr], [size]) == [0]
+    assert all(torch.equal(got, tensor) for got in store.batch_get_tensor([f"{key}-4", f"{key}-5"]))
     ctypes.memset(place.ptr, 0, 4)
     assert store.put_tensor_from(f"{key}-3", place.ptr, size) == -600
     assert store.put_tensor_from(f"{key}-3", 0, size) == -600
@@ -125,3 +131,10 @@ def test_a_tensor_is_split_for_parallel_ranks(
     assert store.get_tensor_with_tp_into(f"{key}-whole", place.ptr, place.size) is not None
     assert store.put_tensor_with_tp_from(f"{key}-d", place.ptr, place.size, 0, 2, 0) == 0
     assert torch.equal(store.get_tensor_with_tp(f"{key}-d", 1, 2), tensor[2:])
+    pinned = ReplicateConfig(with_hard_pin=True)
+    assert store.pub_tensor_with_tp(f"{key}-e", tensor, pinned, 0, 2, 0) == 0
+    assert store.batch_pub_tensor_with_tp([f"{key}-f"], [tensor], pinned, 0, 2, 0) == [0]
+    half = memory(store.get_size(f"{key}-e_tp_1"))
+    for name in ("e", "f"):
+        (got,) = store.batch_get_tensor_with_tp_into([f"{key}-{name}"], [half.ptr], [half.size], 1, 2)
+        assert torch.equal(got, tensor[2:])

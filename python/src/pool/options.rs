@@ -2,7 +2,7 @@
 
 use crate::errors::Fault;
 use crate::keys::Namespace;
-use kvpool_client::{Options, PutOptions, Timeouts, TransportChoice, masters};
+use kvpool_client::{ClientFiles, Options, PutOptions, Timeouts, TransportChoice, masters};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -76,6 +76,7 @@ pub(crate) fn connect_options(
     transport: &str,
     token: String,
     token_file: Option<PathBuf>,
+    tls: ClientFiles,
     times: &ConnectTimes,
 ) -> PyResult<Options> {
     let defaults = Timeouts::default();
@@ -96,6 +97,7 @@ pub(crate) fn connect_options(
         spin: seconds("spin", times.spin)?,
         token: token.into(),
         token_file: token_file.or(usual.token_file),
+        tls,
         ..Options::default()
     })
 }

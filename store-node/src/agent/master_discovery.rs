@@ -138,8 +138,11 @@ impl MasterDiscovery {
                 let introduction = context.introduction();
                 let address = master.address.clone();
                 let credentials = context.options.credentials.clone();
+                let tls = context.options.tls.clone();
                 attempts.push(async move {
-                    let answer = session::introduce(&address, &credentials, introduction).await;
+                    let answer =
+                        session::introduce(&address, &credentials, tls.as_ref(), introduction)
+                            .await;
                     (address, answer)
                 });
             }

@@ -7,6 +7,8 @@ use crate::media::{Answers, Media};
 use crate::pulls;
 use kvpool_auth::Credentials;
 use kvpool_proto as proto;
+use kvpool_tls::ClientTls;
+use kvpool_tls::grpc::{GrpcAddressError, GrpcWay};
 use kvpool_types::{Checksum, ClusterId, Code, Epoch, Incarnation};
 use proto::master_message::Body as FromMaster;
 use proto::node_message::Body as ToMaster;
@@ -18,7 +20,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep_unti
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::metadata::AsciiMetadataValue;
-use tonic::transport::Endpoint;
 
 /// How long a connection to a master may take.
 const CONNECT: Duration = Duration::from_secs(1);
@@ -60,7 +61,9 @@ pub(super) enum End {
 pub(super) enum Failure {
     #[error("cannot connect: {}", innermost(.0))]
     Connect(#[from] tonic::transport::Error),
-    #[error("the stream broke: {0}")]
+    #[error("cannot call it: {}", innermost(.0))]
+    Address(#[from] GrpcAddressError),
+    #[error("the connection to the master broke: {}", .0.message())]
     Broken(#[from] tonic::Status),
     #[error("the master ended the stream")]
     Ended,
@@ -142,12 +145,13 @@ pub(super) struct Welcomed {
 pub(super) async fn introduce(
     master: &str,
     credentials: &Credentials,
+    tls: Option<&ClientTls>,
     introduction: Introduction,
 ) -> Result<Welcomed, End> {
-    let endpoint = Endpoint::from_shared(master.to_owned())?;
-    let endpoint = endpoint.connect_timeout(CONNECT).tcp_nodelay(true);
-    let mut client = NodesClient::new(endpoint.connect().await?)
-        .max_decoding_message_size(proto::MAX_MESSAGE_BYTES);
+    let way = GrpcWay::to(master, tls)?;
+    let way = way.with(|endpoint| endpoint.connect_timeout(CONNECT).tcp_nodelay(true));
+    let mut client =
+        NodesClient::new(way.connect().await?).max_decoding_message_size(proto::MAX_MESSAGE_BYTES);
     let (outbox, outgoing) = mpsc::channel(OUTBOX);
     // Cannot fail: the channel is empty and its other end is here.
     let _ = outbox.try_send(envelope(ToMaster::Register(introduction.register.clone())));
@@ -508,8 +512,8 @@ fn refused(refusal: proto::Refusal) -> End {
     let code = u16::try_from(refusal.code).ok().and_then(Code::from_wire);
     match code {
         Some(Code::IncarnationDropped | Code::WrongCluster) => End::NewLife {
-            // A pool under the same address that knows another cluster id was made anew; this
-            // node's blocks are of the one before it, which is gone.
+            // A different cluster id means that the pool was made anew. This node's blocks belong to the
+            // pool before it.
             keep_cluster: code == Some(Code::IncarnationDropped),
             why: refusal.message,
         },

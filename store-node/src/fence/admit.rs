@@ -286,8 +286,8 @@ impl Fence {
         }
     }
 
-    /// From here on the bytes are neither what they were nor what they are to be: what an earlier
-    /// epoch had written there and never committed can no longer be read.
+    /// The write may leave mixed bytes. So the record of an earlier epoch's write, which was never committed, is
+    /// removed.
     fn touch_to_write(&mut self, span: Span, touch: Touch) {
         if let Some(space) = self.spaces.get_mut(span.segment.0) {
             space.records.remove_overlapping(span.range);
@@ -401,8 +401,8 @@ impl Fence {
         )
     }
 
-    /// A client that holds nothing may hold one extent, however large: a block that fits the node can be
-    /// put and viewed, and the cap bounds what comes beside it.
+    /// One extent of any size is always allowed, so every block that fits the node can be put and viewed. The
+    /// limit applies from the second extent on.
     fn check_cap(&self, peer: PeerKey, held: Option<&Held>, more: Length) -> Result<(), Refused> {
         let held = held.map_or(0, |held| held.bytes.0);
         let bytes = held.saturating_add(self.pinned_bytes(peer).0);

@@ -66,8 +66,8 @@ impl Boards {
         self.0.retain(|hung| hung.peer != peer);
     }
 
-    /// Closes the boards whose connections have ended, and forgets those on which nothing is pinned:
-    /// first the one, then the other, so that no pin comes in between.
+    /// Closes the boards whose connections have ended, and then forgets boards without pins. The order matters:
+    /// a closed board gets no further pin.
     fn sweep(&mut self) {
         self.0.retain_mut(|hung| {
             if !hung.is_left() {

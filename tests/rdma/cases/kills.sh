@@ -15,8 +15,8 @@ blocks=32
 
 # start_node NAME PORT: one more node; the next port is its HTTP port.
 start_node() {
-  kvstore-node --master "$master" --listen "0.0.0.0:$2" --advertise "$own" --http-listen "127.0.0.1:$(($2 + 1))" \
-    --name "$1" --segment 128MiB > "/tmp/$1.log" 2>&1 &
+  kvstore-node --insecure --master "$master" --listen "0.0.0.0:$2" --advertise "$own" \
+    --http-listen "127.0.0.1:$(($2 + 1))" --name "$1" --segment 128MiB > "/tmp/$1.log" 2>&1 &
   eval "node_$1=$!"
   within 60 busybox wget -q -O /dev/null "http://127.0.0.1:$(($2 + 1))/readyz" 2> /dev/null ||
     { cat "/tmp/$1.log"; fail "$1 does not serve"; }

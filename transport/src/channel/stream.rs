@@ -6,6 +6,9 @@
     reason = "a watched descriptor must stay open, which no type says"
 )]
 
+use crate::wire::Wire;
+use kvpool_tls::tokio_rustls::TlsConnector;
+use kvpool_tls::{ClientTls, Session};
 use rustix::net::{RecvFlags, SendFlags};
 use std::io;
 use std::net::SocketAddr;
@@ -19,6 +22,7 @@ use tokio::net::TcpStream;
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
+    Tls(TcpStream, Box<Session>),
     /// Watched for readability alone. A Unix socket becomes writable whenever its peer takes a
     /// message, so watching that would wake the driver for each message.
     Unix(AsyncFd<OwnedFd>),
@@ -31,17 +35,40 @@ impl Stream {
         Ok(Self::Tcp(stream))
     }
 
-    pub(super) fn from_socket(socket: OwnedFd) -> io::Result<Self> {
+    pub(super) async fn connect_tls(
+        address: SocketAddr,
+        tls: &ClientTls,
+        authority: &str,
+    ) -> io::Result<Self> {
+        let name = tls.name_of(authority).map_err(io::Error::other)?;
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let stream = TlsConnector::from(tls.frames())
+            .connect(name, stream)
+            .await?;
+        let (stream, connection) = stream.into_inner();
+        Ok(Self::Tls(stream, Box::new(Session::new(connection))))
+    }
+
+    pub(super) fn from_socket(socket: Wire) -> io::Result<Self> {
+        let (socket, tls) = socket.into_parts();
         rustix::io::ioctl_fionbio(&socket, true)?;
         match rustix::net::sockopt::socket_domain(&socket)? {
             rustix::net::AddressFamily::UNIX => watch(socket, Interest::READABLE).map(Self::Unix),
-            _ => TcpStream::from_std(socket.into()).map(Self::Tcp),
+            _ => {
+                let stream = TcpStream::from_std(socket.into())?;
+                Ok(match tls {
+                    None => Self::Tcp(stream),
+                    Some(tls) => Self::Tls(stream, tls),
+                })
+            }
         }
     }
 
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_write(bytes),
+            Self::Tls(stream, tls) => tls.send_some(bytes, |bytes| stream.try_write(bytes)),
             Self::Unix(socket) => {
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
                 Ok(rustix::net::send(socket, bytes, flags)?)
@@ -49,9 +76,18 @@ impl Stream {
         }
     }
 
+    /// Sends what a TLS session keeps of what was written. Fails with `WouldBlock` while the socket is
+    /// full.
+    pub(super) fn try_flush(&self) -> io::Result<()> {
+        match self {
+            Self::Tls(stream, tls) => tls.flush(|bytes| stream.try_write(bytes)),
+            Self::Tcp(_) | Self::Unix(_) => Ok(()),
+        }
+    }
+
     pub(super) async fn writable(&self) -> io::Result<()> {
         match self {
-            Self::Tcp(stream) => stream.writable().await,
+            Self::Tcp(stream) | Self::Tls(stream, _) => stream.writable().await,
             Self::Unix(socket) => {
                 let watched = rustix::io::fcntl_dupfd_cloexec(socket, 0)?;
                 let watched = watch(watched, Interest::WRITABLE)?;
@@ -63,6 +99,8 @@ impl Stream {
     pub(super) fn poll_readable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(stream) => stream.poll_read_ready(context),
+            Self::Tls(_, tls) if tls.has_received() => Poll::Ready(Ok(())),
+            Self::Tls(stream, _) => stream.poll_read_ready(context),
             Self::Unix(socket) => socket.poll_read_ready(context).map_ok(drop),
         }
     }
@@ -71,6 +109,7 @@ impl Stream {
     pub(super) fn try_read(&self, room: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_read(room),
+            Self::Tls(stream, tls) => tls.receive(room, |room| stream.try_read(room)),
             Self::Unix(socket) => socket.try_io(Interest::READABLE, |socket| receive(socket, room)),
         }
     }
@@ -79,13 +118,16 @@ impl Stream {
     pub(super) fn receive_now(&self, room: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => receive(stream, room),
+            Self::Tls(stream, tls) => tls.receive(room, |room| receive(stream, room)),
             Self::Unix(socket) => receive(socket, room),
         }
     }
 
     pub(super) fn shut_down(&self) {
         match self {
-            Self::Tcp(stream) => crate::socket::shut_down(stream.as_fd()),
+            Self::Tcp(stream) | Self::Tls(stream, _) => {
+                crate::socket::shut_down(stream.as_fd());
+            }
             Self::Unix(socket) => crate::socket::shut_down(socket.as_fd()),
         }
     }

@@ -11,7 +11,9 @@ use std::sync::Arc;
 fn pair() -> (Arc<Channel>, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     (
-        Arc::new(Channel::from_socket(ours.into(), Features::default()).unwrap()),
+        Arc::new(
+            Channel::from_socket(std::os::fd::OwnedFd::from(ours), Features::default()).unwrap(),
+        ),
         theirs,
     )
 }

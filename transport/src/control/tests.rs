@@ -30,7 +30,12 @@ fn request(items: usize) -> ReadRequest {
 #[test]
 fn a_request_has_been_sent_when_the_call_returns() {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let control = Control::start(ours.into(), "test", Features::default()).unwrap();
+    let control = Control::start(
+        std::os::fd::OwnedFd::from(ours),
+        "test",
+        Features::default(),
+    )
+    .unwrap();
     for _ in 0..100 {
         control.request(Op::Sums, Epoch(1), &request(3), |_| {});
         let mut head = [0; HEADER_BYTES];
@@ -51,7 +56,12 @@ fn frames_are_sent_whole_and_in_order_by_any_thread() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     // A small buffer, so that the socket is often full.
     sockopt::set_socket_send_buffer_size(&ours, 1).unwrap();
-    let control = Control::start(ours.into(), "test", Features::default()).unwrap();
+    let control = Control::start(
+        std::os::fd::OwnedFd::from(ours),
+        "test",
+        Features::default(),
+    )
+    .unwrap();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let control = &control;

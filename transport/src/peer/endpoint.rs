@@ -4,9 +4,11 @@ use super::exposed::{ExposeError, StillTouched};
 use super::host::{INDEX, MAILBOX, PeerHost};
 use super::mailbox::MAX_MESSAGE;
 use super::plan::{Move, joined};
+use super::rooms::RoomPass;
 use super::secret::Secret;
 use super::targets::Targets;
-use super::transfer::PeerTransfer;
+use super::transfer::{PeerTransfer, write_into_room};
+use super::watch::{PeerLoss, PeerWatch, PeerWatchOptions};
 use crate::copiers::Copiers;
 use crate::link::{ReadOp, TransferError, TransferResult, TransportKind};
 use crate::memory::{Region, Slice};
@@ -223,17 +225,7 @@ impl Endpoint {
         moves: &[Move],
         deadline: Instant,
     ) -> Result<(), TransferError> {
-        // The peer would refuse a frame with such a range together with its whole connection.
-        if let Some(each) = moves.iter().find(|each| each.end().is_none()) {
-            return Err(TransferError {
-                code: Code::OutOfRange,
-                message: format!(
-                    "{} bytes at {:#x} exceed the address space",
-                    each.local.length(),
-                    each.remote
-                ),
-            });
-        }
+        check_addresses(moves)?;
         let over_rdma = Cell::new(false);
         let once = || {
             over_rdma.set(false);
@@ -267,6 +259,75 @@ impl Endpoint {
             outcome = once();
         }
         outcome
+    }
+
+    /// Opens a room over memory of this process: who has the pass may write there until
+    /// [`Endpoint::close_room`]. The memory needs no [`Endpoint::expose`]. The caller gives it to
+    /// no other room meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`ExposeError::Overlap`] when two extents overlap, [`ExposeError::Unfit`] when one is empty
+    /// or read-only, or when there is none.
+    pub fn open_room(&self, memory: Vec<Slice>) -> Result<RoomPass, ExposeError> {
+        self.host.rooms.open(memory)
+    }
+
+    /// Closes a room: refuses new writes at once, waits for the present ones, and after `patience`
+    /// ends their connections. When this returns true, nothing writes into the room's memory any
+    /// more. False when the room is not open.
+    ///
+    /// # Errors
+    ///
+    /// [`StillTouched`] when a write did not end. No new write can come, but the memory must not be
+    /// used for something else.
+    pub fn close_room(&self, room: Epoch, patience: Duration) -> Result<bool, StillTouched> {
+        self.host.rooms.close(room, patience)
+    }
+
+    /// Writes into a peer's room, over TCP. `Ok` means that all bytes are in place and match their
+    /// checksums, and gives the checksum of all of them in the order of the moves.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::GrantEnded`] when the room is closed, [`Code::GrantRefused`] when its key differs,
+    /// [`Code::OutOfRange`] when a move leaves its extents. Otherwise as [`Endpoint::transfer`].
+    pub fn write_room(
+        &self,
+        target: &str,
+        pass: &RoomPass,
+        moves: &[Move],
+        deadline: Instant,
+    ) -> TransferResult {
+        check_addresses(moves)?;
+        let signer = pass.key.signer();
+        let once = || {
+            let peer = self.targets.open(target, deadline)?;
+            let grants = &self.next_grant;
+            write_into_room(&peer, (pass, &signer), grants, moves, deadline)
+        };
+        match once() {
+            // The end of another room may have ended the connection.
+            Err(error) if error.code == Code::Unreachable && Instant::now() < deadline => once(),
+            outcome => outcome,
+        }
+    }
+
+    /// Watches a peer, until the watch is dropped. A thread calls `on_loss` once when the peer's
+    /// process is gone or answers no ping.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::route`].
+    pub fn watch(
+        &self,
+        target: &str,
+        options: PeerWatchOptions,
+        deadline: Instant,
+        on_loss: impl FnOnce(PeerLoss) + Send + 'static,
+    ) -> Result<PeerWatch, TransferError> {
+        let (socket, session) = self.targets.connection(target, deadline)?;
+        PeerWatch::start(socket, session, options, on_loss)
     }
 
     /// Sends a message to a peer's mailbox.
@@ -339,6 +400,22 @@ impl Endpoint {
             }) if Instant::now() < deadline => ask(),
             other => other,
         }
+    }
+}
+
+/// Refuses addresses past the end of the address space. The peer would refuse a frame with such a
+/// range together with its whole connection.
+fn check_addresses(moves: &[Move]) -> Result<(), TransferError> {
+    match moves.iter().find(|each| each.end().is_none()) {
+        None => Ok(()),
+        Some(each) => Err(TransferError {
+            code: Code::OutOfRange,
+            message: format!(
+                "{} bytes at {:#x} exceed the address space",
+                each.local.length(),
+                each.remote
+            ),
+        }),
     }
 }
 

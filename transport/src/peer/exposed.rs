@@ -98,7 +98,7 @@ impl ActiveReceives {
         }
     }
 
-    fn abort(&self) {
+    pub(super) fn abort(&self) {
         let all: Vec<_> = self.0.lock().under_way.values().cloned().collect();
         for abort in all {
             abort.abort();
@@ -107,10 +107,10 @@ impl ActiveReceives {
 }
 
 /// Held by every part that is lent out. Its drop trips the latch.
-struct DrainToken(Arc<DrainLatch>);
+pub(super) struct DrainToken(pub(super) Arc<DrainLatch>);
 
 #[derive(Default)]
-struct DrainLatch {
+pub(super) struct DrainLatch {
     is: Mutex<bool>,
     changed: Condvar,
 }
@@ -123,7 +123,7 @@ impl Drop for DrainToken {
 }
 
 impl DrainLatch {
-    fn wait_until(&self, deadline: Instant) -> bool {
+    pub(super) fn wait_until(&self, deadline: Instant) -> bool {
         let mut is = self.is.lock();
         while !*is {
             if self.changed.wait_until(&mut is, deadline).timed_out() {

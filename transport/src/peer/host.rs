@@ -2,6 +2,7 @@
 
 use super::exposed::{ActiveReceives, ExposeError, Exposed, ReceiveGuard, StillTouched};
 use super::mailbox::{MAX_MESSAGE, Mailbox};
+use super::rooms::MemoryRooms;
 use super::secret::Secret;
 use crate::checksum::{checksum, sum_shared};
 use crate::host::{Abort, Admission, Host, RdmaHost, Refused, WriteGuard};
@@ -40,6 +41,7 @@ pub(super) struct PeerHost {
     rdma: Option<Arc<Fabric>>,
     pub(super) exposed: Exposed,
     pub(super) mailbox: Mailbox,
+    pub(super) rooms: MemoryRooms,
 }
 
 impl PeerHost {
@@ -54,6 +56,7 @@ impl PeerHost {
             rdma,
             exposed: Exposed::default(),
             mailbox: Mailbox::default(),
+            rooms: MemoryRooms::default(),
         }
     }
 
@@ -90,7 +93,8 @@ impl PeerHost {
 
     fn check_grant(&self, session: Incarnation, grant: &Grant) -> Result<(), Refused> {
         self.check_session(session)?;
-        if self.signer.verify(self.session, grant) {
+        // A mailbox belongs to the session, so that no room's key opens it.
+        if grant.epoch == Epoch(0) && self.signer.verify(self.session, grant) {
             return Ok(());
         }
         refuse(
@@ -99,21 +103,45 @@ impl PeerHost {
         )
     }
 
+    /// The memory that a write may touch, and the receives into its range or room.
+    fn granted(
+        &self,
+        session: Incarnation,
+        grant: &Grant,
+    ) -> Result<(Slice, Arc<ActiveReceives>), Refused> {
+        if grant.epoch == Epoch(0) {
+            self.check_grant(session, grant)?;
+            return self.touch(&grant.extent);
+        }
+        self.check_session(session)?;
+        check_segment(&grant.extent)?;
+        self.rooms.admit(session, grant).map_err(|code| Refused {
+            code,
+            message: format!("room {:x}: {}", grant.epoch.0, grant.extent),
+        })
+    }
+
     /// Performs one small write, entirely or not at all.
     fn place(&self, session: Incarnation, block: &WrittenBlock<'_>) -> Result<Code, Refused> {
-        self.check_grant(session, block.grant)?;
+        let is_message = block.grant.extent.segment == MAILBOX;
+        let place = match is_message {
+            true => {
+                self.check_grant(session, block.grant)?;
+                None
+            }
+            false => Some(self.granted(session, block.grant)?.0),
+        };
         let came = block.bytes.chunks(Length(CHUNK).as_usize()).map(checksum);
         if !came.eq(block.sums()) {
             return Ok(Code::ChecksumMismatch);
         }
-        if block.grant.extent.segment == MAILBOX {
+        let Some(place) = place else {
             return Ok(if block.bytes.len() as u64 > MAX_MESSAGE {
                 Code::TooLarge
             } else {
                 self.mailbox.leave(block.bytes)
             });
-        }
-        let (place, _) = self.touch(&block.grant.extent)?;
+        };
         place.write_at(Offset(0), block.bytes);
         Ok(Code::Ok)
     }
@@ -241,10 +269,7 @@ impl Host for PeerHost {
     }
 
     fn admit_write(&self, session: Incarnation, grant: &Grant, abort: Arc<dyn Abort>) -> Admission {
-        let admitted = self
-            .check_grant(session, grant)
-            .and_then(|()| self.touch(&grant.extent));
-        match admitted {
+        match self.granted(session, grant) {
             Ok((target, writers)) => Admission::Write(Box::new(Receiving {
                 _listed: writers.enter(abort),
                 target,

@@ -15,6 +15,7 @@ use kvpool_types::{ChecksumAlgorithm, ClientId, Code, GrantSigner, Incarnation};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -214,6 +215,35 @@ impl Targets {
         Arc::clone(entries.entry(target.to_owned()).or_default())
     }
 
+    /// A connection of its own to a target, with a hello. Blocks.
+    pub(super) fn connection(
+        &self,
+        target: &str,
+        deadline: Instant,
+    ) -> Result<(OwnedFd, Incarnation), TransferError> {
+        let limit = deadline.min(Instant::now() + CONNECT);
+        let mut last = invalid(format!("{target} resolves to no address"));
+        for address in resolve(target, limit)? {
+            match tcp::open(address, &self.hello(), limit, None) {
+                Ok((wire, reply)) => return Ok((wire.into_parts().0, reply.incarnation)),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn hello(&self) -> Hello {
+        Hello {
+            min_version: frame::MIN_VERSION,
+            max_version: frame::VERSION,
+            cluster: CLUSTER,
+            client: self.client,
+            incarnation: Incarnation(0),
+            checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
+            token: self.secret.proof(self.client).into(),
+        }
+    }
+
     /// Opens the links. The flag tells whether another attempt may get queue pairs that this one
     /// did not get.
     fn connect(
@@ -222,15 +252,7 @@ impl Targets {
         rdma: Result<Arc<Fabric>, Arc<str>>,
         deadline: Instant,
     ) -> Result<(Connected, bool), TransferError> {
-        let hello = Hello {
-            min_version: frame::MIN_VERSION,
-            max_version: frame::VERSION,
-            cluster: CLUSTER,
-            client: self.client,
-            incarnation: Incarnation(0),
-            checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
-            token: self.secret.proof(self.client).into(),
-        };
+        let hello = self.hello();
         let mut last = invalid(format!("{target} resolves to no address"));
         for address in resolve(target, deadline)? {
             match tcp::connect(address, hello.clone(), deadline) {
@@ -270,7 +292,7 @@ fn with_queue_pairs(
         Ok(fabric) => fabric,
         Err(why) => return Ok((Err(why), false)),
     };
-    match rdma::open(&fabric, address, hello, deadline) {
+    match rdma::open(&fabric, address, hello, deadline, None) {
         Ok((link, _)) => Ok((Ok(Arc::new(link)), true)),
         // The peer has started a new session, or is too slow: the whole attempt fails.
         Err(error) if matches!(error.code, Code::WrongIncarnation | Code::DeadlineExceeded) => {

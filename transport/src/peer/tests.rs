@@ -2,6 +2,8 @@
 
 mod intruder;
 mod rdma;
+mod rooms;
+mod watch;
 
 use super::host::CLUSTER;
 use super::*;

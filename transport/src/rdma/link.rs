@@ -23,6 +23,7 @@ use crate::outcomes::{deadline_exceeded, resolve, unreachable};
 use crate::socket::set_timeouts;
 use crate::split::{check_write, pack};
 use crate::tcp;
+use crate::wire::{DataTls, Wire};
 use futures::future::{BoxFuture, FutureExt};
 
 use kvpool_types::wire::data::{Hello, HelloReply, Meta};
@@ -32,7 +33,7 @@ use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, Length, Offset};
 use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
@@ -62,7 +63,22 @@ pub fn connect(
     hello: Hello,
     deadline: Instant,
 ) -> Result<(Arc<dyn Link>, HelloReply), TransferError> {
-    let (link, reply) = open(fabric, address, hello, deadline)?;
+    connect_with(fabric, address, hello, deadline, None)
+}
+
+/// Like [`connect`], with TLS on the data port. What RDMA moves is not encrypted.
+///
+/// # Errors
+///
+/// As [`connect`].
+pub fn connect_with(
+    fabric: &Arc<Fabric>,
+    address: SocketAddr,
+    hello: Hello,
+    deadline: Instant,
+    tls: Option<&DataTls>,
+) -> Result<(Arc<dyn Link>, HelloReply), TransferError> {
+    let (link, reply) = open(fabric, address, hello, deadline, tls)?;
     Ok((Arc::new(link), reply))
 }
 
@@ -73,8 +89,9 @@ pub(crate) fn open(
     address: SocketAddr,
     hello: Hello,
     deadline: Instant,
+    tls: Option<&DataTls>,
 ) -> Result<(RdmaLink, HelloReply), TransferError> {
-    let (socket, reply) = tcp::open(address, &hello, deadline)?;
+    let (socket, reply) = tcp::open(address, &hello, deadline, tls)?;
     let hello = Hello {
         incarnation: reply.incarnation,
         ..hello
@@ -85,7 +102,7 @@ pub(crate) fn open(
     set_timeouts(socket.as_fd(), None).map_err(unreachable)?;
     // Without a runtime there is no channel, and small writes are announced like large writes.
     let inline = if tokio::runtime::Handle::try_current().is_ok() {
-        let (socket, _) = tcp::open(address, &hello, deadline)?;
+        let (socket, _) = tcp::open(address, &hello, deadline, tls)?;
         Some(Arc::new(
             Channel::from_socket(socket, reply.features).map_err(unreachable)?,
         ))
@@ -123,7 +140,7 @@ struct Agreed {
 /// the pairs that pass a probe.
 fn agree(
     fabric: &Fabric,
-    socket: &OwnedFd,
+    socket: &Wire,
     incarnation: Incarnation,
     deadline: Instant,
 ) -> Result<Agreed, TransferError> {
@@ -161,8 +178,8 @@ fn agree(
         incarnation,
         offers: offers.collect(),
     };
-    send(socket.as_fd(), Op::RdmaOpen, 1, Epoch::default(), &request).map_err(unreachable)?;
-    let (header, _, meta) = receive_by(socket.as_fd(), deadline).map_err(unreachable)?;
+    send(socket, Op::RdmaOpen, 1, Epoch::default(), &request).map_err(unreachable)?;
+    let (header, _, meta) = receive_by(socket, deadline).map_err(unreachable)?;
     let opened = match header.op {
         Op::RdmaOpened => RdmaOpened::decode(&meta).map_err(|_| status(Code::Malformed))?,
         Op::Failure => return Err(failure(&meta)),

@@ -16,6 +16,8 @@ use super::{Admitted, ServiceShared};
 use crate::frame::{ReceiveError, decode_header, encode_head};
 use crate::handshake::End;
 use crate::host::Refused;
+use crate::wire::Wire;
+use kvpool_tls::ServerHandshake;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{Failure, Meta};
 use kvpool_types::wire::features::Features;
@@ -52,12 +54,15 @@ pub(crate) struct FirstFrame {
 }
 
 struct Caller {
-    socket: OwnedFd,
+    /// With its session once the TLS handshake is complete.
+    socket: Wire,
     until: Instant,
     stage: Stage,
 }
 
 enum Stage {
+    /// The TLS handshake is incomplete.
+    Handshake(Box<ServerHandshake>),
     /// The header is incomplete.
     Header(Vec<u8>),
     /// The meta part is incomplete.
@@ -167,10 +172,18 @@ impl Acceptor {
             tracing::warn!(%error, "registering a connection with epoll failed: closed");
             return;
         }
+        let stage = match self.shared.serve.tls().map(ServerHandshake::begin) {
+            None => Stage::Header(Vec::with_capacity(HEADER_BYTES)),
+            Some(Ok(handshake)) => Stage::Handshake(Box::new(handshake)),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "a TLS handshake could not begin: connection closed");
+                return;
+            }
+        };
         let caller = Caller {
-            socket,
+            socket: socket.into(),
             until: Instant::now() + self.shared.serve.handshake(),
-            stage: Stage::Header(Vec::with_capacity(HEADER_BYTES)),
+            stage,
         };
         self.callers.insert(number, caller);
         // The hello has usually arrived already.
@@ -230,7 +243,7 @@ impl Acceptor {
 
     /// Tells a caller why it is refused, and keeps it for a moment. Closing at once with unread
     /// bytes would make the kernel discard the answer.
-    fn send_refusal(&mut self, socket: OwnedFd, request: u64, refused: &Refused) {
+    fn send_refusal(&mut self, socket: Wire, request: u64, refused: &Refused) {
         let failure = Failure {
             code: refused.code,
             message: refused.message.clone(),
@@ -241,7 +254,7 @@ impl Acceptor {
             return;
         };
         // A new socket has room for a small frame. A peer that left no room gets no answer.
-        if crate::socket::send_some(socket.as_fd(), &frame) < frame.len() {
+        if crate::socket::send_some(&socket, &frame) < frame.len() {
             return;
         }
         if rustix::net::shutdown(&socket, rustix::net::Shutdown::Write).is_err() {
@@ -267,6 +280,11 @@ impl Caller {
     fn read(&mut self) -> CallerEvent {
         loop {
             match &mut self.stage {
+                Stage::Handshake(handshake) => match handshake.advance(self.socket.as_fd()) {
+                    Ok(false) => return CallerEvent::More,
+                    Ok(true) => self.finish_handshake(),
+                    Err(error) => return CallerEvent::End(End::Io(error)),
+                },
                 Stage::Header(bytes) => {
                     if let Err(seen) = fill(&self.socket, bytes, HEADER_BYTES) {
                         return seen;
@@ -291,6 +309,15 @@ impl Caller {
                 }
                 Stage::Leaving => return leave(&self.socket),
             }
+        }
+    }
+}
+
+impl Caller {
+    fn finish_handshake(&mut self) {
+        let next = Stage::Header(Vec::with_capacity(HEADER_BYTES));
+        if let Stage::Handshake(handshake) = std::mem::replace(&mut self.stage, next) {
+            self.socket.begin_session(handshake.finish());
         }
     }
 }
@@ -321,26 +348,29 @@ fn check(head: &[u8; HEADER_BYTES]) -> Result<Header, ReceiveError> {
 }
 
 /// Reads until `bytes` holds `wanted` bytes.
-fn fill(socket: &OwnedFd, bytes: &mut Vec<u8>, wanted: usize) -> Result<(), CallerEvent> {
+fn fill(socket: &Wire, bytes: &mut Vec<u8>, wanted: usize) -> Result<(), CallerEvent> {
     while bytes.len() < wanted {
         let have = bytes.len();
         bytes.resize(wanted, 0);
         let room = bytes.get_mut(have..).unwrap_or_default();
-        let received = rustix::net::recv(socket, room, RecvFlags::DONTWAIT);
-        let count = received.as_ref().map_or(0, |(_, count)| *count);
+        let received = socket.receive_now(room);
+        let count = received.as_ref().map_or(0, |count| *count);
         bytes.truncate(have + count);
         match received {
-            Ok((_, 0)) => return Err(CallerEvent::End(End::Over)),
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Err(CallerEvent::More),
-            Err(error) => return Err(CallerEvent::End(End::Io(error.into()))),
+            Ok(0) => return Err(CallerEvent::End(End::Over)),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(CallerEvent::More);
+            }
+            Err(error) => return Err(CallerEvent::End(End::Io(error))),
         }
     }
     Ok(())
 }
 
 /// Discards the bytes that arrive; ends when the peer has closed.
-fn leave(socket: &OwnedFd) -> CallerEvent {
+fn leave(socket: &Wire) -> CallerEvent {
     let mut scratch = [0; SCRATCH];
     match rustix::net::recv(socket, &mut scratch, RecvFlags::DONTWAIT) {
         Ok((_, 1..)) | Err(Errno::AGAIN | Errno::INTR) => CallerEvent::More,

@@ -253,7 +253,8 @@ mod tests {
             let (gone, heard) = mpsc::channel();
             let peers = Peers::watch(move |peer| gone.send(peer.client).unwrap()).unwrap();
             let join = |process: &Child, client| {
-                let connection = Connection::new(UnixStream::pair().unwrap().0.into());
+                let connection =
+                    Connection::new(std::os::fd::OwnedFd::from(UnixStream::pair().unwrap().0));
                 let pidfd = pidfd_of(process);
                 let identity = identity(&pidfd, client);
                 let peer = peers.add(pidfd, identity, 0, client, &connection);

@@ -128,7 +128,10 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         }
         Ok(_) => Err(io::Error::new(
             io::ErrorKind::AddrInUse,
-            format!("another process listens on {}", path.display()),
+            format!(
+                "another process listens on {}: another node of this name? give this one another --name",
+                path.display()
+            ),
         )),
         Err(error) => Err(error),
     }

@@ -9,6 +9,7 @@ use crate::handshake::say_hello;
 use crate::link::TransferError;
 use crate::outcomes::{deadline_exceeded, unreachable};
 use crate::socket::{notice_lost_peer, set_timeouts, shut_down};
+use crate::wire::{DataTls, Wire, WireRef};
 use kvpool_types::wire::data::{Hello, HelloReply};
 use kvpool_types::wire::features::Features;
 use kvpool_types::{Code, Incarnation};
@@ -18,7 +19,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -44,7 +45,7 @@ struct TcpLaneState {
 
 /// A connection after its hello.
 pub(super) struct TcpConnection {
-    socket: OwnedFd,
+    socket: Wire,
     /// Of the node at the other end.
     features: Features,
     dead: AtomicBool,
@@ -53,7 +54,7 @@ pub(super) struct TcpConnection {
 }
 
 impl TcpConnection {
-    fn new(socket: OwnedFd, features: Features) -> Arc<Self> {
+    fn new(socket: Wire, features: Features) -> Arc<Self> {
         Arc::new(Self {
             socket,
             features,
@@ -66,8 +67,8 @@ impl TcpConnection {
         self.features.has(Features::TRACE)
     }
 
-    pub(super) fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+    pub(super) fn socket(&self) -> WireRef<'_> {
+        self.socket.as_ref()
     }
 
     pub(super) fn is_dead(&self) -> bool {
@@ -91,7 +92,7 @@ impl TcpConnection {
     /// Ends the connection: blocked calls on it return.
     fn abort(&self) {
         self.dead.store(true, Ordering::Release);
-        shut_down(self.socket());
+        shut_down(self.socket.as_fd());
     }
 
     /// Ends the connection and fails its pending exchanges.
@@ -142,7 +143,7 @@ impl TcpLane {
         address: SocketAddr,
         hello: Hello,
         options: ConnectOptions,
-        socket: Option<OwnedFd>,
+        socket: Option<Wire>,
     ) -> io::Result<Arc<Self>> {
         let lane = Arc::new(Self {
             address,
@@ -282,7 +283,12 @@ impl TcpLane {
             return Ok(wire.clone());
         }
         let deadline = Instant::now() + self.options.reconnect;
-        let (socket, reply) = open(self.address, &self.hello, deadline)?;
+        let (socket, reply) = open(
+            self.address,
+            &self.hello,
+            deadline,
+            self.options.tls.as_ref(),
+        )?;
         check_incarnation(self.hello.incarnation, &reply)?;
         let wire = TcpConnection::new(socket, reply.features);
         let mut state = self.state.lock();
@@ -324,12 +330,17 @@ pub(crate) fn open(
     address: SocketAddr,
     hello: &Hello,
     deadline: Instant,
-) -> Result<(OwnedFd, HelloReply), TransferError> {
+    tls: Option<&DataTls>,
+) -> Result<(Wire, HelloReply), TransferError> {
     let socket = open_socket(address, deadline).map_err(|error| match error {
         Errno::INPROGRESS | Errno::AGAIN | Errno::TIMEDOUT => deadline_exceeded(),
         error => unreachable(format!("{address}: {}", io::Error::from(error))),
     })?;
-    let reply = say_hello(socket.as_fd(), hello, deadline)?;
+    let socket = match tls {
+        None => Wire::from(socket),
+        Some(tls) => tls.handshake(socket, address, deadline)?,
+    };
+    let reply = say_hello(&socket, hello, deadline)?;
     // From here on the requests' deadlines bound the waiting.
     set_timeouts(socket.as_fd(), None).map_err(unreachable)?;
     Ok((socket, reply))

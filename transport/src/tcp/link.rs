@@ -9,6 +9,7 @@ use crate::memory::Slice;
 use crate::outcomes::{Batch, invalid, resolve, unreachable};
 use crate::split::{Part, cut_read, join_parts, pack, spread, write_payload};
 use crate::timer::Timer;
+use crate::wire::DataTls;
 use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::wire::data::{Hello, HelloReply};
 use kvpool_types::{Checksum, Epoch, Extent, Incarnation};
@@ -28,6 +29,8 @@ pub struct ConnectOptions {
     pub connections: usize,
     /// The time limit for replacing a failed connection.
     pub reconnect: Duration,
+    /// How TLS is spoken; `None` for a plain port.
+    pub tls: Option<DataTls>,
 }
 
 impl Default for ConnectOptions {
@@ -35,6 +38,7 @@ impl Default for ConnectOptions {
         Self {
             connections: 2,
             reconnect: Duration::from_secs(2),
+            tls: None,
         }
     }
 }
@@ -72,7 +76,7 @@ pub fn connect_with(
     if options.connections == 0 {
         return Err(invalid("a link needs at least one connection".to_owned()));
     }
-    let (socket, reply) = open(address, &hello, deadline)?;
+    let (socket, reply) = open(address, &hello, deadline, options.tls.as_ref())?;
     // The link's other connections must reach the same incarnation.
     let hello = Hello {
         incarnation: reply.incarnation,

@@ -161,7 +161,7 @@ fn receive_payload(
     let mut sum = Sum::default();
     let mut first = 0;
     let mut payload = LargePayload::new(
-        wire.socket(),
+        wire.socket().socket(),
         targets.iter().map(|t| t.slice.length().0).sum(),
     );
     while first < targets.len() {

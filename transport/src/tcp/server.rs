@@ -6,6 +6,8 @@ use crate::host::RdmaHost;
 use crate::rdma::Serving;
 use crate::service::{Connection, FirstFrame, Serve, Service};
 use crate::socket::notice_lost_peer;
+use kvpool_tls::rustls::ServerConfig;
+use kvpool_tls::{Port, ServerTls};
 use kvpool_types::Epoch;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -24,6 +26,8 @@ pub struct ServerOptions {
     pub handshake: Duration,
     /// The memory to serve over RDMA; `None` refuses RDMA.
     pub rdma: Option<Arc<Serving>>,
+    /// How TLS is spoken; `None` for a plain port.
+    pub tls: Option<ServerTls>,
 }
 
 impl Default for ServerOptions {
@@ -33,6 +37,7 @@ impl Default for ServerOptions {
             stall: Duration::from_secs(30),
             handshake: Duration::from_secs(5),
             rdma: None,
+            tls: None,
         }
     }
 }
@@ -104,6 +109,11 @@ impl Serve for TcpServe {
 
     fn epoch(&self) -> Epoch {
         self.host.epoch()
+    }
+
+    fn tls(&self) -> Option<Arc<ServerConfig>> {
+        let tls = self.options.tls.as_ref()?;
+        Some(tls.config(Port::Data))
     }
 
     fn judge(&self, _: BorrowedFd<'_>, hello: &FirstFrame) -> Result<Admitted, End> {

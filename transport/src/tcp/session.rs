@@ -10,6 +10,7 @@ use crate::inline::WHOLE_BYTES;
 use crate::rdma;
 use crate::service::Connection;
 use crate::socket::{Gather, LargePayload, Scatter, set_timeouts};
+use crate::wire::WireRef;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{Failure, Meta, ReadRequest, Statuses, WriteEnd, WriteRequest};
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op};
@@ -17,7 +18,6 @@ use kvpool_types::wire::rdma::RdmaOpen;
 use kvpool_types::{Checksum, Code, Grant, Length, Offset};
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -63,7 +63,7 @@ impl<'a> TcpSession<'a> {
     }
 
     fn serve(&self, admitted: &Admitted) -> Result<std::convert::Infallible, End> {
-        set_timeouts(self.socket(), Some(self.options.stall))?;
+        set_timeouts(self.connection.socket(), Some(self.options.stall))?;
         admitted.answer(self.socket(), self.host.epoch())?;
         let mut meta = Vec::new();
         loop {
@@ -323,7 +323,7 @@ impl<'a> TcpSession<'a> {
     }
 
     fn fill(&self, mut scatter: Scatter<'_>) -> Result<(), End> {
-        let mut payload = LargePayload::new(self.socket(), scatter.left());
+        let mut payload = LargePayload::new(self.connection.socket(), scatter.left());
         while !scatter.is_full() {
             if self.connection.is_aborted() {
                 return Err(End::Over);
@@ -371,8 +371,8 @@ impl<'a> TcpSession<'a> {
         gather.send_all(self.socket())
     }
 
-    fn socket(&self) -> BorrowedFd<'_> {
-        self.connection.socket()
+    fn socket(&self) -> WireRef<'_> {
+        self.connection.wire()
     }
 }
 

@@ -9,6 +9,7 @@ mod shm;
 mod sizes;
 mod speed;
 mod tcp;
+mod tls;
 
 use host::{SEGMENT, TestHost};
 use kvpool_transport::checksum::{checksum, combine_chunks};
@@ -36,7 +37,7 @@ fn open(kind: TransportKind, segment: u64) -> Opened {
         TransportKind::Tcp => {
             let server = tcp::serve(&host, Default::default());
             let hello = host.hello();
-            let connected = kvpool_transport::tcp::connect(server.local_addr(), hello, soon());
+            let connected = tls::connect(server.local_addr(), hello, soon());
             (connected.unwrap().0, Box::new(server))
         }
         TransportKind::Rdma => {
@@ -393,7 +394,7 @@ fn a_mismatched_hello_is_refused(kind: TransportKind) {
     let _shm =
         kvpool_transport::shm::Server::start(&path, host.clone(), Default::default()).unwrap();
     let connect = |hello| match kind {
-        TransportKind::Tcp => kvpool_transport::tcp::connect(tcp.local_addr(), hello, soon()),
+        TransportKind::Tcp => tls::connect(tcp.local_addr(), hello, soon()),
         TransportKind::Shm => kvpool_transport::shm::connect(&path, hello, soon()),
         TransportKind::Rdma => {
             let fabric = rdma::own_fabric();
@@ -491,6 +492,17 @@ macro_rules! conformance {
         mod over_tcp {
             use super::TransportKind;
             $(#[test] fn $name() { super::$name(TransportKind::Tcp); })*
+        }
+        mod over_tls {
+            use super::{TransportKind, tls};
+            $(#[test] fn $name() { tls::over(|| super::$name(TransportKind::Tcp)); })*
+        }
+        mod over_tls_on_a_runtime {
+            use super::{TransportKind, tls};
+            $(#[test] fn $name() {
+                let _entered = super::runtime().enter();
+                tls::over(|| super::$name(TransportKind::Tcp));
+            })*
         }
         mod over_shm {
             use super::TransportKind;

@@ -16,6 +16,10 @@ use std::os::fd::OwnedFd;
 
 pub(crate) fn serve(host: &Arc<TestHost>, options: ServerOptions) -> ServerHandle {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let options = ServerOptions {
+        tls: options.tls.or_else(tls::server),
+        ..options
+    };
     Server::start(listener, host.clone(), options).unwrap()
 }
 

@@ -1,24 +1,25 @@
 //! The archive of the Helm chart.
 
 use super::release::Release;
-use crate::cargo::{answers, root, succeeds};
+use crate::cargo::{root, succeeds};
+use crate::charts;
+use crate::packages::Packages;
 use anyhow::Result;
 use std::process::Command;
 
 const CHART: &str = "charts/kvpool";
 
-/// Writes the chart's archive with helm, or notes why there is none. `HELM` names another helm.
+/// Writes the chart's archive with helm, or notes why there is none. `KVPOOL_HELM` names another helm.
 pub(super) fn write(release: &mut Release) -> Result<()> {
     let chart = root().join(CHART);
     if !chart.join("Chart.yaml").is_file() {
         release.leave_out("the chart", &format!("there is no {CHART}"));
         return Ok(());
     }
-    let helm = std::env::var_os("HELM").unwrap_or_else(|| "helm".into());
-    if !answers(Command::new(&helm).arg("version")) {
-        release.leave_out("the chart", "helm is missing; HELM can name one");
+    let Some(helm) = charts::helm(Packages::LeaveOut)? else {
+        release.leave_out("the chart", "helm is missing; KVPOOL_HELM can name one");
         return Ok(());
-    }
+    };
     let made = release.folder.join("chart");
     let mut package = Command::new(&helm);
     package

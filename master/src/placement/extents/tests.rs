@@ -239,5 +239,5 @@ fn owners_are_paged_once_each_while_extents_come_and_go() {
 
 #[test]
 fn a_node_is_small() {
-    assert_eq!(size_of::<ExtentNode>(), 20);
+    assert_eq!(size_of::<ExtentNode>(), 24);
 }

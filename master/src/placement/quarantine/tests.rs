@@ -1,4 +1,5 @@
 use super::*;
+use kvpool_types::ids::NamespaceId;
 use kvpool_types::{GrantKey, Incarnation, Length, NodeName, Offset, SegmentId};
 use proto::master_message::Body;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -30,7 +31,10 @@ impl Told {
     /// A block written under `grant`, in quarantine.
     fn freed(&self, offset: u64, length: u64, grant: Option<u64>) -> Freed {
         let (offset, length) = (Offset(offset), Length(length));
-        let index = self.segment.allocate_at(offset, length).unwrap();
+        let index = self
+            .segment
+            .allocate_at(offset, length, NamespaceId(0))
+            .unwrap();
         self.segment.quarantine([index]);
         Freed {
             segment: Arc::clone(&self.segment),

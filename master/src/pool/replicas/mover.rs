@@ -2,13 +2,13 @@
 
 use super::super::tiering::{Moved, WantedRoom};
 use super::super::{FreedReplicas, Pool};
-use super::Work;
 use super::pulls::Pull;
 use super::tasks::{Change, Outcome, Task};
+use super::{Wish, Work};
 use crate::clock::BootInstant;
 use crate::directory::{Spared, Tick};
 use crate::membership::StoreNode;
-use crate::placement::Segments;
+use crate::placement::{Extents, Segments};
 use crate::replica::Replica;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
@@ -130,7 +130,12 @@ impl Pool {
             };
             let gone = found.replicas.iter().find(is_on).copied();
             let others = found.replicas.iter().filter(|r| Some(**r) != gone);
+            let stays = |r: &&Replica| {
+                let segment = segments.get(r.segment);
+                segment.is_some_and(|segment| !segment.node.leaves())
+            };
             let readable = others
+                .filter(stays)
                 .filter(|r| self.is_reachable(&segments, r.segment) && !self.is_hidden(&hidden, r));
             (gone, readable.count())
         };
@@ -138,7 +143,7 @@ impl Pool {
             return Step::Ended(Outcome::Gone);
         };
         if others == 0 {
-            let message = "no other replica of the block can be read".to_owned();
+            let message = "this is the last replica of the block that can be read".to_owned();
             return Step::Ended(Outcome::Failed(Code::Leased, message));
         }
         let Moved {
@@ -220,6 +225,12 @@ impl Pool {
             .collect();
         let targets = match self.targets(&segments, work.to.as_ref(), &holders) {
             Ok(targets) => targets,
+            // The block outlives the node that it was to leave.
+            Err(Step::Later(..))
+                if work.to.is_none() && self.needs_none(wish, &readable, &holders) =>
+            {
+                return Step::Ended(Outcome::Gone);
+            }
             Err(step) => return step,
         };
         if !self
@@ -230,12 +241,22 @@ impl Pool {
         {
             return Step::Busy;
         }
+        if let Err(code) = self.judge_quota(found.moved.namespace, Extents::rounded(length).0)
+            && wish.change != Change::Move
+        {
+            let reason = "the namespace is at its hard quota of memory".to_owned();
+            return Step::Ended(Outcome::Failed(code, reason));
+        }
         let mut is_busy = false;
         let mut placed = None;
         for target in &targets {
-            if !self.replicas.pulls.lock().takes(target, length) {
+            let is_taken = {
+                let pulls = self.replicas.pulls.lock();
+                pulls.takes(target, length) && !pulls.changes(work.block, target, dropped)
+            };
+            if !is_taken {
                 is_busy = true;
-            } else if let Some(to) = segments.allocate_on(target, length) {
+            } else if let Some(to) = segments.allocate_on(target, length, found.moved.namespace) {
                 placed = Some((Arc::clone(target), to));
                 break;
             }
@@ -269,6 +290,28 @@ impl Pool {
             grant: GrantId(self.next_version.fetch_add(1, Ordering::Relaxed)),
         };
         self.begin_pull(pull)
+    }
+
+    /// Whether a block without a target needs no further replica: every node has one, or the replica
+    /// that leaves is not the only one that can be read.
+    fn needs_none(
+        &self,
+        wish: &Wish,
+        readable: &[(Replica, Arc<StoreNode>)],
+        holders: &[NodeName],
+    ) -> bool {
+        match (wish.change, &wish.from) {
+            (Change::Move, Some(from)) => {
+                let stays =
+                    |(_, node): &(Replica, Arc<StoreNode>)| node.name != *from && !node.leaves();
+                readable.iter().any(stays)
+            }
+            (Change::Move, None) => readable.len() > 1,
+            (Change::Copy | Change::Drop, _) => {
+                let members = self.members.all();
+                members.iter().all(|node| holders.contains(&node.name))
+            }
+        }
     }
 
     /// The nodes that may take a replica, the emptiest first.

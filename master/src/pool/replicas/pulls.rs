@@ -48,11 +48,13 @@ pub(super) struct Pull {
 pub(super) struct Open {
     last_ticket: u64,
     pulls: HashMap<u64, Sent>,
+    /// The grants of the pulls of each block, until their replicas are published or given up.
+    blocks: HashMap<BlockId, Vec<Changing>>,
     targets: HashMap<Incarnation, InProgress>,
     /// Bytes that sources may still send, by node.
     sources: HashMap<Incarnation, Allowance>,
     /// The bytes a second that one source may send; 0 without a limit.
-    pub(super) bandwidth: u64,
+    bandwidth: u64,
 }
 
 #[derive(Debug)]
@@ -60,6 +62,14 @@ struct Sent {
     pull: Pull,
     session: u64,
     at: BootInstant,
+}
+
+/// A pull that changes a block.
+#[derive(Debug)]
+struct Changing {
+    grant: GrantId,
+    target: Incarnation,
+    dropped: Option<Replica>,
 }
 
 #[derive(Debug, Default)]
@@ -76,11 +86,44 @@ struct Allowance {
 }
 
 impl Open {
+    /// No pulls; `bandwidth` is the bytes a second that one source may send, 0 without a limit.
+    pub(super) fn new(bandwidth: u64) -> Self {
+        Self {
+            bandwidth,
+            ..Self::default()
+        }
+    }
+
     /// Whether the target takes another block now.
     pub(super) fn takes(&self, target: &StoreNode, length: Length) -> bool {
         self.targets.get(&target.incarnation).is_none_or(|open| {
             open.pulls < MOST_PULLS && (open.bytes == 0 || open.bytes + length.0 <= WINDOW)
         })
+    }
+
+    /// Whether another pull brings the block to the same target, or drops the same replica. Two such
+    /// pulls would leave the block with fewer or more replicas than either task asked for.
+    pub(super) fn changes(
+        &self,
+        block: BlockId,
+        target: &StoreNode,
+        dropped: Option<Replica>,
+    ) -> bool {
+        self.blocks.get(&block).is_some_and(|pulls| {
+            pulls.iter().any(|pull| {
+                pull.target == target.incarnation || (dropped.is_some() && pull.dropped == dropped)
+            })
+        })
+    }
+
+    /// Notes that a pull changes its block no more.
+    fn has_changed(&mut self, pull: &Pull) {
+        if let Some(pulls) = self.blocks.get_mut(&pull.work.block) {
+            pulls.retain(|known| known.grant != pull.grant);
+            if pulls.is_empty() {
+                self.blocks.remove(&pull.work.block);
+            }
+        }
     }
 
     /// Whether the source may send another block now.
@@ -135,6 +178,14 @@ impl Open {
         if let Some(allowance) = self.sources.get_mut(&pull.source_node.incarnation) {
             allowance.bytes -= i128::from(length.0);
         }
+        self.blocks
+            .entry(pull.work.block)
+            .or_default()
+            .push(Changing {
+                grant: pull.grant,
+                target: pull.target.incarnation,
+                dropped: pull.dropped,
+            });
         let target = Arc::clone(&pull.target);
         self.pulls.insert(
             ticket,
@@ -210,6 +261,7 @@ impl Pool {
 
     fn pull_failed(&self, pull: Pull, code: Code) {
         self.free_target(&pull);
+        self.replicas.pulls.lock().has_changed(&pull);
         let Pull {
             task,
             mut work,
@@ -271,6 +323,7 @@ impl Pool {
             .is_some();
         if !is_there {
             self.free_target(&pull);
+            self.replicas.pulls.lock().has_changed(&pull);
             return pull.task.end(Outcome::Gone, self.now());
         }
         let mut records = vec![Record::ReplicaAdded(record::ReplicaAdded {
@@ -343,6 +396,7 @@ impl Pool {
             (_, Added::To(_)) => self.metrics.replica_copied(length),
             _ => {}
         }
+        self.replicas.pulls.lock().has_changed(pull);
         pull.task.end(outcome, now);
         self.replicas.wake();
     }

@@ -2,16 +2,18 @@
 
 use super::super::Pool;
 use super::super::nodes::RegisterError;
-use super::{Emptying, Use};
+use super::{Absence, Emptying, Use};
 use crate::membership::{NodeState, StoreNode};
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
 use crate::tier::Holder;
 use kvpool_proto::{self as proto, MediumState, master_message::Body};
 use kvpool_types::medium::{Generation, Judgement, judge};
-use kvpool_types::{Code, Length, MediumId, SegmentId};
-use std::collections::HashMap;
+use kvpool_types::{Code, Incarnation, Length, MediumId, SegmentId};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// A medium that a node offers.
@@ -32,6 +34,10 @@ pub struct OfferedMedium {
     /// The names of the namespaces whose blocks it takes; empty for all.
     pub namespaces: Vec<String>,
 }
+
+/// After this absence a medium's copies no longer count, so blocks in memory get copies elsewhere. A node
+/// restarts faster.
+const LONG_ABSENCE: Duration = Duration::from_secs(30);
 
 /// What to do with an offered medium.
 enum Answer {
@@ -139,7 +145,9 @@ impl Pool {
         };
         let judgement = judge(Some(offer.generation), attached, pending);
         if judgement == Judgement::New || known.size != offer.size {
-            return Ok(Answer::Reset(Some(known.id)));
+            // An old image at another node says nothing about the medium of the holder, which may return.
+            let is_holder = holder == node.name;
+            return Ok(Answer::Reset(is_holder.then_some(known.id)));
         }
         if !is_pending && holder == node.name && self.has_been_attached(known.id, node) {
             return Ok(Answer::Continue(known.id, attached));
@@ -290,7 +298,7 @@ impl Pool {
             let used: Option<&Use> = traffic.uses.get(&id);
             used.is_some_and(|used| used.node.is_connected())
         };
-        let mut late = Vec::new();
+        let (mut late, mut has_lost) = (Vec::new(), false);
         {
             let mut absent = self.tiering.absent.lock();
             let media = self.tier.media();
@@ -300,11 +308,22 @@ impl Pool {
                     absent.remove(&medium.id);
                     continue;
                 }
-                let since = *absent.entry(medium.id).or_insert(now);
-                if now.since(since) >= self.config.ssd_drop_after {
+                let absence = absent.entry(medium.id).or_insert(Absence {
+                    since: now,
+                    is_counted: true,
+                });
+                let lasted = now.since(absence.since);
+                if absence.is_counted && lasted >= LONG_ABSENCE {
+                    absence.is_counted = false;
+                    has_lost = true;
+                }
+                if lasted >= self.config.ssd_drop_after {
                     late.push(medium);
                 }
             }
+        }
+        if has_lost {
+            self.tiering.has_lost_copies.store(true, Ordering::Release);
         }
         for medium in late {
             tracing::warn!(medium = %medium.medium, node = %medium.holder().node,
@@ -318,17 +337,38 @@ impl Pool {
         self: &Arc<Self>,
         id: SegmentId,
     ) -> oneshot::Receiver<Result<(), Code>> {
-        self.tiering.traffic.lock().uses.remove(&id);
+        let used = self.tiering.traffic.lock().uses.remove(&id);
+        let node = used
+            .map(|used| used.node.name.to_string())
+            .unwrap_or_default();
         let _until_submitted = self.evicting.read();
         let copies = self.tier.drop_medium(id);
+        self.tiering.has_lost_copies.store(true, Ordering::Release);
         let gone = Record::SegmentGone(record::SegmentGone { id });
         let (done, durable) = oneshot::channel();
         self.journal()
             .insist(vec![gone], Ack::Durable, move |outcome| {
                 let _nobody_waits = done.send(outcome.map(drop).map_err(|error| error.code()));
             });
-        tracing::warn!(segment = %id, copies, "medium dropped");
+        tracing::warn!(segment = %id, node, copies, "medium dropped");
         durable
+    }
+
+    /// Queues the blocks of memory again whose copies lie on media that are lost, or absent for long.
+    pub(super) fn replace_lost_copies(&self) {
+        if !self.tiering.has_lost_copies.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let nodes: BTreeMap<Incarnation, Arc<StoreNode>> = {
+            let traffic = self.tiering.traffic.lock();
+            let used = traffic.uses.values().filter(|used| used.takes_stores());
+            used.map(|used| (used.node.incarnation, Arc::clone(&used.node)))
+                .collect()
+        };
+        let is_serving = |node: &&Arc<StoreNode>| node.state() != NodeState::Draining;
+        for node in nodes.values().filter(is_serving) {
+            self.queue_all_of(node);
+        }
     }
 
     /// Ends the use of a node's media in a session that has ended, and the transfers of it.

@@ -308,7 +308,7 @@ impl Pool {
                 }
             });
             for (namespace, key, tick, waiting) in found {
-                if !self.is_on_medium(namespace, &key, waiting.version) {
+                if !self.has_kept_copy(namespace, &key, waiting.version, Some(node)) {
                     all.push((tick, waiting));
                 }
             }
@@ -323,6 +323,7 @@ impl Pool {
     pub(in crate::pool) fn tend_media(self: &Arc<Self>) {
         let _one_at_a_time = self.tiering.tending.lock();
         self.drop_absent_media();
+        self.replace_lost_copies();
         let mut targets: BTreeMap<Incarnation, Target> = BTreeMap::new();
         for medium in self.tier.media() {
             let node = {
@@ -467,6 +468,11 @@ impl Pool {
                 turn = Turn::NotNow;
                 continue;
             }
+            // Older copies go with their zones, and then there is room again.
+            let Ok(hold) = self.hold_media_quota(block.namespace, block.length) else {
+                self.metrics.copy_refused();
+                continue;
+            };
             if drains.is_none() && !self.is_admitted(medium, waiting, &block) {
                 self.metrics.copy_refused();
                 continue;
@@ -493,6 +499,7 @@ impl Pool {
                         block,
                         place,
                         direction: Direction::Store,
+                        _hold: hold,
                     };
                     let mut traffic = self.tiering.traffic.lock();
                     traffic.begin(medium, transfer, order);
@@ -524,7 +531,7 @@ impl Pool {
                 from.map(|from| (moved, from))
             });
         let (block, from) = found.flatten()?;
-        let is_copied = self.is_on_medium(block.namespace, &block.key, block.version);
+        let is_copied = self.has_kept_copy(block.namespace, &block.key, block.version, Some(node));
         (!is_copied).then_some((block, from))
     }
 

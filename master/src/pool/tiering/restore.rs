@@ -9,7 +9,7 @@ use super::transfers::{Direction, Moved, Orders, Transfer, on_medium, range};
 use super::{Place, Traffic, WINDOW};
 use crate::clock::BootInstant;
 use crate::membership::StoreNode;
-use crate::placement::Segments;
+use crate::placement::{Extents, Segments};
 use crate::replica::{BlockId, Replica};
 use kvpool_proto as proto;
 use kvpool_types::ids::NamespaceId;
@@ -306,9 +306,40 @@ impl Pool {
         }
     }
 
+    /// Begins to load a hard-pinned block, whose zone is emptied, and asks for its room in memory.
+    pub(super) fn load_pinned(&self, namespace: NamespaceId, key: &Key) {
+        let keys = [key.as_ref()];
+        let mut wanted = self.on_media_only(namespace, &KeyBatch::from(&keys[..]));
+        let begun = self.begin_loads(&mut wanted, WINDOW);
+        for (one, begun) in wanted.iter().zip(begun) {
+            if begun == Begun::NoRoom {
+                self.want_room(one);
+                self.evictor_wake.wake();
+            }
+        }
+    }
+
+    /// Looks up again where the copies lie whose loads have not begun: a copy moves when its zone is
+    /// emptied. A copy that has left keeps its place, and its load then fails.
+    fn find_again(&self, wanted: &mut [Wanted]) {
+        for one in wanted.iter_mut().filter(|one| !one.is_begun) {
+            let copies = self.tier.directory();
+            let keys = [one.block.key.as_ref()];
+            copies.visit(one.block.namespace, &keys, |_, block| {
+                let block = block.filter(|block| block.version() == one.block.version);
+                if let Some(block) = block
+                    && let Some(at) = block.view().replicas().first()
+                {
+                    (one.copy, one.at) = (block.view().id(), *at);
+                }
+            });
+        }
+    }
+
     /// Begins loads, unless their medium has `window` bytes in progress. The orders for one node
     /// travel in one message.
     fn begin_loads(&self, wanted: &mut [Wanted], window: u64) -> Vec<Begun> {
+        self.find_again(wanted);
         // The table of segments is locked before the traffic, as in every other place.
         let segments = self.placement.segments();
         let mut traffic = self.tiering.traffic.lock();
@@ -361,11 +392,15 @@ impl Pool {
         if used.in_flight >= window {
             return Begun::Queued;
         }
+        // A draining node serves its blocks until it stops.
         let (node, session) = (Arc::clone(&used.node), used.session);
-        if !node.is_placeable() {
-            return Begun::Unreadable;
+        // The namespace's own blocks make room, not those of others.
+        let bytes = Extents::rounded(block.length).0;
+        if self.judge_quota(block.namespace, bytes).is_err() {
+            self.wait_for_load_below_quota(block.namespace, bytes);
+            return Begun::Queued;
         }
-        let Some(to) = segments.allocate_on(&node, block.length) else {
+        let Some(to) = segments.allocate_on(&node, block.length, block.namespace) else {
             return Begun::NoRoom;
         };
         if !self.has_versions() {
@@ -404,6 +439,7 @@ impl Pool {
                 to,
                 grant,
             },
+            _hold: None,
         };
         let order = traffic.enter(&medium, transfer, order);
         orders.push(&node, order);

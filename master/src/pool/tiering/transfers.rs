@@ -3,6 +3,7 @@
 use super::super::{FreedReplicas, Pool};
 use super::stores::Meanwhile;
 use super::{Place, Put, Traffic, Use};
+use crate::accounts::Hold;
 use crate::clock::BootInstant;
 use crate::directory::{BlockRef, NewBlock};
 use crate::membership::StoreNode;
@@ -87,6 +88,8 @@ pub(super) struct Transfer {
     pub(super) block: Moved,
     pub(super) place: Place,
     pub(super) direction: Direction,
+    /// What a store counts below its namespace's quota of media, until it is recorded.
+    pub(super) _hold: Option<Arc<Hold>>,
 }
 
 impl Transfer {
@@ -419,9 +422,18 @@ impl Pool {
         self.metrics.copy_loaded(length);
     }
 
-    /// Drops a copy whose bytes on the medium are wrong.
+    /// Drops a copy whose bytes on the medium are wrong. A copy that lies elsewhere by now is kept: the range
+    /// that was read may have another block already.
     fn copy_is_wrong(self: &Arc<Self>, transfer: &Transfer) {
         let block = &transfer.block;
+        let read = match transfer.direction {
+            Direction::Forward { from } => from,
+            Direction::Load { .. } | Direction::Store => transfer.place,
+        };
+        if !self.lies_at(block, read) {
+            tracing::debug!(key = %block.key, offset = %read.offset, "copy moved before it was read");
+            return;
+        }
         tracing::error!(key = %block.key, version = %block.version, segment = %transfer.place.medium,
             offset = %transfer.place.offset, "copy on a medium is wrong, dropped");
         let gone = record::ReplicaGone {
@@ -436,6 +448,21 @@ impl Pool {
             self.journal()
                 .insist(vec![Record::ReplicaGone(gone)], Ack::Durable, |_| {});
         }
+    }
+
+    /// Whether the tier's copy of a block lies at this place.
+    fn lies_at(&self, block: &Moved, place: Place) -> bool {
+        let mut is_it = false;
+        let keys = [block.key.as_ref()];
+        let copies = self.tier.directory();
+        copies.visit(block.namespace, &keys, |_, found| {
+            let found = found.filter(|found| found.version() == block.version);
+            is_it = found.is_some_and(|found| {
+                let at = found.view().replicas().first().copied();
+                at.is_some_and(|at| (at.segment, at.offset) == (place.medium, place.offset))
+            });
+        });
+        is_it
     }
 
     fn load_succeeded(&self, transfer: &Transfer) {

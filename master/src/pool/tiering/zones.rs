@@ -30,16 +30,27 @@ use std::sync::Arc;
 /// Copies to be saved from the oldest zone.
 #[derive(Debug, Default)]
 pub(super) struct Saving {
-    left: VecDeque<(BlockId, Version, Length)>,
+    left: VecDeque<ToSave>,
     /// The room of the written zone that is theirs.
     reserved: Length,
 }
 
+/// A copy to be saved.
+#[derive(Clone, Copy, Debug)]
+struct ToSave {
+    copy: BlockId,
+    version: Version,
+    /// The room that it takes in a zone.
+    room: Length,
+    /// A hard-pinned copy is saved beyond the write budget.
+    is_pinned: bool,
+}
+
 impl Saving {
-    fn pop(&mut self) -> Option<(BlockId, Version)> {
-        let (copy, version, room) = self.left.pop_front()?;
-        self.reserved = Length(self.reserved.0.saturating_sub(room.0));
-        Some((copy, version))
+    fn pop(&mut self) -> Option<ToSave> {
+        let next = self.left.pop_front()?;
+        self.reserved = Length(self.reserved.0.saturating_sub(next.room.0));
+        Some(next)
     }
 }
 
@@ -75,8 +86,8 @@ impl Pool {
                     let is_saved = next.is_none() && used.forwards == 0;
                     drop(traffic);
                     match next {
-                        Some((copy, version)) => {
-                            if !self.save(medium, copy, version, node, session) {
+                        Some(next) => {
+                            if !self.save(medium, next, node, session) {
                                 let none = Emptying::Saving(Saving::default());
                                 self.set_emptying(medium.id, none);
                             }
@@ -104,8 +115,8 @@ impl Pool {
     }
 
     /// The copies to save: they lie in the oldest zone, were used since it was written or are
-    /// hard-pinned, and are not in memory. Pinned copies come first, then the latest. They fill at most
-    /// half a zone and the written zone's room.
+    /// hard-pinned, and are not in memory. Pinned copies come first, then the latest. All fill at most
+    /// the written zone's room, and those that are not pinned at most half a zone.
     fn worth_saving(&self, medium: &Medium) -> Saving {
         let (sealed, now) = (medium.oldest_sealed(), self.now());
         let mut used: Vec<_> = Vec::new();
@@ -128,17 +139,26 @@ impl Pool {
             }
         }
         used.sort_unstable();
-        let room = medium.room_in_zone().min(Length(medium.zone.0 / 2));
+        let room = medium.room_in_zone();
         let mut saving = Saving::default();
-        for (_, copy, version, length) in used {
+        for (Reverse((is_pinned, _)), copy, version, length) in used {
             let Some(taken) = medium::footprint(length) else {
                 continue;
             };
-            if saving.reserved.0 + taken.0 > room.0 {
+            let most = match is_pinned {
+                true => room.0,
+                false => room.0.min(medium.zone.0 / 2),
+            };
+            if saving.reserved.0 + taken.0 > most {
                 break;
             }
             saving.reserved.0 += taken.0;
-            saving.left.push_back((copy, version, taken));
+            saving.left.push_back(ToSave {
+                copy,
+                version,
+                room: taken,
+                is_pinned,
+            });
         }
         saving
     }
@@ -147,11 +167,16 @@ impl Pool {
     fn save(
         self: &Arc<Self>,
         medium: &Arc<Medium>,
-        copy: BlockId,
-        version: Version,
+        next: ToSave,
         node: &Arc<StoreNode>,
         session: u64,
     ) -> bool {
+        let ToSave {
+            copy,
+            version,
+            is_pinned,
+            ..
+        } = next;
         let read = |block: BlockRef<'_>| {
             let at = block.replicas().first().map(|replica| replica.offset);
             let moved = Moved::of(&block);
@@ -161,7 +186,7 @@ impl Pool {
         let Some((block, from)) = found.flatten() else {
             return true;
         };
-        if !self.may_write(medium) {
+        if !is_pinned && !self.may_write(medium) {
             return false;
         }
         let Taken::At(offset) = medium.take(block.length, self.directory.next_tick()) else {
@@ -187,28 +212,42 @@ impl Pool {
             block,
             place: at(offset),
             direction: Direction::Forward { from: at(from) },
+            _hold: None,
         };
         self.tiering.traffic.lock().begin(medium, transfer, order);
         true
     }
 
     /// Drops the copies in the zone behind the cursor. It is empty once that is durable and no
-    /// transfer touches it.
+    /// transfer touches it. A hard-pinned copy stays until memory has its block again.
     fn drop_oldest(self: &Arc<Self>, medium: &Arc<Medium>) {
         let (now, sealed) = (self.now(), medium.oldest_sealed());
         let _until_submitted = self.evicting.read();
         let mut records = Vec::new();
         let mut is_leased = false;
+        let mut pinned = Vec::new();
         for copy in medium.oldest() {
             let Some(version) = self.tier.directory().version_of(copy) else {
                 continue;
             };
-            let read = |block: BlockRef<'_>| (block.namespace(), block.key(), block.lease_until());
-            let Some((namespace, key, until)) =
+            let read = |block: BlockRef<'_>| {
+                let is_pinned = block.is_hard_pinned();
+                (
+                    block.namespace(),
+                    block.key(),
+                    block.lease_until(),
+                    is_pinned,
+                )
+            };
+            let Some((namespace, key, until, is_pinned)) =
                 self.tier.directory().read_block(copy, version, read)
             else {
                 continue;
             };
+            if is_pinned && !self.is_in_memory(namespace, &key, version) {
+                pinned.push((namespace, key));
+                continue;
+            }
             if until > now && !self.lease_in_memory(namespace, &key, version, until) {
                 is_leased = true;
                 continue;
@@ -230,8 +269,11 @@ impl Pool {
                 }));
             }
         }
+        for (namespace, key) in &pinned {
+            self.load_pinned(*namespace, key);
+        }
         // What is leased leaves when its lease ends.
-        let next = match is_leased {
+        let next = match is_leased || !pinned.is_empty() {
             true => Emptying::Idle,
             false => Emptying::Draining,
         };

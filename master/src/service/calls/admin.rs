@@ -1,13 +1,14 @@
 //! Rare calls: namespaces, removals, listings, reports, counters.
 
+use super::tenancy::read_settings;
 use super::{Calls, millis, wire};
-use crate::pool::{Detached, Removal};
+use crate::pool::{Detached, NamespaceRefused, Removal};
 use crate::service::passing::Called;
 use crate::service::refused::{Refused, refused};
 use crate::service::request::{check_lengths, check_term, unpack};
 use crate::service::rights::{Allowed, Operation};
 use kvpool_proto as proto;
-use kvpool_types::{Code, MediumId, SegmentId, Version};
+use kvpool_types::{Code, MediumId, NamespaceSettings, SegmentId, Version};
 use regex::Regex;
 
 impl Calls {
@@ -41,15 +42,30 @@ impl Calls {
         if is_new {
             who.may(Operation::CreateNamespace, &name)?;
         }
-        let created = self.pool.create_namespace(namespace).await.map_err(|code| {
-            let why = match code {
-                Code::NotLeader => "cannot be created now: this master is read-only",
-                Code::StoreFailed => "could not be made durable",
-                Code::TooManyHeld => "exceeds max_namespaces, the limit of this pool",
-                _ => "exists with other fields",
-            };
-            refused(code, format!("namespace {name:?} {why}"))
-        });
+        let settings = read_settings(&request.settings)?;
+        if settings != NamespaceSettings::default() {
+            who.may(Operation::ChangeNamespace, &name)?;
+        }
+        let created = self
+            .pool
+            .create_namespace(namespace, settings)
+            .await
+            .map_err(|error| {
+                let code = match error {
+                    NamespaceRefused::Code(code) => code,
+                    NamespaceRefused::Settings(error) => {
+                        return refused(Code::InvalidArgument, error.to_string());
+                    }
+                };
+                let why = match code {
+                    Code::NotLeader => "cannot be created now: this master is read-only",
+                    Code::StoreFailed => "could not be made durable",
+                    Code::TooManyHeld => "exceeds max_namespaces, the limit of this pool",
+                    Code::InProgress => "is being deleted",
+                    _ => "exists with other fields",
+                };
+                refused(code, format!("namespace {name:?} {why}"))
+            });
         if is_new {
             let outcome = created.as_ref().map(|_| ());
             who.note(Operation::CreateNamespace, &name, outcome);

@@ -4,7 +4,7 @@ use super::{Calls, NodeTable, bytes, millis, wire};
 use crate::clock::BootInstant;
 use crate::pool::{Holder, Leased};
 use crate::service::refused::{Refused, refused};
-use crate::service::request::{check_lengths, check_term, unpack};
+use crate::service::request::{Caller, admit, check_lengths, check_term, unpack};
 use crate::service::rights::Allowed;
 use kvpool_proto as proto;
 use kvpool_types::wire::features::Features;
@@ -49,8 +49,21 @@ impl Calls {
         request: Allowed<proto::LookupRequest>,
     ) -> Result<proto::LookupReply, Refused> {
         let caller = self.caller(request.caller.as_ref())?;
+        admit(&self.pool, &caller, true)?;
+        self.locate(&caller, &request)
+    }
+
+    fn locate(
+        &self,
+        caller: &Caller,
+        request: &proto::LookupRequest,
+    ) -> Result<proto::LookupReply, Refused> {
         let keys = unpack(&self.pool, &request.keys)?;
         let found = self.pool.lookup(caller.namespace, &keys, !request.no_lease);
+        self.pool.moved(caller.namespace, || {
+            let lengths = found.answer.iter().flatten().map(|found| found.length.0);
+            lengths.fold(0, u64::saturating_add)
+        });
         let lease = self.lease(&found);
         let mut table = NodeTable::default();
         let segments = self.pool.placement.segments();
@@ -96,11 +109,12 @@ impl Calls {
         request: Allowed<proto::LookupRequest>,
     ) -> Result<proto::LookupReply, Refused> {
         let caller = self.caller(request.caller.as_ref())?;
+        admit(&self.pool, &caller, true)?;
         let restored = {
             let keys = unpack(&self.pool, &request.keys)?;
             self.pool.restore(caller.namespace, &keys).await
         };
-        let reply = self.lookup(request);
+        let reply = self.locate(&caller, &request);
         self.pool.end_restored(caller.namespace, &restored);
         let mut reply = reply?;
         for index in restored.left {
@@ -116,6 +130,7 @@ impl Calls {
         request: Allowed<proto::ExistRequest>,
     ) -> Result<proto::ExistReply, Refused> {
         let caller = self.caller(request.caller.as_ref())?;
+        admit(&self.pool, &caller, false)?;
         let keys = unpack(&self.pool, &request.keys)?;
         let found = self
             .pool
@@ -133,6 +148,7 @@ impl Calls {
         request: Allowed<proto::MatchPrefixRequest>,
     ) -> Result<proto::MatchPrefixReply, Refused> {
         let caller = self.caller(request.caller.as_ref())?;
+        admit(&self.pool, &caller, false)?;
         let chain = unpack(&self.pool, &request.keys)?;
         let matched = self
             .pool

@@ -5,7 +5,9 @@ use super::{Calls, millis, optional_ms};
 use crate::placement::PlacementHints;
 use crate::pool::ReserveOptions;
 use crate::service::refused::{Refused, refused};
-use crate::service::request::{check_leads, check_lengths, check_preferred, check_room, unpack};
+use crate::service::request::{
+    admit, check_leads, check_lengths, check_preferred, check_room, unpack,
+};
 use crate::service::rights::Allowed;
 use kvpool_proto as proto;
 use kvpool_types::{Code, Length, NodeName, Version};
@@ -32,6 +34,7 @@ impl Calls {
         request: Allowed<proto::ReserveRequest>,
     ) -> Result<proto::ReserveReply, Refused> {
         let caller = self.writer(request.caller.as_ref())?;
+        admit(&self.pool, &caller, true)?;
         check_room(&self.pool)?;
         let (request, _) = request.open();
         let keys = unpack(&self.pool, &request.keys)?;
@@ -59,6 +62,14 @@ impl Calls {
             .pool
             .reserve(caller.namespace, &keys, &lengths, &options)
             .await;
+        self.pool.moved(caller.namespace, || {
+            let granted = outcomes.iter().zip(&lengths);
+            let bytes = granted.filter_map(|(outcome, length)| {
+                let replicas = outcome.as_ref().ok()?.replicas.len() as u64;
+                Some(length.0.saturating_mul(replicas))
+            });
+            bytes.fold(0, u64::saturating_add)
+        });
         // The term may have expired during the wait for room. The grants then end by themselves.
         check_leads(&self.pool)?;
         // A put may have waited for evictions that cannot be logged.

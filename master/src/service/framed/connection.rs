@@ -6,6 +6,7 @@
 //! dropped.
 
 use super::greeting::Greeted;
+use super::stream::Framed;
 use super::waiting_calls::WaitingCalls;
 use super::wire::{Error, answer, failure};
 use super::{ConnectionSlot, Shared};
@@ -24,10 +25,8 @@ use kvpool_types::{Code, Epoch, Token};
 use parking_lot::Mutex;
 use prost::Message;
 use prost::bytes::Bytes;
-use rustix::io::Errno;
-use rustix::net::SendFlags;
-use std::io::{self, Write};
-use std::net::{Shutdown, TcpStream};
+use std::io;
+use std::net::Shutdown;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake};
 use std::time::{Duration, Instant};
@@ -44,7 +43,7 @@ const SOON: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) struct Connection {
     shared: Arc<Shared>,
-    socket: TcpStream,
+    socket: Framed,
     answers: Arc<Answers>,
     greeted: Greeted,
 }
@@ -53,13 +52,13 @@ pub(super) struct Connection {
 #[derive(Debug)]
 pub(super) struct Answers {
     /// Outside the lock: ending the connection must not wait until a client reads.
-    socket: TcpStream,
+    socket: Framed,
     /// The unsent rest of a frame. The sender holds the lock.
     rest: Mutex<Vec<u8>>,
 }
 
 impl Answers {
-    fn new(socket: TcpStream) -> Self {
+    fn new(socket: Framed) -> Self {
         Self {
             socket,
             rest: Mutex::default(),
@@ -71,13 +70,14 @@ impl Answers {
     fn send(&self, frame: &[u8]) -> io::Result<()> {
         let mut unsent = self.rest.lock();
         let rest = std::mem::take(&mut *unsent);
-        let mut socket = &self.socket;
-        let sent = socket
+        let sent = self
+            .socket
             .write_all(&rest)
-            .and_then(|()| socket.write_all(frame));
+            .and_then(|()| self.socket.write_all(frame))
+            .and_then(|()| self.socket.flush());
         sent.inspect_err(|_| {
             // The call fails only when the connection has already ended.
-            let _ended = socket.shutdown(Shutdown::Both);
+            let _ended = self.socket.shutdown(Shutdown::Both);
         })
     }
 
@@ -86,15 +86,11 @@ impl Answers {
         if let Some(mut rest) = self.rest.try_lock()
             && rest.is_empty()
         {
-            match rustix::net::send(
-                &self.socket,
-                &frame,
-                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-            ) {
-                Ok(sent) if sent == frame.len() => return Ok(()),
+            match self.socket.write_now(&frame) {
+                Ok(sent) if sent == frame.len() && !self.socket.has_unsent() => return Ok(()),
                 Ok(sent) => *rest = std::mem::take(&mut frame).split_off(sent),
-                Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) if is_transient(error.kind()) => {}
+                Err(error) => return Err(error),
             }
         }
         let sent = tokio::task::spawn_blocking(move || self.send(&frame)).await;
@@ -118,13 +114,8 @@ enum Begun {
 }
 
 impl Connection {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        socket: TcpStream,
-        greeted: Greeted,
-    ) -> io::Result<Self> {
-        socket.set_read_timeout(Some(STALL))?;
-        socket.set_write_timeout(Some(STALL))?;
+    pub(super) fn new(shared: Arc<Shared>, socket: Framed, greeted: Greeted) -> io::Result<Self> {
+        socket.set_timeouts(STALL)?;
         let answers = Arc::new(Answers::new(socket.try_clone()?));
         Ok(Self {
             shared,
@@ -228,7 +219,7 @@ impl Connection {
             return Ok(request);
         }
         loop {
-            match fill(incoming, &mut self.socket) {
+            match fill(incoming, |room| self.socket.read(room)) {
                 Ok(0) if incoming.has_begun() => {
                     return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
                 }
@@ -258,7 +249,7 @@ impl Connection {
         };
         let until = Instant::now() + spin;
         while Instant::now() < until {
-            match fill(incoming, &mut Now(&self.socket)) {
+            match fill(incoming, |room| self.socket.read_now(room)) {
                 Ok(0) if incoming.has_begun() => {
                     return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
                 }
@@ -393,21 +384,17 @@ fn take(incoming: &mut Incoming) -> Result<Option<(Header, Bytes)>, DecodeError>
 }
 
 /// Reads once and returns the number of bytes.
-fn fill(incoming: &mut Incoming, from: &mut impl io::Read) -> io::Result<usize> {
-    let count = from.read(incoming.room())?;
+fn fill(
+    incoming: &mut Incoming,
+    read: impl FnOnce(&mut [u8]) -> io::Result<usize>,
+) -> io::Result<usize> {
+    let count = read(incoming.room())?;
     incoming.filled(count);
     Ok(count)
 }
 
-/// Reads what has arrived and never waits.
-struct Now<'a>(&'a TcpStream);
-
-impl io::Read for Now<'_> {
-    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        let flags = rustix::net::RecvFlags::DONTWAIT;
-        let received = rustix::net::recv(self.0, room, flags)?;
-        Ok(received.1)
-    }
+fn is_transient(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// Decodes a request, and judges it.
@@ -437,7 +424,7 @@ fn encode<M: Message>(header: &Header, epoch: Epoch, reply: Result<M, Refused>) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
     use std::time::Instant;
 
     #[test]
@@ -445,7 +432,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (socket, _) = listener.accept().unwrap();
-        let answers = Arc::new(Answers::new(socket));
+        let answers = Arc::new(Answers::new(Framed::new(socket, None)));
         let sending = {
             let answers = Arc::clone(&answers);
             std::thread::spawn(move || answers.send(&vec![0; 64 << 20]))

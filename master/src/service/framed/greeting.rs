@@ -2,6 +2,7 @@
 //! caller: a task and a few KiB, without a thread.
 
 use super::Shared;
+use super::stream::Incoming;
 use super::wire::{Error, answer, failure};
 use crate::pool::Presence;
 use crate::service::calls::{Calls, calls_at};
@@ -15,7 +16,6 @@ use prost::Message;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// The largest meta part of a hello, in bytes.
@@ -45,7 +45,7 @@ pub(super) struct Greeted {
 /// Receives and checks the hello. A refused caller gets the reason, and the result is `None`.
 pub(super) async fn greet(
     shared: &Shared,
-    stream: &mut TcpStream,
+    stream: &mut Incoming,
 ) -> Result<Option<Greeted>, Error> {
     let epoch = || shared.seat.known().epoch;
     let (request, outcome) = match receive(stream).await {
@@ -62,7 +62,7 @@ pub(super) async fn greet(
     }
 }
 
-async fn receive(stream: &mut TcpStream) -> Result<(Header, Vec<u8>), Error> {
+async fn receive(stream: &mut Incoming) -> Result<(Header, Vec<u8>), Error> {
     let mut head = [0; HEADER_BYTES];
     stream.read_exact(&mut head).await?;
     let header = Header::decode(&head)?;
@@ -117,7 +117,7 @@ fn judge(shared: &Shared, header: &Header, meta: &[u8]) -> Result<Greeted, Refus
 
 /// Sends the reason to a refused caller, and waits a moment for it to read. Closing at once with
 /// unread bytes would make the kernel discard the answer.
-async fn tell(stream: &mut TcpStream, frame: &[u8]) -> Result<(), Error> {
+async fn tell(stream: &mut Incoming, frame: &[u8]) -> Result<(), Error> {
     let told = async {
         stream.write_all(frame).await?;
         stream.shutdown().await?;

@@ -5,6 +5,7 @@
 //! call makes it a known connection, if the master has a permit left.
 
 use super::CALLER_TIMEOUT;
+use super::stream::Incoming;
 use kvpool_daemon::callers::Caller;
 use kvpool_types::Code;
 use parking_lot::Mutex;
@@ -15,7 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::server::Connected;
 
@@ -28,6 +28,7 @@ pub struct Origin(Arc<Identity>);
 #[derive(Debug)]
 struct Identity {
     is_known: AtomicBool,
+    has_certificate: bool,
     caller: Caller,
     places: Arc<Semaphore>,
     /// Held for the life of the connection.
@@ -61,6 +62,11 @@ impl Origin {
         request.get::<Self>().map_or(Ok(()), Self::settle)
     }
 
+    /// Whether the caller presented a certificate, which the handshake has verified.
+    pub(in crate::service) fn has_certificate(&self) -> bool {
+        self.0.has_certificate
+    }
+
     fn is_known(&self) -> bool {
         self.0.is_known.load(Ordering::Acquire)
     }
@@ -68,7 +74,7 @@ impl Origin {
 
 /// A gRPC connection, watched until its first call is complete.
 pub struct GrpcStream {
-    stream: TcpStream,
+    stream: Incoming,
     origin: Origin,
     /// Completes when the caller is displaced, or its time is over.
     over: Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>>,
@@ -83,7 +89,7 @@ impl std::fmt::Debug for GrpcStream {
 }
 
 impl GrpcStream {
-    pub(super) fn new(stream: TcpStream, caller: Caller, places: Arc<Semaphore>) -> Self {
+    pub(super) fn new(stream: Incoming, caller: Caller, places: Arc<Semaphore>) -> Self {
         let displaced = caller.displacement();
         let over = async move {
             tokio::select! {
@@ -93,6 +99,7 @@ impl GrpcStream {
         };
         let identity = Identity {
             is_known: AtomicBool::new(false),
+            has_certificate: stream.has_peer_certificate(),
             caller,
             places,
             place: Mutex::new(None),
@@ -196,7 +203,7 @@ mod tests {
     use super::*;
     use kvpool_daemon::callers::Callers;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     #[tokio::test]
     async fn a_displaced_caller_fails_at_every_read_and_write() {
@@ -206,7 +213,7 @@ mod tests {
         let (_client, (stream, _)) = (client.unwrap(), accepted.unwrap());
         let callers = Callers::new(1, 1 << 20);
         let places = Arc::new(Semaphore::new(1));
-        let mut stream = GrpcStream::new(stream, callers.admit(), places);
+        let mut stream = GrpcStream::new(Incoming::Plain(stream), callers.admit(), places);
         callers.displace_all();
         for _ in 0..2 {
             let read = stream.read_u8().await;

@@ -78,6 +78,14 @@ operations! {
     UseNamespace = "use_namespace", Grpc("CreateNamespace"), Namespace(Roles::READERS), false;
     /// Creates a namespace.
     CreateNamespace = "create_namespace", MoreOf("CreateNamespace"), Namespace(Roles::WRITERS), true;
+    /// Changes the settings of a namespace, also of one that is created with settings.
+    ChangeNamespace = "change_namespace", Grpc("ChangeNamespace"), Pool(Roles::ADMINS), true;
+    /// Deletes a namespace, with its blocks when that is asked.
+    DeleteNamespace = "delete_namespace", Grpc("DeleteNamespace"), Pool(Roles::ADMINS), true;
+    /// Lists all namespaces with what they use.
+    ListNamespaces = "list_namespaces", Grpc("ListNamespaces"), Pool(Roles::WATCHERS), false;
+    /// Shows one namespace with what it uses.
+    ShowNamespace = "show_namespace", MoreOf("ListNamespaces"), Namespace(Roles::READERS), false;
     /// Asks for room.
     Reserve = "reserve", GrpcAndFrame("Reserve"), Namespace(Roles::WRITERS), false;
     /// Makes blocks visible.

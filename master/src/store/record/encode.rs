@@ -124,7 +124,11 @@ impl Encoder {
                 self.body.push(VERSIONS_GRANTED);
                 self.varint(granted.until.0);
             }
-            Record::SegmentsGranted(_) | Record::Medium(_) | Record::ReplicaAdded(_) => {
+            Record::SegmentsGranted(_)
+            | Record::Medium(_)
+            | Record::ReplicaAdded(_)
+            | Record::NamespaceSet(_)
+            | Record::NamespaceGone(_) => {
                 self.extended(record);
             }
         }

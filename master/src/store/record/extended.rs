@@ -1,11 +1,13 @@
 //! The kinds of records since format 1. Their fields are protobuf messages, so an older reader
 //! skips unknown fields.
 
-use super::{Medium, Record, ReplicaAdded, SegmentsGranted};
+use super::{Medium, NamespaceGone, NamespaceSet, Record, ReplicaAdded, SegmentsGranted};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::keys::{KeyBatch, pack};
-use kvpool_types::{Key, Length, MediumId, NodeName, Offset, SegmentId, Version};
+use kvpool_types::{
+    Key, Length, MediumId, NamespaceSettings, NodeName, Offset, SegmentId, Setting, Version,
+};
 use prost::Message as _;
 
 /// The head of an extended record.
@@ -19,6 +21,8 @@ pub(super) struct Head {
 const SEGMENTS_GRANTED: u64 = 1;
 const MEDIUM: u64 = 2;
 const REPLICA_ADDED: u64 = 3;
+const NAMESPACE_SET: u64 = 8;
+const NAMESPACE_GONE: u64 = 9;
 
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 struct SegmentsGrantedFields {
@@ -115,6 +119,57 @@ impl ReplicaAddedFields {
     }
 }
 
+/// A setting with its value. An unknown setting of a later version is left out.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+struct SettingFields {
+    #[prost(uint32, tag = "1")]
+    setting: u32,
+    #[prost(uint64, tag = "2")]
+    value: u64,
+}
+
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+struct NamespaceSetFields {
+    #[prost(uint32, tag = "1")]
+    id: u32,
+    #[prost(message, repeated, tag = "2")]
+    settings: Vec<SettingFields>,
+}
+
+impl From<&NamespaceSet> for NamespaceSetFields {
+    fn from(set: &NamespaceSet) -> Self {
+        let settings = set.settings.iter().map(|(setting, value)| SettingFields {
+            setting: setting.to_wire(),
+            value,
+        });
+        Self {
+            id: set.id.0,
+            settings: settings.collect(),
+        }
+    }
+}
+
+impl NamespaceSetFields {
+    fn into_record(self) -> Record {
+        let mut settings = NamespaceSettings::default();
+        for fields in self.settings {
+            if let Some(setting) = Setting::from_wire(fields.setting) {
+                settings.set(setting, Some(fields.value));
+            }
+        }
+        Record::NamespaceSet(NamespaceSet {
+            id: NamespaceId(self.id),
+            settings,
+        })
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+struct NamespaceGoneFields {
+    #[prost(uint32, tag = "1")]
+    id: u32,
+}
+
 fn unpack_one(packed: &[u8]) -> Option<Key> {
     let batch = KeyBatch::unpack(packed, 1).ok()?;
     batch.get(0).map(|key| key.to_key())
@@ -148,6 +203,23 @@ pub(super) fn encode(record: &Record) -> Option<(Head, Vec<u8>)> {
             };
             Some((head, ReplicaAddedFields::from(added).encode_to_vec()))
         }
+        // A reader that skips these two loses quotas, or keeps an empty namespace. It loses no
+        // block.
+        Record::NamespaceSet(set) => {
+            let head = Head {
+                kind: NAMESPACE_SET,
+                is_required: false,
+            };
+            Some((head, NamespaceSetFields::from(set).encode_to_vec()))
+        }
+        Record::NamespaceGone(gone) => {
+            let head = Head {
+                kind: NAMESPACE_GONE,
+                is_required: false,
+            };
+            let fields = NamespaceGoneFields { id: gone.id.0 };
+            Some((head, fields.encode_to_vec()))
+        }
         _ => None,
     }
 }
@@ -166,6 +238,14 @@ pub(super) fn decode(kind: u64, fields: &[u8]) -> Option<Result<Record, DecodeEr
         REPLICA_ADDED => ReplicaAddedFields::decode(fields)
             .ok()
             .and_then(ReplicaAddedFields::into_record),
+        NAMESPACE_SET => NamespaceSetFields::decode(fields)
+            .ok()
+            .map(NamespaceSetFields::into_record),
+        NAMESPACE_GONE => NamespaceGoneFields::decode(fields).ok().map(|fields| {
+            Record::NamespaceGone(NamespaceGone {
+                id: NamespaceId(fields.id),
+            })
+        }),
         _ => return None,
     };
     Some(record.ok_or(DecodeError::BadValue {

@@ -1,7 +1,7 @@
 //! The codec's promises: written records are read back, and nothing else is ever read.
 
 use super::*;
-use kvpool_types::{ChecksumAlgorithm, KeyRef};
+use kvpool_types::{ChecksumAlgorithm, KeyRef, Setting};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use smallvec::smallvec;
@@ -94,6 +94,16 @@ fn records() -> impl Strategy<Value = Record> {
                 Record::Namespace(Namespace { id: NamespaceId(id), namespace })
             }
         ),
+        1 => (any::<u32>(), any::<[u64; 3]>()).prop_map(|(id, [soft, hard, priority])| {
+            let settings = NamespaceSettings::default()
+                .with(Setting::MemorySoft, soft)
+                .with(Setting::MemoryHard, hard)
+                .with(Setting::Priority, priority);
+            Record::NamespaceSet(NamespaceSet { id: NamespaceId(id), settings })
+        }),
+        1 => any::<u32>().prop_map(|id| {
+            Record::NamespaceGone(NamespaceGone { id: NamespaceId(id) })
+        }),
         1 => (any::<u32>(), text(), any::<u128>(), any::<u32>(), any::<u64>()).prop_map(
             |(id, node, incarnation, index, size)| {
                 Record::Segment(Segment {

@@ -149,8 +149,10 @@ def serve(line: CommandLine, log: logging.Logger) -> int:
         announce_client(line.port("port"), [_master(line)], tenant=line.text("tenant_id"))
     except OSError as error:
         log.warning("setup_dummy will not find this client: %s", error)
+    # As open as the original. kvstore-node warns of it where nothing guards its ports.
+    insecure = [] if line.passes_on("--insecure") else ["--insecure"]
     try:
-        os.execv(program, ["kvstore-node", *(arg for arg, _ in told), *line.rest])
+        os.execv(program, ["kvstore-node", *insecure, *(arg for arg, _ in told), *line.rest])
     except OSError as error:
         log.error("%s: %s", program, error)
     return 1

@@ -108,6 +108,9 @@ def serve(line: CommandLine, log: logging.Logger) -> int:
         if line.rest:
             log.info("kvmaster %s", " ".join(line.rest))
         own = ["--http-listen=127.0.0.1:0", f"--ready-file={ready_file}"]
+        if not line.passes_on("--insecure"):
+            # As open as the original. kvmaster warns of it where nothing guards its ports.
+            own.append("--insecure")
         child = Child(program, [*own, *(arg for arg, _ in told), *line.rest])
         # Only now: a process with threads is not to be forked.
         for server in servers:

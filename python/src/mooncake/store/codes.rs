@@ -30,7 +30,7 @@ pub(super) const fn of(code: Code, unreachable: i64) -> i64 {
     match code {
         Code::Ok => OK,
         Code::Internal => -1,
-        Code::Full | Code::NoNodes => NO_SPACE,
+        Code::Full | Code::NoNodes | Code::MemoryQuota | Code::BlocksQuota => NO_SPACE,
         Code::InvalidArgument
         | Code::UnknownNamespace
         | Code::Malformed
@@ -41,9 +41,9 @@ pub(super) const fn of(code: Code, unreachable: i64) -> i64 {
         Code::InProgress => NOT_READY,
         Code::Missing => NOT_FOUND,
         Code::Exists => -705,
-        Code::Leased => -706,
+        Code::Leased | Code::NamespaceInUse => -706,
         Code::LeaseEnded => -707,
-        Code::TooManyHeld => BUSY,
+        Code::TooManyHeld | Code::RequestRate | Code::ByteRate => BUSY,
         Code::WrongIncarnation | Code::IncarnationDropped | Code::Draining => TRANSFER,
         Code::ChecksumMismatch => -801,
         Code::Unreachable => unreachable,

@@ -122,6 +122,7 @@ impl Segments {
 }
 
 async fn serve(wanted: &Wanted) -> Result<Node, SegmentError> {
+    let tls = kvpool_client::ClientFiles::from_environment();
     let config = Config {
         master: wanted.masters.clone(),
         name: wanted.name.clone(),
@@ -134,6 +135,12 @@ async fn serve(wanted: &Wanted) -> Result<Node, SegmentError> {
         max_held_ratio: 1.0,
         rdma_device: wanted.rdma_devices.clone(),
         drain_timeout: DRAIN,
+        tls_ca: tls.ca,
+        tls_cert: tls.cert,
+        tls_key: tls.key,
+        tls_server_name: tls.server_name,
+        // As open as the original without TLS; the node warns of it.
+        insecure: true,
         ..Config::default()
     };
     let node = Node::start(config).await?;

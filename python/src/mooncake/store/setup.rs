@@ -62,6 +62,7 @@ impl ObjectStore {
                 get: Duration::from_millis(get),
                 control: Duration::from_millis(control),
             },
+            tls: kvpool_client::ClientFiles::from_environment(),
             ..Options::default()
         };
         match aside(py, || {

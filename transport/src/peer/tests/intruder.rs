@@ -40,9 +40,9 @@ impl Connection {
     }
 
     pub(super) fn with_hello(to: &Endpoint, hello: &Hello) -> Result<Self, TransferError> {
-        let (socket, reply) = tcp::open(to.local_addr(), hello, soon())?;
+        let (socket, reply) = tcp::open(to.local_addr(), hello, soon(), None)?;
         Ok(Self {
-            socket,
+            socket: socket.into_parts().0,
             session: reply.incarnation,
         })
     }

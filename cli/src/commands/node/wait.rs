@@ -1,0 +1,69 @@
+//! `kvctl node wait`.
+
+use crate::connection::control_error;
+use crate::context::Context;
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// How often the nodes are looked at.
+const POLL: Duration = Duration::from_millis(200);
+
+/// Wait until no store node drains
+///
+/// A store node that stops needs its master to move or save its blocks. Run this before a master stops that
+/// may stop together with store nodes. The command looks for --settle first, because a node's signal may
+/// come later than the master's. It succeeds when --timeout has passed, too, and names the nodes that drain
+/// still.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Example:
+  kvctl --master http://127.0.0.1:7070 node wait --settle 3s --timeout 1m")]
+pub(super) struct Args {
+    /// How long no node must have been seen draining
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = humantime::parse_duration)]
+    settle: Duration,
+    /// The longest time to wait
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration)]
+    timeout: Duration,
+}
+
+#[derive(Serialize)]
+struct Outcome {
+    /// The nodes that drain still.
+    draining: Vec<String>,
+    seconds: f64,
+}
+
+/// Runs it.
+pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
+    let client = context.connection.connect().await?;
+    let begun = Instant::now();
+    let mut quiet_since = begun;
+    let draining = loop {
+        let nodes = client.stats().await.map_err(control_error)?.nodes;
+        let draining: Vec<_> = nodes
+            .into_iter()
+            .filter(|node| node.state == "draining")
+            .map(|node| node.name)
+            .collect();
+        let now = Instant::now();
+        if !draining.is_empty() {
+            quiet_since = now;
+        }
+        if now >= quiet_since + args.settle || now >= begun + args.timeout {
+            break draining;
+        }
+        tokio::time::sleep(POLL).await;
+    };
+    let outcome = Outcome {
+        draining,
+        seconds: begun.elapsed().as_secs_f64(),
+    };
+    context.output.show(&outcome, |outcome| {
+        if outcome.draining.is_empty() {
+            return format!("no node drains, after {:.1} s", outcome.seconds);
+        }
+        let names = outcome.draining.join(", ");
+        format!("still draining after {:.1} s: {names}", outcome.seconds)
+    })
+}

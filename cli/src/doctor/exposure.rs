@@ -1,0 +1,63 @@
+//! What is open: ports that other hosts reach, and that no TLS guards.
+
+use super::findings::{Finding, Weight};
+use super::pool::Pool;
+use std::net::IpAddr;
+
+/// One note for each open port of the pool.
+pub(super) fn of(pool: &Pool) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut add = |text| findings.push(Finding::new(Weight::Note, text));
+    for master in &pool.masters {
+        if let Some(authority) = master.address.strip_prefix("http://")
+            && is_beyond_loopback(authority)
+        {
+            add(format!(
+                "master {authority} is open to other hosts without TLS: set --tls-cert and --tls-key on it \
+                 and call https://{authority}"
+            ));
+        }
+    }
+    for node in &pool.nodes {
+        let address = &node.data_address;
+        if !address.starts_with(kvpool_tls::DATA_SCHEME) && is_beyond_loopback(address) {
+            add(format!(
+                "node {} is open to other hosts at {address} without TLS: set --tls-cert and --tls-key on it",
+                node.name
+            ));
+        }
+    }
+    findings
+}
+
+/// Whether `HOST:PORT` names another host than this one. A name counts, but for `localhost`.
+fn is_beyond_loopback(authority: &str) -> bool {
+    let Some((host, _)) = authority.rsplit_once(':') else {
+        return false;
+    };
+    let host = host.trim_matches(['[', ']']);
+    match host.parse::<IpAddr>() {
+        Ok(ip) => !ip.to_canonical().is_loopback(),
+        Err(_) => !host.eq_ignore_ascii_case("localhost"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_no_exposure() {
+        for (authority, open) in [
+            ("127.0.0.1:7070", false),
+            ("[::1]:7070", false),
+            ("localhost:7070", false),
+            ("", false),
+            ("10.0.0.1:7070", true),
+            ("[fd00::1]:7070", true),
+            ("master.pool:7070", true),
+        ] {
+            assert_eq!(is_beyond_loopback(authority), open, "{authority}");
+        }
+    }
+}

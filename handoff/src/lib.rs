@@ -1,0 +1,44 @@
+//! Direct transfer of KV from a prefill process to a decode process, beside the pool.
+//!
+//! ```text
+//!  registry ◄──HTTP── prefill, decode        who is where (`bootstrap` serves it)
+//!
+//!  prefill: RoomSender ──messages (wire)──► RoomReceiver :decode      push: a room
+//!           PullSender ◄─messages (wire)──► PullReceiver              pull: eager or delayed
+//!               │                                │
+//!             pins                        pages of memory
+//!               └──── plan: pages and ranks ─────┘   which bytes go where
+//! ```
+//!
+//! - [`plan`]: layouts, ranks and page lists as rows of bytes
+//! - [`room`]: the two ends of a push, with their poll states, deadlines and fences
+//! - [`pull`]: the two ends of a pull, eager or delayed
+//! - [`pins`]: the pages that prefill must keep, backpressure, and the breaker of each receiver
+//! - [`aux`]: the slot of metadata that travels with the last chunk of pages
+//! - [`registration`]: what one end tells the other once: layout and regions
+//! - [`registry`]: the bootstrap registry, and the HTTP dialects that engines speak to it
+//! - [`wire`]: the messages as bytes
+//! - [`bootstrap`]: the HTTP server of the registry
+//!
+//! Everything but [`bootstrap`] is pure: no I/O, no clock, no randomness. Time comes in as a [`Moment`]. A state
+//! machine takes an event and returns actions, which the caller performs.
+//! `tests/network.rs` runs the machines over a network that loses, repeats and delays messages.
+//!
+//! This crate is not for blocks of the pool: a block is named by its content and found by the
+//! master. A room is named by its request and known to its two ends alone. ADR 0049 says why.
+
+#![forbid(unsafe_code)]
+
+pub mod aux;
+pub mod bootstrap;
+mod moment;
+pub mod pins;
+pub mod plan;
+pub mod pull;
+pub mod registration;
+pub mod registry;
+
+pub mod room;
+pub mod wire;
+
+pub use moment::Moment;

@@ -1,0 +1,175 @@
+//! Rooms: the two ends of one push, from prefill's ranks to decode's.
+//!
+//! ```text
+//!  RoomReceiver (decode rank)                     RoomSender (prefill rank)
+//!   Bootstrapping ───Offer (pages, key, deadline)──► Bootstrapping
+//!   WaitingForInput ◄──Accept (all ranks)─────────── WaitingForInput
+//!        │           ◄══ bytes ════════════════════════ Produced by the engine
+//!   Transferring ◄───Chunk (rectangle, checksum)──── Transferring
+//!        │       ◄───Done (number of chunks, root)─────┤
+//!   [close, fence, verify] ──Lacks─────────────────► sends these chunks again
+//!   Success ─────────Complete──────────────────────► Success
+//!   Failed ◄─────Abort, Aborted (after the fence)──► Failed
+//! ```
+//!
+//! - [`RoomReceiver`], [`RoomSender`]: one rank's end of one room
+//! - [`ReceiverDesk`], [`SenderDesk`]: all rooms of a process; messages of rooms that have ended
+//! - [`CellBitmap`]: which pages and layers have come
+//!
+//! Invariants, each with a test in `tests/network.rs`:
+//!
+//! - Success means that the bytes were verified after the room was closed and fenced, so that no
+//!   later write can change them.
+//! - The pages of a room that failed are given back only after the fence. The pages of a sender
+//!   are given back only after its writes have ended.
+//! - A room ends by its deadline at both ends, whatever the network does. Failed is final.
+//! - A message of a room that has ended revives nothing: tombstones know (room, generation).
+
+mod bitmap;
+mod desk;
+mod messages;
+mod receiver;
+mod sender;
+mod tombstones;
+
+pub use bitmap::CellBitmap;
+pub use desk::{DeskOptions, ReceiverDesk, SenderDesk};
+pub use messages::{ChunkBody, RoomChunk, RoomKey, RoomOffer, RoomRoot, ToReceiver, ToSender};
+pub use receiver::{ReceiverAction, ReceiverEvent, RoomReceiver, RoomReceiverPlan, SenderShare};
+pub use sender::{RoomSender, RoomSenderPlan, SenderAction, SenderEvent};
+pub use tombstones::{RoomOutcome, Tombstones};
+
+use std::fmt;
+use std::ops::Range;
+use std::time::Duration;
+
+/// The number of one request, which prefill and decode agree on (row S3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RoomId(pub u64);
+
+impl RoomId {
+    /// The data-parallel rank that serves the room (row S3). `None` for a group of no ranks.
+    pub const fn dp_rank(self, dp_size: u64) -> Option<u64> {
+        self.0.checked_rem(dp_size)
+    }
+}
+
+/// The number of one attempt at a room. A receiver's process gives every attempt, over all its
+/// rooms, a number above its earlier ones. Two lives of a process use different numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RoomGeneration(pub u64);
+
+/// One attempt at a room, as its receiver names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RoomTag {
+    /// The room.
+    pub room: RoomId,
+    /// The receiver's attempt.
+    pub generation: RoomGeneration,
+}
+
+impl fmt::Display for RoomTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "room {} ({})", self.room.0, self.generation.0)
+    }
+}
+
+/// The poll states of the documents (row S1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum PollState {
+    /// The room has failed. Final.
+    Failed = 0,
+    /// Not all ranks of the other side are known.
+    Bootstrapping = 1,
+    /// All ranks agree; no byte has moved.
+    WaitingForInput = 2,
+    /// Bytes move.
+    Transferring = 3,
+    /// All bytes are in place and verified. Final.
+    Success = 4,
+}
+
+impl PollState {
+    /// The state of a room over all ranks of one side: the least, so that one failure fails all.
+    /// `None` without ranks.
+    pub fn combined(ranks: impl IntoIterator<Item = Self>) -> Option<Self> {
+        ranks.into_iter().min()
+    }
+
+    /// The number of the documents.
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+}
+
+/// The longest time in each state. The room's own deadline bounds all of them together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoomLimits {
+    /// In Bootstrapping.
+    pub bootstrapping: Duration,
+    /// In WaitingForInput: prefill computes meanwhile.
+    pub waiting: Duration,
+    /// In Transferring, without progress.
+    pub stalled: Duration,
+    /// For fence and verification; and how long an abort is repeated.
+    pub closing: Duration,
+    /// Between repetitions of a message that was not answered.
+    pub retry: Duration,
+    /// For a broken connection to come back.
+    pub grace: Duration,
+}
+
+impl Default for RoomLimits {
+    fn default() -> Self {
+        Self {
+            bootstrapping: Duration::from_secs(30),
+            waiting: Duration::from_secs(300),
+            stalled: Duration::from_secs(30),
+            closing: Duration::from_secs(10),
+            retry: Duration::from_millis(500),
+            grace: Duration::from_millis(800),
+        }
+    }
+}
+
+/// Pages times layers of one request. Pages count from the request's first token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageRectangle {
+    /// The pages.
+    pub pages: Range<u32>,
+    /// The layers.
+    pub layers: Range<u32>,
+}
+
+impl PageRectangle {
+    /// The number of pages times layers.
+    pub fn cells(&self) -> u64 {
+        self.pages.len() as u64 * self.layers.len() as u64
+    }
+
+    /// Whether the rectangle holds no page or no layer.
+    pub fn is_empty(&self) -> bool {
+        self.cells() == 0
+    }
+
+    /// Whether all of `other` lies inside.
+    pub fn contains(&self, other: &Self) -> bool {
+        let within = |outer: &Range<u32>, inner: &Range<u32>| {
+            outer.start <= inner.start && inner.end <= outer.end
+        };
+        within(&self.pages, &other.pages) && within(&self.layers, &other.layers)
+    }
+
+    /// The rectangle without the pages before `held`.
+    pub fn without_held(&self, held: u32) -> Self {
+        let start = self.pages.start.max(held).min(self.pages.end);
+        Self {
+            pages: start..self.pages.end,
+            layers: self.layers.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

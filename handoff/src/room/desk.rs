@@ -1,0 +1,327 @@
+//! All rooms of one process, and the messages of rooms that it does not have.
+
+use super::messages::{RoomOffer, ToReceiver, ToSender};
+use super::receiver::{ReceiverAction, ReceiverEvent, RoomReceiver, RoomReceiverPlan};
+use super::sender::{RoomSender, RoomSenderPlan, SenderAction, SenderEvent};
+use super::{RoomId, RoomOutcome, RoomTag, Tombstones};
+use crate::Moment;
+use kvpool_types::{Code, Incarnation};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The bounds of a desk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeskOptions {
+    /// The number of tombstones.
+    pub tombstones: usize,
+    /// The number of offers for rooms that the engine has not named yet.
+    pub early_offers: usize,
+    /// How long such an offer is kept. Its receiver repeats it.
+    pub early_ttl: Duration,
+}
+
+impl Default for DeskOptions {
+    fn default() -> Self {
+        Self {
+            tombstones: 65_536,
+            early_offers: 4096,
+            early_ttl: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Decode's rooms.
+#[derive(Clone, Debug)]
+pub struct ReceiverDesk {
+    session: Incarnation,
+    rooms: BTreeMap<RoomTag, RoomReceiver>,
+    tombstones: Tombstones,
+}
+
+impl ReceiverDesk {
+    /// A desk of a process with this session.
+    pub fn new(session: Incarnation, options: &DeskOptions) -> Self {
+        Self {
+            session,
+            rooms: BTreeMap::new(),
+            tombstones: Tombstones::new(options.tombstones),
+        }
+    }
+
+    /// Opens a room.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::StaleEpoch`] when the room's generation was used before.
+    pub fn open(
+        &mut self,
+        now: Moment,
+        plan: RoomReceiverPlan,
+        out: &mut Vec<ReceiverAction>,
+    ) -> Result<(), Code> {
+        let tag = plan.tag;
+        if self.rooms.contains_key(&tag) || !self.tombstones.admits(self.session, tag) {
+            return Err(Code::StaleEpoch);
+        }
+        self.rooms.insert(tag, RoomReceiver::open(now, plan, out));
+        Ok(())
+    }
+
+    /// An open room.
+    pub fn room(&self, tag: RoomTag) -> Option<&RoomReceiver> {
+        self.rooms.get(&tag)
+    }
+
+    /// All rooms that have no tombstone yet.
+    pub fn rooms(&self) -> impl Iterator<Item = &RoomReceiver> {
+        self.rooms.values()
+    }
+
+    /// How a room ended, while its tombstone is kept.
+    pub fn outcome(&self, tag: RoomTag) -> Option<RoomOutcome> {
+        let of_room = self.rooms.get(&tag).and_then(RoomReceiver::outcome);
+        of_room.or_else(|| self.tombstones.outcome(self.session, tag))
+    }
+
+    /// Takes a message from a sender's process. An answer for that process is returned when the
+    /// message belongs to no room here.
+    pub fn take(
+        &mut self,
+        now: Moment,
+        session: Incarnation,
+        message: ToReceiver,
+        out: &mut Vec<ReceiverAction>,
+    ) -> Option<ToSender> {
+        let tag = message.tag();
+        if let Some(room) = self.rooms.get_mut(&tag) {
+            if let Some(from) = room.sender(session) {
+                let event = ReceiverEvent::Message { from, message };
+                room.handle(now, event, out);
+                self.bury(now, tag);
+            }
+            return None;
+        }
+        let outcome = self.tombstones.outcome(self.session, tag);
+        match (message, outcome) {
+            (ToReceiver::Done { .. }, Some(RoomOutcome::Success)) => {
+                Some(ToSender::Complete { tag })
+            }
+            (ToReceiver::Abort { .. }, _) => Some(ToSender::Aborted { tag }),
+            (
+                ToReceiver::Chunk { .. } | ToReceiver::Done { .. } | ToReceiver::Accept { .. },
+                Some(RoomOutcome::Failed(code)),
+            ) => Some(ToSender::Abort { tag, code }),
+            // A room of which nothing is known: its tombstone is gone.
+            (ToReceiver::Chunk { .. } | ToReceiver::Done { .. }, None) => {
+                let code = Code::GrantEnded;
+                Some(ToSender::Abort { tag, code })
+            }
+            _ => None,
+        }
+    }
+
+    /// Gives one room an event.
+    pub fn handle(
+        &mut self,
+        now: Moment,
+        tag: RoomTag,
+        event: ReceiverEvent,
+        out: &mut Vec<ReceiverAction>,
+    ) {
+        if let Some(room) = self.rooms.get_mut(&tag) {
+            room.handle(now, event, out);
+            self.bury(now, tag);
+        }
+    }
+
+    fn bury(&mut self, now: Moment, tag: RoomTag) {
+        let Some(room) = self.rooms.get(&tag) else {
+            return;
+        };
+        if let Some(outcome) = room.outcome().filter(|_| room.is_over(now)) {
+            self.tombstones.bury(self.session, tag, outcome);
+            self.rooms.remove(&tag);
+        }
+    }
+}
+
+/// An offer for a room that the engine has not named yet.
+#[derive(Clone, Debug)]
+struct EarlyOffer {
+    session: Incarnation,
+    offer: RoomOffer,
+    until: Moment,
+}
+
+/// Prefill's rooms.
+#[derive(Clone, Debug)]
+pub struct SenderDesk {
+    options: DeskOptions,
+    rooms: BTreeMap<RoomId, RoomSender>,
+    early: Vec<EarlyOffer>,
+    tombstones: Tombstones,
+}
+
+impl SenderDesk {
+    /// A desk without rooms.
+    pub fn new(options: DeskOptions) -> Self {
+        Self {
+            options,
+            rooms: BTreeMap::new(),
+            early: Vec::new(),
+            tombstones: Tombstones::new(options.tombstones),
+        }
+    }
+
+    /// Opens a room, and gives it the offers that came before (row G18).
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InProgress`] when the room is open.
+    pub fn open(
+        &mut self,
+        now: Moment,
+        plan: RoomSenderPlan,
+        out: &mut Vec<SenderAction>,
+    ) -> Result<(), Code> {
+        let id = plan.room;
+        if self.rooms.contains_key(&id) {
+            return Err(Code::InProgress);
+        }
+        self.rooms.insert(id, RoomSender::open(now, plan));
+        let (mine, rest) = std::mem::take(&mut self.early)
+            .into_iter()
+            .filter(|early| early.until > now)
+            .partition(|early| early.offer.tag.room == id);
+        self.early = rest;
+        let mine: Vec<EarlyOffer> = mine;
+        for EarlyOffer { session, offer, .. } in mine {
+            // An early offer may have ended meanwhile: `take` judges it again.
+            let refused = self.take(now, session, ToSender::Offer(offer), out);
+            debug_assert!(refused.is_none());
+        }
+        Ok(())
+    }
+
+    /// An open room.
+    pub fn room(&self, id: RoomId) -> Option<&RoomSender> {
+        self.rooms.get(&id)
+    }
+
+    /// All rooms that have no tombstones yet.
+    pub fn rooms(&self) -> impl Iterator<Item = &RoomSender> {
+        self.rooms.values()
+    }
+
+    /// Takes a message from a receiver's process. An answer for that process is returned when the
+    /// message belongs to no room here.
+    pub fn take(
+        &mut self,
+        now: Moment,
+        session: Incarnation,
+        message: ToSender,
+        out: &mut Vec<SenderAction>,
+    ) -> Option<ToReceiver> {
+        let tag = message.tag();
+        let outcome = self.tombstones.outcome(session, tag);
+        match (&message, outcome) {
+            (ToSender::Offer(_), _) if !self.tombstones.admits(session, tag) => {
+                let code = match outcome {
+                    Some(RoomOutcome::Failed(code)) => code,
+                    _ => Code::StaleEpoch,
+                };
+                return Some(ToReceiver::Refuse { tag, code });
+            }
+            (ToSender::Abort { .. }, Some(_)) => return Some(ToReceiver::Aborted { tag }),
+            _ => {}
+        }
+        let Some(room) = self.rooms.get_mut(&tag.room) else {
+            return self.without_room(now, session, message);
+        };
+        let from = match &message {
+            ToSender::Offer(offer) => Some(offer.receiver as usize),
+            _ => room.receiver(session, tag),
+        };
+        let Some(from) = from else {
+            return match message {
+                ToSender::Abort { .. } => self.without_room(now, session, message),
+                _ => None,
+            };
+        };
+        let event = SenderEvent::Message {
+            from,
+            session,
+            message,
+        };
+        room.handle(now, event, out);
+        self.bury(now, tag.room);
+        None
+    }
+
+    /// Gives one room an event.
+    pub fn handle(
+        &mut self,
+        now: Moment,
+        id: RoomId,
+        event: SenderEvent,
+        out: &mut Vec<SenderAction>,
+    ) {
+        if let Some(room) = self.rooms.get_mut(&id) {
+            room.handle(now, event, out);
+            self.bury(now, id);
+        }
+    }
+
+    /// Forgets what a process offered that has ended.
+    pub fn forget(&mut self, session: Incarnation) {
+        self.early.retain(|early| early.session != session);
+        self.tombstones.forget(session);
+    }
+
+    fn without_room(
+        &mut self,
+        now: Moment,
+        session: Incarnation,
+        message: ToSender,
+    ) -> Option<ToReceiver> {
+        let tag = message.tag();
+        match message {
+            ToSender::Offer(offer) => {
+                self.early.retain(|early| {
+                    early.until > now && (early.session, early.offer.tag) != (session, tag)
+                });
+                if self.early.len() >= self.options.early_offers {
+                    let retry_after = Duration::from_secs(1);
+                    return Some(ToReceiver::Busy { tag, retry_after });
+                }
+                self.early.push(EarlyOffer {
+                    session,
+                    offer,
+                    until: now + self.options.early_ttl,
+                });
+                None
+            }
+            ToSender::Abort { code, .. } => {
+                self.early
+                    .retain(|early| (early.session, early.offer.tag) != (session, tag));
+                // The offer may still be under way: it must find the abort.
+                self.tombstones
+                    .bury(session, tag, RoomOutcome::Failed(code));
+                Some(ToReceiver::Aborted { tag })
+            }
+            ToSender::Complete { .. } | ToSender::Lacks { .. } | ToSender::Aborted { .. } => None,
+        }
+    }
+
+    fn bury(&mut self, now: Moment, id: RoomId) {
+        let Some(room) = self.rooms.get(&id) else {
+            return;
+        };
+        if let Some(outcome) = room.outcome().filter(|_| room.is_over(now)) {
+            for (session, tag) in room.tags() {
+                self.tombstones.bury(session, tag, outcome);
+            }
+            self.rooms.remove(&id);
+        }
+    }
+}

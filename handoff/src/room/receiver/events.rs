@@ -1,0 +1,104 @@
+//! What a receiver is told, and what it asks for.
+
+use crate::Moment;
+use crate::room::messages::{RoomChunk, RoomKey, ToReceiver, ToSender};
+use crate::room::{PageRectangle, RoomLimits, RoomTag};
+use kvpool_types::{Code, Incarnation};
+
+/// What one sender is to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SenderShare {
+    /// The session of the sender's process, once a connection has told it.
+    pub session: Option<Incarnation>,
+    /// All pages of the request, and the sender's layers.
+    pub rectangle: PageRectangle,
+    /// The slot in which the sender puts metadata, if it does.
+    pub aux_slot: Option<u32>,
+}
+
+/// What a receiver knows when it opens a room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoomReceiverPlan {
+    /// The room, with a generation above all earlier ones of this process.
+    pub tag: RoomTag,
+    /// This rank among the receivers of the request.
+    pub rank: u32,
+    /// The epoch and key of the room at this process's transport.
+    pub epoch: u64,
+    /// The key of writes into the room.
+    pub key: RoomKey,
+    /// The number of leading pages that are held already.
+    pub held: u32,
+    /// The pages for the rest. All of them are reserved.
+    pub pages: Vec<u32>,
+    /// The senders.
+    pub senders: Vec<SenderShare>,
+    /// The longest time in each state.
+    pub limits: RoomLimits,
+    /// When the room ends at the latest.
+    pub deadline: Moment,
+}
+
+/// An event at a receiver. `from` is an index into the plan's senders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReceiverEvent {
+    /// A message has come.
+    Message {
+        /// The sender.
+        from: usize,
+        /// The message.
+        message: ToReceiver,
+    },
+    /// A connection to the sender is up.
+    LinkUp {
+        /// The sender.
+        from: usize,
+        /// The session at its end.
+        session: Incarnation,
+    },
+    /// The connection to the sender broke.
+    LinkBroken {
+        /// The sender.
+        from: usize,
+    },
+    /// The sender's process is gone, or answers no ping.
+    PeerLost {
+        /// The sender.
+        from: usize,
+    },
+    /// Nothing can touch the room's pages any more. Answers [`ReceiverAction::CloseRoom`].
+    Fenced,
+    /// The chunks were compared with memory. Answers [`ReceiverAction::Verify`].
+    Verified {
+        /// Whether all checksums are equal.
+        is_equal: bool,
+        /// Whether the aux slot names this room (S3); true without a slot.
+        is_own_room: bool,
+    },
+    /// The caller gives the room up.
+    Abort {
+        /// The reason.
+        code: Code,
+    },
+    /// Time has passed: see [`super::RoomReceiver::next_wake`].
+    Tick,
+}
+
+/// What the receiver's caller is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReceiverAction {
+    /// Send a message to a sender.
+    Send {
+        /// The sender's index.
+        to: usize,
+        /// The message.
+        message: ToSender,
+    },
+    /// Admit no new write into the room, end the present ones, then report
+    /// [`ReceiverEvent::Fenced`].
+    CloseRoom,
+    /// Compare these chunks with memory, then report [`ReceiverEvent::Verified`].
+    Verify(Vec<(usize, RoomChunk)>),
+    /// The pages are free for another use. Comes at most once, and only after a failure.
+    ReleasePages,
+}

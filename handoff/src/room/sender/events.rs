@@ -1,0 +1,99 @@
+//! What a sender is told, and what it asks for.
+
+use crate::Moment;
+use crate::room::messages::{ChunkBody, ToReceiver, ToSender};
+use crate::room::{PageRectangle, RoomId, RoomLimits};
+use kvpool_types::{Checksum, Code, Incarnation};
+
+/// What a sender knows when the engine names a room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoomSenderPlan {
+    /// The room.
+    pub room: RoomId,
+    /// All pages of the request, and this rank's layers.
+    pub rectangle: PageRectangle,
+    /// The number of receiving ranks that this rank sends to.
+    pub receivers: usize,
+    /// The longest time in each state.
+    pub limits: RoomLimits,
+    /// When the room ends at the latest.
+    pub deadline: Moment,
+}
+
+/// An event at a sender. `from` and `to` are indices of receivers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SenderEvent {
+    /// A message has come from a process.
+    Message {
+        /// The receiver.
+        from: usize,
+        /// The session of its process.
+        session: Incarnation,
+        /// The message.
+        message: ToSender,
+    },
+    /// The engine has computed these pages and layers.
+    Produced(PageRectangle),
+    /// The engine has computed everything.
+    ProducedAll,
+    /// A write has ended.
+    Written {
+        /// The receiver.
+        to: usize,
+        /// The chunk.
+        id: u32,
+        /// The checksum of the bytes in place, or why they are not.
+        outcome: Result<Checksum, Code>,
+    },
+    /// No write touches the room's pages any more. Answers [`SenderAction::CancelWrites`].
+    WritesEnded,
+    /// A connection to the receiver is up.
+    LinkUp {
+        /// The receiver.
+        from: usize,
+        /// The session at its end.
+        session: Incarnation,
+    },
+    /// The connection to the receiver broke.
+    LinkBroken {
+        /// The receiver.
+        from: usize,
+    },
+    /// The receiver's process is gone, or answers no ping.
+    PeerLost {
+        /// The receiver.
+        from: usize,
+    },
+    /// The caller gives the room up.
+    Abort {
+        /// The reason.
+        code: Code,
+    },
+    /// Time has passed: see [`super::RoomSender::next_wake`].
+    Tick,
+}
+
+/// What the sender's caller is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SenderAction {
+    /// Send a message to a receiver.
+    Send {
+        /// The receiver's index.
+        to: usize,
+        /// The message.
+        message: ToReceiver,
+    },
+    /// Write a chunk into a receiver's pages, then report [`SenderEvent::Written`].
+    Write {
+        /// The receiver's index.
+        to: usize,
+        /// The chunk's number.
+        id: u32,
+        /// The bytes.
+        body: ChunkBody,
+    },
+    /// End all writes of the room, then report [`SenderEvent::WritesEnded`].
+    CancelWrites,
+    /// The pages may be used for something else. Comes exactly once.
+    ReleasePages,
+}

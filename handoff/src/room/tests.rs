@@ -1,0 +1,426 @@
+//! Rows S1, S3 and G18, and the refusals of both ends.
+
+use super::*;
+use crate::Moment;
+use kvpool_types::{Checksum, Code, Incarnation};
+
+const P: Incarnation = Incarnation(1);
+const D: Incarnation = Incarnation(2);
+const TAG: RoomTag = RoomTag {
+    room: RoomId(7),
+    generation: RoomGeneration(3),
+};
+
+fn at(millis: u64) -> Moment {
+    Moment(Duration::from_millis(millis))
+}
+
+fn rectangle() -> PageRectangle {
+    PageRectangle {
+        pages: 0..4,
+        layers: 0..2,
+    }
+}
+
+fn receiver_plan(aux_slot: Option<u32>) -> RoomReceiverPlan {
+    RoomReceiverPlan {
+        tag: TAG,
+        rank: 0,
+        epoch: 5,
+        key: RoomKey([1; 32]),
+        held: 1,
+        pages: vec![10, 11, 12],
+        senders: vec![SenderShare {
+            session: Some(P),
+            rectangle: rectangle(),
+            aux_slot,
+        }],
+        limits: RoomLimits::default(),
+        deadline: at(60_000),
+    }
+}
+
+fn sender_plan() -> RoomSenderPlan {
+    RoomSenderPlan {
+        room: TAG.room,
+        rectangle: rectangle(),
+        receivers: 1,
+        limits: RoomLimits::default(),
+        deadline: at(60_000),
+    }
+}
+
+fn offer() -> RoomOffer {
+    RoomOffer {
+        tag: TAG,
+        receiver: 0,
+        epoch: 5,
+        key: RoomKey([1; 32]),
+        held: 1,
+        pages: vec![10, 11, 12],
+        aux_slot: None,
+        time_left: Duration::from_secs(60),
+    }
+}
+
+fn chunk(id: u32, pages: std::ops::Range<u32>) -> RoomChunk {
+    RoomChunk {
+        id,
+        body: ChunkBody::Pages(PageRectangle {
+            pages,
+            layers: 0..2,
+        }),
+        checksum: Checksum(u64::from(id)),
+    }
+}
+
+fn take(room: &mut RoomReceiver, message: ToReceiver) -> Vec<ReceiverAction> {
+    let (mut out, from) = (Vec::new(), 0);
+    room.handle(at(1), ReceiverEvent::Message { from, message }, &mut out);
+    out
+}
+
+fn open(aux_slot: Option<u32>) -> RoomReceiver {
+    let mut out = Vec::new();
+    let mut room = RoomReceiver::open(at(0), receiver_plan(aux_slot), &mut out);
+    take(&mut room, ToReceiver::Accept { tag: TAG });
+    room
+}
+
+fn failed_with(actions: &[ReceiverAction]) -> Option<Code> {
+    actions.iter().find_map(|action| match action {
+        ReceiverAction::Send {
+            message: ToSender::Abort { code, .. },
+            ..
+        } => Some(*code),
+        _ => None,
+    })
+}
+
+#[test]
+fn s1_polls_have_the_documents_numbers_and_combine_by_the_least() {
+    use PollState::{Bootstrapping, Failed, Success, Transferring, WaitingForInput};
+    let all = [
+        Failed,
+        Bootstrapping,
+        WaitingForInput,
+        Transferring,
+        Success,
+    ];
+    assert_eq!(all.map(PollState::number), [0, 1, 2, 3, 4]);
+    let combined = PollState::combined([Success, Transferring, Success]);
+    assert_eq!(combined, Some(Transferring));
+    assert_eq!(
+        PollState::combined([Success, Failed, Success]),
+        Some(Failed)
+    );
+    assert_eq!(PollState::combined([]), None);
+    assert_eq!(RoomId(11).dp_rank(4), Some(3));
+    assert_eq!(RoomId(11).dp_rank(0), None);
+}
+
+#[test]
+fn a_receiver_goes_through_the_states_and_succeeds_after_fence_and_verification() {
+    let mut out = Vec::new();
+    let mut room = RoomReceiver::open(at(0), receiver_plan(None), &mut out);
+    assert_eq!(room.poll(), PollState::Bootstrapping);
+    take(&mut room, ToReceiver::Accept { tag: TAG });
+    assert_eq!(room.poll(), PollState::WaitingForInput);
+    let first = chunk(0, 1..3);
+    take(
+        &mut room,
+        ToReceiver::Chunk {
+            tag: TAG,
+            chunk: first.clone(),
+        },
+    );
+    assert_eq!(room.poll(), PollState::Transferring);
+    let last = chunk(1, 3..4);
+    let root = RoomRoot::of(TAG, [&first, &last].into_iter());
+    let done = ToReceiver::Done {
+        tag: TAG,
+        chunks: 2,
+        root,
+    };
+    let lacks = ToSender::Lacks {
+        tag: TAG,
+        chunks: vec![1],
+    };
+    let asked = ReceiverAction::Send {
+        to: 0,
+        message: lacks,
+    };
+    assert_eq!(take(&mut room, done), [asked]);
+    let closing = take(
+        &mut room,
+        ToReceiver::Chunk {
+            tag: TAG,
+            chunk: last.clone(),
+        },
+    );
+    assert_eq!(closing, [ReceiverAction::CloseRoom]);
+    assert_eq!(
+        room.poll(),
+        PollState::Transferring,
+        "nothing is sure before the fence"
+    );
+    let mut out = Vec::new();
+    room.handle(at(2), ReceiverEvent::Fenced, &mut out);
+    assert_eq!(out, [ReceiverAction::Verify(vec![(0, first), (0, last)])]);
+    let (is_equal, is_own_room) = (true, true);
+    let verified = ReceiverEvent::Verified {
+        is_equal,
+        is_own_room,
+    };
+    out.clear();
+    room.handle(at(3), verified, &mut out);
+    let complete = ToSender::Complete { tag: TAG };
+    assert_eq!(
+        out,
+        [ReceiverAction::Send {
+            to: 0,
+            message: complete
+        }]
+    );
+    assert_eq!(room.poll(), PollState::Success);
+}
+
+#[test]
+fn s3_an_aux_slot_of_another_room_fails_the_room() {
+    let mut room = open(Some(0));
+    let pages = chunk(0, 1..4);
+    let aux = RoomChunk {
+        id: 1,
+        body: ChunkBody::Aux,
+        checksum: Checksum(9),
+    };
+    let root = RoomRoot::of(TAG, [&pages, &aux].into_iter());
+    take(
+        &mut room,
+        ToReceiver::Chunk {
+            tag: TAG,
+            chunk: pages,
+        },
+    );
+    take(
+        &mut room,
+        ToReceiver::Chunk {
+            tag: TAG,
+            chunk: aux,
+        },
+    );
+    take(
+        &mut room,
+        ToReceiver::Done {
+            tag: TAG,
+            chunks: 2,
+            root,
+        },
+    );
+    let mut out = Vec::new();
+    room.handle(at(2), ReceiverEvent::Fenced, &mut out);
+    out.clear();
+    let (is_equal, is_own_room) = (true, false);
+    let verified = ReceiverEvent::Verified {
+        is_equal,
+        is_own_room,
+    };
+    room.handle(at(3), verified, &mut out);
+    assert_eq!(failed_with(&out), Some(Code::ChecksumMismatch));
+    assert!(out.contains(&ReceiverAction::ReleasePages));
+    assert_eq!(room.poll(), PollState::Failed);
+}
+
+#[test]
+fn chunks_that_make_no_sense_fail_the_room() {
+    let outside = [chunk(0, 0..2), chunk(0, 3..5), chunk(u32::MAX, 1..2)];
+    for chunk in outside {
+        let mut room = open(None);
+        let out = take(&mut room, ToReceiver::Chunk { tag: TAG, chunk });
+        assert_eq!(failed_with(&out), Some(Code::Malformed));
+    }
+    // A page that comes twice in two chunks, a chunk that changes, and metadata nobody asked for.
+    let aux = RoomChunk {
+        body: ChunkBody::Aux,
+        ..chunk(1, 1..2)
+    };
+    for second in [chunk(1, 2..4), chunk(0, 1..2), aux] {
+        let mut room = open(None);
+        let message = |chunk| ToReceiver::Chunk { tag: TAG, chunk };
+        assert!(take(&mut room, message(chunk(0, 1..3))).is_empty());
+        assert!(
+            take(&mut room, message(chunk(0, 1..3))).is_empty(),
+            "a repeated message"
+        );
+        let out = take(&mut room, message(second));
+        assert_eq!(failed_with(&out), Some(Code::Malformed));
+    }
+}
+
+#[test]
+fn a_root_that_differs_fails_the_room() {
+    let mut room = open(None);
+    let all = chunk(0, 1..4);
+    take(
+        &mut room,
+        ToReceiver::Chunk {
+            tag: TAG,
+            chunk: all,
+        },
+    );
+    let root = RoomRoot([0; 32]);
+    let out = take(
+        &mut room,
+        ToReceiver::Done {
+            tag: TAG,
+            chunks: 1,
+            root,
+        },
+    );
+    assert_eq!(failed_with(&out), Some(Code::ChecksumMismatch));
+}
+
+#[test]
+fn aborted_follows_the_fence() {
+    let mut room = open(None);
+    let code = Code::Draining;
+    let out = take(&mut room, ToReceiver::Abort { tag: TAG, code });
+    let aborted = ReceiverAction::Send {
+        to: 0,
+        message: ToSender::Aborted { tag: TAG },
+    };
+    assert!(out.contains(&ReceiverAction::CloseRoom) && !out.contains(&aborted));
+    assert_eq!((room.poll(), room.holds_pages()), (PollState::Failed, true));
+    let mut out = Vec::new();
+    room.handle(at(900_000), ReceiverEvent::Tick, &mut out);
+    assert!(
+        room.holds_pages(),
+        "no deadline frees pages that may be written"
+    );
+    out.clear();
+    room.handle(at(900_001), ReceiverEvent::Fenced, &mut out);
+    assert_eq!(out, [ReceiverAction::ReleasePages, aborted]);
+}
+
+#[test]
+fn a_dead_sender_is_known_within_the_grace_and_a_new_life_at_once() {
+    let mut room = open(None);
+    let mut out = Vec::new();
+    room.handle(at(100), ReceiverEvent::LinkBroken { from: 0 }, &mut out);
+    assert_eq!(room.next_wake(), Some(at(900)));
+    room.handle(at(900), ReceiverEvent::Tick, &mut out);
+    assert_eq!(failed_with(&out), Some(Code::Unreachable));
+    let mut other = open(None);
+    out.clear();
+    let session = Incarnation(99);
+    other.handle(
+        at(100),
+        ReceiverEvent::LinkUp { from: 0, session },
+        &mut out,
+    );
+    assert_eq!(out, [ReceiverAction::CloseRoom], "nobody is left to tell");
+    assert_eq!(other.poll(), PollState::Failed);
+}
+
+#[test]
+fn g18_decode_may_ask_before_prefill_knows_the_room() {
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    let mut out = Vec::new();
+    assert_eq!(
+        desk.take(at(0), D, ToSender::Offer(offer()), &mut out),
+        None
+    );
+    assert!(out.is_empty(), "prefill waits");
+    desk.open(at(5), sender_plan(), &mut out).unwrap();
+    let accept = ToReceiver::Accept { tag: TAG };
+    assert_eq!(
+        out,
+        [SenderAction::Send {
+            to: 0,
+            message: accept
+        }]
+    );
+    assert_eq!(
+        desk.open(at(5), sender_plan(), &mut out),
+        Err(Code::InProgress)
+    );
+}
+
+#[test]
+fn an_offer_that_was_aborted_revives_nothing() {
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    let (mut out, code) = (Vec::new(), Code::Draining);
+    let abort = ToSender::Abort { tag: TAG, code };
+    let aborted = Some(ToReceiver::Aborted { tag: TAG });
+    assert_eq!(desk.take(at(0), D, abort, &mut out), aborted);
+    // The offer was sent before the abort, and arrives after it.
+    let late = desk.take(at(1), D, ToSender::Offer(offer()), &mut out);
+    assert_eq!(late, Some(ToReceiver::Refuse { tag: TAG, code }));
+    desk.open(at(5), sender_plan(), &mut out).unwrap();
+    assert!(out.is_empty());
+}
+
+#[test]
+fn early_offers_are_bounded_and_expire() {
+    let options = DeskOptions {
+        early_offers: 1,
+        ..DeskOptions::default()
+    };
+    let mut desk = SenderDesk::new(options);
+    let mut out = Vec::new();
+    let of = |room| {
+        let tag = RoomTag {
+            room: RoomId(room),
+            ..TAG
+        };
+        ToSender::Offer(RoomOffer { tag, ..offer() })
+    };
+    assert_eq!(desk.take(at(0), D, of(7), &mut out), None);
+    let busy = desk.take(at(0), D, of(8), &mut out);
+    assert!(matches!(busy, Some(ToReceiver::Busy { .. })));
+    assert_eq!(desk.take(at(30_001), D, of(8), &mut out), None);
+}
+
+#[test]
+fn page_lists_that_do_not_fit_the_request_are_refused() {
+    let short = RoomOffer {
+        pages: vec![10, 11],
+        ..offer()
+    };
+    let beyond = RoomOffer {
+        held: 5,
+        pages: Vec::new(),
+        ..offer()
+    };
+    let stranger = RoomOffer {
+        receiver: 1,
+        ..offer()
+    };
+    for odd in [short, beyond, stranger] {
+        let mut desk = SenderDesk::new(DeskOptions::default());
+        let mut out = Vec::new();
+        desk.open(at(0), sender_plan(), &mut out).unwrap();
+        assert_eq!(desk.take(at(0), D, ToSender::Offer(odd), &mut out), None);
+        let code = Code::OutOfRange;
+        let message = ToReceiver::Refuse { tag: TAG, code };
+        let is = |action: &SenderAction| matches!(action, SenderAction::Send { message: sent, .. } if *sent == message);
+        assert!(out.iter().any(is));
+    }
+}
+
+#[test]
+fn tombstones_are_bounded_and_still_refuse_older_generations() {
+    let mut tombstones = Tombstones::new(2);
+    let tag = |generation| RoomTag {
+        generation: RoomGeneration(generation),
+        ..TAG
+    };
+    for generation in 1..=4 {
+        tombstones.bury(D, tag(generation), RoomOutcome::Success);
+    }
+    assert_eq!(tombstones.outcome(D, tag(1)), None, "forgotten by name");
+    for generation in 1..=4 {
+        assert!(!tombstones.admits(D, tag(generation)));
+    }
+    assert!(tombstones.admits(D, tag(5)) && tombstones.admits(P, tag(1)));
+}

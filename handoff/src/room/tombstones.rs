@@ -1,0 +1,71 @@
+//! What is known of rooms that have ended.
+
+use super::{RoomGeneration, RoomTag};
+use kvpool_types::{Code, Incarnation};
+use std::collections::{BTreeMap, VecDeque};
+
+/// How a room ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RoomOutcome {
+    /// All bytes were verified.
+    Success,
+    /// The room failed, for this reason.
+    Failed(Code),
+}
+
+/// The rooms that have ended, by receiver. The number of tombstones is bounded. Of older rooms
+/// only the highest generation is known: generations of one receiver grow, so that a new room
+/// never has a lower one.
+#[derive(Clone, Debug)]
+pub struct Tombstones {
+    capacity: usize,
+    ended: BTreeMap<(Incarnation, RoomTag), RoomOutcome>,
+    order: VecDeque<(Incarnation, RoomTag)>,
+    floors: BTreeMap<Incarnation, RoomGeneration>,
+}
+
+impl Tombstones {
+    /// Tombstones for the last `capacity` rooms.
+    pub fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            ended: BTreeMap::new(),
+            order: VecDeque::new(),
+            floors: BTreeMap::new(),
+        }
+    }
+
+    /// Records the end of a room. The first outcome stays.
+    pub fn bury(&mut self, receiver: Incarnation, tag: RoomTag, outcome: RoomOutcome) {
+        if self.ended.contains_key(&(receiver, tag)) {
+            return;
+        }
+        self.ended.insert((receiver, tag), outcome);
+        self.order.push_back((receiver, tag));
+        while self.order.len() > self.capacity
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.ended.remove(&oldest);
+            let floor = self.floors.entry(oldest.0).or_default();
+            *floor = oldest.1.generation.max(*floor);
+        }
+    }
+
+    /// How a room ended, if that is known by name.
+    pub fn outcome(&self, receiver: Incarnation, tag: RoomTag) -> Option<RoomOutcome> {
+        self.ended.get(&(receiver, tag)).copied()
+    }
+
+    /// Whether a room that is not open may begin: false for one that has ended, or may have.
+    pub fn admits(&self, receiver: Incarnation, tag: RoomTag) -> bool {
+        let floor = self.floors.get(&receiver);
+        self.outcome(receiver, tag).is_none() && floor.is_none_or(|floor| tag.generation > *floor)
+    }
+
+    /// Forgets a receiver whose process has ended: nothing of it can arrive any more.
+    pub fn forget(&mut self, receiver: Incarnation) {
+        self.ended.retain(|(of, _), _| *of != receiver);
+        self.order.retain(|(of, _)| *of != receiver);
+        self.floors.remove(&receiver);
+    }
+}

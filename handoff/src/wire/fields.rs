@@ -1,0 +1,219 @@
+//! The protobuf messages. A field number is never used for something else.
+
+use prost::{Message, Oneof};
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Envelope {
+    #[prost(
+        oneof = "Kind",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19"
+    )]
+    pub(super) kind: Option<Kind>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub(super) enum Kind {
+    #[prost(message, tag = "1")]
+    Register(Rank),
+    #[prost(message, tag = "2")]
+    Live(Live),
+    #[prost(message, tag = "3")]
+    Offer(Offer),
+    #[prost(message, tag = "4")]
+    Complete(Tag),
+    #[prost(message, tag = "5")]
+    Lacks(Lacks),
+    #[prost(message, tag = "6")]
+    ReceiverAbort(Abort),
+    #[prost(message, tag = "7")]
+    ReceiverAborted(Tag),
+    #[prost(message, tag = "8")]
+    Accept(Tag),
+    #[prost(message, tag = "9")]
+    Refuse(Abort),
+    #[prost(message, tag = "10")]
+    Busy(Busy),
+    #[prost(message, tag = "11")]
+    Chunk(Chunk),
+    #[prost(message, tag = "12")]
+    Done(Done),
+    #[prost(message, tag = "13")]
+    SenderAbort(Abort),
+    #[prost(message, tag = "14")]
+    SenderAborted(Tag),
+    #[prost(message, tag = "15")]
+    PullReady(Ready),
+    #[prost(message, tag = "16")]
+    PullAbort(PullEnd),
+    #[prost(message, tag = "17")]
+    PullAck(PullAck),
+    #[prost(message, tag = "18")]
+    PullBusy(PullEnd),
+    #[prost(message, tag = "19")]
+    PullDone(PullEnd),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Live {}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Tag {
+    #[prost(fixed64, tag = "1")]
+    pub(super) room: u64,
+    #[prost(uint64, tag = "2")]
+    pub(super) generation: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Offer {
+    #[prost(message, optional, tag = "1")]
+    pub(super) tag: Option<Tag>,
+    #[prost(uint32, tag = "2")]
+    pub(super) receiver: u32,
+    #[prost(uint64, tag = "3")]
+    pub(super) epoch: u64,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(super) key: Vec<u8>,
+    #[prost(uint32, tag = "5")]
+    pub(super) held: u32,
+    #[prost(uint32, repeated, tag = "6")]
+    pub(super) pages: Vec<u32>,
+    #[prost(uint32, optional, tag = "7")]
+    pub(super) aux_slot: Option<u32>,
+    #[prost(uint64, tag = "8")]
+    pub(super) time_left_micros: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Lacks {
+    #[prost(message, optional, tag = "1")]
+    pub(super) tag: Option<Tag>,
+    #[prost(uint32, repeated, tag = "2")]
+    pub(super) chunks: Vec<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Abort {
+    #[prost(message, optional, tag = "1")]
+    pub(super) tag: Option<Tag>,
+    #[prost(uint32, tag = "2")]
+    pub(super) code: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Busy {
+    #[prost(message, optional, tag = "1")]
+    pub(super) tag: Option<Tag>,
+    #[prost(uint64, tag = "2")]
+    pub(super) retry_after_micros: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Chunk {
+    #[prost(message, optional, tag = "1")]
+    pub(super) tag: Option<Tag>,
+    #[prost(uint32, tag = "2")]
+    pub(super) id: u32,
+    /// Absent for the slot of metadata.
+    #[prost(message, optional, tag = "3")]
+    pub(super) rectangle: Option<Rectangle>,
+    #[prost(fixed64, tag = "4")]
+    pub(super) checksum: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Rectangle {
+    #[prost(uint32, tag = "1")]
+    pub(super) first_page: u32,
+    #[prost(uint32, tag = "2")]
+    pub(super) pages: u32,
+    #[prost(uint32, tag = "3")]
+    pub(super) first_layer: u32,
+    #[prost(uint32, tag = "4")]
+    pub(super) layers: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Done {
+    #[prost(message, optional, tag = "1")]
+    pub(super) tag: Option<Tag>,
+    #[prost(uint32, tag = "2")]
+    pub(super) chunks: u32,
+    #[prost(bytes = "vec", tag = "3")]
+    pub(super) root: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Ready {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) pull: Vec<u8>,
+    #[prost(bool, tag = "2")]
+    pub(super) is_delayed: bool,
+    #[prost(uint32, repeated, tag = "3")]
+    pub(super) pages: Vec<u32>,
+    #[prost(fixed64, repeated, tag = "4")]
+    pub(super) sums: Vec<u64>,
+    #[prost(uint64, tag = "5")]
+    pub(super) ttl_micros: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct PullEnd {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) pull: Vec<u8>,
+    #[prost(uint32, tag = "2")]
+    pub(super) code: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct PullAck {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) pull: Vec<u8>,
+    #[prost(uint32, repeated, tag = "2")]
+    pub(super) held: Vec<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Rank {
+    #[prost(string, tag = "1")]
+    pub(super) address: String,
+    #[prost(uint32, tag = "2")]
+    pub(super) tensor_rank: u32,
+    #[prost(uint32, tag = "3")]
+    pub(super) tensor_ranks: u32,
+    #[prost(uint32, tag = "4")]
+    pub(super) stage: u32,
+    #[prost(uint32, repeated, tag = "5")]
+    pub(super) stage_layers: Vec<u32>,
+    #[prost(uint32, tag = "6")]
+    pub(super) page_tokens: u32,
+    #[prost(uint32, tag = "7")]
+    pub(super) hidden_bytes: u32,
+    #[prost(fixed64, tag = "8")]
+    pub(super) aux_base: u64,
+    #[prost(uint32, tag = "9")]
+    pub(super) aux_slots: u32,
+    #[prost(message, repeated, tag = "10")]
+    pub(super) states: Vec<State>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct State {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(uint32, tag = "2")]
+    pub(super) layer: u32,
+    /// 1 copy, 2 slice, 3 one source.
+    #[prost(uint32, tag = "3")]
+    pub(super) rule: u32,
+    #[prost(uint64, tag = "4")]
+    pub(super) outer: u64,
+    #[prost(uint64, tag = "5")]
+    pub(super) parts: u64,
+    #[prost(uint64, tag = "6")]
+    pub(super) part_bytes: u64,
+    #[prost(fixed64, tag = "7")]
+    pub(super) base: u64,
+    #[prost(uint32, tag = "8")]
+    pub(super) pages: u32,
+}

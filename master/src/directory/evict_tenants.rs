@@ -1,0 +1,278 @@
+//! Eviction when some namespaces have settings.
+//!
+//! The next victim is the oldest block of the first order that may give one:
+//!
+//! 1. namespaces above a soft quota;
+//! 2. of these, and of the others, those of the lowest priority;
+//! 3. of these, roots, then ordinary blocks, then soft-pinned ones; of these, the oldest.
+//!
+//! A namespace at its guaranteed share gives none. The namespaces without settings are one order
+//! of the default priority.
+//!
+//! A heap holds the next victims of every order and stripe. A round builds it once and then pays
+//! for what it evicts. ADR 0048 says why orders are apart.
+
+use super::Directory;
+use super::block::{BlockRef, Removed};
+use super::evict::Step;
+use super::orders::COMMON;
+use super::queues::Rank;
+use crate::accounts::{Account, Accounts, Item};
+use crate::clock::BootInstant;
+use crate::placement::Extents;
+use crate::tenant::Tenant;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::tenancy::DEFAULT_PRIORITY;
+use kvpool_types::{Length, SegmentId, Setting};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+/// Whose blocks leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// Those of any namespace, in the order of this module.
+    Anyone,
+    /// Those of the tenant with this order, for its own puts: its share protects nothing.
+    Own(u32),
+}
+
+/// What an eviction must free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Goal {
+    /// Bytes of extents.
+    pub bytes: u64,
+    /// Blocks.
+    pub blocks: u64,
+}
+
+/// How early the blocks of an order go. Lower ones go first.
+type Precedence = (bool, u64);
+
+/// A next victim of one order and stripe, as it was when it was looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    precedence: Precedence,
+    rank: u8,
+    tick: u64,
+    stripe: usize,
+    order: u32,
+}
+
+/// The tenants of one round, and the candidates.
+struct Choice<'d> {
+    directory: &'d Directory,
+    tenants: Vec<(NamespaceId, Arc<Tenant>)>,
+    heap: BinaryHeap<Reverse<Candidate>>,
+}
+
+impl<'d> Choice<'d> {
+    fn new(directory: &'d Directory, whose: Whose) -> Self {
+        let mut choice = Self {
+            directory,
+            tenants: directory.accounts().tenants(),
+            heap: BinaryHeap::new(),
+        };
+        for stripe in 0..directory.stripes.len() {
+            match whose {
+                Whose::Anyone => choice.look(stripe, None),
+                Whose::Own(order) => choice.look(stripe, Some(order)),
+            }
+        }
+        choice
+    }
+
+    fn account(&self, order: u32) -> Option<(&Account, &Tenant)> {
+        let (id, tenant) = self.tenants.get((order as usize).checked_sub(1)?)?;
+        Some((self.directory.accounts().of(*id), tenant))
+    }
+
+    fn precedence(&self, order: u32) -> Precedence {
+        match self.account(order) {
+            Some((account, tenant)) => (!is_above_soft(account, tenant), tenant.priority()),
+            None => (true, DEFAULT_PRIORITY),
+        }
+    }
+
+    /// Adds the next victims of a stripe, of every order or of one.
+    fn look(&mut self, stripe: usize, only: Option<u32>) {
+        let mut found = smallvec::SmallVec::<[Candidate; 8]>::new();
+        {
+            let locked = self.directory.cell(stripe).lock_read();
+            let orders = match only {
+                Some(order) => order..order.saturating_add(1),
+                None => COMMON..locked.queues.count(),
+            };
+            for order in orders {
+                for rank in Rank::ALL {
+                    if let Some((tick, _)) = locked.queues.first_of(order, rank) {
+                        found.push(Candidate {
+                            precedence: (false, 0),
+                            rank: rank as u8,
+                            tick,
+                            stripe,
+                            order,
+                        });
+                    }
+                }
+            }
+        }
+        for mut candidate in found {
+            candidate.precedence = self.precedence(candidate.order);
+            self.heap.push(Reverse(candidate));
+        }
+    }
+
+    /// The first candidate that is still what it was.
+    fn next(&mut self) -> Option<Candidate> {
+        loop {
+            let Reverse(candidate) = self.heap.pop()?;
+            let rank = candidate.rank();
+            let first = {
+                let locked = self.directory.cell(candidate.stripe).lock_read();
+                locked.queues.first_of(candidate.order, rank)
+            };
+            let Some((tick, _)) = first else { continue };
+            let now = Candidate {
+                tick,
+                precedence: self.precedence(candidate.order),
+                ..candidate
+            };
+            if now == candidate {
+                return Some(candidate);
+            }
+            self.heap.push(Reverse(now));
+        }
+    }
+}
+
+impl Candidate {
+    fn rank(&self) -> Rank {
+        let all = Rank::ALL.into_iter();
+        let mut same = all.filter(|rank| *rank as u8 == self.rank);
+        same.next().unwrap_or(Rank::Ordinary)
+    }
+}
+
+fn is_above_soft(account: &Account, tenant: &Tenant) -> bool {
+    let is_above = |setting, used| tenant.get(setting).is_some_and(|soft| used > soft);
+    let bytes = account.get(Item::Resident) + account.get(Item::Reserved);
+    is_above(Setting::MemorySoft, bytes)
+        || is_above(
+            Setting::BlocksSoft,
+            account.get(Item::Blocks) + account.get(Item::Puts),
+        )
+}
+
+/// True when a namespace would have less than its guaranteed share without `bytes` of its blocks.
+pub(super) fn is_guaranteed(accounts: &Accounts, id: NamespaceId, bytes: u64) -> bool {
+    let share = accounts
+        .tenant(id)
+        .and_then(|tenant| tenant.get(Setting::Guaranteed));
+    share.is_some_and(|share| accounts.of(id).get(Item::Resident) < share.saturating_add(bytes))
+}
+
+impl Directory {
+    /// [`Directory::evict`] when some namespaces have settings.
+    pub(super) fn evict_in_order(
+        &self,
+        goal: Goal,
+        whose: Whose,
+        now: BootInstant,
+        gives_room: &dyn Fn(SegmentId) -> bool,
+    ) -> Vec<Removed> {
+        self.wake(now);
+        let mut evicted = Vec::new();
+        let mut freed = Goal::default();
+        let mut choice = Choice::new(self, whose);
+        while freed.bytes < goal.bytes || freed.blocks < goal.blocks {
+            let Some(next) = choice.next() else { break };
+            let only = (next.order != COMMON || whose != Whose::Anyone).then_some(next.order);
+            let keeps = |block: &BlockRef<'_>| {
+                let bytes = footprint(block);
+                whose == Whose::Anyone
+                    && next.order != COMMON
+                    && is_guaranteed(self.accounts(), block.namespace(), bytes)
+            };
+            let (step, touched) = self.evict_first(
+                next.stripe,
+                next.order,
+                next.rank(),
+                now,
+                gives_room,
+                &keeps,
+            );
+            match step {
+                // The order gives nothing more: its candidates go as they come up.
+                Step::Kept => continue,
+                Step::Aside => {}
+                Step::Evicted(removed) => {
+                    freed.bytes += removed.footprint_on(gives_room);
+                    freed.blocks += 1;
+                    evicted.push(removed);
+                }
+            }
+            choice.look(next.stripe, only.or(Some(COMMON)));
+            for block in touched {
+                let stripe = self.common.stripe_of(block);
+                if stripe != next.stripe {
+                    choice.look(stripe, Some(next.order));
+                }
+            }
+        }
+        evicted
+    }
+
+    /// Evicts blocks of one tenant until they reach `goal`, for the tenant's own puts.
+    pub fn evict_own(&self, order: u32, goal: Goal, now: BootInstant) -> Vec<Removed> {
+        self.evict_in_order(goal, Whose::Own(order), now, &|_| true)
+    }
+
+    /// The next victim when some namespaces have settings: the length of one extent, and the tick.
+    pub(super) fn first_in_order(&self) -> Option<(u64, u64)> {
+        let mut choice = Choice::new(self, Whose::Anyone);
+        loop {
+            let next = choice.next()?;
+            let stripe = self.cell(next.stripe).lock_read();
+            let (tick, slot) = stripe.queues.first_of(next.order, next.rank())?;
+            let block = BlockRef {
+                common: &self.common,
+                stripe: &stripe,
+                slot,
+            };
+            let length = Extents::rounded(Length(block.length().0)).0;
+            let kept = next.order != COMMON
+                && is_guaranteed(self.accounts(), block.namespace(), footprint(&block));
+            if !kept {
+                return Some((length, tick));
+            }
+        }
+    }
+
+    /// Moves blocks to the orders of their namespaces, after namespaces got their first settings.
+    pub fn reorder(&self) {
+        for cell in &self.stripes {
+            let mut from = 0;
+            loop {
+                let mut stripe = cell.lock();
+                let end = stripe.entries.high().min(from + REORDER_STEP);
+                if from >= end {
+                    break;
+                }
+                for slot in from..end {
+                    if stripe.entries.get(slot).is_some() {
+                        stripe.correct_order(slot, &self.common);
+                    }
+                }
+                from = end;
+            }
+        }
+    }
+}
+
+/// The slots that one lock of a stripe covers while blocks change their order.
+const REORDER_STEP: u32 = 512;
+
+fn footprint(block: &BlockRef<'_>) -> u64 {
+    Extents::rounded(block.length()).0 * block.replicas().len() as u64
+}

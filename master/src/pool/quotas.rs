@@ -1,0 +1,210 @@
+//! Hard quotas of namespaces: puts make room among their own blocks, wait, and then fail.
+//!
+//! A put that its quota holds back does not stand in the queue of waiting puts, where it would
+//! block other namespaces. It notes what it needs, and the evictor evicts the namespace's own
+//! oldest blocks. The charge of a block ends when the block leaves, so the put goes on before the
+//! quarantine of the extents ends.
+
+use super::Pool;
+use crate::accounts::{Account, Hold, Item};
+use crate::directory::{Goal, Removed};
+use crate::tenant::Tenant;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Code, Length, Setting, medium};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The polling interval of a put that waits for its quota. Not every end of a charge has an event.
+pub(super) const QUOTA_POLL: Duration = Duration::from_millis(20);
+/// The bytes after which a step gives its victims to the journal.
+const STEP: Goal = Goal {
+    bytes: 8 << 20,
+    blocks: 1024,
+};
+
+/// The namespace is at its hard quota of media.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AtMediaQuota;
+
+/// In place of a put's number: the loads of a namespace.
+const LOADS: u64 = 0;
+
+/// What the waiting puts of all namespaces need below their quotas.
+#[derive(Debug, Default)]
+pub(super) struct QuotaQueue(Mutex<Waiting>);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    next: u64,
+    needs: BTreeMap<(NamespaceId, u64), Goal>,
+}
+
+/// A put that waits for its quota. It is forgotten on drop.
+pub(super) struct QuotaWait<'a> {
+    queue: &'a QuotaQueue,
+    place: (NamespaceId, u64),
+}
+
+impl Drop for QuotaWait<'_> {
+    fn drop(&mut self) {
+        self.queue.0.lock().needs.remove(&self.place);
+    }
+}
+
+impl QuotaWait<'_> {
+    /// Updates what the put needs.
+    pub(super) fn set(&self, need: Goal) {
+        self.queue.0.lock().needs.insert(self.place, need);
+    }
+}
+
+impl QuotaQueue {
+    /// Adds a put.
+    pub(super) fn enter(&self, namespace: NamespaceId, need: Goal) -> QuotaWait<'_> {
+        let mut waiting = self.0.lock();
+        waiting.next += 1;
+        let place = (namespace, waiting.next);
+        waiting.needs.insert(place, need);
+        QuotaWait { queue: self, place }
+    }
+
+    /// Notes the need of a load, until the evictor has looked at it once.
+    fn note_load(&self, namespace: NamespaceId, bytes: u64) {
+        let mut waiting = self.0.lock();
+        let need = waiting.needs.entry((namespace, LOADS)).or_default();
+        need.bytes = need.bytes.saturating_add(bytes);
+    }
+
+    fn forget_loads(&self, namespace: NamespaceId) {
+        self.0.lock().needs.remove(&(namespace, LOADS));
+    }
+
+    /// The needs of the puts of a namespace, together.
+    fn needs(&self, namespace: NamespaceId) -> Goal {
+        let waiting = self.0.lock();
+        let own = waiting.needs.range((namespace, 0)..=(namespace, u64::MAX));
+        own.fold(Goal::default(), |sum, (_, need)| Goal {
+            bytes: sum.bytes.saturating_add(need.bytes),
+            blocks: sum.blocks.saturating_add(need.blocks),
+        })
+    }
+}
+
+/// The hard quota that `bytes` and one block more would break; `None` when they fit.
+pub(super) fn broken_quota(account: &Account, tenant: &Tenant, bytes: u64) -> Option<Code> {
+    let exceeds = |setting, used: u64, more: u64| {
+        let hard = tenant.get(setting);
+        hard.is_some_and(|hard| used.saturating_add(more) > hard)
+    };
+    if exceeds(Setting::MemoryHard, account.get(Item::Memory), bytes) {
+        return Some(Code::MemoryQuota);
+    }
+    exceeds(Setting::BlocksHard, blocks_of(account), 1).then_some(Code::BlocksQuota)
+}
+
+/// True when the quotas would not take such a block even without any other.
+pub(super) fn never_fits(tenant: &Tenant, bytes: u64) -> bool {
+    let below = |setting, least| tenant.get(setting).is_some_and(|hard| hard < least);
+    below(Setting::MemoryHard, bytes) || below(Setting::BlocksHard, 1)
+}
+
+fn blocks_of(account: &Account) -> u64 {
+    account.get(Item::Blocks) + account.get(Item::Puts)
+}
+
+/// What must leave so that the quotas take `need` more.
+fn excess(account: &Account, tenant: &Tenant, need: Goal) -> Goal {
+    let above = |setting, used: u64, more: u64| {
+        let hard = tenant.get(setting);
+        hard.map_or(0, |hard| {
+            used.saturating_add(more.min(hard)).saturating_sub(hard)
+        })
+    };
+    Goal {
+        bytes: above(Setting::MemoryHard, account.get(Item::Memory), need.bytes),
+        blocks: above(Setting::BlocksHard, blocks_of(account), need.blocks),
+    }
+}
+
+impl Pool {
+    /// The code of the hard quota of memory or blocks that a copy of `bytes` would break.
+    pub(super) fn judge_quota(&self, namespace: NamespaceId, bytes: u64) -> Result<(), Code> {
+        let accounts = self.directory.accounts();
+        let Some(tenant) = accounts.tenant(namespace) else {
+            return Ok(());
+        };
+        let hard = tenant.get(Setting::MemoryHard);
+        let used = accounts.of(namespace).get(Item::Memory);
+        match hard {
+            Some(hard) if used.saturating_add(bytes) > hard => Err(Code::MemoryQuota),
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks the evictor for room for a load below the namespace's quota.
+    pub(super) fn wait_for_load_below_quota(&self, namespace: NamespaceId, bytes: u64) {
+        self.quotas.note_load(namespace, bytes);
+        self.evictor_wake.wake();
+    }
+
+    /// Counts a copy on a medium that is about to be written, when its namespace has a quota of
+    /// media. An error when the quota does not take it.
+    pub(super) fn hold_media_quota(
+        &self,
+        namespace: NamespaceId,
+        length: Length,
+    ) -> Result<Option<Arc<Hold>>, AtMediaQuota> {
+        let accounts = self.directory.accounts();
+        let tenant = accounts.tenant(namespace);
+        let Some(hard) = tenant.and_then(|tenant| tenant.get(Setting::MediaHard)) else {
+            return Ok(None);
+        };
+        let bytes = medium::footprint(length).unwrap_or(length).0;
+        // Copies under way are charged when they are recorded.
+        let account = accounts.of(namespace);
+        let used = account.get(Item::Media) + account.get(Item::Storing);
+        if used.saturating_add(bytes) > hard {
+            return Err(AtMediaQuota);
+        }
+        let hold = Hold::new(accounts, namespace, Item::Storing, bytes);
+        Ok(Some(Arc::new(hold)))
+    }
+
+    /// Evicts blocks of the namespaces that are above their hard quotas, or whose puts wait for
+    /// them. Only the evictor calls this.
+    pub(super) fn make_quota_room(self: &Arc<Self>) {
+        let accounts = self.directory.accounts();
+        // Leases of the last term may run on every block, and nobody knows them.
+        if !accounts.has_tenants() || self.now() < self.lease_floor {
+            return;
+        }
+        for (namespace, tenant) in accounts.tenants() {
+            let need = self.quotas.needs(namespace);
+            self.quotas.forget_loads(namespace);
+            let account = accounts.of(namespace);
+            let mut left = excess(account, &tenant, need);
+            let mut is_freed = false;
+            while left != Goal::default() && !self.is_stopping() {
+                let step = Goal {
+                    bytes: left.bytes.min(STEP.bytes),
+                    blocks: left.blocks.min(STEP.blocks),
+                };
+                let _until_submitted = self.evicting.read();
+                let victims = self.directory.evict_own(tenant.order, step, self.now());
+                if victims.is_empty() {
+                    break;
+                }
+                let bytes: u64 = victims.iter().map(Removed::footprint).sum();
+                left.bytes = left.bytes.saturating_sub(bytes);
+                left.blocks = left.blocks.saturating_sub(victims.len() as u64);
+                self.submit_victims(victims);
+                is_freed = true;
+            }
+            if is_freed {
+                tenant.room.notify_waiters();
+            }
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Namespaces: their records, settings and end.
+
+use super::Pool;
+use super::remove::Removal;
+use crate::accounts::Balance;
+use crate::namespaces::{DEFAULT_ID, Known};
+use crate::store::record::{self, Record};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::namespace::Namespace;
+use kvpool_types::{Code, NamespaceSettings, SettingsError};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a deletion waits for commits, loads and copies that are under way.
+const DELETION_WAIT: Duration = Duration::from_secs(20);
+/// The pause between two looks at them.
+const DELETION_POLL: Duration = Duration::from_millis(10);
+
+/// Why a namespace was not changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NamespaceRefused {
+    /// The settings contradict each other, or one is out of range.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// Any other reason.
+    #[error("{0}")]
+    Code(Code),
+}
+
+impl From<Code> for NamespaceRefused {
+    fn from(code: Code) -> Self {
+        Self::Code(code)
+    }
+}
+
+/// A namespace with its settings and use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceView {
+    /// Its fields and settings.
+    pub known: Known,
+    /// What it uses.
+    pub balance: Balance,
+}
+
+impl Pool {
+    /// Creates a valid namespace; true when it is new. Fails when the name exists with other
+    /// fields. A namespace that exists keeps its settings.
+    pub async fn create_namespace(
+        self: &Arc<Self>,
+        namespace: Namespace,
+        settings: NamespaceSettings,
+    ) -> Result<bool, NamespaceRefused> {
+        settings.validate()?;
+        let _one_at_a_time = self.namespace_creation.lock().await;
+        let (id, is_new) = self.namespaces.find_or_number(&namespace)?;
+        if !is_new {
+            return Ok(false);
+        }
+        if self.namespaces.count() > self.config.max_namespaces as usize {
+            return Err(Code::TooManyHeld.into());
+        }
+        if !self.leads() {
+            return Err(Code::NotLeader.into());
+        }
+        let mut records = vec![Record::Namespace(record::Namespace { id, namespace })];
+        if !settings.is_empty() {
+            records.push(Record::NamespaceSet(record::NamespaceSet { id, settings }));
+        }
+        let (pool, logged) = (Arc::clone(self), records.clone());
+        self.log(records, move || {
+            for record in logged {
+                pool.namespaces.apply(record);
+            }
+            pool.directory.accounts().set(id, &settings);
+        })
+        .await?;
+        Ok(true)
+    }
+
+    /// Changes the settings of a namespace. Returns the new ones, which are durable.
+    pub async fn change_namespace(
+        self: &Arc<Self>,
+        name: &str,
+        change: impl FnOnce(&mut NamespaceSettings),
+    ) -> Result<NamespaceSettings, NamespaceRefused> {
+        let _one_at_a_time = self.namespace_creation.lock().await;
+        let id = self.namespaces.resolve(name)?;
+        let known = self.namespaces.get(id).ok_or(Code::UnknownNamespace)?;
+        let mut settings = known.settings;
+        change(&mut settings);
+        settings.validate()?;
+        if settings == known.settings {
+            return Ok(settings);
+        }
+        if !self.leads() {
+            return Err(Code::NotLeader.into());
+        }
+        let pool = Arc::clone(self);
+        let record = Record::NamespaceSet(record::NamespaceSet { id, settings });
+        let was_tenant = self.directory.accounts().tenant(id).is_some();
+        self.log(vec![record], move || {
+            pool.namespaces.set(id, settings);
+            pool.directory.accounts().set(id, &settings);
+        })
+        .await?;
+        if !was_tenant {
+            // It reads every block, so it runs outside the runtime's threads and the log's.
+            let pool = Arc::clone(self);
+            let moved = tokio::task::spawn_blocking(move || pool.directory.reorder());
+            moved.await.map_err(|_| Code::Internal)?;
+        }
+        self.evictor_wake.wake();
+        tracing::info!(namespace = %known.fields.name, ?settings, "namespace changed");
+        Ok(settings)
+    }
+
+    /// Deletes a namespace, and with `with_blocks` its blocks too, despite leases and pins. Returns
+    /// their number. After an error the namespace is there, perhaps with fewer blocks.
+    pub async fn delete_namespace(
+        self: &Arc<Self>,
+        name: &str,
+        with_blocks: bool,
+    ) -> Result<u64, Code> {
+        let _one_at_a_time = self.namespace_creation.lock().await;
+        let id = self.namespaces.resolve(name)?;
+        if id == DEFAULT_ID {
+            return Err(Code::InvalidArgument);
+        }
+        if !self.leads() {
+            return Err(Code::NotLeader);
+        }
+        let account = self.directory.accounts().of(id);
+        self.namespaces.begin_deletion(id);
+        account.close(true);
+        let deleted = self.empty_and_forget(id, with_blocks).await;
+        match deleted {
+            Ok(removed) => tracing::info!(namespace = %name, removed, "namespace deleted"),
+            Err(code) => {
+                account.close(false);
+                self.namespaces.give_up_deletion(id);
+                tracing::warn!(namespace = %name, %code, "namespace not deleted");
+            }
+        }
+        deleted
+    }
+
+    async fn empty_and_forget(
+        self: &Arc<Self>,
+        id: NamespaceId,
+        with_blocks: bool,
+    ) -> Result<u64, Code> {
+        let account = self.directory.accounts().of(id);
+        let is_used = |balance: &Balance| *balance != Balance::default();
+        if !with_blocks && is_used(&account.balance()) {
+            return Err(Code::NamespaceInUse);
+        }
+        let deadline = tokio::time::Instant::now() + DELETION_WAIT;
+        let mut removed = 0;
+        while is_used(&account.balance()) {
+            let ended = self.reservations.lock().take_in(id);
+            self.end_reservations(ended);
+            let report = self.remove_all(&Removal::Namespace(id), true).await?;
+            removed += report.removed;
+            if is_used(&account.balance()) {
+                if tokio::time::Instant::now() >= deadline {
+                    return Err(Code::InProgress);
+                }
+                tokio::time::sleep(DELETION_POLL).await;
+            }
+        }
+        let pool = Arc::clone(self);
+        let record = Record::NamespaceGone(record::NamespaceGone { id });
+        self.log(vec![record], move || {
+            pool.namespaces.remove(id);
+            let none = NamespaceSettings::default();
+            pool.directory.accounts().set(id, &none);
+        })
+        .await?;
+        Ok(removed)
+    }
+
+    /// The namespaces behind the name `after`, by name, at most `limit`, and whether there are
+    /// more.
+    pub fn namespaces_after(&self, after: &str, limit: usize) -> (Vec<NamespaceView>, bool) {
+        let mut names = self.namespaces.names();
+        names.retain(|name| name.as_str() > after);
+        let more = names.len() > limit;
+        names.truncate(limit);
+        let views = names.iter().filter_map(|name| self.namespace_view(name));
+        (views.collect(), more)
+    }
+
+    /// One namespace by name; `None` when it is unknown.
+    pub fn namespace_view(&self, name: &str) -> Option<NamespaceView> {
+        let id = self.namespaces.resolve(name).ok()?;
+        Some(NamespaceView {
+            known: self.namespaces.get(id)?,
+            balance: self.directory.accounts().balance(id),
+        })
+    }
+
+    /// The sums over all namespaces.
+    pub fn balance(&self) -> Balance {
+        self.directory.accounts().total()
+    }
+
+    /// The same sums, counted over segments, media and directories. At rest they are equal.
+    pub fn counted_balance(&self) -> Balance {
+        let memory = {
+            let segments = self.placement.segments();
+            let used = segments.iter().map(|s| s.used() - s.quarantined());
+            used.sum()
+        };
+        let media = self.tier.media();
+        Balance {
+            memory,
+            media: media.iter().map(|medium| medium.used().0).sum(),
+            blocks: self.directory.blocks(),
+            copies: self.tier.directory().blocks(),
+            puts: self.reservations.len() as u64,
+            reserved: self.reservations.lock().bytes(),
+            resident: self.directory.footprint(),
+        }
+    }
+
+    /// Counts a call of a namespace against its rates. An error says which rate refuses it, and for
+    /// how long. Costs one load without tenants.
+    #[inline]
+    pub fn admit(&self, namespace: NamespaceId, moves_bytes: bool) -> Result<(), (Code, Duration)> {
+        match self.directory.accounts().tenant(namespace) {
+            Some(tenant) => tenant.admit(self.now(), moves_bytes),
+            None => Ok(()),
+        }
+    }
+
+    /// Counts bytes that an admitted call of a namespace moves; `bytes` is called only for a
+    /// tenant.
+    #[inline]
+    pub fn moved(&self, namespace: NamespaceId, bytes: impl FnOnce() -> u64) {
+        if let Some(tenant) = self.directory.accounts().tenant(namespace) {
+            tenant.moved(bytes(), self.now());
+        }
+    }
+
+    /// The id of a namespace by name.
+    pub fn namespace(&self, name: &str) -> Result<NamespaceId, Code> {
+        self.namespaces.resolve(name)
+    }
+}

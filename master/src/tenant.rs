@@ -1,0 +1,105 @@
+//! The settings of one namespace, as puts, calls and eviction read them: without a lock.
+
+mod bucket;
+
+use crate::clock::BootInstant;
+use bucket::Bucket;
+use kvpool_types::tenancy::DEFAULT_PRIORITY;
+use kvpool_types::{Code, NamespaceSettings, Setting};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// A setting that is not set.
+const NONE: u64 = u64::MAX;
+
+/// A namespace that has or had settings.
+#[derive(Debug)]
+pub struct Tenant {
+    /// The number of its order of eviction. Order 0 has the blocks of all namespaces without
+    /// settings.
+    pub order: u32,
+    values: [AtomicU64; Setting::ALL.len()],
+    /// Told when eviction has made room below the quotas.
+    pub room: Notify,
+    calls: Bucket,
+    bytes: Bucket,
+}
+
+impl Tenant {
+    /// A tenant with this number of its order.
+    pub fn new(order: u32, settings: &NamespaceSettings) -> Self {
+        let tenant = Self {
+            order,
+            values: std::array::from_fn(|_| AtomicU64::new(NONE)),
+            room: Notify::new(),
+            calls: Bucket::default(),
+            bytes: Bucket::default(),
+        };
+        tenant.set(settings);
+        tenant
+    }
+
+    /// Replaces the settings. Calls in progress may still see earlier ones.
+    pub fn set(&self, settings: &NamespaceSettings) {
+        for (value, setting) in self.values.iter().zip(Setting::ALL) {
+            let new = settings.get(*setting).unwrap_or(NONE);
+            value.store(new, Ordering::Release);
+        }
+    }
+
+    /// A setting; `None` when it is not set.
+    pub fn get(&self, setting: Setting) -> Option<u64> {
+        let number = setting.to_wire() as usize;
+        let value = self.values.get(number - 1)?.load(Ordering::Acquire);
+        (value != NONE).then_some(value)
+    }
+
+    /// Counts a call against the rates. An error says which rate refuses it, and for how long.
+    pub fn admit(&self, now: BootInstant, moves_bytes: bool) -> Result<(), (Code, Duration)> {
+        if moves_bytes && self.get(Setting::Bytes).is_some() {
+            let left = self.bytes.check(now);
+            left.map_err(|wait| (Code::ByteRate, wait))?;
+        }
+        if let Some(rate) = self.get(Setting::Requests) {
+            let taken = self.calls.take_one(rate, now);
+            taken.map_err(|wait| (Code::RequestRate, wait))?;
+        }
+        Ok(())
+    }
+
+    /// Counts bytes that an admitted call moves.
+    pub fn moved(&self, bytes: u64, now: BootInstant) {
+        if let Some(rate) = self.get(Setting::Bytes) {
+            self.bytes.take(bytes, rate, now);
+        }
+    }
+
+    /// The class of eviction: lower ones are evicted first.
+    pub fn priority(&self) -> u64 {
+        self.get(Setting::Priority).unwrap_or(DEFAULT_PRIORITY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_settings_replace_all_earlier_ones() {
+        let first = NamespaceSettings::default()
+            .with(Setting::MemoryHard, 7)
+            .with(Setting::Priority, 1);
+        let tenant = Tenant::new(1, &first);
+        assert_eq!(
+            (tenant.get(Setting::MemoryHard), tenant.priority()),
+            (Some(7), 1)
+        );
+        tenant.set(&NamespaceSettings::default().with(Setting::Bytes, 9));
+        assert_eq!(tenant.get(Setting::MemoryHard), None);
+        assert_eq!(
+            (tenant.get(Setting::Bytes), tenant.priority()),
+            (Some(9), 5)
+        );
+    }
+}

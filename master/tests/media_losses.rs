@@ -1,0 +1,129 @@
+//! Copies that no longer count, media that are offered by the wrong node, and pins on media.
+
+mod support;
+
+use kvpool_master::Config;
+use kvpool_master::pool::{MediumView, ReserveOptions};
+use kvpool_types::{Key, KeyRef, NodeName};
+use std::sync::atomic::Ordering;
+use support::media::*;
+use support::{SPACE, pool};
+
+/// Many pinned blocks on a medium outlast any number of other blocks, also where they fill whole zones.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pinned_blocks_on_a_medium_stay_when_they_fill_whole_zones() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 16 * MIB, &disk, 32 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    let pinned = ReserveOptions {
+        hard_pin: true,
+        ..patient()
+    };
+    let pins = 0..10 * MIB / BLOCK;
+    for number in pins.clone() {
+        put(&pool, number, &pinned).await;
+    }
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    pool.drop_node(&node.node);
+    drop(node);
+    let _node = join(&pool, "n", 2, 16 * MIB, &disk, 32 * MIB, 4 * MIB).await;
+    wait_for_media(&pool, 0..1).await;
+    for number in 10_000..10_000 + 96 * MIB / BLOCK {
+        put_paced(&pool, number).await;
+    }
+    let held = present(&pool, pins).await;
+    let lost = held.iter().filter(|is_held| !**is_held).count();
+    assert_eq!(lost, 0, "of {} pinned blocks", held.len());
+}
+
+/// An old image at another node is formatted. The true medium is not: its node comes back with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_old_image_at_another_node_does_not_cost_the_holder_its_medium() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    put(&pool, 1, &patient()).await;
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    pool.drop_node(&node.node);
+    drop(node);
+    // The image is of a generation before the attached one.
+    let image = Disk::new(1);
+    let _other = join(&pool, "other", 3, 8 * MIB, &image, 32 * MIB, 4 * MIB).await;
+    until("formatted", || image.resets.load(Ordering::SeqCst) == 1).await;
+    let _node = join(&pool, "n", 2, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
+    wait_for_media(&pool, 1..2).await;
+    assert_eq!(disk.resets.load(Ordering::SeqCst), 0);
+    assert!(comes_back(&pool, 1).await);
+}
+
+/// Blocks in memory whose copies lay on a medium that is retired get copies on a medium that is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_whose_copies_are_lost_get_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), lru()).await;
+    let (gone, left) = (Disk::new(1), Disk::new(2));
+    let a = join(&pool, "a", 1, 16 * MIB, &gone, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&gone).await;
+    // One replica on each node.
+    let both = ReserveOptions {
+        hints: kvpool_master::placement::PlacementHints {
+            replicas: 2,
+            preferred: vec![NodeName("a".into()), NodeName("b".into())],
+            host: None,
+        },
+        ..patient()
+    };
+    let b = join(&pool, "b", 2, 16 * MIB, &left, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&left).await;
+    let blocks = 8 * MIB / BLOCK;
+    for number in 0..blocks {
+        put(&pool, number, &both).await;
+    }
+    pool.draining(&a.node, false);
+    until("told", || gone.is_demoted.load(Ordering::SeqCst)).await;
+    pool.drop_node(&a.node);
+    drop(a);
+    assert!(left.stores.load(Ordering::SeqCst) < blocks / 2);
+    let is_of_a = |medium: &MediumView| medium.record.node.0 == "a";
+    let retired = pool.media().into_iter().find(is_of_a).unwrap();
+    pool.detach_medium(retired.record.medium, true)
+        .await
+        .unwrap();
+    // The blocks leave the memory of `b`.
+    for number in 10_000..10_000 + 32 * MIB / BLOCK {
+        put_paced(&pool, number).await;
+    }
+    let held = present(&pool, 0..blocks).await;
+    let lost = held.iter().filter(|is_held| !**is_held).count();
+    assert_eq!(lost, 0, "of {} blocks", held.len());
+    drop(b);
+}
+
+/// A draining node serves what lies on its medium: presence and reads agree.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_draining_node_serves_the_blocks_on_its_medium() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), lru()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 8 * MIB, &disk, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    for number in 0..24 * MIB / BLOCK {
+        put_paced(&pool, number).await;
+    }
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    let keys: Vec<Key> = (0..20).map(key).collect();
+    let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+    let held = pool.exist(SPACE, &keys[..], false).answer;
+    let copied: Vec<u64> = (0..20).filter(|n| held[*n as usize]).collect();
+    assert!(copied.len() > 15, "{held:?}");
+    for number in copied {
+        assert!(comes_back(&pool, number).await, "{number}");
+    }
+}

@@ -1,0 +1,715 @@
+//! Namespaces as tenants: exact accounts, quotas, guaranteed shares, priorities, records.
+
+mod support;
+
+use kvpool_master::Config;
+use kvpool_master::accounts::Balance;
+use kvpool_master::placement::PlacementHints;
+use kvpool_master::pool::{NamespaceRefused, Pool, ReserveOptions};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Code, Incarnation, Key, Length, Namespace, NamespaceSettings, Setting};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use support::{Gated, item, join, pool};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 64 * KIB;
+
+/// The nodes of these tests send no heartbeats.
+fn patient() -> Config {
+    Config {
+        suspect_after: Duration::from_secs(1 << 20),
+        drop_after: Duration::from_secs(1 << 21),
+        lease_ttl: Duration::from_millis(200),
+        ..Config::default()
+    }
+}
+
+fn key(n: u64) -> Key {
+    Key::parse(&format!("key-{n}")).unwrap()
+}
+
+fn set(settings: &[(Setting, u64)]) -> NamespaceSettings {
+    let none = NamespaceSettings::default();
+    settings
+        .iter()
+        .fold(none, |all, (setting, value)| all.with(*setting, *value))
+}
+
+/// A namespace of the pool.
+#[derive(Clone)]
+struct Tenant {
+    pool: Arc<Pool>,
+    name: String,
+    id: NamespaceId,
+}
+
+impl Tenant {
+    async fn new(pool: &Arc<Pool>, name: &str, settings: &[(Setting, u64)]) -> Self {
+        let namespace = Namespace {
+            name: name.into(),
+            ..Namespace::default()
+        };
+        pool.create_namespace(namespace, set(settings))
+            .await
+            .unwrap();
+        Self {
+            pool: Arc::clone(pool),
+            name: name.into(),
+            id: pool.namespace(name).unwrap(),
+        }
+    }
+
+    fn of(pool: &Arc<Pool>, name: &str) -> Self {
+        Self {
+            pool: Arc::clone(pool),
+            name: name.into(),
+            id: pool.namespace(name).unwrap(),
+        }
+    }
+
+    async fn try_put_with(&self, n: u64, bytes: u64, options: &ReserveOptions) -> Result<(), Code> {
+        let keys = [key(n)];
+        let refs: Vec<_> = keys.iter().map(Key::as_ref).collect();
+        let granted = self
+            .pool
+            .reserve(self.id, &refs[..], &[Length(bytes)], options)
+            .await;
+        let granted = granted.into_iter().next().unwrap()?;
+        let codes = self
+            .pool
+            .commit(self.id, vec![item(&keys[0], bytes, granted)])
+            .await;
+        if codes == [Code::Ok] {
+            Ok(())
+        } else {
+            Err(codes[0])
+        }
+    }
+
+    async fn try_put(&self, n: u64, bytes: u64, timeout: Duration) -> Result<(), Code> {
+        let options = ReserveOptions {
+            timeout,
+            ..ReserveOptions::default()
+        };
+        self.try_put_with(n, bytes, &options).await
+    }
+
+    async fn put(&self, n: u64) {
+        let put = self.try_put(n, BLOCK, Duration::from_secs(20)).await;
+        put.unwrap_or_else(|code| panic!("put {n} of {}: {code}", self.name));
+    }
+
+    async fn fill(&self, numbers: std::ops::Range<u64>) {
+        for n in numbers {
+            self.put(n).await;
+        }
+    }
+
+    /// Leases a block, if it is there.
+    fn lease(&self, n: u64) {
+        self.pool.lookup(self.id, &[key(n).as_ref()][..], true);
+    }
+
+    fn has(&self, n: u64) -> bool {
+        let present = self.pool.exist(self.id, &[key(n).as_ref()][..], false);
+        present.answer[0]
+    }
+
+    fn balance(&self) -> Balance {
+        self.pool.namespace_view(&self.name).unwrap().balance
+    }
+}
+
+/// Ends a master as a crash would: what is not logged is gone.
+async fn stop(pool: Arc<Pool>, store: Arc<Gated>) {
+    pool.retire().await;
+    let left = Arc::downgrade(&store);
+    drop((pool, store));
+    // Its threads notice the end within a second, and then let the directory go.
+    while left.strong_count() > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Waits until nothing is under way, and checks that the accounts are what is there.
+async fn check_sums(pool: &Arc<Pool>) -> Balance {
+    for _ in 0..500 {
+        let sums = pool.balance();
+        let at_rest = sums.puts == 0 && sums.memory == sums.resident;
+        if at_rest && sums == pool.counted_balance() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let (sums, counted) = (pool.balance(), pool.counted_balance());
+    assert_eq!(
+        sums, counted,
+        "sums over namespaces, and over what is there"
+    );
+    assert_eq!(
+        sums.memory,
+        sums.resident + sums.reserved,
+        "nothing is under way"
+    );
+    sums
+}
+
+fn balances(pool: &Arc<Pool>) -> BTreeMap<String, Balance> {
+    let (views, _) = pool.namespaces_after("", 1000);
+    let balances = views
+        .into_iter()
+        .map(|view| (view.known.fields.name, view.balance));
+    balances.collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_sums_over_namespaces_are_what_the_pool_holds_also_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let (first, store) = pool(directory.path(), patient()).await;
+    for (name, incarnation) in [("a", 1), ("b", 2), ("c", 3)] {
+        join(&first, name, incarnation, 16 * MIB).await;
+    }
+    let tenants = [
+        Tenant::new(&first, "one", &[]).await,
+        Tenant::new(&first, "two", &[(Setting::MemoryHard, 6 * MIB)]).await,
+        Tenant::of(&first, "default"),
+    ];
+    let twice = ReserveOptions {
+        hints: PlacementHints {
+            replicas: 2,
+            ..PlacementHints::default()
+        },
+        timeout: Duration::from_secs(20),
+        ..ReserveOptions::default()
+    };
+    // Odd lengths, two replicas, five times the pool: blocks are replaced, removed and evicted.
+    for n in 0..1200 {
+        for tenant in &tenants {
+            let bytes = BLOCK + n % 777;
+            let options = match n % 3 {
+                0 => twice.clone(),
+                _ => ReserveOptions {
+                    upsert: n % 5 == 0,
+                    ..ReserveOptions {
+                        hints: PlacementHints::default(),
+                        ..twice.clone()
+                    }
+                },
+            };
+            let put = tenant.try_put_with(n % 900, bytes, &options).await;
+            assert!(matches!(put, Ok(()) | Err(Code::Exists)), "{put:?}");
+            if n % 7 == 0 {
+                let gone = [key(n / 2)];
+                let keys: Vec<_> = gone.iter().map(Key::as_ref).collect();
+                first.remove(tenant.id, &keys, true).await.unwrap();
+            }
+        }
+        if n % 100 == 0 {
+            check_sums(&first).await;
+        }
+    }
+    // A put that its writer abandons.
+    let keys = [key(77_777)];
+    let refs: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    let open = first
+        .reserve(tenants[0].id, &refs[..], &[Length(100)], &twice)
+        .await;
+    let version = open[0].as_ref().unwrap().version;
+    let balance = tenants[0].balance();
+    assert_eq!((balance.puts, balance.reserved), (1, 2 * 128));
+    assert_eq!(first.balance(), first.counted_balance());
+    assert_eq!(
+        first.revoke(tenants[0].id, &refs[..], &[version]),
+        [Code::Ok]
+    );
+    // A node is gone for good, with its blocks.
+    first.drop_node(&first.members.get(&"c".into_name()).unwrap());
+    check_sums(&first).await;
+    let before = balances(&first);
+    assert!(
+        before.values().all(|balance| balance.blocks > 0),
+        "{before:?}"
+    );
+    drop(tenants);
+    stop(first, store).await;
+    let (second, _store) = pool(directory.path(), patient()).await;
+    let mut after = balances(&second);
+    for (name, balance) in &before {
+        let now = after.remove(name).unwrap();
+        assert_eq!(
+            (now.blocks, now.resident),
+            (balance.blocks, balance.resident),
+            "{name}"
+        );
+        assert_eq!(now.memory, now.resident, "{name}: no put is open");
+    }
+    assert_eq!(second.balance(), second.counted_balance());
+}
+
+trait IntoName {
+    fn into_name(self) -> kvpool_types::NodeName;
+}
+
+impl IntoName for &str {
+    fn into_name(self) -> kvpool_types::NodeName {
+        kvpool_types::NodeName(self.to_owned())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hard_quota_is_never_passed_and_its_puts_evict_their_own_blocks_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), patient()).await;
+    join(&pool, "only", 1, 64 * MIB).await;
+    let hard = 4 * MIB;
+    let bounded = Tenant::new(&pool, "bounded", &[(Setting::MemoryHard, hard)]).await;
+    let counted = Tenant::new(&pool, "counted", &[(Setting::BlocksHard, 10)]).await;
+    let other = Tenant::new(&pool, "other", &[]).await;
+    other.fill(0..100).await;
+    for n in 0..5 * hard / BLOCK {
+        bounded.put(n).await;
+        counted.put(n).await;
+        let used = bounded.balance().memory;
+        assert!(used <= hard, "{used} of {hard} bytes");
+        assert!(counted.balance().blocks <= 10);
+    }
+    assert_eq!(bounded.balance().memory, hard, "the quota is used");
+    assert_eq!(counted.balance().blocks, 10);
+    assert!(
+        (0..100).all(|n| other.has(n)),
+        "no block of another namespace left"
+    );
+    let last = 5 * hard / BLOCK - 1;
+    assert!(bounded.has(last) && !bounded.has(0), "the oldest left");
+    check_sums(&pool).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_put_at_a_quota_whose_blocks_are_leased_waits_and_fails_with_the_quotas_code() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        lease_ttl: Duration::from_secs(3600),
+        ..patient()
+    };
+    let (pool, _store) = pool(directory.path(), config).await;
+    join(&pool, "only", 1, 64 * MIB).await;
+    let bytes = Tenant::new(&pool, "bytes", &[(Setting::MemoryHard, 8 * BLOCK)]).await;
+    let blocks = Tenant::new(&pool, "blocks", &[(Setting::BlocksHard, 8)]).await;
+    let other = Tenant::new(&pool, "other", &[]).await;
+    for tenant in [&bytes, &blocks] {
+        tenant.fill(0..8).await;
+        (0..8).for_each(|n| tenant.lease(n));
+    }
+    let wait = Duration::from_millis(300);
+    let begun = std::time::Instant::now();
+    assert_eq!(bytes.try_put(9, BLOCK, wait).await, Err(Code::MemoryQuota));
+    assert!(begun.elapsed() >= wait, "it waits for its blocks");
+    assert_eq!(blocks.try_put(9, BLOCK, wait).await, Err(Code::BlocksQuota));
+    // No quota ever takes such a block, so nothing waits for it.
+    let begun = std::time::Instant::now();
+    let put = bytes.try_put(10, 9 * BLOCK, Duration::from_secs(60)).await;
+    assert_eq!(put, Err(Code::MemoryQuota));
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    assert!(
+        (0..8).all(|n| bytes.has(n) && blocks.has(n)),
+        "a leased block left"
+    );
+    // Puts that wait for their quota hold nobody up.
+    let waiting = {
+        let bytes = bytes.clone();
+        tokio::spawn(async move { bytes.try_put(11, BLOCK, Duration::from_secs(20)).await })
+    };
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    for n in 0..50 {
+        other
+            .try_put(n, BLOCK, Duration::from_millis(500))
+            .await
+            .unwrap();
+    }
+    // A raised quota lets the waiting put go on.
+    let raised = pool.change_namespace("bytes", |settings| {
+        settings.set(Setting::MemoryHard, Some(9 * BLOCK));
+    });
+    raised.await.unwrap();
+    assert_eq!(waiting.await.unwrap(), Ok(()));
+    check_sums(&pool).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn eviction_for_others_never_takes_a_namespace_below_its_guaranteed_share() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), patient()).await;
+    join(&pool, "only", 1, 32 * MIB).await;
+    let share = 100 * BLOCK;
+    let kept = Tenant::new(&pool, "kept", &[(Setting::Guaranteed, share)]).await;
+    let loud = Tenant::new(&pool, "loud", &[]).await;
+    // Its blocks are the oldest of the pool, and twice its share.
+    kept.fill(0..200).await;
+    for n in 0..1500 {
+        loud.put(n).await;
+        let resident = kept.balance().resident;
+        assert!(resident >= share, "{resident} of {share} bytes are left");
+    }
+    assert_eq!(kept.balance().resident, share, "the rest served others");
+    assert!(
+        (100..200).all(|n| kept.has(n)),
+        "the newest of its blocks stay"
+    );
+    // A block that needs contiguous room takes nothing of the share either.
+    loud.try_put(5000, 8 * MIB, Duration::from_secs(20))
+        .await
+        .unwrap();
+    assert_eq!(kept.balance().resident, share);
+    // The namespace's own puts may evict its blocks: they are its share.
+    pool.change_namespace("kept", |settings| {
+        settings.set(Setting::MemoryHard, Some(share));
+    })
+    .await
+    .unwrap();
+    kept.fill(1000..1100).await;
+    assert!((1000..1100).all(|n| kept.has(n)));
+    check_sums(&pool).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_over_a_soft_quota_leave_first_and_then_the_lowest_priority() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), patient()).await;
+    join(&pool, "only", 1, 32 * MIB).await;
+    let dear = Tenant::new(&pool, "dear", &[(Setting::Priority, 9)]).await;
+    let plain = Tenant::new(&pool, "plain", &[]).await;
+    let cheap = Tenant::new(&pool, "cheap", &[(Setting::Priority, 0)]).await;
+    let soft = Tenant::new(
+        &pool,
+        "soft",
+        &[(Setting::MemorySoft, 20 * BLOCK), (Setting::Priority, 9)],
+    )
+    .await;
+    dear.fill(0..100).await;
+    plain.fill(0..100).await;
+    cheap.fill(0..100).await;
+    soft.fill(0..100).await;
+    let left = |tenant: &Tenant| tenant.balance().blocks;
+    let mut n = 1000;
+    while left(&soft) > 20 {
+        plain.put(n).await;
+        n += 1;
+        assert!(n < 3000);
+        if left(&soft) > 20 {
+            assert_eq!(
+                (left(&dear), left(&cheap)),
+                (100, 100),
+                "others before what is over"
+            );
+        }
+    }
+    while left(&cheap) > 0 {
+        plain.put(n).await;
+        n += 1;
+        assert!(n < 3000);
+        if left(&cheap) > 0 {
+            assert_eq!(
+                (left(&dear), left(&soft)),
+                (100, 20),
+                "a higher class before a lower one"
+            );
+        }
+    }
+    for _ in 0..300 {
+        plain.put(n).await;
+        n += 1;
+    }
+    assert_eq!(
+        (left(&dear), left(&soft)),
+        (100, 20),
+        "its own class serves its puts"
+    );
+    check_sums(&pool).await;
+}
+
+/// The blocks lie in the common order when the namespace gets its first settings.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_hold_for_blocks_that_were_there_before_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let (first, store) = pool(directory.path(), patient()).await;
+    join(&first, "only", 1, 32 * MIB).await;
+    let early = Tenant::new(&first, "early", &[]).await;
+    let loud = Tenant::new(&first, "loud", &[]).await;
+    early.fill(0..100).await;
+    let changed = first.change_namespace("early", |settings| {
+        settings.set(Setting::Guaranteed, Some(100 * BLOCK));
+    });
+    changed.await.unwrap();
+    loud.fill(0..700).await;
+    assert_eq!(early.balance().blocks, 100);
+    drop((early, loud));
+    stop(first, store).await;
+    // And so after a restart, when leases of the term before protect everything for a while.
+    let (second, _store) = pool(directory.path(), patient()).await;
+    let node = join(&second, "only", 1, 32 * MIB).await;
+    assert_eq!(node.incarnation, Incarnation(1));
+    let [early, loud] = ["early", "loud"].map(|name| Tenant::of(&second, name));
+    loud.fill(1000..1700).await;
+    assert_eq!(early.balance().blocks, 100);
+    check_sums(&second).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quota_that_is_lowered_is_reached_by_eviction() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), patient()).await;
+    join(&pool, "only", 1, 32 * MIB).await;
+    let tenant = Tenant::new(&pool, "tenant", &[]).await;
+    tenant.fill(0..100).await;
+    let lowered = pool.change_namespace("tenant", |settings| {
+        settings.set(Setting::MemoryHard, Some(30 * BLOCK));
+    });
+    lowered.await.unwrap();
+    for _ in 0..500 {
+        if tenant.balance().memory <= 30 * BLOCK {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(tenant.balance().blocks, 30, "to the quota, and no further");
+    assert!(tenant.has(99) && !tenant.has(0));
+}
+
+/// Ten namespaces with quotas write five times the pool. `KVPOOL_TENANCY_SECONDS` says for how long
+/// they go on at least.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_namespaces_with_quotas_write_five_times_the_pool() {
+    const POOL: u64 = 64 * MIB;
+    const HARD: u64 = 8 * MIB;
+    const SHARE: u64 = 3 * MIB;
+    let seconds = std::env::var("KVPOOL_TENANCY_SECONDS").ok();
+    let seconds = seconds.and_then(|text| text.parse().ok()).unwrap_or(3);
+    let directory = tempfile::tempdir().unwrap();
+    let (first, store) = pool(directory.path(), patient()).await;
+    join(&first, "a", 1, POOL / 2).await;
+    join(&first, "b", 2, POOL / 2).await;
+    let mut tenants = Vec::new();
+    for number in 0..10 {
+        let quotas = [
+            (Setting::MemoryHard, HARD),
+            (Setting::MemorySoft, HARD / 2),
+            (Setting::Guaranteed, SHARE),
+            (Setting::Priority, number % 3),
+        ];
+        tenants.push(Tenant::new(&first, &format!("t{number}"), &quotas).await);
+    }
+    let begun = std::time::Instant::now();
+    let writers = tenants.iter().cloned().map(|tenant| {
+        tokio::spawn(async move {
+            let (mut written, mut n, mut was_full) = (0, 0, false);
+            while written < POOL / 2 || begun.elapsed().as_secs() < seconds {
+                let bytes = BLOCK - n % 1000;
+                let options = ReserveOptions {
+                    timeout: Duration::from_secs(30),
+                    ..ReserveOptions::default()
+                };
+                tenant.try_put_with(n, bytes, &options).await.unwrap();
+                (written, n) = (written + bytes, n + 1);
+                let balance = tenant.balance();
+                assert!(balance.memory <= HARD + BLOCK, "{} bytes", balance.memory);
+                was_full |= balance.resident >= SHARE;
+                assert!(
+                    !was_full || balance.resident + BLOCK >= SHARE,
+                    "{balance:?}"
+                );
+            }
+            written
+        })
+    });
+    let mut written = 0;
+    for writer in writers.collect::<Vec<_>>() {
+        written += writer.await.unwrap();
+    }
+    println!(
+        "{written} bytes written to a pool of {POOL}, in {:?}",
+        begun.elapsed()
+    );
+    assert!(written >= 5 * POOL);
+    check_sums(&first).await;
+    let before = balances(&first);
+    drop(tenants);
+    stop(first, store).await;
+    let (second, _store) = pool(directory.path(), patient()).await;
+    assert_eq!(second.balance(), second.counted_balance());
+    for (name, now) in balances(&second) {
+        assert_eq!(
+            (now.blocks, now.memory),
+            (before[&name].blocks, before[&name].memory),
+            "{name}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_namespace_is_changed_shown_and_deleted_and_stays_so_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let (first, store) = pool(directory.path(), patient()).await;
+    join(&first, "only", 1, 32 * MIB).await;
+    let kept = Tenant::new(&first, "kept", &[(Setting::Priority, 3)]).await;
+    let gone = Tenant::new(&first, "gone", &[(Setting::Priority, 4)]).await;
+    kept.fill(0..10).await;
+    gone.fill(0..10).await;
+    (0..10).for_each(|n| gone.lease(n));
+
+    let bad = first.change_namespace("kept", |settings| settings.set(Setting::Priority, Some(10)));
+    assert!(matches!(bad.await, Err(NamespaceRefused::Settings(_))));
+    let unknown = first.change_namespace("none", |_| {}).await;
+    assert_eq!(unknown, Err(NamespaceRefused::Code(Code::UnknownNamespace)));
+    let shown = first.namespace_view("kept").unwrap().known.settings;
+    assert_eq!(
+        shown,
+        set(&[(Setting::Priority, 3)]),
+        "a refused change changes nothing"
+    );
+    let changed = first.change_namespace("kept", |settings| {
+        settings.set(Setting::Priority, None);
+        settings.set(Setting::BlocksHard, Some(50));
+    });
+    assert_eq!(changed.await, Ok(set(&[(Setting::BlocksHard, 50)])));
+
+    assert_eq!(
+        first.delete_namespace("default", true).await,
+        Err(Code::InvalidArgument)
+    );
+    assert_eq!(
+        first.delete_namespace("none", true).await,
+        Err(Code::UnknownNamespace)
+    );
+    assert_eq!(
+        first.delete_namespace("gone", false).await,
+        Err(Code::NamespaceInUse)
+    );
+    assert!(
+        (0..10).all(|n| gone.has(n)),
+        "a refused deletion changes nothing"
+    );
+    gone.put(11).await;
+    // A put that is open ends, and its writer cannot bring the namespace back.
+    let keys = [key(12)];
+    let refs: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    let options = ReserveOptions::default();
+    let open = first.reserve(gone.id, &refs[..], &[Length(BLOCK)], &options);
+    let open = open.await.into_iter().next().unwrap().unwrap();
+    assert_eq!(first.delete_namespace("gone", true).await, Ok(11));
+    let late = first
+        .commit(gone.id, vec![item(&keys[0], BLOCK, open)])
+        .await;
+    assert_eq!(late, [Code::UnknownNamespace]);
+    let late = gone.try_put(13, BLOCK, Duration::from_millis(100)).await;
+    assert_eq!(late, Err(Code::UnknownNamespace));
+    assert_eq!(first.namespace("gone"), Err(Code::UnknownNamespace));
+    assert!((0..10).all(|n| kept.has(n)), "only its own blocks leave");
+    check_sums(&first).await;
+    let (gone_id, kept_id) = (gone.id, kept.id);
+    drop((kept, gone));
+    stop(first, store).await;
+
+    let (second, _store) = pool(directory.path(), patient()).await;
+    assert_eq!(second.namespace("gone"), Err(Code::UnknownNamespace));
+    assert_eq!(second.namespace("kept"), Ok(kept_id));
+    let shown = second.namespace_view("kept").unwrap();
+    assert_eq!(shown.known.settings, set(&[(Setting::BlocksHard, 50)]));
+    assert_eq!(shown.balance.blocks, 10);
+    let again = Tenant::new(&second, "gone", &[]).await;
+    assert!(again.id > gone_id, "an id is not used again");
+    assert_eq!(again.balance(), Balance::default());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_namespace_at_its_rate_is_refused_with_a_hint_and_no_other_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), patient()).await;
+    join(&pool, "only", 1, 32 * MIB).await;
+    let calls = Tenant::new(&pool, "calls", &[(Setting::Requests, 10)]).await;
+    let bytes = Tenant::new(&pool, "bytes", &[(Setting::Bytes, MIB)]).await;
+    let other = Tenant::new(&pool, "other", &[]).await;
+    // Nobody waits an hour for the next call of this test.
+    let taken = (0..1000).take_while(|_| pool.admit(calls.id, false).is_ok());
+    let taken = taken.count();
+    assert!((10..20).contains(&taken), "{taken} calls at once");
+    let (code, wait) = pool.admit(calls.id, true).unwrap_err();
+    assert_eq!(code, Code::RequestRate);
+    assert!(wait <= Duration::from_millis(101), "{wait:?}");
+    // A large call goes once, and is then paid for.
+    assert_eq!(pool.admit(bytes.id, true), Ok(()));
+    pool.moved(bytes.id, || 11 * MIB);
+    let (code, wait) = pool.admit(bytes.id, true).unwrap_err();
+    assert_eq!(code, Code::ByteRate);
+    assert!(
+        wait > Duration::from_secs(5) && wait < Duration::from_secs(11),
+        "{wait:?}"
+    );
+    assert_eq!(
+        pool.admit(bytes.id, false),
+        Ok(()),
+        "a call that moves nothing"
+    );
+    assert!((0..1000).all(|_| pool.admit(other.id, true).is_ok()));
+    tokio::time::sleep(Duration::from_millis(250)).await;
+    assert_eq!(pool.admit(calls.id, false), Ok(()), "the hint was right");
+    let cleared = pool.change_namespace("bytes", |settings| settings.set(Setting::Bytes, None));
+    cleared.await.unwrap();
+    assert_eq!(pool.admit(bytes.id, true), Ok(()));
+}
+
+/// The leases of a dead node's blocks, and the node in the table, change no account.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn quotas_and_shares_hold_beside_a_silent_node() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        suspect_after: Duration::from_millis(300),
+        drop_after: Duration::from_secs(1 << 21),
+        ..patient()
+    };
+    let (pool, _store) = pool(directory.path(), config).await;
+    let dead = join(&pool, "dead", 1, 16 * MIB).await;
+    let live = join(&pool, "live", 2, 16 * MIB).await;
+    let beating = {
+        let (pool, live) = (Arc::clone(&pool), Arc::clone(&live));
+        tokio::spawn(async move {
+            loop {
+                pool.heard(&live, Some(kvpool_master::membership::Reported::default()));
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+    };
+    let kept = Tenant::new(&pool, "kept", &[(Setting::Guaranteed, 100 * BLOCK)]).await;
+    let bounded = Tenant::new(&pool, "bounded", &[(Setting::MemoryHard, 50 * BLOCK)]).await;
+    let loud = Tenant::new(&pool, "loud", &[]).await;
+    kept.fill(0..100).await;
+    bounded.fill(0..50).await;
+    support::media::until("the node's silence", || !dead.is_readable()).await;
+    for n in 1000..1400 {
+        loud.put(n).await;
+        bounded.put(n).await;
+        assert!(bounded.balance().memory <= 50 * BLOCK);
+        assert!(kept.balance().resident >= 100 * BLOCK);
+    }
+    assert_eq!(
+        kept.balance().blocks,
+        100,
+        "the silent node's blocks count, and stay"
+    );
+    check_sums(&pool).await;
+    pool.drop_node(&dead);
+    for _ in 0..500 {
+        if pool.balance() == pool.counted_balance() && kept.balance().blocks < 100 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(
+        pool.balance(),
+        pool.counted_balance(),
+        "its charges ended with it"
+    );
+    beating.abort();
+}

@@ -1,0 +1,195 @@
+"""One buffer of a structured object: an array, a tensor, or bytes, and how it is found again in its bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mooncake import _tensor_format
+from mooncake._structured.chunks import Entry, Fill
+
+# What a bundle's metadata says of a buffer: `encoding`, and what that encoding needs.
+Spec = Mapping[str, Any]
+
+
+def numpy() -> Any:
+    """numpy, imported at first use."""
+    return importlib.import_module("numpy")
+
+
+def is_tensor(value: object) -> bool:
+    """Whether a value is a tensor of torch. torch is not imported for the question."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is an array of numpy, which is not imported for the question."""
+    module = sys.modules.get("numpy")
+    return module is not None and isinstance(value, module.ndarray)
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorObject:
+    """A tensor with its header in memory, as `get_tensor_into` leaves it there."""
+
+    ptr: int
+    size: int
+    owner: Any = None
+    batch_size: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RawDestination:
+    """Memory that a member is read into."""
+
+    ptr: int
+    size: int
+    owner: Any = None
+    pre_registered: bool = False
+
+
+def encode(name: str, value: Any) -> tuple[dict[str, Any], memoryview]:
+    """How a buffer is described, and its bytes. Raises TypeError for a value that has none."""
+    if isinstance(value, TensorObject):
+        if value.ptr <= 0 or value.size <= 0:
+            raise ValueError(f"the member {name} is {value.size} bytes at address {value.ptr}")
+        return {"encoding": "tensor_object"}, _tensor_format.memory_at(value.ptr, value.size)
+    if is_tensor(value):
+        if value.layout is not _tensor_format.torch_module().strided:
+            raise TypeError(f"the member {name} is a tensor of the layout {value.layout}")
+        dtype = str(value.dtype).removeprefix("torch.")
+        whole = value.detach().cpu().contiguous()
+        return {"encoding": "torch", "dtype": dtype, "shape": list(value.shape)}, tensor_bytes(whole)
+    if is_array(value):
+        if value.dtype.hasobject or value.dtype.names:
+            raise TypeError(f"the member {name} is an array of {value.dtype}, which is not plain numbers or text")
+        whole = numpy().ascontiguousarray(value)
+        return {"encoding": "ndarray", "dtype": value.dtype.str, "shape": list(value.shape)}, array_bytes(whole)
+    try:
+        view = memoryview(value)
+    except TypeError:
+        raise TypeError(f"the member {name} must be an array, a tensor or bytes, not {type(value).__name__}") from None
+    return {"encoding": "bytes"}, (view if view.contiguous else memoryview(bytes(view))).cast("B")
+
+
+def array_bytes(array: Any) -> memoryview:
+    """The memory of a contiguous array."""
+    if array.nbytes == 0:
+        return memoryview(bytearray())
+    return memoryview(array.reshape(-1).view(numpy().uint8)).cast("B")
+
+
+def tensor_bytes(tensor: Any) -> memoryview:
+    """The memory of a contiguous tensor of the host."""
+    if tensor.numel() == 0:
+        return memoryview(bytearray())
+    return memoryview(tensor.reshape(-1).view(_tensor_format.torch_module().uint8).numpy())
+
+
+@dataclasses.dataclass
+class Reading:
+    """A member that is read: the reads that it needs, and its value when they are done."""
+
+    fills: list[Fill]
+    value: Callable[[], Any]
+
+
+def reading(name: str, spec: Spec, entry: Entry, rows: Sequence[int] | None, into: Any) -> Reading:
+    """Plans to read a member, or those of its `rows` only, into new memory or the caller's."""
+    kind = spec.get("encoding")
+    if kind in ("ndarray", "torch"):
+        return _reading_array(name, spec, entry, rows, into)
+    if rows is not None:
+        raise ValueError(f"the member {name} is {kind}, which has no rows to select")
+    if kind not in ("bytes", "tensor_object"):
+        raise ValueError(f"the member {name} has the encoding {kind!r}, which this version does not know")
+    if isinstance(into, RawDestination):
+        return Reading([Fill(entry, 0, _raw_room(name, into, entry["bytes"]))], lambda: into)
+    if into is not None:
+        raise TypeError(f"the member {name} is {kind} and can be read into a raw_destination only")
+    data = bytearray(entry["bytes"])
+    fills = [Fill(entry, 0, memoryview(data))]
+    if kind == "bytes":
+        return Reading(fills, lambda: bytes(data))
+    return Reading(fills, lambda: _tensor_format.decode(memoryview(data)))
+
+
+def _reading_array(name: str, spec: Spec, entry: Entry, rows: Sequence[int] | None, into: Any) -> Reading:
+    shape = tuple(spec["shape"])
+    if rows is not None:
+        if not shape:
+            raise ValueError(f"the member {name} is one value, which has no rows to select")
+        shape = (len(rows), *shape[1:])
+    room: memoryview
+    if isinstance(into, RawDestination):
+        count = 1 if not spec["shape"] else max(spec["shape"][0], 1)
+        needed = entry["bytes"] if rows is None else entry["bytes"] // count * len(rows)
+        found, room = into, _raw_room(name, into, needed)
+    elif spec["encoding"] == "torch":
+        found = _tensor_for(name, spec, shape, into)
+        room = tensor_bytes(found)
+    else:
+        found = _array_for(name, spec, shape, into)
+        room = array_bytes(found)
+    if rows is None:
+        return Reading([Fill(entry, 0, room)], lambda: found)
+    width = room.nbytes // len(rows) if rows else 0
+    fills = [
+        Fill(entry, first * width, room[at * width : (at + count) * width]) for at, first, count in runs(rows)
+    ]
+    return Reading(fills, lambda: found)
+
+
+def _array_for(name: str, spec: Spec, shape: tuple[int, ...], into: Any) -> Any:
+    dtype = numpy().dtype(spec["dtype"])
+    if into is None:
+        return numpy().empty(shape, dtype)
+    if not is_array(into):
+        raise TypeError(f"the member {name} is an array: its destination must be one, or a raw_destination")
+    _same(name, "dtype", dtype, into.dtype)
+    _same(name, "shape", shape, into.shape)
+    if not into.flags.writeable or not into.flags.c_contiguous:
+        raise ValueError(f"the destination of the member {name} must be writeable and contiguous")
+    return into
+
+
+def _tensor_for(name: str, spec: Spec, shape: tuple[int, ...], into: Any) -> Any:
+    dtype = _tensor_format.dtype_of(spec["dtype"])
+    if into is None:
+        return _tensor_format.torch_module().empty(shape, dtype=dtype)
+    if not is_tensor(into):
+        raise TypeError(f"the member {name} is a tensor: its destination must be one, or a raw_destination")
+    _same(name, "dtype", dtype, into.dtype)
+    _same(name, "shape", shape, tuple(into.shape))
+    if into.device.type != "cpu" or not into.is_contiguous():
+        raise ValueError(f"the destination of the member {name} must be contiguous memory of the host")
+    return into.detach()
+
+
+def _same(name: str, what: str, wanted: object, given: object) -> None:
+    if wanted != given:
+        raise ValueError(f"the member {name} has the {what} {wanted}, its destination {given}")
+
+
+def _raw_room(name: str, into: RawDestination, needed: int) -> memoryview:
+    if into.ptr <= 0 or into.size < needed:
+        raise ValueError(f"the member {name} needs {needed} bytes, its destination at {into.ptr} has {into.size}")
+    return _tensor_format.memory_at(into.ptr, needed)
+
+
+def runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Rows in order, as runs of neighbours: the place in `rows`, the first row, and how many."""
+    if isinstance(rows, range) and rows.step == 1:
+        return [(0, rows.start, len(rows))] if rows else []
+    found: list[tuple[int, int, int]] = []
+    for at, row in enumerate(rows):
+        if found and found[-1][1] + found[-1][2] == row:
+            start, first, count = found[-1]
+            found[-1] = (start, first, count + 1)
+        else:
+            found.append((at, row, 1))
+    return found

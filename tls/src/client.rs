@@ -1,0 +1,141 @@
+//! The client's side: whom to trust, and what to present.
+
+use crate::error::TlsError;
+use crate::reload::Reloaded;
+use crate::server::Version;
+use crate::{ALPN_FRAMES, ALPN_GRPC, pem, provider};
+use rustls::ClientConfig;
+use rustls::client::Resumption;
+use rustls::pki_types::ServerName;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The files and names of a client. Without an authority there is no TLS.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientFiles {
+    /// The authorities of servers, PEM. The system's own are not trusted.
+    pub ca: Option<PathBuf>,
+    /// The certificate to present, PEM; only with a key.
+    pub cert: Option<PathBuf>,
+    /// Its private key, PEM.
+    pub key: Option<PathBuf>,
+    /// The name that every server's certificate must have, instead of the host that is called.
+    pub server_name: Option<String>,
+    /// The oldest version.
+    pub min_version: Version,
+}
+
+impl ClientFiles {
+    /// What the environment names: `KVPOOL_TLS_CA`, `KVPOOL_TLS_CERT`, `KVPOOL_TLS_KEY`,
+    /// `KVPOOL_TLS_SERVER_NAME` and `KVPOOL_TLS_MIN_VERSION`. An empty variable counts as none, and a
+    /// version that is none of ours as 1.3.
+    pub fn from_environment() -> Self {
+        let text = |name: &str| {
+            let value = std::env::var(format!("KVPOOL_TLS_{name}"));
+            value.ok().filter(|value| !value.is_empty())
+        };
+        Self {
+            ca: text("CA").map(PathBuf::from),
+            cert: text("CERT").map(PathBuf::from),
+            key: text("KEY").map(PathBuf::from),
+            server_name: text("SERVER_NAME"),
+            min_version: text("MIN_VERSION")
+                .and_then(|version| version.parse().ok())
+                .unwrap_or_default(),
+        }
+    }
+}
+
+/// See the module's documentation. Cheap to clone.
+#[derive(Clone)]
+pub struct ClientTls {
+    configs: Arc<Reloaded<Configs>>,
+    server_name: Option<ServerName<'static>>,
+}
+
+struct Configs {
+    grpc: Arc<ClientConfig>,
+    frames: Arc<ClientConfig>,
+}
+
+impl std::fmt::Debug for ClientTls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ClientTls({:?})", self.server_name)
+    }
+}
+
+impl ClientTls {
+    /// Reads the files; `None` where no authority is named.
+    pub fn open(files: &ClientFiles) -> Result<Option<Self>, TlsError> {
+        let Some(ca) = files.ca.clone() else {
+            return Ok(None);
+        };
+        if files.cert.is_some() != files.key.is_some() {
+            return Err(TlsError::Incomplete(
+                "a TLS certificate and its private key go together: name both, or none",
+            ));
+        }
+        let server_name = files.server_name.as_deref().map(server_name).transpose()?;
+        if let Some(key) = &files.key {
+            pem::warn_if_readable(key);
+        }
+        let watched = [Some(ca.clone()), files.cert.clone(), files.key.clone()];
+        let watched = watched.into_iter().flatten().collect();
+        let files = files.clone();
+        let configs = Reloaded::open(watched, move || {
+            Ok(Configs {
+                grpc: config(&files, &ca, ALPN_GRPC)?,
+                frames: config(&files, &ca, ALPN_FRAMES)?,
+            })
+        })?;
+        Ok(Some(Self {
+            configs: Arc::new(configs),
+            server_name,
+        }))
+    }
+
+    /// The configuration of the next handshake for gRPC.
+    pub fn grpc(&self) -> Arc<ClientConfig> {
+        Arc::clone(&self.configs.get().grpc)
+    }
+
+    /// The configuration of the next handshake for frames.
+    pub fn frames(&self) -> Arc<ClientConfig> {
+        Arc::clone(&self.configs.get().frames)
+    }
+
+    /// The name that the certificate of the server at `HOST:PORT` must have.
+    pub fn name_of(&self, authority: &str) -> Result<ServerName<'static>, TlsError> {
+        if let Some(name) = &self.server_name {
+            return Ok(name.clone());
+        }
+        let host = authority
+            .rsplit_once(':')
+            .map_or(authority, |(host, _)| host);
+        server_name(host.trim_start_matches('[').trim_end_matches(']'))
+    }
+}
+
+fn server_name(name: &str) -> Result<ServerName<'static>, TlsError> {
+    ServerName::try_from(name.to_owned()).map_err(|_| TlsError::BadName(name.to_owned()))
+}
+
+fn config(
+    files: &ClientFiles,
+    ca: &std::path::Path,
+    alpn: &[u8],
+) -> Result<Arc<ClientConfig>, TlsError> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(files.min_version.spoken())
+        .map_err(|error| TlsError::BadPair(error.to_string()))?
+        .with_root_certificates(pem::roots(ca)?);
+    let mut config = match (&files.cert, &files.key) {
+        (Some(cert), Some(key)) => builder
+            .with_client_auth_cert(pem::certificates(cert)?, pem::key(key)?)
+            .map_err(|error| TlsError::BadPair(error.to_string()))?,
+        _ => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![alpn.to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(config))
+}

@@ -1,0 +1,211 @@
+//! The server's side: what a port presents, and what it asks of its clients.
+
+use crate::error::TlsError;
+use crate::reload::Reloaded;
+use crate::{ALPN_FRAMES, ALPN_GRPC, ALPN_HTTP, pem, provider};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{ServerConfig, SupportedProtocolVersion, version};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The oldest version of TLS that is spoken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Version {
+    /// TLS 1.2.
+    #[serde(rename = "1.2")]
+    Tls12,
+    /// TLS 1.3.
+    #[default]
+    #[serde(rename = "1.3")]
+    Tls13,
+}
+
+impl Version {
+    pub(crate) const fn spoken(self) -> &'static [&'static SupportedProtocolVersion] {
+        static BOTH: [&SupportedProtocolVersion; 2] = [&version::TLS13, &version::TLS12];
+        static NEW: [&SupportedProtocolVersion; 1] = [&version::TLS13];
+        match self {
+            Self::Tls12 => &BOTH,
+            Self::Tls13 => &NEW,
+        }
+    }
+}
+
+impl std::str::FromStr for Version {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "1.2" => Ok(Self::Tls12),
+            "1.3" => Ok(Self::Tls13),
+            other => Err(format!("`{other}` is not 1.2 or 1.3")),
+        }
+    }
+}
+
+/// Which callers need a certificate of the authority. A certificate that is presented must be valid in
+/// any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClientAuth {
+    /// None is asked for.
+    None,
+    /// Store nodes and masters need one, at the port of a master.
+    Daemons,
+    /// Everybody needs one, but for the HTTP ports.
+    All,
+}
+
+impl std::str::FromStr for ClientAuth {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            "daemons" => Ok(Self::Daemons),
+            "all" => Ok(Self::All),
+            other => Err(format!("`{other}` is not none, daemons or all")),
+        }
+    }
+}
+
+/// The port that a handshake is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// gRPC and frames of a master.
+    Control,
+    /// Frames of a store node.
+    Data,
+    /// Probes, metrics and views. Probes have no certificate, so none is asked for.
+    Http,
+}
+
+/// The files of a server.
+#[derive(Clone, Debug)]
+pub struct ServerFiles {
+    /// The certificate and the intermediate ones, PEM.
+    pub cert: PathBuf,
+    /// Its private key, PEM.
+    pub key: PathBuf,
+    /// The authorities of clients, PEM.
+    pub client_ca: Option<PathBuf>,
+    /// Which clients need a certificate.
+    pub client_auth: ClientAuth,
+    /// The oldest version.
+    pub min_version: Version,
+}
+
+/// See the module's documentation. Cheap to clone.
+#[derive(Clone)]
+pub struct ServerTls {
+    configs: Arc<Reloaded<Configs>>,
+    client_auth: ClientAuth,
+}
+
+struct Configs {
+    control: Arc<ServerConfig>,
+    data: Arc<ServerConfig>,
+    http: Arc<ServerConfig>,
+}
+
+impl std::fmt::Debug for ServerTls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ServerTls({:?})", self.client_auth)
+    }
+}
+
+impl ServerTls {
+    /// Reads the files. Fails when they cannot be used, or when certificates are asked for and no
+    /// authority is named.
+    pub fn open(files: ServerFiles) -> Result<Self, TlsError> {
+        let client_auth = files.client_auth;
+        if client_auth != ClientAuth::None && files.client_ca.is_none() {
+            return Err(TlsError::Incomplete(
+                "client certificates are asked for: name their authority with --tls-ca",
+            ));
+        }
+        pem::warn_if_readable(&files.key);
+        let mut watched = vec![files.cert.clone(), files.key.clone()];
+        watched.extend(files.client_ca.clone());
+        let configs = Reloaded::open(watched, move || Configs::load(&files))?;
+        Ok(Self {
+            configs: Arc::new(configs),
+            client_auth,
+        })
+    }
+
+    /// The configuration of the next handshake on a port.
+    pub fn config(&self, port: Port) -> Arc<ServerConfig> {
+        let configs = self.configs.get();
+        Arc::clone(match port {
+            Port::Control => &configs.control,
+            Port::Data => &configs.data,
+            Port::Http => &configs.http,
+        })
+    }
+
+    /// Whether everybody needs a certificate.
+    pub fn asks_all(&self) -> bool {
+        self.client_auth == ClientAuth::All
+    }
+
+    /// Whether store nodes and masters need a certificate.
+    pub fn asks_daemons(&self) -> bool {
+        self.client_auth != ClientAuth::None
+    }
+}
+
+impl Configs {
+    fn load(files: &ServerFiles) -> Result<Self, TlsError> {
+        let (asked, needed) = match files.client_auth {
+            ClientAuth::None => (false, false),
+            ClientAuth::Daemons => (true, false),
+            ClientAuth::All => (true, true),
+        };
+        let build = |asked, needed, alpn: &[&[u8]]| config(files, asked, needed, alpn);
+        Ok(Self {
+            control: build(asked, needed, &[ALPN_GRPC, ALPN_FRAMES])?,
+            data: build(asked, needed, &[ALPN_FRAMES])?,
+            http: build(false, false, &[ALPN_HTTP, ALPN_GRPC])?,
+        })
+    }
+}
+
+fn config(
+    files: &ServerFiles,
+    asked: bool,
+    needed: bool,
+    alpn: &[&[u8]],
+) -> Result<Arc<ServerConfig>, TlsError> {
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(files.min_version.spoken())
+        .map_err(|error| TlsError::BadPair(error.to_string()))?;
+    let builder = match files.client_ca.as_deref().filter(|_| asked) {
+        None => builder.with_no_client_auth(),
+        Some(file) => {
+            let roots = Arc::new(pem::roots(file)?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
+            let verifier = if needed {
+                verifier
+            } else {
+                verifier.allow_unauthenticated()
+            };
+            let verifier = verifier.build().map_err(|error| TlsError::BadFile {
+                file: file.to_owned(),
+                reason: error.to_string(),
+            })?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let chain = pem::certificates(&files.cert)?;
+    let mut config = builder
+        .with_single_cert(chain, pem::key(&files.key)?)
+        .map_err(|error| TlsError::BadPair(error.to_string()))?;
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+    // A resumed session would skip the client's certificate. Connections are long, so that
+    // resumption saves little.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(Arc::new(config))
+}
