@@ -222,7 +222,8 @@ fn parse_master(text: &str) -> Result<String, String> {
         return Ok(format!("{scheme}://{host}:{port}"));
     }
     Err(format!(
-        "{text:?} is not a master address: write HOST:PORT, http://HOST:PORT, https://HOST:PORT or etcd://HOST:PORT/CLUSTER"
+        "{text:?} is not a master address: write HOST:PORT, http://HOST:PORT, https://HOST:PORT or \
+         etcd://HOST:PORT/CLUSTER"
     ))
 }
 

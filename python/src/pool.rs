@@ -42,6 +42,7 @@ pub(crate) use registration::Registration;
 pub(crate) use replicas::{ReplicaTask, change_name, state_name};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A connection to the pool. All threads of a process can share it.
 ///

@@ -295,7 +295,8 @@ impl Config {
                 return invalid(
                     "master",
                     format!(
-                        "`{master}` is not an address: write http://HOST:PORT, https://HOST:PORT, or etcd://HOST:PORT/CLUSTER"
+                        "`{master}` is not an address: write http://HOST:PORT, https://HOST:PORT, or \
+                         etcd://HOST:PORT/CLUSTER"
                     ),
                 );
             }

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A real Kubernetes of one node on this machine, in a network namespace that reaches nothing outside.
+"""A real Kubernetes of one node on this machine, in a network namespace that reaches nothing outside. Its commands:
 
-    cluster.py build           Kubernetes 1.20.2 from the source package of Debian 12 (6 to 12 minutes, once)
-    cluster.py up              starts it (20 s); needs root
-    cluster.py load ARCHIVE    imports an image
-    cluster.py down            ends it and removes its state
+* cluster.py build           builds Kubernetes 1.20.2 from Debian's source, once; 6 to 12 minutes.
+* cluster.py up              starts it (20 s); needs root.
+* cluster.py load ARCHIVE    imports an image.
+* cluster.py down            ends it and removes its state.
 
 KVPOOL_KUBERNETES (/var/cache/kvpool-kubernetes) keeps the programs, KVPOOL_KUBERNETES_STATE (/tmp/kvpool-kubernetes)
 the state: `kubeconfig`, the logs, the volumes. Commands for the cluster run in the network namespace `kvpool-k8s`.
@@ -324,7 +324,8 @@ def up():
         f"--container-runtime-endpoint=unix://{STATE}/containerd.sock", f"--root-dir={STATE}/kubelet",
         f"--cert-dir={STATE}/kubelet-certificates", "--cgroup-driver=cgroupfs", "--fail-swap-on=false",
         "--oom-score-adj=0", f"--node-ip={NODE}", "--hostname-override=node1", "--authorization-mode=AlwaysAllow",
-        "--anonymous-auth=true", "--eviction-hard=nodefs.available<1%", "--image-gc-high-threshold=100", f"--cluster-dns={NODE}",
+        "--anonymous-auth=true", "--eviction-hard=nodefs.available<1%",
+        "--image-gc-high-threshold=100", f"--cluster-dns={NODE}",
         "--cluster-domain=cluster.local",
     )
     parts.kubernetes(

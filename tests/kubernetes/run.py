@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Tests the Helm chart on a real Kubernetes.
 
-    tests/kubernetes/run.py --archive IMAGE.tar               builds and starts a cluster of its own (cluster.py)
-    tests/kubernetes/run.py --archive IMAGE.tar --keep        the same, and keeps the cluster for the next run
-    tests/kubernetes/run.py --kubeconfig FILE --image NAME:TAG --changed NAME:TAG --worker NAME:TAG
-                                                              uses a cluster whose hosts have the images
-    tests/kubernetes/run.py ... CASE...                       some cases: defaults etcd upgrade scale reinstall
+`run.py --archive IMAGE.tar` starts a cluster of its own (cluster.py). `--keep` keeps it for the next run.
+
+`run.py --kubeconfig FILE --image NAME:TAG --changed NAME:TAG --worker NAME:TAG` uses a cluster that has the images.
+
+Names of cases at the end run these alone: defaults etcd upgrade scale reinstall.
 
 It needs helm and kubectl: in the path, or named in KVPOOL_HELM and KVPOOL_KUBECTL. A cluster of its own needs root,
 buildah, and the package busybox-static for the worker's shell. The changed image is IMAGE with another label; the

@@ -194,7 +194,7 @@ async fn tasks_that_change_the_same_blocks_leave_each_with_its_replicas() {
         let held = holders(&client, 0..BOTH).await;
         assert!(held.iter().all(|nodes| nodes.len() == 2), "{held:?}");
         let seen = check_all(&client, 0..BOTH, 64 * KIB).await;
-        assert_eq!((seen.right, seen.wrong), (BOTH as usize, 0), "{seen:?}");
+        assert_eq!((seen.right as u64, seen.wrong), (BOTH, 0), "{seen:?}");
         empty_the_pool(&client).await.unwrap();
     }
 }

@@ -11,7 +11,8 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
 /// What is wrong with an `https://` address where no authority is known.
-pub const NO_AUTHORITY: &str = "the address is https://, and no authority is trusted: name its certificate with --tls-ca or KVPOOL_TLS_CA";
+pub const NO_AUTHORITY: &str = "the address is https://, and no authority is trusted: name its \
+    certificate with --tls-ca or KVPOOL_TLS_CA";
 
 /// The way to one server.
 #[derive(Clone, Debug)]

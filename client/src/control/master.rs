@@ -73,8 +73,8 @@ pub(super) const fn is_about_the_token(code: Code) -> bool {
 }
 
 impl Master {
-    /// The master at `address`, called with `tls` if the address asks for it, which is connected to when it is first called. The connection's
-    /// tasks run on `background`.
+    /// The master at `address`, called with `tls` if the address asks for it. The first call connects. The
+    /// connection's tasks run on `background`.
     pub(super) fn new(
         address: &str,
         spin: Duration,

@@ -34,7 +34,7 @@ impl Ledger {
         self.total
     }
 
-    /// True after [`Ledger::close`].
+    /// True after the account was closed.
     pub const fn is_closed(&self) -> bool {
         self.is_closed
     }

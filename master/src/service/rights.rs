@@ -4,7 +4,7 @@
 //!  gRPC call, frame ──► Bearer::allow ──► Operation's row ──► Allowed<request> ──► Calls
 //! ```
 //!
-//! The methods of `Calls` take an [`Allowed`] request, which nothing else makes. So a call that
+//! The methods of `Calls` take an `Allowed` request, which nothing else makes. So a call that
 //! nobody judged does not compile. ADR 0044 says why the roles are those of the table.
 
 mod bearer;
