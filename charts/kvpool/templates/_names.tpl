@@ -54,7 +54,7 @@ Each master has a Service of its own. Its address stays when the pod gets anothe
 {{- $masters := list -}}
 {{- range $i := until (int .Values.master.replicas) -}}
 {{- $host := printf "%s-master-%d.%s.svc" (include "kvpool.fullname" $root) $i $root.Release.Namespace -}}
-{{- $masters = append $masters (printf "http://%s:7070" $host) -}}
+{{- $masters = append $masters (printf "%s://%s:7070" (include "kvpool.scheme" $root) $host) -}}
 {{- end -}}
 {{- join "," $masters -}}
 {{- end }}

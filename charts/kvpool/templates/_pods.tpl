@@ -52,17 +52,17 @@ and a master reads its metadata.
 */}}
 {{- define "kvpool.probes" -}}
 startupProbe:
-  httpGet: {path: /healthz, port: http}
+  httpGet: {path: /healthz, port: http, scheme: {{ include "kvpool.scheme" .root | upper }}}
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: {{ div .startSeconds 2 }}
 livenessProbe:
-  httpGet: {path: /healthz, port: http}
+  httpGet: {path: /healthz, port: http, scheme: {{ include "kvpool.scheme" .root | upper }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
 readinessProbe:
-  httpGet: {path: /readyz, port: http}
+  httpGet: {path: /readyz, port: http, scheme: {{ include "kvpool.scheme" .root | upper }}}
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: 2

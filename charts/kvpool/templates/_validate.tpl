@@ -43,6 +43,13 @@ Sets of values that cannot work together, although each value alone could. A mes
 {{- if ne (empty $etcd.auth.user) (empty $etcd.auth.secretName) -}}
   {{- fail "etcd.auth.secretName: etcd.auth.user and the secret with its password go together" -}}
 {{- end -}}
+{{- $security := $v.security -}}
+{{- if not (or $security.tls.secretName $security.tokens.configMapName $security.insecure) -}}
+  {{- fail "security.insecure: false needs security.tls.secretName or security.tokens.configMapName" -}}
+{{- end -}}
+{{- if and $security.tokens.configMapName (not $security.tokens.issuer) -}}
+  {{- fail "security.tokens.issuer: name the issuer of the tokens, such as that of the cluster's service accounts" -}}
+{{- end -}}
 {{- if $node.hugepages -}}
   {{- range $node.segments -}}
     {{- if mod (include "kvpool.mebibytes" . | int64) 2 -}}
