@@ -333,6 +333,8 @@ fn master_arguments(plan: &Plan, listen: &str, directory: &Path) -> Vec<OsString
         listen.into(),
         "--http-listen".into(),
         ANY_PORT.into(),
+        // The pool listens on loopback, or in a network namespace that reaches nothing else.
+        "--insecure".into(),
         "--data-dir".into(),
         directory.join("master").into(),
         "--commit-ack".into(),
@@ -365,6 +367,7 @@ fn node_arguments(
         listen.into(),
         "--http-listen".into(),
         ANY_PORT.into(),
+        "--insecure".into(),
         "--name".into(),
         name.into(),
         "--segment".into(),
