@@ -26,7 +26,7 @@ _QUEUE = "kvmaster limits the bytes on their way to each SSD; the blocks behind 
 _PROMOTION = "a get of a block on SSD always brings it back to memory"
 _TASKS = "4096 tasks run at once, none of them has a deadline, and the leader keeps the last 16384 that ended"
 _REPLICAS = "kvmaster counts bytes, not requests: -- --hot-rate=1GiB turns further replicas of hot blocks on"
-_TENANTS = "namespaces are always kept apart, and have no quotas"
+_TENANTS = "namespaces are always kept apart; `kvctl namespace` sets their quotas"
 _EVENTS = "kvpool publishes no events of keys"
 _LOGGED = "kvmaster always keeps a log and snapshots, in -- --data-dir=DIR or in etcd"
 _FABRIC = "kvpool has no segments on NVMe over fabrics"
