@@ -101,6 +101,15 @@ const MECHANISMS: &[Mechanism] = &[
         test: "absent_expired_and_foreign_certificates_are_refused",
     },
     Mechanism {
+        invariant: 5,
+        what: "an old image at another node leaves the holder its medium",
+        file: "master/src/pool/tiering/attach.rs",
+        on: "Answer::Reset(is_holder.then_some(known.id))",
+        off: "Answer::Reset((is_holder || true).then_some(known.id))",
+        package: "kvpool-master",
+        test: "an_old_image_at_another_node_does_not_cost_the_holder_its_medium",
+    },
+    Mechanism {
         invariant: 8,
         what: "eviction for others leaves a guaranteed share",
         file: "master/src/directory/evict_tenants.rs",
