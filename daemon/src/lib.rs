@@ -26,6 +26,7 @@ pub mod probe;
 pub mod signals;
 pub mod telemetry;
 pub mod tls;
+pub mod tokens;
 
 pub use bind::{BindError, Exposed, Guards, bind, refuse_if_exposed};
 pub use config::{ConfigError, load, print_config};

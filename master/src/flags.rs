@@ -3,7 +3,6 @@
 
 use crate::config::CommitAck;
 use crate::directory::Policy;
-use kvpool_daemon::http_guard::HttpOpen;
 use kvpool_daemon::telemetry::LogFormat;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -98,27 +97,6 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     accept_empty_store: bool,
-    /// Ask callers for a token that one of the keys in this JWKS file has signed; a changed file is read
-    /// again. Requires --auth-issuer and --auth-policy [default: nobody needs a token]
-    #[arg(long, value_name = "FILE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    auth_jwks: Option<PathBuf>,
-    /// Issuer of tokens: their claim iss
-    #[arg(long, value_name = "URL")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    auth_issuer: Option<String>,
-    /// Audience of tokens: one of their claim aud [default: kvpool]
-    #[arg(long, value_name = "NAME")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    auth_audience: Option<String>,
-    /// Policy that gives roles to tokens: a TOML file, read again when it changes
-    #[arg(long, value_name = "FILE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    auth_policy: Option<PathBuf>,
-    /// HTTP paths that need no token: health, metrics, both, or none [default: health]
-    #[arg(long, value_name = "PATHS", value_delimiter = ',')]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    auth_http_open: Option<Vec<HttpOpen>>,
     /// Answer a commit when it is on stable storage (durable), or at once (memory). With memory, a crash
     /// loses about the last 50 ms of commits; if the disk or etcd stalls, up to about 32,768 commits
     /// [default: durable]
@@ -208,6 +186,9 @@ pub struct Flags {
     #[command(flatten)]
     #[serde(flatten)]
     tls: kvpool_daemon::tls::Flags,
+    #[command(flatten)]
+    #[serde(flatten)]
+    tokens: kvpool_daemon::tokens::Flags,
     /// Write the addresses to this file as JSON when the master serves
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]

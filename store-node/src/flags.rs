@@ -1,7 +1,6 @@
 //! The command line of kvstore-node. What is not given comes from the environment, the file, or the
 //! defaults.
 
-use kvpool_daemon::http_guard::HttpOpen;
 use kvpool_daemon::telemetry::LogFormat;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -107,27 +106,6 @@ pub struct Flags {
     /// Maximum number of data connections at once [default: 1024]
     #[arg(long, value_name = "N")]
     max_connections: Option<usize>,
-    /// Ask data connections and HTTP callers for a token that one of the keys in this JWKS file has signed;
-    /// a changed file is read again. Requires --auth-issuer and --auth-policy [default: nobody needs a token]
-    #[arg(long, value_name = "FILE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    auth_jwks: Option<PathBuf>,
-    /// Issuer of tokens: their claim iss
-    #[arg(long, value_name = "URL")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    auth_issuer: Option<String>,
-    /// Audience of tokens: one of their claim aud [default: kvpool]
-    #[arg(long, value_name = "NAME")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    auth_audience: Option<String>,
-    /// Policy that gives roles to tokens: a TOML file, read again when it changes
-    #[arg(long, value_name = "FILE")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    auth_policy: Option<PathBuf>,
-    /// HTTP paths that need no token: health, metrics, both, or none [default: health]
-    #[arg(long, value_name = "PATHS", value_delimiter = ',')]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    auth_http_open: Option<Vec<HttpOpen>>,
     /// After SIGTERM, wait this long for work in progress [default: 10s]
     #[arg(long, value_name = "TIME")]
     drain_timeout: Option<String>,
@@ -141,6 +119,9 @@ pub struct Flags {
     #[command(flatten)]
     #[serde(flatten)]
     tls: kvpool_daemon::tls::Flags,
+    #[command(flatten)]
+    #[serde(flatten)]
+    tokens: kvpool_daemon::tokens::Flags,
     /// Write the addresses to this file, as JSON, once the node serves
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
