@@ -358,3 +358,29 @@ async fn a_block_that_every_node_has_needs_no_further_replica() {
         "{alone:?}"
     );
 }
+
+/// `--replica-bandwidth`: after one block the source has spent its bytes for a day.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_sends_no_more_than_its_bandwidth() {
+    for (bandwidth, most) in [(1, 1), (0, 3)] {
+        let directory = tempfile::tempdir().unwrap();
+        let config = Config {
+            replica_bandwidth: bytesize::ByteSize(bandwidth),
+            ..Config::default()
+        };
+        let (pool, _) = pool(directory.path(), config).await;
+        let _a = join(&pool, "a", 1).await;
+        for number in 1..=3 {
+            put(&pool, &key(number)).await;
+        }
+        let b = join(&pool, "b", 2).await;
+        for number in 1..=3 {
+            begin(&pool, Change::Copy, None, &key(number)).await;
+        }
+        let first = b.next().await;
+        pool.pulled(&b.node, &[(first.ticket, Code::Ok)]);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let ordered = 1 + b.pulls.lock().len();
+        assert_eq!(ordered, most, "pulls at {bandwidth} bytes a second");
+    }
+}
