@@ -21,7 +21,7 @@ fn problem(medium: &MediumStats) -> Option<String> {
                 .to_owned()
         }
         "slow" => format!(
-            "is too slow: its {copies} copies are misses for now. Check the disk and what else uses it"
+            "is too slow: its {copies} copies are misses until it is fast again. Check the disk and what else uses it"
         ),
         "gone" => format!(
             "has failed: its {copies} copies are misses. Replace the disk and restart the node with \

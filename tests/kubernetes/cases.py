@@ -45,8 +45,8 @@ def defaults(pool):
     say(f"kvctl bench from a pod, every block verified: {summary(report)}")
     doctor = pool.shell("kvctl doctor", check=False).stdout
     assert any("shm" in line and "taken" in line for line in doctor.splitlines()), doctor
-    pool.shell("yes shared | head -c 1000000 > /work/block; kvctl --transport shm put shared /work/block")
-    pool.shell("kvctl --transport shm get shared -o /work/copy; cmp /work/block /work/copy")
+    pool.shell("yes shared | head -c 1000000 > /scratch/block; kvctl --transport shm put shared /scratch/block")
+    pool.shell("kvctl --transport shm get shared -o /scratch/copy; cmp /scratch/block /scratch/copy")
     say("a worker pod put and got a block with --transport shm")
 
     keys = [f"kept/{number}" for number in range(20)]
@@ -105,33 +105,33 @@ def upgrade(pool):
         pool.start_worker(masters=masters)
         keys = [f"early/{number}" for number in range(60)]
         put_blocks(pool, keys, 262144)
-        pool.shell("rm -f /work/stop /work/report.*; : > /work/acknowledged; : > /work/failed")
+        pool.shell("rm -f /scratch/stop /scratch/report.*; : > /scratch/acknowledged; : > /scratch/failed")
         puts = pool.start_shell(
-            "number=0; while [ ! -e /work/stop ]; do number=$((number + 1)); "
-            "if put load/$number 65536 2>> /work/failed; then echo load/$number >> /work/acknowledged; fi; done"
+            "number=0; while [ ! -e /scratch/stop ]; do number=$((number + 1)); "
+            "if put load/$number 65536 2>> /scratch/failed; then echo load/$number >> /scratch/acknowledged; fi; done"
         )
         load = pool.start_shell(
-            "number=0; while [ ! -e /work/stop ]; do number=$((number + 1)); "
+            "number=0; while [ ! -e /scratch/stop ]; do number=$((number + 1)); "
             "kvctl --timeout 30s bench --duration 5s --threads 1 --batch 4 --block-size 64KiB --working-set 8MiB "
-            "--verify-every 1 --json /work/report.$number > /work/bench 2>&1 || cat /work/bench >> /work/failed; done"
+            "--verify-every 1 --json /scratch/report.$number > /scratch/bench 2>&1 || cat /scratch/bench >> /scratch/failed; done"
         )
         begun = time.monotonic()
         pool.release(values, image=pool.asked.changed)
         pool.wait("every pod has the changed image", lambda: images(pool) == {pool.asked.changed})
         seconds = time.monotonic() - begun
         time.sleep(3)
-        pool.shell("echo > /work/stop")
+        pool.shell("echo > /scratch/stop")
         puts.communicate(timeout=120)
         load.communicate(timeout=120)
         reports = [json.loads(text) for text in pool.shell(
-            "for file in /work/report.*; do busybox tr -d '\\n' < $file; echo; done"
+            "for file in /scratch/report.*; do busybox tr -d '\\n' < $file; echo; done"
         ).stdout.splitlines()]
         bad = [problem for report in reports if (problem := lost(report))]
         assert reports and not bad, f"{len(reports)} loads, with {bad}"
         blocks = sum(report[call]["blocks"] for report in reports for call in ("put", "get"))
-        failed = pool.shell("cat /work/failed").stdout.strip()
+        failed = pool.shell("cat /scratch/failed").stdout.strip()
         assert not failed, f"puts failed: {failed[:1000]}"
-        written = pool.shell("cat /work/acknowledged").stdout.split()
+        written = pool.shell("cat /scratch/acknowledged").stdout.split()
         assert len(written) > 20, f"only {len(written)} puts in {seconds:.0f} s"
         lost_keys = sorted(set(keys) - set(present(pool, keys, 262144)))
         lost_keys += sorted(set(written) - set(present(pool, written, 65536)))

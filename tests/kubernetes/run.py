@@ -140,7 +140,7 @@ class Pool:
                         "env": [{"name": "KVPOOL_MASTER", "value": self.masters(masters)}],
                         "volumeMounts": [
                             {"name": "kvpool", "mountPath": "/run/kvpool"},
-                            {"name": "work", "mountPath": "/work"},
+                            {"name": "work", "mountPath": "/scratch"},
                             {"name": "work", "mountPath": "/tmp"},
                         ],
                     }
@@ -174,11 +174,11 @@ class Pool:
 
 # A block's bytes follow from its key, so that a reader needs no other copy: `bytes KEY COUNT`.
 SHELL = """
-export PATH=/usr/local/bin:/bin HOME=/work
+export PATH=/usr/local/bin:/bin HOME=/scratch
 for applet in yes head cat cmp seq wc grep sleep rm; do eval "$applet() { busybox $applet \\"\\$@\\"; }"; done
 bytes() { busybox yes "$1" | busybox head -c "$2"; }
 put() { bytes "$1" "$2" | kvctl --timeout 30s put "$1" - > /dev/null; }
-same() { kvctl --timeout 10s get "$1" > /work/got 2> /work/why && bytes "$1" "$2" | busybox cmp - /work/got; }
+same() { kvctl --timeout 10s get "$1" > /scratch/got 2> /scratch/why && bytes "$1" "$2" | busybox cmp - /scratch/got; }
 """
 
 

@@ -3372,7 +3372,7 @@ pub enum MediumState {
     MediumReady = 0,
     /// no room, or no writes: copies are read, none is added
     MediumReadOnly = 1,
-    /// copies are not read for now
+    /// copies are not read until the disk is fast again
     MediumSlow = 2,
     MediumGone = 3,
 }
