@@ -48,4 +48,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "two_tasks_never_bring_a_block_to_one_node_or_drop_one_replica_twice",
     },
+    Mechanism {
+        invariant: 6,
+        what: "a source sends no more than the bandwidth of replicas",
+        file: "master/src/pool/term_start.rs",
+        on: "replicas::Replicas::new(config.replica_bandwidth.0)",
+        off: "replicas::Replicas::new(config.replica_bandwidth.0 & 0)",
+        package: "kvpool-master",
+        test: "a_source_sends_no_more_than_its_bandwidth",
+    },
 ];
