@@ -384,3 +384,43 @@ async fn a_source_sends_no_more_than_its_bandwidth() {
         assert_eq!(ordered, most, "pulls at {bandwidth} bytes a second");
     }
 }
+
+/// A hard-pinned block leaves a node that is taken out of service, although all others were used later.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_makes_room_for_a_pinned_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), Config::default()).await;
+    let a = join(&pool, "a", 1).await;
+    let pinned = ReserveOptions {
+        hard_pin: true,
+        ..ReserveOptions::default()
+    };
+    let granted = reserve_with(&pool, &key(1), BLOCK, &pinned).await.unwrap();
+    assert_eq!(commit(&pool, &key(1), BLOCK, granted).await, [Code::Ok]);
+    let b = join(&pool, "b", 2).await;
+    let on_b = ReserveOptions {
+        hints: kvpool_master::placement::PlacementHints {
+            replicas: 1,
+            preferred: vec![NodeName("b".into())],
+            host: None,
+        },
+        ..ReserveOptions::default()
+    };
+    // Both nodes are full of later blocks.
+    for number in 0..130 {
+        let filler = Key::parse(&format!("filler-{number}")).unwrap();
+        if let Ok(granted) = reserve_with(&pool, &filler, BLOCK, &on_b).await {
+            assert_eq!(commit(&pool, &filler, BLOCK, granted).await, [Code::Ok]);
+        }
+    }
+    let task = pool.drain_node(&NodeName("a".into())).await.unwrap();
+    let mut seen = 0;
+    while !holders(&pool, &key(1)).contains(&"b".to_owned()) {
+        let pull = b.next().await;
+        pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+        seen += 1;
+        assert!(seen < 200, "{:?}", pool.replica_tasks(&[task.id]));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(a);
+}

@@ -359,13 +359,11 @@ impl Pool {
     }
 
     /// Asks the evictor for room on a target. A block that is older than every block that could leave
-    /// for it stays where it is.
+    /// for it stays where it is, unless it is hard-pinned.
     fn make_room(&self, task: &Task, target: &Arc<StoreNode>, found: &Found) -> Step {
-        if self
-            .directory
-            .first_tick()
-            .is_none_or(|first| found.tick <= first)
-        {
+        let first = self.directory.first_tick();
+        let is_oldest = first.is_none_or(|first| found.tick <= first);
+        if is_oldest && !found.moved.hard_pin {
             let why = "the targets are full of blocks that were used later".to_owned();
             return Step::Ended(Outcome::Failed(Code::Full, why));
         }
