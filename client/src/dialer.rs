@@ -48,10 +48,11 @@ impl Dialer {
                 checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
                 token: Token::default(),
             },
-            credentials,
+            credentials: credentials.clone(),
             rdma,
             tcp: tcp::ConnectOptions {
                 connections: tcp_connections.max(1),
+                token: tcp::TokenSource::new(move || credentials.current().token),
                 ..tcp::ConnectOptions::default()
             },
             tls,

@@ -112,7 +112,7 @@ async fn resolve(addr: &str, what: &str) -> Result<SocketAddr, BindError> {
 }
 
 /// What guards the ports of a daemon.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Guards {
     /// The ports speak TLS.
     pub tls: bool,
@@ -134,37 +134,41 @@ pub struct Exposed {
 }
 
 /// Judges the ports of a daemon: on loopback all is well. Beyond it, either guard is enough to start, and
-/// without both only `insecure` is. Logs one warning about what is left open.
+/// without both only `insecure` is. Logs what is left open: one warning for ports with the same guards.
 ///
 /// # Errors
 ///
 /// [`Exposed`] for the first port that nothing guards.
 pub fn refuse_if_exposed(
-    ports: &[(&'static str, SocketAddr)],
-    guards: Guards,
+    ports: &[(&'static str, SocketAddr, Guards)],
     insecure: bool,
 ) -> Result<(), Exposed> {
     let is_exposed = |addr: &SocketAddr| !addr.ip().to_canonical().is_loopback();
-    let Some(&(what, addr)) = ports.iter().find(|(_, addr)| is_exposed(addr)) else {
-        return Ok(());
-    };
-    match (guards.tls, guards.tokens) {
-        (true, true) => {}
-        (true, false) => tracing::warn!(
-            %addr,
-            "callers from other hosts are not identified: anyone who reaches this port can use the pool; \
-             set --tls-client-auth all"
-        ),
-        (false, true) => tracing::warn!(
-            %addr,
-            "listening beyond loopback without TLS: tokens and blocks can be read on the way"
-        ),
-        (false, false) if insecure => tracing::warn!(
-            %addr,
-            "--insecure: listening beyond loopback without TLS and without tokens: anyone who reaches this \
-             port can use the pool"
-        ),
-        (false, false) => return Err(Exposed { what, addr }),
+    let mut told = None;
+    for &(what, addr, guards) in ports.iter().filter(|(_, addr, _)| is_exposed(addr)) {
+        if !(guards.tls || guards.tokens || insecure) {
+            return Err(Exposed { what, addr });
+        }
+        if told.replace(guards) == Some(guards) {
+            continue;
+        }
+        match (guards.tls, guards.tokens) {
+            (true, true) => {}
+            (true, false) => tracing::warn!(
+                %addr,
+                "{what}: callers from other hosts are not identified, so anyone who reaches this port can use \
+                 it; set --auth-jwks, or for the pool's own port --tls-client-auth all"
+            ),
+            (false, true) => tracing::warn!(
+                %addr,
+                "{what} listens beyond loopback without TLS: tokens and blocks can be read on the way"
+            ),
+            (false, false) => tracing::warn!(
+                %addr,
+                "--insecure: {what} listens beyond loopback without TLS and without tokens: anyone who reaches \
+                 it can use the pool"
+            ),
+        }
     }
     Ok(())
 }
@@ -231,10 +235,10 @@ mod tests {
         };
         let refused = |addr: &str, guards, insecure| {
             let ports = [
-                ("the HTTP port", "127.0.0.1:1".parse().unwrap()),
-                ("the gRPC port", addr.parse().unwrap()),
+                ("the HTTP port", "127.0.0.1:1".parse().unwrap(), none),
+                ("the gRPC port", addr.parse().unwrap(), guards),
             ];
-            refuse_if_exposed(&ports, guards, insecure).is_err()
+            refuse_if_exposed(&ports, insecure).is_err()
         };
         for (addr, is_open) in [
             ("127.0.0.1:1", false),
@@ -249,10 +253,12 @@ mod tests {
             assert!(!refused(addr, tls, false), "{addr}");
             assert!(!refused(addr, tokens, false), "{addr}");
         }
-        let ports = [("the gRPC port", "0.0.0.0:1".parse().unwrap())];
-        let said = refuse_if_exposed(&ports, none, false)
-            .unwrap_err()
-            .to_string();
+        // Every port needs a guard of its own.
+        let ports = [
+            ("the data port", "0.0.0.0:2".parse().unwrap(), tls),
+            ("the gRPC port", "0.0.0.0:1".parse().unwrap(), none),
+        ];
+        let said = refuse_if_exposed(&ports, false).unwrap_err().to_string();
         for part in ["the gRPC port", "0.0.0.0:1", "--tls-cert", "--insecure"] {
             assert!(said.contains(part), "{said}");
         }

@@ -69,15 +69,20 @@ impl Server {
         let address = advertised.as_ref();
         let address = address.map_or_else(String::new, |own| format!("{}{own}", tls.scheme()));
         let authority = config.auth()?.map(Authority::open).transpose()?;
-        let ports = [
-            ("the gRPC port", addresses.0),
-            ("the HTTP port", addresses.1),
-        ];
-        let guards = Guards {
+        // HTTP ports ask for no certificate.
+        let by_token = Guards {
             tls: tls.server.is_some(),
-            tokens: authority.is_some() || tls.knows_callers(),
+            tokens: authority.is_some(),
         };
-        refuse_if_exposed(&ports, guards, config.insecure)?;
+        let guards = Guards {
+            tokens: by_token.tokens || tls.knows_callers(),
+            ..by_token
+        };
+        let ports = [
+            ("the gRPC port", addresses.0, guards),
+            ("the HTTP port", addresses.1, by_token),
+        ];
+        refuse_if_exposed(&ports, config.insecure)?;
         let ready_file = config.ready_file.clone();
         let clock = Arc::new(BootClock);
         let metrics = Arc::new(Metrics::new()?);

@@ -31,7 +31,8 @@ async fn measure(store: &EtcdStore, what: &str, records: usize, groups: usize) {
     times.sort_unstable();
     let at = |percent: usize| times[(times.len() - 1) * percent / 100];
     println!(
-        "{what}, {records} records a group: p50 {:.2?} p99 {:.2?} max {:.2?}, {:.0} groups/s, {:.0} records/s, {:.1} MB/s",
+        "{what}, {records} records a group: p50 {:.2?} p99 {:.2?} max {:.2?}, \
+         {:.0} groups/s, {:.0} records/s, {:.1} MB/s",
         at(50),
         at(99),
         at(100),

@@ -167,15 +167,20 @@ impl Node {
         let authority = config.auth()?.map(Authority::open).transpose()?;
         let credentials = config.token_file.as_deref();
         let credentials = credentials.map_or_else(Credentials::default, Credentials::file);
-        let ports = [
-            ("the data port", data_address),
-            ("the HTTP port", http_address),
-        ];
-        let guards = Guards {
+        // HTTP ports ask for no certificate.
+        let by_token = Guards {
             tls: tls.server.is_some(),
-            tokens: authority.is_some() || tls.knows_callers(),
+            tokens: authority.is_some(),
         };
-        refuse_if_exposed(&ports, guards, config.insecure)?;
+        let guards = Guards {
+            tokens: by_token.tokens || tls.knows_callers(),
+            ..by_token
+        };
+        let ports = [
+            ("the data port", data_address, guards),
+            ("the HTTP port", http_address, by_token),
+        ];
+        refuse_if_exposed(&ports, config.insecure)?;
 
         let name = match config.name.as_str() {
             "" => config::default_name(data_address.port()),

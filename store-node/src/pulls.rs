@@ -255,9 +255,11 @@ impl Shared {
             tracing::warn!(address, %error, "another node cannot be called");
             error.code
         })?;
+        let credentials = self.credentials.clone();
         let options = tcp::ConnectOptions {
             connections: CONNECTIONS,
             tls,
+            token: tcp::TokenSource::new(move || credentials.current().token),
             ..tcp::ConnectOptions::default()
         };
         let found = address.to_socket_addrs().map_err(|error| {

@@ -113,7 +113,8 @@ def upgrade(pool):
         load = pool.start_shell(
             "number=0; while [ ! -e /scratch/stop ]; do number=$((number + 1)); "
             "kvctl --timeout 30s bench --duration 5s --threads 1 --batch 4 --block-size 64KiB --working-set 8MiB "
-            "--verify-every 1 --json /scratch/report.$number > /scratch/bench 2>&1 || cat /scratch/bench >> /scratch/failed; done"
+            "--verify-every 1 --json /scratch/report.$number > /scratch/bench 2>&1 "
+            "|| cat /scratch/bench >> /scratch/failed; done"
         )
         begun = time.monotonic()
         pool.release(values, image=pool.asked.changed)

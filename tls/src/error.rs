@@ -33,3 +33,10 @@ pub enum TlsError {
     #[error("`{0}` is not a server name: give a DNS name or an IP address")]
     BadName(String),
 }
+
+/// Whether a handshake failed because this side does not accept the peer's certificate.
+#[must_use]
+pub fn is_certificate_refusal(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+    matches!(cause, Some(rustls::Error::InvalidCertificate(_)))
+}

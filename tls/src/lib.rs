@@ -27,7 +27,7 @@ mod session;
 pub mod testing;
 
 pub use client::{ClientFiles, ClientTls};
-pub use error::TlsError;
+pub use error::{TlsError, is_certificate_refusal};
 pub use handshake::{ServerHandshake, connect_socket};
 pub use rustls;
 pub use server::{ClientAuth, Port, ServerFiles, ServerTls, Version};

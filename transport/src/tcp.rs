@@ -20,5 +20,5 @@ mod server;
 mod session;
 
 pub(crate) use lane::open;
-pub use link::{ConnectOptions, connect, connect_with};
+pub use link::{ConnectOptions, TokenSource, connect, connect_with};
 pub use server::{Server, ServerHandle, ServerOptions};

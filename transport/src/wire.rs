@@ -35,11 +35,16 @@ impl Wire {
         self.tls = Some(Box::new(session));
     }
 
-    /// Reads what has arrived and never waits.
-    pub(crate) fn receive_now(&self, room: &mut [u8]) -> io::Result<usize> {
-        let receive = |room: &mut [u8]| {
-            let received = rustix::net::recv(&self.socket, room, RecvFlags::DONTWAIT);
-            Ok(received.map(|(_, count)| count)?)
+    /// Reads what has arrived and never waits. Takes at most `budget` bytes from the socket, and lowers it:
+    /// records without plaintext must not keep the caller busy.
+    pub(crate) fn receive_now(&self, room: &mut [u8], budget: &mut usize) -> io::Result<usize> {
+        let mut receive = |room: &mut [u8]| {
+            let most = room.len().min(*budget);
+            let room = room.get_mut(..most).filter(|room| !room.is_empty());
+            let room = room.ok_or(io::ErrorKind::InvalidData)?;
+            let (_, count) = rustix::net::recv(&self.socket, room, RecvFlags::DONTWAIT)?;
+            *budget -= count;
+            Ok(count)
         };
         match &self.tls {
             None => receive(room),
@@ -149,6 +154,10 @@ impl DataTls {
             }),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 Err(crate::outcomes::deadline_exceeded())
+            }
+            // A certificate that is wrong now is wrong at the next attempt too, and the node is healthy.
+            Err(error) if kvpool_tls::is_certificate_refusal(&error) => {
+                Err(invalid(format!("TLS with {address}: {error}")))
             }
             Err(error) => Err(unreachable(format!("TLS with {address}: {error}"))),
         }

@@ -285,7 +285,8 @@ fn unfit(medium: &MediumFacts, node: &str) -> Option<Alert> {
         "slow" => (
             Severity::Warning,
             format!(
-                "is too slow: its {copies} copies are misses until it is fast again. Check the disk and what else uses it"
+                "is too slow: its {copies} copies are misses until it is fast again. \
+                 Check the disk and what else uses it"
             ),
         ),
         "gone" => (

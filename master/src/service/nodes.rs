@@ -1,8 +1,8 @@
 //! The gRPC service for store nodes: one session for each node.
 
 use super::framed::Origin;
-use super::refused::Refused;
-use super::rights::{Bearer, Operation, bearer_of};
+use super::refused::{Refused, refused};
+use super::rights::{Bearer, Operation, Who, bearer_of};
 use super::status::status;
 use crate::leadership::Seat;
 use crate::membership::{Outbox, Registration, Reported, StoreNode};
@@ -60,12 +60,12 @@ impl proto::nodes_server::Nodes for NodesService {
         let origin = request.extensions().get::<Origin>().cloned();
         if self.needs_certificate && !origin.as_ref().is_some_and(Origin::has_certificate) {
             return Err(status(
-                Code::InvalidArgument,
+                Code::Unauthenticated,
                 "this master takes store nodes with a certificate only: pass --tls-cert, --tls-key and --tls-ca",
             ));
         }
         let bearer = bearer_of(&self.seat.guard, request.metadata());
-        check_node(&bearer, None)?;
+        check_node(&bearer, "")?;
         let mut inbox = request.into_inner();
         // The quarantine's requests bound the messages to a node, and hold that memory. This
         // channel does not.
@@ -100,14 +100,18 @@ impl proto::nodes_server::Nodes for NodesService {
                     return;
                 }
             };
+            // The policy may have changed since the call began.
+            let who = match check_node(&bearer, &first.name) {
+                Ok(who) => who,
+                Err(refused) => {
+                    let _left = outbox.send(Err(refused.into()));
+                    return;
+                }
+            };
             match begin(&pool, &first, &outbox).await {
                 Ok((node, session)) => {
                     drop(outbox);
-                    // Noted here: who connects without registering leaves no line.
-                    if check_node(&bearer, Some(&first.name)).is_err() {
-                        pool.detach(&node, session);
-                        return;
-                    }
+                    who.note(Operation::Session, &first.name, Ok(()));
                     tokio::select! {
                         () = converse(&pool, &node, session, &mut inbox, bearer) => {}
                         _ = stopped.wait_for(|stopped| *stopped) => {}
@@ -116,6 +120,8 @@ impl proto::nodes_server::Nodes for NodesService {
                 }
                 Err(RegisterError { code, message }) => {
                     tracing::warn!(node = ?first.name, %code, message, "node refused");
+                    let why = refused(code, message.clone());
+                    who.note(Operation::Session, &first.name, Err(&why));
                     let refusal = proto::Refusal {
                         code: code.to_wire().into(),
                         message,
@@ -129,14 +135,14 @@ impl proto::nodes_server::Nodes for NodesService {
     }
 }
 
-/// Whether the holder of `bearer` may be a store node. With a name the registration is noted.
-fn check_node(bearer: &Bearer, registers: Option<&str>) -> Result<(), Refused> {
+/// The caller behind `bearer`, if it may be a store node. A refusal leaves an audit line about the node `name`.
+fn check_node(bearer: &Bearer, name: &str) -> Result<Who, Refused> {
     let who = bearer.who()?;
-    let outcome = who.may(Operation::Session, "");
-    if let Some(name) = registers {
-        who.note(Operation::Session, name, outcome.as_ref().map(|_| ()));
+    if let Err(refused) = who.may(Operation::Session, "") {
+        who.note(Operation::Session, name, Err(&refused));
+        return Err(refused);
     }
-    outcome
+    Ok(who)
 }
 
 fn send(outbox: &Outbox, body: ToNode) {
@@ -284,7 +290,7 @@ async fn converse(
             continue;
         }
         // Heartbeats come all the time, so a session ends soon after its token or its right does.
-        if let Err(refused) = check_node(&bearer, None) {
+        if let Err(refused) = check_node(&bearer, "") {
             tracing::warn!(node = %node.name, code = %refused.code, refused.message, "node session ended");
             return;
         }

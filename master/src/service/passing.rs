@@ -6,7 +6,7 @@ use kvpool_proto as proto;
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_tls::ClientTls;
 use kvpool_tls::grpc::GrpcWay;
-use kvpool_types::Code;
+use kvpool_types::{Code, MediumId};
 use parking_lot::Mutex;
 use proto::MAX_MESSAGE_BYTES;
 use std::time::Duration;
@@ -35,6 +35,11 @@ pub(super) trait Called: Send + 'static {
     fn namespace(&self) -> &str {
         self.caller().map_or("", |caller| &caller.namespace)
     }
+
+    /// What an audit line names: the namespace, or the object of the request.
+    fn about(&self) -> String {
+        self.namespace().to_owned()
+    }
 }
 
 /// The span of a call that is answered or passed on here, below the caller's span.
@@ -46,7 +51,7 @@ pub(super) fn call_span(name: &'static str, request: &impl Called) -> Span {
 }
 
 macro_rules! called {
-    ($($request:ident: $operation:ident)*) => {
+    ($($request:ident: $operation:ident $(, $name:ident)?)*) => {
         $(impl Called for proto::$request {
             fn caller(&self) -> Option<&proto::Caller> {
                 self.caller.as_ref()
@@ -55,6 +60,10 @@ macro_rules! called {
             fn operation(&self) -> Operation {
                 Operation::$operation
             }
+
+            $(fn about(&self) -> String {
+                self.$name.clone()
+            })?
         })*
     };
 }
@@ -73,12 +82,25 @@ called! {
     DescribeRequest: Describe
     ReportReplicasRequest: ReportReplicas
     StatsRequest: Stats
-    DetachMediumRequest: DetachMedium
     ChangeReplicasRequest: ChangeReplicas
-    DrainNodeRequest: DrainNode
+    DrainNodeRequest: DrainNode, name
     ClusterRequest: Cluster
-    ChangeNamespaceRequest: ChangeNamespace
-    DeleteNamespaceRequest: DeleteNamespace
+    ChangeNamespaceRequest: ChangeNamespace, name
+    DeleteNamespaceRequest: DeleteNamespace, name
+}
+
+impl Called for proto::DetachMediumRequest {
+    fn caller(&self) -> Option<&proto::Caller> {
+        self.caller.as_ref()
+    }
+
+    fn operation(&self) -> Operation {
+        Operation::DetachMedium
+    }
+
+    fn about(&self) -> String {
+        MediumId::from_slice(&self.medium_id).map_or_else(String::new, |id| id.to_string())
+    }
 }
 
 impl Called for proto::CreateNamespaceRequest {

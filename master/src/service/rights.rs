@@ -10,7 +10,7 @@
 mod bearer;
 mod table;
 
-pub(super) use bearer::{Allowed, Bearer, bearer_of, pass_on};
+pub(super) use bearer::{Allowed, Bearer, Who, bearer_of, pass_on};
 pub use table::{Need, Operation, Via};
 
 use kvpool_auth::{Authority, Identity, TokenError};

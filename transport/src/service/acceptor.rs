@@ -35,8 +35,10 @@ use std::time::{Duration, Instant};
 
 /// The most callers at a time. Above it the oldest is closed.
 const MOST_CALLERS: usize = 256;
-/// The largest meta part of a hello, in bytes. Only the token has a variable length.
-pub(crate) const MAX_HELLO_BYTES: u64 = 8 << 10;
+/// The largest meta part of a hello, in bytes: a token of 8 KiB, and 256 bytes for the rest.
+pub(crate) const MAX_HELLO_BYTES: u64 = (8 << 10) + 256;
+/// The most bytes that are taken from a caller, after its TLS handshake: a hello in a record or two.
+const MAX_CALLER_BYTES: usize = 64 << 10;
 /// How long a refused caller stays connected to read the reason.
 const LINGER: Duration = Duration::from_millis(500);
 /// The bytes read from a refused caller at a time, and discarded.
@@ -57,6 +59,8 @@ struct Caller {
     /// With its session once the TLS handshake is complete.
     socket: Wire,
     until: Instant,
+    /// The bytes that may still be taken from it.
+    budget: usize,
     stage: Stage,
 }
 
@@ -183,6 +187,7 @@ impl Acceptor {
         let caller = Caller {
             socket: socket.into(),
             until: Instant::now() + self.shared.serve.handshake(),
+            budget: MAX_CALLER_BYTES,
             stage,
         };
         self.callers.insert(number, caller);
@@ -269,6 +274,7 @@ impl Acceptor {
         let caller = Caller {
             socket,
             until: Instant::now() + LINGER,
+            budget: 0,
             stage: Stage::Leaving,
         };
         self.callers.insert(number, caller);
@@ -286,7 +292,7 @@ impl Caller {
                     Err(error) => return CallerEvent::End(End::Io(error)),
                 },
                 Stage::Header(bytes) => {
-                    if let Err(seen) = fill(&self.socket, bytes, HEADER_BYTES) {
+                    if let Err(seen) = fill(&self.socket, &mut self.budget, bytes, HEADER_BYTES) {
                         return seen;
                     }
                     let Some(head) = bytes.first_chunk() else {
@@ -299,7 +305,7 @@ impl Caller {
                 }
                 Stage::Meta(header, bytes) => {
                     let wanted = Length(header.meta.into()).as_usize();
-                    if let Err(seen) = fill(&self.socket, bytes, wanted) {
+                    if let Err(seen) = fill(&self.socket, &mut self.budget, bytes, wanted) {
                         return seen;
                     }
                     return CallerEvent::Whole(FirstFrame {
@@ -347,13 +353,18 @@ fn check(head: &[u8; HEADER_BYTES]) -> Result<Header, ReceiveError> {
     })
 }
 
-/// Reads until `bytes` holds `wanted` bytes.
-fn fill(socket: &Wire, bytes: &mut Vec<u8>, wanted: usize) -> Result<(), CallerEvent> {
+/// Reads until `bytes` holds `wanted` bytes; fails once `budget` is spent.
+fn fill(
+    socket: &Wire,
+    budget: &mut usize,
+    bytes: &mut Vec<u8>,
+    wanted: usize,
+) -> Result<(), CallerEvent> {
     while bytes.len() < wanted {
         let have = bytes.len();
         bytes.resize(wanted, 0);
         let room = bytes.get_mut(have..).unwrap_or_default();
-        let received = socket.receive_now(room);
+        let received = socket.receive_now(room, budget);
         let count = received.as_ref().map_or(0, |count| *count);
         bytes.truncate(have + count);
         match received {

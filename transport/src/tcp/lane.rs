@@ -26,7 +26,7 @@ use std::time::Instant;
 
 pub(super) struct TcpLane {
     address: SocketAddr,
-    /// Sent on each connection. Names the incarnation found by the first connection.
+    /// Sent on each connection, with the present token. Names the incarnation found by the first connection.
     hello: Hello,
     options: ConnectOptions,
     state: Mutex<TcpLaneState>,
@@ -285,7 +285,7 @@ impl TcpLane {
         let deadline = Instant::now() + self.options.reconnect;
         let (socket, reply) = open(
             self.address,
-            &self.hello,
+            &self.options.token.renew(&self.hello),
             deadline,
             self.options.tls.as_ref(),
         )?;

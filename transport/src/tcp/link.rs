@@ -12,7 +12,7 @@ use crate::timer::Timer;
 use crate::wire::DataTls;
 use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::wire::data::{Hello, HelloReply};
-use kvpool_types::{Checksum, Epoch, Extent, Incarnation};
+use kvpool_types::{Checksum, Epoch, Extent, Incarnation, Token};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,6 +31,34 @@ pub struct ConnectOptions {
     pub reconnect: Duration,
     /// How TLS is spoken; `None` for a plain port.
     pub tls: Option<DataTls>,
+    /// The token of connections that the link opens later than its first one.
+    pub token: TokenSource,
+}
+
+/// Where a link that opens connections gets the present token. A token may be renewed while a link lives.
+#[derive(Clone, Default)]
+pub struct TokenSource(Option<Arc<dyn Fn() -> Token + Send + Sync>>);
+
+impl TokenSource {
+    /// Asks `current` for each connection.
+    pub fn new(current: impl Fn() -> Token + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(current)))
+    }
+
+    /// `hello` with the present token. Without a source it keeps its own.
+    pub(super) fn renew(&self, hello: &Hello) -> Hello {
+        let own = || hello.token.clone();
+        Hello {
+            token: self.0.as_ref().map_or_else(own, |current| current()),
+            ..hello.clone()
+        }
+    }
+}
+
+impl std::fmt::Debug for TokenSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TokenSource")
+    }
 }
 
 impl Default for ConnectOptions {
@@ -39,6 +67,7 @@ impl Default for ConnectOptions {
             connections: 2,
             reconnect: Duration::from_secs(2),
             tls: None,
+            token: TokenSource::default(),
         }
     }
 }

@@ -39,12 +39,16 @@ impl Calls {
             .map_err(|error| refused(Code::InvalidArgument, error.to_string()))?;
         let name = namespace.name.clone();
         let is_new = self.pool.namespace(&name).is_err();
-        if is_new {
-            who.may(Operation::CreateNamespace, &name)?;
-        }
         let settings = read_settings(&request.settings)?;
-        if settings != NamespaceSettings::default() {
-            who.may(Operation::ChangeNamespace, &name)?;
+        let has_settings = settings != NamespaceSettings::default();
+        for (operation, is_asked) in [
+            (Operation::CreateNamespace, is_new),
+            (Operation::ChangeNamespace, has_settings),
+        ] {
+            if is_asked && let Err(refused) = who.may(operation, &name) {
+                who.note(operation, &name, Err(&refused));
+                return Err(refused);
+            }
         }
         let created = self
             .pool

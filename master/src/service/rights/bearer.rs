@@ -155,7 +155,7 @@ impl Bearer {
             Ok(()) => Ok(Allowed { request, who }),
             Err(refused) => {
                 if operation.is_audited() {
-                    who.note(operation, namespace, Err(&refused));
+                    who.note(operation, &request.about(), Err(&refused));
                 }
                 Err(refused)
             }
