@@ -1,5 +1,6 @@
 //! The client for callers without an async runtime: the same operations, each of which blocks.
 
+mod namespaces;
 mod replica_tasks;
 
 use crate::api::{

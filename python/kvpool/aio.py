@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -344,6 +344,26 @@ class Pool:
     async def wait_replica_task(self, id: int, timeout: float) -> kvpool.ReplicaTask | None:
         """As `kvpool.Pool.wait_replica_task`."""
         return await self._threads.run(self._pool.wait_replica_task, id, timeout)
+
+    async def create_namespace(self, namespace: kvpool.Namespace, settings: Mapping[str, int] | None = None) -> bool:
+        """As `kvpool.Pool.create_namespace`. A cancelled call may still create it."""
+        return await self._threads.run(self._pool.create_namespace, namespace, settings or {})
+
+    async def change_namespace(self, name: str, settings: Mapping[str, int | None]) -> kvpool.NamespaceInfo:
+        """As `kvpool.Pool.change_namespace`. A cancelled call may still change it."""
+        return await self._threads.run(self._pool.change_namespace, name, settings)
+
+    async def delete_namespace(self, name: str, *, blocks: bool = False) -> int:
+        """As `kvpool.Pool.delete_namespace`. A cancelled call may still delete it."""
+        return await self._threads.run(self._pool.delete_namespace, name, blocks=blocks)
+
+    async def namespace(self, name: str) -> kvpool.NamespaceInfo:
+        """As `kvpool.Pool.namespace`."""
+        return await self._threads.run(self._pool.namespace, name)
+
+    async def namespaces(self) -> list[kvpool.NamespaceInfo]:
+        """As `kvpool.Pool.namespaces`."""
+        return await self._threads.run(self._pool.namespaces)
 
     async def stats(self) -> kvpool.Stats:
         """As `kvpool.Pool.stats`."""

@@ -39,8 +39,8 @@ mod _native {
     use crate::mooncake::store::{BufferHandle, ObjectStore};
     #[pymodule_export]
     use crate::pool::{
-        Description, Lease, Limits, Listed, Listing, Node, Pool, Prefix, Registration, Replica,
-        ReplicaTask, Segment, Stats,
+        Description, Lease, Limits, Listed, Listing, NamespaceInfo, Node, Pool, Prefix,
+        Registration, Replica, ReplicaTask, Segment, Stats,
     };
     #[pymodule_export]
     use crate::view::View;

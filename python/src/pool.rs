@@ -7,6 +7,7 @@ mod answers;
 mod buffers;
 mod lease;
 mod listing;
+mod namespaces;
 mod open;
 mod options;
 mod outcomes;
@@ -32,6 +33,7 @@ use kvpool_client::{
 use kvpool_types::{Code, Key, Length, Offset};
 pub(crate) use lease::{Lease, Prefix};
 pub(crate) use listing::Listing;
+pub(crate) use namespaces::NamespaceInfo;
 use open::{Connection, Open};
 pub(crate) use options::Whole;
 use options::{ConnectTimes, Names, PutWords, connect_options, some_seconds};
