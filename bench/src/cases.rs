@@ -74,6 +74,29 @@ pub(crate) enum Pool {
     Restarted,
     /// Full; the node with nine tenths of its blocks is killed, the other one stays.
     NodeLost,
+    /// As the main pool, and guarded.
+    Guarded(Guard),
+    /// As the pool of keys, and guarded.
+    GuardedKeys(Guard),
+}
+
+/// How a pool is guarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Guard {
+    /// It asks for tokens.
+    Tokens,
+    /// Every port speaks TLS.
+    Tls,
+}
+
+impl Pool {
+    /// How it is guarded.
+    pub(crate) const fn guard(self) -> Option<Guard> {
+        match self {
+            Self::Guarded(guard) | Self::GuardedKeys(guard) => Some(guard),
+            _ => None,
+        }
+    }
 }
 
 /// The calls of a case.
@@ -126,6 +149,8 @@ pub(crate) enum Bare {
         streams: usize,
         /// Whether the two ends of each connection share one core, another for each connection.
         pinned: bool,
+        /// Whether rustls encrypts them.
+        tls: bool,
     },
     /// A round trip with requests and answers of these sizes, in bytes.
     Ping {
@@ -205,6 +230,8 @@ pub(crate) enum Bound {
     /// As many bare TCP connections as the client has, at most two. More connections are not faster on
     /// machines with few cores.
     StreamsAsUsed,
+    /// The same, encrypted by rustls.
+    TlsStreamsAsUsed,
     /// Another case.
     Case(String),
     /// One flush of the disk plus one and a half times another case.
@@ -302,6 +329,11 @@ impl Case {
         slots >= batch.max(FEWEST)
             && slots.is_multiple_of(blocks.group)
             && slots * blocks.bytes <= span
+    }
+
+    /// Whether its pool is guarded, so that it runs only with `--secured`.
+    pub(crate) const fn is_secured(&self) -> bool {
+        self.place.pool.guard().is_some()
     }
 
     /// Whether it takes long or much memory, so that it runs only with `--large`.

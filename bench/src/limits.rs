@@ -9,13 +9,14 @@ mod far;
 mod flush;
 mod ping;
 mod stream;
+pub(crate) mod tls;
 mod touch;
 
 pub(crate) use copy::{Copies, Shape};
 pub(crate) use far::Far;
 pub(crate) use flush::Flush;
 pub(crate) use ping::Ping;
-pub(crate) use stream::Streams;
+pub(crate) use stream::{Plan, Streams};
 pub(crate) use touch::first_touch;
 
 /// The first message of a connection to the far process.
@@ -34,6 +35,8 @@ struct Opening {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Stream,
+    /// A stream that rustls encrypts.
+    TlsStream,
     Ping,
     /// A ping whose ends poll.
     SpinningPing,
@@ -53,6 +56,7 @@ impl Opening {
             Purpose::Stream => 0,
             Purpose::Ping => 1,
             Purpose::SpinningPing => 2,
+            Purpose::TlsStream => 3,
         });
         let values = [self.first, self.second, self.core.unwrap_or(ANY_CORE)];
         for (number, value) in numbers.chunks_exact_mut(8).zip(values) {
@@ -71,6 +75,7 @@ impl Opening {
                 0 => Purpose::Stream,
                 1 => Purpose::Ping,
                 2 => Purpose::SpinningPing,
+                3 => Purpose::TlsStream,
                 _ => return None,
             },
             first: u64::from_le_bytes(*first),
@@ -83,14 +88,19 @@ impl Opening {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::security::Material;
     use crate::window::Window;
     use std::net::Ipv4Addr;
     use std::time::Duration;
 
     #[test]
     fn openings_read_back() {
-        let purposes = [Purpose::Stream, Purpose::Ping, Purpose::SpinningPing];
-        for (purpose, core) in purposes.into_iter().zip([None, Some(0), Some(1)]) {
+        for (purpose, core) in [
+            (Purpose::Stream, None),
+            (Purpose::Ping, Some(0)),
+            (Purpose::SpinningPing, Some(1)),
+            (Purpose::TlsStream, None),
+        ] {
             let opening = Opening {
                 purpose,
                 first: 1 << 40,
@@ -104,10 +114,27 @@ mod tests {
 
     #[test]
     fn every_limit_runs_against_a_far_end() {
-        let far = Far::listen(Ipv4Addr::LOCALHOST.into()).unwrap();
-        for (count, pinned) in [(1, false), (2, false), (2, true)] {
-            let streams = Streams::open(far.address(), count, pinned, 4 << 20, 2 << 20);
-            let mut streams = streams.unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let material = Material::make(directory.path()).unwrap();
+        let (cert, key) = material.pair();
+        let server = tls::server(&cert, &key).unwrap();
+        let client = tls::client(&material.ca()).unwrap();
+        let far = Far::listen(Ipv4Addr::LOCALHOST.into(), server).unwrap();
+        for (count, pinned, encrypts) in [
+            (1, false, false),
+            (2, false, false),
+            (2, true, false),
+            (1, false, true),
+            (2, false, true),
+        ] {
+            let plan = Plan {
+                count,
+                pinned,
+                tls: encrypts.then_some(&client),
+                bytes: 4 << 20,
+                span: 2 << 20,
+            };
+            let mut streams = Streams::open(far.address(), &plan).unwrap();
             let source = vec![1; 2 << 20];
             for _ in 0..3 {
                 assert!(streams.round(&source).unwrap() > Duration::ZERO);

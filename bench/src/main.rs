@@ -24,6 +24,7 @@ mod pools;
 mod report;
 mod run;
 mod runner;
+mod security;
 mod usage;
 mod veth;
 mod window;

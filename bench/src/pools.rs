@@ -1,11 +1,12 @@
 //! The pools of a run and their blocks. A pool starts when the first case needs it.
 
-use super::agent::protocol::{Live, Set};
+use super::agent::protocol::{Connect, Live, Set, Way};
 use super::cases::{Blocks, Kept, Pool};
+use super::security::{Access, Material};
 use super::usage::{self, Resident};
 use super::veth::Veth;
 use anyhow::{Context as _, bail};
-use kvctl::cluster::{Cluster, CommitAck, Eviction, LOOPBACK, Plan, Policy, Ssd};
+use kvctl::cluster::{Cluster, CommitAck, Eviction, LOOPBACK, Plan, Policy, Security, Ssd};
 use kvctl::connection::{Connection, control_error};
 use kvpool_client::{Client, PoolStats};
 use std::collections::HashMap;
@@ -27,6 +28,8 @@ pub(super) const WINDOW_BYTES: u64 = 128 * MIB;
 #[derive(Debug)]
 pub(super) struct Running {
     cluster: Option<Cluster>,
+    /// What clients present to the pool.
+    access: Access,
     connection: Connection,
     /// A client for statistics; no case is measured with it.
     client: Client,
@@ -48,10 +51,10 @@ impl Pool {
         let window = WINDOW_BYTES.min(span);
         let node_bytes = match self {
             // The room of removed blocks is free only after their leases.
-            Self::Main => 3 * span + 2 * window,
+            Self::Main | Self::Guarded(_) => 3 * span + 2 * window,
             Self::Durable | Self::Fresh => 2 * span + window,
             Self::Local => 0,
-            Self::Keys => 64 * MIB,
+            Self::Keys | Self::GuardedKeys(_) => 64 * MIB,
             Self::Million => 256 * MIB,
             // The reserve, a twentieth of the pool, has room for some of the largest batches, as in a real
             // pool.
@@ -81,6 +84,7 @@ impl Pool {
             ssd: None,
             keep: false,
             host: LOOPBACK,
+            security: Security::default(),
         }
     }
 }
@@ -101,8 +105,14 @@ impl Running {
         ssd: Option<u64>,
         connection: &Connection,
         veth: Option<&Veth>,
+        material: &Material,
     ) -> anyhow::Result<Self> {
         let mut plan = pool.plan(span);
+        let access = pool.guard().map(|guard| material.access(guard));
+        let access = access.unwrap_or_default();
+        if let Some(guard) = pool.guard() {
+            plan.security = material.flags(guard);
+        }
         plan.ssd = ssd.map(|bytes| Ssd { bytes, dwpd: None });
         let mut cluster = {
             let _inside = veth.map(Veth::enter_far).transpose()?;
@@ -111,7 +121,8 @@ impl Running {
             }
             Cluster::start(&plan).await?
         };
-        let connection = connection.with_master(cluster.master());
+        let mut connection = connection.with_master(cluster.master());
+        access.apply(&mut connection);
         let runtime = veth.map(|_| runtime()).transpose()?;
         let client = match &runtime {
             Some(runtime) => {
@@ -124,6 +135,7 @@ impl Running {
         cluster.joined(&client, &plan).await?;
         let mut running = Self {
             cluster: Some(cluster),
+            access,
             connection,
             client,
             runtime,
@@ -141,6 +153,7 @@ impl Running {
     pub(super) async fn foreign(connection: &Connection) -> anyhow::Result<Self> {
         Ok(Self {
             cluster: None,
+            access: Access::of(connection),
             connection: connection.clone(),
             client: connection.connect().await?,
             runtime: None,
@@ -152,6 +165,24 @@ impl Running {
     /// The master's address.
     pub(super) fn address(&self) -> &str {
         self.connection.master()
+    }
+
+    /// A client of the pool, to be connected.
+    pub(super) fn connect(
+        &self,
+        name: String,
+        way: Way,
+        remembers: bool,
+        spin: Duration,
+    ) -> Connect {
+        Connect {
+            name,
+            master: self.address().to_owned(),
+            access: self.access.clone(),
+            way,
+            remembers,
+            spin,
+        }
     }
 
     /// A directory that is deleted with the pool.

@@ -37,6 +37,9 @@ pub(crate) struct Args {
     /// Add the cases with 1,000,000 blocks in a pool
     #[arg(long)]
     large: bool,
+    /// Add the cases of pools that ask for tokens, and of pools with TLS
+    #[arg(long)]
+    secured: bool,
     /// Give each store node an SSD medium of this size, beside its memory
     #[arg(long, value_name = "SIZE")]
     ssd: Option<ByteSize>,
@@ -167,6 +170,7 @@ async fn measure(
 fn select(all: &[Case], args: &Args, foreign: bool) -> Vec<Case> {
     all.iter()
         .filter(|case| args.large || !case.is_large())
+        .filter(|case| args.secured || !case.is_secured())
         .filter(|case| !foreign || !case.needs_own_pool())
         .filter(|case| {
             args.only.is_empty() || args.only.iter().any(|part| case.id.contains(part.as_str()))
@@ -235,6 +239,23 @@ mod tests {
         let large = "exist/8192/1000000".to_owned();
         assert!(!names(&[], false).contains(&large));
         assert!(names(&["--large"], false).contains(&large));
+    }
+
+    #[test]
+    fn cases_of_guarded_pools_run_only_with_secured() {
+        let guarded = |name: &String| name.starts_with("tokens/") || name.starts_with("tls/");
+        assert!(!names(&[], false).iter().any(guarded));
+        let secured = names(&["--secured"], false);
+        for name in [
+            "tokens/shm/get/32x1MiB",
+            "tokens/exist/1",
+            "tls/tcp/get/32x1MiB",
+            "tls/exist/1",
+        ] {
+            assert!(secured.contains(&name.to_owned()), "{name}");
+        }
+        assert!(!secured.iter().any(|name| name.starts_with("tls/shm/")));
+        assert!(!names(&["--secured"], true).iter().any(guarded));
     }
 
     #[test]

@@ -5,11 +5,12 @@ mod scenarios;
 mod sets;
 
 use super::agent::Handle;
-use super::agent::protocol::{Answer, Command, Connect, Live, Order, Set, Work};
+use super::agent::protocol::{Answer, Command, Live, Order, Set, Work};
 use super::cases::{Bound, Case, Copier, Metric, Place, Pool, SMALL, What};
 use super::pairing::Pairs;
 use super::pools::{Running, WINDOW_BYTES};
 use super::report::{Cpu, Row};
+use super::security::Material;
 use super::usage;
 use super::veth::Veth;
 use super::window::{Measured, Window, now_ns};
@@ -82,6 +83,8 @@ pub(crate) struct Runner {
     fastest: HashMap<String, Copier>,
     /// The start of the next gets, by the tag of the set.
     cursors: HashMap<String, u64>,
+    /// The files of guarded pools.
+    material: Material,
     // Declared after the processes: their logs are in it.
     directory: TempDir,
 }
@@ -113,13 +116,16 @@ impl Runner {
         };
         try_join_all([&near, &far].map(Handle::greeting)).await?;
         let host = veth.map_or(LOOPBACK, |_| Veth::far_address());
-        let Answer::Listens(address) = far.call(&Command::Listen { host }).await? else {
+        let material = Material::make(directory.path())?;
+        let (cert, key) = material.pair();
+        let listen = Command::Listen { host, cert, key };
+        let Answer::Listens(address) = far.call(&listen).await? else {
             bail!("{} did not report a listening port", far.name());
         };
         let span = settings.span;
         for agent in [&near, &far] {
-            let far = address;
-            agent.call(&Command::Reach { span, far }).await?;
+            let (far, ca) = (address, material.ca());
+            agent.call(&Command::Reach { span, far, ca }).await?;
         }
         Ok(Self {
             settings,
@@ -130,6 +136,7 @@ impl Runner {
             pools: HashMap::new(),
             fastest: HashMap::new(),
             cursors: HashMap::new(),
+            material,
             directory,
         })
     }
@@ -289,13 +296,7 @@ impl Runner {
                     .and_then(|blocks| running.sets.get(&blocks.tag()))
                     .context("no block to get")?;
                 let command = Command::ConnectMore {
-                    like: Connect {
-                        name: String::new(),
-                        master: running.address().to_owned(),
-                        way: case.place.way,
-                        remembers: true,
-                        spin: Duration::ZERO,
-                    },
+                    like: running.connect(String::new(), case.place.way, true, Duration::ZERO),
                     set: set.clone(),
                     count: 8,
                 };

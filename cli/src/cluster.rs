@@ -43,6 +43,25 @@ pub struct Plan {
     pub keep: bool,
     /// The address that the daemons listen on.
     pub host: IpAddr,
+    /// Flags of TLS and tokens.
+    pub security: Security,
+}
+
+/// Flags of TLS and tokens, for a pool that asks who its callers are or encrypts.
+#[derive(Clone, Debug, Default)]
+pub struct Security {
+    /// Flags of every daemon.
+    pub daemon: Vec<OsString>,
+    /// Further flags of store nodes.
+    pub node: Vec<OsString>,
+    /// Whether the daemons serve TLS.
+    pub has_tls: bool,
+}
+
+impl Security {
+    const fn scheme(&self) -> &'static str {
+        if self.has_tls { "https://" } else { "http://" }
+    }
 }
 
 /// The SSD of a node.
@@ -181,7 +200,7 @@ impl Cluster {
                 master_arguments(plan, &any_port, cluster.path()),
             )
             .await?;
-        cluster.master = format!("http://{listening}");
+        cluster.master = format!("{}{listening}", plan.security.scheme());
         for number in 0..plan.nodes {
             let name = format!("node-{number}");
             let is_last = number + 1 == plan.nodes;
@@ -193,6 +212,8 @@ impl Cluster {
                 let file = cluster.path().join(format!("{name}.ssd"));
                 arguments.extend(["--ssd".into(), ssd.flag(&file).into()]);
             }
+            arguments.extend(plan.security.daemon.iter().cloned());
+            arguments.extend(plan.security.node.iter().cloned());
             cluster.launch(&name, "kvstore-node", arguments).await?;
         }
         Ok(cluster)
@@ -239,7 +260,10 @@ impl Cluster {
         master.kill().await?;
         // A stale file would pass for the ready file of the restarted master.
         let _ = tokio::fs::remove_file(self.path().join("kvmaster.ready")).await;
-        let listen = self.master.trim_start_matches("http://").to_owned();
+        let listen = self
+            .master
+            .trim_start_matches(self.plan.security.scheme())
+            .to_owned();
         let arguments = master_arguments(&self.plan, &listen, self.path());
         self.launch("kvmaster", "kvmaster", arguments).await?;
         // `launch` appended the new master: it replaces the killed one at index 0.
@@ -350,6 +374,7 @@ fn master_arguments(plan: &Plan, listen: &str, directory: &Path) -> Vec<OsString
             eviction.ratio.to_string().into(),
         ]);
     }
+    arguments.extend(plan.security.daemon.iter().cloned());
     arguments
 }
 

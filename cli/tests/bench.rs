@@ -91,25 +91,78 @@ struct Existing {
 
 impl Existing {
     fn start() -> Self {
+        let pool = Self::launch(tempfile::tempdir().unwrap(), &[], &[]);
+        pool.wait_for_node(&[]);
+        pool
+    }
+
+    /// A pool that asks for tokens, with those of a team and of an operator.
+    fn with_tokens() -> (Self, [String; 2]) {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        let auth = path("auth");
+        for (subject, role, namespaces) in [
+            ("node", "node", None),
+            ("team", "writer", Some("team")),
+            ("operator", "operator", None),
+        ] {
+            let mut create = vec![
+                "token",
+                "create",
+                "--dir",
+                &auth,
+                "--subject",
+                subject,
+                "--role",
+                role,
+            ];
+            create.extend(namespaces.iter().flat_map(|name| ["--in", *name]));
+            let made = kvctl(&create);
+            assert!(
+                made.status.success(),
+                "{}",
+                String::from_utf8_lossy(&made.stderr)
+            );
+        }
+        let (jwks, policy) = (path("auth/jwks.json"), path("auth/policy.toml"));
+        let asks = [
+            "--auth-jwks",
+            &jwks,
+            "--auth-policy",
+            &policy,
+            "--auth-issuer",
+            "kvctl",
+        ];
+        let [node, team, operator] =
+            ["node", "team", "operator"].map(|name| path(&format!("auth/{name}.token")));
+        let pool = Self::launch(directory, &asks, &["--token-file", &node]);
+        pool.wait_for_node(&["--token-file", &operator]);
+        (pool, [team, operator])
+    }
+
+    fn launch(directory: tempfile::TempDir, flags: &[&str], of_node: &[&str]) -> Self {
+        let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
         let (data, socket) = (path("master"), path("node.sock"));
-        let (leader, master) = start("kvmaster", directory.path(), &["--data-dir", &data]);
+        let leader = [&["--data-dir", &data], flags].concat();
+        let (leader, master) = start("kvmaster", directory.path(), &leader);
         let node = ["--master", &master, "--segment", "64MiB", "--shm-path"];
-        let node = [&node[..], &[&socket]].concat();
+        let node = [&node[..], &[&socket], flags, of_node].concat();
         let (node, _) = start("kvstore-node", directory.path(), &node);
-        let pool = Self {
+        Self {
             master,
             _daemons: [leader, node],
             _directory: directory,
-        };
-        // A node serves before it registers.
+        }
+    }
+
+    /// A node serves before it registers.
+    fn wait_for_node(&self, flags: &[&str]) {
         let deadline = Instant::now() + Duration::from_secs(20);
-        while json(&["--master", &pool.master, "status"])["nodes"][0]["state"] != "live" {
+        let status = [&["--master", &self.master, "status"], flags].concat();
+        while json(&status)["nodes"][0]["state"] != "live" {
             assert!(Instant::now() < deadline, "the node does not register");
             std::thread::sleep(Duration::from_millis(10));
         }
-        pool
     }
 
     fn bench(&self, arguments: &[&str]) -> Value {
@@ -269,4 +322,13 @@ fn a_working_set_that_does_not_fit_the_pool_or_the_calls_is_refused() {
         assert!(said.contains(part), "{bad:?}: {said}");
     }
     assert_eq!(pool.blocks(), 0);
+}
+
+#[test]
+fn a_caller_that_does_not_see_the_pools_size_can_load_its_namespace() {
+    let (pool, [team, _operator]) = Existing::with_tokens();
+    let report = pool.bench(&["--token-file", &team, "--namespace", "team"]);
+    check(&report, "put");
+    check(&report, "get");
+    assert_eq!(report["wrong_blocks"], 0, "{report}");
 }

@@ -1,4 +1,4 @@
-//! An authority, and what it signs, for tests.
+//! An authority, and what it signs, for tests and benchmarks.
 
 use crate::client::ClientFiles;
 use rcgen::{

@@ -1,6 +1,7 @@
 //! The commands of an agent and its answers.
 
 use crate::limits;
+use crate::security::Access;
 use crate::window::{Measured, Window};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
@@ -37,9 +38,20 @@ pub(crate) enum Command {
     /// Remove all blocks of a set.
     Remove { client: String, set: Set },
     /// Receive streams and answer pings at an address of this host.
-    Listen { host: IpAddr },
+    Listen {
+        host: IpAddr,
+        /// The certificate of encrypted streams.
+        cert: PathBuf,
+        /// Its key.
+        key: PathBuf,
+    },
     /// Allocate twice `span` bytes for copies, and use the far end at `far`.
-    Reach { span: u64, far: SocketAddr },
+    Reach {
+        span: u64,
+        far: SocketAddr,
+        /// The authority of the far end's certificate.
+        ca: PathBuf,
+    },
     /// Run one window of a limit of the machine.
     Limit {
         limit: Limit,
@@ -95,6 +107,8 @@ pub(crate) struct Connect {
     pub(crate) name: String,
     /// The address of the master.
     pub(crate) master: String,
+    /// What it presents, and whom it trusts.
+    pub(crate) access: Access,
     pub(crate) way: Way,
     /// Whether it caches locations.
     pub(crate) remembers: bool,
@@ -202,6 +216,8 @@ pub(crate) enum Limit {
         streams: usize,
         /// Whether the two ends of each connection share one core, another for each connection.
         pinned: bool,
+        /// Whether rustls encrypts them.
+        tls: bool,
         bytes: u64,
     },
     /// Round trips over a bare TCP connection.

@@ -4,7 +4,7 @@ use super::local::Embedded;
 use super::protocol::{Answer, Command, Connect, Limit, Order, Set, Way, Work};
 use super::yardstick::Yardstick;
 use super::{blocks::Memory, load, lookups, moves};
-use crate::limits::Far;
+use crate::limits::{self, Far};
 use crate::usage::{self, Threads};
 use crate::window::{Measured, Meter, Window, nanos, now_ns};
 use anyhow::{Context as _, bail};
@@ -111,11 +111,15 @@ impl Agent {
             Command::Remove { client, set } => {
                 remove(self.client(&client)?, &self.seed, &set, set.live.count())?;
             }
-            Command::Listen { host } => {
-                let far = self.far.insert(Far::listen(host).context("cannot listen")?);
-                return Ok(Answer::Listens(far.address()));
+            Command::Listen { host, cert, key } => {
+                let tls = limits::tls::server(&cert, &key)?;
+                let far = Far::listen(host, tls).context("cannot listen")?;
+                return Ok(Answer::Listens(self.far.insert(far).address()));
             }
-            Command::Reach { span, far } => self.yardstick = Some(Yardstick::new(span, far)),
+            Command::Reach { span, far, ca } => {
+                let tls = limits::tls::client(&ca)?;
+                self.yardstick = Some(Yardstick::new(span, far, tls));
+            }
             Command::Limit { limit, watch } => return self.limit(limit, &watch),
         }
         Ok(Answer::Done)
@@ -275,6 +279,8 @@ fn open(connect: &Connect) -> anyhow::Result<blocking::Client> {
             0
         },
         spin: connect.spin,
+        token_file: connect.access.token_file.clone(),
+        tls: connect.access.files(),
         ..defaults
     };
     blocking::Client::connect(options).map_err(connect_error)

@@ -1,16 +1,19 @@
 //! The machine's limits. Memory and connections are kept between two windows.
 
 use super::protocol::Limit;
-use crate::limits::{Copies, Flush, Ping, Streams, first_touch};
+use crate::limits::{Copies, Flush, Ping, Plan, Streams, first_touch};
 use crate::window::Meter;
 use anyhow::{Context as _, bail};
+use kvpool_tls::rustls::ClientConfig;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 /// The memory and connections of the limits.
 #[derive(Debug)]
 pub(super) struct Yardstick {
     span: u64,
     far: SocketAddr,
+    tls: Arc<ClientConfig>,
     copies: Option<Copies>,
     streams: Option<(Limit, Streams)>,
     /// Several kinds of pings take turns.
@@ -20,10 +23,11 @@ pub(super) struct Yardstick {
 
 impl Yardstick {
     /// Nothing is allocated before its first use.
-    pub(super) const fn new(span: u64, far: SocketAddr) -> Self {
+    pub(super) const fn new(span: u64, far: SocketAddr, tls: Arc<ClientConfig>) -> Self {
         Self {
             span,
             far,
+            tls,
             copies: None,
             streams: None,
             pings: Vec::new(),
@@ -40,13 +44,21 @@ impl Yardstick {
             Limit::Stream {
                 streams,
                 pinned,
+                tls,
                 bytes,
             } => {
                 self.copies.get_or_insert_with(|| Copies::new(self.span));
                 if self.streams.as_ref().is_none_or(|(of, _)| *of != limit) {
                     // The old streams close first, so the far end frees their memory.
                     self.streams = None;
-                    let opened = Streams::open(self.far, streams, pinned, bytes, self.span)
+                    let plan = Plan {
+                        count: streams,
+                        pinned,
+                        tls: tls.then_some(&self.tls),
+                        bytes,
+                        span: self.span,
+                    };
+                    let opened = Streams::open(self.far, &plan)
                         .context("cannot open a bare TCP connection")?;
                     self.streams = Some((limit, opened));
                 }

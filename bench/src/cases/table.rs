@@ -1,6 +1,7 @@
 //! The table of all cases.
 
 mod full;
+mod secured;
 #[cfg(test)]
 mod tests;
 
@@ -62,6 +63,7 @@ const fn streams(streams: usize) -> Bare {
     Bare::Stream {
         streams,
         pinned: false,
+        tls: false,
     }
 }
 
@@ -143,6 +145,7 @@ pub(crate) fn table() -> Vec<Case> {
     table.extend(keys());
     table.extend(full::cases());
     table.extend(memory());
+    table.extend(secured::cases(&table));
     table
 }
 
@@ -176,6 +179,7 @@ fn machine() -> Vec<Case> {
             Bare::Stream {
                 streams: 2,
                 pinned: true,
+                tls: false,
             },
             Metric::Rate,
         ),

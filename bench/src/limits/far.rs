@@ -1,9 +1,11 @@
 //! The far end of streams and pings.
 
 use super::core::pin;
-use super::{OPENING, Opening, Purpose, ping, stream};
+use super::{OPENING, Opening, Purpose, ping, stream, tls};
+use kvpool_tls::rustls::ServerConfig;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 
 /// A port that receives streams and answers pings, with a thread for each connection. It is served until the
 /// process ends.
@@ -14,7 +16,7 @@ pub(crate) struct Far {
 
 impl Far {
     /// Starts to serve at an address of this host.
-    pub(crate) fn listen(host: IpAddr) -> io::Result<Self> {
+    pub(crate) fn listen(host: IpAddr, tls: Arc<ServerConfig>) -> io::Result<Self> {
         let listener = TcpListener::bind((host, 0))?;
         let address = listener.local_addr()?;
         std::thread::Builder::new()
@@ -23,7 +25,8 @@ impl Far {
                 for socket in listener.incoming() {
                     // The near end notices a failed connection.
                     let Ok(socket) = socket else { continue };
-                    std::thread::spawn(move || serve(socket));
+                    let tls = Arc::clone(&tls);
+                    std::thread::spawn(move || serve(socket, tls));
                 }
             })?;
         Ok(Self { address })
@@ -35,7 +38,7 @@ impl Far {
     }
 }
 
-fn serve(mut socket: TcpStream) -> io::Result<()> {
+fn serve(mut socket: TcpStream, tls: Arc<ServerConfig>) -> io::Result<()> {
     socket.set_nodelay(true)?;
     let mut bytes = [0; OPENING];
     socket.read_exact(&mut bytes)?;
@@ -43,6 +46,10 @@ fn serve(mut socket: TcpStream) -> io::Result<()> {
     let _pinned = opening.core.map(pin);
     match opening.purpose {
         Purpose::Stream => stream::receive(&mut socket, opening.first, opening.second),
+        Purpose::TlsStream => {
+            let mut socket = tls::accept(socket, tls)?;
+            stream::receive(&mut socket, opening.first, opening.second)
+        }
         Purpose::Ping | Purpose::SpinningPing => ping::answer(socket, opening),
     }
 }

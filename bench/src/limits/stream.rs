@@ -1,18 +1,41 @@
-//! Streams through bare TCP connections to another process. The sockets have the kernel's defaults.
+//! Streams through bare TCP connections to another process, plain or encrypted by rustls. The sockets have the
+//! kernel's defaults.
 
 use super::core::pin;
-use super::{Opening, Purpose};
+use super::{Opening, Purpose, tls};
+use kvpool_tls::rustls::ClientConfig;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The most bytes of one send or receive.
 const CALL: usize = 1 << 20;
 
+/// The connections of a limit, and their rounds. Bytes are totals over the connections.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan<'a> {
+    /// The number of connections.
+    pub(crate) count: usize,
+    /// Whether the two ends of each connection share one core, another for each connection.
+    pub(crate) pinned: bool,
+    /// What encrypts them; `None` for plain ones.
+    pub(crate) tls: Option<&'a Arc<ClientConfig>>,
+    /// The bytes of a round.
+    pub(crate) bytes: u64,
+    /// The bytes of memory at the far end.
+    pub(crate) span: u64,
+}
+
+/// A connection to the far process.
+trait Wire: Read + Write + Send + std::fmt::Debug {}
+
+impl<T: Read + Write + Send + std::fmt::Debug> Wire for T {}
+
 /// Connections to the far process, which confirms each round.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    sockets: Vec<TcpStream>,
+    sockets: Vec<Box<dyn Wire>>,
     /// The bytes of a round on one connection.
     bytes: usize,
     /// Whether the two ends of each connection share one core, another for each connection.
@@ -22,22 +45,25 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Opens `count` connections for rounds of `bytes`, received into `span` bytes. Both are totals over the
-    /// connections.
-    pub(crate) fn open(
-        far: SocketAddr,
-        count: usize,
-        pinned: bool,
-        bytes: u64,
-        span: u64,
-    ) -> io::Result<Self> {
+    /// Opens the connections.
+    pub(crate) fn open(far: SocketAddr, plan: &Plan<'_>) -> io::Result<Self> {
+        let Plan {
+            count,
+            pinned,
+            tls,
+            bytes,
+            span,
+        } = *plan;
         let share = |all: u64| {
             let calls = (all / count as u64).div_ceil(CALL as u64).max(1);
             calls * CALL as u64
         };
         let sockets = (0..count as u64).map(|number| {
             let opening = Opening {
-                purpose: Purpose::Stream,
+                purpose: match tls {
+                    Some(_) => Purpose::TlsStream,
+                    None => Purpose::Stream,
+                },
                 first: share(bytes),
                 second: share(span),
                 core: pinned.then_some(number),
@@ -45,6 +71,10 @@ impl Streams {
             let mut socket = TcpStream::connect(far)?;
             socket.set_nodelay(true)?;
             socket.write_all(&opening.to_bytes())?;
+            let mut socket: Box<dyn Wire> = match tls {
+                Some(tls) => Box::new(tls::connect(socket, Arc::clone(tls))?),
+                None => Box::new(socket),
+            };
             // The far end confirms after its memory is ready.
             socket.read_exact(&mut [0])?;
             Ok(socket)
@@ -75,14 +105,14 @@ impl Streams {
         let lone = self.sockets.len() == 1 && !pinned;
         let mut pairs = (0..).zip(self.sockets.iter_mut().zip(source.chunks_exact(part)));
         if lone {
-            pairs.try_for_each(|(_, (socket, source))| send(socket, source, from, bytes))?;
+            pairs.try_for_each(|(_, (socket, source))| send(&mut **socket, source, from, bytes))?;
         } else {
             std::thread::scope(|scope| {
                 let threads: Vec<_> = pairs
                     .map(|(number, (socket, source))| {
                         scope.spawn(move || {
                             let _pinned = pinned.then(|| pin(number));
-                            send(socket, source, from, bytes)
+                            send(&mut **socket, source, from, bytes)
                         })
                     })
                     .collect();
@@ -101,19 +131,21 @@ impl Streams {
 
 /// Sends a round in calls of [`CALL`], starting with call `from` of `source`. It waits until the far end has
 /// all of it.
-fn send(socket: &mut TcpStream, source: &[u8], from: usize, bytes: usize) -> io::Result<()> {
+fn send(socket: &mut dyn Wire, source: &[u8], from: usize, bytes: usize) -> io::Result<()> {
     let calls = source.chunks_exact(CALL).cycle().skip(from);
     for call in calls.take(bytes / CALL) {
         socket.write_all(call)?;
     }
+    socket.flush()?;
     socket.read_exact(&mut [0])
 }
 
 /// The far end: receives rounds of `bytes` into `span` bytes of memory until the connection ends.
-pub(super) fn receive(socket: &mut TcpStream, bytes: u64, span: u64) -> io::Result<()> {
+pub(super) fn receive(socket: &mut (impl Read + Write), bytes: u64, span: u64) -> io::Result<()> {
     let span = usize::try_from(span).unwrap_or(CALL).max(CALL);
     let mut memory = vec![1; span];
     socket.write_all(&[1])?;
+    socket.flush()?;
     let mut left = bytes;
     let mut at = 0;
     loop {
@@ -127,6 +159,7 @@ pub(super) fn receive(socket: &mut TcpStream, bytes: u64, span: u64) -> io::Resu
         left = left.saturating_sub(got as u64);
         if left == 0 {
             socket.write_all(&[1])?;
+            socket.flush()?;
             left = bytes;
         }
     }

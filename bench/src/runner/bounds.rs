@@ -12,12 +12,13 @@ impl Runner {
     pub(super) async fn bare_of(&mut self, case: &Case) -> anyhow::Result<Option<Bare>> {
         let bare = match &case.bound {
             Bound::Bare(bare) => *bare,
-            Bound::StreamsAsUsed => {
+            Bound::StreamsAsUsed | Bound::TlsStreamsAsUsed => {
                 let port = self.running(case.place.pool)?.data_port().await?;
                 let used = usage::connections(self.client(0)?.id(), port);
                 Bare::Stream {
                     streams: used.clamp(1, 2),
                     pinned: false,
+                    tls: case.bound == Bound::TlsStreamsAsUsed,
                 }
             }
             Bound::FlushAnd(_) => Bare::Flush,
@@ -108,11 +109,16 @@ impl Runner {
                     },
                 )
             }
-            Bare::Stream { streams, pinned } => (
+            Bare::Stream {
+                streams,
+                pinned,
+                tls,
+            } => (
                 &self.near,
                 Limit::Stream {
                     streams,
                     pinned,
+                    tls,
                     bytes,
                 },
             ),
@@ -172,8 +178,13 @@ pub(super) fn name_of(bare: Bare) -> String {
                 several => format!("{how} of {piece}, {several} threads"),
             }
         }
-        Bare::Stream { streams: 1, .. } => "bare TCP, 1 stream".to_owned(),
-        Bare::Stream { streams, .. } => format!("bare TCP, {streams} streams"),
+        Bare::Stream { streams, tls, .. } => {
+            let what = if tls { "rustls over TCP" } else { "bare TCP" };
+            match streams {
+                1 => format!("{what}, 1 stream"),
+                several => format!("{what}, {several} streams"),
+            }
+        }
         Bare::Ping {
             request: 1,
             spin: false,

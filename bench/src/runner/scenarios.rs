@@ -1,7 +1,7 @@
 //! Scenarios: an event happens while clients put. Each has a full pool of its own.
 
 use super::{MIB, Runner, Settings};
-use crate::agent::protocol::{Answer, Command, Connect, Live, Loaded, Set, Way, Writer};
+use crate::agent::protocol::{Answer, Command, Live, Loaded, Set, Way, Writer};
 use crate::cases::{Case, What};
 use crate::pairing::Pairs;
 use crate::pools::Running;
@@ -60,7 +60,8 @@ impl Runner {
                 ref connection,
                 ..
             } = self.settings;
-            let mut running = Running::start(pool, span, ssd, connection, None).await?;
+            let mut running =
+                Running::start(pool, span, ssd, connection, None, &self.material).await?;
             let value = Box::pin(self.happen(case.what, &mut running)).await;
             if value.is_ok() {
                 // Clients leave before the pool stops. A failed client has ended already.
@@ -193,13 +194,8 @@ impl Runner {
     }
 
     async fn connect(&self, running: &Running, name: &str) -> anyhow::Result<String> {
-        let connect = Connect {
-            name: format!("scenario/{name}"),
-            master: running.address().to_owned(),
-            way: Way::Shm,
-            remembers: false,
-            spin: Duration::ZERO,
-        };
+        let name = format!("scenario/{name}");
+        let connect = running.connect(name, Way::Shm, false, Duration::ZERO);
         let name = connect.name.clone();
         self.client(0)?.call(&Command::Connect(connect)).await?;
         Ok(name)

@@ -27,13 +27,9 @@ impl Runner {
         } = case.place;
         self.start_clients(clients).await?;
         self.start_pool(pool).await?;
-        let connect = Connect {
-            name: client_name(case.place),
-            master: self.running(pool)?.address().to_owned(),
-            way,
-            remembers,
-            spin: if spins { SPIN } else { Duration::ZERO },
-        };
+        let spin = if spins { SPIN } else { Duration::ZERO };
+        let running = self.running(pool)?;
+        let connect = running.connect(client_name(case.place), way, remembers, spin);
         for number in 0..clients {
             let client = self.client(number)?;
             client.call(&Command::Connect(connect.clone())).await?;
@@ -122,7 +118,8 @@ impl Runner {
         let running = if connection.master.is_some() && pool.may_be_foreign() {
             Running::foreign(connection).await?
         } else {
-            Running::start(pool, *span, *ssd, connection, veth.as_deref()).await?
+            let veth = veth.as_deref();
+            Running::start(pool, *span, *ssd, connection, veth, &self.material).await?
         };
         if pool == Pool::Local {
             let embed = Embed {
@@ -212,21 +209,15 @@ impl Runner {
 
     /// Removes the blocks of this run from an existing pool.
     pub(super) async fn clean(&mut self) -> anyhow::Result<()> {
-        let Some(foreign) = &self.settings.connection.master else {
+        if self.settings.connection.master.is_none() {
             return Ok(());
-        };
+        }
         let Some(running) = self.pools.get_mut(&Pool::Main) else {
             return Ok(());
         };
         let sets: Vec<Set> = running.sets.drain().map(|(_, set)| set).collect();
         let name = "cleaning".to_owned();
-        let connect = Connect {
-            name: name.clone(),
-            master: foreign.clone(),
-            way: Way::Tcp,
-            remembers: false,
-            spin: Duration::ZERO,
-        };
+        let connect = running.connect(name.clone(), Way::Tcp, false, Duration::ZERO);
         let Some(client) = self.clients.first() else {
             return Ok(());
         };

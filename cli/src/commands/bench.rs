@@ -1,6 +1,6 @@
 //! `kvctl bench`.
 
-use crate::cluster::{Cluster, CommitAck, LOOPBACK, Plan, Policy};
+use crate::cluster::{Cluster, CommitAck, LOOPBACK, Plan, Policy, Security};
 use crate::connection::{Connection, control_error};
 use crate::context::Context;
 use crate::load::{self, Load, Operation, Report};
@@ -130,6 +130,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             ssd: None,
             keep: false,
             host: LOOPBACK,
+            security: Security::default(),
         };
         let mut cluster = Cluster::start(&plan).await?;
         let connection = context.connection.with_master(cluster.master());
@@ -152,6 +153,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
 async fn measure(args: &Args, connection: &Connection) -> anyhow::Result<Report> {
     let stats = connection.connect().await?.stats().await;
     let capacity = stats.map_err(control_error)?.capacity.0;
+    // A token without the role `operator` does not show the pool's size.
+    let is_hidden = capacity == 0 && connection.token_file.is_some();
+    let capacity = (!is_hidden).then_some(capacity);
     load::run(&args.load(capacity)?, connection).await
 }
 
@@ -183,12 +187,15 @@ impl Args {
         Ok(())
     }
 
-    /// The load for a pool of `capacity` bytes.
-    fn load(&self, capacity: u64) -> Result<Load, exit::Usage> {
+    /// The load for a pool of `capacity` bytes, if that is known.
+    fn load(&self, capacity: Option<u64>) -> Result<Load, exit::Usage> {
         let chosen = self.working_set.map(|size| size.as_u64());
-        let working_set = chosen.unwrap_or(WORKING_SET.min(capacity / 4));
+        let usual = capacity.map_or(WORKING_SET, |capacity| WORKING_SET.min(capacity / 4));
+        let working_set = chosen.unwrap_or(usual);
         // Removed blocks keep their room for a while, so more than half of the pool would cause evictions.
-        if working_set > capacity / 2 {
+        if let Some(capacity) = capacity
+            && working_set > capacity / 2
+        {
             return Err(exit::Usage(format!(
                 "the working set of {} is more than half of the pool, which has {}: lower --working-set",
                 output::bytes(working_set),

@@ -1,7 +1,7 @@
 //! `kvctl demo`.
 
 use super::replay::read_trace;
-use crate::cluster::{CommitAck, LOOPBACK, Plan, Policy};
+use crate::cluster::{CommitAck, LOOPBACK, Plan, Policy, Security};
 use crate::context::Context;
 use crate::fleet::{Pace, Size};
 use crate::job::{self, Job};
@@ -111,6 +111,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             ssd: None,
             keep: args.keep,
             host: LOOPBACK,
+            security: Security::default(),
         },
         size,
         pace: Pace {

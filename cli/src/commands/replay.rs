@@ -1,6 +1,6 @@
 //! `kvctl replay`.
 
-use crate::cluster::{CommitAck, Eviction, LOOPBACK, Plan, Policy, Ssd};
+use crate::cluster::{CommitAck, Eviction, LOOPBACK, Plan, Policy, Security, Ssd};
 use crate::context::Context;
 use crate::fleet::{Pace, Size};
 use crate::job::{self, Job};
@@ -109,6 +109,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             }),
             keep: args.keep,
             host: LOOPBACK,
+            security: Security::default(),
         },
         size: Size {
             prefill: args.workers,
