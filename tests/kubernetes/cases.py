@@ -1,7 +1,10 @@
 """What holds on a real Kubernetes, case by case. Each begins without a release and without volumes."""
 
 import json
+import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 MIB = 1 << 20
 # Requests that let all pods fit on one small host.
@@ -26,7 +29,12 @@ def present(pool, keys, size):
 
 
 def check_test(pool):
-    said = pool.helm("test", "kvpool", "--timeout", "3m").stdout
+    run = pool.helm("test", "kvpool", "--timeout", "3m", check=False)
+    said = run.stdout
+    if run.returncode != 0:
+        containers = ("put", "get", "load", "remove")
+        logs = [pool.kubectl("logs", "kvpool-test", "-c", name, check=False).stdout for name in containers]
+        raise AssertionError("\n".join([said, run.stderr, *logs]))
     assert "Phase:          Succeeded" in said, said
     say("helm test: Succeeded")
 
@@ -191,6 +199,117 @@ def reinstall(pool):
     check_test(pool)
 
 
+def secured(pool):
+    """TLS and tokens of service accounts, two masters over etcd: a pod with the right account works, others do not."""
+    issuer = json.loads(pool.kubectl("get", "--raw", "/.well-known/openid-configuration").stdout)["issuer"]
+    with tempfile.TemporaryDirectory() as folder:
+        secrets(pool, Path(folder))
+    tls = {"secretName": "kvpool-tls", "serverName": "kvpool"}
+    security = {
+        "insecure": False,
+        "tls": tls,
+        "tokens": {"configMapName": "kvpool-auth", "issuer": issuer, "openMetrics": False},
+    }
+    ssd = {"enabled": True, "volume": "claim", "claim": {"size": "1Gi"}, "size": "512MiB"}
+    values = two_masters({"kind": "StatefulSet", "replicas": 2, **SMALL, "ssd": ssd})
+    pool.release({**values, "security": security})
+    check_test(pool)
+
+    def start(account):
+        pool.kubectl("delete", "pod", "worker", "--ignore-not-found", "--grace-period=1")
+        found = pool.kubectl("get", "serviceaccount", account, check=False).returncode == 0
+        if not found:
+            pool.kubectl("create", "serviceaccount", account)
+        pool.start_worker(masters=2, account=account, scheme="https")
+
+    start("team-a")
+    team = "export KVPOOL_NAMESPACE=team-a; "
+    keys = [f"kept/{number}" for number in range(20)]
+    pool.shell(f"{team} for key in {' '.join(keys)}; do put $key {MIB}; done")
+
+    def kept():
+        script = f"{team} for key in {' '.join(keys)}; do if same $key {MIB}; then echo $key; fi; done"
+        return pool.shell(script).stdout.split()
+
+    assert kept() == keys
+    load = "kvctl --timeout 30s --output json bench --duration 5s --threads 2 --verify-every 1 --working-set 64MiB"
+    report = json.loads(pool.shell(team + load).stdout)
+    assert not lost(report), report
+    say(f"a pod of team-a put and got {len(keys)} blocks; {summary(report)}, every block verified")
+
+    refused(pool, "kvctl --namespace default put foreign /etc/hostname", "forbidden")
+    refused(pool, f"{team} kvctl rm --all", "forbidden")
+    refused(pool, f"{team} busybox env -u KVPOOL_TOKEN_FILE kvctl get kept/0 --to /scratch/copy", "unauthenticated")
+    plain = pool.masters(2)
+    refused(pool, f"{team} kvctl --timeout 5s --master {plain} get kept/0 --to /scratch/copy", "unreachable")
+    say("refused: another namespace (forbidden), no token (unauthenticated), a plain connection (unreachable)")
+
+    leader = pool.get("pods", "--selector", "app.kubernetes.io/component=master")["items"][0]["metadata"]["name"]
+    for pod in (leader, "kvpool-node-1"):
+        pool.kill(pod)
+        pool.shell(f"{team} put after/{pod} 65536")
+        pool.wait(f"{pod} is back", lambda: pool.is_ready("master", 2) and pool.is_ready("node", 2))
+    there = kept()
+    assert len(there) >= len(keys) // 4, f"{len(there)} of {len(keys)} blocks after the kills of a master and a node"
+    say(f"{leader} and kvpool-node-1 killed: they register again with their tokens; puts go on")
+
+    start("stranger")
+    refused(pool, f"{team} kvctl get kept/0 --to /scratch/copy", "forbidden")
+    say("a pod of another service account is refused (forbidden)")
+
+
+def refused(pool, script, code):
+    """The command fails with this code and with nothing else."""
+    run = pool.shell(f"{script} 2>&1", check=False)
+    assert run.returncode != 0 and code in run.stdout, f"{script}: {run.returncode} {run.stdout}{run.stderr}"
+
+
+POLICY = """
+[[rule]]
+subject = "system:serviceaccount:kvpool:kvpool-node"
+roles = ["node"]
+namespaces = ["*"]
+
+[[rule]]
+subject = "system:serviceaccount:kvpool:kvpool-master"
+roles = ["operator"]
+
+[[rule]]
+subject = "system:serviceaccount:kvpool:default"
+roles = ["writer"]
+namespaces = ["default"]
+
+[[rule]]
+subject = "system:serviceaccount:*:team-a"
+roles = ["writer"]
+namespaces = ["team-a"]
+"""
+
+
+def secrets(pool, folder):
+    """The certificates and the policy of docs/operations/security.md, with the keys of the cluster."""
+
+    def openssl(*arguments):
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    openssl("req", "-x509", *key, "-subj", "/CN=kvpool-ca", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem")
+    openssl("req", *key, "-subj", "/CN=kvpool", "-keyout", "pool.key", "-out", "pool.csr")
+    (folder / "pool.ext").write_text("subjectAltName=DNS:kvpool\nextendedKeyUsage=serverAuth,clientAuth\n")
+    authority = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "pool.ext"]
+    openssl("x509", "-req", "-in", "pool.csr", *authority, "-out", "pool.pem")
+    (folder / "jwks.json").write_text(pool.kubectl("get", "--raw", "/openid/v1/jwks").stdout)
+    (folder / "policy.toml").write_text(POLICY)
+    if pool.kubectl("get", "namespace", "kvpool", check=False).returncode != 0:
+        pool.kubectl("create", "namespace", "kvpool")
+    files = {"ca.crt": "ca.pem", "tls.crt": "pool.pem", "tls.key": "pool.key"}
+    secret = [f"--from-file={name}={folder / file}" for name, file in files.items()]
+    pool.kubectl("delete", "secret/kvpool-tls", "configmap/kvpool-auth", "--ignore-not-found")
+    pool.kubectl("create", "secret", "generic", "kvpool-tls", *secret)
+    files = [f"--from-file={folder / name}" for name in ("jwks.json", "policy.toml")]
+    pool.kubectl("create", "configmap", "kvpool-auth", *files)
+
+
 def two_masters(node):
     trial = {"enabled": True, "image": "localhost/kvpool-test:etcd", "storage": {"size": "1Gi"}}
     master = {**SMALL_MASTER, "store": "etcd", "replicas": 2}
@@ -230,4 +349,11 @@ def summary(report):
     return ", ".join(f"{report[name]['blocks']} blocks {what}" for name, what in (("put", "put"), ("get", "got")))
 
 
-CASES = {"defaults": defaults, "etcd": etcd, "upgrade": upgrade, "scale": scale, "reinstall": reinstall}
+CASES = {
+    "defaults": defaults,
+    "etcd": etcd,
+    "upgrade": upgrade,
+    "scale": scale,
+    "reinstall": reinstall,
+    "secured": secured,
+}

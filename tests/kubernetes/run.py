@@ -5,7 +5,7 @@
 
 `run.py --kubeconfig FILE --image NAME:TAG --changed NAME:TAG --worker NAME:TAG` uses a cluster that has the images.
 
-Names of cases at the end run these alone: defaults etcd upgrade scale reinstall.
+Names of cases at the end run these alone: defaults etcd upgrade scale reinstall secured.
 
 It needs helm and kubectl: in the path, or named in KVPOOL_HELM and KVPOOL_KUBECTL. A cluster of its own needs root,
 buildah, and the package busybox-static for the worker's shell. The changed image is IMAGE with another label; the
@@ -87,7 +87,8 @@ class Pool:
 
     def remove(self, keep_volumes=False):
         self.helm("uninstall", "kvpool", "--wait", check=False)
-        self.kubectl("delete", "pod", "worker", "--ignore-not-found", "--grace-period=1")
+        # Helm keeps the pod of a test that failed.
+        self.kubectl("delete", "pod", "worker", "kvpool-test", "--ignore-not-found", "--grace-period=1")
         self.wait("the pods end", lambda: not self.get("pods")["items"], 180)
         if keep_volumes:
             return
@@ -118,11 +119,14 @@ class Pool:
         ]
         return len(pods) == len(ready) == count
 
-    def masters(self, count=1):
-        return ",".join(f"http://kvpool-master-{number}.{NAMESPACE}.svc:7070" for number in range(count))
+    def masters(self, count=1, scheme="http"):
+        return ",".join(f"{scheme}://kvpool-master-{number}.{NAMESPACE}.svc:7070" for number in range(count))
 
-    def start_worker(self, masters=1, user=0):
-        """A pod with kvctl and a shell, and with the directory of the store node's socket."""
+    def start_worker(self, masters=1, user=0, account=None, scheme="http"):
+        """A pod with kvctl and a shell, and with the directory of the store node's socket.
+
+        With `account` it has the token of that service account, and the authority of the secured case.
+        """
         manifest = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -137,7 +141,7 @@ class Pool:
                         "imagePullPolicy": "Never",
                         "command": ["/bin/busybox", "sleep", "100000"],
                         "securityContext": {"runAsUser": user},
-                        "env": [{"name": "KVPOOL_MASTER", "value": self.masters(masters)}],
+                        "env": [{"name": "KVPOOL_MASTER", "value": self.masters(masters, scheme)}],
                         "volumeMounts": [
                             {"name": "kvpool", "mountPath": "/run/kvpool"},
                             {"name": "work", "mountPath": "/scratch"},
@@ -151,8 +155,31 @@ class Pool:
                 ],
             },
         }
+        if account is not None:
+            self.with_identity(manifest["spec"], account)
         self.kubectl("apply", "-f", "-", text=json.dumps(manifest))
         self.kubectl("wait", "pod/worker", "--for=condition=Ready", "--timeout=60s")
+
+    @staticmethod
+    def with_identity(spec, account):
+        """As docs/operations/security.md says: a projected token, and the authority's certificates."""
+        spec["serviceAccountName"] = account
+        token = {"serviceAccountToken": {"audience": "kvpool", "expirationSeconds": 3600, "path": "token"}}
+        authority = {"secretName": "kvpool-tls", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+        spec["volumes"] += [
+            {"name": "token", "projected": {"sources": [token]}},
+            {"name": "tls", "secret": authority},
+        ]
+        [container] = spec["containers"]
+        container["volumeMounts"] += [
+            {"name": "token", "mountPath": "/var/run/secrets/kvpool", "readOnly": True},
+            {"name": "tls", "mountPath": "/etc/kvpool/tls", "readOnly": True},
+        ]
+        container["env"] += [
+            {"name": "KVPOOL_TOKEN_FILE", "value": "/var/run/secrets/kvpool/token"},
+            {"name": "KVPOOL_TLS_CA", "value": "/etc/kvpool/tls/ca.crt"},
+            {"name": "KVPOOL_TLS_SERVER_NAME", "value": "kvpool"},
+        ]
 
     def shell(self, script, check=True, seconds=600):
         """Runs a script of the shell in the worker, with kvctl and the functions of `SHELL`."""

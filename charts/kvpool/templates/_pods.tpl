@@ -22,9 +22,6 @@
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - name: HOST_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-{{- with include "kvpool.security.env" . }}
-{{ . }}
-{{- end }}
 {{- with .values.extraEnv }}
 {{ toYaml . }}
 {{- end }}

@@ -1,5 +1,5 @@
 {{/*
-TLS, tokens and `--insecure`: the one place for their flags, variables and files.
+TLS, tokens and `--insecure`: the one place for their flags and files.
 Each template takes {root, role}, where the role is master, node or client (kvctl).
 */}}
 {{- define "kvpool.security.args" -}}
@@ -33,9 +33,6 @@ Each template takes {root, role}, where the role is master, node or client (kvct
 {{- if and $isDaemon (not $tls.secretName) (not $tokens.configMapName) }}
 - --insecure
 {{- end }}
-{{- end }}
-
-{{- define "kvpool.security.env" -}}
 {{- end }}
 
 {{- define "kvpool.security.volumeMounts" -}}
