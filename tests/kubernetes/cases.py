@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 MIB = 1 << 20
+# Bytes of a put during an upgrade. All of them fit the nodes that are up, however long it takes.
+LOAD = 16 << 10
 # Requests that let all pods fit on one small host.
 SMALL = {"cpu": "50m", "segments": ["64MiB"], "memoryOverhead": "192MiB"}
 SMALL_MASTER = {"resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "2Gi"}}}
@@ -116,7 +118,7 @@ def upgrade(pool):
         pool.shell("rm -f /scratch/stop /scratch/report.*; : > /scratch/acknowledged; : > /scratch/failed")
         puts = pool.start_shell(
             "number=0; while [ ! -e /scratch/stop ]; do number=$((number + 1)); "
-            "if put load/$number 65536 2>> /scratch/failed; then echo load/$number >> /scratch/acknowledged; fi; done"
+            f"if put load/$number {LOAD} 2>> /scratch/failed; then echo load/$number >> /scratch/acknowledged; fi; done"
         )
         load = pool.start_shell(
             "number=0; while [ ! -e /scratch/stop ]; do number=$((number + 1)); "
@@ -143,7 +145,7 @@ def upgrade(pool):
         written = pool.shell("cat /scratch/acknowledged").stdout.split()
         assert len(written) > 20, f"only {len(written)} puts in {seconds:.0f} s"
         lost_keys = sorted(set(keys) - set(present(pool, keys, 262144)))
-        lost_keys += sorted(set(written) - set(present(pool, written, 65536)))
+        lost_keys += sorted(set(written) - set(present(pool, written, LOAD)))
         assert not lost_keys, f"{len(lost_keys)} of {len(keys) + len(written)} keys are lost: {lost_keys[:20]}"
         say(f"{name}: upgraded in {seconds:.0f} s under {len(reports)} loads with {blocks} blocks put and got, none "
             f"failed; {len(written)} further puts, 0 failed; 0 of {len(keys) + len(written)} keys lost")
