@@ -92,7 +92,7 @@ impl Directory {
         now: BootInstant,
         floor: LeaseFloor,
     ) -> Option<Vec<Victim>> {
-        let oldest = self.oldest_on(segment);
+        let oldest = self.oldest_on(segment, length);
         let starts = starts(&extents(), &oldest);
         let mut search = Search::new(self, segment, now, floor);
         let mut best: Option<(u64, Vec<Victim>)> = None;
@@ -131,8 +131,10 @@ impl Directory {
         node != NONE && self.common.lineage.lock().has_children(node)
     }
 
-    /// Extents on `segment` of blocks that are among the next victims.
-    fn oldest_on(&self, segment: SegmentId) -> Vec<ExtentIndex> {
+    /// Extents on `segment` of blocks that are among the next victims. Those of namespaces that cannot
+    /// give `length` bytes come last: a run around them would cross their guaranteed shares.
+    fn oldest_on(&self, segment: SegmentId, length: Length) -> Vec<ExtentIndex> {
+        let accounts = self.accounts();
         let mut found = Vec::new();
         for cell in &self.stripes {
             let stripe = cell.lock();
@@ -140,7 +142,11 @@ impl Directory {
                 for (tick, slot) in stripe.queues.firsts(rank) {
                     let replicas = stripe.replicas(slot);
                     if let Some(replica) = replicas.iter().find(|r| r.segment == segment) {
-                        found.push((rank as u8, tick, replica.extent));
+                        let keeps_all = accounts.has_tenants() && {
+                            let namespace = stripe.namespace(slot, &self.common);
+                            is_guaranteed(accounts, namespace, length.0)
+                        };
+                        found.push((keeps_all, rank as u8, tick, replica.extent));
                     }
                 }
             }
@@ -149,7 +155,7 @@ impl Directory {
         found
             .into_iter()
             .take(STARTS)
-            .map(|(_, _, extent)| extent)
+            .map(|(.., extent)| extent)
             .collect()
     }
 }

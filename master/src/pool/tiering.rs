@@ -216,7 +216,8 @@ impl Pool {
         }
     }
 
-    /// Returns when no transfer is about to be recorded that began to be before an account was closed.
+    /// Waits for transfers that are being recorded. Of an account that was closed before, none is
+    /// recorded afterwards.
     pub(super) fn record_no_transfer(&self) {
         drop(self.reservations.lock());
     }

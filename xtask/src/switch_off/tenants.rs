@@ -228,4 +228,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "only_a_namespace_with_blocks_is_put_in_order",
     },
+    Mechanism {
+        invariant: 8,
+        what: "the search for a run begins where shares allow one",
+        file: "master/src/directory/run.rs",
+        on: "is_guaranteed(accounts, namespace, length.0)\n",
+        off: "is_guaranteed(accounts, namespace, length.0) && false\n",
+        package: "kvpool-master",
+        test: "a_run_crosses_no_guaranteed_share",
+    },
 ];
