@@ -39,6 +39,7 @@ pub struct Account {
     reserved: AtomicU64,
     resident: AtomicU64,
     storing: AtomicU64,
+    loading: AtomicU64,
     /// Set once the namespace has settings.
     tenant: OnceLock<Arc<Tenant>>,
     /// The namespace is deleted, or about to be.
@@ -83,6 +84,8 @@ pub enum Item {
     Resident,
     /// Bytes of copies to media that are under way. Only counted below a quota of media.
     Storing,
+    /// Blocks that are being loaded to memory. Only counted below a quota of blocks.
+    Loading,
 }
 
 impl Account {
@@ -96,6 +99,7 @@ impl Account {
             Item::Reserved => &self.reserved,
             Item::Resident => &self.resident,
             Item::Storing => &self.storing,
+            Item::Loading => &self.loading,
         }
     }
 

@@ -17,8 +17,9 @@
 //! 2. the hidden replicas;
 //! 3. the reservations;
 //! 4. the traffic of media, and behind it the keys that leave;
-//! 5. stripes of the directory in the order of their numbers, then their lineage;
-//! 6. the extents of one segment, with no stripe locked.
+//! 5. the hard quotas of one namespace, and behind them the pulls;
+//! 6. stripes of the directory in the order of their numbers, then their lineage;
+//! 7. the extents of one segment, with no stripe locked.
 //!
 //! A thread takes the read lock of the table of segments only once at a time. A waiting writer goes
 //! before new readers, so a second read lock of the same thread would deadlock.
@@ -106,7 +107,12 @@ pub struct Pool {
     tiering: tiering::Tiering,
     replicas: replicas::Replicas,
     namespaces: Namespaces,
-    namespace_creation: tokio::sync::Mutex<()>,
+    /// Held while a namespace is created.
+    namespace_creation: Arc<tokio::sync::Mutex<()>>,
+    /// Held while settings of a namespace change, and while a deletion begins.
+    namespace_changes: Arc<tokio::sync::Mutex<()>>,
+    /// Held while a namespace is deleted.
+    namespace_deletion: Arc<tokio::sync::Mutex<()>>,
     registration: tokio::sync::Mutex<()>,
     reservations: Reservations,
     /// The clients whose open puts end when their last connection ends.

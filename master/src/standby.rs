@@ -173,13 +173,14 @@ impl Standby {
     /// Takes changed settings over into the accounts.
     fn set_accounts(&self, record: &Record) {
         let accounts = self.directory.accounts();
-        let is_new = match record {
-            Record::NamespaceSet(set) => accounts.set(set.id, &set.settings),
-            Record::NamespaceGone(gone) => accounts.set(gone.id, &NamespaceSettings::default()),
-            _ => false,
-        };
-        if is_new {
-            self.directory.reorder();
+        match record {
+            Record::NamespaceSet(set) if accounts.set(set.id, &set.settings) => {
+                self.directory.reorder_of(set.id);
+            }
+            Record::NamespaceGone(gone) => {
+                accounts.set(gone.id, &NamespaceSettings::default());
+            }
+            _ => {}
         }
     }
 

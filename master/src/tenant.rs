@@ -6,9 +6,9 @@ use crate::clock::BootInstant;
 use bucket::Bucket;
 use kvpool_types::tenancy::DEFAULT_PRIORITY;
 use kvpool_types::{Code, NamespaceSettings, Setting};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::Notify;
 
 /// A setting that is not set.
 const NONE: u64 = u64::MAX;
@@ -20,8 +20,9 @@ pub struct Tenant {
     /// settings.
     pub order: u32,
     values: [AtomicU64; Setting::ALL.len()],
-    /// Told when eviction has made room below the quotas.
-    pub room: Notify,
+    /// Held while a hard quota of memory or blocks is compared and used. A segment's extents may be
+    /// locked meanwhile.
+    pub taking: Mutex<()>,
     calls: Bucket,
     bytes: Bucket,
 }
@@ -32,7 +33,7 @@ impl Tenant {
         let tenant = Self {
             order,
             values: std::array::from_fn(|_| AtomicU64::new(NONE)),
-            room: Notify::new(),
+            taking: Mutex::default(),
             calls: Bucket::default(),
             bytes: Bucket::default(),
         };
@@ -40,11 +41,17 @@ impl Tenant {
         tenant
     }
 
-    /// Replaces the settings. Calls in progress may still see earlier ones.
+    /// Replaces the settings. Calls in progress may still see earlier ones. A changed rate begins with
+    /// a full bucket.
     pub fn set(&self, settings: &NamespaceSettings) {
         for (value, setting) in self.values.iter().zip(Setting::ALL) {
             let new = settings.get(*setting).unwrap_or(NONE);
-            value.store(new, Ordering::Release);
+            let is_changed = value.swap(new, Ordering::AcqRel) != new;
+            match setting {
+                Setting::Requests if is_changed => self.calls.fill(),
+                Setting::Bytes if is_changed => self.bytes.fill(),
+                _ => {}
+            }
         }
     }
 
@@ -101,5 +108,40 @@ mod tests {
             (tenant.get(Setting::Bytes), tenant.priority()),
             (Some(9), 5)
         );
+    }
+
+    /// What a call owes at one rate says nothing about another rate.
+    #[test]
+    fn a_changed_rate_forgets_what_was_owed_at_the_earlier_one() {
+        let now = BootInstant(1_000_000);
+        let rates = |calls, bytes| {
+            NamespaceSettings::default()
+                .with(Setting::Requests, calls)
+                .with(Setting::Bytes, bytes)
+        };
+        let tenant = Tenant::new(1, &rates(2, 1000));
+        while tenant.admit(now, false).is_ok() {}
+        tenant.moved(3_600_000, now);
+        tenant.set(&rates(100, 1000));
+        assert_eq!(
+            tenant.admit(now, false),
+            Ok(()),
+            "the rate of calls was raised"
+        );
+        let owed = tenant.admit(now, true);
+        assert!(
+            matches!(owed, Err((Code::ByteRate, _))),
+            "an unchanged rate keeps what is owed: {owed:?}"
+        );
+        tenant.set(&rates(100, 2_000_000));
+        assert_eq!(
+            tenant.admit(now, true),
+            Ok(()),
+            "the rate of bytes was raised"
+        );
+        tenant.moved(3_600_000_000, now);
+        tenant.set(&NamespaceSettings::default());
+        tenant.set(&rates(100, 2_000_000));
+        assert_eq!(tenant.admit(now, true), Ok(()), "the rate was cleared");
     }
 }

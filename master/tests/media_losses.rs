@@ -3,11 +3,15 @@
 mod support;
 
 use kvpool_master::Config;
-use kvpool_master::pool::{MediumView, ReserveOptions};
+use kvpool_master::clock::{BootClock, BootInstant, Clock};
+use kvpool_master::pool::{MediumView, OfferedMedium, ReserveOptions};
+use kvpool_proto::MediumState;
 use kvpool_types::{Key, KeyRef, NodeName};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use support::media::*;
-use support::{SPACE, pool};
+use support::{SPACE, pool, pool_at};
 
 /// Pinned blocks on a medium outlast any number of other blocks, also where they fill zones of three blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -140,4 +144,70 @@ async fn a_draining_node_serves_the_blocks_on_its_medium() {
     for number in copied {
         assert!(comes_back(&pool, number).await, "{number}");
     }
+}
+
+/// The machine's clock, some milliseconds ahead.
+#[derive(Default)]
+struct Ahead(AtomicU64);
+
+impl Clock for Ahead {
+    fn now(&self) -> BootInstant {
+        BootInstant(BootClock.now().0 + self.0.load(Ordering::SeqCst))
+    }
+}
+
+/// A node restarts within seconds, and its copies count meanwhile. After half a minute they do not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_whose_medium_is_absent_for_long_get_other_copies() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Arc::new(Ahead::default());
+    let config = Config {
+        suspect_after: Duration::from_secs(1 << 20),
+        drop_after: Duration::from_secs(1 << 21),
+        ..Config::default()
+    };
+    let kept = Arc::clone(&clock) as Arc<dyn Clock>;
+    let (pool, _store) = pool_at(directory.path(), config, kept).await;
+    let (gone, left) = (Disk::new(1), Disk::new(2));
+    let a = join(&pool, "a", 1, 16 * MIB, &gone, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&gone).await;
+    let b = join(&pool, "b", 2, 16 * MIB, &left, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&left).await;
+    // The medium of `b` takes no copies at first.
+    let offer = |state| OfferedMedium {
+        state,
+        ..left.offer(64 * MIB, 4 * MIB)
+    };
+    let shut = vec![offer(MediumState::MediumReadOnly)];
+    pool.media_offered(&b.node, b.session, shut).await.unwrap();
+    let both = ReserveOptions {
+        hints: kvpool_master::placement::PlacementHints {
+            replicas: 2,
+            preferred: vec![NodeName("a".into()), NodeName("b".into())],
+            host: None,
+        },
+        ..patient()
+    };
+    let blocks = 12 * MIB / BLOCK;
+    for number in 0..blocks {
+        put(&pool, number, &both).await;
+    }
+    let copies = |disk: &Disk| disk.blocks.lock().len() as u64;
+    // Most blocks have their turn at once, and all of these have copies there.
+    until("`a` copies them", || copies(&gone) > blocks / 10).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let open = vec![offer(MediumState::MediumReady)];
+    pool.media_offered(&b.node, b.session, open).await.unwrap();
+    until("every block had its turn", || pool.bytes_due() == 0).await;
+    let before = copies(&left);
+    assert!(before + 10 < blocks, "{before} copies of {blocks} blocks");
+    drop(a);
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        clock.0.fetch_add(9000, Ordering::SeqCst);
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(copies(&left), before, "after less than half a minute");
+    clock.0.fetch_add(5000, Ordering::SeqCst);
+    until("others are made", || copies(&left) >= blocks).await;
 }

@@ -64,6 +64,19 @@ impl Common {
         }
     }
 
+    /// Counts that a block of a namespace has extents of `after` bytes in place of `before`. The block
+    /// is counted all the while.
+    pub(super) fn count_changed(&self, namespace: NamespaceId, before: u64, after: u64) {
+        let account = self.accounts.of(namespace);
+        if self.counted_as != Item::Blocks {
+            return;
+        }
+        match after.checked_sub(before) {
+            Some(more) => account.add(Item::Resident, more),
+            None => account.take_off(Item::Resident, before - after),
+        }
+    }
+
     /// The opposite of [`Common::count_added`].
     pub(super) fn count_removed(&self, namespace: NamespaceId, bytes: u64) {
         let account = self.accounts.of(namespace);

@@ -9,8 +9,8 @@
 //! A namespace at its guaranteed share gives none. The namespaces without settings are one order
 //! of the default priority.
 //!
-//! A heap holds the next victims of every order and stripe. A round builds it once and then pays
-//! for what it evicts. ADR 0048 says why orders are apart.
+//! A heap holds the next victims of every order and stripe. Each step of a round builds it once and
+//! then pays for what it evicts. ADR 0048 says why orders are apart.
 
 use super::Directory;
 use super::block::{BlockRef, Removed};
@@ -59,7 +59,7 @@ struct Candidate {
     order: u32,
 }
 
-/// The tenants of one round, and the candidates.
+/// The tenants of one step, and the candidates.
 struct Choice<'d> {
     directory: &'d Directory,
     tenants: Vec<(NamespaceId, Arc<Tenant>)>,
@@ -139,6 +139,10 @@ impl<'d> Choice<'d> {
                 ..candidate
             };
             if now == candidate {
+                // A stripe that was looked at several times left the same candidate each time.
+                while self.heap.peek() == Some(&Reverse(candidate)) {
+                    self.heap.pop();
+                }
                 return Some(candidate);
             }
             self.heap.push(Reverse(now));
@@ -249,8 +253,19 @@ impl Directory {
         }
     }
 
+    /// Moves the blocks of a namespace to its order, after it got its first settings. Reads every block
+    /// when the namespace has any. Returns the number of slots that were read.
+    pub fn reorder_of(&self, namespace: NamespaceId) -> u64 {
+        match self.accounts().of(namespace).get(Item::Blocks) {
+            0 => 0,
+            _ => self.reorder(),
+        }
+    }
+
     /// Moves blocks to the orders of their namespaces, after namespaces got their first settings.
-    pub fn reorder(&self) {
+    /// Returns the number of slots that were read.
+    pub fn reorder(&self) -> u64 {
+        let mut read = 0;
         for cell in &self.stripes {
             let mut from = 0;
             loop {
@@ -264,9 +279,11 @@ impl Directory {
                         stripe.correct_order(slot, &self.common);
                     }
                 }
+                read += u64::from(end - from);
                 from = end;
             }
         }
+        read
     }
 }
 
@@ -275,4 +292,81 @@ const REORDER_STEP: u32 = 512;
 
 fn footprint(block: &BlockRef<'_>) -> u64 {
     Extents::rounded(block.length()).0 * block.replicas().len() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Options, Policy};
+    use super::*;
+    use crate::directory::NewBlock;
+    use crate::replica::{ExtentIndex, Replica};
+    use kvpool_types::{Checksum, Key, NamespaceSettings, Offset, Version};
+
+    const TENANT: NamespaceId = NamespaceId(3);
+
+    fn directory(blocks: u64, namespace: NamespaceId) -> Directory {
+        let options = Options {
+            stripes: 4,
+            policy: Policy::Prefix,
+            ..Options::new(7)
+        };
+        let directory = Directory::new(options, BootInstant(1));
+        for n in 0..blocks {
+            let block = NewBlock {
+                namespace,
+                key: Key::parse(&format!("key-{n}")).unwrap(),
+                version: Version(n + 1),
+                length: Length(64),
+                checksum: Checksum(n),
+                replicas: smallvec::smallvec![Replica {
+                    segment: SegmentId(1),
+                    extent: ExtentIndex(u32::try_from(n).unwrap()),
+                    offset: Offset(n * 64),
+                }],
+                parent: None,
+                soft_pin_until: None,
+                hard_pin: false,
+                tick: directory.ticks(1).of(0),
+            };
+            directory.publish([block]);
+        }
+        directory
+    }
+
+    /// Each eviction looks at its stripe again. What that leaves in the heap must not grow with the
+    /// evictions, or each one would pay for all before it.
+    #[test]
+    fn a_stripe_that_is_looked_at_often_leaves_one_candidate() {
+        let directory = directory(100, TENANT);
+        let settings = NamespaceSettings::default().with(Setting::Priority, 3);
+        directory.accounts().set(TENANT, &settings);
+        directory.reorder();
+        let mut choice = Choice::new(&directory, Whose::Anyone);
+        let once = choice.heap.len();
+        for _ in 0..1000 {
+            (0..directory.stripes.len()).for_each(|stripe| choice.look(stripe, None));
+        }
+        for _ in 0..directory.stripes.len() {
+            assert!(choice.next().is_some());
+        }
+        assert!(choice.heap.len() < once, "{} are left", choice.heap.len());
+    }
+
+    #[test]
+    fn only_a_namespace_with_blocks_is_put_in_order() {
+        let directory = directory(100, TENANT);
+        let settings = NamespaceSettings::default().with(Setting::Priority, 3);
+        let accounts = directory.accounts();
+        assert!(accounts.set(NamespaceId(8), &settings));
+        assert_eq!(directory.reorder_of(NamespaceId(8)), 0, "it has no block");
+        assert!(accounts.set(TENANT, &settings));
+        assert_eq!(directory.reorder_of(TENANT), 100);
+        let goal = Goal {
+            bytes: 64,
+            blocks: 1,
+        };
+        let order = accounts.tenant(TENANT).unwrap().order;
+        let evicted = directory.evict_own(order, goal, BootInstant(1));
+        assert_eq!(evicted.len(), 1, "its blocks are in its order");
+    }
 }

@@ -4,6 +4,7 @@
 use super::BlockId;
 use super::Directory;
 use super::block::Removed;
+use super::evict_tenants::is_guaranteed;
 use super::lineage::Aftermath;
 use super::queues::Rank;
 use crate::clock::BootInstant;
@@ -12,7 +13,8 @@ use crate::placement::extents::{Range, Use};
 use crate::replica::ExtentIndex;
 use crate::slab::NONE;
 use hashbrown::HashMap;
-use kvpool_types::{Length, SegmentId, Version};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Length, SegmentId, Setting, Version};
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
 
@@ -50,6 +52,8 @@ pub(super) struct Victim {
     id: BlockId,
     version: Version,
     cost: u64,
+    /// The namespace with a guaranteed share, and the bytes of the block's extents.
+    of_share: Option<(NamespaceId, u64)>,
 }
 
 /// The victims that free one range, parents before children; empty for a free range.
@@ -88,7 +92,7 @@ impl Directory {
         now: BootInstant,
         floor: LeaseFloor,
     ) -> Option<Vec<Victim>> {
-        let oldest = self.oldest_on(segment);
+        let oldest = self.oldest_on(segment, length);
         let starts = starts(&extents(), &oldest);
         let mut search = Search::new(self, segment, now, floor);
         let mut best: Option<(u64, Vec<Victim>)> = None;
@@ -127,8 +131,10 @@ impl Directory {
         node != NONE && self.common.lineage.lock().has_children(node)
     }
 
-    /// Extents on `segment` of blocks that are among the next victims.
-    fn oldest_on(&self, segment: SegmentId) -> Vec<ExtentIndex> {
+    /// Extents on `segment` of blocks that are among the next victims. Those of namespaces that cannot
+    /// give `length` bytes come last: a run around them would cross their guaranteed shares.
+    fn oldest_on(&self, segment: SegmentId, length: Length) -> Vec<ExtentIndex> {
+        let accounts = self.accounts();
         let mut found = Vec::new();
         for cell in &self.stripes {
             let stripe = cell.lock();
@@ -136,7 +142,11 @@ impl Directory {
                 for (tick, slot) in stripe.queues.firsts(rank) {
                     let replicas = stripe.replicas(slot);
                     if let Some(replica) = replicas.iter().find(|r| r.segment == segment) {
-                        found.push((rank as u8, tick, replica.extent));
+                        let keeps_all = accounts.has_tenants() && {
+                            let namespace = stripe.namespace(slot, &self.common);
+                            is_guaranteed(accounts, namespace, length.0)
+                        };
+                        found.push((keeps_all, rank as u8, tick, replica.extent));
                     }
                 }
             }
@@ -145,7 +155,7 @@ impl Directory {
         found
             .into_iter()
             .take(STARTS)
-            .map(|(_, _, extent)| extent)
+            .map(|(.., extent)| extent)
             .collect()
     }
 }
@@ -260,7 +270,7 @@ impl<'d> Search<'d> {
                 first += 1;
             }
             let cheaper = best.as_ref().is_none_or(|(cost, _)| window.cost < *cost);
-            if window.bytes >= wanted && cheaper {
+            if window.bytes >= wanted && cheaper && self.leaves_shares(&window) {
                 let run = ranges.get(first..=last).unwrap_or_default();
                 let mut victims: Vec<Victim> = Vec::new();
                 for range in run {
@@ -269,6 +279,13 @@ impl<'d> Search<'d> {
                 *best = Some((window.cost, children_first(victims)));
             }
         }
+    }
+
+    /// True when every namespace has its guaranteed share also without all victims of a run.
+    fn leaves_shares(&self, window: &Window) -> bool {
+        let accounts = self.directory.accounts();
+        let mut taken = window.of_shares.iter();
+        !taken.any(|(namespace, bytes)| is_guaranteed(accounts, *namespace, *bytes))
     }
 
     /// The victims that free a range; `None` when it cannot be freed.
@@ -326,7 +343,18 @@ impl<'d> Search<'d> {
         let scaled = u128::from(NEWEST - OLDEST) * u128::from(age) / u128::from(self.newest_tick);
         let weight = OLDEST + u64::try_from(scaled).unwrap_or(NEWEST);
         let cost = stripe.weight(slot).saturating_mul(weight);
-        Some(Victim { id, version, cost })
+        let accounts = self.directory.accounts();
+        let of_share = accounts.has_tenants().then(|| {
+            let namespace = stripe.namespace(slot, &self.directory.common);
+            let share = accounts.tenant(namespace)?.get(Setting::Guaranteed);
+            share.map(|_| (namespace, stripe.footprint(slot)))
+        });
+        Some(Victim {
+            id,
+            version,
+            cost,
+            of_share: of_share.flatten(),
+        })
     }
 }
 
@@ -336,6 +364,8 @@ struct Window {
     bytes: u64,
     cost: u64,
     uses: HashMap<BlockId, u32>,
+    /// The bytes of the victims of each namespace with a guaranteed share.
+    of_shares: HashMap<NamespaceId, u64>,
 }
 
 impl Window {
@@ -345,6 +375,9 @@ impl Window {
             let uses = self.uses.entry(victim.id).or_insert(0);
             if *uses == 0 {
                 self.cost = self.cost.saturating_add(victim.cost);
+                if let Some((namespace, bytes)) = victim.of_share {
+                    *self.of_shares.entry(namespace).or_default() += bytes;
+                }
             }
             *uses += 1;
         }
@@ -358,7 +391,22 @@ impl Window {
                 if *uses == 0 {
                     self.uses.remove(&victim.id);
                     self.cost = self.cost.saturating_sub(victim.cost);
+                    self.forget_share(victim);
                 }
+            }
+        }
+    }
+}
+
+impl Window {
+    fn forget_share(&mut self, victim: &Victim) {
+        let Some((namespace, bytes)) = victim.of_share else {
+            return;
+        };
+        if let Some(taken) = self.of_shares.get_mut(&namespace) {
+            *taken = taken.saturating_sub(bytes);
+            if *taken == 0 {
+                self.of_shares.remove(&namespace);
             }
         }
     }

@@ -238,8 +238,8 @@ impl Stripe {
         common: &Common,
     ) -> Removed {
         let old = self.removed(slot, common);
+        let before = self.footprint(slot);
         self.bytes -= self.weight(slot);
-        common.count_removed(old.namespace, self.footprint(slot));
         let inner = matches!(
             self.entries.at(slot).queue_state(),
             QueueState::Inner | QueueState::RootWithChildren
@@ -255,7 +255,7 @@ impl Stripe {
         entry.set_tick(block.tick.0.max(entry.tick()));
         self.set_replicas(slot, &block.replicas);
         self.bytes += self.weight(slot);
-        common.count_added(block.namespace, self.footprint(slot));
+        common.count_changed(old.namespace, before, self.footprint(slot));
         self.set_pins(slot, block);
         if !inner {
             self.put_back(slot);
@@ -316,12 +316,7 @@ impl Stripe {
             Some(self.remove(slot, common, aftermath))
         } else {
             let left: Vec<Replica> = replicas.into_iter().filter(|r| *r != replica).collect();
-            self.bytes -= self.weight(slot);
-            common.count_removed(namespace, self.footprint(slot));
-            self.clear_spread(slot);
-            self.set_replicas(slot, &left);
-            self.bytes += self.weight(slot);
-            common.count_added(namespace, self.footprint(slot));
+            self.change_replicas(slot, &left, namespace, common);
             // It may have been set aside for its segment.
             self.unpark(slot);
             None
@@ -342,13 +337,23 @@ impl Stripe {
         let namespace = self.namespace(slot, common);
         let mut replicas = self.replicas(slot).to_vec();
         replicas.push(replica);
-        self.bytes -= self.weight(slot);
-        common.count_removed(namespace, self.footprint(slot));
-        self.clear_spread(slot);
-        self.set_replicas(slot, &replicas);
-        self.bytes += self.weight(slot);
-        common.count_added(namespace, self.footprint(slot));
+        self.change_replicas(slot, &replicas, namespace, common);
         self.unpark(slot);
+    }
+
+    fn change_replicas(
+        &mut self,
+        slot: u32,
+        replicas: &[Replica],
+        namespace: NamespaceId,
+        common: &Common,
+    ) {
+        let before = self.footprint(slot);
+        self.bytes -= self.weight(slot);
+        self.clear_spread(slot);
+        self.set_replicas(slot, replicas);
+        self.bytes += self.weight(slot);
+        common.count_changed(namespace, before, self.footprint(slot));
     }
 
     /// Records a use by a new holder of a lease. Most calls need this, so it reads the block only

@@ -1,4 +1,4 @@
-//! Hard quotas of namespaces: puts make room among their own blocks, wait, and then fail.
+//! Hard quotas of namespaces: puts and lookups make room among their own blocks, wait, and then fail.
 //!
 //! A put that its quota holds back does not stand in the queue of waiting puts, where it would
 //! block other namespaces. It notes what it needs, and the evictor evicts the namespace's own
@@ -28,10 +28,19 @@ const STEP: Goal = Goal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AtMediaQuota;
 
-/// In place of a put's number: the loads of a namespace.
+/// A hard quota of memory or blocks does not take a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OverQuota {
+    /// Which quota.
+    pub(super) code: Code,
+    /// True when the quotas would not take the block even without any other.
+    pub(super) is_final: bool,
+}
+
+/// In place of a put's number: the loads of a namespace that nobody waits for.
 const LOADS: u64 = 0;
 
-/// What the waiting puts of all namespaces need below their quotas.
+/// What the waiting puts and lookups of all namespaces need below their quotas.
 #[derive(Debug, Default)]
 pub(super) struct QuotaQueue(Mutex<Waiting>);
 
@@ -41,7 +50,7 @@ struct Waiting {
     needs: BTreeMap<(NamespaceId, u64), Goal>,
 }
 
-/// A put that waits for its quota. It is forgotten on drop.
+/// A put or lookup that waits for its quota. It is forgotten on drop.
 pub(super) struct QuotaWait<'a> {
     queue: &'a QuotaQueue,
     place: (NamespaceId, u64),
@@ -54,14 +63,14 @@ impl Drop for QuotaWait<'_> {
 }
 
 impl QuotaWait<'_> {
-    /// Updates what the put needs.
+    /// Updates what it needs.
     pub(super) fn set(&self, need: Goal) {
         self.queue.0.lock().needs.insert(self.place, need);
     }
 }
 
 impl QuotaQueue {
-    /// Adds a put.
+    /// Adds a put or lookup.
     pub(super) fn enter(&self, namespace: NamespaceId, need: Goal) -> QuotaWait<'_> {
         let mut waiting = self.0.lock();
         waiting.next += 1;
@@ -71,17 +80,19 @@ impl QuotaQueue {
     }
 
     /// Notes the need of a load, until the evictor has looked at it once.
-    fn note_load(&self, namespace: NamespaceId, bytes: u64) {
+    fn note_load(&self, namespace: NamespaceId, need: Goal) {
         let mut waiting = self.0.lock();
-        let need = waiting.needs.entry((namespace, LOADS)).or_default();
-        need.bytes = need.bytes.saturating_add(bytes);
+        // The same load may ask many times before the evictor looks.
+        let noted = waiting.needs.entry((namespace, LOADS)).or_default();
+        noted.bytes = noted.bytes.max(need.bytes);
+        noted.blocks = noted.blocks.max(need.blocks);
     }
 
     fn forget_loads(&self, namespace: NamespaceId) {
         self.0.lock().needs.remove(&(namespace, LOADS));
     }
 
-    /// The needs of the puts of a namespace, together.
+    /// The needs of a namespace, together.
     fn needs(&self, namespace: NamespaceId) -> Goal {
         let waiting = self.0.lock();
         let own = waiting.needs.range((namespace, 0)..=(namespace, u64::MAX));
@@ -92,26 +103,26 @@ impl QuotaQueue {
     }
 }
 
-/// The hard quota that `bytes` and one block more would break; `None` when they fit.
-pub(super) fn broken_quota(account: &Account, tenant: &Tenant, bytes: u64) -> Option<Code> {
+/// The hard quota that `need` more would break; `None` when it fits.
+pub(super) fn broken_quota(account: &Account, tenant: &Tenant, need: Goal) -> Option<Code> {
     let exceeds = |setting, used: u64, more: u64| {
         let hard = tenant.get(setting);
-        hard.is_some_and(|hard| used.saturating_add(more) > hard)
+        more > 0 && hard.is_some_and(|hard| used.saturating_add(more) > hard)
     };
-    if exceeds(Setting::MemoryHard, account.get(Item::Memory), bytes) {
+    if exceeds(Setting::MemoryHard, account.get(Item::Memory), need.bytes) {
         return Some(Code::MemoryQuota);
     }
-    exceeds(Setting::BlocksHard, blocks_of(account), 1).then_some(Code::BlocksQuota)
+    exceeds(Setting::BlocksHard, blocks_of(account), need.blocks).then_some(Code::BlocksQuota)
 }
 
-/// True when the quotas would not take such a block even without any other.
-pub(super) fn never_fits(tenant: &Tenant, bytes: u64) -> bool {
+/// True when the quotas would not take `need` even without any other block.
+pub(super) fn never_fits(tenant: &Tenant, need: Goal) -> bool {
     let below = |setting, least| tenant.get(setting).is_some_and(|hard| hard < least);
-    below(Setting::MemoryHard, bytes) || below(Setting::BlocksHard, 1)
+    below(Setting::MemoryHard, need.bytes) || below(Setting::BlocksHard, need.blocks)
 }
 
 fn blocks_of(account: &Account) -> u64 {
-    account.get(Item::Blocks) + account.get(Item::Puts)
+    account.get(Item::Blocks) + account.get(Item::Puts) + account.get(Item::Loading)
 }
 
 /// What must leave so that the quotas take `need` more.
@@ -129,23 +140,58 @@ fn excess(account: &Account, tenant: &Tenant, need: Goal) -> Goal {
 }
 
 impl Pool {
-    /// The code of the hard quota of memory or blocks that a copy of `bytes` would break.
-    pub(super) fn judge_quota(&self, namespace: NamespaceId, bytes: u64) -> Result<(), Code> {
+    /// Runs `take`, which uses up `need` of the namespace's hard quotas, unless they do not take it. No
+    /// other put, load or pull of the namespace uses them up meanwhile.
+    pub(super) fn below_quota<T>(
+        &self,
+        namespace: NamespaceId,
+        need: Goal,
+        take: impl FnOnce() -> T,
+    ) -> Result<T, OverQuota> {
         let accounts = self.directory.accounts();
         let Some(tenant) = accounts.tenant(namespace) else {
-            return Ok(());
+            return Ok(take());
         };
-        let hard = tenant.get(Setting::MemoryHard);
-        let used = accounts.of(namespace).get(Item::Memory);
-        match hard {
-            Some(hard) if used.saturating_add(bytes) > hard => Err(Code::MemoryQuota),
-            _ => Ok(()),
+        let _one_at_a_time = tenant.taking.lock();
+        match broken_quota(accounts.of(namespace), tenant, need) {
+            None => Ok(take()),
+            Some(code) => Err(OverQuota {
+                code,
+                is_final: never_fits(tenant, need),
+            }),
         }
     }
 
-    /// Asks the evictor for room for a load below the namespace's quota.
-    pub(super) fn wait_for_load_below_quota(&self, namespace: NamespaceId, bytes: u64) {
-        self.quotas.note_load(namespace, bytes);
+    /// Counts a block that is about to be loaded, when its namespace has a quota of blocks.
+    pub(super) fn hold_block_quota(&self, namespace: NamespaceId) -> Option<Arc<Hold>> {
+        let accounts = self.directory.accounts();
+        let tenant = accounts.tenant(namespace)?;
+        tenant.get(Setting::BlocksHard)?;
+        let hold = Hold::new(accounts, namespace, Item::Loading, 1);
+        Some(Arc::new(hold))
+    }
+
+    /// Asks the evictor for room below the namespace's quota, for a load that nobody waits for.
+    pub(super) fn ask_for_load_below_quota(&self, namespace: NamespaceId, need: Goal) {
+        self.quotas.note_load(namespace, need);
+        self.evictor_wake.wake();
+    }
+
+    /// Notes what a put or lookup needs below its quota, or that it needs nothing.
+    pub(super) fn wait_for_quota<'a>(
+        &'a self,
+        namespace: NamespaceId,
+        need: Goal,
+        waiting: &mut Option<QuotaWait<'a>>,
+    ) {
+        if need == Goal::default() {
+            *waiting = None;
+            return;
+        }
+        match waiting {
+            Some(waiting) => waiting.set(need),
+            None => *waiting = Some(self.quotas.enter(namespace, need)),
+        }
         self.evictor_wake.wake();
     }
 
@@ -185,7 +231,6 @@ impl Pool {
             self.quotas.forget_loads(namespace);
             let account = accounts.of(namespace);
             let mut left = excess(account, &tenant, need);
-            let mut is_freed = false;
             while left != Goal::default() && !self.is_stopping() {
                 let step = Goal {
                     bytes: left.bytes.min(STEP.bytes),
@@ -200,10 +245,6 @@ impl Pool {
                 left.bytes = left.bytes.saturating_sub(bytes);
                 left.blocks = left.blocks.saturating_sub(victims.len() as u64);
                 self.submit_victims(victims);
-                is_freed = true;
-            }
-            if is_freed {
-                tenant.room.notify_waiters();
             }
         }
     }

@@ -361,7 +361,7 @@ impl Pool {
         Ok(())
     }
 
-    async fn flush_log(&self) -> Result<(), Code> {
+    pub(super) async fn flush_log(&self) -> Result<(), Code> {
         tokio::select! {
             biased;
             flushed = self.journal().flush() => flushed.map(|_| ()).map_err(|error| error.code()),

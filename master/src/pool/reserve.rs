@@ -61,6 +61,8 @@ type Outcome = Option<Result<Granted, Code>>;
 struct Open {
     granted: bool,
     demand: u64,
+    /// The number of blocks in the demand.
+    blocks: u64,
     largest: u64,
     copies: usize,
     no_nodes: bool,
@@ -155,24 +157,6 @@ impl Pool {
             .collect()
     }
 
-    /// Notes what a put needs below its quota, or that it needs nothing.
-    fn wait_for_quota<'a>(
-        &'a self,
-        namespace: NamespaceId,
-        need: Goal,
-        waiting: &mut Option<QuotaWait<'a>>,
-    ) {
-        if need == Goal::default() {
-            *waiting = None;
-            return;
-        }
-        match waiting {
-            Some(waiting) => waiting.set(need),
-            None => *waiting = Some(self.quotas.enter(namespace, need)),
-        }
-        self.evictor_wake.wake();
-    }
-
     fn judge_length(&self, length: Length) -> Outcome {
         if length.0 == 0 {
             Some(Err(Code::InvalidArgument))
@@ -224,11 +208,17 @@ impl Pool {
                 *outcome = Some(Err(Code::InProgress));
                 continue;
             }
+            let _until_taken = tenant.map(|tenant| tenant.taking.lock());
             if let Some(tenant) = tenant {
                 let bytes = Extents::rounded(*length).0 * room.copies(*length) as u64;
-                if let Some(code) = broken_quota(account, tenant, bytes) {
+                // The blocks that wait for room take their part of the quota first.
+                let need = Goal {
+                    bytes: open.demand + bytes,
+                    blocks: open.blocks + 1,
+                };
+                if let Some(code) = broken_quota(account, tenant, need) {
                     *outcome = Some(Err(code));
-                    if !never_fits(tenant, bytes) {
+                    if !never_fits(tenant, Goal { bytes, blocks: 1 }) {
                         open.over_quota.bytes += bytes;
                         open.over_quota.blocks += 1;
                     }
@@ -267,6 +257,7 @@ impl Pool {
                     let rounded = Extents::rounded(*length).0;
                     let copies = room.copies(*length);
                     open.demand += rounded * copies as u64;
+                    open.blocks += 1;
                     // The largest block is the hardest to place, so the put waits for its nodes.
                     if rounded >= open.largest {
                         (open.largest, open.copies) = (rounded, copies);

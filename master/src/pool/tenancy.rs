@@ -42,16 +42,29 @@ pub struct NamespaceView {
     pub balance: Balance,
 }
 
+/// Runs `work` to its end, also when its caller leaves.
+async fn detached<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> Result<T, Code> {
+    // It fails when the work panics, or the runtime stops.
+    tokio::spawn(work).await.map_err(|_| Code::Internal)
+}
+
 impl Pool {
     /// Creates a valid namespace; true when it is new. Fails when the name exists with other
-    /// fields. A namespace that exists keeps its settings.
+    /// fields. A namespace that exists keeps its settings. A creation that has begun goes on when its
+    /// caller leaves.
     pub async fn create_namespace(
         self: &Arc<Self>,
         namespace: Namespace,
         settings: NamespaceSettings,
     ) -> Result<bool, NamespaceRefused> {
         settings.validate()?;
-        let _one_at_a_time = self.namespace_creation.lock().await;
+        // Every client that connects asks for its namespace, which mostly exists.
+        if !self.namespaces.find_or_number(&namespace)?.1 {
+            return Ok(false);
+        }
+        let one_at_a_time = Arc::clone(&self.namespace_creation).lock_owned().await;
         let (id, is_new) = self.namespaces.find_or_number(&namespace)?;
         if !is_new {
             return Ok(false);
@@ -66,24 +79,32 @@ impl Pool {
         if !settings.is_empty() {
             records.push(Record::NamespaceSet(record::NamespaceSet { id, settings }));
         }
-        let (pool, logged) = (Arc::clone(self), records.clone());
-        self.log(records, move || {
-            for record in logged {
-                pool.namespaces.apply(record);
-            }
-            pool.directory.accounts().set(id, &settings);
+        let pool = Arc::clone(self);
+        detached(async move {
+            // The next creation finds the number of this one used.
+            let _until_logged = one_at_a_time;
+            let (of_log, logged) = (Arc::clone(&pool), records.clone());
+            let applied = move || {
+                for record in logged {
+                    of_log.namespaces.apply(record);
+                }
+                of_log.directory.accounts().set(id, &settings);
+            };
+            pool.log(records, applied).await
         })
-        .await?;
+        .await??;
         Ok(true)
     }
 
-    /// Changes the settings of a namespace. Returns the new ones, which are durable.
+    /// Changes the settings of a namespace. Returns the new ones, which are durable. A change that has
+    /// begun goes on when its caller leaves.
     pub async fn change_namespace(
         self: &Arc<Self>,
         name: &str,
         change: impl FnOnce(&mut NamespaceSettings),
     ) -> Result<NamespaceSettings, NamespaceRefused> {
-        let _one_at_a_time = self.namespace_creation.lock().await;
+        self.namespaces.resolve(name)?;
+        let one_at_a_time = Arc::clone(&self.namespace_changes).lock_owned().await;
         let id = self.namespaces.resolve(name)?;
         let known = self.namespaces.get(id).ok_or(Code::UnknownNamespace)?;
         let mut settings = known.settings;
@@ -96,41 +117,75 @@ impl Pool {
             return Err(Code::NotLeader.into());
         }
         let pool = Arc::clone(self);
+        detached(async move {
+            let _until_reordered = one_at_a_time;
+            pool.set_namespace(id, settings).await
+        })
+        .await??;
+        tracing::info!(namespace = %known.fields.name, ?settings, "namespace changed");
+        Ok(settings)
+    }
+
+    async fn set_namespace(
+        self: &Arc<Self>,
+        id: NamespaceId,
+        settings: NamespaceSettings,
+    ) -> Result<(), Code> {
         let record = Record::NamespaceSet(record::NamespaceSet { id, settings });
         let was_tenant = self.directory.accounts().tenant(id).is_some();
+        let pool = Arc::clone(self);
         self.log(vec![record], move || {
             pool.namespaces.set(id, settings);
             pool.directory.accounts().set(id, &settings);
         })
         .await?;
         if !was_tenant {
-            // It reads every block, so it runs outside the runtime's threads and the log's.
+            // It may read every block, so it runs outside the runtime's threads and the log's.
             let pool = Arc::clone(self);
-            let moved = tokio::task::spawn_blocking(move || pool.directory.reorder());
+            let moved = tokio::task::spawn_blocking(move || pool.directory.reorder_of(id));
             moved.await.map_err(|_| Code::Internal)?;
         }
         self.evictor_wake.wake();
-        tracing::info!(namespace = %known.fields.name, ?settings, "namespace changed");
-        Ok(settings)
+        Ok(())
     }
 
     /// Deletes a namespace, and with `with_blocks` its blocks too, despite leases and pins. Returns
-    /// their number. After an error the namespace is there, perhaps with fewer blocks.
+    /// their number. After an error the namespace is there, perhaps with fewer blocks. A deletion that
+    /// has begun goes on when its caller leaves.
     pub async fn delete_namespace(
         self: &Arc<Self>,
         name: &str,
         with_blocks: bool,
     ) -> Result<u64, Code> {
-        let _one_at_a_time = self.namespace_creation.lock().await;
-        let id = self.namespaces.resolve(name)?;
-        if id == DEFAULT_ID {
+        if self.namespaces.resolve(name)? == DEFAULT_ID {
             return Err(Code::InvalidArgument);
         }
-        if !self.leads() {
-            return Err(Code::NotLeader);
-        }
+        let one_at_a_time = Arc::clone(&self.namespace_deletion).lock_owned().await;
+        let id = {
+            // A change of the namespace that has begun ends first.
+            let _no_change = self.namespace_changes.lock().await;
+            let id = self.namespaces.resolve(name)?;
+            if !self.leads() {
+                return Err(Code::NotLeader);
+            }
+            self.namespaces.begin_deletion(id);
+            id
+        };
+        let (pool, name) = (Arc::clone(self), name.to_owned());
+        detached(async move {
+            let _until_deleted = one_at_a_time;
+            pool.finish_deletion(id, &name, with_blocks).await
+        })
+        .await?
+    }
+
+    async fn finish_deletion(
+        self: &Arc<Self>,
+        id: NamespaceId,
+        name: &str,
+        with_blocks: bool,
+    ) -> Result<u64, Code> {
         let account = self.directory.accounts().of(id);
-        self.namespaces.begin_deletion(id);
         account.close(true);
         let deleted = self.empty_and_forget(id, with_blocks).await;
         match deleted {
@@ -150,6 +205,9 @@ impl Pool {
         with_blocks: bool,
     ) -> Result<u64, Code> {
         let account = self.directory.accounts().of(id);
+        // A copy that is on its way to the log is not counted yet. No other one is recorded now.
+        self.record_no_transfer();
+        self.flush_log().await?;
         let is_used = |balance: &Balance| *balance != Balance::default();
         if !with_blocks && is_used(&account.balance()) {
             return Err(Code::NamespaceInUse);
@@ -162,7 +220,7 @@ impl Pool {
             let report = self.remove_all(&Removal::Namespace(id), true).await?;
             removed += report.removed;
             if is_used(&account.balance()) {
-                if tokio::time::Instant::now() >= deadline {
+                if tokio::time::Instant::now() >= deadline || self.is_stopping() {
                     return Err(Code::InProgress);
                 }
                 tokio::time::sleep(DELETION_POLL).await;

@@ -18,9 +18,12 @@
 mod admission;
 mod attach;
 mod demoter;
+mod lines;
 mod media;
 mod restore;
 mod stores;
+#[cfg(test)]
+mod tests;
 mod transfers;
 mod zones;
 
@@ -36,10 +39,10 @@ use crate::directory::{BlockRef, Removed};
 use crate::membership::StoreNode;
 use crate::replica::BlockId;
 use admission::Admission;
-use demoter::Demotions;
 use kvpool_proto::MediumState;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Key, KeyRef, Offset, SegmentId, Version};
+use lines::Demotions;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -213,8 +216,14 @@ impl Pool {
         }
     }
 
-    /// Runs `submit`, which logs a transferred copy, unless a put or removal of the key is under
-    /// way. Returns whether it was logged, as `submit` says.
+    /// Waits for transfers that are being recorded. Of an account that was closed before, none is
+    /// recorded afterwards.
+    pub(super) fn record_no_transfer(&self) {
+        drop(self.reservations.lock());
+    }
+
+    /// Runs `submit`, which logs a transferred copy, unless a put or removal of the key is under way, or
+    /// its namespace is deleted. Returns whether it was logged, as `submit` says.
     fn record_transfer(
         &self,
         namespace: NamespaceId,
@@ -222,7 +231,9 @@ impl Pool {
         submit: impl FnOnce() -> bool,
     ) -> bool {
         let reservations = self.reservations.lock();
-        if reservations.is_pending(namespace, key.as_ref()) {
+        // A deletion closes the account first, and then passes this lock.
+        let is_closed = self.directory.accounts().of(namespace).is_closed();
+        if is_closed || reservations.is_pending(namespace, key.as_ref()) {
             return false;
         }
         let leaving = self.tiering.leaving.lock();

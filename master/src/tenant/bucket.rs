@@ -16,6 +16,11 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
+    /// Forgets the tokens taken so far.
+    pub(super) fn fill(&self) {
+        self.paid_at.store(0, Ordering::Release);
+    }
+
     /// Checks that tokens are left, at `rate` tokens a second. An error says when there will be.
     pub(super) fn check(&self, now: BootInstant) -> Result<(), Duration> {
         let owed = self.paid_at.load(Ordering::Acquire);

@@ -3,11 +3,12 @@
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
 pub(crate) mod media;
+pub(crate) mod tenants;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use kvpool_master::Config;
-use kvpool_master::clock::BootClock;
+use kvpool_master::clock::{BootClock, Clock};
 use kvpool_master::membership::{Registration, Reported, StoreNode};
 use kvpool_master::metrics::Metrics;
 use kvpool_master::pool::{CommitItem, Granted, Pool, ReserveOptions};
@@ -83,13 +84,22 @@ impl MetadataStore for Gated {
 
 /// A pool without nodes, and its store.
 pub(crate) async fn pool(directory: &Path, config: Config) -> (Arc<Pool>, Arc<Gated>) {
+    pool_at(directory, config, Arc::new(BootClock)).await
+}
+
+/// The same, by another clock.
+pub(crate) async fn pool_at(
+    directory: &Path,
+    config: Config,
+    clock: Arc<dyn Clock>,
+) -> (Arc<Pool>, Arc<Gated>) {
     let store = Arc::new(Gated {
         store: EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap(),
         gate: Mutex::default(),
     });
     let metrics = Arc::new(Metrics::new().unwrap());
     let kept = Arc::clone(&store) as Arc<dyn MetadataStore>;
-    let pool = Pool::start(config, kept, Arc::new(BootClock), metrics);
+    let pool = Pool::start(config, kept, clock, metrics);
     (pool.await.unwrap(), store)
 }
 

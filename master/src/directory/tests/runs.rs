@@ -1,5 +1,7 @@
 use super::*;
+use crate::accounts::Item;
 use crate::placement::Extents;
+use kvpool_types::{NamespaceSettings, Setting};
 use parking_lot::Mutex;
 use smallvec::smallvec;
 use std::collections::BTreeSet;
@@ -15,6 +17,14 @@ struct Full {
 
 impl Full {
     fn new(blocks: u64, parent: impl Fn(u64) -> Option<u64>) -> Self {
+        Self::of(blocks, parent, |_| NS)
+    }
+
+    fn of(
+        blocks: u64,
+        parent: impl Fn(u64) -> Option<u64>,
+        namespace: impl Fn(u64) -> NamespaceId,
+    ) -> Self {
         let directory = directory(Policy::Prefix);
         let mut extents = Extents::new(Length(UNIT * blocks));
         for n in 0..blocks {
@@ -22,6 +32,7 @@ impl Full {
             let id = put_block(
                 &directory,
                 NewBlock {
+                    namespace: namespace(n),
                     length: Length(UNIT),
                     replicas: smallvec![Replica {
                         segment: SEGMENT,
@@ -169,6 +180,28 @@ fn a_run_takes_the_ends_of_chains_and_never_leaves_a_child_without_parent() {
     for n in (0..60).filter(|n| n % 10 != 0) {
         assert!(!left(n) || left(n - 1), "{n} has lost its parent");
     }
+}
+
+/// Each block alone could leave, and all of a run together not.
+#[test]
+fn a_run_crosses_no_guaranteed_share() {
+    const KEPT: NamespaceId = NamespaceId(9);
+    // The blocks of `KEPT` are the oldest, so a run over them is the cheapest.
+    let full = Full::of(64, |_| None, |n| if n < 32 { KEPT } else { NS });
+    let accounts = full.directory.accounts();
+    let share = NamespaceSettings::default().with(Setting::Guaranteed, 30 * UNIT);
+    accounts.set(KEPT, &share);
+    full.directory.reorder();
+    let run: BTreeSet<u64> = full.run(5).unwrap().into_iter().collect();
+    assert_eq!(run.len(), 5, "{run:?}");
+    assert!(
+        accounts.of(KEPT).get(Item::Resident) >= 30 * UNIT,
+        "{run:?}"
+    );
+    // A run of two may take what is above the share.
+    full.run(2).unwrap();
+    assert_eq!(full.run(64), None);
+    assert!(accounts.of(KEPT).get(Item::Resident) >= 30 * UNIT);
 }
 
 #[test]

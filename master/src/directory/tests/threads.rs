@@ -1,8 +1,9 @@
 use super::super::entry::QueueState;
 use super::*;
+use crate::accounts::Item;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Puts, uses, leases, links, removals and eviction run at once. Then the counts must be
 /// consistent.
@@ -83,4 +84,41 @@ fn four_threads_at_once_leave_a_directory_that_adds_up() {
         (directory.blocks(), directory.bytes(), directory.linked()),
         (0, 0, 0)
     );
+}
+
+/// Quotas read the accounts without a lock, so a block is counted all the while.
+#[test]
+fn a_block_whose_replicas_change_is_counted_all_the_while() {
+    let directory = directory(Policy::Prefix);
+    put(&directory, 1);
+    let second = Replica {
+        segment: SegmentId(2),
+        ..replica(2)
+    };
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let account = directory.accounts().of(NS);
+            let mut least = (u64::MAX, u64::MAX);
+            while !is_over.load(Ordering::Relaxed) {
+                let (blocks, resident) = (account.get(Item::Blocks), account.get(Item::Resident));
+                least = (least.0.min(blocks), least.1.min(resident));
+            }
+            least
+        });
+        for version in 0..20_000 {
+            let key = key(1);
+            directory.add_replica(NS, key.as_ref(), Version(2 + version), second);
+            directory.drop_replica(NS, key.as_ref(), Version(2 + version), SegmentId(2));
+            put_block(
+                &directory,
+                NewBlock {
+                    version: Version(3 + version),
+                    ..block(&directory, 1)
+                },
+            );
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(reader.join().unwrap(), (1, SIZE));
+    });
 }

@@ -1,12 +1,13 @@
 //! The thread that works through tasks: it chooses source and target, and orders pulls.
 
+use super::super::quotas::OverQuota;
 use super::super::tiering::{Moved, WantedRoom};
 use super::super::{FreedReplicas, Pool};
 use super::pulls::Pull;
 use super::tasks::{Change, Outcome, Task};
 use super::{Wish, Work};
 use crate::clock::BootInstant;
-use crate::directory::{Spared, Tick};
+use crate::directory::{Goal, Spared, Tick};
 use crate::membership::StoreNode;
 use crate::placement::{Extents, Segments};
 use crate::replica::Replica;
@@ -241,26 +242,37 @@ impl Pool {
         {
             return Step::Busy;
         }
-        if let Err(code) = self.judge_quota(found.moved.namespace, Extents::rounded(length).0)
-            && wish.change != Change::Move
-        {
-            let reason = "the namespace is at its hard quota of memory".to_owned();
-            return Step::Ended(Outcome::Failed(code, reason));
-        }
         let mut is_busy = false;
-        let mut placed = None;
-        for target in &targets {
-            let is_taken = {
-                let pulls = self.replicas.pulls.lock();
-                pulls.takes(target, length) && !pulls.changes(work.block, target, dropped)
-            };
-            if !is_taken {
-                is_busy = true;
-            } else if let Some(to) = segments.allocate_on(target, length, found.moved.namespace) {
-                placed = Some((Arc::clone(target), to));
-                break;
+        let mut place = || {
+            targets.iter().find_map(|target| {
+                let is_taken = {
+                    let pulls = self.replicas.pulls.lock();
+                    pulls.takes(target, length) && !pulls.changes(work.block, target, dropped)
+                };
+                is_busy |= !is_taken;
+                let to = is_taken
+                    .then(|| segments.allocate_on(target, length, found.moved.namespace))?;
+                Some((Arc::clone(target), to?))
+            })
+        };
+        let placed = match wish.change {
+            // A block that leaves its node may not be lost to a quota, so it counts twice for a while.
+            Change::Move => Ok(place()),
+            Change::Copy | Change::Drop => {
+                let need = Goal {
+                    bytes: Extents::rounded(length).0,
+                    blocks: 0,
+                };
+                self.below_quota(found.moved.namespace, need, place)
             }
-        }
+        };
+        let placed = match placed {
+            Ok(placed) => placed,
+            Err(OverQuota { code, .. }) => {
+                let reason = "the namespace is at its hard quota of memory".to_owned();
+                return Step::Ended(Outcome::Failed(code, reason));
+            }
+        };
         let Some((target, to)) = placed else {
             if is_busy {
                 return Step::Busy;

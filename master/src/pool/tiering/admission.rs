@@ -9,7 +9,7 @@
 //! A block larger than what is left may overdraw the budget; the next blocks wait until it is repaid.
 
 use super::super::Pool;
-use super::demoter::Waiting;
+use super::lines::Waiting;
 use super::transfers::Moved;
 use crate::clock::BootInstant;
 use crate::tier::Medium;

@@ -282,7 +282,7 @@ impl Pool {
         };
         if is_current {
             tracing::info!(node = %node.name, %medium, segment = %known.id, %generation, "medium attached");
-            self.queue_all_of(node);
+            self.queue_all_of(std::slice::from_ref(node));
             if node.state() == NodeState::Draining {
                 self.demote_all_of(node);
             }
@@ -355,6 +355,7 @@ impl Pool {
     }
 
     /// Queues the blocks of memory again whose copies lie on media that are lost, or absent for long.
+    /// Only the demoter calls this, without the lock under which stores are ordered.
     pub(super) fn replace_lost_copies(&self) {
         if !self.tiering.has_lost_copies.swap(false, Ordering::AcqRel) {
             return;
@@ -365,10 +366,9 @@ impl Pool {
             used.map(|used| (used.node.incarnation, Arc::clone(&used.node)))
                 .collect()
         };
-        let is_serving = |node: &&Arc<StoreNode>| node.state() != NodeState::Draining;
-        for node in nodes.values().filter(is_serving) {
-            self.queue_all_of(node);
-        }
+        let mut nodes: Vec<_> = nodes.into_values().collect();
+        nodes.retain(|node| node.state() != NodeState::Draining);
+        self.queue_all_of(&nodes);
     }
 
     /// Ends the use of a node's media in a session that has ended, and the transfers of it.

@@ -13,6 +13,7 @@
 //! its turn at once as soon as the larger part of the node's memory is used.
 
 use super::super::Pool;
+use super::lines::{Line, Turns, WITHOUT_COPY, Waiting};
 use super::transfers::{Direction, Moved, Transfer, store_order};
 use super::{Place, WINDOW};
 use crate::directory::{Policy, Removed, Tick};
@@ -24,14 +25,11 @@ use crate::store::record::Record;
 use crate::tier::{Medium, Taken};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Incarnation, Key, Length, SegmentId, Version};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The share of a node's memory that holds the latest blocks, which have no copy yet.
-const WITHOUT_COPY: f64 = 0.6;
-/// How slowly eviction is trusted to reach further again: one byte for so many evicted bytes.
-const REACH_AGAIN: u64 = 256;
 /// With `lru`, a block beyond this share is given up: eviction would take it before its copy is recorded.
 /// So a disk that is slower than the puts copies as many blocks as it can.
 const GIVE_UP: f64 = 0.9;
@@ -39,115 +37,6 @@ const GIVE_UP: f64 = 0.9;
 const TICK: Duration = Duration::from_millis(20);
 /// Blocks examined under one lock.
 const STEP: usize = 256;
-
-/// The blocks without a copy, by node.
-#[derive(Debug, Default)]
-pub(super) struct Demotions {
-    nodes: HashMap<Incarnation, Line>,
-}
-
-/// The blocks of one node, in the order of their turns.
-#[derive(Debug, Default)]
-struct Line {
-    blocks: VecDeque<Waiting>,
-    bytes: u64,
-    /// Since when the node drains: then every block has its turn at once.
-    drains: Option<Tick>,
-    /// True when the draining node knows that its blocks have their copies.
-    is_told: bool,
-    /// The bytes behind which a block's turn comes, as of the thread's last look.
-    kept: u64,
-    /// The bytes behind which a block is passed over; `None` before the thread's first look.
-    most: Option<u64>,
-    /// The bytes without a copy that eviction goes through before it takes the first block here.
-    /// `None` for the whole memory.
-    reach: Option<u64>,
-    /// The latest version that had its turn.
-    had_turn: Version,
-}
-
-/// When a block of a node has its turn.
-#[derive(Clone, Copy, Debug, Default)]
-struct Turns {
-    /// When more bytes than these lie behind it.
-    kept: u64,
-    /// Unless more bytes than these lie behind it: then it is passed over.
-    most: u64,
-}
-
-impl Demotions {
-    /// Forgets the blocks of a node.
-    pub(super) fn forget(&mut self, node: Incarnation) {
-        self.nodes.remove(&node);
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Waiting {
-    pub(super) block: BlockId,
-    pub(super) version: Version,
-    pub(super) bytes: u64,
-    /// The block was put again after the pool had lost it.
-    pub(super) was_lost: bool,
-    /// The block before it in its chain. Only pools with a write budget ask.
-    pub(super) parent: Option<Box<Key>>,
-}
-
-impl Line {
-    /// Adds a block behind all others. While the disk stalls, the first blocks give way: they have left
-    /// memory.
-    fn push(&mut self, waiting: Waiting) {
-        self.bytes += waiting.bytes;
-        self.blocks.push_back(waiting);
-        let most = self.most.unwrap_or(u64::MAX);
-        while self.bytes > most && self.drains.is_none() {
-            let Some(first) = self.blocks.pop_front() else {
-                return;
-            };
-            self.bytes -= first.bytes;
-        }
-    }
-
-    fn push_front(&mut self, waiting: Waiting) {
-        self.bytes += waiting.bytes;
-        self.blocks.push_front(waiting);
-    }
-
-    /// The first block that has its turn.
-    fn pop(&mut self, turns: Turns) -> Option<Waiting> {
-        self.kept = turns.kept;
-        self.most = Some(turns.most);
-        if self.drains.is_none() && self.bytes <= turns.kept {
-            return None;
-        }
-        loop {
-            let first = self.blocks.pop_front()?;
-            self.bytes -= first.bytes;
-            self.had_turn = self.had_turn.max(first.version);
-            if self.drains.is_some() || self.bytes <= turns.most {
-                return Some(first);
-            }
-        }
-    }
-
-    /// Notes that a block was evicted. True when it left before its turn.
-    fn evicted(&mut self, version: Version, length: Length, has_copy: bool) -> bool {
-        if let Some(reach) = &mut self.reach {
-            *reach += length.0.div_ceil(REACH_AGAIN);
-        }
-        let is_early = !has_copy
-            && version > self.had_turn
-            && self.bytes <= self.kept
-            && self.drains.is_none();
-        if is_early {
-            // Eviction takes several blocks at once, and some of those behind this one have left too.
-            let reach = self.bytes / 4 * 3;
-            self.reach = Some(reach);
-            self.kept = share(reach, WITHOUT_COPY).min(self.kept);
-        }
-        is_early
-    }
-}
 
 /// A node, and its media that take stores.
 struct Target {
@@ -185,6 +74,9 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
             while !pool.is_stopping() {
                 pool.tiering.wait(TICK);
                 if pool.has_media() && !pool.is_stopping() && pool.leads() {
+                    // These may walk over all blocks, so the evictor never waits for them.
+                    pool.drop_absent_media();
+                    pool.replace_lost_copies();
                     pool.tend_media();
                 }
             }
@@ -241,21 +133,18 @@ impl Pool {
         due + in_flight
     }
 
-    /// Queues every block of a node that has no copy yet: its first medium was attached.
-    pub(super) fn queue_all_of(&self, node: &StoreNode) {
-        // From here on new blocks are queued. A block that the scan finds too is queued twice, and
-        // copied once.
+    /// Queues every block of these nodes that has no copy: a medium was attached, or copies were lost.
+    pub(super) fn queue_all_of(&self, nodes: &[Arc<StoreNode>]) {
+        // A block that the walk finds too is queued twice, and copied once.
         let mut demotions = self.tiering.demotions.lock();
-        demotions.nodes.insert(node.incarnation, Line::default());
+        nodes
+            .iter()
+            .for_each(|node| demotions.expect(node.incarnation));
         drop(demotions);
-        let mut line = Line::default();
-        let mut found = self.without_copy(node);
-        found.sort_by_key(|(_, one)| one.version);
-        found.into_iter().for_each(|(_, one)| line.push(one));
-        let mut demotions = self.tiering.demotions.lock();
-        let newer = demotions.nodes.insert(node.incarnation, line);
-        if let (Some(newer), Some(line)) = (newer, demotions.nodes.get_mut(&node.incarnation)) {
-            newer.blocks.into_iter().for_each(|one| line.push(one));
+        for (node, mut found) in nodes.iter().zip(self.without_copy(nodes)) {
+            found.sort_by_key(|(_, one)| one.version);
+            let found = found.into_iter().map(|(_, one)| one).collect();
+            self.tiering.demotions.lock().found(node.incarnation, found);
         }
     }
 
@@ -266,7 +155,7 @@ impl Pool {
 
     /// Every block of a draining node has its turn at once, the one that was used last first: the
     /// node's time is short.
-    pub(in crate::pool) fn demote_all_of(&self, node: &StoreNode) {
+    pub(in crate::pool) fn demote_all_of(&self, node: &Arc<StoreNode>) {
         match self.tiering.takes_stores_of(node) {
             // A medium that is attached later begins it.
             None => return,
@@ -276,7 +165,10 @@ impl Pool {
             }
             Some(true) => {}
         }
-        let mut found = self.without_copy(node);
+        let mut found = self
+            .without_copy(std::slice::from_ref(node))
+            .pop()
+            .unwrap_or_default();
         found.sort_by_key(|(tick, _)| std::cmp::Reverse(*tick));
         let mut line = Line {
             drains: Some(self.directory.next_tick()),
@@ -289,14 +181,22 @@ impl Pool {
         self.tiering.wake();
     }
 
-    /// The blocks in a node's memory that have no copy, with their last use.
-    fn without_copy(&self, node: &StoreNode) -> Vec<(Tick, Waiting)> {
-        let own = node.segments();
-        let (mut all, mut page) = (Vec::new(), Vec::new());
+    /// For each node the blocks in its memory that have no copy, with their last use. Walks over all
+    /// blocks once.
+    fn without_copy(&self, nodes: &[Arc<StoreNode>]) -> Vec<Vec<(Tick, Waiting)>> {
+        let of_segment: HashMap<SegmentId, usize> = (0..)
+            .zip(nodes)
+            .flat_map(|(index, node)| node.segments().into_iter().map(move |id| (id, index)))
+            .collect();
+        let mut all = vec![Vec::new(); nodes.len()];
+        let mut page = Vec::new();
         loop {
             let mut found = Vec::new();
             let next = self.directory.scan(&page, STEP, |block| {
-                if block.replicas().iter().any(|r| own.contains(&r.segment)) {
+                let replicas = block.replicas();
+                let here = replicas.iter().filter_map(|r| of_segment.get(&r.segment));
+                let here: SmallVec<[usize; 2]> = here.copied().collect();
+                if !here.is_empty() {
                     let waiting = Waiting {
                         block: block.id(),
                         version: block.version(),
@@ -304,12 +204,17 @@ impl Pool {
                         was_lost: false,
                         parent: None,
                     };
-                    found.push((block.namespace(), block.key(), block.tick(), waiting));
+                    found.push((here, block.namespace(), block.key(), block.tick(), waiting));
                 }
             });
-            for (namespace, key, tick, waiting) in found {
-                if !self.has_kept_copy(namespace, &key, waiting.version, Some(node)) {
-                    all.push((tick, waiting));
+            for (here, namespace, key, tick, waiting) in found {
+                for index in here {
+                    let node = nodes.get(index).map(|node| &**node);
+                    if !self.has_kept_copy(namespace, &key, waiting.version, node)
+                        && let Some(of_node) = all.get_mut(index)
+                    {
+                        of_node.push((tick, waiting.clone()));
+                    }
                 }
             }
             match next {
@@ -322,8 +227,6 @@ impl Pool {
     /// Orders the stores that are due.
     pub(in crate::pool) fn tend_media(self: &Arc<Self>) {
         let _one_at_a_time = self.tiering.tending.lock();
-        self.drop_absent_media();
-        self.replace_lost_copies();
         let mut targets: BTreeMap<Incarnation, Target> = BTreeMap::new();
         for medium in self.tier.media() {
             let node = {

@@ -4,10 +4,12 @@
 //! waits for a disk on a connection that others share.
 
 use super::super::Pool;
+use super::super::quotas::QuotaWait;
 use super::super::read::Holder;
 use super::transfers::{Direction, Moved, Orders, Transfer, on_medium, range};
 use super::{Place, Traffic, WINDOW};
 use crate::clock::BootInstant;
+use crate::directory::Goal;
 use crate::membership::StoreNode;
 use crate::placement::{Extents, Segments};
 use crate::replica::{BlockId, Replica};
@@ -96,6 +98,10 @@ enum Begun {
     Queued,
     /// Memory has no room now.
     NoRoom,
+    /// The namespace is at a hard quota.
+    AtQuota,
+    /// No hard quota of the namespace ever takes the block.
+    NeverFits,
     /// The copy cannot be read now.
     Unreadable,
 }
@@ -129,7 +135,8 @@ impl Pool {
             if wanted.is_empty() {
                 break;
             }
-            let loading = self.load_all(&mut wanted, &mut loads, &mut restored, deadline);
+            let loading =
+                self.load_all(namespace, &mut wanted, &mut loads, &mut restored, deadline);
             if !loading.await {
                 break;
             }
@@ -141,16 +148,19 @@ impl Pool {
     /// Loads these blocks, and looks at no other until all of them have ended. False when some are left.
     async fn load_all(
         self: &Arc<Self>,
+        namespace: NamespaceId,
         wanted: &mut Vec<Wanted>,
         loads: &mut Loads,
         restored: &mut Restored,
         deadline: tokio::time::Instant,
     ) -> bool {
         let mut progress = tokio::time::Instant::now();
+        let mut waits_for_quota: Option<QuotaWait<'_>> = None;
         loop {
             let mut loaded = std::pin::pin!(self.tiering.loaded.notified());
             loaded.as_mut().enable();
             let (mut waits, mut goes) = (false, false);
+            let mut over_quota = Goal::default();
             let begun = self.begin_loads(wanted, WINDOW);
             let mut begun = begun.into_iter();
             wanted.retain(|one| match begun.next() {
@@ -162,6 +172,17 @@ impl Pool {
                     self.want_room(one);
                     waits = true;
                     true
+                }
+                Some(Begun::AtQuota) => {
+                    let need = need_of(one);
+                    over_quota.bytes += need.bytes;
+                    over_quota.blocks += need.blocks;
+                    waits = true;
+                    true
+                }
+                Some(Begun::NeverFits) => {
+                    loads.ended.insert(one.copy, MOST_LOADS);
+                    false
                 }
                 Some(Begun::Queued) => {
                     waits = true;
@@ -180,6 +201,8 @@ impl Pool {
                     false
                 }
             });
+            // All that this lookup needs stands there once, for as long as it waits.
+            self.wait_for_quota(namespace, over_quota, &mut waits_for_quota);
             if wanted.is_empty() {
                 return true;
             }
@@ -312,9 +335,13 @@ impl Pool {
         let mut wanted = self.on_media_only(namespace, &KeyBatch::from(&keys[..]));
         let begun = self.begin_loads(&mut wanted, WINDOW);
         for (one, begun) in wanted.iter().zip(begun) {
-            if begun == Begun::NoRoom {
-                self.want_room(one);
-                self.evictor_wake.wake();
+            match begun {
+                Begun::NoRoom => {
+                    self.want_room(one);
+                    self.evictor_wake.wake();
+                }
+                Begun::AtQuota => self.ask_for_load_below_quota(namespace, need_of(one)),
+                _ => {}
             }
         }
     }
@@ -395,13 +422,15 @@ impl Pool {
         // A draining node serves its blocks until it stops.
         let (node, session) = (Arc::clone(&used.node), used.session);
         // The namespace's own blocks make room, not those of others.
-        let bytes = Extents::rounded(block.length).0;
-        if self.judge_quota(block.namespace, bytes).is_err() {
-            self.wait_for_load_below_quota(block.namespace, bytes);
-            return Begun::Queued;
-        }
-        let Some(to) = segments.allocate_on(&node, block.length, block.namespace) else {
-            return Begun::NoRoom;
+        let taken = self.below_quota(block.namespace, need_of(wanted), || {
+            let to = segments.allocate_on(&node, block.length, block.namespace)?;
+            Some((to, self.hold_block_quota(block.namespace)))
+        });
+        let (to, hold) = match taken {
+            Ok(Some(taken)) => taken,
+            Ok(None) => return Begun::NoRoom,
+            Err(over) if over.is_final => return Begun::NeverFits,
+            Err(_) => return Begun::AtQuota,
         };
         if !self.has_versions() {
             segments.release(&[to]);
@@ -439,10 +468,18 @@ impl Pool {
                 to,
                 grant,
             },
-            _hold: None,
+            _hold: hold,
         };
         let order = traffic.enter(&medium, transfer, order);
         orders.push(&node, order);
         Begun::Goes
+    }
+}
+
+/// What a load uses up of its namespace's hard quotas.
+fn need_of(wanted: &Wanted) -> Goal {
+    Goal {
+        bytes: Extents::rounded(wanted.block.length).0,
+        blocks: 1,
     }
 }

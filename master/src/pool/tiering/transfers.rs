@@ -88,7 +88,8 @@ pub(super) struct Transfer {
     pub(super) block: Moved,
     pub(super) place: Place,
     pub(super) direction: Direction,
-    /// What a store counts below its namespace's quota of media, until it is recorded.
+    /// What a store counts below its namespace's quota of media until it is recorded, and a load below
+    /// its quota of blocks.
     pub(super) _hold: Option<Arc<Hold>>,
 }
 

@@ -1,0 +1,208 @@
+//! The lines of blocks that wait for their copies, one for each node.
+
+use crate::directory::Tick;
+use crate::placement::share;
+use crate::replica::BlockId;
+use kvpool_types::{Incarnation, Key, Length, Version};
+use std::collections::{HashMap, VecDeque};
+
+/// The share of a node's memory that holds the latest blocks, which have no copy yet.
+pub(super) const WITHOUT_COPY: f64 = 0.6;
+/// How slowly eviction is trusted to reach further again: one byte for so many evicted bytes.
+const REACH_AGAIN: u64 = 256;
+
+/// The blocks without a copy, by node.
+#[derive(Debug, Default)]
+pub(super) struct Demotions {
+    pub(super) nodes: HashMap<Incarnation, Line>,
+}
+
+/// The blocks of one node, in the order of their turns.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    pub(super) blocks: VecDeque<Waiting>,
+    pub(super) bytes: u64,
+    /// Since when the node drains: then every block has its turn at once.
+    pub(super) drains: Option<Tick>,
+    /// True when the draining node knows that its blocks have their copies.
+    pub(super) is_told: bool,
+    /// The bytes behind which a block's turn comes, as of the thread's last look.
+    pub(super) kept: u64,
+    /// The bytes behind which a block is passed over; `None` before the thread's first look.
+    pub(super) most: Option<u64>,
+    /// The bytes without a copy that eviction goes through before it takes the first block here.
+    /// `None` for the whole memory.
+    pub(super) reach: Option<u64>,
+    /// The latest version that had its turn.
+    pub(super) had_turn: Version,
+}
+
+/// When a block of a node has its turn.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Turns {
+    /// When more bytes than these lie behind it.
+    pub(super) kept: u64,
+    /// Unless more bytes than these lie behind it: then it is passed over.
+    pub(super) most: u64,
+}
+
+impl Demotions {
+    /// From here on new blocks of the node are queued. The line of a drain stays.
+    pub(super) fn expect(&mut self, node: Incarnation) {
+        let line = self.nodes.entry(node).or_default();
+        if line.drains.is_none() {
+            *line = Line::default();
+        }
+    }
+
+    /// Queues the blocks that a walk has found before those that came meanwhile. A drain that began
+    /// meanwhile makes its own walk, and a node may have left.
+    pub(super) fn found(&mut self, node: Incarnation, found: Vec<Waiting>) {
+        let Some(line) = self.nodes.get_mut(&node) else {
+            return;
+        };
+        if line.drains.is_some() {
+            return;
+        }
+        let newer = std::mem::take(line);
+        let all = found.into_iter().chain(newer.blocks);
+        all.for_each(|one| line.push(one));
+    }
+
+    /// Forgets the blocks of a node.
+    pub(super) fn forget(&mut self, node: Incarnation) {
+        self.nodes.remove(&node);
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    pub(super) block: BlockId,
+    pub(super) version: Version,
+    pub(super) bytes: u64,
+    /// The block was put again after the pool had lost it.
+    pub(super) was_lost: bool,
+    /// The block before it in its chain. Only pools with a write budget ask.
+    pub(super) parent: Option<Box<Key>>,
+}
+
+impl Line {
+    /// Adds a block behind all others. While the disk stalls, the first blocks give way: they have left
+    /// memory.
+    pub(super) fn push(&mut self, waiting: Waiting) {
+        self.bytes += waiting.bytes;
+        self.blocks.push_back(waiting);
+        let most = self.most.unwrap_or(u64::MAX);
+        while self.bytes > most && self.drains.is_none() {
+            let Some(first) = self.blocks.pop_front() else {
+                return;
+            };
+            self.bytes -= first.bytes;
+        }
+    }
+
+    pub(super) fn push_front(&mut self, waiting: Waiting) {
+        self.bytes += waiting.bytes;
+        self.blocks.push_front(waiting);
+    }
+
+    /// The first block that has its turn.
+    pub(super) fn pop(&mut self, turns: Turns) -> Option<Waiting> {
+        self.kept = turns.kept;
+        self.most = Some(turns.most);
+        if self.drains.is_none() && self.bytes <= turns.kept {
+            return None;
+        }
+        loop {
+            let first = self.blocks.pop_front()?;
+            self.bytes -= first.bytes;
+            self.had_turn = self.had_turn.max(first.version);
+            if self.drains.is_some() || self.bytes <= turns.most {
+                return Some(first);
+            }
+        }
+    }
+
+    /// Notes that a block was evicted. True when it left before its turn.
+    pub(super) fn evicted(&mut self, version: Version, length: Length, has_copy: bool) -> bool {
+        if let Some(reach) = &mut self.reach {
+            *reach += length.0.div_ceil(REACH_AGAIN);
+        }
+        let is_early = !has_copy
+            && version > self.had_turn
+            && self.bytes <= self.kept
+            && self.drains.is_none();
+        if is_early {
+            // Eviction takes several blocks at once, and some of those behind this one have left too.
+            let reach = self.bytes / 4 * 3;
+            self.reach = Some(reach);
+            self.kept = share(reach, WITHOUT_COPY).min(self.kept);
+        }
+        is_early
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODE: Incarnation = Incarnation(1);
+
+    fn waiting(version: u64) -> Waiting {
+        Waiting {
+            block: BlockId(u32::try_from(version).unwrap()),
+            version: Version(version),
+            bytes: 1,
+            was_lost: false,
+            parent: None,
+        }
+    }
+
+    fn versions(demotions: &Demotions) -> Vec<u64> {
+        let blocks = &demotions.nodes[&NODE].blocks;
+        blocks.iter().map(|one| one.version.0).collect()
+    }
+
+    #[test]
+    fn what_a_walk_has_found_stands_before_what_came_meanwhile() {
+        let mut demotions = Demotions::default();
+        demotions.expect(NODE);
+        demotions.nodes.get_mut(&NODE).unwrap().push(waiting(9));
+        demotions.found(NODE, vec![waiting(1), waiting(2)]);
+        assert_eq!(versions(&demotions), [1, 2, 9]);
+        assert_eq!(demotions.nodes[&NODE].bytes, 3);
+    }
+
+    /// The line of a drain ends with word to the node, which waits for it.
+    #[test]
+    fn a_walk_over_blocks_leaves_the_line_of_a_drain() {
+        // The drain begins before the walk, or while it runs.
+        for is_before in [true, false] {
+            let mut demotions = Demotions::default();
+            if is_before {
+                let line = demotions.nodes.entry(NODE).or_default();
+                line.drains = Some(Tick(5));
+            }
+            demotions.expect(NODE);
+            demotions
+                .nodes
+                .entry(NODE)
+                .or_default()
+                .drains
+                .get_or_insert(Tick(5));
+            demotions.nodes.get_mut(&NODE).unwrap().push(waiting(9));
+            demotions.found(NODE, vec![waiting(1)]);
+            assert_eq!(demotions.nodes[&NODE].drains, Some(Tick(5)));
+            assert_eq!(versions(&demotions), [9]);
+        }
+    }
+
+    #[test]
+    fn a_walk_brings_no_line_to_a_node_that_left() {
+        let mut demotions = Demotions::default();
+        demotions.expect(NODE);
+        demotions.forget(NODE);
+        demotions.found(NODE, vec![waiting(1)]);
+        assert!(demotions.nodes.is_empty());
+    }
+}
