@@ -143,6 +143,15 @@ fn names_unknown_algorithm(token: &str) -> bool {
     part::<Named>(head).is_some_and(|named| !named.alg.is_empty())
 }
 
+/// The token of a header `Authorization: Bearer TOKEN`; `None` for another scheme.
+pub fn bearer(value: &str) -> Option<&str> {
+    // RFC 9110: the scheme is compared without regard to case.
+    let (scheme, token) = value.split_once(' ')?;
+    scheme
+        .eq_ignore_ascii_case("bearer")
+        .then_some(token.trim())
+}
+
 /// The claims of a token, without any check: only for its own holder, and for people.
 pub fn peek(token: &str) -> Option<Map<String, Value>> {
     part(token.trim().split('.').nth(1)?)

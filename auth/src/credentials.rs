@@ -84,12 +84,6 @@ impl Credentials {
         Self(Kind::File(Arc::new(file)))
     }
 
-    /// The file that [`TOKEN_FILE_VARIABLE`] names, or none.
-    pub fn from_environment() -> Self {
-        let path = std::env::var_os(TOKEN_FILE_VARIABLE).filter(|path| !path.is_empty());
-        path.map_or_else(Self::default, |path| Self::file(Path::new(&path)))
-    }
-
     /// Whether there is no token, and none will come.
     pub const fn is_none(&self) -> bool {
         matches!(self.0, Kind::None)

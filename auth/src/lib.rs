@@ -25,7 +25,7 @@ mod secret_file;
 mod settings;
 
 pub use authority::{Authority, AuthorityError};
-pub use claims::{Claims, TokenError, peek};
+pub use claims::{Claims, TokenError, bearer, peek};
 pub use credentials::{Credentials, Current, TOKEN_FILE_VARIABLE};
 pub use policy::{Identity, Policy, PolicyError};
 pub use roles::{Role, Roles};

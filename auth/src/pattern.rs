@@ -20,6 +20,11 @@ impl Pattern {
         Ok(Self(text.to_owned()))
     }
 
+    /// The pattern as it was written.
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
     /// Whether the pattern matches every name.
     pub(crate) fn is_every(&self) -> bool {
         self.0 == "*"

@@ -93,6 +93,14 @@ impl Policy {
         Ok(policy)
     }
 
+    /// Whether a rule names exactly this subject, and no claims.
+    pub fn has_rule_of(&self, subject: &str) -> bool {
+        self.rules.iter().any(|rule| {
+            let named = rule.subject.as_ref().map(Pattern::as_str);
+            named == Some(subject) && rule.claims.is_empty()
+        })
+    }
+
     /// The roles of a token with these claims.
     pub(crate) fn identity(&self, claims: Claims) -> Identity {
         let fulfilled = self.rules.iter().filter(|rule| rule.applies(&claims));

@@ -188,7 +188,9 @@ impl Control {
             &options.masters,
             options.spin,
             credentials.clone(),
-            ClientTls::open(&options.tls).map_err(|error| ConnectError::Tls(error.to_string()))?,
+            ClientTls::open(&options.tls)
+                .map_err(|error| ConnectError::Tls(error.to_string()))?
+                .map(|tls| tls.among(&options.masters)),
             Arc::clone(&known),
             background.clone(),
         )?;
@@ -329,7 +331,15 @@ impl Control {
             let route = match (route, last) {
                 (Ok(route), _) => route,
                 (Err(nobody), None) => return Err(nobody),
-                (Err(nobody), Some((_, error))) => return Err(error.then(&nobody)),
+                (Err(nobody), Some((_, error))) => {
+                    let both = error.then(&nobody);
+                    // That the leader must not be called from here says more than that another does not lead.
+                    let code = match nobody.code {
+                        Code::InvalidArgument => nobody.code,
+                        _ => both.code,
+                    };
+                    return Err(ControlError { code, ..both });
+                }
             };
             let Failed {
                 error,

@@ -3,6 +3,7 @@
 use crate::addresses::{self, first_of};
 use crate::cache::KnownNode;
 use crate::clock::Deadline;
+use crate::errors::is_about_the_token;
 use crate::links::Dial;
 use futures::future::BoxFuture;
 use kvpool_auth::Credentials;
@@ -17,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Opens links by the transports of this host.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Dialer {
     hello: Hello,
     credentials: Credentials,
@@ -67,47 +68,71 @@ impl Dial for Dialer {
         kind: TransportKind,
         deadline: Deadline,
     ) -> BoxFuture<'static, Result<Arc<dyn Link>, TransferError>> {
-        let hello = Hello {
-            incarnation: node.incarnation,
-            token: self.credentials.current().token,
-            ..self.hello.clone()
-        };
-        let tcp = self.tcp.clone();
-        let rdma = self.rdma.clone();
-        let tls = self.tls.clone();
+        let dialer = self.clone();
         Box::pin(async move {
-            // The incarnation in the hello makes a node of another life refuse it.
-            match kind {
-                TransportKind::Shm => {
-                    let path = PathBuf::from(&node.shm_path);
-                    open(move || shm::connect(&path, hello, deadline.to_std())).await
+            let shown = dialer.credentials.current();
+            match dialer.once(&node, kind, shown.token, deadline).await {
+                // The file of the token was renewed a moment ago.
+                Err(error)
+                    if is_about_the_token(error.code)
+                        && dialer.credentials.renewed(shown.number) =>
+                {
+                    let token = dialer.credentials.current().token;
+                    dialer.once(&node, kind, token, deadline).await
                 }
-                TransportKind::Rdma => {
-                    let fabric =
-                        rdma.ok_or_else(|| unreachable("this host has no RDMA".to_owned()))?;
-                    let (address, tls) = DataTls::of(&node.data_address, tls.as_ref())?;
-                    let found = resolve(address, deadline).await?;
-                    let opened = first_of(found, |address| {
-                        let (fabric, hello) = (Arc::clone(&fabric), hello.clone());
-                        let (tls, until) = (tls.clone(), deadline.to_std());
-                        open(move || {
-                            rdma::connect_with(&fabric, address, hello, until, tls.as_ref())
-                        })
-                    });
-                    opened.await.unwrap_or_else(nowhere)
-                }
-                TransportKind::Tcp => {
-                    let (address, tls) = DataTls::of(&node.data_address, tls.as_ref())?;
-                    let tcp = tcp::ConnectOptions { tls, ..tcp };
-                    let found = resolve(address, deadline).await?;
-                    let opened = first_of(found, |address| {
-                        let (hello, tcp) = (hello.clone(), tcp.clone());
-                        open(move || tcp::connect_with(address, hello, deadline.to_std(), &tcp))
-                    });
-                    opened.await.unwrap_or_else(nowhere)
-                }
+                opened => opened,
             }
         })
+    }
+}
+
+impl Dialer {
+    /// One attempt with `token`.
+    async fn once(
+        &self,
+        node: &KnownNode,
+        kind: TransportKind,
+        token: Token,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn Link>, TransferError> {
+        // The incarnation makes a node of another life refuse the hello.
+        let hello = Hello {
+            incarnation: node.incarnation,
+            token,
+            ..self.hello.clone()
+        };
+        match kind {
+            TransportKind::Shm => {
+                let path = PathBuf::from(&node.shm_path);
+                open(move || shm::connect(&path, hello, deadline.to_std())).await
+            }
+            TransportKind::Rdma => {
+                let fabric = self.rdma.as_ref();
+                let fabric =
+                    fabric.ok_or_else(|| unreachable("this host has no RDMA".to_owned()))?;
+                let (address, tls) = DataTls::of(&node.data_address, self.tls.as_ref())?;
+                let found = resolve(address, deadline).await?;
+                let opened = first_of(found, |address| {
+                    let (fabric, hello) = (Arc::clone(fabric), hello.clone());
+                    let (tls, until) = (tls.clone(), deadline.to_std());
+                    open(move || rdma::connect_with(&fabric, address, hello, until, tls.as_ref()))
+                });
+                opened.await.unwrap_or_else(nowhere)
+            }
+            TransportKind::Tcp => {
+                let (address, tls) = DataTls::of(&node.data_address, self.tls.as_ref())?;
+                let tcp = tcp::ConnectOptions {
+                    tls,
+                    ..self.tcp.clone()
+                };
+                let found = resolve(address, deadline).await?;
+                let opened = first_of(found, |address| {
+                    let (hello, tcp) = (hello.clone(), tcp.clone());
+                    open(move || tcp::connect_with(address, hello, deadline.to_std(), &tcp))
+                });
+                opened.await.unwrap_or_else(nowhere)
+            }
+        }
     }
 }
 

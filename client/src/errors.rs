@@ -243,3 +243,8 @@ impl From<ControlError> for GetError {
         }
     }
 }
+
+/// Whether the token itself was refused. Such a call did nothing.
+pub(crate) const fn is_about_the_token(code: Code) -> bool {
+    matches!(code, Code::Unauthenticated | Code::TokenExpired)
+}

@@ -133,15 +133,14 @@ fn judge(
 
 fn token(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
-    let (scheme, value) = value.split_once(' ')?;
-    let value = value.trim();
-    if scheme.eq_ignore_ascii_case("bearer") {
-        return Some(value.to_owned());
+    if let Some(token) = kvpool_auth::bearer(value) {
+        return Some(token.to_owned());
     }
+    let (scheme, value) = value.split_once(' ')?;
     if !scheme.eq_ignore_ascii_case("basic") {
         return None;
     }
-    let decoded = String::from_utf8(STANDARD.decode(value).ok()?).ok()?;
+    let decoded = String::from_utf8(STANDARD.decode(value.trim()).ok()?).ok()?;
     decoded
         .split_once(':')
         .map(|(_, password)| password.to_owned())

@@ -27,7 +27,7 @@ pub struct Flags {
     #[arg(long, value_name = "PEM")]
     #[serde(skip_serializing_if = "Option::is_none")]
     tls_ca: Option<PathBuf>,
-    /// Callers that need a certificate: none; store nodes and masters (daemons); or everybody (all)
+    /// Callers that need a certificate: none; store nodes at a master (daemons); or everybody (all)
     /// [default: daemons with --tls-cert and --tls-ca, else none]
     #[arg(long, value_name = "none|daemons|all")]
     #[serde(skip_serializing_if = "Option::is_none")]

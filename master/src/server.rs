@@ -269,7 +269,7 @@ fn serve(
         }
     });
     let clients =
-        PoolServer::new(PoolService::new(Arc::clone(seat), watch).calling_with(tls.client))
+        PoolServer::new(PoolService::new(Arc::clone(seat), watch).calling_with(tls.clone()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let nodes = NodesService::new(Arc::clone(seat), stopped.clone())

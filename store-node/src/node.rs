@@ -198,6 +198,7 @@ impl Node {
         };
         let store = Store::new(identity, segments, limits, metrics.clone());
         let store = store.guarded(authority.clone());
+        let client_tls = tls.client.map(|tls| tls.among(&config.master));
         metrics.watch(&store, Length(total))?;
 
         let media = open_media(&config, &store).await?;
@@ -215,7 +216,7 @@ impl Node {
             Options {
                 masters: config.master.clone(),
                 credentials: credentials.clone(),
-                tls: tls.client.clone(),
+                tls: client_tls.clone(),
                 data_address: match tls.server {
                     Some(_) => format!("{}{}", kvpool_tls::DATA_SCHEME, advertised.address),
                     None => advertised.address.clone(),
@@ -224,7 +225,7 @@ impl Node {
                     .as_ref()
                     .map_or_else(String::new, |shm| shm.path().to_string_lossy().into_owned()),
                 media: media.clone(),
-                pulls: Pulls::new(store.clone(), credentials, tls.client.clone()),
+                pulls: Pulls::new(store.clone(), credentials, client_tls),
                 moves_blocks: !config.move_drain_timeout.is_zero(),
                 connections: {
                     let tcp = Arc::clone(&tcp);

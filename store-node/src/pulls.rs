@@ -232,8 +232,24 @@ impl Shared {
         Ok(code)
     }
 
-    /// The link to a life of another node, opened if need be.
+    /// The link to a life of another node, opened if need be. If that node refuses the token, the token's file
+    /// is read again.
     fn link(
+        &self,
+        node: Incarnation,
+        address: &str,
+        session: &Session,
+    ) -> Result<Arc<dyn Link>, Code> {
+        let shown = self.credentials.number();
+        match self.link_once(node, address, session) {
+            Err(Code::Unauthenticated | Code::TokenExpired) if self.credentials.renewed(shown) => {
+                self.link_once(node, address, session)
+            }
+            opened => opened,
+        }
+    }
+
+    fn link_once(
         &self,
         node: Incarnation,
         address: &str,

@@ -234,6 +234,7 @@ impl Cluster {
         ClientOptions {
             masters: vec![self.master_url()],
             tls: crate::trust::trusted(),
+            token_file: crate::trust::token_file(),
             ..ClientOptions::default()
         }
     }

@@ -5,10 +5,24 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// How long a daemon may take to serve, or to end.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+static FILTER: OnceLock<String> = OnceLock::new();
+
+/// Makes later daemons of this process log what `filter` lets through, as `RUST_LOG` has it. Later calls change
+/// nothing.
+pub fn log_at(filter: &str) {
+    let _already = FILTER.set(filter.to_owned());
+}
+
+fn filter() -> String {
+    let told = std::env::var("KVPOOL_TEST_LOG").unwrap_or("info".into());
+    FILTER.get().cloned().unwrap_or(told)
+}
 
 /// A daemon that serves. Dropping it kills it.
 #[derive(Debug)]
@@ -51,10 +65,7 @@ impl Daemon {
             .args(arguments)
             .arg("--ready-file")
             .arg(&ready)
-            .env(
-                "RUST_LOG",
-                std::env::var("KVPOOL_TEST_LOG").unwrap_or("info".into()),
-            )
+            .env("RUST_LOG", filter())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)

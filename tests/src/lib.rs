@@ -12,6 +12,7 @@ pub mod daemon;
 pub mod faulty_disk;
 pub mod fuzz;
 pub mod grants;
+pub mod guard;
 pub mod hand;
 pub mod history;
 pub mod hostile;

@@ -290,6 +290,7 @@ impl Pool {
         ClientOptions {
             masters: self.urls(),
             tls: crate::trust::trusted(),
+            token_file: crate::trust::token_file(),
             ..ClientOptions::default()
         }
     }

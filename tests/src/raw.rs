@@ -45,7 +45,8 @@ fn http_get_on(stream: TcpStream, address: &str, path: &str) -> anyhow::Result<(
     let mut stream = crate::trust::stream(stream, address)?;
     write!(
         stream,
-        "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+        "GET {path} HTTP/1.1\r\nHost: {address}\r\n{}Connection: close\r\n\r\n",
+        crate::trust::authorization()?
     )?;
     let mut text = Vec::new();
     let read = stream.read_to_end(&mut text);
@@ -119,6 +120,16 @@ impl Port<UnixStream> {
 impl<S: Read + Write> Port<S> {
     /// Says hello as a client of `cluster`; the node's answer.
     pub fn hello(&mut self, cluster: ClusterId) -> anyhow::Result<HelloReply> {
+        self.hello_with(cluster, Token::default())?
+            .map_err(|failure| anyhow::anyhow!("hello answered by {failure:?}"))
+    }
+
+    /// Says hello with a token; the node's answer, or its refusal.
+    pub fn hello_with(
+        &mut self,
+        cluster: ClusterId,
+        token: Token,
+    ) -> anyhow::Result<Result<HelloReply, Failure>> {
         let hello = Hello {
             min_version: frame::MIN_VERSION,
             max_version: frame::VERSION,
@@ -126,17 +137,14 @@ impl<S: Read + Write> Port<S> {
             client: ClientId(0x7e57),
             incarnation: Incarnation(0),
             checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
-            token: Token::default(),
+            token,
         };
         let (header, meta, _) = self.ask(Op::Hello, Epoch(0), &hello.to_bytes(), &[])?;
-        if header.op != Op::HelloReply {
-            bail!(
-                "hello answered by {:?}: {:?}",
-                header.op,
-                Failure::decode(&meta)
-            );
+        match header.op {
+            Op::HelloReply => Ok(Ok(HelloReply::decode(&meta)?)),
+            Op::Failure => Ok(Err(Failure::decode(&meta)?)),
+            other => bail!("hello answered by {other:?}"),
         }
-        Ok(HelloReply::decode(&meta)?)
     }
 
     /// Sends a frame.

@@ -5,61 +5,18 @@
 use kvpool_client::{Client, ClientFiles, Leasing, Options as ClientOptions, TransportChoice};
 use kvpool_tests::blocks::{check_all, key, put_all};
 use kvpool_tests::daemon::path_of;
-use kvpool_tests::masters::{self, Pool};
+use kvpool_tests::guard::{flags, world};
 use kvpool_tests::outage::{Load, What};
 use kvpool_tests::{Cluster, Options, fuzz, trust};
 use kvpool_tls::testing::{Authority, Life, Pair};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Longer than a look at the files of a certificate takes to be due.
 const LOOK: Duration = Duration::from_millis(1200);
-
-/// The certificates of one test binary: every client and request of this process trusts them.
-struct World {
-    directory: TempDir,
-    authority: Authority,
-    /// Of the daemons.
-    daemon: Pair,
-    /// Of a client.
-    client: Pair,
-}
-
-fn world() -> &'static World {
-    static WORLD: OnceLock<World> = OnceLock::new();
-    WORLD.get_or_init(|| {
-        let directory = TempDir::with_prefix("kvpool-tls-").unwrap();
-        let authority = Authority::new(directory.path(), "authority");
-        let daemon = authority.sign("daemon", Life::Valid);
-        let client = authority.sign("client", Life::Valid);
-        trust::trust(authority.client(Some(&client)));
-        World {
-            directory,
-            authority,
-            daemon,
-            client,
-        }
-    })
-}
-
-/// The flags of a daemon that has `pair`.
-fn flags(pair: &Pair, more: &[&str]) -> Vec<String> {
-    let path = |path: &std::path::Path| path.display().to_string();
-    let mut flags = vec![
-        "--tls-cert".to_owned(),
-        path(&pair.cert),
-        "--tls-key".to_owned(),
-        path(&pair.key),
-        "--tls-ca".to_owned(),
-        path(&world().authority.ca),
-    ];
-    flags.extend(more.iter().map(|&flag| flag.to_owned()));
-    flags
-}
 
 fn start(nodes: usize, more: &[&str]) -> Cluster {
     let own = flags(&world().daemon, more);
@@ -339,28 +296,6 @@ async fn certificates_are_replaced_under_load_and_no_call_fails() {
     }
     assert!(report.acknowledged() > 0);
     assert_eq!((report.wrong(), report.missed()), (0, 0));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_standby_takes_over_and_passes_calls_on_with_tls() {
-    if !masters::available("a_standby_takes_over_and_passes_calls_on_with_tls") {
-        return;
-    }
-    let own = flags(&world().daemon, &[]);
-    let mut pool = Pool::start(masters::Options {
-        masters: 2,
-        master: own.clone(),
-        node: own,
-        ..masters::Options::default()
-    })
-    .unwrap();
-    let client = pool.client().await.unwrap();
-    put_all(&client, 0..8, 100_000).await.unwrap();
-    let leader = pool.wait_settled().unwrap();
-    pool.kill(leader.index).unwrap();
-    pool.wait_leader(leader.epoch).unwrap();
-    put_all(&client, 8..16, 100_000).await.unwrap();
-    assert_eq!(check_all(&client, 0..16, 100_000).await.right, 16);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,10 +3,11 @@
 use crate::error::TlsError;
 use crate::reload::Reloaded;
 use crate::server::Version;
-use crate::{ALPN_FRAMES, ALPN_GRPC, pem, provider};
+use crate::{ALPN_FRAMES, ALPN_GRPC, PLAIN_SCHEME, pem, provider};
 use rustls::ClientConfig;
 use rustls::client::Resumption;
 use rustls::pki_types::ServerName;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -51,6 +52,8 @@ impl ClientFiles {
 pub struct ClientTls {
     configs: Arc<Reloaded<Configs>>,
     server_name: Option<ServerName<'static>>,
+    /// Whether plain addresses that others name are refused.
+    refuses_plain: bool,
 }
 
 struct Configs {
@@ -91,7 +94,31 @@ impl ClientTls {
         Ok(Some(Self {
             configs: Arc::new(configs),
             server_name,
+            refuses_plain: false,
         }))
+    }
+
+    /// The same for a caller that was given these addresses of masters. If none of them begins with
+    /// `http://`, plain addresses that a master or etcd names later are refused: a caller that meant TLS must not
+    /// send its token in the clear.
+    #[must_use]
+    pub fn among(self, given: &[impl AsRef<str>]) -> Self {
+        let is_plain = |address: &&_| AsRef::<str>::as_ref(*address).starts_with(PLAIN_SCHEME);
+        Self {
+            refuses_plain: !given.iter().any(|address| is_plain(&address)),
+            ..self
+        }
+    }
+
+    /// Whether a master may not be called at a plain address.
+    pub const fn refuses_plain(&self) -> bool {
+        self.refuses_plain
+    }
+
+    /// Whether the plain data port at `HOST:PORT` may not be called. A port of this host may: its bytes cross no
+    /// network.
+    pub fn refuses_plain_data(&self, authority: &str) -> bool {
+        self.refuses_plain && !is_loopback(authority)
     }
 
     /// The configuration of the next handshake for gRPC.
@@ -109,11 +136,22 @@ impl ClientTls {
         if let Some(name) = &self.server_name {
             return Ok(name.clone());
         }
-        let host = authority
-            .rsplit_once(':')
-            .map_or(authority, |(host, _)| host);
-        server_name(host.trim_start_matches('[').trim_end_matches(']'))
+        server_name(host_of(authority))
     }
+}
+
+/// The host of `HOST:PORT`, without the brackets of an IPv6 address.
+fn host_of(authority: &str) -> &str {
+    let host = authority
+        .rsplit_once(':')
+        .map_or(authority, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+fn is_loopback(authority: &str) -> bool {
+    let host = host_of(authority);
+    let address = host.parse::<IpAddr>();
+    address.map_or(host == "localhost", |address| address.is_loopback())
 }
 
 fn server_name(name: &str) -> Result<ServerName<'static>, TlsError> {
@@ -138,4 +176,28 @@ fn config(
     config.alpn_protocols = vec![alpn.to_vec()];
     config.resumption = Resumption::disabled();
     Ok(Arc::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Authority;
+
+    #[test]
+    fn a_caller_that_was_given_https_alone_refuses_plain_addresses_beyond_this_host() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = Authority::new(directory.path(), "authority").client(None);
+        let tls = ClientTls::open(&files).unwrap().unwrap();
+        assert!(!tls.refuses_plain() && !tls.refuses_plain_data("10.0.0.3:7072"));
+        let mixed = ["https://a:7070", "http://b:7070"];
+        assert!(!tls.clone().among(&mixed).refuses_plain());
+        let strict = tls.clone().among(&["https://a:7070", "etcd://c:2379/pool"]);
+        assert!(strict.refuses_plain());
+        for far in ["10.0.0.3:7072", "[fd00::3]:7072", "node-3:7072"] {
+            assert!(strict.refuses_plain_data(far), "{far}");
+        }
+        for near in ["127.0.0.3:7072", "[::1]:7072", "localhost:7072"] {
+            assert!(!strict.refuses_plain_data(near), "{near}");
+        }
+    }
 }

@@ -14,6 +14,10 @@ use tower::service_fn;
 pub const NO_AUTHORITY: &str = "the address is https://, and no authority is trusted: name its \
     certificate with --tls-ca or KVPOOL_TLS_CA";
 
+/// What is wrong with an `http://` address that a caller with TLS learned of.
+pub const PLAIN_REFUSED: &str = "the address has no TLS, and this process calls masters with TLS only: \
+    start that master with --tls-cert and --tls-key";
+
 /// The way to one server.
 #[derive(Clone, Debug)]
 pub struct GrpcWay {
@@ -23,9 +27,13 @@ pub struct GrpcWay {
 }
 
 impl GrpcWay {
-    /// To `address`. An `https://` address needs `tls`; for `http://` it is not used.
+    /// To `address`. An `https://` address needs `tls`. An `http://` address is refused if `tls` refuses plain
+    /// addresses ([`ClientTls::among`]).
     pub fn to(address: &str, tls: Option<&ClientTls>) -> Result<Self, GrpcAddressError> {
         let Some(authority) = address.strip_prefix("https://") else {
+            if tls.is_some_and(ClientTls::refuses_plain) {
+                return Err(GrpcAddressError::Plain);
+            }
             return Ok(Self {
                 endpoint: Endpoint::from_shared(address.to_owned())?,
                 tls: None,
@@ -91,6 +99,9 @@ pub enum GrpcAddressError {
     /// It needs TLS, for which no authority is named.
     #[error("{NO_AUTHORITY}")]
     NoAuthority,
+    /// It is plain, and the caller was given addresses with TLS alone.
+    #[error("{PLAIN_REFUSED}")]
+    Plain,
 }
 
 async fn connect(tls: ClientTls, authority: String) -> io::Result<TokioIo<TlsStream<TcpStream>>> {

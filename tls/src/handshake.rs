@@ -141,8 +141,8 @@ impl ServerHandshake {
         }
     }
 
-    /// The session of a complete handshake.
+    /// The session of a complete handshake. Its buffer is small until [`Session::widen`].
     pub fn finish(self) -> Session {
-        Session::new(self.connection)
+        Session::of_caller(self.connection)
     }
 }

@@ -41,6 +41,8 @@ pub const ALPN_FRAMES: &[u8] = b"kvpool/1";
 /// The ALPN name of HTTP/1.1.
 pub const ALPN_HTTP: &[u8] = b"http/1.1";
 
+/// What the address of a master without TLS begins with.
+pub const PLAIN_SCHEME: &str = "http://";
 /// What an address of a TLS data port begins with.
 pub const DATA_SCHEME: &str = "tls://";
 

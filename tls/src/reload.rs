@@ -26,6 +26,8 @@ struct State<T> {
     value: Arc<T>,
     stamps: Vec<Option<Stamp>>,
     looked: Instant,
+    /// A thread is looking at the files, or reading them.
+    is_looking: bool,
 }
 
 /// What changes when a file is written or replaced.
@@ -53,32 +55,39 @@ impl<T> Reloaded<T> {
                 value,
                 stamps,
                 looked: Instant::now(),
+                is_looking: false,
             }),
         })
     }
 
-    /// The value of the files as they are, or as they were when they last could be used.
+    /// The value of the files as they are, or as they were when they last could be used. While one thread looks
+    /// at the files, the others get the value before and do not wait for the file system.
     pub(crate) fn get(&self) -> Arc<T> {
-        let mut state = self.state.lock();
-        let now = Instant::now();
-        if now.duration_since(state.looked) < LOOK {
-            return Arc::clone(&state.value);
-        }
-        state.looked = now;
-        let stamps = stamps(&self.files);
-        if stamps != state.stamps {
-            // Also after a failure: the same files are not read again, and the log says it once.
-            state.stamps = stamps;
-            match (self.load)() {
-                Ok(value) => {
-                    state.value = Arc::new(value);
-                    tracing::info!(files = ?self.files, "TLS certificates reloaded");
-                }
-                Err(error) => tracing::warn!(
-                    %error,
-                    "changed TLS files cannot be used: the certificates loaded before stay in use"
-                ),
+        let before = {
+            let mut state = self.state.lock();
+            if state.is_looking || state.looked.elapsed() < LOOK {
+                return Arc::clone(&state.value);
             }
+            state.is_looking = true;
+            state.stamps.clone()
+        };
+        let stamps = stamps(&self.files);
+        let loaded = (stamps != before).then(|| (self.load)());
+        let mut state = self.state.lock();
+        state.is_looking = false;
+        state.looked = Instant::now();
+        // Also after a failure: the same files are not read again, and the log says it once.
+        state.stamps = stamps;
+        match loaded {
+            None => {}
+            Some(Ok(value)) => {
+                state.value = Arc::new(value);
+                tracing::info!(files = ?self.files, "TLS certificates reloaded");
+            }
+            Some(Err(error)) => tracing::warn!(
+                %error,
+                "changed TLS files cannot be used: the certificates loaded before stay in use"
+            ),
         }
         Arc::clone(&state.value)
     }
@@ -100,6 +109,41 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As where the files are on a file system that does not answer.
+    #[test]
+    fn a_handshake_does_not_wait_while_another_one_reads_the_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("value");
+        std::fs::write(&file, "1").unwrap();
+        let (begins, has_begun) = std::sync::mpsc::channel();
+        let (answers, answer) = std::sync::mpsc::channel();
+        let (first, answer) = (std::sync::atomic::AtomicBool::new(true), Mutex::new(answer));
+        let value = Reloaded::open(vec![file.clone()], move || {
+            if first.swap(false, std::sync::atomic::Ordering::Relaxed) {
+                return Ok(1);
+            }
+            begins.send(()).unwrap();
+            answer.lock().recv().unwrap();
+            Ok(2)
+        })
+        .unwrap();
+        std::fs::write(&file, "22").unwrap();
+        std::thread::sleep(LOOK + Duration::from_millis(50));
+        std::thread::scope(|scope| {
+            let slow = scope.spawn(|| *value.get());
+            has_begun.recv().unwrap();
+            let quick = scope.spawn(|| *value.get());
+            let begun = Instant::now();
+            while !quick.is_finished() && begun.elapsed() < Duration::from_secs(10) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let waits = !quick.is_finished();
+            answers.send(()).unwrap();
+            assert!(!waits, "it waits for the files");
+            assert_eq!((quick.join().unwrap(), slow.join().unwrap()), (1, 2));
+        });
+    }
 
     #[test]
     fn changed_files_count_and_broken_ones_do_not() {

@@ -51,7 +51,7 @@ impl std::str::FromStr for Version {
 pub enum ClientAuth {
     /// None is asked for.
     None,
-    /// Store nodes and masters need one, at the port of a master.
+    /// Store nodes need one, at the port of a master.
     Daemons,
     /// Everybody needs one, but for the HTTP ports.
     All,
@@ -150,7 +150,7 @@ impl ServerTls {
         self.client_auth == ClientAuth::All
     }
 
-    /// Whether store nodes and masters need a certificate.
+    /// Whether store nodes need a certificate at a master.
     pub fn asks_daemons(&self) -> bool {
         self.client_auth != ClientAuth::None
     }

@@ -10,6 +10,8 @@ use std::io::{self, Read, Write};
 
 /// The bytes that are received at a time: four records.
 const RECEIVED: usize = 64 << 10;
+/// The same from a peer that has yet to say who it is. Anybody can be one, so it costs little memory.
+const RECEIVED_OF_CALLER: usize = 4 << 10;
 /// The plaintext that is encrypted before it is sent: what stays in a core's cache.
 pub(crate) const PIECE: usize = 64 << 10;
 
@@ -44,13 +46,21 @@ impl std::fmt::Debug for Session {
 impl Session {
     /// Takes over a connection whose handshake is complete.
     pub fn new(connection: impl Into<Connection>) -> Self {
-        let mut connection = connection.into();
+        Self::with_room(connection.into(), RECEIVED)
+    }
+
+    /// The same with a small buffer, for a peer that has yet to say who it is.
+    pub(crate) fn of_caller(connection: impl Into<Connection>) -> Self {
+        Self::with_room(connection.into(), RECEIVED_OF_CALLER)
+    }
+
+    fn with_room(mut connection: Connection, room: usize) -> Self {
         // Senders bound what they encrypt at a time.
         connection.set_buffer_limit(None);
         Self {
             connection: Mutex::new(connection),
             incoming: Mutex::new(Incoming {
-                bytes: vec![0; RECEIVED].into_boxed_slice(),
+                bytes: vec![0; room].into_boxed_slice(),
                 start: 0,
                 end: 0,
             }),
@@ -58,9 +68,12 @@ impl Session {
         }
     }
 
-    /// Whether the peer presented a certificate, which the handshake has verified.
-    pub fn has_peer_certificate(&self) -> bool {
-        self.connection.lock().peer_certificates().is_some()
+    /// Makes the buffer of a caller as large as that of any other session: it has said who it is.
+    pub fn widen(&self) {
+        let mut incoming = self.incoming.lock();
+        let mut bytes = std::mem::take(&mut incoming.bytes).into_vec();
+        bytes.resize(RECEIVED, 0);
+        incoming.bytes = bytes.into_boxed_slice();
     }
 
     /// Fills `room` with at least one decrypted byte. `receive` is called when none is left from

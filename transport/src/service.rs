@@ -248,6 +248,7 @@ impl ServiceShared {
             }
             connections.next += 1;
             let number = connections.next;
+            wire.widen();
             let connection = Connection::new(wire);
             connections.open.insert(number, connection.clone());
             (number, connection)
@@ -298,3 +299,5 @@ impl Drop for Closed<'_> {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tls_tests;

@@ -297,6 +297,20 @@ pub(crate) fn send_some<'s>(socket: impl Into<WireRef<'s>>, mut bytes: &[u8]) ->
     all - bytes.len()
 }
 
+/// Sends a frame if the socket takes all of it at once, and never waits. Otherwise the peer gets a part at most,
+/// and the connection is of no use any more.
+pub(crate) fn send_whole_now<'s>(socket: impl Into<WireRef<'s>>, bytes: &[u8]) -> bool {
+    let wire = socket.into();
+    let Some(tls) = wire.tls() else {
+        return send_some(wire.socket(), bytes) == bytes.len();
+    };
+    let now = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let sent = tls.send_some(bytes, |bytes| {
+        Ok(rustix::net::send(wire.socket(), bytes, now)?)
+    });
+    sent.is_ok_and(|sent| sent == bytes.len()) && !tls.has_unsent()
+}
+
 /// Sends a small frame when the socket has room for much more than that.
 fn send_sealed_now(socket: BorrowedFd<'_>, tls: &Session, bytes: &[u8]) -> io::Result<()> {
     let mut poll = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];

@@ -35,6 +35,13 @@ impl Wire {
         self.tls = Some(Box::new(session));
     }
 
+    /// The peer is known from here on, and may send much.
+    pub(crate) fn widen(&self) {
+        if let Some(session) = &self.tls {
+            session.widen();
+        }
+    }
+
     /// Reads what has arrived and never waits. Takes at most `budget` bytes from the socket, and lowers it:
     /// records without plaintext must not keep the caller busy.
     pub(crate) fn receive_now(&self, room: &mut [u8], budget: &mut usize) -> io::Result<usize> {
@@ -115,8 +122,8 @@ impl DataTls {
     ///
     /// # Errors
     ///
-    /// [`Code::InvalidArgument`] when the port speaks TLS and `tls` is `None`, or when its host cannot be
-    /// the name of a certificate.
+    /// [`Code::InvalidArgument`] when the port speaks TLS and `tls` is `None`, when its host cannot be the
+    /// name of a certificate, or when `tls` refuses the plain port ([`ClientTls::among`]).
     ///
     /// [`Code::InvalidArgument`]: kvpool_types::Code::InvalidArgument
     pub fn of<'a>(
@@ -124,6 +131,12 @@ impl DataTls {
         tls: Option<&ClientTls>,
     ) -> Result<(&'a str, Option<Self>), TransferError> {
         let Some(authority) = address.strip_prefix(DATA_SCHEME) else {
+            if tls.is_some_and(|tls| tls.refuses_plain_data(address)) {
+                return Err(invalid(format!(
+                    "{address} has no TLS, and this process calls masters with TLS only: start that node with \
+                     --tls-cert and --tls-key"
+                )));
+            }
             return Ok((address, None));
         };
         let tls = tls.ok_or_else(|| {

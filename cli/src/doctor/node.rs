@@ -1,13 +1,13 @@
 //! The transports to one node, each probed.
 
 use crate::connection::Transport;
-use kvpool_client::NodeStats;
+use kvpool_client::{Credentials, NodeStats};
 use kvpool_tls::ClientTls;
 use kvpool_transport::rdma::Fabric;
 use kvpool_transport::{Channel, DataTls, Link, TransferError, rdma, shm, tcp};
 use kvpool_types::wire::data::{Hello, HelloReply, Meta};
 use kvpool_types::wire::frame::{self, Op};
-use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Epoch, HostId, Token};
+use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Epoch, HostId};
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -57,6 +57,8 @@ pub(super) struct Prober {
     pub(super) rdma: Result<Arc<Fabric>, String>,
     /// The transports that the client may use.
     pub(super) choice: Transport,
+    /// What it shows a node that asks for a token.
+    pub(super) credentials: Credentials,
     /// For nodes whose address asks for TLS.
     pub(super) tls: Option<ClientTls>,
     /// Timeout to open one transport.
@@ -96,7 +98,7 @@ impl Prober {
             // Another life of the node, or another node at its address, refuses it.
             incarnation: stats.incarnation,
             checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
-            token: Token::default(),
+            token: self.credentials.current().token,
         };
         let (tcp, address, host) = self.tcp(&stats.data_address, &hello).await;
         let host = host.map(|host| host.to_string());

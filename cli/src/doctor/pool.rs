@@ -91,7 +91,9 @@ impl Pool {
                 host: host.id.clone(),
                 rdma,
                 choice: connection.transport,
-                tls: ClientTls::open(&connection.tls())?,
+                credentials: connection.credentials(),
+                tls: ClientTls::open(&connection.tls())?
+                    .map(|tls| tls.among(&connection.masters())),
                 timeout: connection.timeout.min(TIMEOUT),
             };
             pool.nodes = join_all(stats.nodes.iter().map(|node| prober.reach(node))).await;

@@ -5,7 +5,7 @@ use super::known::Known;
 use super::messages::Message;
 use super::status;
 use crate::clock::Deadline;
-use crate::errors::{ConnectError, ControlError};
+use crate::errors::{ConnectError, ControlError, is_about_the_token};
 use kvpool_auth::Credentials;
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{Caller, ClusterReply, ClusterRequest, HelloRequest, MAX_MESSAGE_BYTES};
@@ -67,11 +67,6 @@ impl From<ControlError> for Unanswered {
     }
 }
 
-/// Whether a master refused the token itself. Such a call did nothing.
-pub(super) const fn is_about_the_token(code: Code) -> bool {
-    matches!(code, Code::Unauthenticated | Code::TokenExpired)
-}
-
 impl Master {
     /// The master at `address`, called with `tls` if the address asks for it. The first call connects. The
     /// connection's tasks run on `background`.
@@ -86,6 +81,7 @@ impl Master {
             address: address.to_owned(),
             reason,
         };
+        let way = GrpcWay::to(address, tls).map_err(|error| bad(error.to_string()))?;
         let (authority, tls) = match (
             address.strip_prefix("http://"),
             address.strip_prefix("https://"),
@@ -96,7 +92,6 @@ impl Master {
                 return Err(bad("it does not start with http:// or https://".to_owned()));
             }
         };
-        let way = GrpcWay::to(address, tls).map_err(|error| bad(error.to_string()))?;
         let way = way.with(|endpoint| {
             endpoint
                 .connect_timeout(CONNECT_TIMEOUT)

@@ -10,13 +10,13 @@
 //! ```
 
 use super::known::Known;
-use super::master::{Master, is_about_the_token};
+use super::master::Master;
 use super::search;
 use crate::clock::Deadline;
-use crate::errors::{ConnectError, ControlError};
+use crate::errors::{ConnectError, ControlError, is_about_the_token};
 use kvpool_auth::Credentials;
 use kvpool_etcd::discover::Location;
-use kvpool_tls::ClientTls;
+use kvpool_tls::{ClientTls, PLAIN_SCHEME};
 use kvpool_types::{Code, Epoch};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -267,6 +267,11 @@ impl Masters {
                 Err(error) => return error.message,
             }
         }
+    }
+
+    /// Whether the master at `address` is not called for want of TLS.
+    pub(super) fn refuse(&self, address: &str) -> bool {
+        address.starts_with(PLAIN_SCHEME) && self.tls.as_ref().is_some_and(ClientTls::refuses_plain)
     }
 
     /// Who asks, and in which term.

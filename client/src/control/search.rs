@@ -5,13 +5,14 @@
 //! behind. If the leader does not answer, the master that named it forwards the calls.
 
 use super::known::Known;
-use super::master::{Master, is_about_the_token};
+use super::master::Master;
 use super::masters::{Masters, Route};
 use crate::clock::{Backoff, Deadline};
-use crate::errors::ControlError;
+use crate::errors::{ControlError, is_about_the_token};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use kvpool_proto::ClusterReply;
+use kvpool_tls::grpc::PLAIN_REFUSED;
 use kvpool_types::{Code, Epoch};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -92,6 +93,8 @@ struct Words {
     answered: bool,
     /// How a master refused the token. Waiting does not help then.
     token_refused: Option<Code>,
+    /// Whether a master named a leader that only TLS keeps this client from calling.
+    plain_leader: bool,
 }
 
 impl Words {
@@ -102,6 +105,8 @@ impl Words {
     fn error(&self) -> ControlError {
         let code = if let Some(code) = self.token_refused {
             code
+        } else if self.plain_leader {
+            Code::InvalidArgument
         } else if self.answered {
             Code::NotLeader
         } else {
@@ -222,6 +227,11 @@ impl Heard {
             }
         } else if !reply.leader.is_empty() && reply.leader != *address {
             let said = format!("is {}{reason} and names {}", reply.role, reply.leader);
+            if masters.refuse(&reply.leader) {
+                words.plain_leader = true;
+                words.set(master, format!("{said}: {PLAIN_REFUSED}"));
+                return Word::Nobody;
+            }
             words.set(master, said);
             return Word::Names(epoch, reply.leader);
         }

@@ -28,6 +28,7 @@ pub(crate) async fn survey(
         return Err(ConnectError::NoMasters);
     }
     let tls = ClientTls::open(tls).map_err(|error| ConnectError::Tls(error.to_string()))?;
+    let tls = tls.map(|tls| tls.among(addresses));
     let tls = tls.as_ref();
     let mut given: Vec<String> = Vec::new();
     for address in addresses {
@@ -48,7 +49,8 @@ pub(crate) async fn survey(
     }
     given.sort_unstable();
     given.dedup();
-    let mut said = ask_all(&given, tls, overview, timeout, credentials).await?;
+    let is_given = |address: &str| addresses.iter().any(|given| given == address);
+    let mut said = ask_all(&given, is_given, tls, overview, timeout, credentials).await?;
     let mut leaders: Vec<String> = said
         .iter()
         .filter_map(|(_, answer)| Some(answer.as_ref().ok()?.leader.clone()))
@@ -56,28 +58,40 @@ pub(crate) async fn survey(
         .collect();
     leaders.sort_unstable();
     leaders.dedup();
-    said.extend(ask_all(&leaders, tls, overview, timeout, credentials).await?);
+    said.extend(ask_all(&leaders, is_given, tls, overview, timeout, credentials).await?);
     Ok(said)
 }
 
+/// Asks each master. An address that cannot be called is an error if the caller was given it. If others named
+/// it, it is a master without an answer.
 async fn ask_all(
     addresses: &[String],
+    is_given: impl Fn(&str) -> bool,
     tls: Option<&ClientTls>,
     overview: bool,
     timeout: Duration,
     credentials: &Credentials,
 ) -> Result<Vec<Said>, ConnectError> {
     let background = Handle::current();
-    let masters = addresses
-        .iter()
-        .map(|address| Master::new(address, Duration::ZERO, credentials, tls, &background));
-    let masters = masters.collect::<Result<Vec<_>, _>>()?;
+    let (mut masters, mut uncalled) = (Vec::new(), Vec::new());
+    for address in addresses {
+        match Master::new(address, Duration::ZERO, credentials, tls, &background) {
+            Ok(master) => masters.push(master),
+            Err(error) if is_given(address) => return Err(error),
+            Err(error) => {
+                let error = ControlError::new(Code::InvalidArgument, error.to_string());
+                uncalled.push((address.clone(), Err(error)));
+            }
+        }
+    }
     let deadline = Deadline::after(timeout);
     let asks = masters.into_iter().map(|master| async move {
         let answer = master.ask_for(Caller::default(), overview, deadline).await;
         (master.address, answer)
     });
-    Ok(join_all(asks).await)
+    let mut said = join_all(asks).await;
+    said.extend(uncalled);
+    Ok(said)
 }
 
 fn refused(address: &str, message: String) -> ConnectError {

@@ -8,8 +8,8 @@ use super::rights::{Allowed, Operation, bearer_of};
 use crate::leadership::Seat;
 use crate::overview::Watch;
 use crate::wait_budget::WaitPermit;
+use kvpool_daemon::tls::Tls;
 use kvpool_proto as proto;
-use kvpool_tls::ClientTls;
 use kvpool_types::Code;
 use prost::Message;
 use proto::pool_client::PoolClient;
@@ -38,9 +38,9 @@ impl PoolService {
         }
     }
 
-    /// The same, calling a leader whose address asks for TLS with `tls`.
+    /// The same for a master with these TLS settings. It calls a leader whose address asks for TLS with them.
     #[must_use]
-    pub fn calling_with(self, tls: Option<ClientTls>) -> Self {
+    pub fn calling_with(self, tls: Tls) -> Self {
         Self {
             passing: Passing::with_tls(tls),
             ..self

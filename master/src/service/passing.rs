@@ -2,10 +2,11 @@
 
 use super::refused::{Refused, refused};
 use super::rights::{Operation, pass_on};
+use kvpool_daemon::tls::Tls;
 use kvpool_proto as proto;
 use kvpool_proto::pool_client::PoolClient;
-use kvpool_tls::ClientTls;
-use kvpool_tls::grpc::GrpcWay;
+use kvpool_tls::grpc::{GrpcWay, PLAIN_REFUSED};
+use kvpool_tls::{ClientTls, PLAIN_SCHEME};
 use kvpool_types::{Code, MediumId};
 use parking_lot::Mutex;
 use proto::MAX_MESSAGE_BYTES;
@@ -174,13 +175,17 @@ pub(super) struct Passing {
     kept: Mutex<Option<(String, PoolClient<Channel>)>>,
     /// For a leader whose address asks for TLS.
     tls: Option<ClientTls>,
+    /// Whether a leader without TLS gets no calls: their tokens came here encrypted.
+    refuses_plain: bool,
 }
 
 impl Passing {
-    pub(super) fn with_tls(tls: Option<ClientTls>) -> Self {
+    /// For a master with these TLS settings. With any of them, calls are not forwarded in the clear.
+    pub(super) fn with_tls(tls: Tls) -> Self {
         Self {
             kept: Mutex::default(),
-            tls,
+            refuses_plain: tls.server.is_some() || tls.client.is_some(),
+            tls: tls.client,
         }
     }
 
@@ -198,12 +203,15 @@ impl Passing {
         {
             return Ok(client.clone());
         }
-        let way = GrpcWay::to(address, self.tls.as_ref()).map_err(|error| {
-            refused(
-                Code::Unreachable,
-                format!("the leader's address {address:?}: {error}"),
-            )
-        })?;
+        let bad = |why: String| {
+            let why = format!("the leader's address {address:?}: {why}");
+            refused(Code::Unreachable, why)
+        };
+        if self.refuses_plain && address.starts_with(PLAIN_SCHEME) {
+            return Err(bad(PLAIN_REFUSED.to_owned()));
+        }
+        let way =
+            GrpcWay::to(address, self.tls.as_ref()).map_err(|error| bad(error.to_string()))?;
         let channel = way
             .with(|endpoint| {
                 endpoint

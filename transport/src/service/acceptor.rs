@@ -259,7 +259,7 @@ impl Acceptor {
             return;
         };
         // A new socket has room for a small frame. A peer that left no room gets no answer.
-        if crate::socket::send_some(&socket, &frame) < frame.len() {
+        if !crate::socket::send_whole_now(&socket, &frame) {
             return;
         }
         if rustix::net::shutdown(&socket, rustix::net::Shutdown::Write).is_err() {

@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 /// Admits every hello, and ends each connection after one more byte from its peer.
-struct OneByte;
+pub(super) struct OneByte;
 
 const HANDSHAKE: Duration = Duration::from_secs(2);
 
@@ -59,7 +59,7 @@ fn start(limit: usize) -> (Service, SocketAddr) {
     (service, address)
 }
 
-fn head(op: Op, meta: u32) -> [u8; HEADER_BYTES] {
+pub(super) fn head(op: Op, meta: u32) -> [u8; HEADER_BYTES] {
     let header = Header {
         version: VERSION,
         op,

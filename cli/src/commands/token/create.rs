@@ -4,9 +4,9 @@ use super::{ISSUER, JWKS, POLICY};
 use crate::context::Context;
 use crate::exit;
 use anyhow::Context as _;
-use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kvpool_auth::issue::{NewToken, SigningKey, append_public, publish, save_secret};
-use kvpool_auth::{AuthSettings, Policy, now};
+use kvpool_auth::{AuthSettings, Policy, Role, Roles, now};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::os::unix::fs::DirBuilderExt;
@@ -16,7 +16,8 @@ use std::time::Duration;
 /// Make a token, and what the pool needs to believe it
 ///
 /// The directory gets a signing key, the JWKS with its public half, and the policy, unless they are
-/// there. The token goes to a file that only you can read. With --role, the policy gets a rule.
+/// there. The token goes to a file that only you can read. With --role, the policy gets a rule. A subject that
+/// has a rule keeps it: change its rights in the policy file.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -30,8 +31,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "DIR", default_value = "kvpool-auth")]
     dir: PathBuf,
     /// Give the subject this role in the policy; repeat for more
-    #[arg(long, value_enum)]
-    role: Vec<RoleName>,
+    #[arg(long, value_parser = role_parser())]
+    role: Vec<Role>,
     /// Give the roles in this namespace, or in all that a pattern with * matches; repeat for more
     #[arg(long = "in", value_name = "NAMESPACE")]
     namespaces: Vec<String>,
@@ -44,40 +45,25 @@ pub(super) struct Args {
     /// Audience: the --auth-audience of the daemons
     #[arg(long, value_name = "NAME", default_value = AuthSettings::DEFAULT_AUDIENCE)]
     audience: String,
-    /// Replace the subject's token file if there is one
+    /// Replace the subject's token file if there is one. The policy stays: edit it to take rights away
     #[arg(long)]
     replace: bool,
 }
 
-/// A role of the policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum RoleName {
-    /// Reads blocks.
-    Reader,
-    /// Reads, puts and removes blocks.
-    Writer,
-    /// Everything in its namespaces; with * also everything with nodes.
-    Admin,
-    /// Is a store node.
-    Node,
-    /// Sees the state of the whole pool, and no block.
-    Operator,
-}
-
-impl RoleName {
-    const fn label(self) -> &'static str {
-        match self {
-            Self::Reader => "reader",
-            Self::Writer => "writer",
-            Self::Admin => "admin",
-            Self::Node => "node",
-            Self::Operator => "operator",
-        }
-    }
-
-    const fn has_namespaces(self) -> bool {
-        matches!(self, Self::Reader | Self::Writer | Self::Admin)
-    }
+/// Reads a role by its name in the policy.
+fn role_parser() -> impl TypedValueParser<Value = Role> {
+    let help = |role| match role {
+        Role::Reader => "Reads blocks",
+        Role::Writer => "Reads, puts and removes blocks",
+        Role::Admin => "Everything in its namespaces; with * also everything with nodes",
+        Role::Node => "Is a store node",
+        Role::Operator => "Sees the state of the whole pool, and no block",
+    };
+    let values = Role::ALL.map(|role| PossibleValue::new(role.label()).help(help(role)));
+    PossibleValuesParser::new(values).try_map(|name| {
+        let named = Role::ALL.into_iter().find(|role| role.label() == name);
+        named.ok_or("not a role")
+    })
 }
 
 #[derive(Serialize)]
@@ -101,7 +87,7 @@ fn parse_subject(text: &str) -> Result<String, String> {
 /// The rule of one subject, as the policy has it.
 fn rule(args: &Args) -> Result<String, exit::Usage> {
     let usage = |why: &str| Err(exit::Usage(why.to_owned()));
-    let in_namespaces = args.role.iter().any(|role| role.has_namespaces());
+    let in_namespaces = Roles::of(&args.role).has_any(Roles::READERS);
     if in_namespaces && args.namespaces.is_empty() {
         return usage("reader, writer and admin have namespaces: add --in NAMESPACE, or --in '*'");
     }
@@ -127,6 +113,30 @@ fn rule(args: &Args) -> Result<String, exit::Usage> {
     }
 }
 
+/// Whether the rule is still to be added to the policy at `path`. A second rule of the same subject would add
+/// roles to those of the first: nothing would be taken away, and that is seldom meant.
+fn is_new(rule: &str, subject: &str, path: &Path) -> anyhow::Result<bool> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    if text.contains(rule) {
+        return Ok(false);
+    }
+    let policy = Policy::parse(&text);
+    let policy = policy.with_context(|| format!("cannot use {}", path.display()))?;
+    if !policy.has_rule_of(subject) {
+        return Ok(true);
+    }
+    Err(exit::Usage(format!(
+        "{} has a rule for {subject:?} already, and a second rule only adds rights: edit the rule there, \
+         and run this command without --role for a token",
+        path.display()
+    ))
+    .into())
+}
+
 fn signing_key(path: &Path) -> anyhow::Result<SigningKey> {
     if path.exists() {
         return Ok(SigningKey::load(path)?);
@@ -140,6 +150,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
     let rule = match args.role.as_slice() {
         [] => None,
         _ => Some(rule(args)?),
+    };
+    let policy = args.dir.join(POLICY);
+    let rule = match rule {
+        Some(rule) if is_new(&rule, &args.subject, &policy)? => Some(rule),
+        _ => None,
     };
     std::fs::DirBuilder::new()
         .recursive(true)

@@ -185,16 +185,9 @@ pub(in crate::service) fn bearer_of(guard: &Guard, metadata: &MetadataMap) -> Be
     let value = metadata
         .get(AUTHORIZATION)
         .filter(|_| guard.authority().is_some());
-    let value = value
-        .and_then(|value| value.to_str().ok())
+    let token = value
+        .and_then(|value| kvpool_auth::bearer(value.to_str().ok()?))
         .unwrap_or_default();
-    // RFC 9110: the scheme is compared without regard to case.
-    let (scheme, token) = value.split_once(' ').unwrap_or_default();
-    let token = if scheme.eq_ignore_ascii_case("bearer") {
-        token.trim()
-    } else {
-        ""
-    };
     Bearer::new(guard.clone(), Token::from(token.to_owned()))
 }
 

@@ -1,0 +1,478 @@
+//! Handshakes, tokens and requests that are almost right, at every port of a pool with TLS and tokens: no daemon
+//! panics, none takes a token that was changed, memory stays bounded, and a good client is served meanwhile.
+//!
+//! `KVPOOL_FUZZ` sets how many there are in all (50 000), and `KVPOOL_FUZZ_SEED` makes others.
+
+use kvpool_client::Client;
+use kvpool_proto as proto;
+use kvpool_tests::blocks::{check_all, key, put_all};
+use kvpool_tests::fuzz::{Corpus, cases};
+use kvpool_tests::guard::{Tokens, flags, world};
+use kvpool_tests::raw::Port;
+use kvpool_tests::{Cluster, Options, trust};
+use kvpool_tls::rustls::{ClientConfig, ClientConnection, StreamOwned};
+use kvpool_tls::{ALPN_HTTP, ClientTls};
+use kvpool_types::wire::data::{Hello, Meta, PinRequest, ReadItem, ReadRequest, WriteRequest};
+use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op, VERSION};
+use kvpool_types::wire::keys;
+use kvpool_types::{
+    ClusterId, Epoch, Extent, GrantId, GrantKey, Incarnation, Length, Offset, SegmentId, Token,
+};
+use prost::Message;
+use serde_json::json;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How many in a usual run.
+const USUALLY: u64 = 50_000;
+/// The longest that one answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How many frames a connection gets.
+const FRAMES: u64 = 8;
+/// By how much the daemons may grow together, in bytes.
+const GROWTH: u64 = 96 << 20;
+
+type Sealed = StreamOwned<ClientConnection, TcpStream>;
+
+/// Where the pool is, and what a good caller knows.
+struct Target {
+    master: String,
+    master_http: String,
+    node: String,
+    node_http: String,
+    socket: PathBuf,
+    cluster: ClusterId,
+    tls: ClientTls,
+    token: String,
+    /// Tokens that no port takes.
+    bad: Vec<Vec<u8>>,
+}
+
+fn socket(address: &str) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+impl Target {
+    fn sealed(&self, address: &str, config: Arc<ClientConfig>) -> Sealed {
+        let name = self.tls.name_of(address).unwrap();
+        let connection = ClientConnection::new(config, name).unwrap();
+        StreamOwned::new(connection, socket(address))
+    }
+
+    fn http(&self) -> Arc<ClientConfig> {
+        let mut config = (*self.tls.grpc()).clone();
+        config.alpn_protocols = vec![ALPN_HTTP.to_vec()];
+        Arc::new(config)
+    }
+
+    fn hello(&self, token: &str) -> Vec<u8> {
+        let hello = Hello {
+            min_version: 1,
+            max_version: VERSION,
+            cluster: self.cluster,
+            client: 77.into(),
+            incarnation: Incarnation(0),
+            checksum_algorithm: 1,
+            token: Token::from(token.to_owned()),
+        };
+        frame(Op::Hello, Epoch(0), &hello.to_bytes(), &[])
+    }
+
+    fn greeting(&self, token: &[u8]) -> Vec<u8> {
+        let mut message = proto::HelloRequest {
+            min_version: 1,
+            max_version: 2,
+            caller: Some(caller()),
+            // As long as the bytes below, which need not be text.
+            token: "x".repeat(token.len()),
+            ..Default::default()
+        }
+        .encode_to_vec();
+        let at = message.len() - token.len();
+        message[at..].copy_from_slice(token);
+        frame(Op::Greet, Epoch(0), &message, &[])
+    }
+}
+
+fn caller() -> proto::Caller {
+    proto::Caller {
+        client_id: vec![1; 16].into(),
+        host_id: vec![2; 16].into(),
+        ..Default::default()
+    }
+}
+
+fn frame(op: Op, epoch: Epoch, meta: &[u8], payload: &[u8]) -> Vec<u8> {
+    let header = Header {
+        version: VERSION,
+        op,
+        request: 9,
+        epoch,
+        meta: u32::try_from(meta.len()).unwrap(),
+        payload: payload.len() as u64,
+    };
+    [&header.encode(), meta, payload].concat()
+}
+
+/// Reads until the daemon closes the connection.
+fn hear_out(mut stream: impl Read) {
+    let mut scratch = [0; 16 << 10];
+    loop {
+        match stream.read(&mut scratch) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) => {
+                let is_silent = error.kind() == std::io::ErrorKind::WouldBlock;
+                assert!(!is_silent, "a connection is neither answered nor ended");
+                return;
+            }
+        }
+    }
+}
+
+/// Says something in a session, and waits until the daemon has ended it.
+fn converse(mut stream: Sealed, words: &[u8]) {
+    // The daemon may close the connection before it has read everything.
+    let _said = stream.write_all(words);
+    stream.conn.send_close_notify();
+    let _said = stream.flush();
+    let _said = stream.sock.shutdown(Shutdown::Write);
+    hear_out(&stream.sock);
+}
+
+/// What a client of each kind sends first.
+fn client_hellos(target: &Target) -> Vec<Vec<u8>> {
+    let configs = [target.tls.frames(), target.tls.grpc(), target.http()];
+    let hellos = configs.into_iter().map(|config| {
+        let name = target.tls.name_of("localhost:1").unwrap();
+        let mut connection = ClientConnection::new(config, name).unwrap();
+        let mut hello = Vec::new();
+        while connection.wants_write() {
+            connection.write_tls(&mut hello).unwrap();
+        }
+        hello
+    });
+    hellos.collect()
+}
+
+fn handshakes(target: &Target, count: u64, made: &AtomicU64) {
+    let ports = [
+        &target.master,
+        &target.master_http,
+        &target.node,
+        &target.node_http,
+    ];
+    let mut corpus = Corpus::load("handshakes", client_hellos(target)).unwrap();
+    for (_, port) in (0..count).zip(ports.into_iter().cycle()) {
+        let mut stream = socket(port);
+        // The daemon may have closed already.
+        let _cut = stream.write_all(&corpus.mutate());
+        drop(stream);
+        made.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The answer to a frame; `None` when the connection ends.
+fn ask(stream: &mut (impl Read + Write), words: &[u8]) -> Option<Op> {
+    stream.write_all(words).ok()?;
+    let mut head = [0; HEADER_BYTES];
+    stream.read_exact(&mut head).ok()?;
+    let header = Header::decode(&head).unwrap();
+    let mut meta = vec![0; usize::try_from(header.meta).unwrap()];
+    stream.read_exact(&mut meta).ok()?;
+    Some(header.op)
+}
+
+fn tokens(target: &Target, count: u64, made: &AtomicU64) {
+    let good = target.token.as_bytes().to_vec();
+    let seeds = [vec![good.clone()], target.bad.clone()].concat();
+    let mut corpus = Corpus::load("tokens", seeds).unwrap();
+    let mut open: Option<Sealed> = None;
+    let mut number = 0;
+    while number < count {
+        let mutated = corpus.mutate();
+        if mutated.trim_ascii() == good {
+            continue;
+        }
+        number += 1;
+        made.fetch_add(1, Ordering::Relaxed);
+        let text = String::from_utf8_lossy(&mutated);
+        let taken = match number % 20 {
+            0 | 10 => {
+                let address = if number % 40 < 20 {
+                    &target.master_http
+                } else {
+                    &target.node_http
+                };
+                let mut stream = target.sealed(address, target.http());
+                let request = b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: Bearer ";
+                // A line end within would begin the next header.
+                let value: Vec<u8> = mutated
+                    .iter()
+                    .copied()
+                    .filter(|byte| !b"\r\n".contains(byte))
+                    .collect();
+                if value.trim_ascii() == good {
+                    continue;
+                }
+                let words = [request, &value[..], b"\r\n\r\n"].concat();
+                let mut status = [0; 12];
+                let answered = stream
+                    .write_all(&words)
+                    .and_then(|()| stream.read_exact(&mut status));
+                answered.is_ok() && status.ends_with(b"200")
+            }
+            5 => {
+                let mut stream = target.sealed(&target.node, target.tls.frames());
+                ask(&mut stream, &target.hello(&text)) == Some(Op::HelloReply)
+            }
+            other if other % 2 == 0 => {
+                let mut stream = UnixStream::connect(&target.socket).unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                ask(&mut stream, &target.hello(&text)) == Some(Op::HelloReply)
+            }
+            // A connection to the master that was let in asks for another token.
+            _ => {
+                let stream = open.get_or_insert_with(|| {
+                    let mut stream = target.sealed(&target.master, target.tls.frames());
+                    let let_in = ask(&mut stream, &target.greeting(&good));
+                    assert_eq!(let_in, Some(Op::Reply), "a good token is refused");
+                    stream
+                });
+                match ask(stream, &target.greeting(&mutated)) {
+                    None => {
+                        open = None;
+                        false
+                    }
+                    answer => answer == Some(Op::Reply),
+                }
+            }
+        };
+        assert!(!taken, "a changed token is taken: {text:?}");
+    }
+}
+
+/// What a client says to a data port or a Unix socket after its hello.
+fn data_requests(life: Incarnation) -> Vec<Vec<u8>> {
+    let epoch = Epoch(1);
+    let extent = |n: u64| Extent {
+        segment: SegmentId(1),
+        offset: Offset(n << 16),
+        length: Length(4096),
+    };
+    let read = ReadRequest {
+        incarnation: life,
+        items: (0..3)
+            .map(|n| ReadItem {
+                extent: extent(n),
+                from: Offset(0),
+                length: Length(4096),
+            })
+            .collect(),
+    };
+    let write = WriteRequest {
+        incarnation: life,
+        grants: vec![GrantKey([3; 32]).sign(life, epoch, GrantId(1 << 40), extent(1))],
+    };
+    let pin = PinRequest {
+        incarnation: life,
+        extents: vec![extent(0)],
+    };
+    let payload = vec![1; usize::try_from(write.payload_bytes().unwrap()).unwrap()];
+    vec![
+        frame(Op::Read, epoch, &read.to_bytes(), &[]),
+        frame(Op::Sums, epoch, &read.to_bytes(), &[]),
+        frame(Op::Write, epoch, &write.to_bytes(), &payload),
+        frame(Op::Pin, epoch, &pin.to_bytes(), &[]),
+        frame(Op::Ping, epoch, &[], &[]),
+    ]
+}
+
+/// What a client calls a master for in frames.
+fn control_requests() -> Vec<Vec<u8>> {
+    let packed: bytes::Bytes = keys::pack(&[key(1), key(2), key(9999)]).into();
+    let lookup = proto::LookupRequest {
+        caller: Some(caller()),
+        keys: packed.clone(),
+        no_lease: true,
+    };
+    let exist = proto::ExistRequest {
+        caller: Some(caller()),
+        keys: packed.clone(),
+        no_lease: true,
+    };
+    let renew = proto::RenewRequest {
+        caller: Some(caller()),
+        keys: packed,
+        token: 1,
+        versions: vec![1; 3],
+    };
+    vec![
+        frame(Op::Lookup, Epoch(1), &lookup.encode_to_vec(), &[]),
+        frame(Op::Exist, Epoch(1), &exist.encode_to_vec(), &[]),
+        frame(Op::Renew, Epoch(1), &renew.encode_to_vec(), &[]),
+    ]
+}
+
+fn requests(target: &Target, count: u64, made: &AtomicU64) {
+    let mut life = Port::open_unix(&target.socket).unwrap();
+    let life = life.hello_with(target.cluster, Token::from(target.token.clone()));
+    let life = life.unwrap().unwrap().incarnation;
+    let http = b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".to_vec();
+    let load = |seeds| Corpus::load("guarded", seeds).unwrap();
+    let mut data = load(data_requests(life));
+    let mut control = load(control_requests());
+    let mut plain = load(vec![http, target.greeting(target.token.as_bytes())]);
+    let mut number = 0;
+    while number < count {
+        let corpus = match number / FRAMES % 8 {
+            0..=2 => &mut data,
+            3..=6 => &mut control,
+            _ => &mut plain,
+        };
+        let mutated = (0..FRAMES)
+            .flat_map(|_| corpus.mutate())
+            .collect::<Vec<_>>();
+        match number / FRAMES % 8 {
+            0 => {
+                let words = [target.hello(&target.token), mutated].concat();
+                converse(target.sealed(&target.node, target.tls.frames()), &words);
+            }
+            1 | 2 => {
+                let mut stream = UnixStream::connect(&target.socket).unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                stream.set_write_timeout(Some(PATIENCE)).unwrap();
+                let words = [target.hello(&target.token), mutated].concat();
+                let _said = stream
+                    .write_all(&words)
+                    .and_then(|()| stream.shutdown(Shutdown::Write));
+                hear_out(stream);
+            }
+            3..=6 => {
+                let greeting = target.greeting(target.token.as_bytes());
+                let words = [greeting, mutated].concat();
+                converse(target.sealed(&target.master, target.tls.frames()), &words);
+            }
+            _ => converse(target.sealed(&target.master_http, target.http()), &mutated),
+        }
+        number += FRAMES;
+        made.fetch_add(FRAMES, Ordering::Relaxed);
+    }
+}
+
+/// Says that the attack is over.
+struct Over(Arc<AtomicBool>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn start(tokens: &Tokens) -> Cluster {
+    let own = flags(&world().daemon, &[]);
+    Cluster::start(Options {
+        nodes: 1,
+        master: [own.clone(), tokens.flags()].concat(),
+        node: [own, tokens.node_flags()].concat(),
+        ..Options::default()
+    })
+    .unwrap()
+}
+
+async fn serves(client: &Client) {
+    put_all(client, 0..4, 100_000).await.unwrap();
+    assert_eq!(check_all(client, 0..4, 100_000).await.right, 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mutated_handshakes_tokens_and_requests_hurt_nobody() {
+    let issuer = Tokens::new().unwrap();
+    let cluster = start(&issuer);
+    let client = cluster.client().await.unwrap();
+    serves(&client).await;
+    let claims = issuer.token_with(&json!({}), false).unwrap();
+    let claims = claims.split('.').nth(1).unwrap();
+    let ended = json!({ "exp": kvpool_auth::now() - 60 });
+    let target = Target {
+        master: cluster.master.listen.clone(),
+        master_http: cluster.master.http.clone(),
+        node: cluster.nodes[0].listen.clone(),
+        node_http: cluster.nodes[0].http.clone(),
+        socket: cluster.node_socket(0),
+        cluster: client.cluster_id(),
+        tls: ClientTls::open(&trust::trusted()).unwrap().unwrap(),
+        token: issuer.token_with(&json!({}), false).unwrap(),
+        bad: vec![
+            issuer.token_with(&ended, false).unwrap().into_bytes(),
+            issuer.token_with(&json!({}), true).unwrap().into_bytes(),
+            format!("eyJhbGciOiJub25lIn0.{claims}.").into_bytes(),
+            format!("eyJhbGciOiJIUzI1NiJ9.{claims}.AAAA").into_bytes(),
+        ],
+    };
+    let count = cases(USUALLY);
+    let (made, over) = (
+        Arc::new(AtomicU64::new(0)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let daemons = [&cluster.master, &cluster.nodes[0]];
+    let resident = || -> u64 {
+        let each = daemons
+            .iter()
+            .map(|daemon| daemon.resident_bytes().unwrap());
+        each.sum()
+    };
+    let (before, pids, begun) = (resident(), daemons.map(|d| d.pid()), Instant::now());
+    let good = async {
+        let mut rounds = 0;
+        while !over.load(Ordering::Relaxed) {
+            serves(&client).await;
+            // One that comes new.
+            serves(&cluster.client().await.unwrap()).await;
+            rounds += 1;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        rounds
+    };
+    let attack = {
+        let (made, over) = (Arc::clone(&made), Arc::clone(&over));
+        tokio::task::spawn_blocking(move || {
+            // Also when an attacker panics.
+            let _over = Over(over);
+            std::thread::scope(|scope| {
+                scope.spawn(|| handshakes(&target, count * 2 / 5, &made));
+                scope.spawn(|| tokens(&target, count / 5, &made));
+                scope.spawn(|| requests(&target, count - count * 3 / 5, &made));
+            });
+        })
+    };
+    let rounds = good.await;
+    attack.await.unwrap();
+    let made = made.load(Ordering::Relaxed);
+    println!(
+        "{made} cases in {:?}, {rounds} rounds of good clients",
+        begun.elapsed()
+    );
+    assert!(made >= count, "{made}");
+    serves(&client).await;
+    let grown = resident().saturating_sub(before);
+    println!("the daemons have grown by {} KiB", grown >> 10);
+    assert!(grown < GROWTH, "the daemons have grown by {grown} bytes");
+    for (daemon, pid) in daemons.into_iter().zip(pids) {
+        assert_eq!(daemon.pid(), pid);
+        assert!(
+            !daemon.log_text().contains("panicked"),
+            "{}",
+            daemon.log_text()
+        );
+        assert_eq!(daemon.http_get("/healthz").unwrap(), "ok\n");
+    }
+}

@@ -1,0 +1,68 @@
+//! `kvctl token create` and the policy.
+
+use kvpool_tests::daemon::path_of;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+/// The exit code and all words of `kvctl token create` for subject `a`.
+fn create(directory: &Path, more: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(path_of("kvctl").unwrap())
+        .args(["token", "create", "--subject", "a", "--dir"])
+        .arg(directory)
+        .args(more)
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (
+        output.status.code(),
+        String::from_utf8_lossy(&said).into_owned(),
+    )
+}
+
+#[test]
+fn a_subject_with_a_rule_gets_no_second_one() {
+    let directory = TempDir::new().unwrap();
+    let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
+    let (code, said) = create(directory.path(), &["--role", "writer", "--in", "x"]);
+    assert_eq!(code, Some(0), "{said}");
+    let (policy, token) = (read("policy.toml"), read("a.token"));
+    assert_eq!(policy.matches("[[rule]]").count(), 1, "{policy}");
+
+    // Fewer rights: the first rule would still give them all.
+    let fewer = ["--replace", "--role", "reader", "--in", "x"];
+    let (code, said) = create(directory.path(), &fewer);
+    assert_eq!(code, Some(2), "{said}");
+    for part in ["policy.toml", "only adds rights", "without --role"] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert_eq!(
+        (read("policy.toml"), read("a.token")),
+        (policy.clone(), token.clone())
+    );
+
+    // The same rule again, as a job that renews tokens has it, and no rule.
+    let same = [
+        "--replace",
+        "--role",
+        "writer",
+        "--in",
+        "x",
+        "--ttl",
+        "2days",
+    ];
+    for more in [&same[..], &["--replace", "--ttl", "3days"]] {
+        let before = read("a.token");
+        let (code, said) = create(directory.path(), more);
+        assert_eq!(code, Some(0), "{said}");
+        assert_eq!(read("policy.toml"), policy);
+        assert_ne!(read("a.token"), before);
+    }
+    // Words that are no role.
+    let (code, said) = create(directory.path(), &["--replace", "--role", "king"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        said.contains("reader") && said.contains("operator"),
+        "{said}"
+    );
+}

@@ -1,0 +1,123 @@
+//! Callers of a port that speaks TLS.
+
+use super::tests::{OneByte, head};
+use super::*;
+use crate::socket::send_whole_now;
+use kvpool_tls::rustls::{ClientConnection, StreamOwned};
+use kvpool_tls::testing::{Authority, Life};
+use kvpool_tls::{
+    ClientAuth, ClientTls, Port, ServerFiles, ServerHandshake, ServerTls, Version, connect_socket,
+};
+use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc;
+use tempfile::TempDir;
+
+/// Answers as [`OneByte`], over TLS.
+struct Sealed(ServerTls);
+
+impl Serve for Sealed {
+    fn handshake(&self) -> Duration {
+        OneByte.handshake()
+    }
+
+    fn epoch(&self) -> Epoch {
+        OneByte.epoch()
+    }
+
+    fn tls(&self) -> Option<Arc<ServerConfig>> {
+        Some(self.0.config(Port::Data))
+    }
+
+    fn judge(&self, socket: BorrowedFd<'_>, hello: &FirstFrame) -> Result<Admitted, End> {
+        OneByte.judge(socket, hello)
+    }
+
+    fn serve(&self, connection: &Arc<Connection>, admitted: Admitted) {
+        OneByte.serve(connection, admitted);
+    }
+}
+
+/// Both sides' settings.
+fn settings() -> (ServerTls, ClientTls, TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new(directory.path(), "authority");
+    let pair = authority.sign("server", Life::Valid);
+    let server = ServerTls::open(ServerFiles {
+        cert: pair.cert,
+        key: pair.key,
+        client_ca: None,
+        client_auth: ClientAuth::None,
+        min_version: Version::Tls13,
+    });
+    let client = ClientTls::open(&authority.client(None)).unwrap().unwrap();
+    (server.unwrap(), client, directory)
+}
+
+/// Each record of one byte costs the caller 22 more, which the port must take and decrypt.
+#[test]
+fn a_hello_in_records_of_one_byte_is_cut_off() {
+    let (server, client, _directory) = settings();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let _service = Service::start(listener.into(), "test", 8, Arc::new(Sealed(server))).unwrap();
+    let open = || {
+        let socket = TcpStream::connect(address).unwrap();
+        let limit = Some(Duration::from_secs(30));
+        socket.set_read_timeout(limit).unwrap();
+        let name = client.name_of("127.0.0.1:1").unwrap();
+        StreamOwned::new(
+            ClientConnection::new(client.frames(), name).unwrap(),
+            socket,
+        )
+    };
+    // As long as a hello with the longest token.
+    let mut hello = head(Op::Hello, 8 << 10).to_vec();
+    hello.resize(HEADER_BYTES + (8 << 10), 0);
+    let mut answer = [0; HEADER_BYTES];
+    let mut stream = open();
+    stream.write_all(&hello).unwrap();
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(Header::decode(&answer).unwrap().op, Op::HelloReply);
+    let mut stream = open();
+    for byte in hello.chunks(1) {
+        if stream.write_all(byte).is_err() {
+            break;
+        }
+    }
+    assert!(stream.read_exact(&mut answer).is_err(), "it is answered");
+}
+
+#[test]
+fn a_refusal_does_not_wait_for_a_peer_that_does_not_read() {
+    let (server, client, _directory) = settings();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    rustix::net::sockopt::set_socket_recv_buffer_size(&peer, 4 << 10).unwrap();
+    let (socket, _) = listener.accept().unwrap();
+    let limit = Instant::now() + Duration::from_secs(20);
+    let shaking = std::thread::spawn(move || {
+        let name = client.name_of("127.0.0.1:1").unwrap();
+        let session = connect_socket(&client, name, peer.as_fd(), limit).unwrap();
+        (peer, session)
+    });
+    let mut handshake = ServerHandshake::begin(server.config(Port::Data)).unwrap();
+    while !handshake.advance(socket.as_fd()).unwrap() {
+        assert!(Instant::now() < limit);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let _silent = shaking.join().unwrap();
+    // Less than the frame needs, so that the socket has room and yet not enough.
+    rustix::net::sockopt::set_socket_send_buffer_size(&socket, 4 << 10).unwrap();
+    let mut wire = Wire::from(OwnedFd::from(socket));
+    wire.begin_session(handshake.finish());
+    let (says, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        let frame = vec![0; 15 << 10];
+        while send_whole_now(&wire, &frame) {}
+        says.send(()).unwrap();
+    });
+    let ended = ended.recv_timeout(Duration::from_secs(10));
+    assert!(ended.is_ok(), "the accepting thread would wait");
+}
