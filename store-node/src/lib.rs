@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod clock;
 mod config;
 mod fence;
 mod flags;

@@ -96,6 +96,7 @@ fn read() -> ReadRequest {
         extent: extent(n),
         from: Offset(4096),
         length: Length(70_000),
+        right: None,
     };
     ReadRequest {
         incarnation: Incarnation(7),

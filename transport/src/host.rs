@@ -117,12 +117,12 @@ pub trait Host: Send + Sync + 'static {
     /// as long as the request says.
     fn write_now(&self, request: &WriteRequest, payload: &[u8]) -> Vec<Code>;
 
-    /// The chunk checksums of an extent, as its writer gave them.
+    /// The chunk checksums of the whole extent of `item`, as its writer gave them.
     fn sums(
         &self,
         epoch: Epoch,
         incarnation: Incarnation,
-        extent: &Extent,
+        item: &ReadItem,
     ) -> Result<Vec<Checksum>, Refused>;
 
     /// Adds to the byte counters of the metrics.
