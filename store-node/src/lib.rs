@@ -30,7 +30,7 @@ mod reach;
 mod segment;
 mod serve;
 
-pub use config::{Config, InvalidSetting};
+pub use config::{Config, InvalidSetting, Isolation};
 pub use flags::Flags;
 pub use media::{Attachment, MediumStatus};
 pub use node::{Node, StartError};

@@ -2,6 +2,7 @@
 //! gets its part of a segment.
 
 use crate::clock::{ahead_ms, boot_ms};
+use crate::config::Isolation;
 use crate::fence::{
     Aborts, Census, Fence, FenceItem, Limits, PeerKey, Proven, Range, Span, Term, TermError,
 };
@@ -74,6 +75,8 @@ struct Shared {
     metrics: Metrics,
     /// What judges the tokens of those who connect.
     authority: OnceLock<Arc<Authority>>,
+    /// Who may reach the memory itself.
+    isolation: Isolation,
 }
 
 impl Store {
@@ -82,6 +85,7 @@ impl Store {
         segments: Vec<Box<dyn Segment>>,
         limits: Limits,
         metrics: Metrics,
+        isolation: Isolation,
     ) -> Self {
         let sizes: Vec<Length> = segments.iter().map(|segment| segment.size()).collect();
         let secret = IncarnationSecret::new(rand::random());
@@ -96,6 +100,7 @@ impl Store {
                 touching: Mutex::default(),
                 metrics,
                 authority: OnceLock::new(),
+                isolation,
             }),
         }
     }
@@ -370,6 +375,25 @@ impl Host for Store {
             checksum_algorithm: ALGORITHM as u8,
             features: kvpool_types::wire::features::Features::default(),
         })
+    }
+
+    fn memory_right(&self, hello: &Hello) -> Result<(), Refused> {
+        let authority = match (self.shared.isolation, self.shared.authority.get()) {
+            (Isolation::Strict, Some(authority)) => authority,
+            _ => return Ok(()),
+        };
+        // A mapping or a registration reaches every block of a segment, to read and to write.
+        match authority.judge(hello.token.as_str()) {
+            Ok(known) if known.pool_roles().has_any(Roles::WRITERS) => Ok(()),
+            _ => Err(self.refuse(Refused {
+                code: Code::Forbidden,
+                message: format!(
+                    "with --isolation strict, shared memory and RDMA need one of the roles {} in every \
+                     namespace: use TCP",
+                    Roles::WRITERS
+                ),
+            })),
+        }
     }
 
     fn epoch(&self) -> Epoch {

@@ -76,6 +76,8 @@ pub(crate) struct Admitted {
     pub(crate) request: u64,
     /// The answer to send.
     pub(crate) reply: HelloReply,
+    /// Whether the caller may reach memory itself.
+    pub(crate) memory: Result<(), Refused>,
 }
 
 impl Admitted {
@@ -109,6 +111,7 @@ pub(crate) fn judge_hello(host: &dyn Host, frame: &FirstFrame) -> Result<Admitte
         client: hello.client,
         request: header.request,
         reply,
+        memory: host.memory_right(&hello),
     })
 }
 

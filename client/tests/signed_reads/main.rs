@@ -1,15 +1,16 @@
 //! With tokens, a node sends a byte only to who shows the location that the master signed for it.
 
+mod isolation;
 mod pool;
 
 use kvpool_client::{
     Client, GetOptions, Key, ReplicaBlocks, ReplicaChange, ReplicaTaskState, ReplicaWish,
 };
-use kvpool_transport::{SumsOp, shm};
+use kvpool_store_node::Isolation;
+use kvpool_transport::SumsOp;
 use kvpool_types::wire::data::ReadItem;
 use kvpool_types::{Code, Epoch, Extent, Length, Offset, ReadRight, Version};
-use pool::{Place, Pool, Port};
-use std::path::Path;
+use pool::{Place, Pool, Port, Shape};
 use std::time::{Duration, Instant};
 
 const LENGTH: usize = 4096;
@@ -86,7 +87,7 @@ fn forged(x: &Place, y: &Place, z: &Place) -> Vec<(&'static str, ReadItem)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_read_without_the_location_that_the_master_signed_gets_no_byte() {
-    let pool = Pool::start(1, true, None).await;
+    let pool = Pool::start(1, true).await;
     let (a, b) = (pool.client("a", "a").await, pool.client("b", "b").await);
     put(&a, "x", 1).await;
     put(&a, "y", 2).await;
@@ -122,11 +123,8 @@ async fn a_read_without_the_location_that_the_master_signed_gets_no_byte() {
     assert_eq!(port.sums(z.epoch, z.item()), Ok(1));
 
     // The Unix socket sends no bytes, but checksums.
-    let hello = x.hello(pool.token("b"));
-    let path = x.shm_path.clone();
     let until = Instant::now() + Duration::from_secs(20);
-    let linked = tokio::task::spawn_blocking(move || shm::connect(Path::new(&path), hello, until));
-    let (link, _) = linked.await.unwrap().unwrap();
+    let link = x.shm_link(pool.token("b")).await.unwrap();
     let ops = vec![
         x.extent.into(),
         SumsOp {
@@ -143,7 +141,7 @@ async fn a_read_without_the_location_that_the_master_signed_gets_no_byte() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_without_tokens_signs_nothing_and_asks_for_nothing() {
-    let pool = Pool::start(1, false, None).await;
+    let pool = Pool::start(1, false).await;
     let client = pool.client("a", "a").await;
     put(&client, "x", 1).await;
     let x = only(&pool, "a", "x").await;
@@ -159,7 +157,7 @@ async fn a_pool_without_tokens_signs_nothing_and_asks_for_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_and_nodes_read_what_the_master_signed_for_them() {
-    let pool = Pool::start(2, true, None).await;
+    let pool = Pool::start(2, true).await;
     let client = pool.client("a", "a").await;
     let names: Vec<String> = (0..8).map(|n| format!("k{n}")).collect();
     let length = 200_000;
@@ -175,7 +173,8 @@ async fn clients_and_nodes_read_what_the_master_signed_for_them() {
     }
     let into = kvpool_transport::Region::allocate(Length(1000));
     let (buffers, options) = (vec![into.whole()], GetOptions::default());
-    let ranged = reader.get_range(&key("k1"), Offset(70_000), buffers, &options);
+    let name = key("k1");
+    let ranged = reader.get_range(&name, Offset(70_000), buffers, &options);
     ranged.await.unwrap();
     assert!(into.whole().to_vec() == bytes(1, length)[70_000..71_000]);
 
@@ -215,7 +214,11 @@ async fn blocks_that_come_back_from_an_ssd_are_read_with_their_version() {
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let file = disk.path().join("ssd");
     let ssd = format!("path={},size=256MiB", file.display());
-    let pool = Pool::start(1, true, Some(ssd)).await;
+    let shape = Shape {
+        ssd: Some(ssd),
+        ..Shape::of(1, true, Isolation::Shared)
+    };
+    let pool = Pool::with(shape).await;
     let client = pool.client("a", "a").await;
     // Three times the memory, slowly enough for the disk.
     for seed in 0..48 {

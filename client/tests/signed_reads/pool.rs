@@ -6,10 +6,12 @@ use kvpool_client::{Client, Key, Namespace, Options, TransportChoice};
 use kvpool_master::Server;
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{self as proto, ReplicaLocation};
-use kvpool_store_node::{Config, Node};
-use kvpool_types::wire::data::{Hello, Meta, ReadItem, ReadRequest, Statuses, SumsReply};
+use kvpool_store_node::{Config, Isolation, Node};
+use kvpool_transport::{Link, shm};
+use kvpool_types::wire::data::{Failure, Hello, Meta, ReadItem, ReadRequest, Statuses, SumsReply};
 use kvpool_types::wire::frame::{self, HEADER_BYTES, Header, Op};
 use kvpool_types::wire::keys;
+use kvpool_types::wire::rdma::RdmaOpen;
 use kvpool_types::{
     ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, Extent, Incarnation, Length, Offset,
     ReadRight, SegmentId, Token, Version,
@@ -17,6 +19,7 @@ use kvpool_types::{
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -47,6 +50,29 @@ pub(crate) struct Pool {
     pub(crate) nodes: Vec<Node>,
 }
 
+/// What a pool is made of.
+pub(crate) struct Shape {
+    pub(crate) nodes: usize,
+    /// Whether the master asks for tokens.
+    pub(crate) has_tokens: bool,
+    /// Whether the nodes ask for tokens, and for signed locations with them.
+    pub(crate) node_asks: bool,
+    pub(crate) ssd: Option<String>,
+    pub(crate) isolation: Isolation,
+}
+
+impl Shape {
+    pub(crate) const fn of(nodes: usize, has_tokens: bool, isolation: Isolation) -> Self {
+        Self {
+            nodes,
+            has_tokens,
+            node_asks: has_tokens,
+            ssd: None,
+            isolation,
+        }
+    }
+}
+
 /// A replica, as a lookup named it.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
@@ -61,7 +87,18 @@ pub(crate) struct Place {
 
 impl Pool {
     /// Starts a pool whose callers need tokens, or one without.
-    pub(crate) async fn start(nodes: usize, has_tokens: bool, ssd: Option<String>) -> Self {
+    pub(crate) async fn start(nodes: usize, has_tokens: bool) -> Self {
+        Self::with(Shape::of(nodes, has_tokens, Isolation::Shared)).await
+    }
+
+    pub(crate) async fn with(shape: Shape) -> Self {
+        let Shape {
+            nodes,
+            has_tokens,
+            node_asks,
+            ssd,
+            isolation,
+        } = shape;
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         let key = has_tokens.then(|| SigningKey::generate().unwrap());
@@ -92,14 +129,19 @@ impl Pool {
                 name: format!("n{number}"),
                 token_file: file("node"),
                 segment: vec![bytesize::ByteSize::mib(16)],
-                ssd: ssd.clone().into_iter().collect(),
+                ssd: ssd
+                    .iter()
+                    .flat_map(|ssd| ssd.split(','))
+                    .map(str::to_owned)
+                    .collect(),
                 listen: "127.0.0.1:0".to_owned(),
                 http_listen: "127.0.0.1:0".to_owned(),
                 shm_path: path(&format!("n{number}.sock")),
                 no_rdma: true,
-                auth_jwks: file("jwks.json"),
-                auth_issuer: issuer.to_owned(),
-                auth_policy: file("policy.toml"),
+                isolation,
+                auth_jwks: file("jwks.json").filter(|_| node_asks),
+                auth_issuer: if node_asks { issuer } else { "" }.to_owned(),
+                auth_policy: file("policy.toml").filter(|_| node_asks),
                 ..Default::default()
             };
             let node = Node::start(config).await.unwrap();
@@ -139,13 +181,24 @@ impl Pool {
 
     /// A client over TCP with the token of `subject`.
     pub(crate) async fn client(&self, subject: &str, namespace: &str) -> Client {
+        self.client_over(subject, namespace, TransportChoice::Tcp)
+            .await
+    }
+
+    /// The same over another transport.
+    pub(crate) async fn client_over(
+        &self,
+        subject: &str,
+        namespace: &str,
+        transport: TransportChoice,
+    ) -> Client {
         let options = Options {
             masters: vec![self.url()],
             namespace: Namespace {
                 name: namespace.to_owned(),
                 ..Default::default()
             },
-            transport: TransportChoice::Tcp,
+            transport,
             token_file: self.token_file(subject),
             ..Options::default()
         };
@@ -226,6 +279,10 @@ fn token(key: &SigningKey, subject: &str) -> String {
 }
 
 impl Place {
+    pub(crate) fn length(&self) -> usize {
+        self.extent.length.as_usize()
+    }
+
     pub(crate) fn item(&self) -> ReadItem {
         ReadItem::whole(self.extent).with(self.right)
     }
@@ -240,6 +297,17 @@ impl Place {
             checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
             token,
         }
+    }
+}
+
+impl Place {
+    /// A link to the node over its Unix socket.
+    pub(crate) async fn shm_link(&self, token: Token) -> Result<Arc<dyn Link>, Code> {
+        let (path, hello) = (PathBuf::from(&self.shm_path), self.hello(token));
+        let until = Instant::now() + Duration::from_secs(20);
+        let linked = tokio::task::spawn_blocking(move || shm::connect(&path, hello, until));
+        let linked = linked.await.unwrap();
+        linked.map(|(link, _)| link).map_err(|error| error.code)
     }
 }
 
@@ -283,6 +351,17 @@ impl Port {
         let mut payload = vec![0; usize::try_from(header.payload).unwrap()];
         self.stream.read_exact(&mut payload).unwrap();
         (header, meta, payload)
+    }
+
+    /// The code of the refusal to open queue pairs.
+    pub(crate) fn open_rdma(&mut self) -> Code {
+        let open = RdmaOpen {
+            incarnation: self.life,
+            offers: Vec::new(),
+        };
+        let (header, meta, _) = self.ask(Op::RdmaOpen, Epoch(0), &open.to_bytes());
+        assert_eq!(header.op, Op::Failure);
+        Failure::decode(&meta).unwrap().code
     }
 
     fn request(&self, item: ReadItem) -> Vec<u8> {
