@@ -3367,7 +3367,7 @@ pub struct Pull {
     /// of the block
     #[prost(uint64, tag = "9")]
     pub version: u64,
-    /// The permission to read `from`: when it ends on the master's clock, and the proof. Empty: the other node asks for none.
+    /// The permission to read `from`: its end on the master's clock, and its proof. Empty: the other node asks for none.
     #[prost(uint64, tag = "10")]
     pub read_deadline_ms: u64,
     #[prost(bytes = "bytes", tag = "11")]

@@ -1,8 +1,8 @@
 //! The permissions to read, which a master signs into the locations that it hands out.
 //!
-//! A node that judges tokens asks whoever reads over its ports for the permission of each extent, and judges it before a
-//! byte moves. It names the extent, the version in it and a deadline on the master's clock, and is signed with the key of
-//! the grants. A node without tokens asks for none.
+//! A node that judges tokens asks whoever reads over its ports for the permission of each extent, and judges it
+//! before a byte moves. It names the extent, the version in it and a deadline on the master's clock, and is signed
+//! with the key of the grants. A node without tokens asks for none.
 
 use super::{Fence, refused};
 use kvpool_transport::host::Refused;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::{ReadRight, Version};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
