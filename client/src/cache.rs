@@ -8,7 +8,8 @@
 use crate::clock::BootTime;
 use hashbrown::DefaultHashBuilder;
 use kvpool_types::{
-    Checksum, Epoch, Extent, HostId, Incarnation, Key, Length, NodeName, SegmentId, Version,
+    Checksum, Epoch, Extent, HostId, Incarnation, Key, Length, NodeName, ReadRight, SegmentId,
+    Version,
 };
 use parking_lot::RwLock;
 use std::sync::Arc;
@@ -31,6 +32,8 @@ pub(crate) struct KnownNode {
 pub(crate) struct LocatedReplica {
     pub(crate) node: Arc<KnownNode>,
     pub(crate) extent: Extent,
+    /// The permission to read it, if the node asks for one.
+    pub(crate) right: Option<ReadRight>,
 }
 
 /// A lease that came with an answer.

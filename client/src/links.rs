@@ -158,6 +158,8 @@ impl Links {
                 let pause = match error.code {
                     // A node that has no RDMA gets none in this life.
                     Code::InvalidArgument if kind == TransportKind::Rdma => IDLE,
+                    // Nor does one that keeps its memory from this caller.
+                    Code::Forbidden if kind != TransportKind::Tcp => IDLE,
                     _ => opening.backoff.next(),
                 };
                 opening.failed = Some((error.clone(), Instant::now() + pause));

@@ -10,8 +10,8 @@ use futures::{StreamExt, TryStreamExt};
 use kvpool_proto::{Location, LookupReply, LookupRequest, NodeAddress};
 use kvpool_types::wire::keys::pack;
 use kvpool_types::{
-    Checksum, Code, Epoch, Extent, HostId, Incarnation, Key, Length, NodeName, Offset, SegmentId,
-    Version,
+    Checksum, Code, Epoch, Extent, HostId, Incarnation, Key, Length, NodeName, Offset, ReadRight,
+    SegmentId, Version,
 };
 use std::sync::Arc;
 
@@ -157,7 +157,7 @@ fn read_reply(
         .locations
         .iter()
         .map(|location| match code_of(location.code) {
-            Code::Ok => read_location(location, &nodes, Epoch(reply.epoch), leased).map(Some),
+            Code::Ok => read_location(location, &nodes, reply, leased).map(Some),
             Code::Missing if location.later => Err(later()),
             Code::Missing => Ok(None),
             other => Err(ControlError::new(
@@ -171,10 +171,17 @@ fn read_reply(
 fn read_location(
     location: &Location,
     nodes: &[Arc<KnownNode>],
-    epoch: Epoch,
+    reply: &LookupReply,
     leased: Option<Leased>,
 ) -> Result<Arc<Located>, ControlError> {
-    let length = Length(location.length);
+    let (length, version) = (Length(location.length), Version(location.version));
+    let right = |proof: &[u8]| {
+        Some(ReadRight {
+            version,
+            deadline_ms: reply.read_deadline_ms,
+            mac: proof.try_into().ok()?,
+        })
+    };
     let replicas = location
         .replicas
         .iter()
@@ -186,12 +193,13 @@ fn read_location(
                     offset: Offset(replica.offset),
                     length,
                 },
+                right: right(&replica.read_proof),
             })
         })
         .collect::<Result<Vec<_>, ControlError>>()?;
     Ok(Arc::new(Located {
-        epoch,
-        version: Version(location.version),
+        epoch: Epoch(reply.epoch),
+        version,
         checksum: Checksum(location.checksum),
         length,
         replicas,
@@ -228,9 +236,11 @@ mod tests {
                     node: replica_node,
                     segment: 5,
                     offset: 6,
+                    read_proof: vec![7; 16].into(),
                 }],
             }],
             lease: None,
+            read_deadline_ms: 8,
         }
     }
 
@@ -241,6 +251,12 @@ mod tests {
         assert_eq!(located.replicas[0].node.incarnation, Incarnation(3));
         assert_eq!(located.replicas[0].extent.to_string(), "5@6+10");
         assert_eq!(located.version, Version(12));
+        let right = ReadRight {
+            version: Version(12),
+            deadline_ms: 8,
+            mac: [7; 16],
+        };
+        assert_eq!(located.replicas[0].right, Some(right));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! and compares it with its checksum. Parts of a chunk outside the range go into the client's own memory.
 
 use crate::api::{GetOptions, GetOutcome};
-use crate::cache::Located;
+use crate::cache::{Located, LocatedReplica};
 use crate::clock::{BootTime, Deadline};
 use crate::context::ClientContext;
 use crate::errors::GetError;
@@ -14,7 +14,7 @@ use crate::replica_retry::{ReplicaRetry, Target};
 use crate::replicas::part_of;
 use kvpool_transport::checksum::combine_chunks;
 use kvpool_transport::memory::total_length;
-use kvpool_transport::{Link, ReadOp, Region, Slice, TransferError, TransportKind};
+use kvpool_transport::{Link, ReadOp, Region, Slice, SumsOp, TransferError, TransportKind};
 use kvpool_types::{CHUNK, Checksum, Code, Key, Length, Offset};
 use std::sync::Arc;
 
@@ -125,7 +125,7 @@ async fn read(
     from: Offset,
     buffers: &[Slice],
 ) -> Result<(), ReadError> {
-    let extent = target.choice.replica.extent;
+    let LocatedReplica { extent, right, .. } = target.choice.replica;
     let located = &target.located;
     let late = || TransferError {
         code: Code::DeadlineExceeded,
@@ -134,7 +134,11 @@ async fn read(
     let limit = target.limit;
     let sums = limit
         .with_grace()
-        .run(link.sums(located.epoch, vec![extent], limit.to_std()))
+        .run(link.sums(
+            located.epoch,
+            vec![SumsOp { extent, right }],
+            limit.to_std(),
+        ))
         .await
         .map_err(|_| ReadError::Failed(late()))?
         .into_iter()
@@ -152,6 +156,7 @@ async fn read(
                 extent,
                 from: chunk.from,
                 into: chunk.into,
+                right,
             };
             (op, chunk.sum)
         })

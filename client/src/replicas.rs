@@ -104,6 +104,8 @@ impl Next {
             | Code::IncarnationDropped
             | Code::Missing
             | Code::LeaseEnded
+            | Code::LocationRefused
+            | Code::LocationExpired
             | Code::OutOfRange => Self::Relocate,
             _ => Self::Another,
         }

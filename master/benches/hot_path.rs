@@ -87,6 +87,7 @@ impl Bench {
             segments: vec![(size, None)],
             held: Vec::new(),
             can_pull: false,
+            wants_signed_reads: false,
         };
         let node = pool.register(&registration).await?;
         let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();

@@ -20,7 +20,9 @@ pub use table::{Members, Registration};
 
 use crate::clock::BootInstant;
 use kvpool_proto as proto;
-use kvpool_types::{GrantKey, GrantSigner, HostId, Incarnation, NodeName, SegmentId};
+use kvpool_types::{
+    Epoch, GrantKey, GrantSigner, HostId, Incarnation, NodeName, ReadSigner, SegmentId,
+};
 use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use tokio::sync::mpsc::UnboundedSender;
@@ -118,6 +120,8 @@ pub struct StoreNode {
     drains: AtomicBool,
     /// True when the node can copy blocks from other nodes.
     pulls: AtomicBool,
+    /// True when the node asks readers for signed locations.
+    wants_signed_reads: AtomicBool,
     /// True once an operator takes the node out of service.
     leaves: AtomicBool,
     session: Mutex<NodeSession>,
@@ -142,6 +146,7 @@ impl StoreNode {
             state: AtomicU8::new(NodeState::Unreported as u8),
             drains: AtomicBool::new(false),
             pulls: AtomicBool::new(false),
+            wants_signed_reads: AtomicBool::new(false),
             leaves: AtomicBool::new(false),
             session: Mutex::new(NodeSession {
                 last_heard: now,
@@ -197,6 +202,16 @@ impl StoreNode {
 
     pub(crate) fn set_can_pull(&self, can_pull: bool) {
         self.pulls.store(can_pull, Ordering::Release);
+    }
+
+    pub(crate) fn set_wants_signed_reads(&self, wants: bool) {
+        self.wants_signed_reads.store(wants, Ordering::Release);
+    }
+
+    /// What signs the permissions to read this node's extents in `epoch`; `None` when the node asks for none.
+    pub(crate) fn read_signer(&self, epoch: Epoch) -> Option<ReadSigner> {
+        let wants = self.wants_signed_reads.load(Ordering::Acquire);
+        wants.then(|| self.signer.for_reads(self.incarnation, epoch))
     }
 
     /// The number of the open session; `None` without one.

@@ -204,7 +204,8 @@ struct FreedReplicas<'a> {
 }
 
 impl Pool {
-    fn now(&self) -> BootInstant {
+    /// The master's clock.
+    pub(crate) fn now(&self) -> BootInstant {
         self.clock.now()
     }
 

@@ -47,6 +47,7 @@ fn registration(size: Length) -> Registration {
         segments: vec![(size, None)],
         held: Vec::new(),
         can_pull: false,
+        wants_signed_reads: false,
     }
 }
 

@@ -40,6 +40,7 @@ async fn pool(directory: &Path) -> Arc<Pool> {
         segments: vec![(Length(64 << 20), None)],
         held: Vec::new(),
         can_pull: false,
+        wants_signed_reads: false,
     };
     let node = pool.register(&registration).await.unwrap();
     let (outbox, _unread) = tokio::sync::mpsc::unbounded_channel();

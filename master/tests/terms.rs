@@ -46,6 +46,7 @@ fn registration() -> Registration {
         segments: vec![(Length(4 << 20), None)],
         held: Vec::new(),
         can_pull: false,
+        wants_signed_reads: false,
     }
 }
 

@@ -88,6 +88,7 @@ fn both_ends_of_a_handshake_of_version_1_are_understood() {
             checksum_algorithm: 1,
             life_secret: Bytes::new(),
             epoch_proof: Bytes::new(),
+            wants_signed_reads: false,
         },
     );
     holds(
@@ -100,6 +101,7 @@ fn both_ends_of_a_handshake_of_version_1_are_understood() {
             grant_key: sequence(0x50, 32),
             heartbeat_interval_ms: 500,
             epoch_proof: Bytes::new(),
+            clock_ms: 0,
         },
     );
     let refusal = Refusal {

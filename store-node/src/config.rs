@@ -67,6 +67,8 @@ pub struct Config {
     pub max_held_ratio: f64,
     /// The most data connections at once.
     pub max_connections: usize,
+    /// Who may reach the memory itself, over shared memory or RDMA.
+    pub isolation: Isolation,
     /// The public keys that verify tokens: a JWKS file. Without it nobody needs a token.
     pub auth_jwks: Option<PathBuf>,
     /// The issuer of tokens: their claim `iss`.
@@ -129,6 +131,7 @@ impl Default for Config {
             rdma_traffic_class: 0,
             max_held_ratio: 0.25,
             max_connections: 1024,
+            isolation: Isolation::Shared,
             auth_jwks: None,
             auth_issuer: String::new(),
             auth_audience: AuthSettings::DEFAULT_AUDIENCE.into(),
@@ -149,6 +152,18 @@ impl Default for Config {
             otlp_endpoint: None,
         }
     }
+}
+
+/// Who may reach the memory of a node itself. Whoever maps a segment, or has its RDMA registration, reaches every block
+/// in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Isolation {
+    /// Every caller.
+    #[default]
+    Shared,
+    /// Callers that may write in every namespace; the others use TCP.
+    Strict,
 }
 
 /// Why settings cannot be used.
@@ -177,7 +192,12 @@ impl Config {
         self.check_segments()?;
         self.media()?;
         self.check_masters()?;
-        self.auth()?;
+        if self.auth()?.is_none() && self.isolation == Isolation::Strict {
+            return invalid(
+                "isolation",
+                "strict needs tokens, which say who a caller is: set auth_jwks, auth_issuer and auth_policy",
+            );
+        }
         if !self.name.is_empty() {
             check_name(&self.name)?;
         }

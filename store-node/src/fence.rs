@@ -31,6 +31,7 @@ mod boards;
 mod floors;
 mod ranges;
 mod record;
+mod rights;
 mod touch;
 
 #[cfg(test)]
@@ -47,9 +48,11 @@ use floors::Floors;
 use kvpool_transport::host::{Abort, Refused};
 use kvpool_types::{
     Checksum, Code, Epoch, Extent, GrantId, GrantSigner, Incarnation, Length, Offset, SegmentId,
+    Version,
 };
 use ranges::Ranges;
 use record::{Record, Sums};
+use rights::ReadTerm;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use touch::{Held, Touch, Toucher};
@@ -84,6 +87,8 @@ pub(crate) struct Term {
     pub(crate) signer: GrantSigner,
     /// The number of each of the node's segments, in order.
     pub(crate) segments: Vec<SegmentId>,
+    /// By how many milliseconds the master's clock is ahead; `None`: the master signs no locations.
+    pub(crate) ahead_ms: Option<i64>,
 }
 
 /// Why a welcome is not accepted.
@@ -170,6 +175,10 @@ pub(crate) struct Fence {
     limits: Limits,
     incarnation: Incarnation,
     term: Option<Term>,
+    /// What permissions to read are judged by, while the term's master signs them.
+    reads: Option<ReadTerm>,
+    /// Whether permissions are asked for.
+    wants_rights: bool,
     /// Every number that a segment has had in this process. A client unpins an extent under the segment's
     /// number at the time of the pin.
     numbers: HashMap<SegmentId, SegmentIndex>,
@@ -197,6 +206,8 @@ impl Fence {
             limits,
             incarnation,
             term: None,
+            reads: None,
+            wants_rights: false,
             numbers: HashMap::new(),
             spaces: spaces.collect(),
             peers: HashMap::new(),
@@ -272,6 +283,8 @@ impl Fence {
         for (position, &id) in term.segments.iter().enumerate() {
             self.numbers.insert(id, SegmentIndex(position));
         }
+        let reads = |ahead_ms| ReadTerm::new(&term.signer, self.incarnation, term.epoch, ahead_ms);
+        self.reads = term.ahead_ms.map(reads);
         self.term = Some(term);
         Ok(aborts)
     }
@@ -282,6 +295,7 @@ impl Fence {
         self.boards.close();
         self.incarnation = incarnation;
         self.term = None;
+        self.reads = None;
         for space in &mut self.spaces {
             space.records.clear();
         }
@@ -440,9 +454,13 @@ impl Fence {
         };
         // The record refuses every other grant of this epoch from now on.
         space.floors.forget(span.range);
-        space
-            .records
-            .insert(span.range, Record { epoch, grant, sums });
+        let record = Record {
+            epoch,
+            grant,
+            version: Version(grant.0),
+            sums,
+        };
+        space.records.insert(span.range, record);
         Code::Ok
     }
 

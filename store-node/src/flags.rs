@@ -1,6 +1,7 @@
 //! The command line of kvstore-node. What is not given comes from the environment, the file, or the
 //! defaults.
 
+use crate::config::Isolation;
 use kvpool_daemon::telemetry::LogFormat;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -103,6 +104,11 @@ pub struct Flags {
     /// [default: 0.25]
     #[arg(long, value_name = "SHARE")]
     max_held_ratio: Option<f64>,
+    /// Who may reach the memory itself: with shared every caller, with strict those that may write in every
+    /// namespace, and the others use TCP. Strict needs --auth-jwks [default: shared]
+    #[arg(long, value_enum, value_name = "MODE", hide_possible_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    isolation: Option<Isolation>,
     /// Maximum number of data connections at once [default: 1024]
     #[arg(long, value_name = "N")]
     max_connections: Option<usize>,

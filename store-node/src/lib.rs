@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod clock;
 mod config;
 mod fence;
 mod flags;
@@ -29,7 +30,7 @@ mod reach;
 mod segment;
 mod serve;
 
-pub use config::{Config, InvalidSetting};
+pub use config::{Config, InvalidSetting, Isolation};
 pub use flags::Flags;
 pub use media::{Attachment, MediumStatus};
 pub use node::{Node, StartError};

@@ -196,7 +196,13 @@ impl Node {
         let limits = Limits {
             held_per_client: share(Length(total), config.max_held_ratio),
         };
-        let store = Store::new(identity, segments, limits, metrics.clone());
+        let store = Store::new(
+            identity,
+            segments,
+            limits,
+            metrics.clone(),
+            config.isolation,
+        );
         let store = store.guarded(authority.clone());
         let client_tls = tls.client.map(|tls| tls.among(&config.master));
         metrics.watch(&store, Length(total))?;

@@ -21,7 +21,7 @@ use kvpool_types::wire::data::Hello;
 use kvpool_types::wire::frame;
 use kvpool_types::{
     Checksum, ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, Extent, Grant, GrantId,
-    Incarnation, Length, Offset, SegmentId,
+    Incarnation, Length, Offset, ReadRight, SegmentId, Version,
 };
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
@@ -191,6 +191,7 @@ impl Shared {
             extent: from,
             from: Offset(0),
             into: vec![arrived.clone()],
+            right: right(order),
         };
         let read = link.read(session.epoch, vec![read], deadline);
         let read = futures::executor::block_on(read).pop();
@@ -227,6 +228,8 @@ impl Shared {
         }
         let code = guard.finish(sums.chunks);
         if code == Code::Ok {
+            let version = Version(order.version);
+            self.store.is_copy_of(&to, grant.id, version);
             self.store.metrics().pulled(to.length);
         }
         Ok(code)
@@ -312,6 +315,15 @@ fn extent(range: Option<proto::ExtentRange>) -> Result<Extent, Code> {
         segment: SegmentId(range.segment),
         offset: Offset(range.offset),
         length: Length(range.length),
+    })
+}
+
+/// The permission to read the other node's extent, if the master signed one.
+fn right(order: &proto::Pull) -> Option<ReadRight> {
+    Some(ReadRight {
+        version: Version(order.version),
+        deadline_ms: order.read_deadline_ms,
+        mac: order.read_proof.as_ref().try_into().ok()?,
     })
 }
 

@@ -1,6 +1,8 @@
 //! The node as its transports see it: every request is judged by the [`Fence`], and what is let in
 //! gets its part of a segment.
 
+use crate::clock::{ahead_ms, boot_ms};
+use crate::config::Isolation;
 use crate::fence::{
     Aborts, Census, Fence, FenceItem, Limits, PeerKey, Proven, Range, Span, Term, TermError,
 };
@@ -17,7 +19,7 @@ use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest};
 use kvpool_types::wire::frame;
 use kvpool_types::{
     Checksum, ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, Grant, GrantId, HostId,
-    Incarnation, IncarnationSecret, Length, NodeName, Offset, SegmentId, Token,
+    Incarnation, IncarnationSecret, Length, NodeName, Offset, SegmentId, Token, Version,
 };
 use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -49,6 +51,8 @@ pub(crate) struct Snapshot {
     /// Each segment's size, and its number once a master has given it one.
     pub(crate) segments: Vec<(Length, Option<SegmentId>)>,
     pub(crate) held: Vec<Extent>,
+    /// Whether it asks readers for the master's permission.
+    pub(crate) wants_rights: bool,
 }
 
 /// A cheap handle on the state that all connections and the agent share.
@@ -71,6 +75,8 @@ struct Shared {
     metrics: Metrics,
     /// What judges the tokens of those who connect.
     authority: OnceLock<Arc<Authority>>,
+    /// Who may reach the memory itself.
+    isolation: Isolation,
 }
 
 impl Store {
@@ -79,6 +85,7 @@ impl Store {
         segments: Vec<Box<dyn Segment>>,
         limits: Limits,
         metrics: Metrics,
+        isolation: Isolation,
     ) -> Self {
         let sizes: Vec<Length> = segments.iter().map(|segment| segment.size()).collect();
         let secret = IncarnationSecret::new(rand::random());
@@ -93,13 +100,15 @@ impl Store {
                 touching: Mutex::default(),
                 metrics,
                 authority: OnceLock::new(),
+                isolation,
             }),
         }
     }
 
-    /// The same, whose connections need a token that `authority` knows.
+    /// The same, whose connections need a token that `authority` knows, and whose reads need the master's permission.
     pub(crate) fn guarded(self, authority: Option<Arc<Authority>>) -> Self {
         if let Some(authority) = authority {
+            self.shared.fence.write().demand_rights();
             self.shared.authority.get_or_init(|| authority);
         }
         self
@@ -147,6 +156,7 @@ impl Store {
             secret: self.shared.secret.lock().clone(),
             segments: sizes.map(|size| (size, ids.next())).collect(),
             held: fence.held(),
+            wants_rights: fence.wants_rights(),
         }
     }
 
@@ -164,6 +174,19 @@ impl Store {
         abort_all(aborts);
         *self.shared.cluster.write() = Some(cluster);
         Ok(())
+    }
+
+    /// Notes the master's clock, as an answer to a heartbeat says it.
+    pub(crate) fn hear_clock(&self, clock_ms: u64) {
+        if let Some(ahead) = ahead_ms(clock_ms) {
+            self.shared.fence.read().hear_clock(ahead);
+        }
+    }
+
+    /// Notes that a copy of `version` was written to `extent` under `grant`.
+    pub(crate) fn is_copy_of(&self, extent: &Extent, grant: GrantId, version: Version) {
+        let mut fence = self.shared.fence.write();
+        fence.is_copy_of(extent, grant, version);
     }
 
     /// Begins a new life: the old one's blocks are forgotten and its grants closed.
@@ -224,11 +247,7 @@ impl Store {
 
     /// The memory of a written extent. Nothing keeps its bytes in place.
     pub(crate) fn written(&self, extent: &Extent) -> Result<Slice, Refused> {
-        let whole = ReadItem {
-            extent: *extent,
-            from: Offset(0),
-            length: extent.length,
-        };
+        let whole = ReadItem::whole(*extent);
         let span = {
             let fence = self.shared.fence.read();
             fence.read(fence.epoch(), fence.incarnation(), &whole)
@@ -358,6 +377,25 @@ impl Host for Store {
         })
     }
 
+    fn memory_right(&self, hello: &Hello) -> Result<(), Refused> {
+        let authority = match (self.shared.isolation, self.shared.authority.get()) {
+            (Isolation::Strict, Some(authority)) => authority,
+            _ => return Ok(()),
+        };
+        // A mapping or a registration reaches every block of a segment, to read and to write.
+        match authority.judge(hello.token.as_str()) {
+            Ok(known) if known.pool_roles().has_any(Roles::WRITERS) => Ok(()),
+            _ => Err(self.refuse(Refused {
+                code: Code::Forbidden,
+                message: format!(
+                    "with --isolation strict, shared memory and RDMA need one of the roles {} in every \
+                     namespace: use TCP",
+                    Roles::WRITERS
+                ),
+            })),
+        }
+    }
+
     fn epoch(&self) -> Epoch {
         self.shared.fence.read().epoch()
     }
@@ -368,7 +406,12 @@ impl Host for Store {
         incarnation: Incarnation,
         item: &ReadItem,
     ) -> Result<Slice, Refused> {
-        let span = self.shared.fence.read().read(epoch, incarnation, item);
+        let span = {
+            let fence = self.shared.fence.read();
+            fence
+                .prove_read(epoch, incarnation, item, boot_ms)
+                .and_then(|()| fence.read(epoch, incarnation, item))
+        };
         span.and_then(|span| self.memory(span))
             .map_err(|refused| self.refuse(refused))
     }
@@ -419,9 +462,14 @@ impl Host for Store {
         &self,
         epoch: Epoch,
         incarnation: Incarnation,
-        extent: &Extent,
+        item: &ReadItem,
     ) -> Result<Vec<Checksum>, Refused> {
-        let sums = self.shared.fence.read().sums(epoch, incarnation, extent);
+        let sums = {
+            let fence = self.shared.fence.read();
+            fence
+                .prove_read(epoch, incarnation, item, boot_ms)
+                .and_then(|()| fence.sums(epoch, incarnation, &item.extent))
+        };
         sums.map_err(|refused| self.refuse(refused))
     }
 

@@ -36,6 +36,7 @@ fn read(
         extent,
         from: Offset(0),
         length: Length(length),
+        right: None,
     };
     let request = ReadRequest {
         incarnation: life,

@@ -19,7 +19,7 @@ use kvpool_types::wire::keys::{self, KeyBatch};
 use kvpool_types::wire::rdma::{RdmaLocated, RdmaOpen, RdmaOpened};
 use kvpool_types::{
     Checksum, Code, Epoch, Extent, GrantId, GrantKey, HostId, Incarnation, Key, Length, NodeName,
-    Offset, SegmentId, Version,
+    Offset, ReadRight, SegmentId, Version,
 };
 use prost::Message;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -96,6 +96,11 @@ fn read() -> ReadRequest {
         extent: extent(n),
         from: Offset(4096),
         length: Length(70_000),
+        right: (n % 2 == 0).then_some(ReadRight {
+            version: Version(9),
+            deadline_ms: 1_000,
+            mac: [7; 16],
+        }),
     };
     ReadRequest {
         incarnation: Incarnation(7),

@@ -89,6 +89,7 @@ fn requests(epoch: Epoch, life: Incarnation) -> Vec<Vec<u8>> {
                 extent: extent(n),
                 from: Offset(0),
                 length: Length(4096),
+                right: None,
             })
             .collect(),
     };

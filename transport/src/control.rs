@@ -7,7 +7,7 @@
 //! not block.
 
 use crate::frame::{decode_header, encode_request, failure, receive_meta, status, trace_for};
-use crate::link::{ReadOp, TransferError, WriteOp};
+use crate::link::{ReadOp, SumsOp, TransferError, WriteOp};
 use crate::memory::Slice;
 use crate::outcomes::{Batch, unreachable};
 use crate::shm::fds::receive_with_fd;
@@ -17,7 +17,7 @@ use crate::wire::Wire;
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, Statuses, SumsReply};
 use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::{HEADER_BYTES, Op};
-use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, Offset};
+use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -187,24 +187,17 @@ pub(crate) fn ask_sums(
     control: &Control,
     incarnation: Incarnation,
     epoch: Epoch,
-    extents: Vec<Extent>,
+    ops: Vec<SumsOp>,
     batch: &Arc<Batch<Vec<Checksum>>>,
 ) {
-    let extents = extents.into_iter().enumerate();
-    let extents = extents
-        .map(|(item, extent)| (extent.length.chunks() * 8, (item, extent)))
+    let ops = ops.into_iter().enumerate();
+    let ops = ops
+        .map(|(item, op)| (op.extent.length.chunks() * 8, (item, op)))
         .collect();
-    pack(extents, SUMS_BYTES, |_, extents| {
-        let (indices, items): (Vec<usize>, Vec<ReadItem>) = extents
+    pack(ops, SUMS_BYTES, |_, ops| {
+        let (indices, items): (Vec<usize>, Vec<ReadItem>) = ops
             .into_iter()
-            .map(|(item, extent)| {
-                let whole = ReadItem {
-                    extent,
-                    from: Offset(0),
-                    length: extent.length,
-                };
-                (item, whole)
-            })
+            .map(|(item, op)| (item, ReadItem::whole(op.extent).with(op.right)))
             .unzip();
         let request = ReadRequest { incarnation, items };
         let batch = batch.clone();

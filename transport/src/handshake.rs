@@ -76,6 +76,8 @@ pub(crate) struct Admitted {
     pub(crate) request: u64,
     /// The answer to send.
     pub(crate) reply: HelloReply,
+    /// Whether the caller may reach memory itself.
+    pub(crate) memory: Result<(), Refused>,
 }
 
 impl Admitted {
@@ -109,6 +111,7 @@ pub(crate) fn judge_hello(host: &dyn Host, frame: &FirstFrame) -> Result<Admitte
         client: hello.client,
         request: header.request,
         reply,
+        memory: host.memory_right(&hello),
     })
 }
 
@@ -162,7 +165,7 @@ pub(crate) fn answer_sums(
     let mut answers = Vec::with_capacity(request.items.len());
     let mut size = 8;
     for item in &request.items {
-        let answer = host.sums(epoch, request.incarnation, &item.extent);
+        let answer = host.sums(epoch, request.incarnation, item);
         // Eight bytes a checksum, and at most eight before each item's checksums.
         size += 8 + answer.as_ref().map_or(0, |sums| 8 * sums.len() as u64);
         if size > MAX_META_BYTES {

@@ -92,6 +92,13 @@ pub trait Host: Send + Sync + 'static {
     /// Judges a hello: cluster, versions, checksum algorithm, incarnation, token.
     fn hello(&self, hello: &Hello) -> Result<HelloReply, Refused>;
 
+    /// Whether the caller behind an accepted hello may reach memory itself: map it, or read and write it over RDMA.
+    /// A caller that may not still reads and writes over TCP.
+    fn memory_right(&self, hello: &Hello) -> Result<(), Refused> {
+        let _ = hello;
+        Ok(())
+    }
+
     /// The node's current epoch.
     fn epoch(&self) -> Epoch;
 
@@ -117,12 +124,12 @@ pub trait Host: Send + Sync + 'static {
     /// as long as the request says.
     fn write_now(&self, request: &WriteRequest, payload: &[u8]) -> Vec<Code>;
 
-    /// The chunk checksums of an extent, as its writer gave them.
+    /// The chunk checksums of the whole extent of `item`, as its writer gave them.
     fn sums(
         &self,
         epoch: Epoch,
         incarnation: Incarnation,
-        extent: &Extent,
+        item: &ReadItem,
     ) -> Result<Vec<Checksum>, Refused>;
 
     /// Adds to the byte counters of the metrics.

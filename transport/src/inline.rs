@@ -47,6 +47,7 @@ pub(crate) fn read(
                     extent: op.extent,
                     from: op.from,
                     length: op.length(),
+                    right: op.right,
                 })
                 .collect(),
         };
@@ -245,6 +246,7 @@ mod tests {
             },
             from: Offset(0),
             into: vec![Region::allocate(length).whole()],
+            right: None,
         };
         let deadline = Instant::now() + Duration::from_millis(50);
         let outcomes = read(

@@ -55,6 +55,6 @@ mod timer;
 mod wire;
 
 pub use channel::Channel;
-pub use link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
+pub use link::{Link, ReadOp, SumsOp, TransferError, TransferResult, TransportKind, WriteOp};
 pub use memory::{Region, Slice};
 pub use wire::DataTls;

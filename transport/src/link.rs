@@ -9,7 +9,7 @@
 
 use crate::memory::Slice;
 use futures::future::BoxFuture;
-use kvpool_types::{Checksum, Code, Epoch, Extent, Grant, Length, Offset};
+use kvpool_types::{Checksum, Code, Epoch, Extent, Grant, Length, Offset, ReadRight};
 use std::time::Instant;
 
 /// The transport of a link.
@@ -32,6 +32,27 @@ pub struct ReadOp {
     pub from: Offset,
     /// The destination, in order. Its total length is the length of the read.
     pub into: Vec<Slice>,
+    /// The permission, from a node that asks for it.
+    pub right: Option<ReadRight>,
+}
+
+/// An extent whose checksums are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SumsOp {
+    /// The whole extent, as the master named it.
+    pub extent: Extent,
+    /// The permission to read it, from a node that asks for it.
+    pub right: Option<ReadRight>,
+}
+
+impl From<Extent> for SumsOp {
+    /// Without a permission.
+    fn from(extent: Extent) -> Self {
+        Self {
+            extent,
+            right: None,
+        }
+    }
 }
 
 /// A write of one whole extent.
@@ -108,7 +129,7 @@ pub trait Link: Send + Sync + std::fmt::Debug {
     fn sums(
         &self,
         epoch: Epoch,
-        extents: Vec<Extent>,
+        ops: Vec<SumsOp>,
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<Result<Vec<Checksum>, TransferError>>>;
 

@@ -59,6 +59,7 @@ pub(crate) fn cut_read(
                 extent: read.extent,
                 from: Offset(read.from.0.saturating_add(done)),
                 length: Length(size),
+                right: read.right,
             },
             into,
         });
@@ -221,6 +222,7 @@ mod tests {
             },
             from: Offset(100),
             into,
+            right: None,
         };
         let mut parts = Vec::new();
         cut_read(7, &read, &mut parts).unwrap();

@@ -111,6 +111,10 @@ codes! {
     TokenExpired = 33, "token_expired", false;
     /// The caller's token is valid and does not give the right to this.
     Forbidden = 34, "forbidden", false;
+    /// The read shows no location that the master signed for this extent.
+    LocationRefused = 35, "location_refused", false;
+    /// The deadline of a signed location has passed. The master gives a new one.
+    LocationExpired = 36, "location_expired", true;
     /// The namespace is at its hard quota of memory, and none of its own blocks could leave.
     MemoryQuota = 40, "memory_quota", true;
     /// The namespace is at its hard quota of blocks, and none of its own blocks could leave.

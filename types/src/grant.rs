@@ -60,7 +60,7 @@ impl GrantKey {
 
 /// A prepared [`GrantKey`]: HMAC-SHA-256 with its key already taken in, so that a signature does not pay for the key.
 #[derive(Clone)]
-pub struct GrantSigner(Hmac<Sha256>);
+pub struct GrantSigner(pub(crate) Hmac<Sha256>);
 
 impl fmt::Debug for GrantSigner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

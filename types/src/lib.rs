@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  namespace ─seed─► chain ─► key ──► wire::keys (packed, inside gRPC messages and frames)
-//!  ids, extent ─► grant ───────────► wire::data, wire::rdma (meta of data-port frames)
+//!  ids, extent ─► grant, read_right ► wire::data, wire::rdma (meta of data-port frames)
 //!  code, checksum ─────────────────►   └─ wire::frame, wire::features (header), wire::incoming (reassembly)
 //!  incarnation_secret, term_proof: proofs between nodes and masters; token: a client's proof
 //!  hash64, key_strings: the key forms of other systems; causes: errors as people read them
@@ -26,6 +26,7 @@ pub mod key;
 pub mod key_strings;
 pub mod medium;
 pub mod namespace;
+pub mod read_right;
 pub mod tenancy;
 pub mod term_proof;
 pub mod token;
@@ -44,6 +45,7 @@ pub use ids::{
 pub use incarnation_secret::IncarnationSecret;
 pub use key::{Key, KeyRef};
 pub use namespace::Namespace;
+pub use read_right::{ReadRight, ReadSigner};
 pub use tenancy::{NamespaceSettings, Setting, SettingsError};
 pub use term_proof::TermProver;
 pub use token::Token;

@@ -381,6 +381,7 @@ impl<'a> GetBatch<'a> {
                 extent: choice.replica.extent,
                 from: Offset(0),
                 into,
+                right: choice.replica.right,
             });
             reads
                 .reads

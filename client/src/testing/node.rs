@@ -10,7 +10,7 @@ use kvpool_master::pool::Pool;
 use kvpool_proto::master_message::Body;
 use kvpool_transport::checksum::checksum;
 use kvpool_transport::{
-    Link, ReadOp, Slice, TransferError, TransferResult, TransportKind, WriteOp,
+    Link, ReadOp, Slice, SumsOp, TransferError, TransferResult, TransportKind, WriteOp,
 };
 use kvpool_types::{
     CHUNK, Checksum, Code, Epoch, Extent, GrantKey, HostId, Incarnation, Length, NodeName, Offset,
@@ -94,6 +94,7 @@ impl Nodes {
                 segments: vec![(Length(setup.segment_bytes), None)],
                 held: Vec::new(),
                 can_pull: false,
+                wants_signed_reads: false,
             };
             let node = pool.register(&registration).await.unwrap();
             let welcome = (pool.epoch, node.key.clone());
@@ -253,15 +254,14 @@ impl Link for FakeLink {
     fn sums(
         &self,
         _: Epoch,
-        extents: Vec<Extent>,
+        ops: Vec<SumsOp>,
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<Result<Vec<Checksum>, TransferError>>> {
         let link = self.clone();
         Box::pin(async move {
             let behaved = link.behave(deadline).await;
-            extents
-                .into_iter()
-                .map(|extent| {
+            ops.into_iter()
+                .map(|SumsOp { extent, .. }| {
                     behaved.clone()?;
                     let bytes = link
                         .nodes

@@ -36,6 +36,8 @@ pub struct Registration {
     pub held: Vec<Extent>,
     /// Whether the node can copy blocks from other nodes.
     pub can_pull: bool,
+    /// Whether the node asks readers for signed locations.
+    pub wants_signed_reads: bool,
 }
 
 /// Every node that holds or may hold blocks.

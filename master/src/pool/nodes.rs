@@ -183,6 +183,7 @@ impl Pool {
             host: registration.host,
         };
         node.set_can_pull(registration.can_pull);
+        node.set_wants_signed_reads(registration.wants_signed_reads);
         let session = node.attach(address, outbox, self.now());
         if node.state() == NodeState::Gone {
             node.end_session();

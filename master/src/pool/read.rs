@@ -11,6 +11,10 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::time::Duration;
 
+/// How long the permission to read a location lasts beyond a lease. A read that begins later asks for the location
+/// again. Whoever loses the right to a namespace can read the blocks that it knows of for so long.
+const READ_TIME: Duration = Duration::from_secs(60);
+
 /// The location of a present block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
@@ -156,6 +160,11 @@ impl Pool {
         } else {
             (BootInstant(0), Duration::ZERO)
         }
+    }
+
+    /// When the permissions end that are signed now, in milliseconds on this master's clock.
+    pub(crate) fn read_deadline(&self) -> BootInstant {
+        self.now().after(self.config.lease_ttl + READ_TIME)
     }
 
     /// Locations of blocks. Unless `lease` is false, each block is leased and its recency is

@@ -5,6 +5,7 @@ mod admin;
 mod encoding;
 mod reads;
 mod replicas;
+mod signing;
 mod tenancy;
 mod writes;
 

@@ -170,6 +170,7 @@ async fn begin(
             heartbeat_interval_ms: u64::try_from(pool.config.heartbeat_interval.as_millis())
                 .unwrap_or(u64::MAX),
             epoch_proof: pool.prove_term(&node.name),
+            clock_ms: pool.now().0,
         }),
     );
     let session = pool.activate(&node, &registration, outbox.clone());
@@ -241,6 +242,7 @@ fn read_registration(
         secret,
         epoch_proof: register.epoch_proof.clone(),
         can_pull: register.can_pull,
+        wants_signed_reads: register.wants_signed_reads,
     })
 }
 
@@ -309,6 +311,7 @@ async fn converse(
                 node.send(ToNode::HeartbeatAck(proto::HeartbeatAck {
                     sequence: beat.sequence,
                     epoch: pool.epoch.0,
+                    clock_ms: pool.now().0,
                 }));
             }
             FromNode::Fenced(fenced) => {

@@ -21,6 +21,7 @@ pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
         | Code::IncarnationDropped
         | Code::GrantEnded
         | Code::LeaseEnded
+        | Code::LocationExpired
         | Code::Leased
         | Code::NamespaceInUse => Grpc::FailedPrecondition,
         Code::Full
@@ -31,7 +32,7 @@ pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
         | Code::BlocksQuota
         | Code::RequestRate
         | Code::ByteRate => Grpc::ResourceExhausted,
-        Code::GrantRefused | Code::Forbidden => Grpc::PermissionDenied,
+        Code::GrantRefused | Code::LocationRefused | Code::Forbidden => Grpc::PermissionDenied,
         Code::Unauthenticated | Code::TokenExpired => Grpc::Unauthenticated,
         Code::InProgress | Code::AlreadyWritten => Grpc::Aborted,
         Code::Draining | Code::Unreachable | Code::StoreFailed => Grpc::Unavailable,

@@ -117,6 +117,7 @@ pub(crate) fn registration(name: &str, incarnation: u128, bytes: u64) -> Registr
         segments: vec![(Length(bytes), None)],
         held: Vec::new(),
         can_pull: true,
+        wants_signed_reads: false,
     }
 }
 

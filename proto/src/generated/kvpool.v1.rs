@@ -408,7 +408,7 @@ pub struct LookupRequest {
     pub no_lease: bool,
 }
 #[allow(clippy::all)]
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReplicaLocation {
     /// index into the reply's nodes
     #[prost(uint32, tag = "1")]
@@ -417,6 +417,9 @@ pub struct ReplicaLocation {
     pub segment: u32,
     #[prost(uint64, tag = "3")]
     pub offset: u64,
+    /// of the permission to read (kvpool_types::read_right); empty: the node asks for none
+    #[prost(bytes = "bytes", tag = "4")]
+    pub read_proof: ::prost::bytes::Bytes,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -462,6 +465,9 @@ pub struct LookupReply {
     pub locations: ::prost::alloc::vec::Vec<Location>,
     #[prost(message, optional, tag = "4")]
     pub lease: ::core::option::Option<Lease>,
+    /// when the permissions of all locations end, on the master's clock
+    #[prost(uint64, tag = "5")]
+    pub read_deadline_ms: u64,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3078,6 +3084,9 @@ pub struct Register {
     /// The node can copy blocks from other nodes.
     #[prost(bool, tag = "15")]
     pub can_pull: bool,
+    /// The node asks readers for the permission that a master signs into locations (kvpool_types::read_right).
+    #[prost(bool, tag = "16")]
+    pub wants_signed_reads: bool,
 }
 /// The token of the session's first call was renewed. A session ends when its token does.
 #[allow(clippy::all)]
@@ -3127,6 +3136,9 @@ pub struct Welcome {
     /// Shows a master of an earlier term that this one was (kvpool_types::term_proof).
     #[prost(bytes = "bytes", tag = "7")]
     pub epoch_proof: ::prost::bytes::Bytes,
+    /// The master's clock in milliseconds, on which the deadlines of its locations are. 0: it signs no locations.
+    #[prost(uint64, tag = "8")]
+    pub clock_ms: u64,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3162,6 +3174,9 @@ pub struct HeartbeatAck {
     pub sequence: u64,
     #[prost(uint64, tag = "2")]
     pub epoch: u64,
+    /// as in Welcome
+    #[prost(uint64, tag = "3")]
+    pub clock_ms: u64,
 }
 /// Before a freed extent is granted again: its grant must be unusable, its record gone, and no write
 /// or view may touch it.
@@ -3349,6 +3364,14 @@ pub struct Pull {
     pub grant: ::prost::bytes::Bytes,
     #[prost(uint64, tag = "8")]
     pub grant_id: u64,
+    /// of the block
+    #[prost(uint64, tag = "9")]
+    pub version: u64,
+    /// The permission to read `from`: its end on the master's clock, and its proof. Empty: the other node asks for none.
+    #[prost(uint64, tag = "10")]
+    pub read_deadline_ms: u64,
+    #[prost(bytes = "bytes", tag = "11")]
+    pub read_proof: ::prost::bytes::Bytes,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -1,6 +1,7 @@
 //! Between the messages of a session and the node's own words.
 
 use super::Options;
+use crate::clock;
 use crate::fence::{FenceItem, Term};
 use crate::serve::{Identity, Snapshot};
 use bytes::Bytes;
@@ -71,6 +72,7 @@ pub(super) fn register(
         life_secret: Bytes::copy_from_slice(&snapshot.secret.to_bytes()),
         epoch_proof: seen.proof.clone(),
         can_pull: true,
+        wants_signed_reads: snapshot.wants_rights,
     }
 }
 
@@ -88,6 +90,7 @@ pub(super) fn welcome(message: &proto::Welcome) -> Result<Welcome, Malformed> {
             epoch: Epoch(message.epoch),
             signer: GrantKey(key.map_err(|_| Malformed::Key)?).signer(),
             segments: message.segment_ids.iter().copied().map(SegmentId).collect(),
+            ahead_ms: clock::ahead_ms(message.clock_ms),
         },
         heartbeat_interval: Duration::from_millis(message.heartbeat_interval_ms),
         proof: message.epoch_proof.clone(),

@@ -226,6 +226,13 @@ impl Session {
             }
             .into());
         }
+        if context.store.snapshot().wants_rights && welcome.term.ahead_ms.is_none() {
+            tracing::warn!(
+                master,
+                "the master is of an earlier version and signs no locations: until it is upgraded, \
+                 whoever has a token can read any block of this node over TCP"
+            );
+        }
         match context.store.enter(welcome.cluster, welcome.term) {
             Ok(()) => {}
             Err(error @ TermError::Renumbered) => {
@@ -358,7 +365,7 @@ impl Session {
                 }
                 .into());
             }
-            FromMaster::HeartbeatAck(_) => {}
+            FromMaster::HeartbeatAck(ack) => context.store.hear_clock(ack.clock_ms),
             FromMaster::Fence(fence) => {
                 let items = fence.items.iter().map(message::fence_item);
                 let items = items.collect::<Result<Vec<_>, _>>()?;

@@ -369,7 +369,7 @@ impl Fence {
         Ok(span)
     }
 
-    fn check_term(&self, incarnation: Incarnation, epoch: Epoch) -> Result<(), Refused> {
+    pub(super) fn check_term(&self, incarnation: Incarnation, epoch: Epoch) -> Result<(), Refused> {
         self.check_incarnation(incarnation)?;
         // A higher epoch is one that this node is still to be welcomed to.
         if self.term.is_none() || epoch != self.epoch() {

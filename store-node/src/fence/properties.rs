@@ -156,6 +156,7 @@ impl Model {
             epoch: Epoch(self.epoch),
             signer: KEY.signer(),
             segments: vec![SEGMENT],
+            ahead_ms: None,
         };
         assert!(self.fence.enter(term).is_ok());
     }

@@ -1,6 +1,6 @@
 //! What is known of an extent that has been written whole.
 
-use kvpool_types::{Checksum, Epoch, GrantId};
+use kvpool_types::{Checksum, Epoch, GrantId, Version};
 
 /// A written extent.
 #[derive(Debug)]
@@ -9,6 +9,8 @@ pub(super) struct Record {
     pub(super) epoch: Epoch,
     /// That grant.
     pub(super) grant: GrantId,
+    /// The version of the block: the number of the grant, unless the block was copied here. 0: not known.
+    pub(super) version: Version,
     /// The checksums of its chunks.
     pub(super) sums: Sums,
 }

@@ -1,6 +1,7 @@
 //! What is let in and what is kept out, case by case.
 
 mod neighbours;
+mod rights;
 
 use super::*;
 use kvpool_types::wire::data::ReadItem;
@@ -28,6 +29,7 @@ fn term(epoch: u64) -> Term {
         epoch: Epoch(epoch),
         signer: KEY.signer(),
         segments: vec![SEGMENT, SegmentId(41)],
+        ahead_ms: None,
     }
 }
 
@@ -89,6 +91,7 @@ fn read(fence: &Fence, extent: Extent) -> Code {
         extent,
         from: Offset(0),
         length: extent.length,
+        right: None,
     };
     code(fence.read(fence.epoch(), fence.incarnation(), &item))
 }
@@ -126,6 +129,7 @@ fn what_is_written_whole_can_be_read_and_nothing_else() {
             extent: block,
             from: Offset(from),
             length: Length(length),
+            right: None,
         };
         assert_eq!(
             code(fence.read(EPOCH, INCARNATION, &item)),
@@ -136,6 +140,7 @@ fn what_is_written_whole_can_be_read_and_nothing_else() {
         extent: block,
         from: Offset(10),
         length: Length(20),
+        right: None,
     };
     let span = fence.read(EPOCH, INCARNATION, &item).unwrap();
     assert_eq!((span.range.start, span.range.end), (Offset(74), Offset(94)));
@@ -176,6 +181,7 @@ fn another_incarnation_is_refused() {
         extent: block,
         from: Offset(0),
         length: Length(1),
+        right: None,
     };
     assert_eq!(
         code(fence.read(EPOCH, other, &item)),
@@ -222,6 +228,7 @@ fn another_epoch_is_refused() {
         extent: block,
         from: Offset(0),
         length: Length(1),
+        right: None,
     };
     assert_eq!(
         code(fence.read(EPOCH, INCARNATION, &item)),

@@ -358,6 +358,8 @@ impl Shared {
         let chunks = arrival.deliver(|from, chunk| guard.target().write_at(Offset(from), chunk))?;
         let code = guard.finish(chunks);
         if code == Code::Ok {
+            let (grant, version) = (order.order.grant_id, order.order.version);
+            self.store.is_copy_of(&to, GrantId(grant), Version(version));
             self.store.metrics().media_loaded(to.length);
         }
         Ok(code)

@@ -29,7 +29,7 @@ async fn pin_now(link: &Arc<dyn Link>, extent: Extent) -> Slice {
     let view = link.pin_now(Epoch(1), extent).unwrap();
     drop(asked);
     // The end of the asked pin is on its way before this answer.
-    let sums = link.sums(Epoch(1), vec![extent], deadline()).await;
+    let sums = link.sums(Epoch(1), vec![extent.into()], deadline()).await;
     assert!(sums.iter().all(Result::is_ok));
     view
 }

@@ -3,6 +3,7 @@
 
 mod boards;
 mod failover;
+mod rights;
 mod support;
 
 use kvpool_proto::node_message::Body;

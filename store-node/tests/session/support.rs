@@ -26,6 +26,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(0xc1);
 pub(crate) const KEY: GrantKey = GrantKey([7; 32]);
+/// The master's clock when it welcomes a node.
+pub(crate) const CLOCK_MS: u64 = 1_000_000;
 pub(crate) const SEGMENT: SegmentId = SegmentId(31);
 /// How often nodes are told to speak.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(50);
@@ -84,6 +86,7 @@ impl proto::nodes_server::Nodes for Service {
                             body: Some(ToNode::HeartbeatAck(proto::HeartbeatAck {
                                 sequence: beat.sequence,
                                 epoch: epoch.load(Ordering::Relaxed),
+                                clock_ms: 0,
                             })),
                         }));
                     }
@@ -183,6 +186,7 @@ impl Session {
             grant_key: Bytes::copy_from_slice(&KEY.0),
             heartbeat_interval_ms: u64::try_from(INTERVAL.as_millis()).unwrap(),
             epoch_proof: Bytes::copy_from_slice(&epoch.to_le_bytes()),
+            clock_ms: CLOCK_MS,
         }));
     }
 
@@ -379,6 +383,7 @@ pub(crate) async fn read(link: &Arc<dyn Link>, epoch: u64, grant: &Grant) -> Res
         extent: grant.extent,
         from: Offset(0),
         into: vec![memory.clone()],
+        right: None,
     };
     let mut outcomes = link.read(Epoch(epoch), vec![op], deadline()).await;
     outcomes.remove(0).map_err(|error| error.code)?;

@@ -19,6 +19,7 @@ fn request(items: usize) -> ReadRequest {
         },
         from: Offset(0),
         length: Length(4096),
+        right: None,
     };
     ReadRequest {
         incarnation: Incarnation(7),

@@ -387,6 +387,7 @@ impl Endpoint {
                 },
                 from: Offset(0),
                 into: vec![answer.whole()],
+                right: None,
             };
             all_ok(&block_on(peer.tcp.read(Epoch(0), vec![index], deadline)))?;
             let mut first = [0; 8];

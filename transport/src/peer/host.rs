@@ -297,10 +297,10 @@ impl Host for PeerHost {
         &self,
         _epoch: Epoch,
         session: Incarnation,
-        extent: &Extent,
+        item: &ReadItem,
     ) -> Result<Vec<Checksum>, Refused> {
         self.check_session(session)?;
-        let (memory, _) = self.touch(extent)?;
+        let (memory, _) = self.touch(&item.extent)?;
         Ok(sum_shared(&memory).chunks)
     }
 

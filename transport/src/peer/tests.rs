@@ -316,6 +316,7 @@ fn a_request_needs_the_token_and_the_signature_of_the_session() {
         extent: extent(address(&target), 16),
         from: Offset(0),
         into: vec![Region::allocate(Length(16)).whole()],
+        right: None,
     };
     assert!(block_on(link.read(Epoch(0), vec![read], soon()))[0].is_ok());
 }

@@ -5,7 +5,7 @@ use super::plan::{Move, PIECE_BYTES, Run, single};
 use super::rooms::RoomPass;
 use super::targets::Connected;
 use crate::checksum::combine_chunks;
-use crate::link::{ReadOp, TransferError, TransferResult, WriteOp};
+use crate::link::{ReadOp, SumsOp, TransferError, TransferResult, WriteOp};
 use crate::memory::{Region, Slice};
 use crate::outcomes::deadline_exceeded;
 use futures::executor::block_on;
@@ -128,6 +128,7 @@ impl PeerTransfer<'_> {
                 extent: runs.get(*index)?.extent,
                 from: Offset(0),
                 into: vec![scratch.slice(Offset(at as u64), Length(1))?],
+                right: None,
             })
         });
         let reading = self.peer.tcp.read(Epoch(0), asked.collect(), self.deadline);
@@ -191,12 +192,13 @@ impl PeerTransfer<'_> {
             extent: run.extent,
             from: Offset(0),
             into: run.local.clone(),
+            right: None,
         });
         let reading = link.read(Epoch(0), ops.collect(), self.deadline);
         // A request names parts of runs, which bounds the size of each answer.
         let parts = runs.iter().map(|run| sum_parts(run.extent));
         let parts: Vec<Vec<Extent>> = parts.collect();
-        let asked = parts.iter().flatten().copied().collect();
+        let asked = parts.iter().flatten().copied().map(SumsOp::from).collect();
         let summing = link.sums(Epoch(0), asked, self.deadline);
         let read = block_on(reading);
         let mut sums = block_on(summing).into_iter();

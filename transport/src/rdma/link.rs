@@ -17,7 +17,7 @@ use crate::copiers::Copiers;
 use crate::deadlines::{Deadlines, Expire};
 use crate::frame::{failure, receive_by, send, status};
 use crate::inline::{self, is_small};
-use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
+use crate::link::{Link, ReadOp, SumsOp, TransferError, TransferResult, TransportKind, WriteOp};
 use crate::memory::{Region, Slice};
 use crate::outcomes::{deadline_exceeded, resolve, unreachable};
 use crate::socket::set_timeouts;
@@ -615,12 +615,12 @@ impl Link for RdmaLink {
     fn sums(
         &self,
         epoch: Epoch,
-        extents: Vec<Extent>,
+        ops: Vec<SumsOp>,
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<Result<Vec<Checksum>, TransferError>>> {
-        let (batch, outcomes) = self.open.deadlines.batch(extents.len(), deadline);
+        let (batch, outcomes) = self.open.deadlines.batch(ops.len(), deadline);
         let (control, incarnation) = (&self.open.control, self.open.incarnation);
-        ask_sums(control, incarnation, epoch, extents, &batch);
+        ask_sums(control, incarnation, epoch, ops, &batch);
         resolve(self.open.clone(), outcomes)
     }
 

@@ -9,7 +9,7 @@ use crate::split::pack;
 use kvpool_types::wire::data::{ReadItem, ReadRequest};
 use kvpool_types::wire::frame::Op;
 use kvpool_types::wire::rdma::RdmaLocated;
-use kvpool_types::{Code, Epoch, Extent, Offset};
+use kvpool_types::{Code, Epoch, Extent};
 use std::sync::Arc;
 
 /// The largest answer for one extent, and the largest answer in all, in bytes.
@@ -33,11 +33,7 @@ pub(super) fn start(open: &Arc<OpenRdmaLink>, batch: &Arc<Batch<()>>, extents: V
 }
 
 fn ask(open: &Arc<OpenRdmaLink>, batch: &Arc<Batch<()>>, asked: Vec<LocateItem>) {
-    let whole = |&(_, extent): &LocateItem| ReadItem {
-        extent,
-        from: Offset(0),
-        length: extent.length,
-    };
+    let whole = |&(_, extent): &LocateItem| ReadItem::whole(extent);
     let request = ReadRequest {
         incarnation: open.incarnation,
         items: asked.iter().map(whole).collect(),

@@ -43,6 +43,7 @@ impl Serve for OneByte {
                 checksum_algorithm: 1,
                 features: kvpool_types::wire::features::Features::default(),
             },
+            memory: Ok(()),
         })
     }
 

@@ -11,7 +11,7 @@ use crate::deadlines::Deadlines;
 use crate::frame::status;
 use crate::handshake::say_hello;
 use crate::inline::{self, is_small};
-use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
+use crate::link::{Link, ReadOp, SumsOp, TransferError, TransferResult, TransportKind, WriteOp};
 use crate::memory::{OwnProcess, Slice};
 use crate::outcomes::{deadline_exceeded, invalid, resolve, unreachable};
 use crate::socket::set_timeouts;
@@ -256,12 +256,12 @@ impl Link for ShmLink {
     fn sums(
         &self,
         epoch: Epoch,
-        extents: Vec<Extent>,
+        ops: Vec<SumsOp>,
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<Result<Vec<Checksum>, TransferError>>> {
-        let (batch, outcomes) = self.0.deadlines.batch(extents.len(), deadline);
+        let (batch, outcomes) = self.0.deadlines.batch(ops.len(), deadline);
         let (control, incarnation) = (&self.0.control, self.0.incarnation);
-        ask_sums(control, incarnation, epoch, extents, &batch);
+        ask_sums(control, incarnation, epoch, ops, &batch);
         resolve(self.0.clone(), outcomes)
     }
 

@@ -192,7 +192,15 @@ impl Serve for ShmServe {
                 },
             });
         }
-        judge_hello(&*self.host, hello)
+        let admitted = judge_hello(&*self.host, hello)?;
+        match &admitted.memory {
+            Ok(()) => Ok(admitted),
+            // Nothing here is of use without the memory.
+            Err(refused) => Err(End::Refuse {
+                request: admitted.request,
+                refused: refused.clone(),
+            }),
+        }
     }
 
     fn serve(&self, connection: &Arc<Connection>, admitted: Admitted) {

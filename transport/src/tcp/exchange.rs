@@ -4,12 +4,12 @@
 //! the last holder drops it. So no outcome is reported while a thread may still touch the caller's
 //! memory.
 
-use crate::link::TransferError;
+use crate::link::{SumsOp, TransferError};
 use crate::memory::Slice;
 use crate::outcomes::{Batch, unreachable};
 use kvpool_trace::Context;
 use kvpool_types::wire::data::ReadItem;
-use kvpool_types::{Checksum, Epoch, Extent, Grant};
+use kvpool_types::{Checksum, Epoch, Grant};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +38,7 @@ pub(super) enum Work {
         outcomes: ExchangeOutcomes<Checksum>,
     },
     Sums {
-        extents: Vec<Extent>,
+        ops: Vec<SumsOp>,
         outcomes: ExchangeOutcomes<Vec<Checksum>>,
     },
 }

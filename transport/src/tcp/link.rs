@@ -4,7 +4,7 @@ use super::exchange::{Exchange, ExchangeOutcomes, Work};
 use super::lane::{TcpLane, open};
 use crate::channel::Channel;
 use crate::inline::{self, is_small};
-use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
+use crate::link::{Link, ReadOp, SumsOp, TransferError, TransferResult, TransportKind, WriteOp};
 use crate::memory::Slice;
 use crate::outcomes::{Batch, invalid, resolve, unreachable};
 use crate::split::{Part, cut_read, join_parts, pack, spread, write_payload};
@@ -305,19 +305,19 @@ impl Link for TcpLink {
     fn sums(
         &self,
         epoch: Epoch,
-        extents: Vec<Extent>,
+        ops: Vec<SumsOp>,
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<Result<Vec<Checksum>, TransferError>>> {
-        let (batch, outcomes) = Batch::new(extents.len());
-        let extents = extents
+        let (batch, outcomes) = Batch::new(ops.len());
+        let ops = ops
             .into_iter()
             .enumerate()
-            .map(|(index, extent)| (extent.length.chunks() * 8, (index, extent)))
+            .map(|(index, op)| (op.extent.length.chunks() * 8, (index, op)))
             .collect();
-        pack(extents, SUMS_BYTES, |_, extents| {
-            let (indices, extents) = extents.into_iter().unzip();
+        pack(ops, SUMS_BYTES, |_, ops| {
+            let (indices, ops) = ops.into_iter().unzip();
             let work = Work::Sums {
-                extents,
+                ops,
                 outcomes: ExchangeOutcomes::new(batch.clone(), indices),
             };
             self.0.submit(epoch, deadline, 0, work);

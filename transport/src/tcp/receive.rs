@@ -116,9 +116,9 @@ fn answer(
                 .collect();
             outcomes.set(Ok(results));
         }
-        (Work::Sums { extents, outcomes }, Op::SumsReply) => {
+        (Work::Sums { ops, outcomes }, Op::SumsReply) => {
             let reply = SumsReply::decode(meta).map_err(|error| decode_error(&error))?;
-            if reply.0.len() != extents.len() {
+            if reply.0.len() != ops.len() {
                 return Err(malformed("checksums of the wrong number of extents"));
             }
             let results = reply.0.into_iter().map(|sums| sums.map_err(status));

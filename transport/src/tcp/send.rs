@@ -4,6 +4,7 @@ use super::exchange::{Exchange, Work};
 use super::lane::TcpConnection;
 use crate::checksum::ChunkedSum;
 use crate::frame::encode_request;
+use crate::link::SumsOp;
 use crate::memory::Slice;
 use crate::socket::Gather;
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, WriteRequest};
@@ -48,17 +49,14 @@ pub(super) fn send_request(
             };
             Outgoing::of(head(Op::Read, 0, &|out| meta.encode(out))?).send(wire)
         }
-        Work::Sums { extents, .. } => {
+        Work::Sums { ops, .. } => {
+            let item = |op: &SumsOp| ReadItem {
+                length: Length(0),
+                ..ReadItem::whole(op.extent).with(op.right)
+            };
             let meta = ReadRequest {
                 incarnation,
-                items: extents
-                    .iter()
-                    .map(|extent| ReadItem {
-                        extent: *extent,
-                        from: Offset(0),
-                        length: Length(0),
-                    })
-                    .collect(),
+                items: ops.iter().map(item).collect(),
             };
             Outgoing::of(head(Op::Sums, 0, &|out| meta.encode(out))?).send(wire)
         }

@@ -125,6 +125,6 @@ impl Serve for TcpServe {
         if let Err(error) = rustix::net::sockopt::set_tcp_nodelay(connection.socket(), true) {
             tracing::debug!(%error, "setting TCP_NODELAY failed: small answers may be late");
         }
-        TcpSession::new(connection, &*self.host, &self.options).run(&admitted);
+        TcpSession::new(connection, &*self.host, &self.options, &admitted).run();
     }
 }

@@ -29,6 +29,7 @@ pub(super) struct TcpSession<'a> {
     connection: &'a Arc<Connection>,
     host: &'a dyn RdmaHost,
     options: &'a ServerOptions,
+    admitted: &'a Admitted,
     /// The queue pairs and announced writes of an RDMA link, if the connection opened one.
     rdma: RefCell<Option<rdma::RdmaSession>>,
 }
@@ -47,24 +48,26 @@ impl<'a> TcpSession<'a> {
         connection: &'a Arc<Connection>,
         host: &'a dyn RdmaHost,
         options: &'a ServerOptions,
+        admitted: &'a Admitted,
     ) -> Self {
         Self {
             connection,
             host,
             options,
+            admitted,
             rdma: RefCell::default(),
         }
     }
 
     /// Serves until the connection ends.
-    pub(super) fn run(&self, admitted: &Admitted) {
-        let Err(end) = self.serve(admitted);
+    pub(super) fn run(&self) {
+        let Err(end) = self.serve();
         end.carry_out(self.socket(), self.host.epoch());
     }
 
-    fn serve(&self, admitted: &Admitted) -> Result<std::convert::Infallible, End> {
+    fn serve(&self) -> Result<std::convert::Infallible, End> {
         set_timeouts(self.connection.socket(), Some(self.options.stall))?;
-        admitted.answer(self.socket(), self.host.epoch())?;
+        self.admitted.answer(self.socket(), self.host.epoch())?;
         let mut meta = Vec::new();
         loop {
             let mut head = [0; HEADER_BYTES];
@@ -164,16 +167,17 @@ impl<'a> TcpSession<'a> {
 
     /// Opens an RDMA link beside this connection. Its queue pairs end with the connection.
     fn open_rdma(&self, header: &Header, request: &RdmaOpen) -> Result<(), End> {
-        let opened = match &self.options.rdma {
-            Some(_) if self.rdma.borrow().is_some() => Err(Refused {
+        let opened = match (&self.options.rdma, &self.admitted.memory) {
+            (_, Err(refused)) => Err(refused.clone()),
+            (Some(_), Ok(())) if self.rdma.borrow().is_some() => Err(Refused {
                 code: Code::InvalidArgument,
                 message: "the connection has queue pairs already".to_owned(),
             }),
-            Some(serving) => {
+            (Some(serving), Ok(())) => {
                 let abort: Arc<dyn Abort> = self.connection.clone();
                 rdma::RdmaSession::open(serving, self.host, Arc::downgrade(&abort), request)
             }
-            None => Err(Refused {
+            (None, Ok(())) => Err(Refused {
                 code: Code::InvalidArgument,
                 message: "this node has no RDMA".to_owned(),
             }),

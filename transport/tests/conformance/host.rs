@@ -404,8 +404,9 @@ impl Host for TestHost {
         &self,
         epoch: Epoch,
         incarnation: Incarnation,
-        extent: &Extent,
+        item: &ReadItem,
     ) -> Result<Vec<Checksum>, Refused> {
+        let extent = &item.extent;
         let mut state = self.state.lock();
         state.summed += 1;
         let code = Self::judge(&state, epoch, incarnation);

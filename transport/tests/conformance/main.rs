@@ -158,6 +158,7 @@ fn read_op(extent: Extent, into: &[Slice]) -> ReadOp {
         extent,
         from: Offset(0),
         into: into.to_vec(),
+        right: None,
     }
 }
 
@@ -180,7 +181,7 @@ fn round_trip_of_all_sizes(kind: TransportKind) {
         let read = wait(link.read(EPOCH, vec![read_op(grant.extent, &into)], soon()));
         assert_eq!(read, [Ok(checksum(&bytes))], "{size}");
         assert_eq!(gathered(&into), bytes);
-        let sums = wait(link.sums(EPOCH, vec![grant.extent], soon()));
+        let sums = wait(link.sums(EPOCH, vec![grant.extent.into()], soon()));
         assert_eq!(sums, [Ok(chunk_sums(&bytes))], "{size}");
         let whole = combine_chunks(Length(size as u64), sums[0].as_ref().unwrap());
         assert_eq!(whole, checksum(&bytes));
@@ -223,8 +224,8 @@ fn a_batch_of_128(kind: TransportKind) {
     for (into, block) in into.iter().zip(&blocks) {
         assert!(gathered(into) == *block);
     }
-    let extents = grants.iter().map(|grant| grant.extent).collect();
-    let sums = wait(link.sums(EPOCH, extents, soon()));
+    let asked = grants.iter().map(|grant| grant.extent.into());
+    let sums = wait(link.sums(EPOCH, asked.collect(), soon()));
     for (sums, block) in sums.iter().zip(&blocks) {
         assert_eq!(sums.as_ref().unwrap(), &chunk_sums(block));
     }
@@ -246,6 +247,7 @@ fn a_range_of_an_extent(kind: TransportKind) {
             extent,
             from: Offset(from as u64),
             into: into.clone(),
+            right: None,
         };
         let expected = &bytes[from..from + length];
         assert_eq!(
@@ -356,7 +358,7 @@ fn another_epoch_or_incarnation_is_refused(kind: TransportKind) {
     host.set_epoch(Epoch(6));
     let written = wait(link.write(vec![write_op(grant, &bytes)], soon()));
     assert_eq!(codes(&written), [Code::StaleEpoch]);
-    let sums = wait(link.sums(EPOCH, vec![extent], soon()));
+    let sums = wait(link.sums(EPOCH, vec![extent.into()], soon()));
     assert_eq!(codes(&sums), [Code::StaleEpoch]);
     if kind == TransportKind::Tcp {
         // A read through a mapping asks nobody.
@@ -379,7 +381,7 @@ fn another_epoch_or_incarnation_is_refused(kind: TransportKind) {
     assert_eq!(codes(&read), [Code::WrongIncarnation]);
     let written = wait(link.write(vec![write_op(later, &bytes)], soon()));
     assert_eq!(codes(&written), [Code::WrongIncarnation]);
-    let sums = wait(link.sums(Epoch(6), vec![extent], soon()));
+    let sums = wait(link.sums(Epoch(6), vec![extent.into()], soon()));
     assert_eq!(codes(&sums), [Code::WrongIncarnation]);
 }
 

@@ -22,6 +22,7 @@ fn an_inline_read_has_the_outcomes_of_a_read() {
             extent,
             from: Offset(from),
             into: parts(length, pieces),
+            right: None,
         };
         vec![
             ranged(0, 4096),

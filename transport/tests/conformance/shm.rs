@@ -61,7 +61,7 @@ fn a_late_pin_is_removed() {
     let extent = host.stored(b"in place");
     drop(link.pin(EPOCH, extent, soon()));
     // The link answers in order, so the pin has been answered too.
-    let _sums = wait(link.sums(EPOCH, vec![extent], soon()));
+    let _sums = wait(link.sums(EPOCH, vec![extent.into()], soon()));
     assert!(host.wait_for(|held| held.pins == 0));
     let outside = Extent {
         offset: Offset(1 << 30),

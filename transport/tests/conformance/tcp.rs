@@ -518,6 +518,7 @@ fn no_more_checksums_are_collected_than_one_answer_holds() {
         extent,
         from: Offset(0),
         length: extent.length,
+        right: None,
     };
     let request = ReadRequest {
         incarnation: Incarnation(77),
@@ -549,6 +550,7 @@ fn an_item_of_a_read_must_be_an_extent() {
             },
             from: Offset(0),
             length: Length(1),
+            right: None,
         }],
     };
     raw.send(Op::Read, 2, &request.to_bytes(), 0);

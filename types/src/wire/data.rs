@@ -1,5 +1,9 @@
 //! The meta parts of data-port frames.
 
+mod read;
+
+pub use read::{ReadItem, ReadRequest};
+
 use super::features::Features;
 use super::{DecodeError, Reader, reader::put_str16};
 use crate::grant::MAC_BYTES;
@@ -119,53 +123,6 @@ impl Meta for HelloReply {
         };
         // Later versions may append fields.
         Ok(reply)
-    }
-}
-
-/// A read of one range of one extent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadItem {
-    /// The whole extent, as the master named it.
-    pub extent: Extent,
-    /// The first byte to read, relative to the extent.
-    pub from: Offset,
-    /// The number of bytes to read.
-    pub length: Length,
-}
-
-/// Reads ranges of extents of one incarnation. The answer's payload holds the bytes of the
-/// successful items, in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReadRequest {
-    /// The incarnation that holds the extents.
-    pub incarnation: Incarnation,
-    /// The ranges to read.
-    pub items: Vec<ReadItem>,
-}
-
-impl Meta for ReadRequest {
-    fn encode(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.incarnation.to_bytes());
-        put_count(out, self.items.len());
-        for item in &self.items {
-            put_extent(out, &item.extent);
-            out.extend_from_slice(&item.from.0.to_le_bytes());
-            out.extend_from_slice(&item.length.0.to_le_bytes());
-        }
-    }
-
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = Reader::new(bytes, "read request");
-        let incarnation = Incarnation(r.u128()?);
-        let items = list(&mut r, |r| {
-            Ok(ReadItem {
-                extent: extent(r)?,
-                from: Offset(r.u64()?),
-                length: Length(r.u64()?),
-            })
-        })?;
-        r.finish()?;
-        Ok(Self { incarnation, items })
     }
 }
 
@@ -475,9 +432,17 @@ fn put_sums(out: &mut Vec<u8>, sums: &[Checksum]) {
 
 pub(super) fn list<'a, T>(
     r: &mut Reader<'a>,
-    mut item: impl FnMut(&mut Reader<'a>) -> Result<T, DecodeError>,
+    item: impl FnMut(&mut Reader<'a>) -> Result<T, DecodeError>,
 ) -> Result<Vec<T>, DecodeError> {
     let count = r.u32()?;
+    list_of(r, count, item)
+}
+
+fn list_of<'a, T>(
+    r: &mut Reader<'a>,
+    count: u32,
+    mut item: impl FnMut(&mut Reader<'a>) -> Result<T, DecodeError>,
+) -> Result<Vec<T>, DecodeError> {
     if count > MAX_ITEMS {
         return Err(DecodeError::Oversized {
             what: "item count",

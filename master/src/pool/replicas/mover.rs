@@ -406,8 +406,18 @@ impl Pool {
         let signed = target
             .signer
             .sign(target.incarnation, self.epoch, pull.grant, extent);
+        let source = &pull.source_node;
+        let read = source.read_signer(self.epoch).map(|signer| {
+            let from = Extent {
+                segment: pull.source.segment,
+                offset: pull.source.offset,
+                length: pull.block.length,
+            };
+            signer.sign(from, pull.block.version, self.read_deadline().0)
+        });
         let now: BootInstant = self.now();
-        let entered = self.replicas.pulls.lock().enter(pull, &signed.mac, now);
+        let proofs = (signed.mac.as_slice(), read.as_ref());
+        let entered = self.replicas.pulls.lock().enter(pull, proofs, now);
         match entered {
             None => Step::Ordered,
             Some(pull) => {

@@ -11,7 +11,7 @@ use crate::replica::{BlockId, Replica};
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
 use kvpool_proto::{self as proto, master_message::Body};
-use kvpool_types::{Code, Extent, GrantId, Incarnation, Length, Version};
+use kvpool_types::{Code, Extent, GrantId, Incarnation, Length, ReadRight, Version};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -145,8 +145,14 @@ impl Open {
     }
 
     /// Enters a pull and sends its order, so that the order belongs to the session that is noted. The
-    /// pull comes back when its target has no session.
-    pub(super) fn enter(&mut self, pull: Pull, mac: &[u8], now: BootInstant) -> Option<Pull> {
+    /// pull comes back when its target has no session. The proofs are of the grant, and of the permission to read
+    /// the source.
+    pub(super) fn enter(
+        &mut self,
+        pull: Pull,
+        (mac, read): (&[u8], Option<&ReadRight>),
+        now: BootInstant,
+    ) -> Option<Pull> {
         let Some(session) = pull.target.session_number() else {
             return Some(pull);
         };
@@ -171,6 +177,11 @@ impl Open {
             checksum: pull.block.checksum.0,
             grant: bytes::Bytes::copy_from_slice(mac),
             grant_id: pull.grant.0,
+            version: pull.block.version.0,
+            read_deadline_ms: read.map_or(0, |right| right.deadline_ms),
+            read_proof: read.map_or_else(bytes::Bytes::new, |right| {
+                bytes::Bytes::copy_from_slice(&right.mac)
+            }),
         };
         let open = self.targets.entry(pull.target.incarnation).or_default();
         open.bytes += length.0;

@@ -1,6 +1,7 @@
 //! Reads of metadata and leases on the answers.
 
-use super::{Calls, NodeTable, bytes, millis, wire};
+use super::signing::ReadSigning;
+use super::{Calls, bytes, millis, wire};
 use crate::clock::BootInstant;
 use crate::pool::{Holder, Leased};
 use crate::service::refused::{Refused, refused};
@@ -65,8 +66,8 @@ impl Calls {
             lengths.fold(0, u64::saturating_add)
         });
         let lease = self.lease(&found);
-        let mut table = NodeTable::default();
         let segments = self.pool.placement.segments();
+        let mut signing = ReadSigning::new(&self.pool, &segments);
         let locations = found
             .answer
             .into_iter()
@@ -80,13 +81,7 @@ impl Calls {
                     replicas: found
                         .replicas
                         .iter()
-                        .filter_map(|replica| {
-                            Some(proto::ReplicaLocation {
-                                node: table.index(&segments, replica)?,
-                                segment: replica.segment.0,
-                                offset: replica.offset.0,
-                            })
-                        })
+                        .filter_map(|replica| signing.locate(&found, replica))
                         .collect(),
                 },
                 None => proto::Location {
@@ -97,7 +92,8 @@ impl Calls {
             .collect();
         Ok(proto::LookupReply {
             epoch: self.pool.epoch.0,
-            nodes: table.into_wire(),
+            read_deadline_ms: signing.deadline_ms(),
+            nodes: signing.into_nodes(),
             locations,
             lease,
         })

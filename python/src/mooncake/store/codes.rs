@@ -44,7 +44,11 @@ pub(super) const fn of(code: Code, unreachable: i64) -> i64 {
         Code::Leased | Code::NamespaceInUse => -706,
         Code::LeaseEnded => -707,
         Code::TooManyHeld | Code::RequestRate | Code::ByteRate => BUSY,
-        Code::WrongIncarnation | Code::IncarnationDropped | Code::Draining => TRANSFER,
+        Code::WrongIncarnation
+        | Code::IncarnationDropped
+        | Code::Draining
+        | Code::LocationRefused
+        | Code::LocationExpired => TRANSFER,
         Code::ChecksumMismatch => -801,
         Code::Unreachable => unreachable,
         Code::VersionMismatch

@@ -20,6 +20,7 @@ fn term(epoch: Epoch) -> Term {
         epoch,
         signer: KEY.signer(),
         segments: vec![SEGMENT, SegmentId(41)],
+        ahead_ms: None,
     }
 }
 

@@ -95,6 +95,7 @@ impl Connection {
             extent,
             from: Offset(0),
             length: extent.length,
+            right: None,
         };
         let request = ReadRequest {
             incarnation: session,

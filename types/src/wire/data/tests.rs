@@ -1,5 +1,7 @@
 use super::*;
+use crate::{ReadRight, Version};
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 use std::fmt::Debug;
 
@@ -60,6 +62,16 @@ fn grants() -> impl Strategy<Value = Grant> {
         })
 }
 
+fn rights() -> impl Strategy<Value = ReadRight> {
+    (any::<u64>(), any::<u64>(), any::<[u8; MAC_BYTES]>()).prop_map(
+        |(version, deadline_ms, mac)| ReadRight {
+            version: Version(version),
+            deadline_ms,
+            mac,
+        },
+    )
+}
+
 fn sums() -> impl Strategy<Value = Vec<Checksum>> {
     vec(any::<u64>().prop_map(Checksum), 0..5)
 }
@@ -104,12 +116,13 @@ proptest! {
     #[test]
     fn read_requests_round_trip(
         incarnation: u128,
-        items in vec((extents(), any::<u64>(), any::<u64>()), 0..6),
+        items in vec((extents(), any::<u64>(), any::<u64>(), option::of(rights())), 0..6),
     ) {
-        let items = items.into_iter().map(|(extent, from, length)| ReadItem {
+        let items = items.into_iter().map(|(extent, from, length, right)| ReadItem {
             extent,
             from: Offset(from),
             length: Length(length),
+            right,
         });
         check(&ReadRequest {
             incarnation: Incarnation(incarnation),
@@ -305,4 +318,33 @@ fn the_payload_of_a_write_is_its_blocks_and_their_chunk_checksums() {
     );
     assert_eq!(request(&[u64::MAX]).payload_bytes(), None);
     assert_eq!(request(&[u64::MAX / 2, u64::MAX / 2]).payload_bytes(), None);
+}
+
+/// A node of an earlier version takes no rights.
+#[test]
+fn a_read_without_rights_is_encoded_as_before_there_were_any() {
+    let extent = Extent {
+        segment: SegmentId(3),
+        offset: Offset(4096),
+        length: Length(100),
+    };
+    let plain = ReadRequest {
+        incarnation: Incarnation(9),
+        items: vec![ReadItem::whole(extent); 2],
+    };
+    let bytes = plain.to_bytes();
+    assert_eq!(bytes.len(), 16 + 4 + 2 * (20 + 8 + 8));
+    let right = ReadRight {
+        version: Version(5),
+        deadline_ms: 7,
+        mac: [1; MAC_BYTES],
+    };
+    let mut signed = plain.clone();
+    if let Some(item) = signed.items.last_mut() {
+        *item = item.with(Some(right));
+    }
+    let more = 1 + (1 + 8 + 8 + MAC_BYTES);
+    assert_eq!(signed.to_bytes().len(), bytes.len() + more);
+    assert_eq!(ReadRequest::decode(&signed.to_bytes()), Ok(signed));
+    assert_eq!(ReadRequest::decode(&bytes), Ok(plain));
 }

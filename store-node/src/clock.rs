@@ -1,0 +1,20 @@
+//! The clock of the node, and how far the master's is ahead of it.
+//!
+//! Both are `CLOCK_BOOTTIME` in milliseconds, which no process can set. They begin at other times, so the master says
+//! its own with each welcome and each answer to a heartbeat. The message takes a while, so the node's idea of the
+//! master's clock is late and never early.
+
+/// The time of this machine in milliseconds since its boot.
+pub(crate) fn boot_ms() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanoseconds = u64::try_from(time.tv_nsec).unwrap_or(0);
+    seconds * 1000 + nanoseconds / 1_000_000
+}
+
+/// By how many milliseconds the clock of a master that says `clock_ms` now is ahead. `None` for 0, which a master of an
+/// earlier version says.
+pub(crate) fn ahead_ms(clock_ms: u64) -> Option<i64> {
+    let theirs = i64::try_from(clock_ms).ok().filter(|theirs| *theirs > 0)?;
+    Some(theirs.saturating_sub_unsigned(boot_ms()))
+}
