@@ -275,6 +275,11 @@ fn data_requests(life: Incarnation) -> Vec<Vec<u8>> {
                 extent: extent(n),
                 from: Offset(0),
                 length: Length(4096),
+                right: (n % 2 == 0).then_some(ReadRight {
+                    version: Version(1),
+                    deadline_ms: 1_000,
+                    mac: [7; 16],
+                }),
             })
             .collect(),
     };
