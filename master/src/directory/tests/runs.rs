@@ -186,22 +186,25 @@ fn a_run_takes_the_ends_of_chains_and_never_leaves_a_child_without_parent() {
 #[test]
 fn a_run_crosses_no_guaranteed_share() {
     const KEPT: NamespaceId = NamespaceId(9);
+    let with_share = |blocks: u64, of_kept: u64| {
+        let full = Full::of(blocks, |_| None, |n| if n < of_kept { KEPT } else { NS });
+        let share = NamespaceSettings::default().with(Setting::Guaranteed, 30 * UNIT);
+        full.directory.accounts().set(KEPT, &share);
+        full.directory.reorder();
+        full
+    };
+    let left = |full: &Full| full.directory.accounts().of(KEPT).get(Item::Resident) / UNIT;
     // The blocks of `KEPT` are the oldest, so a run over them is the cheapest.
-    let full = Full::of(64, |_| None, |n| if n < 32 { KEPT } else { NS });
-    let accounts = full.directory.accounts();
-    let share = NamespaceSettings::default().with(Setting::Guaranteed, 30 * UNIT);
-    accounts.set(KEPT, &share);
-    full.directory.reorder();
-    let run: BTreeSet<u64> = full.run(5).unwrap().into_iter().collect();
-    assert_eq!(run.len(), 5, "{run:?}");
-    assert!(
-        accounts.of(KEPT).get(Item::Resident) >= 30 * UNIT,
-        "{run:?}"
-    );
-    // A run of two may take what is above the share.
-    full.run(2).unwrap();
-    assert_eq!(full.run(64), None);
-    assert!(accounts.of(KEPT).get(Item::Resident) >= 30 * UNIT);
+    let full = with_share(64, 32);
+    assert_eq!(full.run(5).unwrap().len(), 5);
+    assert!(left(&full) >= 30, "{} are left", left(&full));
+    assert_eq!(full.run(64), None, "nothing is evicted in vain");
+    assert!(left(&full) >= 30, "{} are left", left(&full));
+    // A run may take what is above the share.
+    let full = with_share(32, 32);
+    assert_eq!(full.run(3), None);
+    assert_eq!(full.run(2).unwrap().len(), 2);
+    assert_eq!((full.run(3), left(&full)), (None, 30));
 }
 
 #[test]
