@@ -16,7 +16,8 @@ use kvpool_types::wire::data::{Hello, Meta, PinRequest, ReadItem, ReadRequest, W
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op, VERSION};
 use kvpool_types::wire::keys;
 use kvpool_types::{
-    ClusterId, Epoch, Extent, GrantId, GrantKey, Incarnation, Length, Offset, SegmentId, Token,
+    ClusterId, Epoch, Extent, GrantId, GrantKey, Incarnation, Length, Offset, ReadRight, SegmentId,
+    Token, Version,
 };
 use prost::Message;
 use serde_json::json;
