@@ -1,5 +1,6 @@
-//! Handshakes, tokens and requests that are almost right, at every port of a pool with TLS and tokens: no daemon
-//! panics, none takes a token that was changed, memory stays bounded, and a good client is served meanwhile.
+//! Handshakes, tokens and requests that are almost right, at every port of a pool with TLS and tokens.
+//!
+//! No daemon panics or takes a token that was changed. Memory stays bounded, and a good client is served meanwhile.
 //!
 //! `KVPOOL_FUZZ` sets how many there are in all (50 000), and `KVPOOL_FUZZ_SEED` makes others.
 

@@ -99,7 +99,7 @@ impl ClientTls {
     }
 
     /// The same for a caller that was given these addresses of masters. If none of them begins with
-    /// `http://`, plain addresses that a master or etcd names later are refused: a caller that meant TLS must not
+    /// `http://`, plain addresses that a master or etcd names later are refused. A caller that meant TLS must not
     /// send its token in the clear.
     #[must_use]
     pub fn among(self, given: &[impl AsRef<str>]) -> Self {

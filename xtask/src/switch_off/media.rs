@@ -215,7 +215,8 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         what: "stores are ordered without a walk over all blocks",
         file: "master/src/pool/tiering/demoter.rs",
         on: "        let mut targets: BTreeMap<Incarnation, Target> = BTreeMap::new();\n",
-        off: "        self.replace_lost_copies();\n        let mut targets: BTreeMap<Incarnation, Target> = BTreeMap::new();\n",
+        off: "        self.replace_lost_copies();\n        \
+              let mut targets: BTreeMap<Incarnation, Target> = BTreeMap::new();\n",
         package: "kvpool-master",
         test: "ordering_stores_walks_over_no_blocks",
     },

@@ -161,7 +161,8 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         what: "only a lookup that waits asks for room below its quota",
         file: "master/src/pool/tiering/restore.rs",
         on: "Err(_) => return Begun::AtQuota,",
-        off: "Err(_) => {\n                self.ask_for_load_below_quota(block.namespace, need_of(wanted));\n                return Begun::AtQuota;\n            }",
+        off: "Err(_) => { self.ask_for_load_below_quota(block.namespace, need_of(wanted)); \
+              return Begun::AtQuota; }",
         package: "kvpool-master",
         test: "the_presence_of_blocks_on_media_evicts_nothing_at_a_quota",
     },
