@@ -326,9 +326,19 @@ fn a_working_set_that_does_not_fit_the_pool_or_the_calls_is_refused() {
 
 #[test]
 fn a_caller_that_does_not_see_the_pools_size_can_load_its_namespace() {
-    let (pool, [team, _operator]) = Existing::with_tokens();
+    let (pool, [team, operator]) = Existing::with_tokens();
     let report = pool.bench(&["--token-file", &team, "--namespace", "team"]);
     check(&report, "put");
     check(&report, "get");
     assert_eq!(report["wrong_blocks"], 0, "{report}");
+    // It may not force removals, and waits for its leases instead.
+    let left = json(&[
+        "--master",
+        &pool.master,
+        "--token-file",
+        &operator,
+        "status",
+    ])["blocks"]
+        .clone();
+    assert_eq!(left, 0);
 }

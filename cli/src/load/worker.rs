@@ -6,16 +6,21 @@ use super::{Load, Operation};
 use crate::connection::{connect_error, get_error, put_error, remove_error};
 use crate::exit;
 use crate::workload::Random;
+use anyhow::bail;
 use kvpool_client::{
     GetOptions, GetOutcome, Options, PutBlock, PutOptions, PutOutcome, Remove, RemoveError,
     blocking,
 };
-use kvpool_types::{Key, Length};
+use kvpool_types::{Code, Key, Length};
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The keys of one removal, well below a master's limit.
 const REMOVED_AT_ONCE: u64 = 2048;
+
+/// How long the last removal waits for the leases of this thread's gets.
+const LEASES_END: Duration = Duration::from_secs(30);
+const LEASES_POLL: Duration = Duration::from_millis(20);
 
 /// Draws are out of this many, so a share has six digits.
 const PARTS: u64 = 1_000_000;
@@ -28,6 +33,10 @@ pub(super) struct Worker {
     blocks: Blocks,
     /// The numbers of the blocks that are in the pool.
     live: Range<u64>,
+    /// Whether removals are forced. A token without the role `admin` may not.
+    forces: bool,
+    /// The keys of blocks whose leases kept them from being removed.
+    kept: Vec<Key>,
     /// The next block to get.
     cursor: u64,
     /// The keys requested so far that were never put.
@@ -59,6 +68,8 @@ impl Worker {
             blocks: Blocks::new(seed, load.block_bytes, load.batch)?,
             client,
             live: 0..0,
+            forces: true,
+            kept: Vec::new(),
             cursor: 0,
             absent: 0,
             got: 0,
@@ -102,7 +113,20 @@ impl Worker {
 
     /// Removes all blocks of this thread.
     pub(super) fn remove_all(mut self) -> anyhow::Result<()> {
-        self.remove(self.live.end).map_err(remove_error)
+        let until = Instant::now() + LEASES_END;
+        loop {
+            self.remove(self.live.end).map_err(remove_error)?;
+            if self.kept.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                bail!(
+                    "{} blocks stay in the pool: their leases do not end",
+                    self.kept.len()
+                );
+            }
+            std::thread::sleep(LEASES_POLL);
+        }
     }
 
     fn put(&mut self, tally: &mut Tally) -> anyhow::Result<()> {
@@ -199,16 +223,28 @@ impl Worker {
         (self.random.below(PARTS) as f64) < share * PARTS as f64
     }
 
-    /// Removes the live blocks with numbers below `end`. Blocks that the pool has evicted are no error.
+    /// Removes the live blocks with numbers below `end`, and those that leases kept before. Blocks that the pool has
+    /// evicted are no error.
     fn remove(&mut self, end: u64) -> Result<(), RemoveError> {
-        while self.live.start < end {
+        while self.live.start < end || !self.kept.is_empty() {
             let through = end.min(self.live.start + REMOVED_AT_ONCE);
-            let keys: Vec<Key> = (self.live.start..through)
-                .map(|number| self.blocks.key(number))
-                .collect();
-            // Forced: the only leases are those of this thread's gets.
-            self.client.remove(Remove::Keys(keys), true)?;
+            let live = (self.live.start..through).map(|number| self.blocks.key(number));
+            let keys: Vec<Key> = self.kept.iter().cloned().chain(live).collect();
+            // Forced, where that is allowed: the only leases are those of this thread's gets.
+            let removed = match self.client.remove(Remove::Keys(keys.clone()), self.forces) {
+                Err(error) if self.forces && error.code() == Code::Forbidden => {
+                    self.forces = false;
+                    continue;
+                }
+                removed => removed?,
+            };
             self.live.start = through;
+            let outcomes = keys.into_iter().zip(removed.codes);
+            let kept = outcomes.filter(|(_, code)| *code == Code::Leased);
+            self.kept = kept.map(|(key, _)| key).collect();
+            if self.live.start >= end {
+                break;
+            }
         }
         Ok(())
     }

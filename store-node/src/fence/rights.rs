@@ -58,11 +58,14 @@ impl Fence {
         item: &ReadItem,
         now_ms: fn() -> u64,
     ) -> Result<(), Refused> {
-        let Some(reads) = self.reads.as_ref().filter(|_| self.wants_rights) else {
+        if !self.wants_rights {
             return Ok(());
-        };
+        }
         // A permission of another term was signed with another key.
         self.check_term(incarnation, epoch)?;
+        let Some(reads) = &self.reads else {
+            return Ok(());
+        };
         let extent = item.extent;
         let Some(right) = &item.right else {
             let why = format!("the read of {extent} shows no location that the master signed");
