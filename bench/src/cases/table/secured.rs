@@ -39,7 +39,7 @@ fn twin(case: &Case, guard: Guard) -> Option<Case> {
         (Guard::Tokens, _) => (own(case), Goal::RatioAtLeast(WITH_TOKENS)),
         // Shared memory is not encrypted.
         (Guard::Tls, _) if moves && place.way == Way::Shm => return None,
-        (Guard::Tls, Metric::Rate) if moves => {
+        (Guard::Tls, Metric::Rate) if is_batch(case.what) => {
             (Bound::TlsStreamsAsUsed, Goal::RatioAtLeast(OF_A_STREAM))
         }
         (Guard::Tls, Metric::P50) if asks => (own(case), Goal::RatioAtMost(WITH_TLS)),
@@ -57,6 +57,11 @@ fn twin(case: &Case, guard: Guard) -> Option<Case> {
         goal,
         ..case.clone()
     })
+}
+
+/// A single block spends much of its time in questions, which no stream has.
+const fn is_batch(what: What) -> bool {
+    matches!(what, What::Put(_, blocks) | What::Get(_, blocks) if blocks > 1)
 }
 
 fn own(case: &Case) -> Bound {
