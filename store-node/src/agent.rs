@@ -65,6 +65,8 @@ pub(crate) struct Options {
 enum Phase {
     Serving,
     Draining,
+    /// The node stops. A node that was out of service says again that it drains, and gets a new answer.
+    Stopping,
     Leaving,
 }
 
@@ -137,7 +139,7 @@ impl Agent {
 
     /// Tells the master to place nothing here any more.
     pub(crate) fn drain(&self) {
-        self.phase.send_replace(Phase::Draining);
+        self.phase.send_replace(Phase::Stopping);
     }
 
     /// Tells the master that this incarnation is over, and ends. Blocks, two seconds at most.

@@ -144,6 +144,32 @@ async fn a_planned_restart_costs_no_hits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_out_of_service_whose_blocks_have_copies_stops_at_once() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let late = ["--lease-ttl", "300ms", "--eviction-policy", "lru"];
+    let mut cluster = pool_with(disk.path(), &late);
+    let client = cluster.client().await.unwrap();
+    attached(&cluster, 1);
+    put_all(&client, 0..56, BLOCK).await.unwrap();
+    let task = client.drain_node("node-0").await.unwrap();
+    let ended = client.wait_replica_task(task.id, Duration::from_secs(60));
+    ended.await.unwrap().unwrap();
+    let are_stored = || Ok(counter(&cluster, "blocks_stored_total") >= 56);
+    cluster
+        .wait_for("every block has its copy", are_stored)
+        .unwrap();
+    // The master has said so to the node by now.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let asked = Instant::now();
+    assert!(cluster.nodes[0].terminate().unwrap().success());
+    assert!(
+        asked.elapsed() < Duration::from_secs(15),
+        "{:?}",
+        asked.elapsed()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_node_out_of_service_copies_the_blocks_that_stayed_and_stops_before_its_timeout() {
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let late = ["--lease-ttl", "300ms", "--eviction-policy", "lru"];

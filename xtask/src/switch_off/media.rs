@@ -238,4 +238,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "blocks_whose_medium_is_absent_for_long_get_other_copies",
     },
+    Mechanism {
+        invariant: 7,
+        what: "a node out of service asks again when it stops",
+        file: "store-node/src/agent.rs",
+        on: "self.phase.send_replace(Phase::Stopping);",
+        off: "self.phase.send_replace(Phase::Draining);",
+        package: "kvpool-tests",
+        test: "a_node_out_of_service_whose_blocks_have_copies_stops_at_once",
+    },
 ];
