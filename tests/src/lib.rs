@@ -22,6 +22,7 @@ pub mod outage;
 pub mod promql;
 pub mod raw;
 pub mod relay;
+pub mod requests;
 pub mod resident;
 pub mod trust;
 

@@ -6,20 +6,17 @@
 
 use kvpool_client::Client;
 use kvpool_proto as proto;
-use kvpool_tests::blocks::{check_all, key, put_all};
+use kvpool_tests::blocks::{check_all, put_all};
 use kvpool_tests::fuzz::{Corpus, cases};
 use kvpool_tests::guard::{Tokens, flags, world};
 use kvpool_tests::raw::Port;
+use kvpool_tests::requests::{self, frame};
 use kvpool_tests::{Cluster, Options, trust};
 use kvpool_tls::rustls::{ClientConfig, ClientConnection, StreamOwned};
 use kvpool_tls::{ALPN_HTTP, ClientTls};
-use kvpool_types::wire::data::{Hello, Meta, PinRequest, ReadItem, ReadRequest, WriteRequest};
+use kvpool_types::wire::data::{Hello, Meta};
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op, VERSION};
-use kvpool_types::wire::keys;
-use kvpool_types::{
-    ClusterId, Epoch, Extent, GrantId, GrantKey, Incarnation, Length, Offset, ReadRight, SegmentId,
-    Token, Version,
-};
+use kvpool_types::{ClusterId, Epoch, Incarnation, Token};
 use prost::Message;
 use serde_json::json;
 use std::io::{Read, Write};
@@ -110,18 +107,6 @@ fn caller() -> proto::Caller {
         host_id: vec![2; 16].into(),
         ..Default::default()
     }
-}
-
-fn frame(op: Op, epoch: Epoch, meta: &[u8], payload: &[u8]) -> Vec<u8> {
-    let header = Header {
-        version: VERSION,
-        op,
-        request: 9,
-        epoch,
-        meta: u32::try_from(meta.len()).unwrap(),
-        payload: payload.len() as u64,
-    };
-    [&header.encode(), meta, payload].concat()
 }
 
 /// Reads until the daemon closes the connection.
@@ -262,81 +247,16 @@ fn tokens(target: &Target, count: u64, made: &AtomicU64) {
     }
 }
 
-/// What a client says to a data port or a Unix socket after its hello.
-fn data_requests(life: Incarnation) -> Vec<Vec<u8>> {
-    let epoch = Epoch(1);
-    let extent = |n: u64| Extent {
-        segment: SegmentId(1),
-        offset: Offset(n << 16),
-        length: Length(4096),
-    };
-    let read = ReadRequest {
-        incarnation: life,
-        items: (0..3)
-            .map(|n| ReadItem {
-                extent: extent(n),
-                from: Offset(0),
-                length: Length(4096),
-                right: (n % 2 == 0).then_some(ReadRight {
-                    version: Version(1),
-                    deadline_ms: 1_000,
-                    mac: [7; 16],
-                }),
-            })
-            .collect(),
-    };
-    let write = WriteRequest {
-        incarnation: life,
-        grants: vec![GrantKey([3; 32]).sign(life, epoch, GrantId(1 << 40), extent(1))],
-    };
-    let pin = PinRequest {
-        incarnation: life,
-        extents: vec![extent(0)],
-    };
-    let payload = vec![1; usize::try_from(write.payload_bytes().unwrap()).unwrap()];
-    vec![
-        frame(Op::Read, epoch, &read.to_bytes(), &[]),
-        frame(Op::Sums, epoch, &read.to_bytes(), &[]),
-        frame(Op::Write, epoch, &write.to_bytes(), &payload),
-        frame(Op::Pin, epoch, &pin.to_bytes(), &[]),
-        frame(Op::Ping, epoch, &[], &[]),
-    ]
-}
-
-/// What a client calls a master for in frames.
-fn control_requests() -> Vec<Vec<u8>> {
-    let packed: bytes::Bytes = keys::pack(&[key(1), key(2), key(9999)]).into();
-    let lookup = proto::LookupRequest {
-        caller: Some(caller()),
-        keys: packed.clone(),
-        no_lease: true,
-    };
-    let exist = proto::ExistRequest {
-        caller: Some(caller()),
-        keys: packed.clone(),
-        no_lease: true,
-    };
-    let renew = proto::RenewRequest {
-        caller: Some(caller()),
-        keys: packed,
-        token: 1,
-        versions: vec![1; 3],
-    };
-    vec![
-        frame(Op::Lookup, Epoch(1), &lookup.encode_to_vec(), &[]),
-        frame(Op::Exist, Epoch(1), &exist.encode_to_vec(), &[]),
-        frame(Op::Renew, Epoch(1), &renew.encode_to_vec(), &[]),
-    ]
-}
-
-fn requests(target: &Target, count: u64, made: &AtomicU64) {
+fn attack(target: &Target, count: u64, made: &AtomicU64) {
     let mut life = Port::open_unix(&target.socket).unwrap();
     let life = life.hello_with(target.cluster, Token::from(target.token.clone()));
     let life = life.unwrap().unwrap().incarnation;
     let http = b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".to_vec();
     let load = |seeds| Corpus::load("guarded", seeds).unwrap();
-    let mut data = load(data_requests(life));
-    let mut control = load(control_requests());
+    let mut data = load(requests::of_data_port(Epoch(1), life));
+    let calls = requests::of_master(&caller()).into_iter();
+    let calls = calls.map(|(op, _, message)| frame(op, Epoch(1), &message, &[]));
+    let mut control = load(calls.collect());
     let mut plain = load(vec![http, target.greeting(target.token.as_bytes())]);
     let mut number = 0;
     while number < count {
@@ -457,7 +377,7 @@ async fn mutated_handshakes_tokens_and_requests_hurt_nobody() {
             std::thread::scope(|scope| {
                 scope.spawn(|| handshakes(&target, count * 2 / 5, &made));
                 scope.spawn(|| tokens(&target, count / 5, &made));
-                scope.spawn(|| requests(&target, count - count * 3 / 5, &made));
+                scope.spawn(|| attack(&target, count - count * 3 / 5, &made));
             });
         })
     };

@@ -143,17 +143,23 @@ async fn a_planned_restart_costs_no_hits() {
     assert!(asked.elapsed() < Duration::from_secs(10));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_node_out_of_service_whose_blocks_have_copies_stops_at_once() {
-    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let late = ["--lease-ttl", "300ms", "--eviction-policy", "lru"];
-    let mut cluster = pool_with(disk.path(), &late);
+/// A pool whose only node is out of service and holds 56 blocks, which no other node takes.
+async fn out_of_service(disk: &Path) -> Cluster {
+    let cluster = pool_with(disk, &["--lease-ttl", "300ms", "--eviction-policy", "lru"]);
     let client = cluster.client().await.unwrap();
     attached(&cluster, 1);
     put_all(&client, 0..56, BLOCK).await.unwrap();
     let task = client.drain_node("node-0").await.unwrap();
     let ended = client.wait_replica_task(task.id, Duration::from_secs(60));
-    ended.await.unwrap().unwrap();
+    let ended = ended.await.unwrap().unwrap();
+    assert_eq!((ended.changed, ended.failed), (0, 56), "{ended:?}");
+    cluster
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_out_of_service_whose_blocks_have_copies_stops_at_once() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut cluster = out_of_service(disk.path()).await;
     let are_stored = || Ok(counter(&cluster, "blocks_stored_total") >= 56);
     cluster
         .wait_for("every block has its copy", are_stored)
@@ -172,16 +178,7 @@ async fn a_node_out_of_service_whose_blocks_have_copies_stops_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_out_of_service_copies_the_blocks_that_stayed_and_stops_before_its_timeout() {
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let late = ["--lease-ttl", "300ms", "--eviction-policy", "lru"];
-    let mut cluster = pool_with(disk.path(), &late);
-    let client = cluster.client().await.unwrap();
-    attached(&cluster, 1);
-    put_all(&client, 0..56, BLOCK).await.unwrap();
-    // No other node takes the blocks.
-    let task = client.drain_node("node-0").await.unwrap();
-    let ended = client.wait_replica_task(task.id, Duration::from_secs(60));
-    let ended = ended.await.unwrap().unwrap();
-    assert_eq!((ended.changed, ended.failed), (0, 56), "{ended:?}");
+    let mut cluster = out_of_service(disk.path()).await;
     // The timeout for copies is 30 s.
     let asked = Instant::now();
     assert!(cluster.nodes[0].terminate().unwrap().success());

@@ -8,15 +8,11 @@ use kvpool_tests::blocks::{bytes_of, key, put_all};
 use kvpool_tests::fuzz::{Corpus, cases};
 use kvpool_tests::grants::Control;
 use kvpool_tests::raw::Port;
+use kvpool_tests::requests::{self, frame};
 use kvpool_tests::{Cluster, Options};
-use kvpool_types::wire::data::{
-    Hello, MapRequest, Meta, PinRequest, ReadItem, ReadRequest, WriteRequest,
-};
-use kvpool_types::wire::frame::{Header, Op, VERSION};
-use kvpool_types::wire::keys;
-use kvpool_types::{
-    Epoch, Extent, GrantId, GrantKey, Incarnation, Length, Offset, SegmentId, Token,
-};
+use kvpool_types::wire::data::{Hello, Meta};
+use kvpool_types::wire::frame::{Op, VERSION};
+use kvpool_types::{Epoch, Incarnation, Token};
 use prost::Message;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -30,18 +26,6 @@ const BLOCKS: u64 = 50;
 const LENGTH: usize = 10_000;
 /// The longest that one answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-fn frame(op: Op, epoch: Epoch, meta: &[u8], payload: &[u8]) -> Vec<u8> {
-    let header = Header {
-        version: VERSION,
-        op,
-        request: 9,
-        epoch,
-        meta: u32::try_from(meta.len()).unwrap(),
-        payload: payload.len() as u64,
-    };
-    [&header.encode(), meta, payload].concat()
-}
 
 /// Sends `words` and reads until the daemon closes the connection.
 fn converse(stream: impl Into<OwnedFd>, words: &[u8]) {
@@ -73,98 +57,6 @@ fn hear_out(mut stream: impl Read) {
             }
         }
     }
-}
-
-/// What a client says to a data port or a Unix socket after its hello.
-fn requests(epoch: Epoch, life: Incarnation) -> Vec<Vec<u8>> {
-    let extent = |n: u64| Extent {
-        segment: SegmentId(1),
-        offset: Offset(n << 16),
-        length: Length(4096),
-    };
-    let read = ReadRequest {
-        incarnation: life,
-        items: (0..3)
-            .map(|n| ReadItem {
-                extent: extent(n),
-                from: Offset(0),
-                length: Length(4096),
-                right: None,
-            })
-            .collect(),
-    };
-    let signer = GrantKey([3; 32]);
-    let write = WriteRequest {
-        incarnation: life,
-        grants: vec![signer.sign(life, epoch, GrantId(1 << 40), extent(1))],
-    };
-    let pin = PinRequest {
-        incarnation: life,
-        extents: vec![extent(0)],
-    };
-    let map = MapRequest {
-        incarnation: life,
-        segment: SegmentId(1),
-        writable: false,
-    };
-    let payload = vec![1; usize::try_from(write.payload_bytes().unwrap()).unwrap()];
-    vec![
-        frame(Op::Read, epoch, &read.to_bytes(), &[]),
-        frame(Op::Sums, epoch, &read.to_bytes(), &[]),
-        frame(Op::Write, epoch, &write.to_bytes(), &payload),
-        frame(Op::WriteBegin, epoch, &write.to_bytes(), &[]),
-        frame(Op::Pin, epoch, &pin.to_bytes(), &[]),
-        frame(Op::Unpin, epoch, &pin.to_bytes(), &[]),
-        frame(Op::Map, epoch, &map.to_bytes(), &[]),
-        frame(Op::Ping, epoch, &[], &[]),
-    ]
-}
-
-/// What a client calls a master for, as op and message.
-fn calls(caller: &proto::Caller) -> Vec<(Op, &'static str, Vec<u8>)> {
-    let packed: bytes::Bytes = keys::pack(&[key(1), key(2), key(9999)]).into();
-    let caller = Some(caller.clone());
-    let lookup = proto::LookupRequest {
-        caller: caller.clone(),
-        keys: packed.clone(),
-        no_lease: true,
-    };
-    let exist = proto::ExistRequest {
-        caller: caller.clone(),
-        keys: packed.clone(),
-        no_lease: true,
-    };
-    let renew = proto::RenewRequest {
-        caller: caller.clone(),
-        keys: packed.clone(),
-        token: 1,
-        versions: vec![1; 3],
-    };
-    let commit = proto::CommitRequest {
-        caller: caller.clone(),
-        keys: packed,
-        items: vec![proto::CommitItem {
-            version: 1 << 50,
-            length: 4096,
-            checksum: 9,
-            segments: vec![1],
-            parent: 0,
-        }],
-        ..Default::default()
-    };
-    let hello = proto::HelloRequest {
-        min_version: 1,
-        max_version: 1,
-        caller,
-        ..Default::default()
-    };
-    vec![
-        (Op::Lookup, "/kvpool.v1.Pool/Lookup", lookup.encode_to_vec()),
-        (Op::Exist, "/kvpool.v1.Pool/Exist", exist.encode_to_vec()),
-        (Op::Renew, "/kvpool.v1.Pool/Renew", renew.encode_to_vec()),
-        (Op::Commit, "/kvpool.v1.Pool/Commit", commit.encode_to_vec()),
-        (Op::Greet, "/kvpool.v1.Pool/Hello", hello.encode_to_vec()),
-    ]
 }
 
 /// A node's registration that its master refuses, and a mutation of which may be anything.
@@ -265,12 +157,12 @@ async fn mutated_frames_and_messages_harm_nobody() {
     };
     let greeting = frame(Op::Greet, Epoch(0), &greeting.encode_to_vec(), &[]);
 
-    let requests = requests(control.epoch, life);
-    let framed = calls(&caller)
+    let to_node = requests::of_data_port(control.epoch, life);
+    let framed = requests::of_master(&caller)
         .iter()
         .map(|(op, _, message)| frame(*op, control.epoch, message, &[]))
         .collect::<Vec<_>>();
-    let mut http2s = calls(&caller)
+    let mut http2s = requests::of_master(&caller)
         .iter()
         .map(|(_, path, message)| http2(path, message))
         .collect::<Vec<_>>();
@@ -280,8 +172,8 @@ async fn mutated_frames_and_messages_harm_nobody() {
         b"GET /api/v1/nodes HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nabcde".to_vec(),
     ];
     let ports: [(&str, Vec<Vec<u8>>); 6] = [
-        ("data port", requests.clone()),
-        ("Unix socket", requests),
+        ("data port", to_node.clone()),
+        ("Unix socket", to_node),
         ("framed calls", framed),
         ("gRPC", http2s),
         ("master's HTTP", http.clone()),

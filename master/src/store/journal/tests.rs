@@ -155,6 +155,12 @@ async fn setup(options: JournalOptions) -> Setup {
     }
 }
 
+/// A store and its journal with the usual options.
+async fn usual() -> (Arc<Faulty>, Journal, tempfile::TempDir) {
+    let setup = setup(JournalOptions::default()).await;
+    (setup.store, setup.journal, setup._directory)
+}
+
 fn gone(id: u32) -> Record {
     Record::SegmentGone(SegmentGone { id: SegmentId(id) })
 }

@@ -4,12 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn memory_acks_come_at_once_but_never_before_a_durable_one_in_front() {
-    let Setup {
-        store,
-        journal,
-        _directory,
-        ..
-    } = setup(JournalOptions::default()).await;
+    let (store, journal, _directory) = usual().await;
     let seen = Seen::default();
     let shut = store.gate.lock().await;
     journal.submit_now(vec![gone(0)], Ack::Memory, note(&seen, 0));

@@ -4,12 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn after_a_lost_answer_nothing_is_acknowledged_or_appended() {
-    let Setup {
-        store,
-        journal,
-        _directory,
-        ..
-    } = setup(JournalOptions::default()).await;
+    let (store, journal, _directory) = usual().await;
     let seen = Seen::default();
     journal.flush().await.unwrap();
     journal.healthy().unwrap();
@@ -114,12 +109,7 @@ async fn submit_waits_for_room_and_gives_up_cleanly() {
 
 #[tokio::test]
 async fn close_writes_what_is_queued_and_refuses_what_comes_later() {
-    let Setup {
-        store,
-        journal,
-        _directory,
-        ..
-    } = setup(JournalOptions::default()).await;
+    let (store, journal, _directory) = usual().await;
     let seen = Seen::default();
     for id in 0..100 {
         journal.submit_now(vec![gone(id)], Ack::Durable, note(&seen, id));
@@ -139,12 +129,7 @@ async fn close_writes_what_is_queued_and_refuses_what_comes_later() {
 
 #[tokio::test]
 async fn dropping_the_last_handle_writes_what_is_queued() {
-    let Setup {
-        store,
-        journal,
-        _directory,
-        ..
-    } = setup(JournalOptions::default()).await;
+    let (store, journal, _directory) = usual().await;
     let (done, durable) = oneshot::channel();
     journal.submit_now(vec![gone(7)], Ack::Durable, |outcome| {
         let _waiting = done.send(outcome.is_ok());
@@ -156,12 +141,7 @@ async fn dropping_the_last_handle_writes_what_is_queued() {
 
 #[tokio::test]
 async fn a_fault_in_a_callback_ends_the_journal_and_nobody_waits_for_it() {
-    let Setup {
-        store,
-        journal,
-        _directory,
-        ..
-    } = setup(JournalOptions::default()).await;
+    let (store, journal, _directory) = usual().await;
     let seen = Seen::default();
     let shut = store.gate.lock().await;
     journal.submit_now(vec![gone(0)], Ack::Durable, |_| panic!("a fault"));
@@ -193,12 +173,7 @@ impl Target for Nothing {
 
 #[tokio::test]
 async fn a_journal_goes_on_where_the_log_ended() {
-    let Setup {
-        store,
-        journal,
-        _directory,
-        ..
-    } = setup(JournalOptions::default()).await;
+    let (store, journal, _directory) = usual().await;
     journal.submit_now(vec![gone(1)], Ack::Durable, |_| ());
     journal.close().await;
     let recovered = recover(&*store, 1, &mut Nothing).await.unwrap();

@@ -4,12 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn waiting_submissions_form_one_group_and_callbacks_keep_the_logs_order() {
-    let Setup {
-        store,
-        journal,
-        _directory,
-        ..
-    } = setup(JournalOptions::default()).await;
+    let (store, journal, _directory) = usual().await;
     let seen = Seen::default();
     let shut = store.gate.lock().await;
     journal.submit_now(vec![gone(0)], Ack::Durable, note(&seen, 0));
