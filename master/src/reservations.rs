@@ -408,6 +408,15 @@ impl Locked<'_> {
         self.take_where(|pending| pending.replicas.iter().any(on))
     }
 
+    /// Whether a put has a grant on one of `segments`, committing puts included.
+    pub fn has_on(&self, segments: &[SegmentId]) -> bool {
+        let mut puts = (0..self.inner.puts.high()).filter_map(|slot| self.inner.put(slot));
+        puts.any(|put| {
+            let mut replicas = put.pending.replicas.iter();
+            replicas.any(|replica| segments.contains(&replica.segment))
+        })
+    }
+
     /// Ends every put of one of `clients`, except committing puts.
     pub fn take_of(&mut self, clients: &[ClientId]) -> Vec<Pending> {
         self.take_where(|pending| pending.writer.is_some_and(|w| clients.contains(&w)))

@@ -4,6 +4,7 @@ mod support;
 
 use kvpool_master::Config;
 use kvpool_master::membership::{Reported, StoreNode};
+use kvpool_master::placement::PlacementHints;
 use kvpool_master::pool::{Blocks, Change, Pool, ReserveOptions, TaskState, TaskView, Wish};
 use kvpool_proto::master_message::Body;
 use kvpool_proto::{self as proto};
@@ -113,6 +114,18 @@ fn holders(pool: &Arc<Pool>, key: &Key) -> Vec<String> {
         .flatten()
         .flat_map(|block| block.replicas);
     replicas.map(|replica| replica.node.0).collect()
+}
+
+/// A put of one replica, on this node if it has room.
+fn on(node: &str) -> ReserveOptions {
+    ReserveOptions {
+        hints: PlacementHints {
+            replicas: 1,
+            preferred: vec![NodeName(node.into())],
+            host: None,
+        },
+        ..ReserveOptions::default()
+    }
 }
 
 /// Waits until so many bytes are in use on all nodes together.
@@ -398,18 +411,10 @@ async fn a_drain_makes_room_for_a_pinned_block() {
     let granted = reserve_with(&pool, &key(1), BLOCK, &pinned).await.unwrap();
     assert_eq!(commit(&pool, &key(1), BLOCK, granted).await, [Code::Ok]);
     let b = join(&pool, "b", 2).await;
-    let on_b = ReserveOptions {
-        hints: kvpool_master::placement::PlacementHints {
-            replicas: 1,
-            preferred: vec![NodeName("b".into())],
-            host: None,
-        },
-        ..ReserveOptions::default()
-    };
     // Both nodes are full of later blocks.
     for number in 0..130 {
         let filler = Key::parse(&format!("filler-{number}")).unwrap();
-        if let Ok(granted) = reserve_with(&pool, &filler, BLOCK, &on_b).await {
+        if let Ok(granted) = reserve_with(&pool, &filler, BLOCK, &on("b")).await {
             assert_eq!(commit(&pool, &filler, BLOCK, granted).await, [Code::Ok]);
         }
     }
@@ -423,4 +428,46 @@ async fn a_drain_makes_room_for_a_pinned_block() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     drop(a);
+}
+
+/// A node that drains has puts under way: their blocks move too, whether the node stops or an operator asks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_is_under_way_when_its_node_drains_moves_with_it() {
+    for stops in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+        let granted = reserve_with(&pool, &key(2), BLOCK, &on("a")).await.unwrap();
+        let draining = {
+            let (pool, node) = (Arc::clone(&pool), Arc::clone(&a.node));
+            tokio::spawn(async move {
+                if stops {
+                    pool.draining(&node, true);
+                } else {
+                    pool.drain_node(&NodeName("a".into())).await.unwrap();
+                }
+            })
+        };
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(commit(&pool, &key(2), BLOCK, granted).await, [Code::Ok]);
+        draining.await.unwrap();
+        for _ in 0..2 {
+            let pull = b.next().await;
+            pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+        }
+        for number in [1, 2] {
+            let is_moved = || holders(&pool, &key(number)) == ["b"];
+            support::media::until("the block moves", is_moved).await;
+        }
+    }
+}
+
+/// A client that never ends its put holds up no drain.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_does_not_wait_for_a_put_that_never_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let _silent = reserve_with(&pool, &key(2), BLOCK, &on("a")).await.unwrap();
+    pool.draining(&a.node, true);
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
 }

@@ -10,7 +10,13 @@ use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
 use kvpool_types::{Code, Extent, GrantKey, Length};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+
+/// How long a draining node's blocks wait for its open puts. A put takes milliseconds once it has its grants.
+const PUTS_END: Duration = Duration::from_secs(2);
+const PUTS_POLL: Duration = Duration::from_millis(2);
 
 /// The refusal of a registration.
 #[derive(Debug, thiserror::Error)]
@@ -254,11 +260,29 @@ impl Pool {
         if is_moved {
             return;
         }
-        if move_blocks && !self.stores_on_media_of(node) {
-            let (pool, node) = (Arc::clone(self), Arc::clone(node));
-            tokio::spawn(async move { pool.move_all_of(&node).await });
-        } else {
-            self.demote_all_of(node);
+        let (pool, node) = (Arc::clone(self), Arc::clone(node));
+        tokio::spawn(async move {
+            pool.puts_end_on(&node).await;
+            if move_blocks && !pool.stores_on_media_of(&node) {
+                pool.move_all_of(&node).await;
+            } else {
+                pool.demote_all_of(&node);
+            }
+        });
+    }
+
+    /// Waits until the puts have ended that have grants on a node, which gets no others: a block that is committed
+    /// later than the walk over the node's blocks would stay behind. A put whose client says nothing is not waited
+    /// for.
+    pub(super) async fn puts_end_on(&self, node: &StoreNode) {
+        let segments = node.segments();
+        let until = Instant::now() + PUTS_END;
+        while self.reservations.lock().has_on(&segments) {
+            if Instant::now() >= until {
+                tracing::warn!(node = %node.name, "puts on a draining node have not ended: their blocks may stay there");
+                return;
+            }
+            sleep(PUTS_POLL).await;
         }
     }
 

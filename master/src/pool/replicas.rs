@@ -268,6 +268,7 @@ impl Pool {
             tracing::info!(node = %node.name, "operator takes the node out of service");
         }
         node.leave();
+        self.puts_end_on(&node).await;
         let task = self.change_replicas(Self::off(&node), Blocks::OnNode).await;
         // A later leader learns of it from the node. The node answers that it drains, and the task must
         // have begun by then.

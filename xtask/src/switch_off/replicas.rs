@@ -57,4 +57,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_source_sends_no_more_than_its_bandwidth",
     },
+    Mechanism {
+        invariant: 7,
+        what: "a drain waits for the puts that are under way on its node",
+        file: "master/src/pool/nodes.rs",
+        on: "while self.reservations.lock().has_on(&segments) {",
+        off: "while self.reservations.lock().has_on(&segments) && false {",
+        package: "kvpool-master",
+        test: "a_put_that_is_under_way_when_its_node_drains_moves_with_it",
+    },
 ];
