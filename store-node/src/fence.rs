@@ -30,6 +30,7 @@ mod admit;
 mod boards;
 mod floors;
 mod ranges;
+mod reading;
 mod record;
 mod rights;
 mod touch;
@@ -51,6 +52,7 @@ use kvpool_types::{
     Version,
 };
 use ranges::Ranges;
+use reading::Reading;
 use record::{Record, Sums};
 use rights::ReadTerm;
 use std::collections::{HashMap, HashSet};
@@ -179,6 +181,8 @@ pub(crate) struct Fence {
     reads: Option<ReadTerm>,
     /// Whether permissions are asked for.
     wants_rights: bool,
+    /// The reads under way, while permissions are asked for.
+    reading: Arc<Reading>,
     /// Every number that a segment has had in this process. A client unpins an extent under the segment's
     /// number at the time of the pin.
     numbers: HashMap<SegmentId, SegmentIndex>,
@@ -186,7 +190,7 @@ pub(crate) struct Fence {
     peers: HashMap<PeerKey, Held>,
     boards: Boards,
     waiting: HashMap<u64, Span>,
-    /// Those that wait for a pin on a board.
+    /// Those that wait for a pin on a board, or for a read.
     on_boards: Vec<u64>,
     fenced: Vec<u64>,
     draining: bool,
@@ -208,6 +212,7 @@ impl Fence {
             term: None,
             reads: None,
             wants_rights: false,
+            reading: Arc::default(),
             numbers: HashMap::new(),
             spaces: spaces.collect(),
             peers: HashMap::new(),
@@ -299,7 +304,9 @@ impl Fence {
         for space in &mut self.spaces {
             space.records.clear();
         }
-        self.close_everything()
+        let mut aborts = self.close_everything();
+        self.reading.all(&mut aborts);
+        aborts
     }
 
     /// Closes every grant of the present epoch and forgets its tickets: they were the numbers of

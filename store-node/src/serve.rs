@@ -216,7 +216,7 @@ impl Store {
 
     /// Looks whether what tickets wait for on pin boards is gone.
     pub(crate) fn look_again(&self) {
-        self.change(Fence::look_again);
+        abort_all(self.change(Fence::look_again));
     }
 
     /// The tickets fenced since the last call.
@@ -405,14 +405,23 @@ impl Host for Store {
         epoch: Epoch,
         incarnation: Incarnation,
         item: &ReadItem,
+        abort: &Arc<dyn Abort>,
     ) -> Result<Slice, Refused> {
-        let span = {
+        let admitted = {
             let fence = self.shared.fence.read();
             fence
                 .prove_read(epoch, incarnation, item, boot_ms)
                 .and_then(|()| fence.read(epoch, incarnation, item))
+                .map(|span| (span, fence.begin_read(span, abort)))
         };
-        span.and_then(|span| self.memory(span))
+        admitted
+            .and_then(|(span, guard)| {
+                let memory = self.memory(span)?;
+                Ok(match guard {
+                    Some(guard) => memory.with_hook(Arc::new(guard)),
+                    None => memory,
+                })
+            })
             .map_err(|refused| self.refuse(refused))
     }
 

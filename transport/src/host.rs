@@ -102,12 +102,14 @@ pub trait Host: Send + Sync + 'static {
     /// The node's current epoch.
     fn epoch(&self) -> Epoch;
 
-    /// Judges a read. Returns the memory to read, exactly `item.length` bytes.
+    /// Judges a read. Returns the memory to read, exactly `item.length` bytes. The read ends when the slice is
+    /// dropped; until then the host may stop it by `abort`.
     fn admit_read(
         &self,
         epoch: Epoch,
         incarnation: Incarnation,
         item: &ReadItem,
+        abort: &Arc<dyn Abort>,
     ) -> Result<Slice, Refused>;
 
     /// Judges a write over TCP or RDMA: incarnation, epoch, proof, range. Refuses a fenced extent,

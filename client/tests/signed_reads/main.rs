@@ -4,7 +4,7 @@ mod isolation;
 mod pool;
 
 use kvpool_client::{
-    Client, GetOptions, Key, ReplicaBlocks, ReplicaChange, ReplicaTaskState, ReplicaWish,
+    Client, GetOptions, Key, Remove, ReplicaBlocks, ReplicaChange, ReplicaTaskState, ReplicaWish,
 };
 use kvpool_store_node::Isolation;
 use kvpool_transport::SumsOp;
@@ -136,6 +136,44 @@ async fn a_read_without_the_location_that_the_master_signed_gets_no_byte() {
     assert_eq!(summed[0].as_ref().unwrap_err().code, Code::LocationRefused);
     assert!(summed[1].is_ok());
     drop((a, b, link));
+    pool.stop().await;
+}
+
+/// A reader that takes no bytes still has its read when the block is gone and its extent has another tenant's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_reader_gets_no_byte_of_the_next_block() {
+    // More than the sockets of a connection hold.
+    const LARGE: usize = 12 << 20;
+    let pool = Pool::start(1, true).await;
+    let (a, b) = (pool.client("a", "a").await, pool.client("b", "b").await);
+    let root = pool.client("root", "a").await;
+    a.put(&key("mine"), bytes(1, LARGE)).await.unwrap();
+    let mine = only(&pool, "a", "mine").await;
+    let mut port = Port::open(&mine, pool.token("a"));
+    port.begin_read(mine.epoch, mine.item());
+    tokio::time::sleep(Duration::from_millis(300)).await;
+
+    let removed = root.remove(Remove::Keys(vec![key("mine")]), true).await;
+    assert_eq!(removed.unwrap().removed, 1);
+    // Only the extent of the removed block has room for it.
+    b.put(&key("other"), bytes(100, LARGE)).await.unwrap();
+    let other = only(&pool, "b", "other").await;
+    assert_eq!(other.extent.offset, mine.extent.offset);
+    let came = port.rest(LARGE);
+    assert!(
+        came == bytes(1, LARGE)[..came.len()],
+        "bytes of another block among {}",
+        came.len()
+    );
+    assert!(came.len() < LARGE, "the sockets held the whole block");
+    // The connection has ended, and the next one reads as usual.
+    assert!(
+        b.get(&key("other"))
+            .await
+            .unwrap()
+            .is_some_and(|got| got == bytes(100, LARGE))
+    );
+    drop((a, b, root));
     pool.stop().await;
 }
 

@@ -380,6 +380,33 @@ impl Port {
         (Statuses::decode(&meta).unwrap().0[0], payload)
     }
 
+    /// Asks for bytes, and reads none of the answer.
+    pub(crate) fn begin_read(&mut self, epoch: Epoch, item: ReadItem) {
+        let request = self.request(item);
+        let header = Header {
+            version: frame::VERSION,
+            op: Op::Read,
+            request: 1,
+            epoch,
+            meta: u32::try_from(request.len()).unwrap(),
+            payload: 0,
+        };
+        self.stream.write_all(&header.encode()).unwrap();
+        self.stream.write_all(&request).unwrap();
+    }
+
+    /// What came of the block, until all of it has come or the node has ended the connection.
+    pub(crate) fn rest(&mut self, length: usize) -> Vec<u8> {
+        let mut head = [0; HEADER_BYTES];
+        self.stream.read_exact(&mut head).unwrap();
+        let meta = usize::try_from(Header::decode(&head).unwrap().meta).unwrap();
+        let mut said = Vec::new();
+        let all = u64::try_from(meta + length).unwrap();
+        // An ended connection is an error, after the bytes that came before.
+        let _ended = (&self.stream).take(all).read_to_end(&mut said);
+        said.split_off(meta)
+    }
+
     /// How many checksums came of an extent, or the code of the refusal.
     pub(crate) fn sums(&mut self, epoch: Epoch, item: ReadItem) -> Result<usize, Code> {
         let request = self.request(item);

@@ -5,12 +5,13 @@
 //! anew. Every decision on an extent reads all boards.
 
 use super::admit::draining;
-use super::{Fence, PeerKey, Range, Span, refused};
+use super::{Aborts, Fence, PeerKey, Range, Span, refused};
 use kvpool_transport::host::Refused;
 use kvpool_transport::shm::board::Board;
 use kvpool_types::{Code, Epoch, Extent, Incarnation, Length, Offset};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The most boards that are kept, so that looking at all of them stays cheap. Who is given none asks
 /// for each pin.
@@ -80,7 +81,7 @@ impl Boards {
     }
 }
 
-/// What was pinned on all boards at the moment of one look.
+/// What was pinned on all boards, or being read, at the moment of one look.
 #[derive(Debug, Default)]
 pub(super) struct Pinned {
     /// For each segment the pinned ranges, joined where they overlap, lowest first.
@@ -149,20 +150,24 @@ impl Fence {
         !self.on_boards.is_empty()
     }
 
-    /// Settles the tickets that wait for pins on boards and need wait no more.
-    pub(crate) fn look_again(&mut self) {
+    /// Settles the tickets that wait for pins on boards or for reads, and need wait no more. Returns the reads that
+    /// a ticket has waited for long enough.
+    pub(crate) fn look_again(&mut self) -> Aborts {
         self.boards.sweep();
+        let mut aborts = Aborts::new();
         let waiting = std::mem::take(&mut self.on_boards);
         if waiting.is_empty() {
-            return;
+            return aborts;
         }
-        let pinned = self.look();
+        let (pinned, now) = (self.look(), Instant::now());
         for ticket in waiting {
             // Those that are not there were settled when the master asked once more.
             if let Some(span) = self.waiting.remove(&ticket) {
+                self.reading.late_in(span, now, &mut aborts);
                 self.settle(ticket, span, &pinned);
             }
         }
+        aborts
     }
 
     /// Forgets the boards of a process that is gone, and its mappings with it.
@@ -175,6 +180,7 @@ impl Fence {
     pub(super) fn look(&self) -> Pinned {
         let mut spans = Vec::new();
         self.each_board_pin(|_, span| spans.push(span));
+        self.reading.spans(&mut spans);
         Pinned::new(spans, self.spaces.len())
     }
 

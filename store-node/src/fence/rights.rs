@@ -4,10 +4,12 @@
 //! before a byte moves. It names the extent, the version in it and a deadline on the master's clock, and is signed
 //! with the key of the grants. A node without tokens asks for none.
 
-use super::{Fence, refused};
-use kvpool_transport::host::Refused;
+use super::reading::ReadGuard;
+use super::{Fence, Span, refused};
+use kvpool_transport::host::{Abort, Refused};
 use kvpool_types::wire::data::ReadItem;
 use kvpool_types::{Code, Epoch, Extent, GrantId, GrantSigner, Incarnation, ReadSigner, Version};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// What the permissions of one term are judged by.
@@ -83,6 +85,13 @@ impl Fence {
             return Err(refused(Code::LocationExpired, why));
         }
         self.check_version(&extent, right.version)
+    }
+
+    /// Notes a read that was admitted, where permissions are asked for: its extent gets no other block until the
+    /// read ends.
+    pub(crate) fn begin_read(&self, span: Span, abort: &Arc<dyn Abort>) -> Option<ReadGuard> {
+        let is_noted = self.wants_rights && span.range.start < span.range.end;
+        is_noted.then(|| self.reading.begin(span, Arc::clone(abort)))
     }
 
     /// Refuses a location whose extent holds another version by now. An extent that holds none is judged later.

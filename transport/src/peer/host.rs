@@ -254,6 +254,7 @@ impl Host for PeerHost {
         _epoch: Epoch,
         session: Incarnation,
         item: &ReadItem,
+        _abort: &Arc<dyn Abort>,
     ) -> Result<Slice, Refused> {
         self.check_session(session)?;
         let whole = if item.extent.segment == INDEX {

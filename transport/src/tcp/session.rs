@@ -197,10 +197,11 @@ impl<'a> TcpSession<'a> {
         let mut codes = Vec::with_capacity(request.items.len());
         let mut slices = Vec::with_capacity(request.items.len());
         let mut payload = 0;
+        let abort: Arc<dyn Abort> = self.connection.clone();
         for item in &request.items {
             let admitted = self
                 .host
-                .admit_read(header.epoch, request.incarnation, item);
+                .admit_read(header.epoch, request.incarnation, item, &abort);
             codes.push(match admitted {
                 Ok(slice) if slice.length() == item.length => {
                     payload += item.length.0;

@@ -344,6 +344,7 @@ impl Host for TestHost {
         epoch: Epoch,
         incarnation: Incarnation,
         item: &ReadItem,
+        _abort: &Arc<dyn Abort>,
     ) -> Result<Slice, Refused> {
         let mut state = self.state.lock();
         while state.blocked {

@@ -264,4 +264,22 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-client",
         test: "a_strict_node_gives_its_memory_to_callers_of_every_namespace_only",
     },
+    Mechanism {
+        invariant: 11,
+        what: "an extent that is being read gets no other block",
+        file: "store-node/src/fence/rights.rs",
+        on: "let is_noted = self.wants_rights && ",
+        off: "let is_noted = false && self.wants_rights && ",
+        package: "kvpool-client",
+        test: "a_slow_reader_gets_no_byte_of_the_next_block",
+    },
+    Mechanism {
+        invariant: 11,
+        what: "a slow read does not keep an extent",
+        file: "store-node/src/fence/boards.rs",
+        on: "self.reading.late_in(span, now, &mut aborts);",
+        off: "let _unused = now;",
+        package: "kvpool-client",
+        test: "a_slow_reader_gets_no_byte_of_the_next_block",
+    },
 ];
