@@ -331,6 +331,15 @@ fn a_caller_that_does_not_see_the_pools_size_can_load_its_namespace() {
     check(&report, "put");
     check(&report, "get");
     assert_eq!(report["wrong_blocks"], 0, "{report}");
+    let said = refusal(&[
+        "--master",
+        &pool.master,
+        "--token-file",
+        &team,
+        "--namespace",
+        "team",
+    ]);
+    assert!(said.contains("--working-set"), "{said}");
     // It may not force removals, and waits for its leases instead.
     let left = json(&[
         "--master",

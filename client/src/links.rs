@@ -26,6 +26,8 @@ const DEPRIORITIZED_FOR: Duration = Duration::from_secs(2);
 const RDMA_COOLDOWN: Duration = Duration::from_secs(5);
 /// How long the links of an incarnation that nobody asks for are kept.
 const IDLE: Duration = Duration::from_secs(300);
+/// How long a transport is not tried that a node's policy keeps from this caller.
+const FORBIDDEN: Duration = Duration::from_secs(30);
 
 /// What opens links.
 pub(crate) trait Dial: Send + Sync + std::fmt::Debug {
@@ -158,8 +160,8 @@ impl Links {
                 let pause = match error.code {
                     // A node that has no RDMA gets none in this life.
                     Code::InvalidArgument if kind == TransportKind::Rdma => IDLE,
-                    // Nor does one that keeps its memory from this caller.
-                    Code::Forbidden if kind != TransportKind::Tcp => IDLE,
+                    // A node keeps its memory from this caller, until the policy changes.
+                    Code::Forbidden if kind != TransportKind::Tcp => FORBIDDEN,
                     _ => opening.backoff.next(),
                 };
                 opening.failed = Some((error.clone(), Instant::now() + pause));

@@ -22,7 +22,7 @@
 //!
 //! Everything but [`bootstrap`] is pure: no I/O, no clock, no randomness. Time comes in as a [`Moment`]. A state
 //! machine takes an event and returns actions, which the caller performs.
-//! `tests/network.rs` runs the machines over a network that loses, repeats and delays messages.
+//! `tests/network/` runs the machines over a network that loses, repeats and delays messages.
 //!
 //! This crate is not for blocks of the pool: a block is named by its content and found by the
 //! master. A room is named by its request and known to its two ends alone. ADR 0049 says why.

@@ -16,7 +16,7 @@
 //! - [`ReceiverDesk`], [`SenderDesk`]: all rooms of a process; messages of rooms that have ended
 //! - [`CellBitmap`]: which pages and layers have come
 //!
-//! Invariants, each with a test in `tests/network.rs`:
+//! Invariants, each with a test in `tests/network/`:
 //!
 //! - Success means that the bytes were verified after the room was closed and fenced, so that no
 //!   later write can change them.
@@ -34,7 +34,9 @@ mod tombstones;
 
 pub use bitmap::CellBitmap;
 pub use desk::{DeskOptions, ReceiverDesk, SenderDesk};
-pub use messages::{ChunkBody, RoomChunk, RoomKey, RoomOffer, RoomRoot, ToReceiver, ToSender};
+pub use messages::{
+    ChunkBody, MAX_LACKS, RoomChunk, RoomKey, RoomOffer, RoomRoot, ToReceiver, ToSender,
+};
 pub use receiver::{ReceiverAction, ReceiverEvent, RoomReceiver, RoomReceiverPlan, SenderShare};
 pub use sender::{RoomSender, RoomSenderPlan, SenderAction, SenderEvent};
 pub use tombstones::{RoomOutcome, Tombstones};

@@ -385,14 +385,18 @@ impl Host for Store {
         // A mapping or a registration reaches every block of a segment, to read and to write.
         match authority.judge(hello.token.as_str()) {
             Ok(known) if known.pool_roles().has_any(Roles::WRITERS) => Ok(()),
-            _ => Err(self.refuse(Refused {
+            Ok(_) => Err(Refused {
                 code: Code::Forbidden,
                 message: format!(
                     "with --isolation strict, shared memory and RDMA need one of the roles {} in every \
                      namespace: use TCP",
                     Roles::WRITERS
                 ),
-            })),
+            }),
+            Err(error) => Err(Refused {
+                code: error.code(),
+                message: error.to_string(),
+            }),
         }
     }
 

@@ -282,7 +282,7 @@ roles = ["writer"]
 namespaces = ["default"]
 
 [[rule]]
-subject = "system:serviceaccount:*:team-a"
+subject = "system:serviceaccount:kvpool:team-a"
 roles = ["writer"]
 namespaces = ["team-a"]
 """

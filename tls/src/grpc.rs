@@ -1,5 +1,6 @@
 //! gRPC channels to addresses `http://host:port` and `https://host:port`.
 
+use crate::TLS_SCHEME;
 use crate::client::ClientTls;
 use crate::error::TlsError;
 use hyper_util::rt::TokioIo;
@@ -30,7 +31,7 @@ impl GrpcWay {
     /// To `address`. An `https://` address needs `tls`. An `http://` address is refused if `tls` refuses plain
     /// addresses ([`ClientTls::among`]).
     pub fn to(address: &str, tls: Option<&ClientTls>) -> Result<Self, GrpcAddressError> {
-        let Some(authority) = address.strip_prefix("https://") else {
+        let Some(authority) = address.strip_prefix(TLS_SCHEME) else {
             if tls.is_some_and(ClientTls::refuses_plain) {
                 return Err(GrpcAddressError::Plain);
             }

@@ -43,6 +43,9 @@ pub const ALPN_HTTP: &[u8] = b"http/1.1";
 
 /// What the address of a master without TLS begins with.
 pub const PLAIN_SCHEME: &str = "http://";
+
+/// What an address of a master with TLS begins with.
+pub const TLS_SCHEME: &str = "https://";
 /// What an address of a TLS data port begins with.
 pub const DATA_SCHEME: &str = "tls://";
 

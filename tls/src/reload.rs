@@ -39,6 +39,15 @@ struct Stamp {
     modified: (i64, i64),
 }
 
+/// Says at its end that nobody looks any more, also when the load panicked.
+struct Looking<'a, T>(&'a Mutex<State<T>>);
+
+impl<T> Drop for Looking<'_, T> {
+    fn drop(&mut self) {
+        self.0.lock().is_looking = false;
+    }
+}
+
 impl<T> Reloaded<T> {
     /// Loads the value. Fails when the files cannot be used.
     pub(crate) fn open(
@@ -71,10 +80,11 @@ impl<T> Reloaded<T> {
             state.is_looking = true;
             state.stamps.clone()
         };
+        let looking = Looking(&self.state);
         let stamps = stamps(&self.files);
         let loaded = (stamps != before).then(|| (self.load)());
+        drop(looking);
         let mut state = self.state.lock();
-        state.is_looking = false;
         state.looked = Instant::now();
         // Also after a failure: the same files are not read again, and the log says it once.
         state.stamps = stamps;

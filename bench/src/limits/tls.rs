@@ -9,7 +9,7 @@ use kvpool_tls::rustls::version::TLS13;
 use kvpool_tls::rustls::{
     ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
 };
-use std::io;
+use std::io::{self, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -50,7 +50,33 @@ pub(super) fn connect(
 pub(super) fn accept(
     socket: TcpStream,
     config: Arc<ServerConfig>,
-) -> io::Result<StreamOwned<ServerConnection, TcpStream>> {
+) -> io::Result<StreamOwned<ServerConnection, Wide>> {
     let session = ServerConnection::new(config).map_err(io::Error::other)?;
-    Ok(StreamOwned::new(session, socket))
+    Ok(StreamOwned::new(
+        session,
+        Wide(BufReader::with_capacity(WIDTH, socket)),
+    ))
+}
+
+/// The bytes of one receive. rustls alone asks for 4 KiB at a time.
+const WIDTH: usize = 64 << 10;
+
+/// A socket that receives in large pieces.
+#[derive(Debug)]
+pub(super) struct Wide(BufReader<TcpStream>);
+
+impl Read for Wide {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        self.0.read(room)
+    }
+}
+
+impl Write for Wide {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.get_mut().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.get_mut().flush()
+    }
 }

@@ -53,7 +53,8 @@ pub(crate) struct Args {
     /// Share of the keys that gets find, from 0 to 1; the other keys were never put [default: 1]
     #[arg(long, value_name = "SHARE", value_parser = share)]
     hit_share: Option<f64>,
-    /// Bytes of this run's blocks in the pool at most [default: a quarter of the pool, at most 256MiB]
+    /// Bytes of this run's blocks in the pool at most [default: a quarter of the pool, at most 256MiB; required
+    /// with a token that does not show the pool's size]
     #[arg(long, value_name = "SIZE")]
     working_set: Option<ByteSize>,
     /// Memory of the pool that the command starts: the sum of two nodes [default: 1GiB]
@@ -190,8 +191,12 @@ impl Args {
     /// The load for a pool of `capacity` bytes, if that is known.
     fn load(&self, capacity: Option<u64>) -> Result<Load, exit::Usage> {
         let chosen = self.working_set.map(|size| size.as_u64());
-        let usual = capacity.map_or(WORKING_SET, |capacity| WORKING_SET.min(capacity / 4));
-        let working_set = chosen.unwrap_or(usual);
+        let usual = capacity.map(|capacity| WORKING_SET.min(capacity / 4));
+        let Some(working_set) = chosen.or(usual) else {
+            return Err(exit::Usage(
+                "this token does not show the pool's size: say by --working-set how much of it to use".to_owned(),
+            ));
+        };
         // Removed blocks keep their room for a while, so more than half of the pool would cause evictions.
         if let Some(capacity) = capacity
             && working_set > capacity / 2

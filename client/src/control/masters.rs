@@ -16,7 +16,7 @@ use crate::clock::Deadline;
 use crate::errors::{ConnectError, ControlError, is_about_the_token};
 use kvpool_auth::Credentials;
 use kvpool_etcd::discover::Location;
-use kvpool_tls::{ClientTls, PLAIN_SCHEME};
+use kvpool_tls::{ClientTls, TLS_SCHEME};
 use kvpool_types::{Code, Epoch};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -271,7 +271,7 @@ impl Masters {
 
     /// Whether the master at `address` is not called for want of TLS.
     pub(super) fn refuse(&self, address: &str) -> bool {
-        address.starts_with(PLAIN_SCHEME) && self.tls.as_ref().is_some_and(ClientTls::refuses_plain)
+        !address.starts_with(TLS_SCHEME) && self.tls.as_ref().is_some_and(ClientTls::refuses_plain)
     }
 
     /// Who asks, and in which term.

@@ -93,19 +93,21 @@ struct Words {
     answered: bool,
     /// How a master refused the token. Waiting does not help then.
     token_refused: Option<Code>,
-    /// Whether a master named a leader that only TLS keeps this client from calling.
-    plain_leader: bool,
+    /// The master that last named a leader which only TLS keeps this client from calling.
+    plain_leader: Option<String>,
 }
 
 impl Words {
     fn set(&mut self, master: &Master, words: impl Into<String>) {
+        // What it said before does not count any more.
+        self.plain_leader.take_if(|who| *who == master.address);
         self.of.insert(master.address.clone(), words.into());
     }
 
     fn error(&self) -> ControlError {
         let code = if let Some(code) = self.token_refused {
             code
-        } else if self.plain_leader {
+        } else if self.plain_leader.is_some() {
             Code::InvalidArgument
         } else if self.answered {
             Code::NotLeader
@@ -228,8 +230,8 @@ impl Heard {
         } else if !reply.leader.is_empty() && reply.leader != *address {
             let said = format!("is {}{reason} and names {}", reply.role, reply.leader);
             if masters.refuse(&reply.leader) {
-                words.plain_leader = true;
                 words.set(master, format!("{said}: {PLAIN_REFUSED}"));
+                words.plain_leader = Some(master.address.clone());
                 return Word::Nobody;
             }
             words.set(master, said);

@@ -118,7 +118,9 @@ impl PullReceiver {
         if count == 0 || ready.sums.len() != ready.pages.len() || options.chunk_pages == 0 {
             return Err(Code::Malformed);
         }
-        let wanted: Vec<u32> = (0..count).filter(|page| !held.contains(page)).collect();
+        let wanted: Vec<u32> = (0..count)
+            .filter(|page| held.binary_search(page).is_err())
+            .collect();
         let chunks = wanted.len().div_ceil(options.chunk_pages as usize);
         let chunks = u32::try_from(chunks).map_err(|_| Code::Malformed)?;
         let mut pull = Self {

@@ -88,6 +88,9 @@ impl RoomRoot {
     }
 }
 
+/// The most chunks that one Lacks names. A sender sends no more for one message.
+pub const MAX_LACKS: usize = 1024;
+
 /// A message of the receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToSender {
@@ -98,7 +101,7 @@ pub enum ToSender {
         /// The room.
         tag: RoomTag,
     },
-    /// Answers Done: these chunks have not been announced.
+    /// Answers Done: these chunks have not been announced, at most [`MAX_LACKS`].
     Lacks {
         /// The room.
         tag: RoomTag,

@@ -4,16 +4,15 @@ mod events;
 
 pub use events::{ReceiverAction, ReceiverEvent, RoomReceiverPlan, SenderShare};
 
-use super::messages::{ChunkBody, RoomChunk, RoomOffer, RoomRoot, ToReceiver, ToSender};
+use super::messages::{ChunkBody, MAX_LACKS, RoomChunk, RoomOffer, RoomRoot, ToReceiver, ToSender};
 use super::{CellBitmap, PollState, RoomOutcome, RoomTag};
 use crate::Moment;
 use kvpool_types::{Code, Incarnation};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The most chunks of one sender, and the most that one Lacks names.
+/// The most chunks of one sender.
 const MAX_CHUNKS: u32 = 1 << 20;
-const MAX_LACKS: usize = 1024;
 
 /// The progress of one sender.
 #[derive(Clone, Debug)]

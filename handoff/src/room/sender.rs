@@ -5,10 +5,11 @@ mod target;
 
 pub use events::{RoomSenderPlan, SenderAction, SenderEvent};
 
-use super::messages::{RoomOffer, RoomRoot, ToReceiver, ToSender};
+use super::messages::{MAX_LACKS, RoomOffer, RoomRoot, ToReceiver, ToSender};
 use super::{PageRectangle, PollState, RoomId, RoomOutcome, RoomTag};
 use crate::Moment;
 use kvpool_types::{Checksum, Code, Incarnation};
+use std::collections::BTreeSet;
 use target::{Target, WriteState};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,6 +203,7 @@ impl RoomSender {
             }
             ToSender::Lacks { chunks, .. } => {
                 if self.phase == Phase::Open {
+                    let chunks: BTreeSet<u32> = chunks.into_iter().take(MAX_LACKS).collect();
                     for id in chunks {
                         if let Some(chunk) = target.announced(id) {
                             send(from, ToReceiver::Chunk { tag, chunk }, out);

@@ -424,3 +424,44 @@ fn tombstones_are_bounded_and_still_refuse_older_generations() {
     }
     assert!(tombstones.admits(D, tag(5)) && tombstones.admits(P, tag(1)));
 }
+
+/// What a receiver lacks is sent once for each message, however often the message names it.
+#[test]
+fn a_chunk_that_is_named_often_is_sent_again_once() {
+    let mut room = RoomSender::open(at(0), sender_plan());
+    let mut out = Vec::new();
+    let mut happens = |event| {
+        out.clear();
+        room.handle(at(1), event, &mut out);
+        out.clone()
+    };
+    let says = |message| SenderEvent::Message {
+        from: 0,
+        session: D,
+        message,
+    };
+    happens(says(ToSender::Offer(offer())));
+    let actions = happens(SenderEvent::Produced(rectangle()));
+    let written = actions.iter().find_map(|action| match action {
+        SenderAction::Write { id, .. } => Some(*id),
+        _ => None,
+    });
+    let id = written.unwrap();
+    happens(SenderEvent::Written {
+        to: 0,
+        id,
+        outcome: Ok(Checksum(1)),
+    });
+    let lacks = ToSender::Lacks {
+        tag: TAG,
+        chunks: vec![id; 1 << 20],
+    };
+    let again = happens(says(lacks));
+    let sent = again.iter().filter(|action| {
+        let SenderAction::Send { message, .. } = action else {
+            return false;
+        };
+        matches!(message, ToReceiver::Chunk { .. })
+    });
+    assert_eq!(sent.count(), 1, "{} actions", again.len());
+}

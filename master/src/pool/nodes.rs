@@ -271,15 +271,17 @@ impl Pool {
         });
     }
 
-    /// Waits until the puts have ended that have grants on a node, which gets no others: a block that is committed
-    /// later than the walk over the node's blocks would stay behind. A put whose client says nothing is not waited
-    /// for.
+    /// Waits until the puts have ended that have grants on a node. The node gets no others. A block that is committed
+    /// after the walk over the node's blocks would stay behind. A put whose client says nothing is not waited for.
     pub(super) async fn puts_end_on(&self, node: &StoreNode) {
         let segments = node.segments();
         let until = Instant::now() + PUTS_END;
         while self.reservations.lock().has_on(&segments) {
             if Instant::now() >= until {
-                tracing::warn!(node = %node.name, "puts on a draining node have not ended: their blocks may stay there");
+                tracing::warn!(
+                    node = %node.name,
+                    "puts on a draining node have not ended: their blocks may stay there"
+                );
                 return;
             }
             sleep(PUTS_POLL).await;

@@ -6,7 +6,7 @@ use kvpool_daemon::tls::Tls;
 use kvpool_proto as proto;
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_tls::grpc::{GrpcWay, PLAIN_REFUSED};
-use kvpool_tls::{ClientTls, PLAIN_SCHEME};
+use kvpool_tls::{ClientTls, TLS_SCHEME};
 use kvpool_types::{Code, MediumId};
 use parking_lot::Mutex;
 use proto::MAX_MESSAGE_BYTES;
@@ -207,7 +207,7 @@ impl Passing {
             let why = format!("the leader's address {address:?}: {why}");
             refused(Code::Unreachable, why)
         };
-        if self.refuses_plain && address.starts_with(PLAIN_SCHEME) {
+        if self.refuses_plain && !address.starts_with(TLS_SCHEME) {
             return Err(bad(PLAIN_REFUSED.to_owned()));
         }
         let way =
