@@ -25,7 +25,7 @@ mod tests;
 
 pub use chunks::{PageChunk, PageChunker};
 pub use ranks::{RankSlice, Stages, sources_of, targets_of};
-pub use rows::{PagePair, StridedRow, rows};
+pub use rows::{PagePair, StridedRow, rows, side_rows};
 
 /// Why a plan cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -98,7 +98,8 @@ impl PeerEngine {
                     devices,
                     ..RdmaOptions::default()
                 }),
-            };
+ letters: None,
+};
             Endpoint::start(TcpListener::bind((host, port))?, options)
         })?;
         let session = Session {
