@@ -178,7 +178,12 @@ impl StateShape {
         Self::new(rule, 1, 1, bytes)
     }
 
-    pub(crate) fn new(
+    /// A shape by its numbers: `outer` runs of `parts` parts over all ranks, of `part_bytes` bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Unfit`].
+    pub fn new(
         rule: StateRule,
         outer: u64,
         parts: u64,

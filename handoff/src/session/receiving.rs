@@ -23,6 +23,9 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// The pause before a room is closed again in which a write did not end.
 const CLOSE_AGAIN: Duration = Duration::from_millis(100);
 
+/// The longest time from a room's begin to a failure without a reason.
+const MAX_FAILURE_MICROS: u64 = 3000;
+
 /// A request to receive into pages.
 #[derive(Clone, Debug)]
 pub(super) struct ReceiveCall {
@@ -300,7 +303,7 @@ impl Agent {
         if self.failure_probability <= 0.0 || rand::random::<f64>() >= self.failure_probability {
             return;
         }
-        let delay = Duration::from_micros(rand::random::<u64>() % 50_000);
+        let delay = Duration::from_micros(rand::random::<u64>() % MAX_FAILURE_MICROS);
         let events = self.events.clone();
         tokio::spawn(async move {
             tokio::time::sleep(delay).await;

@@ -187,7 +187,7 @@ fn bad_calls_are_refused_and_change_nothing() {
         Some(HandoffError::NoSuchPage)
     );
     assert!(matches!(
-        receive(vec![0], &all[..1], 2),
+        receive(vec![0], &all[..0], 2),
         Some(HandoffError::Plan(_))
     ));
     assert!(matches!(
