@@ -330,6 +330,39 @@ impl HandoffSession {
         decode_ranks: u32,
         deadline: Instant,
     ) -> Result<Sending, HandoffError> {
+        self.open_sending(room, pages, decode_ranks, (None, deadline))
+    }
+
+    /// Offers a request's pages, which are all computed, until decode asks for them: at once (eager), or
+    /// when it uses them (delayed). They stay pinned until decode has them, or until `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// As [`HandoffSession::send`].
+    pub fn offer(
+        &self,
+        room: RoomId,
+        pages: Vec<u32>,
+        decode_ranks: u32,
+        deadline: Instant,
+    ) -> Result<Sending, HandoffError> {
+        let patience = deadline.saturating_duration_since(Instant::now());
+        let sending = self.open_sending(room, pages, decode_ranks, (Some(patience), deadline))?;
+        if sending.pages > 0 {
+            sending.produced(0..sending.pages, sending.layers())?;
+        }
+        sending.finish(Vec::new())?;
+        Ok(sending)
+    }
+
+    /// With a patience decode may take this long to ask, instead of the limit of a room.
+    fn open_sending(
+        &self,
+        room: RoomId,
+        pages: Vec<u32>,
+        decode_ranks: u32,
+        (patience, deadline): (Option<Duration>, Instant),
+    ) -> Result<Sending, HandoffError> {
         if !self.memory.has_pages(&pages) {
             return Err(HandoffError::NoSuchPage);
         }
@@ -347,6 +380,7 @@ impl HandoffSession {
             room,
             pages,
             receivers,
+            patience,
             deadline,
         };
         if let Err(error) = self.call(Call::Send(call, Arc::clone(&cell))) {

@@ -567,6 +567,9 @@ class HandoffSession:
     def send(
         self, room: int, pages: list[int], decode_tp: int, timeout: float
     ) -> HandoffSending: ...
+    def offer(
+        self, room: int, pages: list[int], decode_tp: int, timeout: float
+    ) -> HandoffSending: ...
     def receive(
         self,
         room: int,

@@ -31,13 +31,23 @@ What to know first:
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from kvpool import _native
 
-__all__ = ["AuxLayout", "Bootstrap", "Poll", "Receiving", "Sending", "Session", "State"]
+__all__ = [
+    "AuxLayout",
+    "Bootstrap",
+    "Offering",
+    "Poll",
+    "Pulling",
+    "Receiving",
+    "Sending",
+    "Session",
+    "State",
+]
 
 
 class Poll(enum.IntEnum):
@@ -149,6 +159,13 @@ class Sending(_Transfer):
         self._native.finish(aux or b"")
 
 
+class Offering(_Transfer):
+    """Prefill's end of a pull: pages that decode may ask for. It is given up when this object goes before
+    its end."""
+
+    _native: _native.HandoffSending
+
+
 class Receiving(_Transfer):
     """Decode's end of one request. It is given up when this object goes before its end."""
 
@@ -158,6 +175,53 @@ class Receiving(_Transfer):
     def aux(self) -> bytes | None:
         """The slot of metadata, after SUCCESS, where it was asked for."""
         return self._native.aux()
+
+
+class Pulling:
+    """Decode's end of a pull. A delayed one is a proxy, which holds no memory and asks for nothing, until
+    `use` names the pages."""
+
+    def __init__(self, begin: Callable[[Sequence[int]], Receiving]) -> None:
+        self._begin = begin
+        self._receiving: Receiving | None = None
+        self._is_aborted = False
+
+    def use(self, pages: Sequence[int]) -> None:
+        """Asks for the bytes, into this rank's pages for those of the request after the held ones. Raises
+        ValueError when it was used or aborted before."""
+        if self._receiving is not None or self._is_aborted:
+            raise ValueError("the pull was used or aborted before")
+        self._receiving = self._begin(pages)
+
+    @property
+    def poll(self) -> Poll:
+        """The present state: WAITING_FOR_INPUT before `use`."""
+        if self._receiving is None:
+            return Poll.FAILED if self._is_aborted else Poll.WAITING_FOR_INPUT
+        return self._receiving.poll
+
+    @property
+    def error(self) -> str | None:
+        """Why the pull failed: a code."""
+        if self._receiving is None:
+            return "draining" if self._is_aborted else None
+        return self._receiving.error
+
+    @property
+    def released(self) -> bool:
+        """Whether nothing touches the pages for this pull any more."""
+        return True if self._receiving is None else self._receiving.released
+
+    def wait(self, timeout: float) -> Poll:
+        """Waits until the pull has ended and its pages are released, at most `timeout` seconds. Returns
+        at once before `use`."""
+        return self.poll if self._receiving is None else self._receiving.wait(timeout)
+
+    def abort(self) -> None:
+        """Gives the pull up. Before `use` prefill is not told: its pins end with the offer's timeout."""
+        self._is_aborted = True
+        if self._receiving is not None:
+            self._receiving.abort()
 
 
 class Session:
@@ -231,6 +295,43 @@ class Session:
         Keep them until `released`. `decode_tp`: the number of decode's tensor-parallel ranks. Raises an
         Error with the code `in_progress` while the room is open."""
         return Sending(self._native.send(room, list(pages), decode_tp, timeout))
+
+    def offer(
+        self, room: int, pages: Sequence[int], *, decode_tp: int = 1, timeout: float = 360.0
+    ) -> Offering:
+        """Offers a request's pages, all of them computed, for decode to pull. They stay pinned until
+        decode has them, its process is lost, or `timeout` seconds have passed."""
+        return Offering(self._native.offer(room, list(pages), decode_tp, timeout))
+
+    def pull(
+        self,
+        room: int,
+        pages: Sequence[int] | None,
+        senders: Sequence[str],
+        *,
+        held: int = 0,
+        prefill_tp: int | None = None,
+        prefill_layers: Sequence[int] | None = None,
+        timeout: float = 300.0,
+    ) -> Pulling:
+        """Pulls the pages of an offer: at once with `pages`, or delayed, with None, until `Pulling.use`.
+        The other arguments are those of `receive`; `timeout` counts from the use."""
+
+        def begin(used: Sequence[int]) -> Receiving:
+            return self.receive(
+                room,
+                used,
+                senders,
+                held=held,
+                prefill_tp=prefill_tp,
+                prefill_layers=prefill_layers,
+                timeout=timeout,
+            )
+
+        pulling = Pulling(begin)
+        if pages is not None:
+            pulling.use(pages)
+        return pulling
 
     def receive(
         self,

@@ -27,6 +27,8 @@ pub(super) struct SendCall {
     /// This rank's pages of the request, from its first token.
     pub(super) pages: Vec<u32>,
     pub(super) receivers: usize,
+    /// How long decode may take to ask, where that differs from the limits.
+    pub(super) patience: Option<Duration>,
     pub(super) deadline: Instant,
 }
 
@@ -59,6 +61,8 @@ impl Agent {
     pub(super) fn open_sending(&mut self, call: SendCall, cell: Arc<TransferCell>) {
         let id = call.room;
         let pages = u32::try_from(call.pages.len()).unwrap_or(u32::MAX);
+        let mut limits = self.limits;
+        limits.bootstrapping = call.patience.unwrap_or(limits.bootstrapping);
         let plan = RoomSenderPlan {
             room: id,
             rectangle: PageRectangle {
@@ -66,7 +70,7 @@ impl Agent {
                 layers: self.memory.layers(),
             },
             receivers: call.receivers,
-            limits: self.limits,
+            limits,
             deadline: self.moment(call.deadline),
         };
         let (now, mut out) = (self.now(), Vec::new());

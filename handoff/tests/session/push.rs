@@ -2,8 +2,8 @@
 
 use crate::ranks::{Group, PAGES, Rank, soon, succeeded};
 use kvpool_handoff::plan::PageLayout;
-use kvpool_handoff::room::{PollState, RoomId};
-use kvpool_handoff::session::{HandoffError, Receiving, Sending};
+use kvpool_handoff::room::{PollState, RoomId, RoomLimits};
+use kvpool_handoff::session::{HandoffError, HandoffOptions, Receiving, Sending};
 use kvpool_types::Code;
 use std::time::{Duration, Instant};
 
@@ -221,6 +221,56 @@ fn bad_calls_are_refused_and_change_nothing() {
         (PollState::Failed, Some(Code::Draining))
     );
     assert!(state.is_released);
+}
+
+/// Rows P3, P4: decode asks for pages that were offered before, later than a room would wait.
+#[test]
+fn p4_an_offer_waits_for_decode_and_its_pins_end_with_done() {
+    let group = Group::of(2, &[1], PageLayout::TokenMajor);
+    let limits = RoomLimits {
+        bootstrapping: Duration::from_millis(100),
+        ..RoomLimits::default()
+    };
+    let start = |rank| {
+        let options = HandoffOptions {
+            limits,
+            ..HandoffOptions::default()
+        };
+        Rank::start_with(&group, 0, rank, options)
+    };
+    let (prefill, decode) = (
+        [start(0), start(1)],
+        Rank::start(&Group::of(1, &[1], PageLayout::TokenMajor), 0, 0),
+    );
+    let offered = prefill.each_ref().map(|rank| {
+        rank.fill(&[4, 5, 6]);
+        rank.session
+            .offer(RoomId(1), vec![4, 5, 6], 1, soon())
+            .unwrap()
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(prefill[0].session.pinned(), 3);
+    let addresses = prefill.each_ref().map(Rank::address);
+    let of_room = (1, vec![8, 9]);
+    let layers = group.layers();
+    let receiving =
+        decode
+            .session
+            .receive(RoomId(1), of_room, &addresses, (2, &layers), false, soon());
+    succeeded(&receiving.unwrap().wait(soon()));
+    decode.check(1, &[8, 9]).unwrap();
+    for (rank, offered) in prefill.iter().zip(&offered) {
+        succeeded(&offered.wait(soon()));
+        assert_eq!(rank.session.pinned(), 0);
+    }
+    // Row P7: an offer that nobody takes ends at its deadline.
+    let deadline = Instant::now() + Duration::from_millis(200);
+    let forgotten = prefill[0]
+        .session
+        .offer(RoomId(2), vec![1], 1, deadline)
+        .unwrap();
+    assert_eq!(forgotten.wait(soon()).failure, Some(Code::DeadlineExceeded));
+    assert_eq!(prefill[0].session.pinned(), 0);
 }
 
 /// Hundreds of rooms at once, in both directions of two processes.
