@@ -208,6 +208,18 @@ impl HandoffSession {
         Ok(HandoffSending(sending.map_err(|error| fault(&error))?))
     }
 
+    fn offer(
+        &self,
+        room: u64,
+        pages: Vec<u32>,
+        decode_tp: u32,
+        timeout: f64,
+    ) -> PyResult<HandoffSending> {
+        let session = self.session()?;
+        let offering = session.offer(RoomId(room), pages, decode_tp, deadline(timeout)?);
+        Ok(HandoffSending(offering.map_err(|error| fault(&error))?))
+    }
+
     #[allow(
         clippy::too_many_arguments,
         reason = "kvpool.handoff.Session.receive names them"
