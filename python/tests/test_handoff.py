@@ -1,0 +1,175 @@
+"""Hand-offs between sessions of this process, and with one that is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import kvpool
+import numpy as np
+import pytest
+from kvpool import handoff
+
+PAGE = 16 * 4 * 64
+WAIT = 30.0
+
+
+def memory(fill: int | None = None) -> np.ndarray:
+    """Eight pages; distinct bytes by default."""
+    if fill is None:
+        return np.random.default_rng(7).integers(0, 256, 8 * PAGE, dtype="uint8")
+    return np.full(8 * PAGE, fill, dtype="uint8")
+
+
+def state(of: np.ndarray, ranks: int = 1) -> handoff.State:
+    pages = 8 * ranks
+    return handoff.State("k", layer=0, base=of.ctypes.data, pages=pages, outer=16, parts=4, part_bytes=64)
+
+
+def session(of: np.ndarray, **settings: object) -> handoff.Session:
+    return handoff.Session([state(of)], page_tokens=16, **settings)
+
+
+def test_a_push_moves_its_pages_and_the_metadata() -> None:
+    here, there = memory(), memory(0)
+    with session(here) as prefill, session(there) as decode:
+        receiving = decode.receive(7, [5, 6], [prefill.address], held=1, aux=True)
+        assert receiving.poll in (handoff.Poll.BOOTSTRAPPING, handoff.Poll.WAITING_FOR_INPUT)
+        sending = prefill.send(7, [2, 0, 1])
+        assert prefill.pinned() == 3
+        sending.produced(0, 2)
+        sending.produced(2, 1)
+        sending.finish(b"\x2a")
+        assert receiving.wait(WAIT) is handoff.Poll.SUCCESS, receiving.error
+        assert sending.wait(WAIT) is handoff.Poll.SUCCESS
+        assert receiving.released and sending.released
+        assert prefill.pinned() == 0
+    assert (there[5 * PAGE : 7 * PAGE] == here[: 2 * PAGE]).all()
+    assert not there[: 5 * PAGE].any() and not there[7 * PAGE :].any()
+    layout = handoff.AuxLayout()
+    aux = receiving.aux
+    assert aux is not None and len(aux) == layout.slot_bytes and aux[0] == 0x2A
+    begin, _ = layout.range("room")
+    assert int.from_bytes(aux[begin : begin + 8], "little") == 7
+
+
+def test_two_ranks_of_prefill_fill_one_of_decode() -> None:
+    # Heads 0 and 1 are on rank 0, heads 2 and 3 on rank 1.
+    whole = memory().reshape(8, 16, 4, 64)
+    halves = [np.ascontiguousarray(whole[:, :, 2 * rank : 2 * rank + 2]) for rank in range(2)]
+    there = memory(0)
+    prefill = [
+        handoff.Session([state(half)], page_tokens=16, tensor=(rank, 2)) for rank, half in enumerate(halves)
+    ]
+    with prefill[0], prefill[1], session(there) as decode:
+        sendings = [rank.send(1, [3, 4]) for rank in prefill]
+        receiving = decode.receive(1, [0, 7], [rank.address for rank in prefill])
+        for sending in sendings:
+            sending.produced(0, 2)
+            sending.finish()
+        assert receiving.wait(WAIT) is handoff.Poll.SUCCESS, receiving.error
+    came = there.reshape(whole.shape)
+    assert (came[0] == whole[3]).all() and (came[7] == whole[4]).all()
+
+
+def test_a_delayed_pull_holds_nothing_until_its_use() -> None:
+    here, there = memory(), memory(0)
+    with session(here) as prefill, session(there) as decode:
+        offering = prefill.offer(3, [1, 2])
+        pulling = decode.pull(3, None, [prefill.address])
+        time.sleep(0.2)
+        assert pulling.poll is handoff.Poll.WAITING_FOR_INPUT and pulling.released
+        assert not there.any() and prefill.pinned() == 2
+        pulling.use([0, 1])
+        assert pulling.wait(WAIT) is handoff.Poll.SUCCESS, pulling.error
+        assert offering.wait(WAIT) is handoff.Poll.SUCCESS
+        assert (there[: 2 * PAGE] == here[PAGE : 3 * PAGE]).all()
+        with pytest.raises(ValueError):
+            pulling.use([0, 1])
+
+
+def test_bad_arguments_have_typed_errors() -> None:
+    here = memory()
+    with pytest.raises(kvpool.InvalidArgumentError, match="not memory"):
+        handoff.Session([handoff.State("k", 0, 4096, 1, 1, 64)], page_tokens=16)
+    with pytest.raises(kvpool.InvalidArgumentError, match="rule"):
+        handoff.Session([handoff.State("k", 0, here.ctypes.data, 1, 1, 64, rule="half")], page_tokens=16)
+    with pytest.raises(kvpool.InvalidArgumentError, match="does not exist"):
+        session(here, tensor=(2, 2))
+    with session(here) as one:
+        with pytest.raises(kvpool.InvalidArgumentError, match="page"):
+            one.send(1, [8])
+        with pytest.raises(kvpool.InvalidArgumentError):
+            one.receive(1, [0], [])
+        sending = one.send(1, [0, 1])
+        with pytest.raises(kvpool.Error) as repeated:
+            one.send(1, [2])
+        assert repeated.value.code == "in_progress"
+        with pytest.raises(kvpool.InvalidArgumentError):
+            sending.produced(1, 2)
+        with pytest.raises(kvpool.InvalidArgumentError, match="slot"):
+            sending.finish(bytes(1 << 20))
+    with pytest.raises(kvpool.ClosedError):
+        one.send(2, [0])
+    assert sending.poll is handoff.Poll.FAILED and sending.released
+
+
+def test_a_prefill_that_is_killed_fails_the_request_within_a_second() -> None:
+    example = """
+import sys, numpy as np
+from kvpool import handoff
+memory = np.zeros(8 * 4096, dtype="uint8")
+state = handoff.State("k", layer=0, base=memory.ctypes.data, pages=8, outer=16, parts=4, part_bytes=64)
+session = handoff.Session([state], page_tokens=16)
+sending = session.send(1, [0, 1])
+sending.produced(0, 1)
+print(session.address, flush=True)
+sys.stdin.read()
+"""
+    child = subprocess.Popen([sys.executable, "-c", example], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        address = child.stdout.readline().decode().strip()
+        with session(memory(0)) as decode:
+            receiving = decode.receive(1, [0, 1], [address])
+            until = time.monotonic() + WAIT
+            while receiving.poll is not handoff.Poll.TRANSFERRING:
+                assert time.monotonic() < until, receiving.error
+                time.sleep(0.001)
+            begin = time.monotonic()
+            os.kill(child.pid, signal.SIGKILL)
+            assert receiving.wait(WAIT) is handoff.Poll.FAILED
+            assert receiving.released and receiving.error == "unreachable"
+            assert time.monotonic() - begin < 2.0
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_the_page_of_the_hand_off_has_an_example_that_runs(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "operations" / "handoff.md"
+    example = tmp_path / "example.py"
+    example.write_text(page.read_text().split("```python\n")[1].split("```")[0])
+    prefill = subprocess.Popen([sys.executable, str(example)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert prefill.stdout is not None
+        address = prefill.stdout.readline().strip()
+        decode = subprocess.run(
+            [sys.executable, str(example), address], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert decode.stdout.split() == ["SUCCESS", "True"]
+        assert prefill.stdout.readline().strip() == "SUCCESS"
+        assert prefill.wait(timeout=60) == 0
+    finally:
+        prefill.kill()
+        prefill.wait()
+
+
+def test_the_bootstrap_server_answers() -> None:
+    import urllib.request
+
+    with handoff.Bootstrap() as server:
+        with urllib.request.urlopen(f"http://{server.address}/health", timeout=10) as answer:
+            assert answer.status == 200
