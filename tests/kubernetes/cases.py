@@ -139,7 +139,7 @@ def upgrade(pool):
         ).stdout.splitlines()]
         bad = [problem for report in reports if (problem := lost(report))]
         assert reports and not bad, f"{len(reports)} loads, with {bad}"
-        blocks = sum(report[call]["blocks"] for report in reports for call in ("put", "get"))
+        blocks = sum(part["blocks"] for report in reports for part in made(report).values())
         failed = pool.shell("cat /scratch/failed").stdout.strip()
         assert not failed, f"puts failed: {failed[:1000]}"
         written = pool.shell("cat /scratch/acknowledged").stdout.split()
@@ -339,10 +339,14 @@ def images(pool):
     return found
 
 
+def made(report):
+    """The kinds of calls that a load made. A load has one call alone if this call waited until the load's end."""
+    return {name: report[name] for name in ("put", "get") if report[name] is not None}
+
+
 def lost(report):
     """What a report of kvctl bench has of blocks that failed, that the pool lost, or that had wrong bytes."""
-    calls = {name: report[name] for name in ("put", "get")}
-    found = {name: {**part["failed"], "evicted": part["evicted"]} for name, part in calls.items()}
+    found = {name: {**part["failed"], "evicted": part["evicted"]} for name, part in made(report).items()}
     found["wrong"] = {"blocks": report["wrong_blocks"]}
     return {name: part for name, part in found.items() if any(part.values())}
 

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import cluster
@@ -254,6 +255,9 @@ def main():
             except (Failed, subprocess.TimeoutExpired, AssertionError) as problem:
                 failed += 1
                 print(f"FAILED {name}: {problem}", flush=True)
+            except Exception:  # noqa: BLE001: a fault of one case must not end the others
+                failed += 1
+                print(f"FAILED {name}: {traceback.format_exc()}", flush=True)
     finally:
         if asked.own and not asked.keep:
             cluster.down()
