@@ -205,7 +205,7 @@ SHELL = """
 export PATH=/usr/local/bin:/bin HOME=/scratch
 for applet in yes head cat cmp seq wc grep sleep rm; do eval "$applet() { busybox $applet \\"\\$@\\"; }"; done
 bytes() { busybox yes "$1" | busybox head -c "$2"; }
-put() { bytes "$1" "$2" | kvctl --timeout 30s put "$1" - > /dev/null; }
+put() { bytes "$1" "$2" | kvctl --timeout 60s put "$1" - > /dev/null; }
 same() { kvctl --timeout 10s get "$1" > /scratch/got 2> /scratch/why && bytes "$1" "$2" | busybox cmp - /scratch/got; }
 """
 
