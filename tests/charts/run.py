@@ -6,7 +6,8 @@
 
 It needs helm 3 or 4: in the path, or named in KVPOOL_HELM.
  1. `helm lint --strict` finds nothing.
- 2. Each file of values/ makes manifests that the schemas of Kubernetes admit, and so is the example worker.
+ 2. Each file of values/ makes manifests that the schemas of Kubernetes admit, and whose ports name their protocol. So
+    does the example worker.
  3. Each set of refused.yaml is refused, and the message names the key.
  4. The defaults of values.yaml and of values.schema.json are the same.
  5. checkov finds nothing but what checkov.yaml explains.
@@ -93,6 +94,22 @@ def invalid(manifests, versions):
     return None
 
 
+def without_protocol(manifests):
+    """The first port that does not name its protocol. Kubernetes 1.20 refuses it from Helm 4, which applies on the
+    server."""
+    import yaml
+
+    for thing in yaml.safe_load_all(manifests):
+        spec = thing.get("spec", {}) if thing else {}
+        services = spec.get("ports", []) if thing and thing["kind"] == "Service" else []
+        pod = spec.get("template", {}).get("spec", {})
+        containers = [port for container in pod.get("containers", []) for port in container.get("ports", [])]
+        for port in [*services, *containers]:
+            if "protocol" not in port:
+                return f"{thing['kind']} {thing['metadata']['name']}: {port}"
+    return None
+
+
 def schema_default(schema):
     """The defaults of a schema, as the values that they stand for."""
     if "default" in schema:
@@ -168,10 +185,12 @@ def main():
         if error is None:
             manifests[values.stem] = text
             tally.check(f"{values.name} in Kubernetes' schemas", invalid(text, versions))
+            tally.check(f"protocols of {values.name}", without_protocol(text))
             _, error = helm("lint", "--strict", "--values", values, CHART)
             tally.check(f"helm lint --strict {values.name}", error)
     example = (CHART / "examples/vllm.yaml").read_text()
     tally.check("examples/vllm.yaml", invalid(example, versions))
+    tally.check("protocols of examples/vllm.yaml", without_protocol(example))
 
     refused = yaml.safe_load((HERE / "refused.yaml").read_text())
     tally.check("refused.yaml", None if len(refused) >= 30 else f"{len(refused)} sets, and 30 are wanted")

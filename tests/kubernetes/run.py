@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import cluster
@@ -204,7 +205,7 @@ SHELL = """
 export PATH=/usr/local/bin:/bin HOME=/scratch
 for applet in yes head cat cmp seq wc grep sleep rm; do eval "$applet() { busybox $applet \\"\\$@\\"; }"; done
 bytes() { busybox yes "$1" | busybox head -c "$2"; }
-put() { bytes "$1" "$2" | kvctl --timeout 30s put "$1" - > /dev/null; }
+put() { bytes "$1" "$2" | kvctl --timeout 60s put "$1" - > /dev/null; }
 same() { kvctl --timeout 10s get "$1" > /scratch/got 2> /scratch/why && bytes "$1" "$2" | busybox cmp - /scratch/got; }
 """
 
@@ -254,6 +255,9 @@ def main():
             except (Failed, subprocess.TimeoutExpired, AssertionError) as problem:
                 failed += 1
                 print(f"FAILED {name}: {problem}", flush=True)
+            except Exception:  # noqa: BLE001: a fault of one case must not end the others
+                failed += 1
+                print(f"FAILED {name}: {traceback.format_exc()}", flush=True)
     finally:
         if asked.own and not asked.keep:
             cluster.down()
