@@ -26,6 +26,11 @@ const IDLE: Duration = Duration::from_secs(60);
 /// How long a session that closes waits for its transfers.
 const CLOSING: Duration = Duration::from_secs(3);
 
+/// How long the last messages may take.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// The time between two looks at what keeps a session from its end.
+const LOOK: Duration = Duration::from_millis(2);
+
 /// A request of the session's caller.
 #[derive(Debug)]
 pub(super) enum Call {
@@ -107,17 +112,20 @@ impl Agent {
         let mut sweeps_at = Instant::now() + IDLE;
         loop {
             let now = Instant::now();
-            if let Some(end) = closes_at
-                && (now >= end || !self.holds_pages())
-            {
-                break;
+            if let Some(end) = closes_at {
+                // The last messages let the other ends end, too.
+                let is_silent = !self.peers.has_unsent() || now + CLOSING - FAREWELL >= end;
+                if now >= end || (!self.holds_pages() && is_silent) {
+                    break;
+                }
             }
             if now >= sweeps_at {
                 self.sweep();
                 sweeps_at = now + IDLE;
             }
             let wake = self.next_wake().map(|moment| self.origin + moment.0);
-            let wake = wake.into_iter().chain(closes_at).chain([sweeps_at]).min();
+            let looks_at = closes_at.map(|_| now + LOOK);
+            let wake = wake.into_iter().chain(looks_at).chain([sweeps_at]).min();
             let event = match wake.filter(|wake| *wake > now) {
                 Some(wake) => {
                     let receiving = tokio::time::timeout_at(wake.into(), events.recv());

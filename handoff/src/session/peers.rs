@@ -13,6 +13,7 @@ use kvpool_transport::peer::{Endpoint, PeerLink, PeerLoss, PeerWatch, PeerWatchO
 use kvpool_types::{Code, Incarnation};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -35,6 +36,8 @@ pub(super) struct PeerContext {
     pub(super) watch: PeerWatchOptions,
     /// The first letter on every connection.
     pub(super) registration: Vec<u8>,
+    /// The letters that wait, or are under way.
+    pub(super) unsent: AtomicUsize,
 }
 
 struct Peer {
@@ -73,7 +76,14 @@ impl Peers {
         };
         if peer.letters.try_send(message.encode()).is_err() {
             tracing::debug!(address, "a message is dropped: the peer's queue is full");
+            return;
         }
+        self.context.unsent.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether letters wait, or are under way.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.context.unsent.load(Ordering::Relaxed) > 0
     }
 
     /// Connects to a peer, if it is new.
@@ -230,6 +240,7 @@ impl PeerTask {
         let registration = self.context.registration.clone();
         let mut next = Some(registration);
         loop {
+            let is_queued = next.is_none();
             let letter = match next.take() {
                 Some(letter) => letter,
                 None => tokio::select! {
@@ -238,24 +249,35 @@ impl PeerTask {
                     letter = self.queue.recv() => letter?,
                 },
             };
-            for _ in 0..ATTEMPTS {
-                let posted = connection.link.post(&letter, Instant::now() + CALL).await;
-                match posted {
-                    Ok(()) => break,
-                    Err(error) if error.code.is_retryable() => {
-                        tracing::debug!(address = self.address, %error, "a letter is sent again");
-                        if !connection.link.is_open() {
-                            // The watch tells whether the peer lives.
-                            return Some(PeerLoss::Closed);
-                        }
-                        tokio::time::sleep(PAUSE).await;
+            let is_over = self.post(&connection.link, &letter).await;
+            if is_queued {
+                self.context.unsent.fetch_sub(1, Ordering::Relaxed);
+            }
+            if is_over {
+                // The watch of the next connection tells whether the peer lives.
+                return Some(PeerLoss::Closed);
+            }
+        }
+    }
+
+    /// Sends one letter. True when the connection is over.
+    async fn post(&self, link: &PeerLink, letter: &[u8]) -> bool {
+        for _ in 0..ATTEMPTS {
+            match link.post(letter, Instant::now() + CALL).await {
+                Ok(()) => return false,
+                Err(error) if error.code.is_retryable() => {
+                    tracing::debug!(address = self.address, %error, "a letter is sent again");
+                    if !link.is_open() {
+                        return true;
                     }
-                    Err(error) => {
-                        tracing::warn!(address = self.address, %error, "a peer refuses a letter");
-                        break;
-                    }
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(error) => {
+                    tracing::warn!(address = self.address, %error, "a peer refuses a letter");
+                    return false;
                 }
             }
         }
+        false
     }
 }
