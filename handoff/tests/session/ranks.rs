@@ -58,7 +58,7 @@ fn shapes(layout: PageLayout) -> [StateShape; 3] {
 fn byte(page: u32, layer: u32, name: usize, offset: u64) -> u8 {
     let mut mixed = u64::from(page) * 0x9e37_79b9 + u64::from(layer) * 0x85eb_ca6b;
     mixed = (mixed + name as u64 * 0xc2b2_ae35 + offset).wrapping_mul(0x2545_f491_4f6c_dd1d);
-    (mixed >> 40) as u8
+    mixed.to_le_bytes()[5]
 }
 
 impl Rank {
