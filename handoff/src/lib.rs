@@ -22,9 +22,10 @@
 //! - [`session`]: a process's end of all its rooms and pulls, over the transport
 //! - [`bootstrap`]: the HTTP server of the registry
 //!
-//! Everything but [`bootstrap`] and [`session`] is pure: no I/O, no clock, no randomness. Time comes in as a [`Moment`]. A state
-//! machine takes an event and returns actions, which the caller performs.
+//! Everything but [`bootstrap`] and [`session`] is pure: no I/O, no clock, no randomness. Time comes
+//! in as a [`Moment`]. A state machine takes an event and returns actions, which the caller performs.
 //! `tests/network/` runs the machines over a network that loses, repeats and delays messages.
+//! `tests/session/` runs sessions over real connections.
 //!
 //! This crate is not for blocks of the pool: a block is named by its content and found by the
 //! master. A room is named by its request and known to its two ends alone. ADR 0049 says why.

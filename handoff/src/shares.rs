@@ -1,8 +1,9 @@
 //! What one prefill rank sends to one decode rank, as both of them work it out.
 //!
 //! A room has a view for the slot of metadata, where a sender fills it, and then one for each state,
-//! in the order of the receiver's states. In a view the pages of the request follow each other, from the first page that the receiver lacks. So
-//! a sender needs no address and no page number of the receiver.
+//! in the order of the receiver's states. In a view the pages of the request follow each other, from
+//! the first page that the receiver lacks. So a sender needs no address and no page number of the
+//! receiver.
 
 use crate::plan::{PlanError, RankSlice, Stages, sources_of, targets_of};
 use crate::registration::RankDescription;

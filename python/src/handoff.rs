@@ -97,7 +97,6 @@ fn rule(name: &str) -> PyResult<StateRule> {
 #[pymethods]
 impl HandoffSession {
     #[new]
-    #[pyo3(signature = (states, page_tokens, listen, advertise, name, secret, tensor, pipeline, hidden_bytes, failure_probability))]
     #[allow(
         clippy::too_many_arguments,
         reason = "kvpool.handoff.Session names them"
