@@ -303,8 +303,13 @@ impl Agent {
         if self.failure_probability <= 0.0 || rand::random::<f64>() >= self.failure_probability {
             return;
         }
-        let delay = Duration::from_micros(rand::random::<u64>() % MAX_FAILURE_MICROS);
         let events = self.events.clone();
+        if rand::random() {
+            // The agent itself is alive.
+            drop(events.send(end));
+            return;
+        }
+        let delay = Duration::from_micros(rand::random::<u64>() % MAX_FAILURE_MICROS);
         tokio::spawn(async move {
             tokio::time::sleep(delay).await;
             drop(events.send(end));
