@@ -161,6 +161,16 @@ pub struct SenderDesk {
     early: Vec<EarlyOffer>,
     tombstones: Tombstones,
     ended: Vec<(RoomId, RoomOutcome)>,
+    /// Rooms that one side gave up, for the other side that has not named them yet.
+    given_up: BTreeMap<RoomId, GivenUp>,
+}
+
+/// Which side gave a room up, and why.
+#[derive(Clone, Copy, Debug)]
+struct GivenUp {
+    by_receiver: bool,
+    code: Code,
+    until: Moment,
 }
 
 impl SenderDesk {
@@ -172,6 +182,7 @@ impl SenderDesk {
             early: Vec::new(),
             tombstones: Tombstones::new(options.tombstones),
             ended: Vec::new(),
+            given_up: BTreeMap::new(),
         }
     }
 
@@ -201,6 +212,11 @@ impl SenderDesk {
             // An early offer may have ended meanwhile: `take` judges it again.
             let refused = self.take(now, session, ToSender::Offer(offer), out);
             debug_assert!(refused.is_none());
+        }
+        // A receiver may have given the request up already.
+        let given_up = self.given_up.remove(&id);
+        if let Some(GivenUp { code, .. }) = given_up.filter(|it| it.by_receiver && now < it.until) {
+            self.handle(now, id, SenderEvent::Abort { code }, out);
         }
         Ok(())
     }
@@ -302,6 +318,15 @@ impl SenderDesk {
         let tag = message.tag();
         match message {
             ToSender::Offer(offer) => {
+                match self.given_up.get(&tag.room) {
+                    Some(it) if !it.by_receiver && now < it.until => {
+                        let code = it.code;
+                        return Some(ToReceiver::Refuse { tag, code });
+                    }
+                    // The receiver tries again.
+                    Some(_) => drop(self.given_up.remove(&tag.room)),
+                    None => {}
+                }
                 self.early.retain(|early| {
                     early.until > now && (early.session, early.offer.tag) != (session, tag)
                 });
@@ -319,12 +344,28 @@ impl SenderDesk {
             ToSender::Abort { code, .. } => {
                 self.early
                     .retain(|early| (early.session, early.offer.tag) != (session, tag));
+                self.give_up(now, tag.room, (code, true));
                 // The offer may still be under way: it must find the abort.
                 self.tombstones
                     .bury(session, tag, RoomOutcome::Failed(code));
                 Some(ToReceiver::Aborted { tag })
             }
             ToSender::Complete { .. } | ToSender::Lacks { .. } | ToSender::Aborted { .. } => None,
+        }
+    }
+
+    /// Keeps in mind that a room was given up, for the side that has not named it yet.
+    fn give_up(&mut self, now: Moment, room: RoomId, (code, by_receiver): (Code, bool)) {
+        if self.given_up.len() >= self.options.early_offers {
+            self.given_up.retain(|_, it| now < it.until);
+        }
+        if self.given_up.len() < self.options.early_offers {
+            let given_up = GivenUp {
+                by_receiver,
+                code,
+                until: now + self.options.early_ttl,
+            };
+            self.given_up.insert(room, given_up);
         }
     }
 
@@ -337,6 +378,9 @@ impl SenderDesk {
                 self.tombstones.bury(session, tag, outcome);
             }
             self.rooms.remove(&id);
+            if let RoomOutcome::Failed(code) = outcome {
+                self.give_up(now, id, (code, false));
+            }
             self.ended.push((id, outcome));
         }
     }

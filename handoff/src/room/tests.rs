@@ -383,6 +383,48 @@ fn early_offers_are_bounded_and_expire() {
     assert_eq!(desk.take(at(30_001), D, of(8), &mut out), None);
 }
 
+/// A side that names a room after the other gave it up learns of that at once, and may try again.
+#[test]
+fn a_room_that_was_given_up_early_fails_the_other_side_at_once() {
+    let mut out = Vec::new();
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    // Prefill gives up before decode offers.
+    desk.open(at(0), sender_plan(), &mut out).unwrap();
+    let code = Code::Draining;
+    desk.handle(at(1), TAG.room, SenderEvent::Abort { code }, &mut out);
+    assert!(desk.room(TAG.room).is_none());
+    let refused = desk.take(at(2), D, ToSender::Offer(offer()), &mut out);
+    assert_eq!(refused, Some(ToReceiver::Refuse { tag: TAG, code }));
+    // Prefill tries again: the room is open.
+    desk.open(at(3), sender_plan(), &mut out).unwrap();
+    assert_eq!(
+        desk.take(at(4), D, ToSender::Offer(offer()), &mut out),
+        None
+    );
+    let waits = desk.room(TAG.room).map(RoomSender::poll);
+    assert_eq!(waits, Some(PollState::WaitingForInput));
+    // Decode gives up before prefill opens.
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    let abort = ToSender::Abort { tag: TAG, code };
+    let answer = desk.take(at(0), D, abort, &mut out);
+    assert_eq!(answer, Some(ToReceiver::Aborted { tag: TAG }));
+    desk.open(at(1), sender_plan(), &mut out).unwrap();
+    assert!(desk.room(TAG.room).is_none());
+    assert_eq!(desk.take_ended(), [(TAG.room, RoomOutcome::Failed(code))]);
+    // Decode gives up, and tries again before prefill opens.
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    desk.take(at(0), D, ToSender::Abort { tag: TAG, code }, &mut out);
+    let tag = RoomTag {
+        generation: RoomGeneration(4),
+        ..TAG
+    };
+    let again = ToSender::Offer(RoomOffer { tag, ..offer() });
+    assert_eq!(desk.take(at(1), D, again, &mut out), None);
+    desk.open(at(2), sender_plan(), &mut out).unwrap();
+    let waits = desk.room(TAG.room).map(RoomSender::poll);
+    assert_eq!(waits, Some(PollState::WaitingForInput));
+}
+
 #[test]
 fn page_lists_that_do_not_fit_the_request_are_refused() {
     let short = RoomOffer {
