@@ -132,7 +132,8 @@ sys.stdin.read()
     try:
         assert child.stdout is not None
         address = child.stdout.readline().decode().strip()
-        with session(memory(0)) as decode:
+        there = memory(0)
+        with session(there) as decode:
             receiving = decode.receive(1, [0, 1], [address])
             until = time.monotonic() + WAIT
             while receiving.poll is not handoff.Poll.TRANSFERRING:
