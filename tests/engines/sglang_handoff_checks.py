@@ -46,11 +46,12 @@ def variables() -> dict[str, str]:
 def check(environment: Environment, work: Path, tally: Tally, only: set[str]) -> None:
     """All checks, or those parts that are named in `only`."""
     subprocess.run([environment.python, HERE / "tiny_model.py", work / "llama"], check=True)
-    if not only or "mooncake-classes" in only:
-        for ranks in ("1:1", "2:1", "1:2"):
-            check_classes(environment, work, tally, "mooncake", ranks)
-    if not only or "mooncake" in only:
-        check_engines(environment, work / "mooncake", tally, "mooncake")
+    for backend in ("mooncake", "kvpool"):
+        if not only or f"{backend}-classes" in only:
+            for ranks in ("1:1", "2:1", "1:2"):
+                check_classes(environment, work, tally, backend, ranks)
+        if not only or backend in only:
+            check_engines(environment, work / backend, tally, backend)
 
 
 def check_classes(environment: Environment, work: Path, tally: Tally, backend: str, ranks: str) -> None:
@@ -60,7 +61,9 @@ def check_classes(environment: Environment, work: Path, tally: Tally, backend: s
     done = subprocess.run(
         [environment.python, HERE / "sglang_classes.py", backend, ranks, str(free_port())],
         cwd=work,
-        env=with_path(environment.commands, **variables()),
+        env=with_path(
+            environment.commands, KVPOOL_HANDOFF_DECODE_RANKS=ranks.rpartition(":")[2], **variables()
+        ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
