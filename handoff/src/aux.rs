@@ -48,6 +48,22 @@ impl AuxField {
         Self::HiddenStates,
         Self::Room,
     ];
+
+    /// The field's name in the documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OutputIds => "output_ids",
+            Self::CachedTokens => "cached_tokens",
+            Self::TokenLogprobValues => "token_logprobs_val",
+            Self::TokenLogprobIndices => "token_logprobs_idx",
+            Self::TopLogprobValues => "top_logprobs_val",
+            Self::TopLogprobIndices => "top_logprobs_idx",
+            Self::TopkP => "topk_p",
+            Self::TopkIndices => "topk_index",
+            Self::HiddenStates => "hidden_states",
+            Self::Room => "room",
+        }
+    }
 }
 
 /// Where the fields of a slot lie.

@@ -18,9 +18,11 @@
 //! - [`registration`]: what one end tells the other once: layout and regions
 //! - [`registry`]: the bootstrap registry, and the HTTP dialects that engines speak to it
 //! - [`wire`]: the messages as bytes
+//! - [`shares`]: what one prefill rank sends to one decode rank
+//! - [`session`]: a process's end of all its rooms and pulls, over the transport
 //! - [`bootstrap`]: the HTTP server of the registry
 //!
-//! Everything but [`bootstrap`] is pure: no I/O, no clock, no randomness. Time comes in as a [`Moment`]. A state
+//! Everything but [`bootstrap`] and [`session`] is pure: no I/O, no clock, no randomness. Time comes in as a [`Moment`]. A state
 //! machine takes an event and returns actions, which the caller performs.
 //! `tests/network/` runs the machines over a network that loses, repeats and delays messages.
 //!
@@ -39,6 +41,8 @@ pub mod registration;
 pub mod registry;
 
 pub mod room;
+pub mod session;
+pub mod shares;
 pub mod wire;
 
 pub use moment::Moment;

@@ -25,7 +25,7 @@ mod tests;
 
 pub use chunks::{PageChunk, PageChunker};
 pub use ranks::{RankSlice, Stages, sources_of, targets_of};
-pub use rows::{PagePair, StridedRow, rows};
+pub use rows::{PagePair, StridedRow, rows, side_rows};
 
 /// Why a plan cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -178,7 +178,12 @@ impl StateShape {
         Self::new(rule, 1, 1, bytes)
     }
 
-    pub(crate) fn new(
+    /// A shape by its numbers: `outer` runs of `parts` parts over all ranks, of `part_bytes` bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Unfit`].
+    pub fn new(
         rule: StateRule,
         outer: u64,
         parts: u64,

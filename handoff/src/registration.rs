@@ -3,6 +3,7 @@
 use crate::plan::{PlanError, Stages, StateShape};
 use kvpool_types::Incarnation;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// One state of a rank: a region of its memory that is divided into pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,8 +33,6 @@ pub struct RankDescription {
     pub page_tokens: u32,
     /// The bytes of the hidden states in a slot of metadata.
     pub hidden_bytes: u32,
-    /// The address of the first slot of metadata, and the number of slots.
-    pub aux: (u64, u32),
     /// The states.
     pub states: Vec<StateRegion>,
 }
@@ -74,7 +73,7 @@ pub enum RegistrationOutcome {
 pub struct RegisteredRanks {
     page_tokens: u32,
     capacity: usize,
-    ranks: BTreeMap<Incarnation, RankDescription>,
+    ranks: BTreeMap<Incarnation, Arc<RankDescription>>,
 }
 
 impl RegisteredRanks {
@@ -98,7 +97,7 @@ impl RegisteredRanks {
         rank: RankDescription,
     ) -> Result<RegistrationOutcome, RegistrationError> {
         if let Some(known) = self.ranks.get(&session) {
-            return match *known == rank {
+            return match **known == rank {
                 true => Ok(RegistrationOutcome::Repeated),
                 false => Err(RegistrationError::Changed(session)),
             };
@@ -118,12 +117,12 @@ impl RegisteredRanks {
         if self.ranks.len() >= self.capacity {
             return Err(RegistrationError::Full(self.capacity));
         }
-        self.ranks.insert(session, rank);
+        self.ranks.insert(session, Arc::new(rank));
         Ok(RegistrationOutcome::New)
     }
 
     /// What a process registered.
-    pub fn get(&self, session: Incarnation) -> Option<&RankDescription> {
+    pub fn get(&self, session: Incarnation) -> Option<&Arc<RankDescription>> {
         self.ranks.get(&session)
     }
 
@@ -152,7 +151,6 @@ mod tests {
             pipeline: (0, Stages::new(&[4]).unwrap()),
             page_tokens,
             hidden_bytes: 0,
-            aux: (1 << 41, 4),
             states: vec![state],
         }
     }

@@ -23,8 +23,6 @@ pub const MAX_HANDOFF_MESSAGE: usize = 8 << 20;
 pub enum HandoffMessage {
     /// A rank's layout and regions. Sent once, and harmless when repeated.
     Register(RankDescription),
-    /// Proof that the process lives. Answers itself.
-    Live,
     /// From a receiver of a room.
     ToSender(ToSender),
     /// From a sender of a room.
@@ -58,7 +56,6 @@ impl HandoffMessage {
         use fields::{Envelope, Kind};
         let kind = match self {
             Self::Register(rank) => Kind::Register(rank.into()),
-            Self::Live => Kind::Live(fields::Live {}),
             Self::ToSender(message) => message.into(),
             Self::ToReceiver(message) => message.into(),
             Self::ToPullSender(message) => message.into(),

@@ -1,11 +1,11 @@
 //! The native half of the Python package `kvpool`.
 //!
 //! ```text
-//!  kvpool.Pool, kvpool.aio        mooncake.store          mooncake.engine      (Python)
-//!        │                            │                        │
-//!  kvpool._native: pool               mooncake::store          mooncake::engine (this crate)
-//!        │                            │                        │
-//!        └──────── kvpool-client ─────┘ (+ kvpool-store-node)  kvpool-transport
+//!  kvpool.Pool, kvpool.aio   mooncake.store            mooncake.engine    kvpool.handoff (Python)
+//!        │                       │                         │                 │
+//!  pool                     mooncake::store           mooncake::engine    handoff  (this crate)
+//!        │                       │                         │                 │
+//!        └──── kvpool-client ────┘ (+ kvpool-store-node)  kvpool-transport  kvpool-handoff
 //! ```
 //!
 //! Every call that can wait releases the interpreter lock ([`pyo3::Python::detach`]) and has a deadline. While it
@@ -15,11 +15,13 @@
 //! ADR 0016 says why there is one module and two wheels.
 
 mod errors;
+mod handoff;
 mod home;
 mod interrupts;
 mod keys;
 mod loan;
 mod logs;
+mod mapped;
 mod memory;
 mod mooncake;
 mod places;
@@ -31,6 +33,10 @@ use pyo3::prelude::*;
 /// The module `kvpool._native`: what the package's own modules are made of, not for callers.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use crate::handoff::{
+        HandoffBootstrap, HandoffReceiving, HandoffSending, HandoffSession, handoff_aux_layout,
+    };
     #[pymodule_export]
     use crate::keys::{Namespace, chain_keys};
     #[pymodule_export]

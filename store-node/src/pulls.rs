@@ -219,7 +219,7 @@ impl Shared {
             let (bytes, _) = piece.split_at_mut(left.min(PIECE));
             arrived.read_at(Offset(at), bytes);
             sum.update(bytes);
-            guard.target().write_at(Offset(at), bytes);
+            guard.write_at(Offset(at), bytes);
             at += bytes.len() as u64;
         }
         let sums = sum.finish();

@@ -637,8 +637,8 @@ impl Receive {
 }
 
 impl WriteGuard for Receive {
-    fn target(&self) -> &Slice {
-        &self.target
+    fn parts(&self) -> &[Slice] {
+        std::slice::from_ref(&self.target)
     }
 
     fn finish(mut self: Box<Self>, sums: Vec<Checksum>) -> Code {

@@ -223,17 +223,39 @@ fn copy_pieces(
 
 /// Sums memory that other processes may change: it copies each piece and sums the copy.
 pub fn sum_shared(slice: &Slice) -> BlockSums {
-    let mut scratch = vec![0; Length(PIECE.min(slice.length().0)).as_usize()];
     let mut sum = ChunkedSum::for_length(slice.length());
-    let mut at = 0;
-    while at < slice.length().0 {
-        let piece = PIECE.min(slice.length().0 - at);
-        let (copy, _) = scratch.split_at_mut(Length(piece).as_usize());
-        slice.read_at(Offset(at), copy);
-        sum.update(copy);
-        at += piece;
-    }
+    with_copies(std::slice::from_ref(slice), |copy| sum.update(copy));
     sum.finish()
+}
+
+/// As [`sum_shared`], of scattered memory, for the chunks alone.
+pub(crate) fn chunk_sums_shared(parts: &[Slice]) -> Vec<Checksum> {
+    let mut sum = ChunkedSum::for_length(total_length(parts));
+    with_copies(parts, |copy| sum.update(copy));
+    sum.finish_chunks()
+}
+
+/// As [`sum_shared`], of scattered memory, for all bytes together.
+pub(crate) fn whole_sum_shared(parts: &[Slice]) -> Checksum {
+    let mut sum = Sum::default();
+    with_copies(parts, |copy| sum.update(copy));
+    sum.finish()
+}
+
+/// Copies memory piece by piece, and passes each copy on.
+fn with_copies(parts: &[Slice], mut pass: impl FnMut(&[u8])) {
+    let longest = parts.iter().map(|part| part.length().0).max();
+    let mut scratch = vec![0; Length(PIECE.min(longest.unwrap_or(0))).as_usize()];
+    for part in parts {
+        let mut at = 0;
+        while at < part.length().0 {
+            let piece = PIECE.min(part.length().0 - at);
+            let (copy, _) = scratch.split_at_mut(Length(piece).as_usize());
+            part.read_at(Offset(at), copy);
+            pass(copy);
+            at += piece;
+        }
+    }
 }
 
 /// A position in scattered memory.

@@ -16,7 +16,7 @@ use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest};
 use kvpool_types::wire::frame::Op;
 use kvpool_types::wire::rdma::Registered;
 use kvpool_types::{
-    Checksum, ClientId, Code, Epoch, Extent, Grant, GrantId, Incarnation, Length, SegmentId,
+    Checksum, ClientId, Code, Epoch, Extent, Grant, GrantId, Incarnation, Length, Offset, SegmentId,
 };
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -42,8 +42,24 @@ pub trait Abort: Send + Sync {
 /// A receive into one extent, in progress. Dropping it without [`WriteGuard::finish`] means that
 /// bytes are missing.
 pub trait WriteGuard: Send {
-    /// The memory to write, exactly as long as the extent.
-    fn target(&self) -> &Slice;
+    /// The memory to write, in order, exactly as long as the extent.
+    fn parts(&self) -> &[Slice];
+    /// Copies bytes to a place in the extent. Panics unless they lie inside.
+    fn write_at(&self, from: Offset, bytes: &[u8]) {
+        let (mut skip, mut rest) = (from.0, bytes);
+        for part in self.parts() {
+            let length = part.length().0;
+            if skip >= length {
+                skip -= length;
+                continue;
+            }
+            let fits = Length(length - skip).as_usize().min(rest.len());
+            let (here, after) = rest.split_at(fits);
+            part.write_at(Offset(skip), here);
+            (skip, rest) = (0, after);
+        }
+        assert!(rest.is_empty(), "invariant: bytes lie inside the extent");
+    }
     /// Records that all bytes are in place, with their chunk checksums. Returns the outcome of the
     /// write.
     fn finish(self: Box<Self>, sums: Vec<Checksum>) -> Code;

@@ -12,8 +12,11 @@
 //! - `host`: a process as its data port sees it: its memory is one segment, and offsets are
 //!   addresses
 //! - `mailbox`: short messages from peers
+//! - `letters`: messages of known senders, taken as they arrive
+//! - `links`: one peer's links, for letters and for writes into its rooms
 //! - `plan`: ranges as batches of a link
-//! - `rooms`: extents that one key opens for a while, as a hand-off needs them
+//! - `rooms`: views of memory that one key opens for a while, as a hand-off needs them
+//! - `room_writes`: what was written into a room
 //! - `targets`: the links to peers
 //! - `transfer`: one transfer over these links
 //! - `watch`: the notice of a peer's death
@@ -30,8 +33,11 @@
 pub mod endpoint;
 mod exposed;
 mod host;
+mod letters;
+mod links;
 mod mailbox;
 mod plan;
+mod room_writes;
 mod rooms;
 pub mod secret;
 mod targets;
@@ -41,8 +47,10 @@ mod watch;
 pub use endpoint::{Direction, Endpoint, EndpointOptions, Message, Route};
 pub use exposed::{ExposeError, StillTouched};
 pub use host::{CLUSTER, MEMORY};
+pub use letters::{Letter, LetterBox, LetterOptions};
+pub use links::{PeerLink, RoomPart};
 pub use plan::Move;
-pub use rooms::RoomPass;
+pub use rooms::{ClosedRoom, RoomPass, RoomRows, RoomView};
 pub use secret::Secret;
 pub use watch::{PeerLoss, PeerWatch, PeerWatchOptions};
 

@@ -83,6 +83,40 @@ impl StridedRow {
     }
 }
 
+/// The rows of `parts` parts of the given pages on one rank, in the order of the pages. The region
+/// holds `region_pages` pages, and the rank is one of `ranks`. Both offsets of a row are equal.
+///
+/// # Errors
+///
+/// As [`rows`].
+pub fn side_rows(
+    shape: &StateShape,
+    (first_part, parts): (u64, u64),
+    ranks: u32,
+    pages: &[u32],
+    region_pages: u32,
+) -> Result<Vec<StridedRow>, PlanError> {
+    let slice = RankSlice {
+        source: 0,
+        target: 0,
+        source_part: first_part,
+        target_part: first_part,
+        parts,
+    };
+    let pair = |page: &u32| PagePair {
+        source: *page,
+        target: *page,
+    };
+    let pairs: Vec<PagePair> = pages.iter().map(pair).collect();
+    rows(
+        shape,
+        &slice,
+        (ranks, ranks),
+        &pairs,
+        (region_pages, region_pages),
+    )
+}
+
 /// The rows that move one slice of the given pages, in the order of the pages. The regions hold
 /// `source_pages` and `target_pages` pages.
 ///

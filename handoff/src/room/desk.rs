@@ -160,6 +160,7 @@ pub struct SenderDesk {
     rooms: BTreeMap<RoomId, RoomSender>,
     early: Vec<EarlyOffer>,
     tombstones: Tombstones,
+    ended: Vec<(RoomId, RoomOutcome)>,
 }
 
 impl SenderDesk {
@@ -170,6 +171,7 @@ impl SenderDesk {
             rooms: BTreeMap::new(),
             early: Vec::new(),
             tombstones: Tombstones::new(options.tombstones),
+            ended: Vec::new(),
         }
     }
 
@@ -224,8 +226,10 @@ impl SenderDesk {
     ) -> Option<ToReceiver> {
         let tag = message.tag();
         let outcome = self.tombstones.outcome(session, tag);
+        let is_open = |room: &RoomSender| room.receiver(session, tag).is_some();
+        let is_open = self.rooms.get(&tag.room).is_some_and(is_open);
         match (&message, outcome) {
-            (ToSender::Offer(_), _) if !self.tombstones.admits(session, tag) => {
+            (ToSender::Offer(_), _) if !is_open && !self.tombstones.admits(session, tag) => {
                 let code = match outcome {
                     Some(RoomOutcome::Failed(code)) => code,
                     _ => Code::StaleEpoch,
@@ -248,6 +252,12 @@ impl SenderDesk {
                 _ => None,
             };
         };
+        if let ToSender::Offer(_) = message
+            && let Err(code) = room.may_offer(from, session, tag)
+        {
+            // A process that is no receiver of the room has no index to answer to.
+            return Some(ToReceiver::Refuse { tag, code });
+        }
         let event = SenderEvent::Message {
             from,
             session,
@@ -270,6 +280,11 @@ impl SenderDesk {
             room.handle(now, event, out);
             self.bury(now, id);
         }
+    }
+
+    /// The rooms that tombstones have replaced since the last call.
+    pub fn take_ended(&mut self) -> Vec<(RoomId, RoomOutcome)> {
+        std::mem::take(&mut self.ended)
     }
 
     /// Forgets what a process offered that has ended.
@@ -322,6 +337,7 @@ impl SenderDesk {
                 self.tombstones.bury(session, tag, outcome);
             }
             self.rooms.remove(&id);
+            self.ended.push((id, outcome));
         }
     }
 }

@@ -21,7 +21,7 @@ impl fmt::Debug for RoomKey {
 pub struct RoomOffer {
     /// The room and the receiver's attempt.
     pub tag: RoomTag,
-    /// The receiver's rank among the receivers of the request.
+    /// The receiver's rank among the receivers of the sender.
     pub receiver: u32,
     /// The epoch under which the receiver's transport admits writes.
     pub epoch: u64,
@@ -29,10 +29,12 @@ pub struct RoomOffer {
     pub key: RoomKey,
     /// The number of leading pages that the receiver holds already.
     pub held: u32,
-    /// The receiver's pages for the request's pages from `held` on.
-    pub pages: Vec<u32>,
-    /// The receiver's slot for metadata; `None` when this sender sends none.
-    pub aux_slot: Option<u32>,
+    /// The number of pages that the receiver has for the request's pages from `held` on.
+    pub pages: u32,
+    /// The number of the sender's first view in the room.
+    pub view: u32,
+    /// Whether this sender sends metadata.
+    pub wants_aux: bool,
     /// The time that is left to the room.
     pub time_left: Duration,
 }

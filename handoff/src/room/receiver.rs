@@ -28,6 +28,14 @@ struct Share {
     broken_until: Option<Moment>,
 }
 
+impl Share {
+    /// Whether the sender is done, and all chunks that it counts have come.
+    fn has_all_chunks(&self) -> bool {
+        self.done
+            .is_some_and(|(count, _)| self.chunks.len() as u64 >= u64::from(count))
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Open,
@@ -110,6 +118,16 @@ impl RoomReceiver {
         match self.phase {
             Phase::Ended(outcome) => Some(outcome),
             Phase::Open | Phase::Closing(_) | Phase::Verifying => None,
+        }
+    }
+
+    /// Why the room has failed, or is about to.
+    pub const fn failure(&self) -> Option<Code> {
+        match self.phase {
+            Phase::Closing(RoomOutcome::Failed(code)) | Phase::Ended(RoomOutcome::Failed(code)) => {
+                Some(code)
+            }
+            _ => None,
         }
     }
 
@@ -238,7 +256,7 @@ impl RoomReceiver {
             && match &chunk.body {
                 ChunkBody::Pages(rectangle) => share.bitmap.mark(rectangle),
                 ChunkBody::Aux => {
-                    share.plan.aux_slot.is_some() && !std::mem::replace(&mut share.has_aux, true)
+                    share.plan.wants_aux && !std::mem::replace(&mut share.has_aux, true)
                 }
             };
         if !is_fit {
@@ -278,29 +296,22 @@ impl RoomReceiver {
 
     /// Closes the room once every sender's part is whole.
     fn settle(&mut self, now: Moment, out: &mut Vec<ReceiverAction>) {
-        let mut is_whole = true;
-        let mut broken = None;
+        if !self.shares.iter().all(Share::has_all_chunks) {
+            return;
+        }
         for share in &self.shares {
-            match share.done {
-                Some((count, root)) if share.chunks.len() as u64 >= u64::from(count) => {
-                    let has_aux = share.has_aux == share.plan.aux_slot.is_some();
-                    if !share.bitmap.is_full() || !has_aux {
-                        broken = Some(Code::Malformed);
-                    } else if RoomRoot::of(self.plan.tag, share.chunks.values()) != root {
-                        broken = Some(Code::ChecksumMismatch);
-                    }
-                }
-                _ => is_whole = false,
+            let has_aux = share.has_aux == share.plan.wants_aux;
+            if !share.bitmap.is_full() || !has_aux {
+                return self.fail(now, Code::Malformed, out);
+            }
+            let root = RoomRoot::of(self.plan.tag, share.chunks.values());
+            if share.done.is_some_and(|(_, wanted)| wanted != root) {
+                return self.fail(now, Code::ChecksumMismatch, out);
             }
         }
-        if let Some(code) = broken {
-            return self.fail(now, code, out);
-        }
-        if is_whole {
-            self.phase = Phase::Closing(RoomOutcome::Success);
-            self.state_until = (now + self.plan.limits.closing).min(self.plan.deadline);
-            out.push(ReceiverAction::CloseRoom);
-        }
+        self.phase = Phase::Closing(RoomOutcome::Success);
+        self.state_until = (now + self.plan.limits.closing).min(self.plan.deadline);
+        out.push(ReceiverAction::CloseRoom);
     }
 
     fn fenced(&mut self, now: Moment, out: &mut Vec<ReceiverAction>) {
@@ -451,12 +462,13 @@ impl RoomReceiver {
         };
         let offer = RoomOffer {
             tag: self.plan.tag,
-            receiver: self.plan.rank,
+            receiver: share.plan.receiver,
             epoch: self.plan.epoch,
             key: self.plan.key,
             held: self.plan.held,
-            pages: self.plan.pages.clone(),
-            aux_slot: share.plan.aux_slot,
+            pages: self.plan.pages,
+            view: share.plan.view,
+            wants_aux: share.plan.wants_aux,
             time_left: self.plan.deadline - now,
         };
         send(to, ToSender::Offer(offer), out);

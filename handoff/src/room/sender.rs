@@ -75,6 +75,14 @@ impl RoomSender {
         }
     }
 
+    /// Why the room has failed, or is about to.
+    pub const fn failure(&self) -> Option<Code> {
+        match self.phase {
+            Phase::Closing(code) | Phase::Ended(RoomOutcome::Failed(code)) => Some(code),
+            _ => None,
+        }
+    }
+
     /// Whether the room still holds its pages against another use.
     pub const fn holds_pages(&self) -> bool {
         self.holds_pages
@@ -101,6 +109,33 @@ impl RoomSender {
     pub fn receiver(&self, session: Incarnation, tag: RoomTag) -> Option<usize> {
         let is = |target: &Target| target.session == Some(session) && target.tag() == Some(tag);
         self.targets.iter().position(is)
+    }
+
+    /// The number of receivers.
+    pub fn receivers(&self) -> usize {
+        self.targets.len()
+    }
+
+    /// The session of a receiver that has offered.
+    pub fn receiver_session(&self, receiver: usize) -> Option<Incarnation> {
+        self.targets.get(receiver)?.session
+    }
+
+    /// Whether this process may offer as this receiver.
+    pub fn may_offer(
+        &self,
+        receiver: usize,
+        session: Incarnation,
+        tag: RoomTag,
+    ) -> Result<(), Code> {
+        let target = self.targets.get(receiver).ok_or(Code::OutOfRange)?;
+        let is_same = target.session == Some(session) && target.tag() == Some(tag);
+        match target.offer.is_none() && self.phase == Phase::Open {
+            true => Ok(()),
+            // An attempt that is repeated; not a second one while the first is open.
+            false if is_same && self.phase == Phase::Open => Ok(()),
+            false => Err(Code::InProgress),
+        }
     }
 
     /// The offer of a receiver.
@@ -137,6 +172,8 @@ impl RoomSender {
             SenderEvent::ProducedAll => {
                 self.has_all = true;
                 self.advance_all(now, out);
+                // A rank whose bytes nobody needs is done.
+                self.settle(out);
             }
             SenderEvent::Written { to, id, outcome } => self.written(now, (to, id), outcome, out),
             SenderEvent::WritesEnded => {
@@ -239,7 +276,7 @@ impl RoomSender {
         let tag = offer.tag;
         let refuse = |code| ToReceiver::Refuse { tag, code };
         let Some(target) = self.targets.get_mut(from) else {
-            return send(from, refuse(Code::OutOfRange), out);
+            return;
         };
         match (self.phase, target.tag()) {
             (Phase::Open, Some(known)) if known == tag && target.session == Some(session) => {
@@ -248,14 +285,14 @@ impl RoomSender {
                 self.advance(now, from, out);
             }
             (Phase::Open, None) => {
+                target.session = Some(session);
                 let rectangle = self.plan.rectangle.without_held(offer.held);
                 let is_fit = offer.held <= self.plan.rectangle.pages.end
-                    && rectangle.pages.len() == offer.pages.len();
+                    && rectangle.pages.len() == offer.pages as usize;
                 if !is_fit {
                     send(from, refuse(Code::OutOfRange), out);
                     return self.fail(now, Code::OutOfRange, out);
                 }
-                target.session = Some(session);
                 for rectangle in &self.produced {
                     target.add(rectangle.without_held(offer.held));
                 }
@@ -268,8 +305,8 @@ impl RoomSender {
                 self.state_until = self.state_until.min(self.plan.deadline);
                 self.advance(now, from, out);
             }
-            // A second attempt while the first is open, or a room that has ended.
-            _ => send(from, refuse(Code::InProgress), out),
+            // See `may_offer`.
+            _ => {}
         }
     }
 
@@ -352,10 +389,7 @@ impl RoomSender {
         if !self.has_all || !target.all_in_place() {
             return;
         }
-        let sends_aux = target
-            .offer
-            .as_ref()
-            .is_some_and(|it| it.aux_slot.is_some());
+        let sends_aux = target.offer.as_ref().is_some_and(|it| it.wants_aux);
         if sends_aux && !target.has_aux {
             // Metadata follows the pages (row C9).
             target.add_aux();

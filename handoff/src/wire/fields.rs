@@ -6,7 +6,7 @@ use prost::{Message, Oneof};
 pub(super) struct Envelope {
     #[prost(
         oneof = "Kind",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19"
+        tags = "1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19"
     )]
     pub(super) kind: Option<Kind>,
 }
@@ -15,8 +15,6 @@ pub(super) struct Envelope {
 pub(super) enum Kind {
     #[prost(message, tag = "1")]
     Register(Rank),
-    #[prost(message, tag = "2")]
-    Live(Live),
     #[prost(message, tag = "3")]
     Offer(Offer),
     #[prost(message, tag = "4")]
@@ -54,9 +52,6 @@ pub(super) enum Kind {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Live {}
-
-#[derive(Clone, PartialEq, Message)]
 pub(super) struct Tag {
     #[prost(fixed64, tag = "1")]
     pub(super) room: u64,
@@ -76,12 +71,14 @@ pub(super) struct Offer {
     pub(super) key: Vec<u8>,
     #[prost(uint32, tag = "5")]
     pub(super) held: u32,
-    #[prost(uint32, repeated, tag = "6")]
-    pub(super) pages: Vec<u32>,
-    #[prost(uint32, optional, tag = "7")]
-    pub(super) aux_slot: Option<u32>,
+    #[prost(uint32, tag = "6")]
+    pub(super) pages: u32,
+    #[prost(bool, tag = "7")]
+    pub(super) wants_aux: bool,
     #[prost(uint64, tag = "8")]
     pub(super) time_left_micros: u64,
+    #[prost(uint32, tag = "9")]
+    pub(super) view: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -189,10 +186,6 @@ pub(super) struct Rank {
     pub(super) page_tokens: u32,
     #[prost(uint32, tag = "7")]
     pub(super) hidden_bytes: u32,
-    #[prost(fixed64, tag = "8")]
-    pub(super) aux_base: u64,
-    #[prost(uint32, tag = "9")]
-    pub(super) aux_slots: u32,
     #[prost(message, repeated, tag = "10")]
     pub(super) states: Vec<State>,
 }

@@ -64,8 +64,9 @@ impl From<&ToSender> for Kind {
                 epoch: offer.epoch,
                 key: offer.key.0.to_vec(),
                 held: offer.held,
-                pages: offer.pages.clone(),
-                aux_slot: offer.aux_slot,
+                pages: offer.pages,
+                view: offer.view,
+                wants_aux: offer.wants_aux,
                 time_left_micros: micros(offer.time_left),
             }),
             ToSender::Complete { tag } => Self::Complete(tag_fields(*tag)),
@@ -121,7 +122,8 @@ fn offer_of(offer: fields::Offer) -> Result<RoomOffer, HandoffDecodeError> {
         key: RoomKey(thirty_two(&offer.key, "key")?),
         held: offer.held,
         pages: offer.pages,
-        aux_slot: offer.aux_slot,
+        view: offer.view,
+        wants_aux: offer.wants_aux,
         time_left: Duration::from_micros(offer.time_left_micros),
     })
 }
@@ -159,7 +161,6 @@ impl TryFrom<Kind> for HandoffMessage {
         let to_receiver = |message| Ok(Self::ToReceiver(message));
         match kind {
             Kind::Register(rank) => Ok(Self::Register(rank.try_into()?)),
-            Kind::Live(_) => Ok(Self::Live),
             Kind::Offer(offer) => to_sender(ToSender::Offer(offer_of(offer)?)),
             Kind::Complete(tag) => to_sender(ToSender::Complete { tag: tag_of(&tag) }),
             Kind::Lacks(lacks) => to_sender(ToSender::Lacks {

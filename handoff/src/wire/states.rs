@@ -20,8 +20,6 @@ impl From<&RankDescription> for fields::Rank {
             stage_layers: rank.pipeline.1.counts(),
             page_tokens: rank.page_tokens,
             hidden_bytes: rank.hidden_bytes,
-            aux_base: rank.aux.0,
-            aux_slots: rank.aux.1,
             states: rank.states.iter().map(Into::into).collect(),
         }
     }
@@ -63,7 +61,6 @@ impl TryFrom<fields::Rank> for RankDescription {
             pipeline: (rank.stage, stages),
             page_tokens: rank.page_tokens,
             hidden_bytes: rank.hidden_bytes,
-            aux: (rank.aux_base, rank.aux_slots),
             states: states.collect::<Result<_, _>>()?,
         })
     }

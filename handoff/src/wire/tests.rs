@@ -37,7 +37,6 @@ fn description() -> RankDescription {
         pipeline: (1, Stages::new(&[3, 2]).unwrap()),
         page_tokens: 64,
         hidden_bytes: 8192,
-        aux: (0x7f10_0000_0000, 64),
         states: (0..).zip(shapes).map(state).collect(),
     }
 }
@@ -49,8 +48,9 @@ fn messages() -> Vec<HandoffMessage> {
         epoch: 9,
         key: RoomKey([3; 32]),
         held: 1,
-        pages: vec![5, 6, 9],
-        aux_slot: Some(0),
+        pages: 3,
+        view: 5,
+        wants_aux: true,
         time_left: Duration::from_millis(1234),
     };
     let chunk = |body| RoomChunk {
@@ -110,10 +110,7 @@ fn messages() -> Vec<HandoffMessage> {
         ToPullSender::Busy { pull },
         ToPullSender::PullDone { pull },
     ];
-    let mut all = vec![
-        HandoffMessage::Live,
-        HandoffMessage::Register(description()),
-    ];
+    let mut all = vec![HandoffMessage::Register(description())];
     all.extend(of_sender.map(HandoffMessage::ToReceiver));
     all.extend(of_receiver.map(HandoffMessage::ToSender));
     all.extend(of_pulls.map(HandoffMessage::ToPullSender));

@@ -416,7 +416,9 @@ impl World {
                     pages: 0..request.pages,
                     layers: 0..layers,
                 },
-                aux_slot: (index == 0).then_some(0),
+                receiver: u32::try_from(receiver).unwrap(),
+                view: 0,
+                wants_aux: index == 0,
             });
         let senders: Vec<SenderShare> = senders.collect();
         let process = &mut self.receivers[receiver];
@@ -442,11 +444,10 @@ impl World {
         process.memory.epochs.insert(epoch, room_epoch);
         let plan = RoomReceiverPlan {
             tag,
-            rank: u32::try_from(receiver).unwrap(),
             epoch,
             key: RoomKey([7; 32]),
             held: request.held,
-            pages,
+            pages: u32::try_from(count).unwrap(),
             senders,
             limits: limits(),
             deadline: request.deadline,

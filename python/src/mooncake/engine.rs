@@ -11,17 +11,16 @@
 #![allow(unsafe_code, reason = "a Python caller names memory by its address")]
 
 mod batches;
-mod mapped;
 
 use crate::home::{Home, Resident};
 use crate::loan::Loan;
+use crate::mapped::{Use, is_mapped};
 use crate::memory::Memory;
 use batches::{Batches, Status};
 use kvpool_transport::peer::{Direction, Endpoint, EndpointOptions, Move, Route, Secret};
 use kvpool_transport::rdma::{RdmaOptions, RegisteredBuffer};
 use kvpool_transport::{Slice, TransferError, TransportKind};
 use kvpool_types::{Code, Offset};
-use mapped::{Use, is_mapped};
 use parking_lot::Mutex;
 use pyo3::exceptions::{
     PyConnectionError, PyOSError, PyPermissionError, PyRuntimeError, PyTimeoutError, PyValueError,
@@ -98,6 +97,7 @@ impl PeerEngine {
                     devices,
                     ..RdmaOptions::default()
                 }),
+                letters: None,
             };
             Endpoint::start(TcpListener::bind((host, port))?, options)
         })?;

@@ -355,7 +355,7 @@ impl Shared {
             Ok(guard) => guard,
             Err(code) => return arrival.deliver(|_, _| ()).map(|_| code),
         };
-        let chunks = arrival.deliver(|from, chunk| guard.target().write_at(Offset(from), chunk))?;
+        let chunks = arrival.deliver(|from, chunk| guard.write_at(Offset(from), chunk))?;
         let code = guard.finish(chunks);
         if code == Code::Ok {
             let (grant, version) = (order.order.grant_id, order.order.version);

@@ -2,12 +2,14 @@
 
 use super::exposed::{ExposeError, StillTouched};
 use super::host::{INDEX, MAILBOX, PeerHost};
+use super::letters::{LetterOptions, LetterWriter, MAX_ADDRESS};
+use super::links::PeerLink;
 use super::mailbox::MAX_MESSAGE;
 use super::plan::{Move, joined};
-use super::rooms::RoomPass;
+use super::rooms::{ClosedRoom, RoomPass, RoomView};
 use super::secret::Secret;
 use super::targets::Targets;
-use super::transfer::{PeerTransfer, write_into_room};
+use super::transfer::PeerTransfer;
 use super::watch::{PeerLoss, PeerWatch, PeerWatchOptions};
 use crate::copiers::Copiers;
 use crate::link::{ReadOp, TransferError, TransferResult, TransportKind};
@@ -16,7 +18,7 @@ use crate::outcomes::{deadline_exceeded, invalid};
 use crate::rdma::{Fabric, RdmaOptions, Serving};
 use crate::tcp::{Server, ServerHandle, ServerOptions};
 use futures::executor::block_on;
-use kvpool_types::{Code, Epoch, Extent, Length, Offset};
+use kvpool_types::{Code, Epoch, Extent, Incarnation, Length, Offset};
 use std::cell::Cell;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -51,6 +53,8 @@ pub struct EndpointOptions {
     pub stall: Duration,
     /// The RDMA ports to use with peers that have some; `None` for TCP alone.
     pub rdma: Option<RdmaOptions>,
+    /// How letters are exchanged; `None` when they are not.
+    pub letters: Option<LetterOptions>,
 }
 
 /// The transport that the bytes of one peer use.
@@ -72,7 +76,8 @@ pub struct Endpoint {
     targets: Targets,
     /// The names of the RDMA ports, or why there are none.
     ports: Result<Vec<String>, Arc<str>>,
-    next_grant: AtomicU64,
+    next_grant: Arc<AtomicU64>,
+    letters: Option<Arc<LetterWriter>>,
     background: OnceLock<Copiers>,
 }
 
@@ -101,11 +106,24 @@ impl Endpoint {
             names.collect()
         });
         let fabric = rdma.as_ref().ok().cloned();
-        let host = Arc::new(PeerHost::new(
-            &options.name,
-            options.secret.clone(),
-            fabric.clone(),
-        ));
+        let letter_box = options.letters.as_ref();
+        let letter_box = letter_box.map(|letters| Arc::clone(&letters.letter_box));
+        let secret = options.secret.clone();
+        let host = PeerHost::new(&options.name, secret, fabric.clone(), letter_box);
+        let here = listener.local_addr()?;
+        let letters = match options.letters {
+            None => None,
+            Some(letters) => {
+                let address = letters.address.unwrap_or_else(|| here.to_string());
+                if address.len() > MAX_ADDRESS {
+                    let why = format!("an address has at most {MAX_ADDRESS} bytes");
+                    return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+                }
+                let secret = options.secret.clone();
+                let writer = LetterWriter::new(secret, host.session(), address);
+                Some(Arc::new(writer))
+            }
+        };
         let serving = ServerOptions {
             stall: options.stall,
             rdma: fabric.map(|fabric| Arc::new(Serving::new(fabric))),
@@ -116,7 +134,8 @@ impl Endpoint {
             host,
             targets: Targets::new(options.secret, rdma),
             ports,
-            next_grant: AtomicU64::new(1),
+            next_grant: Arc::new(AtomicU64::new(1)),
+            letters,
             background: OnceLock::new(),
         })
     }
@@ -267,50 +286,43 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`ExposeError::Overlap`] when two extents overlap, [`ExposeError::Unfit`] when one is empty
-    /// or read-only, or when there is none.
-    pub fn open_room(&self, memory: Vec<Slice>) -> Result<RoomPass, ExposeError> {
-        self.host.rooms.open(memory)
+    /// [`ExposeError::Unfit`] without a view.
+    pub fn open_room(&self, views: Vec<RoomView>) -> Result<RoomPass, ExposeError> {
+        self.host.rooms.open(views)
     }
 
     /// Closes a room: refuses new writes at once, waits for the present ones, and after `patience`
-    /// ends their connections. When this returns true, nothing writes into the room's memory any
-    /// more. False when the room is not open.
+    /// ends their connections. When this returns, nothing writes into the room's memory any more.
+    /// `None` when the room is not open.
     ///
     /// # Errors
     ///
     /// [`StillTouched`] when a write did not end. No new write can come, but the memory must not be
-    /// used for something else.
-    pub fn close_room(&self, room: Epoch, patience: Duration) -> Result<bool, StillTouched> {
+    /// used for something else. A later call waits again.
+    pub fn close_room(
+        &self,
+        room: Epoch,
+        patience: Duration,
+    ) -> Result<Option<ClosedRoom>, StillTouched> {
         self.host.rooms.close(room, patience)
     }
 
-    /// Writes into a peer's room, over TCP. `Ok` means that all bytes are in place and match their
-    /// checksums, and gives the checksum of all of them in the order of the moves.
+    /// The links to a peer, for calls that do not block. Connects to the peer if necessary.
     ///
     /// # Errors
     ///
-    /// [`Code::GrantEnded`] when the room is closed, [`Code::GrantRefused`] when its key differs,
-    /// [`Code::OutOfRange`] when a move leaves its extents. Otherwise as [`Endpoint::transfer`].
-    pub fn write_room(
-        &self,
-        target: &str,
-        pass: &RoomPass,
-        moves: &[Move],
-        deadline: Instant,
-    ) -> TransferResult {
-        check_addresses(moves)?;
-        let signer = pass.key.signer();
-        let once = || {
-            let peer = self.targets.open(target, deadline)?;
-            let grants = &self.next_grant;
-            write_into_room(&peer, (pass, &signer), grants, moves, deadline)
-        };
-        match once() {
-            // The end of another room may have ended the connection.
-            Err(error) if error.code == Code::Unreachable && Instant::now() < deadline => once(),
-            outcome => outcome,
-        }
+    /// As [`Endpoint::route`].
+    pub fn link(&self, target: &str, deadline: Instant) -> Result<PeerLink, TransferError> {
+        Ok(PeerLink {
+            connected: self.targets.open(target, deadline)?,
+            grants: Arc::clone(&self.next_grant),
+            letters: self.letters.clone(),
+        })
+    }
+
+    /// The session's token, which letters name.
+    pub fn session(&self) -> Incarnation {
+        self.host.session()
     }
 
     /// Watches a peer, until the watch is dropped. A thread calls `on_loss` once when the peer's

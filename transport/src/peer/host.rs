@@ -1,12 +1,14 @@
 //! A process as its data port sees it: who may connect, and which memory a peer may touch.
 
 use super::exposed::{ActiveReceives, ExposeError, Exposed, ReceiveGuard, StillTouched};
+use super::letters::{LetterBox, LetterReader, MAX_LETTER};
 use super::mailbox::{MAX_MESSAGE, Mailbox};
-use super::rooms::MemoryRooms;
+use super::room_writes::RoomWrite;
+use super::rooms::{AdmittedWrite, MemoryRooms};
 use super::secret::Secret;
-use crate::checksum::{checksum, sum_shared};
+use crate::checksum::{checksum, chunk_sums_shared, combine_chunks, sum_shared};
 use crate::host::{Abort, Admission, Host, RdmaHost, Refused, WriteGuard};
-use crate::memory::{Region, Slice};
+use crate::memory::{Region, Slice, total_length};
 use crate::rdma::Fabric;
 use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest, WrittenBlock};
 use kvpool_types::wire::frame;
@@ -25,6 +27,8 @@ pub const CLUSTER: ClusterId = ClusterId(u128::from_le_bytes(*b"kvpool peer mem1
 pub const MEMORY: SegmentId = SegmentId(0);
 /// A write to this segment is a message for the process.
 pub(super) const MAILBOX: SegmentId = SegmentId(1);
+/// A write to this segment is a letter: see `letters`.
+pub(super) const LETTERS: SegmentId = SegmentId(3);
 /// Eight bytes: the address of the first exposed range, 0 when there is none.
 pub(super) const INDEX: SegmentId = SegmentId(2);
 
@@ -32,6 +36,7 @@ const ALGORITHM: ChecksumAlgorithm = ChecksumAlgorithm::Crc64Nvme;
 
 /// The requests that peers may make of this process.
 pub(super) struct PeerHost {
+    me: Weak<Self>,
     name: NodeName,
     session: Incarnation,
     secret: Secret,
@@ -42,13 +47,33 @@ pub(super) struct PeerHost {
     pub(super) exposed: Exposed,
     pub(super) mailbox: Mailbox,
     pub(super) rooms: MemoryRooms,
+    /// Takes letters, where the process exchanges some.
+    letters: Option<LetterReader>,
+}
+
+/// Where the bytes of a write go.
+enum Place {
+    /// Into a range that is exposed.
+    Exposed(Slice, Arc<ActiveReceives>),
+    /// Into a room.
+    Room(AdmittedWrite),
+    Message,
+    Letter,
 }
 
 impl PeerHost {
     /// A session with a new token. The session must own its fabric.
-    pub(super) fn new(name: &str, secret: Secret, rdma: Option<Arc<Fabric>>) -> Self {
+    pub(super) fn new(
+        name: &str,
+        secret: Secret,
+        rdma: Option<Arc<Fabric>>,
+        letter_box: Option<Arc<dyn LetterBox>>,
+    ) -> Arc<Self> {
         let session = Incarnation(rand::random());
-        Self {
+        let reader = |letter_box| LetterReader::new(secret.clone(), session, letter_box);
+        let letters = letter_box.map(reader);
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
             name: NodeName(name.to_owned()),
             session,
             signer: secret.grant_key(session).signer(),
@@ -57,7 +82,13 @@ impl PeerHost {
             exposed: Exposed::default(),
             mailbox: Mailbox::default(),
             rooms: MemoryRooms::default(),
-        }
+            letters,
+        })
+    }
+
+    /// The session.
+    pub(super) const fn session(&self) -> Incarnation {
+        self.session
     }
 
     /// Exposes a range of this process's memory to peers.
@@ -103,19 +134,22 @@ impl PeerHost {
         )
     }
 
-    /// The memory that a write may touch, and the receives into its range or room.
-    fn granted(
-        &self,
-        session: Incarnation,
-        grant: &Grant,
-    ) -> Result<(Slice, Arc<ActiveReceives>), Refused> {
+    /// Where a write may put its bytes.
+    fn granted(&self, session: Incarnation, grant: &Grant) -> Result<Place, Refused> {
         if grant.epoch == Epoch(0) {
             self.check_grant(session, grant)?;
-            return self.touch(&grant.extent);
+            return match grant.extent.segment {
+                MAILBOX => Ok(Place::Message),
+                LETTERS => Ok(Place::Letter),
+                _ => {
+                    let (memory, receives) = self.touch(&grant.extent)?;
+                    Ok(Place::Exposed(memory, receives))
+                }
+            };
         }
         self.check_session(session)?;
-        check_segment(&grant.extent)?;
-        self.rooms.admit(session, grant).map_err(|code| Refused {
+        let admitted = self.rooms.admit(session, grant);
+        admitted.map(Place::Room).map_err(|code| Refused {
             code,
             message: format!("room {:x}: {}", grant.epoch.0, grant.extent),
         })
@@ -123,27 +157,38 @@ impl PeerHost {
 
     /// Performs one small write, entirely or not at all.
     fn place(&self, session: Incarnation, block: &WrittenBlock<'_>) -> Result<Code, Refused> {
-        let is_message = block.grant.extent.segment == MAILBOX;
-        let place = match is_message {
-            true => {
-                self.check_grant(session, block.grant)?;
-                None
-            }
-            false => Some(self.granted(session, block.grant)?.0),
-        };
-        let came = block.bytes.chunks(Length(CHUNK).as_usize()).map(checksum);
-        if !came.eq(block.sums()) {
+        let place = self.granted(session, block.grant)?;
+        let sums = block.bytes.chunks(Length(CHUNK).as_usize()).map(checksum);
+        let sums: Vec<Checksum> = sums.collect();
+        if !sums.iter().copied().eq(block.sums()) {
             return Ok(Code::ChecksumMismatch);
         }
-        let Some(place) = place else {
-            return Ok(if block.bytes.len() as u64 > MAX_MESSAGE {
-                Code::TooLarge
-            } else {
-                self.mailbox.leave(block.bytes)
-            });
-        };
-        place.write_at(Offset(0), block.bytes);
-        Ok(Code::Ok)
+        Ok(match place {
+            Place::Exposed(memory, _) => {
+                memory.write_at(Offset(0), block.bytes);
+                Code::Ok
+            }
+            Place::Room(AdmittedWrite { parts, noted, .. }) => {
+                let mut rest = block.bytes;
+                for part in &parts {
+                    let (bytes, after) = rest.split_at(part.length().as_usize());
+                    part.write_at(Offset(0), bytes);
+                    rest = after;
+                }
+                noted.done(combine_chunks(Length(block.bytes.len() as u64), &sums));
+                Code::Ok
+            }
+            Place::Message if block.bytes.len() as u64 > MAX_MESSAGE => Code::TooLarge,
+            Place::Message => self.mailbox.leave(block.bytes),
+            Place::Letter => self.letter(block.bytes),
+        })
+    }
+
+    fn letter(&self, bytes: &[u8]) -> Code {
+        match &self.letters {
+            Some(letters) => letters.take(bytes),
+            None => Code::Unimplemented,
+        }
     }
 }
 
@@ -171,23 +216,47 @@ fn not_registered(extent: &Extent) -> Refused {
     }
 }
 
-/// A receive into exposed memory.
+/// A receive into exposed memory, or into a room.
 struct Receiving {
-    target: Slice,
+    /// The record of a room. Dropped before the memory, whose end the fence waits for.
+    noted: Option<RoomWrite>,
+    parts: Vec<Slice>,
     _listed: ReceiveGuard,
 }
 
 impl WriteGuard for Receiving {
-    fn target(&self) -> &Slice {
-        &self.target
+    fn parts(&self) -> &[Slice] {
+        &self.parts
+    }
+
+    fn finish(mut self: Box<Self>, sums: Vec<Checksum>) -> Code {
+        if chunk_sums_shared(&self.parts) != sums {
+            return Code::ChecksumMismatch;
+        }
+        if let Some(noted) = self.noted.take() {
+            noted.done(combine_chunks(total_length(&self.parts), &sums));
+        }
+        Code::Ok
+    }
+}
+
+/// A receive of a letter that is too long for one frame's small writes.
+struct ReceivingLetter {
+    host: Arc<PeerHost>,
+    bytes: [Slice; 1],
+}
+
+impl WriteGuard for ReceivingLetter {
+    fn parts(&self) -> &[Slice] {
+        &self.bytes
     }
 
     fn finish(self: Box<Self>, sums: Vec<Checksum>) -> Code {
-        if sum_shared(&self.target).chunks == sums {
-            Code::Ok
-        } else {
-            Code::ChecksumMismatch
+        let [bytes] = &self.bytes;
+        if sum_shared(bytes).chunks != sums {
+            return Code::ChecksumMismatch;
         }
+        self.host.letter(&bytes.to_vec())
     }
 }
 
@@ -270,13 +339,33 @@ impl Host for PeerHost {
     }
 
     fn admit_write(&self, session: Incarnation, grant: &Grant, abort: Arc<dyn Abort>) -> Admission {
-        match self.granted(session, grant) {
-            Ok((target, writers)) => Admission::Write(Box::new(Receiving {
-                _listed: writers.enter(abort),
-                target,
-            })),
-            Err(refused) => Admission::Refuse(refused),
-        }
+        let guard: Box<dyn WriteGuard> = match self.granted(session, grant) {
+            Ok(Place::Exposed(memory, receives)) => Box::new(Receiving {
+                noted: None,
+                parts: vec![memory],
+                _listed: receives.enter(abort),
+            }),
+            Ok(Place::Room(admitted)) => Box::new(Receiving {
+                noted: Some(admitted.noted),
+                parts: admitted.parts,
+                _listed: admitted.receives.enter(abort),
+            }),
+            Ok(Place::Letter) if grant.extent.length.0 <= MAX_LETTER => Box::new(ReceivingLetter {
+                host: self
+                    .me
+                    .upgrade()
+                    .expect("invariant: the server holds its host"),
+                bytes: [Region::allocate(grant.extent.length).whole()],
+            }),
+            Ok(Place::Letter | Place::Message) => {
+                return Admission::Refuse(Refused {
+                    code: Code::TooLarge,
+                    message: format!("a message of {} bytes", grant.extent.length),
+                });
+            }
+            Err(refused) => return Admission::Refuse(refused),
+        };
+        Admission::Write(guard)
     }
 
     fn write_now(&self, request: &WriteRequest, payload: &[u8]) -> Vec<Code> {

@@ -41,7 +41,7 @@ impl Secret {
             return String::new();
         }
         let mut proof = String::new();
-        for byte in self.code(b"kvpool peer hello", client.to_bytes()) {
+        for byte in self.code(b"kvpool peer hello", &client.to_bytes()) {
             write!(proof, "{byte:02x}").expect("invariant: a string takes what is written");
         }
         proof
@@ -59,14 +59,20 @@ impl Secret {
 
     /// The key that signs writes into one session's memory.
     pub fn grant_key(&self, session: Incarnation) -> GrantKey {
-        GrantKey(self.code(b"kvpool peer write", session.to_bytes()))
+        GrantKey(self.code(b"kvpool peer write", &session.to_bytes()))
     }
 
-    fn code(&self, purpose: &[u8], id: [u8; 16]) -> [u8; 32] {
+    /// The key of the letters from one session to another.
+    pub(super) fn letter_key(&self, from: Incarnation, to: Incarnation) -> [u8; 32] {
+        let both = [from.to_bytes(), to.to_bytes()].concat();
+        self.code(b"kvpool peer letter", &both)
+    }
+
+    fn code(&self, purpose: &[u8], id: &[u8]) -> [u8; 32] {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.0)
             .expect("invariant: HMAC takes keys of any length");
         mac.update(purpose);
-        mac.update(&id);
+        mac.update(id);
         mac.finalize().into_bytes().into()
     }
 }

@@ -59,7 +59,7 @@ impl Connected {
         }
     }
 
-    fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.tcp.is_open() && self.rdma.as_ref().map_or(true, |rdma| rdma.is_open())
     }
 }

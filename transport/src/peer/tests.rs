@@ -1,6 +1,7 @@
 //! The guarantees of an endpoint, over real connections.
 
 mod intruder;
+mod letters;
 mod rdma;
 mod rooms;
 mod watch;
@@ -31,6 +32,7 @@ fn endpoint_with(secret: &str) -> Endpoint {
         secret: Secret::new(secret),
         stall: Duration::from_secs(20),
         rdma: ports(),
+        letters: None,
     };
     Endpoint::start(listener, options).unwrap()
 }
@@ -354,6 +356,7 @@ fn an_absent_peer_is_reported_and_a_returned_peer_is_found() {
         secret: Secret::default(),
         stall: Duration::from_secs(20),
         rdma: ports(),
+        letters: None,
     };
     let second = Endpoint::start(TcpListener::bind(at).unwrap(), options).unwrap();
     second.expose(target.whole()).unwrap();

@@ -2,56 +2,16 @@
 
 use super::endpoint::Direction;
 use super::plan::{Move, PIECE_BYTES, Run, single};
-use super::rooms::RoomPass;
 use super::targets::Connected;
 use crate::checksum::combine_chunks;
-use crate::link::{ReadOp, SumsOp, TransferError, TransferResult, WriteOp};
+use crate::link::{ReadOp, SumsOp, TransferError, WriteOp};
 use crate::memory::{Region, Slice};
-use crate::outcomes::deadline_exceeded;
 use futures::executor::block_on;
-use kvpool_types::checksum::combine;
-use kvpool_types::{Checksum, Code, Epoch, Extent, GrantId, GrantSigner, Length, Offset};
+use kvpool_types::{Code, Epoch, Extent, GrantId, Length, Offset};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 type Outcome = Result<(), TransferError>;
-
-/// Writes moves into a room, over TCP, under the room's key. Returns the checksum of all bytes, in
-/// the order of the moves. The peer judges each piece when it arrives: the room's extents are known
-/// to the caller, so nothing is asked before.
-pub(super) fn write_into_room(
-    peer: &Connected,
-    (pass, signer): (&RoomPass, &GrantSigner),
-    grants: &AtomicU64,
-    moves: &[Move],
-    deadline: Instant,
-) -> TransferResult {
-    let runs = moves.iter().enumerate();
-    let runs = runs.filter(|(_, each)| each.local.length() > Length(0));
-    let pieces = runs.flat_map(|(index, each)| single(index, each).pieces());
-    let (mut ops, mut lengths) = (Vec::new(), Vec::new());
-    for piece in pieces {
-        let id = GrantId(grants.fetch_add(1, Ordering::Relaxed));
-        lengths.push(piece.extent.length);
-        ops.push(WriteOp {
-            grant: signer.sign(peer.session, pass.epoch, id, piece.extent),
-            from: piece.local,
-        });
-    }
-    let count = ops.len();
-    if count == 0 {
-        return Ok(Checksum(0));
-    }
-    let written = block_on(peer.tcp.write(ops, deadline));
-    if written.len() != count {
-        return Err(deadline_exceeded());
-    }
-    let mut whole = Checksum(0);
-    for (length, outcome) in lengths.into_iter().zip(written) {
-        whole = combine(whole, outcome?, length);
-    }
-    Ok(whole)
-}
 
 /// A transfer and its links.
 pub(super) struct PeerTransfer<'a> {

@@ -127,7 +127,8 @@ impl WatchedPeer {
             let mut is_answered = false;
             // An answer to an earlier ping counts, because the peer lives.
             while self.has_data(next) {
-                if receive_by(socket, next).is_err() {
+                // The rest of an answer that has begun may come a little later.
+                if receive_by(socket, next + options.interval).is_err() {
                     return PeerLoss::Closed;
                 }
                 is_answered = true;

@@ -10,7 +10,7 @@ use super::matching::{Port, choose};
 use super::queue::{Allows, QueuePair};
 use super::rail::Rail;
 use crate::host::{Abort, Admission, Host, RdmaHost, Refused, WriteGuard};
-use crate::memory::Slice;
+use crate::memory::{Slice, total_length};
 
 use kvpool_types::wire::data::{ReadRequest, WriteEnd, WriteRequest};
 use kvpool_types::wire::rdma::{
@@ -243,7 +243,7 @@ impl RdmaSession {
             None => Code::GrantRefused,
             Some(_) if sums.is_empty() => Code::Ok,
             Some(guard) => {
-                let length = guard.target().length();
+                let length = total_length(guard.parts());
                 if sums.len() as u64 != length.chunks() {
                     return Code::InvalidArgument;
                 }

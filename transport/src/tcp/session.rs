@@ -7,6 +7,7 @@ use crate::frame::{
 use crate::handshake::{Admitted, End, answer_sums};
 use crate::host::{Abort, Admission, RdmaHost, Refused, WriteGuard};
 use crate::inline::WHOLE_BYTES;
+use crate::memory::total_length;
 use crate::rdma;
 use crate::service::Connection;
 use crate::socket::{Gather, LargePayload, Scatter, set_timeouts};
@@ -259,7 +260,7 @@ impl<'a> TcpSession<'a> {
         for (item, grant) in request.grants.iter().enumerate() {
             let abort: Arc<dyn Abort> = self.connection.clone();
             match self.host.admit_write(request.incarnation, grant, abort) {
-                Admission::Write(guard) if guard.target().length() == grant.extent.length => {
+                Admission::Write(guard) if total_length(guard.parts()) == grant.extent.length => {
                     run.push(Receive {
                         item,
                         guard,
@@ -289,9 +290,10 @@ impl<'a> TcpSession<'a> {
         let mut written = 0;
         let mut scatter = Scatter::default();
         for receive in &mut run {
-            let target = receive.guard.target();
-            written += target.length().0;
-            scatter.push_part(target, Offset(0), target.length());
+            for part in receive.guard.parts() {
+                written += part.length().0;
+                scatter.push_part(part, Offset(0), part.length());
+            }
             scatter.push_bytes(&mut receive.sums);
         }
         self.fill(scatter)?;

@@ -286,8 +286,8 @@ struct Guard {
 }
 
 impl WriteGuard for Guard {
-    fn target(&self) -> &Slice {
-        &self.target
+    fn parts(&self) -> &[Slice] {
+        std::slice::from_ref(&self.target)
     }
 
     fn finish(self: Box<Self>, sums: Vec<Checksum>) -> Code {
@@ -392,7 +392,7 @@ impl Host for TestHost {
                 let abort: Arc<dyn Abort> = Arc::new(NoAbort);
                 match self.admit_write(request.incarnation, block.grant, abort) {
                     Admission::Write(guard) => {
-                        guard.target().write_at(Offset(0), block.bytes);
+                        guard.write_at(Offset(0), block.bytes);
                         guard.finish(block.sums().collect())
                     }
                     Admission::Refuse(refused) => refused.code,

@@ -12,8 +12,12 @@ pub struct SenderShare {
     pub session: Option<Incarnation>,
     /// All pages of the request, and the sender's layers.
     pub rectangle: PageRectangle,
-    /// The slot in which the sender puts metadata, if it does.
-    pub aux_slot: Option<u32>,
+    /// This rank among the receivers of the sender.
+    pub receiver: u32,
+    /// The number of the sender's first view in the room.
+    pub view: u32,
+    /// Whether the sender puts metadata into the slot.
+    pub wants_aux: bool,
 }
 
 /// What a receiver knows when it opens a room.
@@ -21,16 +25,14 @@ pub struct SenderShare {
 pub struct RoomReceiverPlan {
     /// The room, with a generation above all earlier ones of this process.
     pub tag: RoomTag,
-    /// This rank among the receivers of the request.
-    pub rank: u32,
     /// The epoch and key of the room at this process's transport.
     pub epoch: u64,
     /// The key of writes into the room.
     pub key: RoomKey,
     /// The number of leading pages that are held already.
     pub held: u32,
-    /// The pages for the rest. All of them are reserved.
-    pub pages: Vec<u32>,
+    /// The number of pages for the rest. All of them are reserved.
+    pub pages: u32,
     /// The senders.
     pub senders: Vec<SenderShare>,
     /// The longest time in each state.

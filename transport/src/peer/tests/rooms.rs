@@ -4,6 +4,7 @@ use super::*;
 use crate::checksum::checksum;
 use crate::frame::receive_by;
 use crate::memory::Slice;
+use crate::peer::rooms::view_extent;
 use kvpool_types::Checksum;
 use kvpool_types::GrantKey;
 use std::os::fd::AsFd;
@@ -12,27 +13,47 @@ fn part(region: &Region, from: u64, length: u64) -> Slice {
     region.slice(Offset(from), Length(length)).unwrap()
 }
 
-fn to(from: &Region, remote: u64) -> Move {
-    Move {
-        local: from.whole(),
-        remote,
+fn view(memory: Slice) -> RoomView {
+    RoomView::new(vec![memory.into()]).unwrap()
+}
+
+fn to(view: u32, offset: u64, from: &Region) -> RoomPart {
+    RoomPart {
+        view,
+        offset,
+        from: vec![from.whole()],
     }
+}
+
+fn write(
+    from: &Endpoint,
+    to: &Endpoint,
+    pass: &RoomPass,
+    parts: &[RoomPart],
+) -> Result<Checksum, TransferError> {
+    let link = from.link(&name(to), soon())?;
+    block_on(link.write_room(pass, parts, soon()))
 }
 
 fn refusal(outcome: Result<Checksum, TransferError>) -> Code {
     outcome.map_or_else(|error| error.code, |_| Code::Ok)
 }
 
+fn close(endpoint: &Endpoint, pass: &RoomPass) -> Option<ClosedRoom> {
+    endpoint.close_room(pass.epoch, Duration::ZERO).unwrap()
+}
+
 #[test]
-fn a_room_is_written_in_its_extents_and_gives_the_checksum_of_all_bytes() {
+fn a_room_is_written_in_its_views_and_gives_the_checksum_of_all_bytes() {
     let (here, there) = (endpoint(), endpoint());
     let memory = Region::allocate(Length(64 * MIB));
-    let at = address(&memory);
-    let extents = vec![part(&memory, 0, 40 * MIB), part(&memory, 48 * MIB, MIB)];
-    let pass = there.open_room(extents).unwrap();
+    let views = vec![
+        view(part(&memory, 0, 40 * MIB)),
+        view(part(&memory, 48 * MIB, MIB)),
+    ];
+    let pass = there.open_room(views).unwrap();
     let (large, small) = (filled(40 * MIB, 1), filled(100, 2));
-    let moves = [to(&large, at), to(&small, at + 48 * MIB + 7)];
-    let sum = here.write_room(&name(&there), &pass, &moves, soon());
+    let sum = write(&here, &there, &pass, &[to(0, 0, &large), to(1, 7, &small)]);
     let mut all = large.whole().to_vec();
     all.extend(small.whole().to_vec());
     assert_eq!(sum, Ok(checksum(&all)));
@@ -41,8 +62,62 @@ fn a_room_is_written_in_its_extents_and_gives_the_checksum_of_all_bytes() {
         part(&memory, 48 * MIB + 7, 100).to_vec(),
         small.whole().to_vec()
     );
-    assert_eq!(there.close_room(pass.epoch, Duration::ZERO), Ok(true));
-    assert_eq!(there.close_room(pass.epoch, Duration::ZERO), Ok(false));
+    let closed = close(&there, &pass).unwrap();
+    let whole = closed.sum(0, Offset(0), Length(40 * MIB));
+    assert_eq!(whole, Some(checksum(&large.whole().to_vec())));
+    assert_eq!(
+        closed.sum(1, Offset(7), Length(100)),
+        Some(checksum(&small.whole().to_vec()))
+    );
+    // A range that was not written whole is read.
+    let of_zeros = closed.sum(1, Offset(0), Length(7));
+    assert_eq!(of_zeros, Some(checksum(&[0; 7])));
+    assert_eq!(closed.sum(1, Offset(0), Length(MIB + 1)), None);
+    assert_eq!(closed.sum(2, Offset(0), Length(1)), None);
+    assert!(close(&there, &pass).is_none());
+}
+
+#[test]
+fn rows_of_a_view_are_one_run_of_bytes() {
+    let (here, there) = (endpoint(), endpoint());
+    // Rows of 3 bytes every 10 bytes, then of 1,000 bytes every 5,000 bytes.
+    let memory = Region::allocate(Length(4 * MIB));
+    let rows = |from, stride, count, length| RoomRows {
+        memory: part(&memory, from, stride * (count - 1) + length),
+        stride,
+        count,
+        length,
+    };
+    let (narrow, wide) = (rows(5, 10, 7, 3), rows(MIB, 5000, 300, 1000));
+    let pass = there
+        .open_room(vec![RoomView::new(vec![narrow, wide]).unwrap()])
+        .unwrap();
+    let of_view = 7 * 3 + 300 * 1000;
+    // Small and large writes, whose borders are in the middle of rows.
+    let writes = [(0, 4), (4, 18), (22, 278_999), (279_021, of_view - 279_021)];
+    for (value, (from, length)) in (1..).zip(writes) {
+        let source = filled(length, value);
+        let sum = write(&here, &there, &pass, &[to(0, from, &source)]);
+        assert_eq!(sum, Ok(checksum(&source.whole().to_vec())));
+    }
+    let mut wanted = Vec::new();
+    for (value, (_, length)) in (1..).zip(writes) {
+        wanted.extend(filled(length, value).whole().to_vec());
+    }
+    let closed = close(&there, &pass).unwrap();
+    let known = closed.sum(0, Offset(0), Length(of_view));
+    assert_eq!(known, Some(checksum(&wanted)));
+    let mut image = vec![0; usize::try_from(4 * MIB).unwrap()];
+    let places = (0..7u64).map(|row| (5 + row * 10, 3));
+    let places = places.chain((0..300).map(|row| (MIB + row * 5000, 1000)));
+    let mut rest = wanted.as_slice();
+    for (place, length) in places {
+        let (bytes, after) = rest.split_at(length);
+        let place = usize::try_from(place).unwrap();
+        image[place..place + length].copy_from_slice(bytes);
+        rest = after;
+    }
+    assert!(memory.whole().to_vec() == image, "a byte lies elsewhere");
 }
 
 #[test]
@@ -52,10 +127,13 @@ fn a_pass_opens_its_own_room_alone() {
     let before = memory.whole().to_vec();
     let at = address(&memory);
     let exposed = exposed(&there, MIB);
-    let one = there.open_room(vec![part(&memory, 0, MIB)]).unwrap();
-    let two = there.open_room(vec![part(&memory, MIB, MIB)]).unwrap();
-    let closed = there.open_room(vec![part(&memory, 2 * MIB, MIB)]).unwrap();
-    assert_eq!(there.close_room(closed.epoch, Duration::ZERO), Ok(true));
+    let open = |from| {
+        there
+            .open_room(vec![view(part(&memory, from, MIB))])
+            .unwrap()
+    };
+    let (one, two, closed) = (open(0), open(MIB), open(2 * MIB));
+    assert!(close(&there, &closed).is_some());
     let forged = RoomPass {
         key: two.key.clone(),
         ..one.clone()
@@ -67,19 +145,23 @@ fn a_pass_opens_its_own_room_alone() {
     // Different code judges small and large writes.
     for length in [4096, MIB] {
         let source = filled(length, 9);
-        for (pass, address, wanted) in [
-            (&forged, at, Code::GrantRefused),
-            (&unknown, at, Code::GrantEnded),
-            (&closed, at + 2 * MIB, Code::GrantEnded),
-            (&one, at + MIB, Code::OutOfRange),
-            (&one, at + MIB - 1, Code::OutOfRange),
-            (&one, address(&exposed), Code::OutOfRange),
-            (&two, at + 3 * MIB, Code::OutOfRange),
-            (&one, u64::MAX - 10, Code::OutOfRange),
+        for (pass, view, offset, wanted) in [
+            (&forged, 0, 0, Code::GrantRefused),
+            (&unknown, 0, 0, Code::GrantEnded),
+            (&closed, 0, 0, Code::GrantEnded),
+            (&one, 0, MIB, Code::OutOfRange),
+            (&one, 0, MIB - 1, Code::OutOfRange),
+            (&one, 1, 0, Code::OutOfRange),
+            (&one, u32::MAX - 16, 0, Code::OutOfRange),
+            (&one, u32::MAX, 0, Code::InvalidArgument),
+            (&one, 0, u64::MAX - 10, Code::InvalidArgument),
         ] {
-            let moves = [to(&source, address)];
-            let outcome = here.write_room(&name(&there), pass, &moves, soon());
-            assert_eq!(refusal(outcome), wanted, "{length} at {address:#x}");
+            let outcome = write(&here, &there, pass, &[to(view, offset, &source)]);
+            assert_eq!(
+                refusal(outcome),
+                wanted,
+                "{length} at {offset:#x} of {view}"
+            );
         }
         // The session reaches exposed memory only.
         let moves = whole(&source, at);
@@ -101,39 +183,51 @@ fn a_pass_of_an_earlier_session_opens_nothing() {
     let first = endpoint();
     let at = first.local_addr();
     let memory = Region::allocate(Length(4096));
-    let pass = first.open_room(vec![memory.whole()]).unwrap();
+    let pass = first.open_room(vec![view(memory.whole())]).unwrap();
     drop(first);
     let options = EndpointOptions {
         name: "second".to_owned(),
         secret: Secret::default(),
         stall: Duration::from_secs(20),
         rdma: None,
+        letters: None,
     };
     let second = Endpoint::start(TcpListener::bind(at).unwrap(), options).unwrap();
-    let _other = second.open_room(vec![memory.whole()]).unwrap();
-    let moves = [to(&filled(4096, 1), address(&memory))];
-    let outcome = here.write_room(&at.to_string(), &pass, &moves, soon());
+    let _other = second.open_room(vec![view(memory.whole())]).unwrap();
+    let outcome = write(&here, &second, &pass, &[to(0, 0, &filled(4096, 1))]);
     assert_eq!(refusal(outcome), Code::GrantEnded);
     assert!(memory.whole().to_vec() == vec![0; 4096]);
 }
 
 #[test]
-fn a_room_over_odd_memory_is_refused() {
+fn odd_views_are_refused() {
     let there = endpoint();
     let memory = Region::allocate(Length(8192));
-    let open = |of: &[(u64, u64)]| {
-        let parts = of
-            .iter()
-            .map(|(from, length)| part(&memory, *from, *length));
-        there.open_room(parts.collect())
+    let rows = |stride, count, length| {
+        RoomView::new(vec![RoomRows {
+            memory: memory.whole(),
+            stride,
+            count,
+            length,
+        }])
     };
-    assert_eq!(open(&[]), Err(ExposeError::Unfit));
-    assert_eq!(open(&[(0, 10), (20, 0)]), Err(ExposeError::Unfit));
-    let overlap = open(&[(0, 100), (200, 100), (99, 2)]);
-    assert!(matches!(overlap, Err(ExposeError::Overlap { .. })));
-    let overlap = open(&[(100, 100), (0, 101)]);
-    assert!(matches!(overlap, Err(ExposeError::Overlap { .. })));
-    assert!(open(&[(0, 100), (100, 100)]).is_ok());
+    assert_eq!(there.open_room(Vec::new()), Err(ExposeError::Unfit));
+    assert!(RoomView::new(Vec::new()).is_err());
+    for (stride, count, length) in [
+        (10, 0, 10),
+        (10, 1, 0),
+        (9, 2, 10),
+        (8192, 1, 8193),
+        (4096, 3, 1),
+        (u64::MAX, 2, 1),
+        (1, u64::MAX, 1),
+    ] {
+        assert!(
+            rows(stride, count, length).is_err(),
+            "{stride} {count} {length}"
+        );
+    }
+    assert!(rows(4096, 2, 4096).is_ok());
 }
 
 /// The rounds of the test below.
@@ -141,15 +235,14 @@ const ROUNDS: u32 = 1000;
 const PAGES: u64 = 256 << 10;
 
 /// A writer that sends half of a write into a room, and stalls.
-fn stalled_writer(there: &Endpoint, pass: &RoomPass, session: Incarnation, at: u64) -> TcpStream {
+fn stalled_writer(there: &Endpoint, pass: &RoomPass, session: Incarnation) -> TcpStream {
     let secret = Secret::default();
     let mut socket = TcpStream::connect(there.local_addr()).unwrap();
     let head = encode_head(Op::Hello, 0, Epoch(0), 0, |out| hello(&secret).encode(out)).unwrap();
     socket.write_all(&head).unwrap();
     receive_by(socket.as_fd(), soon()).unwrap();
-    let grant = pass
-        .key
-        .sign(session, pass.epoch, GrantId(1), extent(at, PAGES));
+    let extent = view_extent(0, Offset(0), Length(PAGES)).unwrap();
+    let grant = pass.key.sign(session, pass.epoch, GrantId(1), extent);
     let request = WriteRequest {
         incarnation: session,
         grants: vec![grant],
@@ -167,16 +260,15 @@ fn after_a_room_is_closed_a_stalled_writer_changes_nothing() {
     let (_link, reply) =
         tcp::connect(there.local_addr(), hello(&Secret::default()), soon()).unwrap();
     let pages = Region::allocate(Length(PAGES));
-    let at = address(&pages);
     let canary = vec![0x5a; usize::try_from(PAGES).unwrap()];
     for round in 0..ROUNDS {
         pages.whole().write_at(Offset(0), &vec![0; canary.len()]);
-        let pass = there.open_room(vec![pages.whole()]).unwrap();
-        let mut writer = stalled_writer(&there, &pass, reply.incarnation, at);
+        let pass = there.open_room(vec![view(pages.whole())]).unwrap();
+        let mut writer = stalled_writer(&there, &pass, reply.incarnation);
         while part(&pages, 0, 1).to_vec() != [0xee] {
             std::thread::yield_now();
         }
-        assert_eq!(there.close_room(pass.epoch, Duration::ZERO), Ok(true));
+        assert!(close(&there, &pass).is_some());
         // The pages are another request's now.
         pages.whole().write_at(Offset(0), &canary);
         let rest = vec![0xee; canary.len()];
@@ -200,8 +292,8 @@ fn closing_a_room_waits_for_a_writer_that_ends_in_time() {
     let (_link, reply) =
         tcp::connect(there.local_addr(), hello(&Secret::default()), soon()).unwrap();
     let pages = Region::allocate(Length(PAGES));
-    let pass = there.open_room(vec![pages.whole()]).unwrap();
-    let mut writer = stalled_writer(&there, &pass, reply.incarnation, address(&pages));
+    let pass = there.open_room(vec![view(pages.whole())]).unwrap();
+    let mut writer = stalled_writer(&there, &pass, reply.incarnation);
     while part(&pages, 0, 1).to_vec() != [0xee] {
         std::thread::yield_now();
     }
@@ -212,10 +304,8 @@ fn closing_a_room_waits_for_a_writer_that_ends_in_time() {
         writer.write_all(&vec![0xee; left]).unwrap();
         receive_by(writer.as_fd(), soon()).unwrap().0.op
     });
-    assert_eq!(
-        there.close_room(pass.epoch, Duration::from_secs(10)),
-        Ok(true)
-    );
+    let closed = there.close_room(pass.epoch, Duration::from_secs(10));
+    assert!(closed.unwrap().is_some());
     assert_eq!(
         ends.join().unwrap(),
         Op::Statuses,

@@ -7,7 +7,7 @@ use std::io;
 
 /// What is to be done with the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(crate) enum Use {
     /// It is only read.
     Read,
     /// It is read and written.
@@ -16,7 +16,7 @@ pub(super) enum Use {
 
 /// Whether the processor can use all of a range in this way. Memory of a GPU is mapped in part by its
 /// driver, but the processor cannot touch it.
-pub(super) fn is_mapped(address: u64, length: u64, how: Use) -> io::Result<bool> {
+pub(crate) fn is_mapped(address: u64, length: u64, how: Use) -> io::Result<bool> {
     let Some(end) = address.checked_add(length) else {
         return Ok(false);
     };

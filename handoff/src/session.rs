@@ -1,0 +1,544 @@
+//! A process's end of its hand-offs: opens rooms, moves their bytes, and says how they end.
+//!
+//! ```text
+//!  caller ──send, receive──► HandoffSession ──Event──► agent (one thread)
+//!    ▲                                                  │  machines: SenderDesk, ReceiverDesk
+//!    └──poll, wait── TransferCell ◄────publish──────────┤
+//!                                                       ├─ peers: letters and watches, a task each
+//!                                                       ├─ Endpoint::link: writes into rooms
+//!                                                       └─ Endpoint: open_room, close_room
+//! ```
+//!
+//! - `agent`: the thread that owns the machines
+//! - `receiving`, `sending`: decode's and prefill's rooms
+//! - `memory`: pages as views of a room and as bytes of a chunk
+//! - `peers`: the connections to other processes
+//! - `handle`: what the caller sees of one transfer
+//!
+//! Invariants, with their tests in `handoff/tests/session/`:
+//!
+//! - no call waits for a peer, but [`Receiving::wait`], [`Sending::wait`] and
+//!   [`HandoffSession::close`], which have a deadline
+//! - `is_released` is said only when no thread and no peer touches the pages for the room any more
+//! - the memory of a room is written only by the sender that its offer went to
+
+mod agent;
+mod handle;
+mod memory;
+mod peers;
+mod receiving;
+mod sending;
+
+pub use handle::TransferState;
+pub use memory::{RankMemory, RankMemoryError};
+
+use crate::plan::{PlanError, Stages};
+use crate::registration::RegisteredRanks;
+use crate::room::{
+    DeskOptions, PageRectangle, PollState, ReceiverDesk, RoomGeneration, RoomId, RoomLimits,
+    RoomTag, SenderDesk,
+};
+use crate::shares::receivers_of;
+use crate::wire::HandoffMessage;
+use agent::{Agent, Call, Event};
+use handle::TransferCell;
+use kvpool_transport::peer::{
+    Endpoint, EndpointOptions, Letter, LetterBox, LetterOptions, PeerWatchOptions, Secret,
+};
+use kvpool_types::{Code, Incarnation};
+use parking_lot::Mutex;
+use peers::{PeerContext, Peers};
+use receiving::{ReceiveCall, senders_at};
+use sending::SendCall;
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// The most bytes of letters that wait for the agent. Senders repeat what is refused.
+const MAX_WAITING_BYTES: u64 = 64 << 20;
+/// The most ranks that may register with one process.
+const MAX_RANKS: usize = 4096;
+
+/// How a session serves its peers.
+#[derive(Clone, Debug)]
+pub struct HandoffOptions {
+    /// The session's name in its peers' logs.
+    pub name: String,
+    /// The secret that all processes share.
+    pub secret: Secret,
+    /// The address that peers are told: "host:port". `None` for the listener's own.
+    pub address: Option<String>,
+    /// The longest time in each state of a room.
+    pub limits: RoomLimits,
+    /// How the other processes are watched.
+    pub watch: PeerWatchOptions,
+    /// How long a peer's transfer may make no progress before its connection is ended.
+    pub stall: Duration,
+    /// The share of rooms that fail without a reason, from 0 to 1, for tests of callers (row S12).
+    pub failure_probability: f64,
+}
+
+impl Default for HandoffOptions {
+    fn default() -> Self {
+        Self {
+            name: "handoff".to_owned(),
+            secret: Secret::default(),
+            address: None,
+            limits: RoomLimits::default(),
+            watch: PeerWatchOptions::default(),
+            stall: Duration::from_secs(20),
+            failure_probability: 0.0,
+        }
+    }
+}
+
+/// Why a call is refused. Nothing changes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandoffError {
+    /// A page lies outside a state.
+    #[error("a page lies outside the memory of a state")]
+    NoSuchPage,
+    /// The numbers of ranks make no plan, or an address is missing.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The layers lie outside the rank's own.
+    #[error("pages {0:?} and layers {1:?} lie outside the request of this rank")]
+    OutOfRange(Range<u32>, Range<u32>),
+    /// The metadata exceed the slot.
+    #[error("metadata of {0} bytes exceed a slot of {1} bytes")]
+    LongAux(usize, u64),
+    /// The room is being sent already.
+    #[error("room {0} is open")]
+    Repeated(u64),
+    /// The session is closed.
+    #[error("the session is closed")]
+    Closed,
+}
+
+/// One process's end of its hand-offs. Dropping it closes it.
+pub struct HandoffSession {
+    events: mpsc::UnboundedSender<Event>,
+    memory: Arc<RankMemory>,
+    local: SocketAddr,
+    address: String,
+    pinned: Arc<AtomicU64>,
+    generations: AtomicU64,
+    sending: Arc<Mutex<HashSet<RoomId>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for HandoffSession {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "HandoffSession({})", self.address)
+    }
+}
+
+/// Decodes letters and passes them to the agent.
+struct Inbox {
+    events: mpsc::UnboundedSender<Event>,
+    waiting_bytes: Arc<AtomicU64>,
+}
+
+impl LetterBox for Inbox {
+    fn take(&self, letter: Letter) -> Code {
+        let bytes = letter.body.len() as u64;
+        if self.waiting_bytes.load(Ordering::Relaxed) + bytes > MAX_WAITING_BYTES {
+            return Code::TooManyHeld;
+        }
+        let message = match HandoffMessage::decode(&letter.body) {
+            Ok(message) => message,
+            Err(error) => {
+                tracing::warn!(address = letter.address, %error, "a letter is refused");
+                return Code::Malformed;
+            }
+        };
+        self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let event = Event::Letter {
+            from: letter.from,
+            address: letter.address,
+            message: Box::new(message),
+            bytes,
+        };
+        match self.events.send(event) {
+            Ok(()) => Code::Ok,
+            Err(_) => Code::Draining,
+        }
+    }
+}
+
+impl HandoffSession {
+    /// Starts a session over the memory of one rank, for peers that connect to `listener`.
+    ///
+    /// # Errors
+    ///
+    /// The error of starting the server or the thread.
+    pub fn start(
+        listener: TcpListener,
+        mut memory: RankMemory,
+        options: HandoffOptions,
+    ) -> io::Result<Self> {
+        let local = listener.local_addr()?;
+        let address = options.address.unwrap_or_else(|| local.to_string());
+        memory.set_address(address.clone());
+        let memory = Arc::new(memory);
+        let (events, received) = mpsc::unbounded_channel();
+        let waiting_bytes = Arc::<AtomicU64>::default();
+        let endpoint_options = EndpointOptions {
+            name: options.name,
+            secret: options.secret,
+            stall: options.stall,
+            rdma: None,
+            letters: Some(LetterOptions {
+                address: Some(address.clone()),
+                letter_box: Arc::new(Inbox {
+                    events: events.clone(),
+                    waiting_bytes: Arc::clone(&waiting_bytes),
+                }),
+            }),
+        };
+        let endpoint = Arc::new(Endpoint::start(listener, endpoint_options)?);
+        let registration = HandoffMessage::Register(memory.description().clone()).encode();
+        let context = PeerContext {
+            endpoint: Arc::clone(&endpoint),
+            events: events.clone(),
+            watch: options.watch,
+            registration,
+        };
+        let desk = DeskOptions::default();
+        let pinned = Arc::<AtomicU64>::default();
+        let sending = Arc::<Mutex<HashSet<RoomId>>>::default();
+        let session: Incarnation = endpoint.session();
+        let agent = Agent {
+            endpoint,
+            memory: Arc::clone(&memory),
+            limits: options.limits,
+            events: events.clone(),
+            peers: Peers::new(context),
+            ranks: RegisteredRanks::new(memory.description().page_tokens, MAX_RANKS),
+            addresses: HashMap::new(),
+            receivers: ReceiverDesk::new(session, &desk),
+            receiving: HashMap::new(),
+            senders: SenderDesk::new(desk),
+            sending: HashMap::new(),
+            open_rooms: Arc::clone(&sending),
+            failure_probability: options.failure_probability,
+            pinned: Arc::clone(&pinned),
+            waiting_bytes,
+            origin: Instant::now(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .thread_name("kvpool-handoff-io")
+            .build()?;
+        let thread = std::thread::Builder::new()
+            .name("kvpool-handoff".to_owned())
+            .spawn(move || {
+                runtime.block_on(agent.run(received));
+                runtime.shutdown_timeout(Duration::from_secs(1));
+            })?;
+        Ok(Self {
+            events,
+            memory,
+            local,
+            address,
+            pinned,
+            generations: AtomicU64::new(1),
+            sending,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// The address that peers connect to.
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The address that peers are told.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The memory of this rank.
+    pub fn memory(&self) -> &RankMemory {
+        &self.memory
+    }
+
+    /// The pages of rooms that are being sent.
+    pub fn pinned(&self) -> u64 {
+        self.pinned.load(Ordering::Relaxed)
+    }
+
+    /// Receives a request's pages from prefill. `pages` are this rank's pages for those of the
+    /// request from `held` on. `addresses` names all ranks of prefill: the `sources` ranks of the
+    /// first of `stages`, then those of the next.
+    ///
+    /// # Errors
+    ///
+    /// [`HandoffError::NoSuchPage`], [`HandoffError::Plan`], [`HandoffError::Closed`].
+    pub fn receive(
+        &self,
+        room: RoomId,
+        (held, pages): (u32, Vec<u32>),
+        addresses: &[String],
+        (sources, stages): (u32, &Stages),
+        wants_aux: bool,
+        deadline: Instant,
+    ) -> Result<Receiving, HandoffError> {
+        if !self.memory.has_pages(&pages) {
+            return Err(HandoffError::NoSuchPage);
+        }
+        let senders = senders_at(self.memory.description(), addresses, (sources, stages))?;
+        let generation = self.generations.fetch_add(1, Ordering::Relaxed);
+        let tag = RoomTag {
+            room,
+            generation: RoomGeneration(generation),
+        };
+        let cell = TransferCell::new();
+        let call = ReceiveCall {
+            tag,
+            pages,
+            held,
+            senders,
+            wants_aux,
+            deadline,
+        };
+        self.call(Call::Receive(call, Arc::clone(&cell)))?;
+        Ok(Receiving {
+            tag,
+            cell,
+            events: self.events.clone(),
+        })
+    }
+
+    /// Sends a request's pages to decode, which has `decode_ranks` ranks. `pages` are this rank's
+    /// pages from the request's first token. The caller keeps them until they are released.
+    ///
+    /// # Errors
+    ///
+    /// [`HandoffError::NoSuchPage`], [`HandoffError::Plan`], [`HandoffError::Repeated`],
+    /// [`HandoffError::Closed`].
+    pub fn send(
+        &self,
+        room: RoomId,
+        pages: Vec<u32>,
+        decode_ranks: u32,
+        deadline: Instant,
+    ) -> Result<Sending, HandoffError> {
+        self.open_sending(room, pages, decode_ranks, (None, deadline))
+    }
+
+    /// Offers a request's pages, which are all computed, until decode asks for them: at once (eager), or
+    /// when it uses them (delayed). They stay pinned until decode has them, or until `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// As [`HandoffSession::send`].
+    pub fn offer(
+        &self,
+        room: RoomId,
+        pages: Vec<u32>,
+        decode_ranks: u32,
+        deadline: Instant,
+    ) -> Result<Sending, HandoffError> {
+        let patience = deadline.saturating_duration_since(Instant::now());
+        let sending = self.open_sending(room, pages, decode_ranks, (Some(patience), deadline))?;
+        if sending.pages > 0 {
+            sending.produced(0..sending.pages, sending.layers())?;
+        }
+        sending.finish(Vec::new())?;
+        Ok(sending)
+    }
+
+    /// With a patience decode may take this long to ask, instead of the limit of a room.
+    fn open_sending(
+        &self,
+        room: RoomId,
+        pages: Vec<u32>,
+        decode_ranks: u32,
+        (patience, deadline): (Option<Duration>, Instant),
+    ) -> Result<Sending, HandoffError> {
+        if !self.memory.has_pages(&pages) {
+            return Err(HandoffError::NoSuchPage);
+        }
+        let receivers = receivers_of(self.memory.description(), decode_ranks)?.len();
+        let count = pages.len();
+        {
+            let mut open = self.sending.lock();
+            if !open.insert(room) {
+                return Err(HandoffError::Repeated(room.0));
+            }
+        }
+        self.pinned.fetch_add(count as u64, Ordering::Relaxed);
+        let cell = TransferCell::new();
+        let call = SendCall {
+            room,
+            pages,
+            receivers,
+            patience,
+            deadline,
+        };
+        if let Err(error) = self.call(Call::Send(call, Arc::clone(&cell))) {
+            self.sending.lock().remove(&room);
+            self.pinned.fetch_sub(count as u64, Ordering::Relaxed);
+            return Err(error);
+        }
+        Ok(Sending {
+            room,
+            pages: u32::try_from(count).unwrap_or(u32::MAX),
+            layers: self.memory.layers(),
+            slot_bytes: self.memory.aux_layout().slot_bytes(),
+            cell,
+            events: self.events.clone(),
+        })
+    }
+
+    fn call(&self, call: Call) -> Result<(), HandoffError> {
+        let sent = self.events.send(Event::Call(call));
+        sent.map_err(|_| HandoffError::Closed)
+    }
+
+    /// Ends all transfers, and waits a few seconds until nothing touches their pages. False when
+    /// something still may: the memory must not be freed.
+    pub fn close(&self) -> bool {
+        let Some(thread) = self.thread.lock().take() else {
+            return true;
+        };
+        // The thread may have ended.
+        drop(self.events.send(Event::Call(Call::Close)));
+        let ended = thread.join();
+        ended.is_ok() && self.pinned() == 0
+    }
+}
+
+impl Drop for HandoffSession {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Decode's end of one request. Dropping it before its end gives the request up.
+#[derive(Debug)]
+pub struct Receiving {
+    tag: RoomTag,
+    cell: Arc<TransferCell>,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+/// Prefill's end of one request. Dropping it before its end gives the request up.
+#[derive(Debug)]
+pub struct Sending {
+    room: RoomId,
+    pages: u32,
+    layers: Range<u32>,
+    slot_bytes: u64,
+    cell: Arc<TransferCell>,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+fn has_ended(state: &TransferState) -> bool {
+    matches!(state.poll, PollState::Failed | PollState::Success)
+}
+
+impl Receiving {
+    /// The present state.
+    pub fn state(&self) -> TransferState {
+        self.cell.get()
+    }
+
+    /// Waits until the transfer has succeeded or failed, and its pages are released.
+    pub fn wait(&self, deadline: Instant) -> TransferState {
+        let is_over = |state: &TransferState| has_ended(state) && state.is_released;
+        self.cell.wait(deadline, is_over)
+    }
+
+    /// Gives the request up.
+    pub fn abort(&self) {
+        let call = Call::EndReceiving(self.tag, Code::Draining);
+        // The session may have ended.
+        drop(self.events.send(Event::Call(call)));
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        if !has_ended(&self.cell.get()) {
+            self.abort();
+        }
+    }
+}
+
+impl Sending {
+    /// The present state.
+    pub fn state(&self) -> TransferState {
+        self.cell.get()
+    }
+
+    /// As [`Receiving::wait`].
+    pub fn wait(&self, deadline: Instant) -> TransferState {
+        let is_over = |state: &TransferState| has_ended(state) && state.is_released;
+        self.cell.wait(deadline, is_over)
+    }
+
+    /// These pages of the request are computed, for these layers: they can go.
+    ///
+    /// # Errors
+    ///
+    /// [`HandoffError::OutOfRange`], [`HandoffError::Closed`].
+    pub fn produced(&self, pages: Range<u32>, layers: Range<u32>) -> Result<(), HandoffError> {
+        let is_inside = |inner: &Range<u32>, outer: &Range<u32>| {
+            inner.start < inner.end && outer.start <= inner.start && inner.end <= outer.end
+        };
+        if !is_inside(&pages, &(0..self.pages)) || !is_inside(&layers, &self.layers) {
+            return Err(HandoffError::OutOfRange(pages, layers));
+        }
+        let rectangle = PageRectangle { pages, layers };
+        self.call(Call::Produced(self.room, rectangle))
+    }
+
+    /// All pages are computed. The metadata go last, to a receiver that asks for them.
+    ///
+    /// # Errors
+    ///
+    /// [`HandoffError::LongAux`], [`HandoffError::Closed`].
+    pub fn finish(&self, aux: Vec<u8>) -> Result<(), HandoffError> {
+        if aux.len() as u64 > self.slot_bytes {
+            return Err(HandoffError::LongAux(aux.len(), self.slot_bytes));
+        }
+        self.call(Call::ProducedAll(self.room, aux))
+    }
+
+    /// Gives the request up.
+    pub fn abort(&self) {
+        // The session may have ended.
+        drop(self.call(Call::EndSending(self.room, Code::Draining)));
+    }
+
+    /// The layers of this rank.
+    pub fn layers(&self) -> Range<u32> {
+        self.layers.clone()
+    }
+
+    /// The number of pages of the request.
+    pub const fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    fn call(&self, call: Call) -> Result<(), HandoffError> {
+        let sent = self.events.send(Event::Call(call));
+        sent.map_err(|_| HandoffError::Closed)
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        if !has_ended(&self.cell.get()) {
+            self.abort();
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! The thread that owns a session's machines: it takes events, and performs what they ask for.
+
+use super::handle::TransferCell;
+use super::memory::RankMemory;
+use super::peers::Peers;
+use super::receiving::{ReceiveCall, ReceivingRoom};
+use super::sending::{SendCall, SendingRoom};
+use crate::Moment;
+use crate::registration::RegisteredRanks;
+use crate::room::{
+    PageRectangle, ReceiverDesk, ReceiverEvent, RoomChunk, RoomId, RoomLimits, RoomTag, SenderDesk,
+    SenderEvent,
+};
+use crate::wire::HandoffMessage;
+use kvpool_transport::peer::{ClosedRoom, Endpoint};
+use kvpool_types::{Checksum, Code, Incarnation};
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// How long a peer that nothing uses stays connected.
+const IDLE: Duration = Duration::from_secs(60);
+/// How long a session that closes waits for its transfers.
+const CLOSING: Duration = Duration::from_secs(3);
+
+/// A request of the session's caller.
+#[derive(Debug)]
+pub(super) enum Call {
+    Receive(ReceiveCall, Arc<TransferCell>),
+    Send(SendCall, Arc<TransferCell>),
+    Produced(RoomId, PageRectangle),
+    ProducedAll(RoomId, Vec<u8>),
+    EndReceiving(RoomTag, Code),
+    EndSending(RoomId, Code),
+    Close,
+}
+
+/// What happens to a session.
+#[derive(Debug)]
+pub(super) enum Event {
+    Call(Call),
+    Letter {
+        from: Incarnation,
+        address: String,
+        message: Box<HandoffMessage>,
+        /// The bytes of the letter.
+        bytes: u64,
+    },
+    LinkUp {
+        address: String,
+        session: Incarnation,
+    },
+    LinkBroken {
+        address: String,
+    },
+    PeerLost {
+        session: Incarnation,
+    },
+    Written {
+        room: RoomId,
+        to: usize,
+        id: u32,
+        outcome: Result<Checksum, Code>,
+    },
+    Fenced {
+        tag: RoomTag,
+        room: Option<ClosedRoom>,
+    },
+    Verified {
+        tag: RoomTag,
+        is_equal: bool,
+        is_own_room: bool,
+    },
+}
+
+/// The state of the thread.
+pub(super) struct Agent {
+    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) memory: Arc<RankMemory>,
+    pub(super) limits: RoomLimits,
+    pub(super) events: mpsc::UnboundedSender<Event>,
+    pub(super) peers: Peers,
+    /// The ranks that have registered, as receivers.
+    pub(super) ranks: RegisteredRanks,
+    pub(super) addresses: HashMap<Incarnation, String>,
+    pub(super) receivers: ReceiverDesk,
+    pub(super) receiving: HashMap<RoomTag, ReceivingRoom>,
+    pub(super) senders: SenderDesk,
+    pub(super) sending: HashMap<RoomId, SendingRoom>,
+    /// The rooms that are being sent, which the caller may not open again.
+    pub(super) open_rooms: Arc<Mutex<HashSet<RoomId>>>,
+    pub(super) failure_probability: f64,
+    /// The pages of rooms that are being sent.
+    pub(super) pinned: Arc<AtomicU64>,
+    /// The bytes of letters that wait for the agent.
+    pub(super) waiting_bytes: Arc<AtomicU64>,
+    pub(super) origin: Instant,
+}
+
+impl Agent {
+    /// Runs until the session is closed.
+    pub(super) async fn run(mut self, mut events: mpsc::UnboundedReceiver<Event>) {
+        let mut closes_at: Option<Instant> = None;
+        let mut sweeps_at = Instant::now() + IDLE;
+        loop {
+            let now = Instant::now();
+            if let Some(end) = closes_at
+                && (now >= end || !self.holds_pages())
+            {
+                break;
+            }
+            if now >= sweeps_at {
+                self.sweep();
+                sweeps_at = now + IDLE;
+            }
+            let wake = self.next_wake().map(|moment| self.origin + moment.0);
+            let wake = wake.into_iter().chain(closes_at).chain([sweeps_at]).min();
+            let event = match wake.filter(|wake| *wake > now) {
+                Some(wake) => {
+                    let receiving = tokio::time::timeout_at(wake.into(), events.recv());
+                    receiving.await.ok()
+                }
+                // A machine has work now, beside what waits.
+                None => events.try_recv().ok().map(Some),
+            };
+            match event {
+                Some(Some(Event::Call(Call::Close))) => {
+                    closes_at.get_or_insert(Instant::now() + CLOSING);
+                    self.end_all(Code::Draining);
+                }
+                Some(Some(event)) => self.take(event),
+                Some(None) => break,
+                None => {}
+            }
+            self.tick();
+        }
+        for cell in self.cells() {
+            // Nothing more is known of what is left.
+            cell.change(|state| {
+                state.poll = state.poll.min(crate::room::PollState::Failed);
+                state.failure.get_or_insert(Code::Draining);
+            });
+        }
+    }
+
+    pub(super) fn now(&self) -> Moment {
+        Moment(self.origin.elapsed())
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Call(Call::Receive(call, cell)) => self.open_receiving(call, cell),
+            Event::Call(Call::Send(call, cell)) => self.open_sending(call, cell),
+            Event::Call(Call::Produced(room, rectangle)) => {
+                self.sender_event(room, SenderEvent::Produced(rectangle));
+            }
+            Event::Call(Call::ProducedAll(room, aux)) => self.produced_all(room, &aux),
+            Event::Call(Call::EndReceiving(tag, code)) => {
+                self.receiver_event(tag, ReceiverEvent::Abort { code });
+            }
+            Event::Call(Call::EndSending(room, code)) => {
+                self.sender_event(room, SenderEvent::Abort { code });
+            }
+            Event::Call(Call::Close) => {}
+            Event::Letter {
+                from,
+                address,
+                message,
+                bytes,
+            } => {
+                self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                self.letter(from, address, *message);
+            }
+            Event::LinkUp { address, session } => self.link_up(&address, session),
+            Event::LinkBroken { address } => self.link_broken(&address),
+            Event::PeerLost { session } => self.peer_lost(session),
+            Event::Written {
+                room,
+                to,
+                id,
+                outcome,
+            } => self.written(room, (to, id), outcome),
+            Event::Fenced { tag, room } => self.fenced(tag, room),
+            Event::Verified {
+                tag,
+                is_equal,
+                is_own_room,
+            } => self.receiver_event(
+                tag,
+                ReceiverEvent::Verified {
+                    is_equal,
+                    is_own_room,
+                },
+            ),
+        }
+    }
+
+    fn letter(&mut self, from: Incarnation, address: String, message: HandoffMessage) {
+        self.addresses.insert(from, address.clone());
+        let now = self.now();
+        match message {
+            HandoffMessage::Register(rank) => {
+                if let Err(error) = self.ranks.register(from, rank) {
+                    tracing::warn!(address, %error, "a rank's registration is refused");
+                }
+                // To know of its death.
+                self.peers.know(&address);
+            }
+            HandoffMessage::ToSender(message) => self.to_sender(now, from, &address, message),
+            HandoffMessage::ToReceiver(message) => {
+                let (tag, mut out) = (message.tag(), Vec::new());
+                let answer = self.receivers.take(now, from, message, &mut out);
+                if let Some(answer) = answer {
+                    self.peers.send(&address, &HandoffMessage::ToSender(answer));
+                }
+                self.perform_receiver(tag, out);
+            }
+            HandoffMessage::ToPullSender(_) | HandoffMessage::ToPullReceiver(_) => {
+                tracing::debug!(
+                    address,
+                    "a message of a pull, which this session does not offer"
+                );
+            }
+        }
+    }
+
+    fn link_up(&mut self, address: &str, session: Incarnation) {
+        if let Some(gone) = self.peers.note_session(address, session) {
+            self.peer_lost(gone);
+        }
+        for (tag, from) in self.shares_at(address) {
+            self.receiver_event(tag, ReceiverEvent::LinkUp { from, session });
+        }
+        for (room, from) in self.targets_of(session) {
+            self.sender_event(room, SenderEvent::LinkUp { from, session });
+        }
+    }
+
+    fn link_broken(&mut self, address: &str) {
+        for (tag, from) in self.shares_at(address) {
+            self.receiver_event(tag, ReceiverEvent::LinkBroken { from });
+        }
+        let at = self.addresses.iter().filter(|(_, at)| *at == address);
+        let sessions: Vec<Incarnation> = at.map(|(session, _)| *session).collect();
+        for session in sessions {
+            for (room, from) in self.targets_of(session) {
+                self.sender_event(room, SenderEvent::LinkBroken { from });
+            }
+        }
+    }
+
+    fn peer_lost(&mut self, session: Incarnation) {
+        let rooms = self.receivers.rooms();
+        let found = rooms.filter_map(|room| Some((room.tag(), room.sender(session)?)));
+        for (tag, from) in found.collect::<Vec<_>>() {
+            self.receiver_event(tag, ReceiverEvent::PeerLost { from });
+        }
+        for (room, from) in self.targets_of(session) {
+            self.sender_event(room, SenderEvent::PeerLost { from });
+        }
+        self.forget(session);
+    }
+
+    fn forget(&mut self, session: Incarnation) {
+        self.ranks.forget(session);
+        self.addresses.remove(&session);
+        self.senders.forget(session);
+    }
+
+    /// The shares of open rooms whose sender is at an address.
+    fn shares_at(&self, address: &str) -> Vec<(RoomTag, usize)> {
+        let mut shares = Vec::new();
+        for (tag, room) in &self.receiving {
+            let senders = room.senders.iter().enumerate();
+            let here = senders.filter(|(_, sender)| sender.address == address);
+            shares.extend(here.map(|(from, _)| (*tag, from)));
+        }
+        shares
+    }
+
+    /// The receivers of open rooms that are of one session.
+    fn targets_of(&self, session: Incarnation) -> Vec<(RoomId, usize)> {
+        let mut targets = Vec::new();
+        for room in self.senders.rooms() {
+            let all = (0..room.receivers()).map(|to| (to, room.receiver_session(to)));
+            let those = all.filter(|(_, of)| *of == Some(session));
+            targets.extend(those.map(|(to, _)| (room.room(), to)));
+        }
+        targets
+    }
+
+    fn next_wake(&self) -> Option<Moment> {
+        let receivers = self.receivers.rooms().filter_map(|room| room.next_wake());
+        let senders = self.senders.rooms().filter_map(|room| room.next_wake());
+        receivers.chain(senders).min()
+    }
+
+    fn tick(&mut self) {
+        let now = self.now();
+        let is_due = |wake: Option<Moment>| wake.is_some_and(|wake| wake <= now);
+        let rooms = self.receivers.rooms();
+        let due = rooms.filter(|room| is_due(room.next_wake()));
+        for tag in due.map(|room| room.tag()).collect::<Vec<_>>() {
+            self.receiver_event(tag, ReceiverEvent::Tick);
+        }
+        let rooms = self.senders.rooms();
+        let due = rooms.filter(|room| is_due(room.next_wake()));
+        for room in due.map(|room| room.room()).collect::<Vec<_>>() {
+            self.sender_event(room, SenderEvent::Tick);
+        }
+    }
+
+    fn sweep(&mut self) {
+        let in_use: HashSet<&str> = self
+            .receiving
+            .values()
+            .flat_map(|room| &room.senders)
+            .map(|sender| sender.address.as_str())
+            .chain(self.addresses.iter().filter_map(|(session, address)| {
+                (!self.targets_of(*session).is_empty()).then_some(address.as_str())
+            }))
+            .collect();
+        let ended = self.peers.retain(IDLE, |address| in_use.contains(address));
+        for session in ended {
+            self.forget(session);
+        }
+    }
+
+    fn end_all(&mut self, code: Code) {
+        for tag in self.receiving.keys().copied().collect::<Vec<_>>() {
+            self.receiver_event(tag, ReceiverEvent::Abort { code });
+        }
+        for room in self.sending.keys().copied().collect::<Vec<_>>() {
+            self.sender_event(room, SenderEvent::Abort { code });
+        }
+    }
+
+    fn cells(&self) -> impl Iterator<Item = &Arc<TransferCell>> {
+        let receiving = self.receiving.values().map(|room| &room.cell);
+        receiving.chain(self.sending.values().map(|room| &room.cell))
+    }
+
+    fn holds_pages(&self) -> bool {
+        self.cells().any(|cell| !cell.get().is_released)
+    }
+
+    /// A room's pages are the caller's again.
+    pub(super) fn unpin(&self, pages: usize) {
+        self.pinned.fetch_sub(pages as u64, Ordering::Relaxed);
+    }
+
+    /// A room number may be used again.
+    pub(super) fn close_number(&self, room: RoomId) {
+        self.open_rooms.lock().remove(&room);
+    }
+}
+
+/// The chunks of a room, each with the index of its sender.
+pub(super) type AnnouncedChunks = Vec<(usize, RoomChunk)>;

@@ -1,0 +1,65 @@
+//! What the caller sees of a room or a pull: its poll state, and whether its pages are free.
+
+use crate::room::PollState;
+use kvpool_types::Code;
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The state of one transfer.
+#[derive(Clone, Debug)]
+pub struct TransferState {
+    /// The poll state of this rank.
+    pub poll: PollState,
+    /// Why the transfer failed.
+    pub failure: Option<Code>,
+    /// Whether nothing touches the pages for this transfer any more.
+    pub is_released: bool,
+    /// The slot of metadata, at a receiver that asked for it and succeeded.
+    pub aux: Option<Vec<u8>>,
+}
+
+/// One transfer, shared by its caller and the agent.
+#[derive(Debug)]
+pub(super) struct TransferCell {
+    state: Mutex<TransferState>,
+    changed: Condvar,
+}
+
+impl TransferCell {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(TransferState {
+                poll: PollState::Bootstrapping,
+                failure: None,
+                is_released: false,
+                aux: None,
+            }),
+            changed: Condvar::new(),
+        })
+    }
+
+    pub(super) fn get(&self) -> TransferState {
+        self.state.lock().clone()
+    }
+
+    pub(super) fn change(&self, change: impl FnOnce(&mut TransferState)) {
+        change(&mut self.state.lock());
+        self.changed.notify_all();
+    }
+
+    /// Waits until `is_enough` holds, or until `deadline`.
+    pub(super) fn wait(
+        &self,
+        deadline: Instant,
+        is_enough: impl Fn(&TransferState) -> bool,
+    ) -> TransferState {
+        let mut state = self.state.lock();
+        while !is_enough(&state) {
+            if self.changed.wait_until(&mut state, deadline).timed_out() {
+                break;
+            }
+        }
+        state.clone()
+    }
+}

@@ -1,0 +1,261 @@
+//! The other processes of a hand-off: one task for each sends its letters and watches it.
+//!
+//! ```text
+//!  connect ──► LinkUp ──► letters in order ──┬─ lost ──► LinkBroken ──► connect again
+//!     ▲  └─ fails ──► LinkBroken (once)      └─ idle, or dropped ──► end
+//!     └───────── pause ◄──────────────────────────┘
+//! ```
+
+use super::agent::Event;
+use crate::wire::HandoffMessage;
+use kvpool_transport::TransferError;
+use kvpool_transport::peer::{Endpoint, PeerLink, PeerLoss, PeerWatch, PeerWatchOptions};
+use kvpool_types::{Code, Incarnation};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// The longest time of one attempt to connect, and of one letter.
+const CALL: Duration = Duration::from_secs(2);
+/// The pause between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The most letters that wait for one peer. Machines repeat what is dropped.
+const MAX_QUEUED: usize = 65_536;
+/// The most peers.
+const MAX_PEERS: usize = 4096;
+/// How often a letter is tried on one connection.
+const ATTEMPTS: u32 = 3;
+
+/// What all peer tasks share.
+pub(super) struct PeerContext {
+    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) events: mpsc::UnboundedSender<Event>,
+    pub(super) watch: PeerWatchOptions,
+    /// The first letter on every connection.
+    pub(super) registration: Vec<u8>,
+}
+
+struct Peer {
+    letters: mpsc::Sender<Vec<u8>>,
+    task: JoinHandle<()>,
+    /// The session at the other end, once a connection has told it.
+    session: Option<Incarnation>,
+    used: Instant,
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The peers of one session, by address.
+pub(super) struct Peers {
+    context: Arc<PeerContext>,
+    by_address: HashMap<String, Peer>,
+}
+
+impl Peers {
+    pub(super) fn new(context: PeerContext) -> Self {
+        Self {
+            context: Arc::new(context),
+            by_address: HashMap::new(),
+        }
+    }
+
+    /// Queues a message. A peer that is new is connected first.
+    pub(super) fn send(&mut self, address: &str, message: &HandoffMessage) {
+        let Some(peer) = self.peer(address) else {
+            tracing::warn!(address, "too many peers: a message is dropped");
+            return;
+        };
+        if peer.letters.try_send(message.encode()).is_err() {
+            tracing::debug!(address, "a message is dropped: the peer's queue is full");
+        }
+    }
+
+    /// Connects to a peer, if it is new.
+    pub(super) fn know(&mut self, address: &str) {
+        self.peer(address);
+    }
+
+    fn peer(&mut self, address: &str) -> Option<&mut Peer> {
+        if !self.by_address.contains_key(address) {
+            if self.by_address.len() >= MAX_PEERS {
+                return None;
+            }
+            let (letters, queue) = mpsc::channel(MAX_QUEUED);
+            let task = PeerTask {
+                context: Arc::clone(&self.context),
+                address: address.to_owned(),
+                queue,
+            };
+            let peer = Peer {
+                letters,
+                task: tokio::spawn(task.run()),
+                session: None,
+                used: Instant::now(),
+            };
+            self.by_address.insert(address.to_owned(), peer);
+        }
+        let peer = self.by_address.get_mut(address)?;
+        peer.used = Instant::now();
+        Some(peer)
+    }
+
+    /// Notes the session at an address. Returns the one before it, when that was another.
+    pub(super) fn note_session(
+        &mut self,
+        address: &str,
+        session: Incarnation,
+    ) -> Option<Incarnation> {
+        let peer = self.by_address.get_mut(address)?;
+        let before = peer.session.replace(session);
+        before.filter(|before| *before != session)
+    }
+
+    /// The session at an address.
+    pub(super) fn session(&self, address: &str) -> Option<Incarnation> {
+        self.by_address.get(address)?.session
+    }
+
+    /// Ends the tasks of peers that nothing has used for a while.
+    pub(super) fn retain(
+        &mut self,
+        idle: Duration,
+        is_needed: impl Fn(&str) -> bool,
+    ) -> Vec<Incarnation> {
+        let now = Instant::now();
+        let mut ended = Vec::new();
+        self.by_address.retain(|address, peer| {
+            let keeps = now - peer.used < idle || is_needed(address);
+            if !keeps {
+                ended.extend(peer.session);
+            }
+            keeps
+        });
+        ended
+    }
+}
+
+/// The open connection of a peer.
+struct Connection {
+    link: PeerLink,
+    /// Ends with the connection.
+    lost: mpsc::UnboundedReceiver<PeerLoss>,
+    _watch: PeerWatch,
+}
+
+struct PeerTask {
+    context: Arc<PeerContext>,
+    address: String,
+    queue: mpsc::Receiver<Vec<u8>>,
+}
+
+impl PeerTask {
+    async fn run(mut self) {
+        let mut is_broken = false;
+        loop {
+            match self.connect().await {
+                Ok(mut connection) => {
+                    is_broken = false;
+                    self.tell(Event::LinkUp {
+                        address: self.address.clone(),
+                        session: connection.link.session(),
+                    });
+                    let loss = self.serve(&mut connection).await;
+                    match loss {
+                        Some(PeerLoss::Silent) => self.tell(Event::PeerLost {
+                            session: connection.link.session(),
+                        }),
+                        Some(PeerLoss::Closed) => {}
+                        // Nobody sends to the peer any more.
+                        None => return,
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(address = self.address, %error, "connecting to a peer failed");
+                }
+            }
+            if !std::mem::replace(&mut is_broken, true) {
+                self.tell(Event::LinkBroken {
+                    address: self.address.clone(),
+                });
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    fn tell(&self, event: Event) {
+        // The agent may have ended.
+        drop(self.context.events.send(event));
+    }
+
+    async fn connect(&self) -> Result<Connection, TransferError> {
+        let (context, address) = (Arc::clone(&self.context), self.address.clone());
+        let connecting = tokio::task::spawn_blocking(move || {
+            let deadline = Instant::now() + CALL;
+            let (notice, lost) = mpsc::unbounded_channel();
+            let on_loss = move |loss| {
+                // The task may have ended.
+                let _ = notice.send(loss);
+            };
+            let endpoint = &context.endpoint;
+            let watch = endpoint.watch(&address, context.watch, deadline, on_loss)?;
+            let link = endpoint.link(&address, deadline)?;
+            if link.session() != watch.session() {
+                return Err(TransferError {
+                    code: Code::WrongIncarnation,
+                    message: format!("{address} has started anew"),
+                });
+            }
+            Ok(Connection {
+                link,
+                lost,
+                _watch: watch,
+            })
+        });
+        connecting.await.unwrap_or_else(|_| {
+            Err(TransferError {
+                code: Code::Internal,
+                message: "the session ends".to_owned(),
+            })
+        })
+    }
+
+    /// Sends letters until the peer is lost. `None` when no letter can come any more.
+    async fn serve(&mut self, connection: &mut Connection) -> Option<PeerLoss> {
+        let registration = self.context.registration.clone();
+        let mut next = Some(registration);
+        loop {
+            let letter = match next.take() {
+                Some(letter) => letter,
+                None => tokio::select! {
+                    biased;
+                    loss = connection.lost.recv() => return Some(loss.unwrap_or(PeerLoss::Closed)),
+                    letter = self.queue.recv() => letter?,
+                },
+            };
+            for _ in 0..ATTEMPTS {
+                let posted = connection.link.post(&letter, Instant::now() + CALL).await;
+                match posted {
+                    Ok(()) => break,
+                    Err(error) if error.code.is_retryable() => {
+                        tracing::debug!(address = self.address, %error, "a letter is sent again");
+                        if !connection.link.is_open() {
+                            // The watch tells whether the peer lives.
+                            return Some(PeerLoss::Closed);
+                        }
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                    Err(error) => {
+                        tracing::warn!(address = self.address, %error, "a peer refuses a letter");
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Peers that die, stop, say nothing or give up: the other end knows in time, and its pages are free.
+
+use crate::child::{Process, group};
+use crate::ranks::{Group, Rank, soon, succeeded};
+use kvpool_handoff::plan::PageLayout;
+use kvpool_handoff::room::{PollState, RoomId};
+use kvpool_handoff::session::{HandoffOptions, Receiving, Sending};
+use kvpool_types::Code;
+use std::time::{Duration, Instant};
+
+fn decode() -> Rank {
+    Rank::start(&group(), 0, 0)
+}
+
+fn receive(rank: &Rank, room: u64, pages: u32, from: &str) -> Receiving {
+    let layers = group().layers();
+    let pages = (0, (0..pages).collect());
+    let from = [from.to_owned()];
+    rank.session
+        .receive(RoomId(room), pages, &from, (1, &layers), false, soon())
+        .unwrap()
+}
+
+fn reaches(receiving: &Receiving, poll: PollState) {
+    let until = soon();
+    while receiving.state().poll != poll {
+        assert!(Instant::now() < until, "{:?}", receiving.state());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// How long until the transfer has failed and its pages are free.
+fn fails_after(receiving: &Receiving, begin: Instant) -> Duration {
+    let state = receiving.wait(soon());
+    assert_eq!(state.poll, PollState::Failed);
+    assert!(state.is_released);
+    begin.elapsed()
+}
+
+#[test]
+fn prefill_that_is_killed_is_noticed_within_a_second() {
+    let rank = decode();
+    // Before the offer, before the first byte, and within the request.
+    for step in 0..3 {
+        let mut prefill = Process::start();
+        let address = prefill.address.clone();
+        if step == 0 {
+            prefill.kill();
+        }
+        let receiving = receive(&rank, step, 10, &address);
+        if step > 0 {
+            prefill.tell(&format!("send {step} 10"));
+            reaches(&receiving, PollState::WaitingForInput);
+        }
+        if step > 1 {
+            prefill.tell("produce 0 4");
+            reaches(&receiving, PollState::Transferring);
+        }
+        let begin = Instant::now();
+        prefill.kill();
+        let took = fails_after(&receiving, begin);
+        assert!(took < Duration::from_millis(1500), "step {step}: {took:?}");
+    }
+}
+
+#[test]
+fn prefill_that_is_stopped_is_noticed_within_four_seconds() {
+    let rank = decode();
+    let mut prefill = Process::start();
+    let receiving = receive(&rank, 1, 10, &prefill.address);
+    prefill.tell("send 1 10");
+    prefill.tell("produce 0 4");
+    reaches(&receiving, PollState::Transferring);
+    let begin = Instant::now();
+    prefill.stop();
+    let took = fails_after(&receiving, begin);
+    assert!(took < Duration::from_secs(5), "{took:?}");
+}
+
+#[test]
+fn decode_that_is_killed_leaves_no_pin() {
+    let prefill = decode();
+    let mut child = Process::start();
+    child.tell(&format!("receive 1 10 {}", prefill.address()));
+    prefill.fill(&(0..10).collect::<Vec<_>>());
+    let pages = (0..10).collect();
+    let sending = prefill.session.send(RoomId(1), pages, 1, soon()).unwrap();
+    sending.produced(0..4, 0..2).unwrap();
+    let until = soon();
+    while sending.state().poll != PollState::Transferring {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(prefill.session.pinned(), 10);
+    let begin = Instant::now();
+    child.kill();
+    let state = sending.wait(soon());
+    assert_eq!(
+        (state.poll, prefill.session.pinned()),
+        (PollState::Failed, 0)
+    );
+    let took = begin.elapsed();
+    assert!(took < Duration::from_millis(1500), "{took:?}");
+}
+
+/// A decode that never offers: the pages are free at the room's deadline.
+#[test]
+fn a_room_that_nobody_asks_for_ends_at_its_deadline() {
+    let prefill = decode();
+    let deadline = Instant::now() + Duration::from_millis(300);
+    let sending = prefill
+        .session
+        .send(RoomId(1), vec![1, 2], 1, deadline)
+        .unwrap();
+    let state = sending.wait(soon());
+    assert_eq!(state.failure, Some(Code::DeadlineExceeded));
+    assert_eq!(prefill.session.pinned(), 0);
+}
+
+#[test]
+fn either_end_that_gives_up_ends_both() {
+    let (prefill, decode) = (decode(), decode());
+    for (room, by_decode) in [(1, true), (2, false)] {
+        let receiving = receive(&decode, room, 4, &prefill.address());
+        let pages = (0..4).collect();
+        let sending: Sending = prefill
+            .session
+            .send(RoomId(room), pages, 1, soon())
+            .unwrap();
+        sending.produced(0..2, 0..2).unwrap();
+        reaches(&receiving, PollState::Transferring);
+        if by_decode {
+            receiving.abort();
+        } else {
+            sending.abort();
+        }
+        for state in [receiving.wait(soon()), sending.wait(soon())] {
+            assert_eq!(
+                (state.poll, state.failure),
+                (PollState::Failed, Some(Code::Draining))
+            );
+            assert!(state.is_released);
+        }
+    }
+    // To drop a handle gives the request up.
+    let receiving = receive(&decode, 3, 4, &prefill.address());
+    let sending = prefill
+        .session
+        .send(RoomId(3), vec![0, 1, 2, 3], 1, soon())
+        .unwrap();
+    reaches(&receiving, PollState::WaitingForInput);
+    drop(sending);
+    assert_eq!(receiving.wait(soon()).poll, PollState::Failed);
+    assert_eq!(prefill.session.pinned(), 0);
+}
+
+/// Row S12: with a failure probability every room ends alike at both ends, and pins return to 0.
+#[test]
+fn s12_rooms_that_fail_at_random_end_alike_on_all_ranks() {
+    let failing = |rank, ranks| {
+        let options = HandoffOptions {
+            failure_probability: 0.1,
+            ..HandoffOptions::default()
+        };
+        Rank::start_with(
+            &Group::of(ranks, &[2], PageLayout::TokenMajor),
+            0,
+            rank,
+            options,
+        )
+    };
+    let prefill = [failing(0, 2), failing(1, 2)];
+    let decode = failing(0, 1);
+    let addresses = prefill.each_ref().map(Rank::address);
+    let layers = group().layers();
+    let (mut successes, mut failures) = (0, 0);
+    for room in 0..500 {
+        let pages: Vec<u32> = vec![room % 10, 20 + room % 10];
+        let id = RoomId(room.into());
+        let of_room = (0, pages.clone());
+        let receiving = decode
+            .session
+            .receive(id, of_room, &addresses, (2, &layers), true, soon());
+        let receiving = receiving.unwrap();
+        let sending = prefill.each_ref().map(|rank| {
+            rank.fill(&pages);
+            let sending = rank.session.send(id, pages.clone(), 1, soon()).unwrap();
+            sending.produced(0..2, 0..2).unwrap();
+            sending.finish(Vec::new()).unwrap();
+            sending
+        });
+        let state = receiving.wait(soon());
+        match state.poll {
+            PollState::Success => {
+                succeeded(&state);
+                decode.check(0, &pages).unwrap();
+                successes += 1;
+            }
+            _ => failures += 1,
+        }
+        for each in &sending {
+            let of_sender = each.wait(soon());
+            assert!(of_sender.is_released);
+            if state.poll == PollState::Success {
+                // A sender may have been told to fail after its bytes were right.
+                continue;
+            }
+            assert_eq!(of_sender.poll, PollState::Failed, "room {room}: {state:?}");
+        }
+    }
+    assert!(
+        successes > 250 && failures > 20,
+        "{successes} and {failures}"
+    );
+    for rank in &prefill {
+        assert_eq!(rank.session.pinned(), 0);
+    }
+}

@@ -1,0 +1,13 @@
+//! Sessions over real connections: every byte is compared, and processes die.
+//!
+//! - `push`: rooms between ranks of several layouts, with pages that are held and metadata
+//! - `faults`: peers that are killed, stopped, silent or give up
+//! - `intruder`: letters and writes of processes that are no peers
+//! - `ranks`: a rank whose bytes say where they belong
+//! - `child`: the same as a process of its own
+
+mod child;
+mod faults;
+mod intruder;
+mod push;
+mod ranks;

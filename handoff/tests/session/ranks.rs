@@ -1,0 +1,199 @@
+//! Ranks whose bytes say where they belong: every end can work out what a byte must be.
+
+use kvpool_handoff::plan::{PageLayout, Stages, StateRule, StateShape};
+use kvpool_handoff::registration::{RankDescription, StateRegion};
+use kvpool_handoff::room::PollState;
+use kvpool_handoff::session::TransferState;
+use kvpool_handoff::session::{HandoffOptions, HandoffSession, RankMemory};
+use kvpool_transport::Region;
+use kvpool_types::{Length, Offset};
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+pub(crate) const TOKENS: u32 = 16;
+pub(crate) const PAGES: u32 = 40;
+const HEADS: u32 = 8;
+const HEAD_BYTES: u32 = 32;
+/// Names of the states of a layer, with their number.
+const NAMES: [&str; 3] = ["k", "v", "mla"];
+
+/// The shape of a group of ranks.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) tensor: u32,
+    pub(crate) stages: Vec<u32>,
+    pub(crate) layout: PageLayout,
+}
+
+impl Group {
+    pub(crate) fn of(tensor: u32, stages: &[u32], layout: PageLayout) -> Self {
+        Self {
+            tensor,
+            stages: stages.to_vec(),
+            layout,
+        }
+    }
+
+    pub(crate) fn layers(&self) -> Stages {
+        Stages::new(&self.stages).unwrap()
+    }
+}
+
+/// One rank and its memory.
+pub(crate) struct Rank {
+    pub(crate) session: HandoffSession,
+    group: Group,
+    rank: u32,
+    states: Vec<(StateRegion, Region)>,
+}
+
+fn shapes(layout: PageLayout) -> [StateShape; 3] {
+    let keys = StateShape::of_heads(layout, TOKENS, HEADS, HEAD_BYTES).unwrap();
+    let latent = StateShape::whole(StateRule::OneSource, 640).unwrap();
+    [keys, keys, latent]
+}
+
+/// What a byte of a request is: of a page of the request, a state, and an offset in the page as if
+/// one rank held it whole.
+fn byte(page: u32, layer: u32, name: usize, offset: u64) -> u8 {
+    let mut mixed = u64::from(page) * 0x9e37_79b9 + u64::from(layer) * 0x85eb_ca6b;
+    mixed = (mixed + name as u64 * 0xc2b2_ae35 + offset).wrapping_mul(0x2545_f491_4f6c_dd1d);
+    (mixed >> 40) as u8
+}
+
+impl Rank {
+    pub(crate) fn start(group: &Group, stage: u32, rank: u32) -> Self {
+        Self::start_with(group, stage, rank, HandoffOptions::default())
+    }
+
+    pub(crate) fn start_with(
+        group: &Group,
+        stage: u32,
+        rank: u32,
+        options: HandoffOptions,
+    ) -> Self {
+        let own = group.layers().stage(stage).unwrap();
+        let mut states = Vec::new();
+        for layer in own {
+            for (name, shape) in NAMES.iter().zip(shapes(group.layout)) {
+                let bytes = shape.page_bytes(group.tensor).unwrap() * u64::from(PAGES);
+                let region = Region::allocate(Length(bytes));
+                let described = StateRegion {
+                    name: (*name).to_owned(),
+                    layer,
+                    shape,
+                    base: region.whole().as_ptr().addr() as u64,
+                    pages: PAGES,
+                };
+                states.push((described, region));
+            }
+        }
+        let description = RankDescription {
+            address: String::new(),
+            tensor: (rank, group.tensor),
+            pipeline: (stage, group.layers()),
+            page_tokens: TOKENS,
+            hidden_bytes: 128,
+            states: states.iter().map(|(state, _)| state.clone()).collect(),
+        };
+        let memories = states.iter().map(|(_, region)| region.whole());
+        let memory = RankMemory::new(description, memories.collect()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self {
+            session: HandoffSession::start(listener, memory, options).unwrap(),
+            group: group.clone(),
+            rank,
+            states,
+        }
+    }
+
+    pub(crate) fn address(&self) -> String {
+        self.session.address().to_owned()
+    }
+
+    /// What a page of this rank must be, for a page of a request.
+    fn wanted(&self, state: &StateRegion, page: u32) -> Vec<u8> {
+        let name = NAMES.iter().position(|name| *name == state.name).unwrap();
+        let (outer, parts, part_bytes) = match (name, self.group.layout) {
+            (2, _) => (1, 1, 640),
+            (_, PageLayout::TokenMajor) => (u64::from(TOKENS), HEADS, u64::from(HEAD_BYTES)),
+            (_, PageLayout::HeadMajor) => (1, HEADS, u64::from(HEAD_BYTES * TOKENS)),
+        };
+        let own = match name {
+            2 => 0..1,
+            _ => {
+                let each = (parts / self.group.tensor).max(1);
+                let first = self.rank * parts / self.group.tensor;
+                first..first + each
+            }
+        };
+        let mut bytes = Vec::new();
+        for run in 0..outer {
+            for part in own.clone() {
+                let begin = (run * u64::from(parts) + u64::from(part)) * part_bytes;
+                let of_part = (0..part_bytes).map(|at| byte(page, state.layer, name, begin + at));
+                bytes.extend(of_part);
+            }
+        }
+        bytes
+    }
+
+    /// Computes pages of a request into pages of this rank.
+    pub(crate) fn fill(&self, pages: &[u32]) {
+        for (state, region) in &self.states {
+            for (of_request, page) in (0..).zip(pages) {
+                let bytes = self.wanted(state, of_request);
+                let at = u64::from(*page) * bytes.len() as u64;
+                region.whole().write_at(Offset(at), &bytes);
+            }
+        }
+    }
+
+    /// Compares this rank's pages for those of the request from `held` on. Names the first byte
+    /// that differs.
+    pub(crate) fn check(&self, held: u32, pages: &[u32]) -> Result<(), String> {
+        for (state, region) in &self.states {
+            for (of_request, page) in (held..).zip(pages) {
+                let wanted = self.wanted(state, of_request);
+                let at = u64::from(*page) * wanted.len() as u64;
+                let part = region.slice(Offset(at), Length(wanted.len() as u64));
+                let found = part.unwrap().to_vec();
+                if let Some(at) = wanted.iter().zip(&found).position(|(one, two)| one != two) {
+                    return Err(format!(
+                        "{} of layer {}, page {of_request}: byte {at} differs",
+                        state.name, state.layer
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All bytes of this rank.
+    pub(crate) fn image(&self) -> Vec<Vec<u8>> {
+        let all = self.states.iter();
+        all.map(|(_, region)| region.whole().to_vec()).collect()
+    }
+
+    /// Sets every byte of some pages.
+    pub(crate) fn set(&self, pages: &[u32], value: u8) {
+        for (state, region) in &self.states {
+            let bytes = state.shape.page_bytes(self.group.tensor).unwrap();
+            for page in pages {
+                let all = vec![value; usize::try_from(bytes).unwrap()];
+                region
+                    .whole()
+                    .write_at(Offset(u64::from(*page) * bytes), &all);
+            }
+        }
+    }
+}
+
+pub(crate) fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(30)
+}
+
+pub(crate) fn succeeded(state: &TransferState) {
+    assert_eq!(state.poll, PollState::Success, "{:?}", state.failure);
+    assert!(state.is_released);
+}

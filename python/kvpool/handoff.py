@@ -1,0 +1,401 @@
+"""Hand-off: KV straight from a prefill process to a decode process, beside the pool.
+
+Each rank of an engine opens one `Session` over its KV memory. For each request, prefill calls `send` and
+decode calls `receive`, with the same number of the request: the room. Either may come first.
+
+```python
+from kvpool import handoff
+
+# Both sides: two pages of 4 tokens, 1 layer, keys of 2 heads with 8 bytes a head.
+state = handoff.State("k", layer=0, base=memory.ctypes.data, pages=2, outer=4, parts=2, part_bytes=8)
+
+with handoff.Session([state], page_tokens=4) as prefill:          # in the prefill process
+    sending = prefill.send(room=7, pages=[0, 1])
+    sending.produced(0, 2)                                        # pages 0 and 1 of the request
+    sending.finish()
+
+with handoff.Session([state], page_tokens=4) as decode:           # in the decode process
+    receiving = decode.receive(room=7, pages=[1, 0], senders=[prefill_address])
+    assert receiving.wait(timeout=30) is handoff.Poll.SUCCESS     # the bytes are there, and verified
+```
+
+What to know first:
+
+- All calls return at once, except `wait` and `close`, which have a deadline.
+- A room ends at both ends: with `SUCCESS` when every byte was compared after the last write, or with
+  `FAILED`. After `FAILED` use the pages again once `released` is true.
+- A peer that is killed is noticed within a second, one that is stopped within four.
+- Numbers of pages are this process's own. Only the two ends' layouts must agree: heads, tokens of a page.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from kvpool import _native
+
+__all__ = [
+    "AuxLayout",
+    "Bootstrap",
+    "Offering",
+    "Poll",
+    "Pulling",
+    "Receiving",
+    "Sending",
+    "Session",
+    "State",
+]
+
+
+class Poll(enum.IntEnum):
+    """The state of a room on one rank. Over several ranks the least counts."""
+
+    FAILED = 0
+    BOOTSTRAPPING = 1
+    WAITING_FOR_INPUT = 2
+    TRANSFERRING = 3
+    SUCCESS = 4
+
+
+@dataclass(frozen=True)
+class State:
+    """One region of this rank's KV memory: the keys of a layer, its values, or another state.
+
+    A page of the region has `outer` runs of parts. All ranks together have `parts` parts of `part_bytes`
+    bytes in a run; with the rule "slice" each rank holds its share of them.
+
+    - Token-major keys `[token][head][bytes]`: `outer` tokens of a page, `parts` heads of all ranks.
+    - Head-major keys `[head][token][bytes]`: `outer` 1, `parts` heads, `part_bytes` of all tokens.
+    - A state that goes whole: rule "copy" or "one_source" (MLA), `outer` and `parts` 1.
+    """
+
+    name: str
+    """The name, equal at both ends."""
+    layer: int
+    """The number of the layer in the whole model."""
+    base: int
+    """The address of page 0 in this process."""
+    pages: int
+    """The number of pages."""
+    parts: int
+    """The number of parts over all ranks."""
+    part_bytes: int
+    """The bytes of one part."""
+    outer: int = 1
+    """The number of runs in a page."""
+    rule: str = "slice"
+    """How ranks share the parts: "slice", "copy" or "one_source"."""
+
+
+class AuxLayout:
+    """The layout of a slot of metadata, as engines of disaggregated serving know it."""
+
+    def __init__(self, hidden_bytes: int = 0) -> None:
+        fields, self.slot_bytes = _native.handoff_aux_layout(hidden_bytes)
+        self._fields = {name: (begin, end) for name, begin, end in fields}
+
+    def range(self, field: str) -> tuple[int, int]:
+        """The first byte of a field in a slot, and the one after its last. Raises KeyError for an
+        unknown field. Names: output_ids, cached_tokens, token_logprobs_val, token_logprobs_idx,
+        top_logprobs_val, top_logprobs_idx, topk_p, topk_index, hidden_states, room."""
+        return self._fields[field]
+
+
+class _Transfer:
+    """What both ends of a request have."""
+
+    def __init__(self, native: _native.HandoffSending | _native.HandoffReceiving) -> None:
+        self._native = native
+
+    @property
+    def poll(self) -> Poll:
+        """The present state."""
+        return Poll(self._native.state()[0])
+
+    @property
+    def error(self) -> str | None:
+        """Why the request failed: a code such as `unreachable` or `deadline_exceeded`."""
+        return self._native.state()[1]
+
+    @property
+    def released(self) -> bool:
+        """Whether nothing touches the pages for this request any more."""
+        return self._native.state()[2]
+
+    def wait(self, timeout: float) -> Poll:
+        """Waits until the request has ended and its pages are released, at most `timeout` seconds."""
+        return Poll(self._native.wait(timeout))
+
+    def abort(self) -> None:
+        """Gives the request up, at both ends."""
+        self._native.abort()
+
+
+class Sending(_Transfer):
+    """Prefill's end of one request. It is given up when this object goes before its end."""
+
+    _native: _native.HandoffSending
+
+    def produced(
+        self,
+        first_page: int,
+        pages: int,
+        first_layer: int | None = None,
+        layers: int | None = None,
+    ) -> None:
+        """`pages` pages of the request from `first_page` on are computed: they can go. With layers, only
+        these; each page and layer is to be named once."""
+        of_layers = None
+        if first_layer is not None:
+            of_layers = (first_layer, first_layer + (1 if layers is None else layers))
+        self._native.produced((first_page, first_page + pages), of_layers)
+
+    def finish(self, aux: bytes | None = None) -> None:
+        """All pages are computed. `aux` is the slot of metadata for a receiver that asks for it; the
+        field of the room is filled in."""
+        self._native.finish(aux or b"")
+
+
+class Offering(_Transfer):
+    """Prefill's end of a pull: pages that decode may ask for. It is given up when this object goes before
+    its end."""
+
+    _native: _native.HandoffSending
+
+
+class Receiving(_Transfer):
+    """Decode's end of one request. It is given up when this object goes before its end."""
+
+    _native: _native.HandoffReceiving
+
+    @property
+    def aux(self) -> bytes | None:
+        """The slot of metadata, after SUCCESS, where it was asked for."""
+        return self._native.aux()
+
+
+class Pulling:
+    """Decode's end of a pull. A delayed one is a proxy, which holds no memory and asks for nothing, until
+    `use` names the pages."""
+
+    def __init__(self, begin: Callable[[Sequence[int]], Receiving]) -> None:
+        self._begin = begin
+        self._receiving: Receiving | None = None
+        self._is_aborted = False
+
+    def use(self, pages: Sequence[int]) -> None:
+        """Asks for the bytes, into this rank's pages for those of the request after the held ones. Raises
+        ValueError when it was used or aborted before."""
+        if self._receiving is not None or self._is_aborted:
+            raise ValueError("the pull was used or aborted before")
+        self._receiving = self._begin(pages)
+
+    @property
+    def poll(self) -> Poll:
+        """The present state: WAITING_FOR_INPUT before `use`."""
+        if self._receiving is None:
+            return Poll.FAILED if self._is_aborted else Poll.WAITING_FOR_INPUT
+        return self._receiving.poll
+
+    @property
+    def error(self) -> str | None:
+        """Why the pull failed: a code."""
+        if self._receiving is None:
+            return "draining" if self._is_aborted else None
+        return self._receiving.error
+
+    @property
+    def released(self) -> bool:
+        """Whether nothing touches the pages for this pull any more."""
+        return True if self._receiving is None else self._receiving.released
+
+    def wait(self, timeout: float) -> Poll:
+        """Waits until the pull has ended and its pages are released, at most `timeout` seconds. Returns
+        at once before `use`."""
+        return self.poll if self._receiving is None else self._receiving.wait(timeout)
+
+    def abort(self) -> None:
+        """Gives the pull up. Before `use` prefill is not told: its pins end with the offer's timeout."""
+        self._is_aborted = True
+        if self._receiving is not None:
+            self._receiving.abort()
+
+
+class Session:
+    """One rank's end of its hand-offs. The memory of its states must stay until `close` has returned.
+
+    `page_tokens`: tokens of a page, equal at both ends. `advertise`: what peers are told to connect to,
+    "host:port"; the listener's own address by default. `secret`: shared by all processes; without one,
+    every process that reaches the port may take part. `tensor`: this rank and the number of ranks of its
+    tensor-parallel group. `pipeline`: this stage, and the number of layers of each stage; one stage with
+    all layers of `states` by default. `failure_probability`: the share of requests that fail without a
+    reason, for tests of callers.
+
+    Raises InvalidArgumentError for memory that is not this process's, and for ranks that do not divide.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[State],
+        *,
+        page_tokens: int,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertise: str | None = None,
+        name: str = "",
+        secret: str = "",
+        tensor: tuple[int, int] = (0, 1),
+        pipeline: tuple[int, Sequence[int] | None] = (0, None),
+        hidden_bytes: int = 0,
+        failure_probability: float = 0.0,
+    ) -> None:
+        stage, stages = pipeline
+        if stages is None:
+            stages = [1 + max((state.layer for state in states), default=0)]
+        self._stages = list(stages)
+        self._native = _native.HandoffSession(
+            [
+                (
+                    state.name,
+                    state.layer,
+                    state.base,
+                    state.pages,
+                    state.rule,
+                    (state.outer, state.parts, state.part_bytes),
+                )
+                for state in states
+            ],
+            page_tokens,
+            (host, port),
+            advertise,
+            name,
+            secret,
+            tensor,
+            (stage, self._stages),
+            hidden_bytes,
+            failure_probability,
+        )
+
+    @property
+    def address(self) -> str:
+        """What peers connect to: "host:port"."""
+        return self._native.address
+
+    def pinned(self) -> int:
+        """The number of pages of requests that are being sent."""
+        return self._native.pinned()
+
+    def send(
+        self, room: int, pages: Sequence[int], *, decode_tp: int = 1, timeout: float = 300.0
+    ) -> Sending:
+        """Sends a request's pages to decode. `pages`: this rank's pages, from the request's first token.
+        Keep them until `released`. `decode_tp`: the number of decode's tensor-parallel ranks. Raises an
+        Error with the code `in_progress` while the room is open."""
+        return Sending(self._native.send(room, list(pages), decode_tp, timeout))
+
+    def offer(
+        self, room: int, pages: Sequence[int], *, decode_tp: int = 1, timeout: float = 360.0
+    ) -> Offering:
+        """Offers a request's pages, all of them computed, for decode to pull. They stay pinned until
+        decode has them, its process is lost, or `timeout` seconds have passed."""
+        return Offering(self._native.offer(room, list(pages), decode_tp, timeout))
+
+    def pull(
+        self,
+        room: int,
+        pages: Sequence[int] | None,
+        senders: Sequence[str],
+        *,
+        held: int = 0,
+        prefill_tp: int | None = None,
+        prefill_layers: Sequence[int] | None = None,
+        timeout: float = 300.0,
+    ) -> Pulling:
+        """Pulls the pages of an offer: at once with `pages`, or delayed, with None, until `Pulling.use`.
+        The other arguments are those of `receive`; `timeout` counts from the use."""
+
+        def begin(used: Sequence[int]) -> Receiving:
+            return self.receive(
+                room,
+                used,
+                senders,
+                held=held,
+                prefill_tp=prefill_tp,
+                prefill_layers=prefill_layers,
+                timeout=timeout,
+            )
+
+        pulling = Pulling(begin)
+        if pages is not None:
+            pulling.use(pages)
+        return pulling
+
+    def receive(
+        self,
+        room: int,
+        pages: Sequence[int],
+        senders: Sequence[str],
+        *,
+        held: int = 0,
+        prefill_tp: int | None = None,
+        prefill_layers: Sequence[int] | None = None,
+        aux: bool = False,
+        timeout: float = 300.0,
+    ) -> Receiving:
+        """Receives a request's pages from prefill. `held`: the number of the request's first pages that
+        are here already; `pages`: this rank's pages for those after them. `senders`: the addresses of
+        all ranks of prefill, the ranks of the first stage first. `prefill_layers`: the layers of each
+        stage, those of this session by default."""
+        stages = self._stages if prefill_layers is None else list(prefill_layers)
+        ranks = max(1, len(senders) // len(stages)) if prefill_tp is None else prefill_tp
+        native = self._native.receive(
+            room, list(pages), held, list(senders), ranks, stages, aux, timeout
+        )
+        return Receiving(native)
+
+    def close(self) -> bool:
+        """Ends all requests, and waits a few seconds until nothing touches the memory. False when
+        something still may: do not free it then."""
+        return self._native.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Bootstrap:
+    """The HTTP server where ranks register and find each other, in the dialects of vLLM, SGLang and
+    chitu."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._native = _native.HandoffBootstrap(host, port)
+
+    @property
+    def address(self) -> str:
+        """Where it listens: "host:port"."""
+        return self._native.address
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._native.close()
+
+    def __enter__(self) -> Bootstrap:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,444 @@
+//! The base of `kvpool.handoff`: sessions of the hand-off over memory that Python names by address.
+//!
+//! ```text
+//!  kvpool.handoff.Session ──► HandoffSession ──► kvpool_handoff::session ──► peers
+//!        send, receive  ──► HandoffSending, HandoffReceiving: polled or awaited
+//! ```
+
+// UNSAFETY: passes addresses of a Python caller's on, as `loan` does. That there is memory is looked up
+// first; that it stays until the session is closed is the caller's promise.
+#![allow(unsafe_code, reason = "a Python caller names memory by its address")]
+
+use crate::errors::Fault;
+use crate::home::{Home, Resident};
+use crate::loan::Loan;
+use crate::mapped::{Use, is_mapped};
+use kvpool_handoff::aux::{AuxField, AuxLayout};
+use kvpool_handoff::bootstrap::BootstrapServer;
+use kvpool_handoff::plan::{Stages, StateRule, StateShape};
+use kvpool_handoff::registration::{RankDescription, StateRegion};
+use kvpool_handoff::registry::RegistryOptions;
+use kvpool_handoff::room::{PollState, RoomId};
+use kvpool_handoff::session::{
+    HandoffError, HandoffOptions, HandoffSession as Session, RankMemory, Receiving, Sending,
+    TransferState,
+};
+use kvpool_transport::peer::Secret;
+use kvpool_types::Code;
+use parking_lot::Mutex;
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The longest timeout, in seconds.
+const MAX_TIMEOUT: f64 = 86_400.0;
+/// The time between two looks at Python's signals while a call waits.
+const SIGNALS: Duration = Duration::from_millis(50);
+
+/// A state: name, layer, base, pages, rule, and outer, parts and part_bytes of its shape.
+type StateTuple = (String, u32, usize, u32, String, (u64, u64, u64));
+
+/// One process's end of its hand-offs.
+#[pyclass(frozen, module = "kvpool._native")]
+pub(crate) struct HandoffSession {
+    open: Mutex<Option<Open>>,
+    home: Home,
+    address: String,
+}
+
+struct Open {
+    // Dropped first: no peer touches memory any more once the rest goes.
+    session: Arc<Session>,
+    loan: Loan,
+    _resident: Resident,
+}
+
+/// Prefill's end of one request.
+#[pyclass(frozen, module = "kvpool._native")]
+pub(crate) struct HandoffSending(Sending);
+
+/// Decode's end of one request.
+#[pyclass(frozen, module = "kvpool._native")]
+pub(crate) struct HandoffReceiving(Receiving);
+
+fn deadline(timeout: f64) -> PyResult<Instant> {
+    if timeout.is_nan() || timeout < 0.0 {
+        return Err(Fault::invalid(format!("{timeout} s is not a valid timeout")).into());
+    }
+    Ok(Instant::now() + Duration::from_secs_f64(timeout.min(MAX_TIMEOUT)))
+}
+
+fn fault(error: &HandoffError) -> PyErr {
+    match error {
+        HandoffError::Closed => Fault::closed("the session is closed").into(),
+        HandoffError::Repeated(_) => Fault::new(Code::InProgress, error.to_string()).into(),
+        _ => Fault::invalid(error.to_string()).into(),
+    }
+}
+
+fn invalid(error: impl std::fmt::Display) -> PyErr {
+    Fault::invalid(error.to_string()).into()
+}
+
+fn rule(name: &str) -> PyResult<StateRule> {
+    match name {
+        "slice" => Ok(StateRule::Slice),
+        "copy" => Ok(StateRule::Copy),
+        "one_source" => Ok(StateRule::OneSource),
+        other => Err(invalid(format!(
+            "the rule of a state is slice, copy or one_source, not {other:?}"
+        ))),
+    }
+}
+
+#[pymethods]
+impl HandoffSession {
+    #[new]
+    #[pyo3(signature = (states, page_tokens, listen, advertise, name, secret, tensor, pipeline, hidden_bytes, failure_probability))]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "kvpool.handoff.Session names them"
+    )]
+    fn new(
+        py: Python<'_>,
+        states: Vec<StateTuple>,
+        page_tokens: u32,
+        listen: (String, u16),
+        advertise: Option<String>,
+        name: String,
+        secret: &str,
+        tensor: (u32, u32),
+        pipeline: (u32, Vec<u32>),
+        hidden_bytes: u32,
+        failure_probability: f64,
+    ) -> PyResult<Self> {
+        let resident = Resident::new()?;
+        let (stage, layers) = pipeline;
+        let stages = Stages::new(&layers).map_err(invalid)?;
+        if stages.stage(stage).is_none() || tensor.0 >= tensor.1 {
+            return Err(invalid(format!(
+                "rank {} of {} in stage {stage} of {} does not exist",
+                tensor.0,
+                tensor.1,
+                layers.len()
+            )));
+        }
+        let loan = Loan::new();
+        let (mut regions, mut memories) = (Vec::new(), Vec::new());
+        for (name, layer, base, pages, kind, (outer, parts, part_bytes)) in states {
+            let shape = StateShape::new(rule(&kind)?, outer, parts, part_bytes).map_err(invalid)?;
+            let page = shape.page_bytes(tensor.1).map_err(invalid)?;
+            let bytes = page.checked_mul(u64::from(pages));
+            let bytes = bytes.ok_or_else(|| invalid("a state exceeds the address space"))?;
+            let start = u64::try_from(base)?;
+            let is_there = is_mapped(start, bytes, Use::ReadWrite)?;
+            // SAFETY: it is mapped for reading and writing, as was just looked up, and the caller keeps
+            // it until `close` has returned.
+            let memory = unsafe { loan.lend(base, bytes) }.filter(|_| is_there && bytes > 0);
+            memories.push(memory.ok_or_else(|| {
+                invalid(format!(
+                    "{bytes} bytes at {base:#x} are not memory of this process that can be written"
+                ))
+            })?);
+            regions.push(StateRegion {
+                name,
+                layer,
+                shape,
+                base: start,
+                pages,
+            });
+        }
+        let description = RankDescription {
+            address: String::new(),
+            tensor,
+            pipeline: (stage, stages),
+            page_tokens,
+            hidden_bytes,
+            states: regions,
+        };
+        let memory = RankMemory::new(description, memories).map_err(invalid)?;
+        let options = HandoffOptions {
+            name,
+            secret: Secret::new(secret),
+            address: advertise,
+            failure_probability,
+            ..HandoffOptions::default()
+        };
+        let session = py.detach(|| {
+            let listener = TcpListener::bind((listen.0.as_str(), listen.1))?;
+            Session::start(listener, memory, options)
+        });
+        let session = session.map_err(|error| PyOSError::new_err(error.to_string()))?;
+        let address = session.address().to_owned();
+        let open = Open {
+            session: Arc::new(session),
+            loan,
+            _resident: resident,
+        };
+        Ok(Self {
+            open: Mutex::new(Some(open)),
+            home: Home::here(),
+            address,
+        })
+    }
+
+    /// The address that peers are told: "host:port".
+    #[getter]
+    fn address(&self) -> String {
+        self.address.clone()
+    }
+
+    /// The pages of requests that are being sent.
+    fn pinned(&self) -> PyResult<u64> {
+        Ok(self.session()?.pinned())
+    }
+
+    fn send(
+        &self,
+        room: u64,
+        pages: Vec<u32>,
+        decode_tp: u32,
+        timeout: f64,
+    ) -> PyResult<HandoffSending> {
+        let session = self.session()?;
+        let sending = session.send(RoomId(room), pages, decode_tp, deadline(timeout)?);
+        Ok(HandoffSending(sending.map_err(|error| fault(&error))?))
+    }
+
+    fn offer(
+        &self,
+        room: u64,
+        pages: Vec<u32>,
+        decode_tp: u32,
+        timeout: f64,
+    ) -> PyResult<HandoffSending> {
+        let session = self.session()?;
+        let offering = session.offer(RoomId(room), pages, decode_tp, deadline(timeout)?);
+        Ok(HandoffSending(offering.map_err(|error| fault(&error))?))
+    }
+
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "kvpool.handoff.Session.receive names them"
+    )]
+    fn receive(
+        &self,
+        room: u64,
+        pages: Vec<u32>,
+        held: u32,
+        senders: Vec<String>,
+        prefill_tp: u32,
+        prefill_layers: Vec<u32>,
+        aux: bool,
+        timeout: f64,
+    ) -> PyResult<HandoffReceiving> {
+        let session = self.session()?;
+        let stages = Stages::new(&prefill_layers).map_err(invalid)?;
+        let of_prefill = (prefill_tp, &stages);
+        let until = deadline(timeout)?;
+        let receiving = session.receive(
+            RoomId(room),
+            (held, pages),
+            &senders,
+            of_prefill,
+            aux,
+            until,
+        );
+        Ok(HandoffReceiving(receiving.map_err(|error| fault(&error))?))
+    }
+
+    /// Ends all transfers. False when something may still touch the memory: do not free it then.
+    fn close(&self, py: Python<'_>) -> PyResult<bool> {
+        py.detach(|| self.end())
+    }
+}
+
+impl HandoffSession {
+    fn session(&self) -> PyResult<Arc<Session>> {
+        self.home.check()?;
+        let open = self.open.lock();
+        let session = open.as_ref().map(|open| Arc::clone(&open.session));
+        session.ok_or_else(|| Fault::closed("the session is closed").into())
+    }
+
+    fn end(&self) -> PyResult<bool> {
+        self.home.check()?;
+        let Some(open) = self.open.lock().take() else {
+            return Ok(true);
+        };
+        let Open { session, loan, .. } = open;
+        let is_over = session.close();
+        drop(session);
+        Ok(is_over && loan.returned().is_ok())
+    }
+}
+
+impl Drop for HandoffSession {
+    fn drop(&mut self) {
+        if !self.home.is_here() {
+            // Its threads are the parent's: ending it would wait for them in vain.
+            std::mem::forget(self.open.lock().take());
+            return;
+        }
+        // A caller that drops the session has given its memory up.
+        let _ = self.end();
+    }
+}
+
+/// Waits in steps, between which Python's signal handlers run.
+fn wait(
+    py: Python<'_>,
+    timeout: f64,
+    step: impl Fn(Instant) -> TransferState + Sync,
+) -> PyResult<u8> {
+    let until = deadline(timeout)?;
+    loop {
+        let next = until.min(Instant::now() + SIGNALS);
+        let state = py.detach(|| step(next));
+        let is_over = matches!(state.poll, PollState::Failed | PollState::Success);
+        if (is_over && state.is_released) || Instant::now() >= until {
+            return Ok(state.poll.number());
+        }
+        py.check_signals()?;
+    }
+}
+
+/// The poll state, why the transfer failed, and whether the pages are free.
+fn told(state: &TransferState) -> (u8, Option<&'static str>, bool) {
+    let failure = state.failure.map(Code::label);
+    (state.poll.number(), failure, state.is_released)
+}
+
+#[pymethods]
+impl HandoffSending {
+    fn state(&self) -> (u8, Option<&'static str>, bool) {
+        told(&self.0.state())
+    }
+
+    fn produced(&self, pages: (u32, u32), layers: Option<(u32, u32)>) -> PyResult<()> {
+        let layers = layers.map_or(self.0.layers(), |(first, end)| first..end);
+        let produced = self.0.produced(pages.0..pages.1, layers);
+        produced.map_err(|error| fault(&error))
+    }
+
+    fn finish(&self, aux: Vec<u8>) -> PyResult<()> {
+        self.0.finish(aux).map_err(|error| fault(&error))
+    }
+
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<u8> {
+        wait(py, timeout, |until| self.0.wait(until))
+    }
+
+    fn abort(&self) {
+        self.0.abort();
+    }
+}
+
+#[pymethods]
+impl HandoffReceiving {
+    fn state(&self) -> (u8, Option<&'static str>, bool) {
+        told(&self.0.state())
+    }
+
+    /// The slot of metadata, once the transfer has succeeded.
+    fn aux<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        let aux = self.0.state().aux?;
+        Some(PyBytes::new(py, &aux))
+    }
+
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<u8> {
+        wait(py, timeout, |until| self.0.wait(until))
+    }
+
+    fn abort(&self) {
+        self.0.abort();
+    }
+}
+
+/// A bootstrap server, with a runtime of its own.
+#[pyclass(frozen, module = "kvpool._native")]
+pub(crate) struct HandoffBootstrap {
+    open: Mutex<Option<(BootstrapServer, tokio::runtime::Runtime)>>,
+    home: Home,
+    address: String,
+    _resident: Resident,
+}
+
+#[pymethods]
+impl HandoffBootstrap {
+    #[new]
+    fn new(py: Python<'_>, host: &str, port: u16) -> PyResult<Self> {
+        let resident = Resident::new()?;
+        let started = py.detach(|| {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .thread_name("kvpool-bootstrap")
+                .enable_all()
+                .build()?;
+            let server = runtime.block_on(async {
+                let listener = tokio::net::TcpListener::bind((host, port)).await?;
+                BootstrapServer::start(listener, RegistryOptions::default())
+            })?;
+            std::io::Result::Ok((server, runtime))
+        });
+        let (server, runtime) = started.map_err(|error| PyOSError::new_err(error.to_string()))?;
+        let address = server.address().to_string();
+        Ok(Self {
+            open: Mutex::new(Some((server, runtime))),
+            home: Home::here(),
+            address,
+            _resident: resident,
+        })
+    }
+
+    /// The address of the server: "host:port".
+    #[getter]
+    fn address(&self) -> String {
+        self.address.clone()
+    }
+
+    /// Ends the server.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.home.check()?;
+        let open = self.open.lock().take();
+        py.detach(|| {
+            if let Some((server, runtime)) = open {
+                // What ended it before is logged.
+                drop(runtime.block_on(server.stop()));
+                runtime.shutdown_timeout(Duration::from_secs(1));
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Drop for HandoffBootstrap {
+    fn drop(&mut self) {
+        let open = self.open.lock().take();
+        match open {
+            Some(open) if !self.home.is_here() => std::mem::forget(open),
+            Some((server, runtime)) => {
+                drop(server);
+                runtime.shutdown_background();
+            }
+            None => {}
+        }
+    }
+}
+
+/// The places of the fields in a slot of metadata, in bytes: (name, begin, end); and the slot's bytes.
+#[pyfunction]
+pub(crate) fn handoff_aux_layout(hidden_bytes: u32) -> (Vec<(String, u64, u64)>, u64) {
+    let layout = AuxLayout::new(hidden_bytes);
+    let place = |field: &AuxField| {
+        let range = layout.range(*field);
+        (field.name().to_owned(), range.start, range.end)
+    };
+    (
+        AuxField::ALL.iter().map(place).collect(),
+        layout.slot_bytes(),
+    )
+}
