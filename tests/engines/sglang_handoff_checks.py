@@ -87,8 +87,11 @@ def check_engines(environment: Environment, work: Path, tally: Tally, backend: s
     wanted = reference(environment, work, options)
     port = free_port()
     shared = {**options, "disaggregation_transfer_backend": backend, "disaggregation_bootstrap_port": port}
+    # By default decode pins host memory for requests that it takes back, which needs CUDA.
+    kept = {"decode": {"disaggregation_decode_retraction_backup": "cpu_tensor"}}
     engines = {
-        mode: ({**shared, "disaggregation_mode": mode}, variables()) for mode in ("prefill", "decode")
+        mode: ({**shared, **kept.get(mode, {}), "disaggregation_mode": mode}, variables())
+        for mode in ("prefill", "decode")
     }
     with live_engines(environment, PROGRAM, work, engines) as running:
         for at, room in enumerate(ROOMS):

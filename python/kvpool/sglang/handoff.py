@@ -150,7 +150,7 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
 
     def aux(self, index: int) -> bytes:
         """SGLang's metadata of a request, as the library's slot."""
-        start, _ = _bounds(self.slot)
+        start, _ = self.slot.range(_FIELD)
         slot = bytearray(self.slot.slot_bytes)
         for base, size in zip(self.kv_args.aux_data_ptrs, self.kv_args.aux_item_lens, strict=True):
             slot[start : start + size] = ctypes.string_at(base + index * size, size)
@@ -159,7 +159,7 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
 
     def take_aux(self, index: int, slot: bytes) -> None:
         """Writes SGLang's metadata of a request into decode's buffers."""
-        start, _ = _bounds(self.slot)
+        start, _ = self.slot.range(_FIELD)
         for base, size in zip(self.kv_args.aux_data_ptrs, self.kv_args.aux_item_lens, strict=True):
             ctypes.memmove(base + index * size, slot[start : start + size], size)
             start += size
@@ -279,7 +279,7 @@ class KvpoolKVReceiver(CommonKVReceiver):  # type: ignore[misc]
             self._fail(self._receiving.error or "failed")
         elif state == KVPoll.Success:
             if self._slot is not None:
-                self.kv_mgr.take_aux(self._slot, self._receiving.aux)
+                self.kv_mgr.take_aux(self._slot, self._receiving.aux or b"")
             self.kv_mgr.update_status(self.bootstrap_room, KVPoll.Success)
             self.conclude_state = KVPoll.Success
         return max(state, KVPoll.WaitingForInput) if state else state
@@ -314,7 +314,3 @@ CLASSES = {
     "bootstrap_server": KvpoolKVBootstrapServer,
 }
 
-
-def _bounds(layout: Any) -> tuple[int, int]:
-    found = layout.range(_FIELD)
-    return (found.start, found.stop) if isinstance(found, range | slice) else (found[0], found[1])

@@ -351,7 +351,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             pipeline=(stage, _stage_layers(self._vllm_config)),
         )
         self._address = session.address
-        self._exchange = Exchange(session, settings.handoff, rank, ranks, settings.handoff_timeout)
+        self._exchange = Exchange(session, settings.handoff, settings.handoff_timeout)
         logger.info("rank %d of stage %d takes and gives prompts at %s", rank, stage, self._address)
 
     def _worth_saving(self, request: Any, computed_tokens: int) -> int:

@@ -10,7 +10,7 @@ The parameters travel in vLLM's `kv_transfer_params`. A request with `do_remote_
 answer has the parameters of decode's request, with `do_remote_prefill`. So a proxy only passes them on.
 A proxy that knows prefill's addresses may also choose the `room` and send both requests at once.
 
-`Desk` and `Parameters` are pure. `Exchange` needs the native library.
+`Desk`, `Parameters` and `Arrivals` are pure. `Exchange` moves bytes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kvpool
+from kvpool import handoff
 from kvpool.vllm.plan import Plan, Receive, Send
-
-if TYPE_CHECKING:
-    from kvpool import handoff
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +33,6 @@ _ROOMS = 1 << 63
 _STOP_SECONDS = 5.0
 """How long a preempted request's hand-off may take to give its blocks back."""
 _LOOK = 0.002
-_SUCCESS = 4
-"""The poll of a hand-off that has ended well."""
 
 Blocks = Callable[[], Sequence[int]]
 """Returns the blocks of a request."""
@@ -264,6 +260,8 @@ class _Outgoing:
     send: Send
     handle: handoff.Sending | handoff.Offering | None
     """`None` if it could not begin."""
+    layers: set[int] = dataclasses.field(default_factory=set)
+    """The layers that were announced."""
 
 
 @dataclasses.dataclass
@@ -280,14 +278,9 @@ class Exchange:
     Blocks stay in use until `sent` or `received` names their request.
     """
 
-    def __init__(
-        self, session: handoff.Session, mode: str, rank: int, ranks: int, timeout: float
-    ):
-        """`rank` of `ranks` is the tensor parallel rank."""
+    def __init__(self, session: handoff.Session, mode: str, timeout: float):
         self._session = session
         self._mode = mode
-        self._rank = rank
-        self._ranks = ranks
         self._timeout = timeout
         self._outgoing: dict[str, _Outgoing] = {}
         self._incoming: dict[str, _Incoming] = {}
@@ -308,7 +301,8 @@ class Exchange:
     def layer_computed(self, layer: int) -> None:
         """The step has computed this layer of the prompts that it ends."""
         for outgoing in self._now:
-            if self._mode == "push" and outgoing.handle is not None:
+            if isinstance(outgoing.handle, handoff.Sending) and layer not in outgoing.layers:
+                outgoing.layers.add(layer)
                 outgoing.handle.produced(0, len(outgoing.send.pages), layer, 1)
 
     def step_ended(self) -> None:
@@ -317,7 +311,7 @@ class Exchange:
         for outgoing in ended:
             if self._mode != "push":
                 outgoing.handle = self._offer(outgoing.send)
-            elif outgoing.handle is not None:
+            elif isinstance(outgoing.handle, handoff.Sending):
                 outgoing.handle.finish()
 
     def stop(self, requests: Iterable[str]) -> None:
@@ -351,7 +345,7 @@ class Exchange:
         ended: dict[str, tuple[int, ...]] = {}
         for request, incoming in list(self._incoming.items()):
             handle, pages = incoming.handle, incoming.receive.pages
-            came = handle is not None and handle.poll == _SUCCESS
+            came = handle is not None and handle.poll == handoff.Poll.SUCCESS
             if came or _is_free(handle):
                 del self._incoming[request]
                 ended[request] = () if came else pages
@@ -378,8 +372,12 @@ class Exchange:
         )
 
     def _offer(self, send: Send) -> handoff.Offering | None:
-        delayed = self._mode == "delayed"
-        return _begun(send.request, lambda: self._session.offer(send.room, send.pages, delayed=delayed))
+        return _begun(
+            send.request,
+            lambda: self._session.offer(
+                send.room, send.pages, decode_tp=send.decode_ranks, timeout=self._timeout
+            ),
+        )
 
     def _receive(self, receive: Receive) -> handoff.Receiving | handoff.Pulling | None:
         if receive.mode == "push":
@@ -398,16 +396,19 @@ class Exchange:
         return _begun(receive.request, lambda: self._pull(receive))
 
     def _pull(self, receive: Receive) -> handoff.Pulling:
-        if receive.prefill_ranks != self._ranks or len(receive.senders) != self._ranks:
-            raise kvpool.InvalidArgumentError(
-                f"a pull needs as many ranks of prefill as of decode: {len(receive.senders)}, not {self._ranks}"
-            )
-        held = range(receive.held)
-        pages = [0] * receive.held + list(receive.pages)
-        pulling = self._session.pull(receive.room, receive.senders[self._rank], pages, held=held)
-        if receive.mode == "delayed":
+        is_delayed = receive.mode == "delayed"
+        pulling = self._session.pull(
+            receive.room,
+            None if is_delayed else receive.pages,
+            receive.senders,
+            held=receive.held,
+            prefill_tp=receive.prefill_ranks,
+            prefill_layers=receive.prefill_layers or None,
+            timeout=self._timeout,
+        )
+        if is_delayed:
             # vLLM has made room for the blocks already, so this is the time of use.
-            pulling.use()
+            pulling.use(receive.pages)
         return pulling
 
     def _abort(self, request: str) -> None:
