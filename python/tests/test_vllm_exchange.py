@@ -36,7 +36,7 @@ class Rank:
         self.session = handoff.Session(
             states, page_tokens=PAGE, tensor=(rank, ranks), pipeline=(0, [LAYERS])
         )
-        self.half = Exchange(self.session, mode, timeout=20.0)
+        self.half = Exchange(self.session, mode, range(LAYERS), timeout=20.0)
 
     def wanted(self) -> numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.uint8]]:
         """The memory after the hand-off."""
@@ -69,8 +69,9 @@ def receives(mode: str, senders: list[Rank]) -> Plan:
 
 def compute(prefill: Rank, plan: Plan) -> None:
     """A step of prefill."""
-    prefill.half.begin(plan)
-    for layer in range(LAYERS):
+    prefill.half.begin_sends(plan)
+    # The last layer is not told: the end of the step tells it.
+    for layer in range(LAYERS - 1):
         prefill.half.layer_computed(layer)
     prefill.half.step_ended()
 
@@ -99,7 +100,7 @@ def test_blocks_arrive_and_prefill_gets_its_own_back(pair: tuple[Rank, Rank], mo
     prefill, decode = pair
     compute(prefill, sends())
     assert prefill.half.is_sending("a")
-    decode.half.begin(receives(mode, [prefill]))
+    decode.half.begin_receives(receives(mode, [prefill]))
     assert arrival(decode) == ()
     assert (decode.memory == decode.wanted()).all()
     assert gone(prefill)
@@ -108,7 +109,7 @@ def test_blocks_arrive_and_prefill_gets_its_own_back(pair: tuple[Rank, Rank], mo
 
 def test_decode_may_ask_first(pair: tuple[Rank, Rank], mode: str) -> None:
     prefill, decode = pair
-    decode.half.begin(receives(mode, [prefill]))
+    decode.half.begin_receives(receives(mode, [prefill]))
     assert decode.half.received() == {}
     compute(prefill, sends())
     assert arrival(decode) == ()
@@ -117,7 +118,7 @@ def test_decode_may_ask_first(pair: tuple[Rank, Rank], mode: str) -> None:
 
 def test_blocks_of_a_dead_prefill_are_bad_soon(pair: tuple[Rank, Rank], mode: str) -> None:
     prefill, decode = pair
-    decode.half.begin(receives(mode, [prefill]))
+    decode.half.begin_receives(receives(mode, [prefill]))
     time.sleep(0.3)
     prefill.half.close()
     began = time.monotonic()
@@ -129,17 +130,17 @@ def test_a_prefill_that_was_never_there_is_noticed_soon(pair: tuple[Rank, Rank],
     prefill, decode = pair
     plan = receives(mode, [prefill])
     prefill.half.close()
-    decode.half.begin(plan)
+    decode.half.begin_receives(plan)
     assert arrival(decode, 5.0) == TARGET
 
 
 def test_a_dropped_request_frees_both_ends(pair: tuple[Rank, Rank], mode: str) -> None:
     prefill, decode = pair
     compute(prefill, sends())
-    prefill.half.begin(Plan("p", dropped=frozenset("a")))
+    prefill.half.begin_sends(Plan("p", dropped=frozenset("a")))
     assert gone(prefill)
-    decode.half.begin(receives(mode, [prefill]))
-    decode.half.begin(Plan("p", dropped=frozenset("a")))
+    decode.half.begin_receives(receives(mode, [prefill]))
+    decode.half.begin_sends(Plan("p", dropped=frozenset("a")))
     assert arrival(decode) == TARGET
 
 
@@ -158,7 +159,7 @@ def test_numbers_of_ranks_may_differ(mode: str, prefills: int, decodes: int) -> 
     for prefill in senders:
         compute(prefill, sends(decodes))
     for decode in takers:
-        decode.half.begin(receives(mode, senders))
+        decode.half.begin_receives(receives(mode, senders))
     for decode in takers:
         assert arrival(decode) == ()
         assert (decode.memory == decode.wanted()).all()

@@ -263,12 +263,18 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._exchange is not None:
             self._exchange.stop(preempted)
 
+    def bind_connector_metadata(self, connector_metadata: KvpoolMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if self._exchange is not None:
+            # Here, before the model runs: vLLM calls `start_load_kv` after it.
+            self._exchange.begin_sends(connector_metadata.plan)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         plan = self._get_connector_metadata().plan
         self._arrivals.begin(plan)
         self._moves.load(plan)
         if self._exchange is not None:
-            self._exchange.begin(plan)
+            self._exchange.begin_receives(plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Does nothing: loads end before their requests are computed."""
@@ -351,7 +357,9 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             pipeline=(stage, _stage_layers(self._vllm_config)),
         )
         self._address = session.address
-        self._exchange = Exchange(session, settings.handoff, settings.handoff_timeout)
+        self._exchange = Exchange(
+            session, settings.handoff, sorted(caches), settings.handoff_timeout
+        )
         logger.info("rank %d of stage %d takes and gives prompts at %s", rank, stage, self._address)
 
     def _worth_saving(self, request: Any, computed_tokens: int) -> int:

@@ -274,12 +274,17 @@ class _Incoming:
 class Exchange:
     """A worker's half: performs the hand-offs of each step over the session of its rank.
 
-    Calls in a step: `begin`, `layer_computed` for each layer, `step_ended`, then `sent` and `received`.
+    Calls in a step: `begin_sends`, `layer_computed` for each layer, `begin_receives`, `step_ended`, then `sent`
+    and `received`.
     Blocks stay in use until `sent` or `received` names their request.
     """
 
-    def __init__(self, session: handoff.Session, mode: str, timeout: float):
+    def __init__(
+        self, session: handoff.Session, mode: str, layers: Sequence[int], timeout: float
+    ):
+        """`layers` are the numbers of this rank's layers."""
         self._session = session
+        self._layers = tuple(layers)
         self._mode = mode
         self._timeout = timeout
         self._outgoing: dict[str, _Outgoing] = {}
@@ -287,16 +292,19 @@ class Exchange:
         self._now: list[_Outgoing] = []
         self._over: set[str] = set()
 
-    def begin(self, plan: Plan) -> None:
-        """Starts the plan's receives, and its sends layer by layer."""
-        for receive in plan.receives:
-            self._incoming[receive.request] = _Incoming(receive, self._receive(receive), time.monotonic())
+    def begin_sends(self, plan: Plan) -> None:
+        """Before the step: its prompts can go layer by layer. Aborts hand-offs of requests that ended early."""
         for send in plan.sends:
             outgoing = _Outgoing(send, self._send(send) if self._mode == "push" else None)
             self._outgoing[send.request] = outgoing
             self._now.append(outgoing)
         for request in plan.dropped:
             self._abort(request)
+
+    def begin_receives(self, plan: Plan) -> None:
+        """Starts the plan's receives."""
+        for receive in plan.receives:
+            self._incoming[receive.request] = _Incoming(receive, self._receive(receive), time.monotonic())
 
     def layer_computed(self, layer: int) -> None:
         """The step has computed this layer of the prompts that it ends."""
@@ -307,6 +315,9 @@ class Exchange:
 
     def step_ended(self) -> None:
         """The step has computed all layers."""
+        for layer in self._layers:
+            # A layer whose attention does not call the connector has not been told.
+            self.layer_computed(layer)
         ended, self._now = self._now, []
         for outgoing in ended:
             if self._mode != "push":
