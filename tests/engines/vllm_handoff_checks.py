@@ -228,7 +228,7 @@ def check_death(pair: Pair, senders: list[str], mode: str) -> None:
     pair.tally.check(pair.name, "within 5 s", within, seconds < ANSWERED_SECONDS)
     noticed = noticed_after(pair.decode.log_text())
     if noticed is not None:
-        noticed -= waited
+        noticed = round(noticed - waited, 3)
     in_time = noticed is not None and noticed < NOTICED_SECONDS
     pair.tally.check(pair.name, "and notices the death within 1 s", f"{noticed} s", in_time)
 

@@ -50,8 +50,8 @@ def states(args: Any, ranks: int, is_mla: bool) -> list[handoff.State]:
     Raises ValueError for a cache that is not made of these.
     """
     if args.state_types:
-        kinds = ", ".join(str(kind.value) for kind in args.state_types)
-        raise ValueError(f"kvpool hands off the KV cache only, not {kinds}")
+        others = ", ".join(str(kind.value) for kind in args.state_types)
+        raise ValueError(f"kvpool hands off the KV cache only, not {others}")
     count = len(args.kv_data_ptrs)
     kinds = ["mla"] if is_mla else ["k", "v"]
     if count % len(kinds):
@@ -125,7 +125,7 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
     @property
     def decode_ranks(self) -> int:
         """Decode's tensor parallel ranks."""
-        return int(os.environ.get("KVPOOL_HANDOFF_DECODE_RANKS", self.attn_tp_size))
+        return int(os.environ.get("KVPOOL_HANDOFF_DECODE_RANKS") or self.attn_tp_size)
 
     def senders(self, receiver: KvpoolKVReceiver, ranks: int) -> tuple[str, ...] | None:
         """The addresses of all of prefill's ranks; `None` if one is not registered."""
@@ -169,6 +169,7 @@ class KvpoolKVSender(CommonKVSender):  # type: ignore[misc]
     """A prompt on a rank of prefill."""
 
     supports_host_tensor_indices = False
+    conclude_state: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -232,6 +233,8 @@ class KvpoolKVSender(CommonKVSender):  # type: ignore[misc]
 
 class KvpoolKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     """A prompt on a rank of decode."""
+
+    conclude_state: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                     request.kv_transfer_params,
                     request.num_prompt_tokens,
                     request.num_computed_tokens + scheduler_output.num_scheduled_tokens[one.request],
-                    lambda blocks=one.blocks: blocks()[self._group],
+                    functools.partial(self._pages, one),
                     request.max_tokens,
                 )
             plan = dataclasses.replace(plan, **self._desk.step(preempted))
@@ -332,6 +332,9 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _group(self) -> int:
         """The group whose blocks are handed off."""
         return int(self._kv_cache_config.prefix_cacheable_group_ids[0])
+
+    def _pages(self, one: Progress) -> Sequence[int]:
+        return one.blocks()[self._group]
 
     def _open_exchange(self, kv_caches: dict[str, Any], rank: int) -> None:
         parallel, model = self._vllm_config.parallel_config, self._vllm_config.model_config

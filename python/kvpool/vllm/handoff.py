@@ -20,7 +20,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import kvpool
 from kvpool import handoff
@@ -36,6 +36,8 @@ _LOOK = 0.002
 
 Blocks = Callable[[], Sequence[int]]
 """Returns the blocks of a request."""
+
+Handle = TypeVar("Handle")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Parameters:
         }
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -392,19 +394,19 @@ class Exchange:
 
     def _receive(self, receive: Receive) -> handoff.Receiving | handoff.Pulling | None:
         if receive.mode == "push":
-            return _begun(
-                receive.request,
-                lambda: self._session.receive(
-                    receive.room,
-                    receive.pages,
-                    receive.senders,
-                    held=receive.held,
-                    prefill_tp=receive.prefill_ranks,
-                    prefill_layers=receive.prefill_layers or None,
-                    timeout=self._timeout,
-                ),
-            )
+            return _begun(receive.request, lambda: self._take(receive))
         return _begun(receive.request, lambda: self._pull(receive))
+
+    def _take(self, receive: Receive) -> handoff.Receiving:
+        return self._session.receive(
+            receive.room,
+            receive.pages,
+            receive.senders,
+            held=receive.held,
+            prefill_tp=receive.prefill_ranks,
+            prefill_layers=receive.prefill_layers or None,
+            timeout=self._timeout,
+        )
 
     def _pull(self, receive: Receive) -> handoff.Pulling:
         is_delayed = receive.mode == "delayed"
@@ -437,8 +439,9 @@ class Arrivals:
 
     def begin(self, plan: Plan) -> None:
         """Counts the parts that the plan starts."""
-        for part in (*plan.loads, *plan.receives):
-            self._parts[part.request] = self._parts.get(part.request, 0) + 1
+        requests = [move.request for move in plan.loads] + [one.request for one in plan.receives]
+        for request in requests:
+            self._parts[request] = self._parts.get(request, 0) + 1
 
     def ended(self, parts: Iterable[tuple[str, Iterable[int]]]) -> dict[str, set[int]]:
         """Notes parts that have ended, with the blocks that did not come. Returns the requests that have no
@@ -459,7 +462,7 @@ class Arrivals:
             self._bad.pop(request, None)
 
 
-def _begun(request: str, start: Callable[[], Any]) -> Any:
+def _begun(request: str, start: Callable[[], Handle]) -> Handle | None:
     """The handle of a hand-off; `None` if it does not begin."""
     try:
         return start()
