@@ -197,6 +197,7 @@ class KvpoolKVSender(CommonKVSender):  # type: ignore[misc]
             self._sending = manager.opened().send(
                 self.bootstrap_room, self._pages, decode_tp=manager.decode_ranks, timeout=manager.timeout
             )
+            self._sending.produced(0, len(self._pages))
             self._sending.finish(manager.aux(self.aux_index))
         except kvpool.Error as error:
             self._fail(str(error))
