@@ -166,3 +166,20 @@ def test_numbers_of_ranks_may_differ(mode: str, prefills: int, decodes: int) -> 
     assert all(gone(prefill) for prefill in senders)
     for rank in (*senders, *takers):
         rank.half.close()
+
+
+def test_a_prefill_that_died_before_decode_asks_again_is_noticed_soon(
+    pair: tuple[Rank, Rank], mode: str
+) -> None:
+    prefill, decode = pair
+    compute(prefill, sends())
+    decode.half.begin_receives(receives(mode, [prefill]))
+    assert arrival(decode) == ()
+    plan = receives(mode, [prefill])
+    prefill.half.close()
+    # Decode has noticed the death before the next request is there.
+    time.sleep(2.0)
+    began = time.monotonic()
+    decode.half.begin_receives(plan)
+    assert arrival(decode) == TARGET
+    assert time.monotonic() - began < 2.0
