@@ -51,20 +51,36 @@ SGLANG_NEEDS = (
     "apache-tvm-ffi",
     "compressed-tensors",
     "dill",
+    "einops",
+    "fastapi",
     "gguf",
     "msgspec",
+    "ninja",
+    "openai",
     "orjson",
     "packaging",
+    "partial_json_parser",
     "pillow",
+    "prometheus_client",
     "psutil",
     "pybase64",
     "pydantic",
+    "python-multipart",
     "pyzmq",
     "requests",
+    "scipy",
     "sentencepiece",
+    "setproctitle",
+    "soundfile",
     "starlette",
+    "tiktoken",
     "tqdm",
     "transformers",
+    "uvicorn",
+    "uvloop",
+    "watchfiles",
+    "xgrammar",
+    "zstandard",
 )
 
 
@@ -131,7 +147,7 @@ def lmcache() -> Environment:
 
 
 def sglang() -> Environment:
-    """SGLang's cache, as far as it runs on CPUs."""
+    """SGLang, as far as it runs on CPUs."""
     environment = Environment("sglang")
     environment.make([[*TORCH, *SGLANG_NEEDS], ["--no-deps", *SGLANG]])
     return environment

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs real inference engines over a real pool, and says what they did with it.
 
-    tests/engines/run.py [vllm] [lmcache] [sglang] [--wheels DIRECTORY] [--only PART]
+    tests/engines/run.py [vllm] [vllm-handoff] [lmcache] [sglang] [sglang-handoff] [--wheels DIRECTORY]
+        [--only PART]
 
 Each engine gets a virtual environment of its own in `KVPOOL_ENGINES_DIR` (target/engines unless set),
 made once: gigabytes of wheels, so none of this is part of `.ci/run`. Our own wheels are built by `cargo
@@ -18,10 +19,18 @@ from pathlib import Path
 import environments
 import lmcache_checks
 import sglang_checks
+import sglang_handoff_checks
 import vllm_checks
+import vllm_handoff_checks
 from tally import Tally
 
-CHECKS = {"vllm": vllm_checks.check, "lmcache": lmcache_checks.check, "sglang": sglang_checks.check}
+CHECKS = {
+    "vllm": (environments.vllm, vllm_checks.check),
+    "vllm-handoff": (environments.vllm, vllm_handoff_checks.check),
+    "lmcache": (environments.lmcache, lmcache_checks.check),
+    "sglang": (environments.sglang, sglang_checks.check),
+    "sglang-handoff": (environments.sglang, sglang_handoff_checks.check),
+}
 
 
 def main() -> int:
@@ -37,12 +46,13 @@ def main() -> int:
     wheels = environments.built_wheels(options.wheels)
     tally = Tally()
     for engine in options.engines or CHECKS:
-        environment = getattr(environments, engine)()
+        make, check = CHECKS[engine]
+        environment = make()
         environment.install_wheels(wheels)
         work = environments.directory() / f"{engine}-work"
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        CHECKS[engine](environment, work, tally, set(options.only))
+        check(environment, work, tally, set(options.only))
     print()
     print(tally.table())
     return 0 if tally.passed() else 1

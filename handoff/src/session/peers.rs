@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  connect ──► LinkUp ──► letters in order ──┬─ lost ──► LinkBroken ──► connect again
-//!     ▲  └─ fails ──► LinkBroken (once)      └─ idle, or dropped ──► end
+//!     ▲  └─ fails ──► LinkBroken             └─ idle, or dropped ──► end
 //!     └───────── pause ◄──────────────────────────┘
 //! ```
 
@@ -166,11 +166,9 @@ struct PeerTask {
 
 impl PeerTask {
     async fn run(mut self) {
-        let mut is_broken = false;
         loop {
             match self.connect().await {
                 Ok(mut connection) => {
-                    is_broken = false;
                     self.tell(Event::LinkUp {
                         address: self.address.clone(),
                         session: connection.link.session(),
@@ -189,11 +187,10 @@ impl PeerTask {
                     tracing::debug!(address = self.address, %error, "connecting to a peer failed");
                 }
             }
-            if !std::mem::replace(&mut is_broken, true) {
-                self.tell(Event::LinkBroken {
-                    address: self.address.clone(),
-                });
-            }
+            // After each attempt: a room that is opened while the peer is gone must learn of it, too.
+            self.tell(Event::LinkBroken {
+                address: self.address.clone(),
+            });
             tokio::time::sleep(PAUSE).await;
         }
     }

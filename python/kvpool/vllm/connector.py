@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import logging
 import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch  # type: ignore[import-not-found]
@@ -20,10 +23,15 @@ from vllm.distributed import (  # type: ignore[import-not-found]
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # type: ignore[import-not-found]
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
     SupportsHMA,
+)
+from vllm.distributed.utils import get_pp_indices  # type: ignore[import-not-found]
+from vllm.model_executor.models.utils import (  # type: ignore[import-not-found]
+    extract_layer_index,
 )
 from vllm.v1.core.kv_cache_utils import (  # type: ignore[import-not-found]
     resolve_kv_cache_block_sizes,
@@ -34,10 +42,13 @@ from vllm.v1.kv_cache_interface import (  # type: ignore[import-not-found]
     is_full_attention_spec,
     iter_layer_specs,
 )
+from vllm.v1.request import RequestStatus  # type: ignore[import-not-found]
 
+from kvpool import handoff
 from kvpool._engines.connection import Connection
+from kvpool.vllm.handoff import Arrivals, Desk, Exchange
 from kvpool.vllm.keys import Group, Layout, layout_prefix, rank_name
-from kvpool.vllm.memory import group_memory, host_regions
+from kvpool.vllm.memory import group_memory, handoff_states, host_regions
 from kvpool.vllm.plan import Plan
 from kvpool.vllm.scheduler import Planner, Progress
 from kvpool.vllm.settings import Settings
@@ -51,6 +62,14 @@ class KvpoolMetadata(KVConnectorMetadata):  # type: ignore[misc]
     """The data that the scheduler's half sends to the workers with each step."""
 
     plan: Plan
+
+
+@dataclasses.dataclass
+class KvpoolHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """What a worker tells the scheduler's half once."""
+
+    address: str
+    """Where its session for hand-offs listens."""
 
 
 class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -76,7 +95,14 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._connection: Connection | None = None
         self._planner: Planner | None = None
         self._mover: Mover | None = None
+        self._desk: Desk | None = None
+        self._exchange: Exchange | None = None
+        self._address: str | None = None
+        self._arrivals = Arrivals()
         self._bad_blocks: set[int] = set()
+        self._hands_off = self._settings.handoff != "off"
+        if self._hands_off:
+            _refuse_handoff(kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             layout = _layout(vllm_config, kv_cache_config, self._settings)
             logger.info("blocks are named %s:...", layout.prefix)
@@ -90,11 +116,14 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 spare_units=1 if drafts is not None and drafts.use_eagle() else 0,
                 lookup_patience=self._settings.lookup_patience,
             )
+            if self._hands_off:
+                self._desk = _desk(vllm_config, kv_cache_config, self._settings)
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Does nothing: a block that is not saved is a later miss, and no caller waits for it."""
-        return False
+        """Whether a preempted request must compute its blocks again before it ends. A block that is not saved
+        is a later miss, and no caller waits for it. For a block that is handed off decode waits."""
+        return self._hands_off and self._saves
 
     # What follows runs in the scheduler.
 
@@ -110,13 +139,28 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             request.request_id, request.block_hashes, request.num_tokens, num_computed_tokens
         )
         # None: vLLM asks again at its next step and schedules other requests meanwhile.
+        if self._desk is not None and tokens is not None:
+            tokens += self._desk.promised(
+                request.request_id,
+                request.kv_transfer_params,
+                request.num_prompt_tokens,
+                num_computed_tokens + tokens,
+            )
         return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._requests[request.request_id] = request
+        block_ids = blocks.get_block_ids()
+        given = 0
+        if self._desk is not None:
+            given = self._desk.allocated(
+                request.request_id, block_ids[self._group], num_external_tokens
+            )
         self._plans.allocated(
-            request.request_id, request.block_hashes, blocks.get_block_ids(), num_external_tokens
+            request.request_id, request.block_hashes, block_ids, num_external_tokens - given
         )
+        if given:
+            self._plans.handed(request.request_id, request.num_prompt_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KvpoolMetadata:
         state = scheduler_output.kv_connector_block_state
@@ -131,20 +175,45 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             if (request := self._requests.get(name)) is not None
         ]
         preempted = scheduler_output.preempted_req_ids or ()
-        return KvpoolMetadata(self._plans.step(progress, preempted))
+        plan = self._plans.step(progress, preempted)
+        if self._desk is not None:
+            for one in progress:
+                request = self._requests[one.request]
+                self._desk.computed(
+                    one.request,
+                    request.kv_transfer_params,
+                    request.num_prompt_tokens,
+                    request.num_computed_tokens + scheduler_output.num_scheduled_tokens[one.request],
+                    functools.partial(self._pages, one),
+                    request.max_tokens,
+                )
+            plan = dataclasses.replace(plan, **self._desk.step(preempted))
+        return KvpoolMetadata(plan)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        self._plans.arrived(
-            connector_output.finished_recving or (),
-            connector_output.failed_recving or (),
-            connector_output.invalid_block_ids or (),
-        )
+        arrived = connector_output.finished_recving or ()
+        bad_blocks = connector_output.invalid_block_ids or ()
+        failed = set(connector_output.failed_recving or ())
+        if self._desk is not None:
+            failed |= self._desk.arrived(arrived, bad_blocks)
+        self._plans.arrived(arrived, failed, bad_blocks)
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: Mapping[tuple[int, int], KvpoolHandshake]
+    ) -> None:
+        if self._desk is not None:
+            self._desk.meet({place: one.address for place, one in metadata.items()})
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         self._requests.pop(request.request_id, None)
-        return self._plans.finished(request.request_id), None
+        saving = self._plans.finished(request.request_id)
+        if self._desk is None:
+            return saving, None
+        ended = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+        sending, answer = self._desk.finished(request.request_id, request.status in ended)
+        return saving or sending, answer
 
     def request_finished(
         self, request: Any, block_ids: list[int]
@@ -181,31 +250,61 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             save_patience=self._settings.put_timeout,
             rest=self._settings.retry_after,
         )
+        if self._hands_off:
+            self._open_exchange(kv_caches, rank)
+
+    def get_handshake_metadata(self) -> KvpoolHandshake | None:
+        return None if self._address is None else KvpoolHandshake(self._address)
 
     def handle_preemptions(self, kv_connector_metadata: KvpoolMetadata) -> None:
-        self._moves.stop(kv_connector_metadata.plan.preempted)
+        preempted = kv_connector_metadata.plan.preempted
+        self._moves.stop(preempted)
+        self._arrivals.stop(preempted)
+        if self._exchange is not None:
+            self._exchange.stop(preempted)
+
+    def bind_connector_metadata(self, connector_metadata: KvpoolMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if self._exchange is not None:
+            # Here, before the model runs: vLLM calls `start_load_kv` after it.
+            self._exchange.begin_sends(connector_metadata.plan)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self._moves.load(self._get_connector_metadata().plan)
+        plan = self._get_connector_metadata().plan
+        self._arrivals.begin(plan)
+        self._moves.load(plan)
+        if self._exchange is not None:
+            self._exchange.begin_receives(plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Does nothing: loads end before their requests are computed."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Does nothing: blocks are saved with all their layers, after the step."""
+        """Hands the layer off; blocks are saved in the pool with all their layers, after the step."""
+        if self._exchange is not None:
+            self._exchange.layer_computed(extract_layer_index(layer_name))
 
     def wait_for_save(self) -> None:
         self._moves.save(self._get_connector_metadata().plan)
+        if self._exchange is not None:
+            self._exchange.step_ended()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         moved = self._moves.moved(finished_req_ids)
-        failed = {request for request, bad in moved.loaded.items() if bad}
+        parts = [(request, [block.number for block in bad]) for request, bad in moved.loaded.items()]
+        done = moved.saved
+        if self._exchange is not None:
+            parts += [(request, list(bad)) for request, bad in self._exchange.received().items()]
+            done |= self._exchange.sent(finished_req_ids)
+            done = {one for one in done if not (self._moves.is_saving(one) or self._exchange.is_sending(one))}
+        loaded = self._arrivals.ended(parts)
+        failed = {request for request, bad in loaded.items() if bad}
         if len(self._kv_cache_config.kv_cache_groups) == 1:
             # With one group vLLM computes from the first bad block on, else the whole request.
-            self._bad_blocks |= {block.number for bad in moved.loaded.values() for block in bad}
+            self._bad_blocks.update(*loaded.values())
             failed = set()
         return KVConnectorTransferResults(
-            finished_sending=moved.saved, finished_recving=set(moved.loaded), failed_recving=failed
+            finished_sending=done, finished_recving=set(loaded), failed_recving=failed
         )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -215,7 +314,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # What follows runs in both.
 
     def shutdown(self) -> None:
-        for part in (self._planner, self._mover, self._connection):
+        for part in (self._planner, self._exchange, self._mover, self._connection):
             if part is not None:
                 part.close()
 
@@ -228,6 +327,43 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _moves(self) -> Mover:
         assert self._mover is not None, "invariant: vLLM registers its caches before the first step"
         return self._mover
+
+    @property
+    def _group(self) -> int:
+        """The group whose blocks are handed off."""
+        return int(self._kv_cache_config.prefix_cacheable_group_ids[0])
+
+    def _pages(self, one: Progress) -> Sequence[int]:
+        return one.blocks()[self._group]
+
+    def _open_exchange(self, kv_caches: dict[str, Any], rank: int) -> None:
+        parallel, model = self._vllm_config.parallel_config, self._vllm_config.model_config
+        config, settings = self._kv_cache_config, self._settings
+        group = config.kv_cache_groups[self._group]
+        caches = {extract_layer_index(name): kv_caches[name] for name in group.layer_names if name in kv_caches}
+        ranks, stage = parallel.tensor_parallel_size, get_pp_group().rank_in_group
+        states = handoff_states(
+            caches,
+            config.num_blocks,
+            _state_name(self._vllm_config, config, settings),
+            model.get_total_num_kv_heads(),
+            ranks,
+            one_source=model.use_mla,
+        )
+        session = handoff.Session(
+            states,
+            page_tokens=group.kv_cache_spec.block_size,
+            host=settings.handoff_host,
+            port=settings.handoff_port + stage * ranks + rank if settings.handoff_port else 0,
+            secret=Path(settings.handoff_secret_file).read_text().strip() if settings.handoff_secret_file else "",
+            tensor=(rank, ranks),
+            pipeline=(stage, _stage_layers(self._vllm_config)),
+        )
+        self._address = session.address
+        self._exchange = Exchange(
+            session, settings.handoff, sorted(caches), settings.handoff_timeout
+        )
+        logger.info("rank %d of stage %d takes and gives prompts at %s", rank, stage, self._address)
 
     def _worth_saving(self, request: Any, computed_tokens: int) -> int:
         """The number of computed tokens to save."""
@@ -251,11 +387,75 @@ def _refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:
             raise ValueError(f"KvpoolConnector does not support the cache of group {number}: {kind}")
 
 
+def _refuse_handoff(kv_cache_config: Any) -> None:
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        groups = len(kv_cache_config.kv_cache_groups)
+        raise ValueError(f"KvpoolConnector: handoff needs a model with 1 group of KV cache, not {groups}")
+
+
+def _desk(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Desk:
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    transfer = vllm_config.kv_transfer_config
+    return Desk(
+        settings.handoff,
+        kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
+        gives=transfer.is_kv_producer,
+        takes=transfer.is_kv_consumer,
+        ranks=ranks,
+        layers=_stage_layers(vllm_config),
+        decode_ranks=settings.handoff_decode_ranks or ranks,
+    )
+
+
+def _stage_layers(vllm_config: Any) -> list[int]:
+    """The number of layers of each pipeline stage."""
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    layers = vllm_config.model_config.get_total_num_hidden_layers()
+    bounds = [get_pp_indices(layers, stage, stages) for stage in range(stages)]
+    return [end - start for start, end in bounds]
+
+
+def _state_name(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> str:
+    """Differs for engines that cannot use each other's bytes. The number of ranks may differ."""
+    fields = _fields(vllm_config, kv_cache_config, settings)
+    for name in ("groups", "hash", "ranks", "unit"):
+        del fields[name]
+    text = json.dumps([settings.model or vllm_config.model_config.model, fields], sort_keys=True)
+    return f"kv {hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
 def _layout(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Layout:
     """The names of the model's blocks."""
     unit_tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    shards = _shards(vllm_config, kv_cache_config)
+    return Layout(
+        prefix=layout_prefix(
+            settings.model or vllm_config.model_config.model,
+            _fields(vllm_config, kv_cache_config, settings),
+        ),
+        ranks=tuple(
+            rank_name(shard, stage)
+            for stage in range(vllm_config.parallel_config.pipeline_parallel_size)
+            for shard in range(shards)
+        ),
+        groups=tuple(
+            Group(number, kv_cache_config.kv_cache_groups[number].kv_cache_spec.block_size)
+            for number in kv_cache_config.prefix_cacheable_group_ids
+        ),
+        unit_tokens=unit_tokens,
+        hash_tokens=hash_tokens,
+    )
+
+
+def _shards(vllm_config: Any, kv_cache_config: Any) -> int:
+    """The number of tensor parallel ranks with different blocks."""
+    return int(vllm_config.parallel_config.tensor_parallel_size // kv_cache_config.kv_tp_replicas)
+
+
+def _fields(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> dict[str, str]:
+    """All that a block's bytes depend on, besides the model's name and its tokens."""
+    unit_tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     parallel = vllm_config.parallel_config
-    shards = parallel.tensor_parallel_size // kv_cache_config.kv_tp_replicas
     groups = {
         number: kv_cache_config.kv_cache_groups[number].kv_cache_spec
         for number in kv_cache_config.prefix_cacheable_group_ids
@@ -270,7 +470,8 @@ def _layout(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Layou
     }
     model = vllm_config.model_config
     cache = vllm_config.cache_config
-    fields = {
+    shards = _shards(vllm_config, kv_cache_config)
+    return {
         "format": "1",
         "engine": f"vllm {vllm.__version__}",
         "architecture": _architecture(model),
@@ -287,17 +488,6 @@ def _layout(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Layou
         "ranks": f"{shards} of {parallel.tensor_parallel_size} by {parallel.pipeline_parallel_size}",
         "salt": settings.salt,
     }
-    return Layout(
-        prefix=layout_prefix(settings.model or model.model, fields),
-        ranks=tuple(
-            rank_name(shard, stage)
-            for stage in range(parallel.pipeline_parallel_size)
-            for shard in range(shards)
-        ),
-        groups=tuple(Group(number, spec.block_size) for number, spec in groups.items()),
-        unit_tokens=unit_tokens,
-        hash_tokens=hash_tokens,
-    )
 
 
 def _architecture(model: Any) -> str:

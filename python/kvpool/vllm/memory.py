@@ -8,6 +8,7 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found]
 
+from kvpool import handoff
 from kvpool.vllm.segments import BlockMap, Segment, joined, runs
 from kvpool.vllm.staging import Staging
 from kvpool.vllm.worker import GroupMemory
@@ -67,6 +68,50 @@ def storage_bytes(cache: Any) -> tuple[int, Any]:
 def cache_is_host(caches: Sequence[Any]) -> bool:
     """Whether the whole cache is host memory."""
     return all(cache.device.type == "cpu" for cache in caches)
+
+
+def handoff_states(
+    caches: Mapping[int, Any], blocks: int, name: str, heads: int, ranks: int, *, one_source: bool
+) -> list[handoff.State]:
+    """The caches of the layers, by the layer's number, as a hand-off describes them.
+
+    A cache is a tensor [block, head, token, element] of any order within a block. `heads` are those of all
+    `ranks` tensor parallel ranks. `one_source`: all ranks hold the same bytes (MLA). `name` differs for
+    caches whose bytes another engine cannot use. Raises ValueError for a cache of another shape.
+    """
+    states = []
+    for layer, cache in caches.items():
+        if not isinstance(cache, torch.Tensor) or cache.shape[0] != blocks or cache.device.type != "cpu":
+            raise ValueError(f"handoff: the KV cache of layer {layer} is no tensor of {blocks} blocks in host memory")
+        item = cache.element_size()
+        block_bytes = cache[0].numel() * item
+        if cache.stride(0) * item != block_bytes:
+            raise ValueError(f"handoff: the blocks of layer {layer} are not adjacent in memory")
+        parts, part_bytes, outer = 1, block_bytes, 1
+        rule = "one_source" if one_source else "slice"
+        if not one_source:
+            # With more ranks than heads each rank has one head.
+            local = max(heads // ranks, 1)
+            if cache.dim() != 4 or cache.shape[1] != local:
+                shape = tuple(cache.shape)
+                raise ValueError(f"handoff: the KV cache of layer {layer} has the shape {shape}, not {local} heads")
+            parts, tokens = heads, cache.shape[2]
+            is_token_major = cache.stride(2) > cache.stride(1) and local > 1
+            outer = tokens if is_token_major else 1
+            part_bytes = block_bytes // local // outer
+        states.append(
+            handoff.State(
+                name=name,
+                layer=layer,
+                base=cache.data_ptr(),
+                pages=blocks,
+                parts=parts,
+                part_bytes=part_bytes,
+                outer=outer,
+                rule=rule,
+            )
+        )
+    return states
 
 
 def host_regions(caches: Mapping[str, Any]) -> list[tuple[int, int]]:

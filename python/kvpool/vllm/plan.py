@@ -26,6 +26,39 @@ class Move:
 
 
 @dataclasses.dataclass(frozen=True)
+class Send:
+    """A prompt that this step has computed to its end, and that is handed off to decode."""
+
+    request: str
+    room: int
+    """The number of the hand-off, which both engines know."""
+    pages: tuple[int, ...]
+    """The blocks of the whole prompt, in their order."""
+    decode_ranks: int
+    """The number of decode's tensor parallel ranks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Receive:
+    """A prompt whose blocks come from prefill."""
+
+    request: str
+    room: int
+    mode: str
+    """"push", "pull" or "delayed"."""
+    senders: tuple[str, ...]
+    """The addresses of prefill's ranks: all tensor parallel ranks of the first stage, then of the next."""
+    prefill_ranks: int
+    """The number of prefill's tensor parallel ranks."""
+    prefill_layers: tuple[int, ...]
+    """The number of layers of each of prefill's stages."""
+    held: int
+    """How many of the prompt's first blocks come from elsewhere."""
+    pages: tuple[int, ...]
+    """The blocks after these."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """A step's moves."""
 
@@ -35,3 +68,7 @@ class Plan:
     saves: tuple[Move, ...] = ()
     preempted: frozenset[str] = frozenset()
     """Requests that lost their blocks: the workers must not read these blocks any more."""
+    sends: tuple[Send, ...] = ()
+    receives: tuple[Receive, ...] = ()
+    dropped: frozenset[str] = frozenset()
+    """Requests that ended early: their hand-offs are aborted."""

@@ -120,6 +120,11 @@ class Planner:
         self._loading[request] = move
         self._to_load.append(move)
 
+    def handed(self, request: str, tokens: int) -> None:
+        """The first `tokens` tokens come from another engine, which saves their blocks itself."""
+        units = tokens // self._layout.unit_tokens
+        self._saved_units[request] = max(units, self._saved_units.get(request, 0))
+
     def step(self, progress: Iterable[Progress], preempted: Iterable[str]) -> Plan:
         """The moves of the step that is about to run."""
         self._lookups.begin_step()

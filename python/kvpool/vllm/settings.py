@@ -28,3 +28,16 @@ class Settings(PoolSettings):
     staging_bytes: int = 256 << 20
     """The host memory of a worker for these copies, registered once. Beyond it the worker allocates
     memory for each copy."""
+    handoff: str = dataclasses.field(default="off", metadata=choices("off", "push", "pull", "delayed"))
+    """Whether prompts also go straight from prefill to decode, and which of the two moves the bytes. Prefill
+    decides; decode needs any value but "off"."""
+    handoff_host: str = "127.0.0.1"
+    """The address on which this engine's ranks listen, as the other engine reaches it."""
+    handoff_port: int = 0
+    """The port of the first rank; the others have the next ones. Any free ports unless set."""
+    handoff_secret_file: str = ""
+    """A file with the secret that both engines share."""
+    handoff_timeout: float = 300.0
+    """How long a hand-off may take, with the time that decode waits for prefill's computation."""
+    handoff_decode_ranks: int = 0
+    """Decode's tensor parallel ranks, as many as prefill's unless set."""

@@ -113,6 +113,10 @@ class Mover:
             self._ending.discard(request)
             concurrent.futures.wait([job for job in jobs if not job.cancel()])
 
+    def is_saving(self, request: str) -> bool:
+        """Whether the request's blocks are still to be named by `moved`."""
+        return request in self._saving
+
     def moved(self, over: Iterable[str]) -> Moved:
         """The saves and loads that ended; `over` are the requests that ended since the last call."""
         self._ending.update(request for request in over if request in self._saving)

@@ -1,0 +1,320 @@
+"""A back end of SGLang's disaggregation over `kvpool.handoff`.
+
+```
+python -m sglang.launch_server ... --disaggregation-mode prefill --disaggregation-transfer-backend kvpool
+```
+
+SGLang's own bootstrap server tells decode where prefill's ranks listen. What is left of SGLang's common classes
+here is that registration and the table of failures; its ZMQ messages are not used: a session of
+`kvpool.handoff` for each rank carries everything. Settings, from the environment:
+
+- `KVPOOL_HANDOFF_DECODE_RANKS`: decode's attention tensor parallel ranks (default: as many as prefill's)
+- `KVPOOL_HANDOFF_SECRET_FILE`: a file with the secret that both engines share (default: none)
+- `KVPOOL_HANDOFF_TIMEOUT`: the longest time of a hand-off, in seconds (default: 300)
+
+Written for the interface of SGLang 0.5.23.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.disaggregation.base.conn import (  # type: ignore[import-not-found]
+    KVPoll,
+    KVTransferDestination,
+)
+from sglang.srt.disaggregation.common.conn import (  # type: ignore[import-not-found]
+    CommonKVBootstrapServer,
+    CommonKVManager,
+    CommonKVReceiver,
+    CommonKVSender,
+)
+
+import kvpool
+from kvpool import handoff
+
+logger = logging.getLogger(__name__)
+
+_FIELD = "hidden_states"
+"""The field of the library's slot of metadata that takes all of SGLang's buffers, one after the other."""
+
+
+def states(args: Any, ranks: int, is_mla: bool) -> list[handoff.State]:
+    """A rank's KV cache: one region for the keys and one for the values of a layer, or one for both (MLA).
+
+    Raises ValueError for a cache that is not made of these.
+    """
+    if args.state_types:
+        others = ", ".join(str(kind.value) for kind in args.state_types)
+        raise ValueError(f"kvpool hands off the KV cache only, not {others}")
+    count = len(args.kv_data_ptrs)
+    kinds = ["mla"] if is_mla else ["k", "v"]
+    if count % len(kinds):
+        raise ValueError(f"kvpool: {count} regions are no {' and '.join(kinds)} of each layer")
+    layers = count // len(kinds)
+    found = []
+    for at, (base, length, page) in enumerate(
+        zip(args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens, strict=True)
+    ):
+        parts, outer, rule = 1, 1, "one_source"
+        if not is_mla:
+            # Pages are [token][head][element]. With more ranks than heads each rank has one head.
+            parts, outer, rule = args.total_kv_head_num, args.page_size, "slice"
+        local = max(parts // ranks, 1)
+        if page % (outer * local):
+            raise ValueError(f"kvpool: a page of {page} bytes is no {outer} tokens of {local} heads")
+        found.append(
+            handoff.State(
+                name=f"{kinds[at // layers]} {args.kv_cache_dtype_str}",
+                layer=args.prefill_start_layer + at % layers,
+                base=base,
+                pages=length // page,
+                parts=parts,
+                part_bytes=page // outer // local,
+                outer=outer,
+                rule=rule,
+            )
+        )
+    return found
+
+
+class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
+    """A rank's session, and what is known of prefill's ranks."""
+
+    def __init__(self, args: Any, mode: Any, server_args: Any, is_mla_backend: bool = False):
+        self.session: handoff.Session | None = None
+        self.is_mla = bool(is_mla_backend)
+        self.timeout = float(os.environ.get("KVPOOL_HANDOFF_TIMEOUT", "300"))
+        self._senders: dict[tuple[str, int], tuple[str, ...]] = {}
+        super().__init__(args, mode, server_args, is_mla_backend)
+        self.opened()
+
+    def opened(self) -> handoff.Session:
+        """The session, which this call opens if it is the first."""
+        if self.session is None:
+            args = self.kv_args
+            if self.pp_size != 1:
+                raise ValueError("kvpool hands off between engines without pipeline stages")
+            self.aux_bytes = sum(args.aux_item_lens)
+            self.slot = handoff.AuxLayout(self.aux_bytes)
+            secret = os.environ.get("KVPOOL_HANDOFF_SECRET_FILE", "")
+            self.session = handoff.Session(
+                states(args, self.attn_tp_size, self.is_mla),
+                page_tokens=args.page_size,
+                host=self.local_ip,
+                secret=Path(secret).read_text().strip() if secret else "",
+                tensor=(self.attn_tp_rank, self.attn_tp_size),
+                hidden_bytes=self.aux_bytes,
+            )
+            logger.info("rank %d hands off at %s", self.attn_tp_rank, self.session.address)
+        return self.session
+
+    def register_to_bootstrap(self) -> None:
+        """Registers the session's address in the place of a socket for SGLang's messages."""
+        self.rank_port = int(self.opened().address.rpartition(":")[2])
+        super().register_to_bootstrap()
+
+    def register_buffer_to_engine(self) -> None:
+        """Does nothing: the session knows the memory."""
+
+    @property
+    def decode_ranks(self) -> int:
+        """Decode's tensor parallel ranks."""
+        return int(os.environ.get("KVPOOL_HANDOFF_DECODE_RANKS") or self.attn_tp_size)
+
+    def senders(self, receiver: KvpoolKVReceiver, ranks: int) -> tuple[str, ...] | None:
+        """The addresses of all of prefill's ranks; `None` if one is not registered."""
+        key = (receiver.bootstrap_addr, receiver.prefill_dp_rank)
+        if key not in self._senders:
+            found = [
+                receiver._get_bootstrap_info_from_server(receiver.prefill_dp_rank, 0, rank, 0)
+                for rank in range(ranks)
+            ]
+            if any(one is None for one in found):
+                return None
+            self._senders[key] = tuple(f"{one['rank_ip']}:{one['rank_port']}" for one in found)
+        return self._senders[key]
+
+    def forget_senders(self, receiver: KvpoolKVReceiver) -> None:
+        """After a failure prefill may come back at other addresses."""
+        self._senders.pop((receiver.bootstrap_addr, receiver.prefill_dp_rank), None)
+        self.prefill_info_table.pop(receiver.bootstrap_addr, None)
+
+    def get_kv_replica_factor(self) -> int:
+        return 1
+
+    def aux(self, index: int) -> bytes:
+        """SGLang's metadata of a request, as the library's slot."""
+        start, _ = self.slot.range(_FIELD)
+        slot = bytearray(self.slot.slot_bytes)
+        for base, size in zip(self.kv_args.aux_data_ptrs, self.kv_args.aux_item_lens, strict=True):
+            slot[start : start + size] = ctypes.string_at(base + index * size, size)
+            start += size
+        return bytes(slot)
+
+    def take_aux(self, index: int, slot: bytes) -> None:
+        """Writes SGLang's metadata of a request into decode's buffers."""
+        start, _ = self.slot.range(_FIELD)
+        for base, size in zip(self.kv_args.aux_data_ptrs, self.kv_args.aux_item_lens, strict=True):
+            ctypes.memmove(base + index * size, slot[start : start + size], size)
+            start += size
+
+
+class KvpoolKVSender(CommonKVSender):  # type: ignore[misc]
+    """A prompt on a rank of prefill."""
+
+    supports_host_tensor_indices = False
+    conclude_state: Any
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._pages: list[int] = []
+        self._sending: handoff.Sending | None = None
+        self._polled = False
+
+    def send(
+        self,
+        kv_indices: Sequence[int],
+        state_indices: Any = None,
+        num_kv_tokens: int | None = None,
+        indices_event: Any = None,
+    ) -> None:
+        """Notes the pages of a chunk; the last chunk starts the hand-off."""
+        if self.conclude_state is not None:
+            return
+        self._pages += [int(page) for page in kv_indices]
+        self.curr_idx += len(kv_indices)
+        self._record_transfer_indices(kv_indices, None)
+        if self.curr_idx < self.num_kv_indices:
+            return
+        manager = self.kv_mgr
+        try:
+            self._sending = manager.opened().send(
+                self.bootstrap_room, self._pages, decode_tp=manager.decode_ranks, timeout=manager.timeout
+            )
+            self._sending.produced(0, len(self._pages))
+            self._sending.finish(manager.aux(self.aux_index))
+        except kvpool.Error as error:
+            self._fail(str(error))
+
+    def poll(self) -> int:
+        """The state of the hand-off. Prefill may compute as soon as the request is known: decode need not have
+        asked."""
+        if self.conclude_state is not None:
+            return int(self.conclude_state)
+        if self._sending is None:
+            state = KVPoll.WaitingForInput if self._polled else KVPoll.Bootstrapping
+            self._polled = True
+            return int(state)
+        state = int(self._sending.poll)
+        if state in (KVPoll.Success, KVPoll.Failed) and not self._sending.released:
+            # The scheduler reuses the pages once the hand-off is over.
+            return int(KVPoll.Transferring)
+        if state == KVPoll.Failed:
+            self._fail(self._sending.error or "failed")
+        elif state == KVPoll.Success:
+            self.conclude_state = KVPoll.Success
+        return max(state, KVPoll.WaitingForInput) if state else state
+
+    def abort(self) -> None:
+        if self._sending is not None:
+            self._sending.abort()
+        super().abort()
+
+    def _fail(self, why: str) -> None:
+        self.kv_mgr.record_failure(self.bootstrap_room, why)
+        self.kv_mgr.update_status(self.bootstrap_room, KVPoll.Failed)
+        self.conclude_state = KVPoll.Failed
+
+
+class KvpoolKVReceiver(CommonKVReceiver):  # type: ignore[misc]
+    """A prompt on a rank of decode."""
+
+    conclude_state: Any
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._receiving: handoff.Receiving | None = None
+        self._slot: int | None = None
+
+    def send_metadata(
+        self,
+        kv_indices: Sequence[int],
+        aux_index: int | None = None,
+        state_indices: Any = None,
+        decode_prefix_len: int | None = None,
+        destination: Any = KVTransferDestination.DEVICE,
+        device_kv_indices: Any = None,
+    ) -> None:
+        """Offers the pages to prefill."""
+        manager = self.kv_mgr
+        ranks = self.prefill_info.attn_tp_size
+        senders = manager.senders(self, ranks)
+        if senders is None:
+            self._fail(f"not all of prefill's {ranks} ranks are registered at {self.bootstrap_addr}")
+            return
+        self._slot = aux_index
+        try:
+            self._receiving = manager.opened().receive(
+                self.bootstrap_room,
+                [int(page) for page in kv_indices],
+                senders,
+                held=(decode_prefix_len or 0) // manager.kv_args.page_size,
+                prefill_tp=ranks,
+                aux=aux_index is not None,
+                timeout=manager.timeout,
+            )
+        except kvpool.Error as error:
+            self._fail(str(error))
+
+    def poll(self) -> int:
+        if self.conclude_state is not None or self._receiving is None:
+            return int(super().poll())
+        state = int(self._receiving.poll)
+        if state == KVPoll.Failed:
+            if not self._receiving.released:
+                # A late write may still come: the scheduler would reuse the pages.
+                return int(KVPoll.Transferring)
+            self._fail(self._receiving.error or "failed")
+        elif state == KVPoll.Success:
+            if self._slot is not None:
+                self.kv_mgr.take_aux(self._slot, self._receiving.aux or b"")
+            self.kv_mgr.update_status(self.bootstrap_room, KVPoll.Success)
+            self.conclude_state = KVPoll.Success
+        return max(state, KVPoll.WaitingForInput) if state else state
+
+    def abort(self) -> None:
+        if self._receiving is not None:
+            self._receiving.abort()
+        super().abort()
+
+    def _fail(self, why: str) -> None:
+        self.kv_mgr.record_failure(self.bootstrap_room, why)
+        self.kv_mgr.update_status(self.bootstrap_room, KVPoll.Failed)
+        self.conclude_state = KVPoll.Failed
+        self.kv_mgr.forget_senders(self)
+
+    def _register_kv_args(self) -> bool:
+        """Does nothing: a session tells its layout itself."""
+        return True
+
+    def _send_abort_notification(self, *, force_arm: bool = False) -> None:
+        """Does nothing: the end of the hand-off tells prefill."""
+
+
+class KvpoolKVBootstrapServer(CommonKVBootstrapServer):  # type: ignore[misc]
+    """SGLang's own server."""
+
+
+CLASSES = {
+    "manager": KvpoolKVManager,
+    "sender": KvpoolKVSender,
+    "receiver": KvpoolKVReceiver,
+    "bootstrap_server": KvpoolKVBootstrapServer,
+}
+

@@ -1,0 +1,185 @@
+"""The workers' half of the hand-off between vLLM engines: two of them move real bytes, without an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy
+import pytest
+from kvpool import handoff
+from kvpool.vllm.handoff import Exchange
+from kvpool.vllm.plan import Plan, Receive, Send
+
+PAGE = 16
+PAGES = 12
+LAYERS = 2
+HEADS = 4
+SOURCE = (3, 4, 9)
+TARGET = (7, 1, 8)
+
+
+class Rank:
+    """A rank's memory, [layer][page][head][byte], and its half."""
+
+    def __init__(self, mode: str, rank: int, ranks: int, filled: bool):
+        local = HEADS // ranks
+        whole = numpy.arange(LAYERS * PAGES * HEADS * PAGE, dtype=numpy.uint8)
+        whole = whole.reshape(LAYERS, PAGES, HEADS, PAGE) * 7 + 1
+        mine = numpy.ascontiguousarray(whole[:, :, rank * local : (rank + 1) * local])
+        self.whole = mine.copy()
+        self.memory = mine if filled else numpy.zeros_like(mine)
+        states = [
+            handoff.State("kv", layer, self.memory[layer].ctypes.data, PAGES, HEADS, PAGE)
+            for layer in range(LAYERS)
+        ]
+        self.session = handoff.Session(
+            states, page_tokens=PAGE, tensor=(rank, ranks), pipeline=(0, [LAYERS])
+        )
+        self.half = Exchange(self.session, mode, range(LAYERS), timeout=20.0)
+
+    def wanted(self) -> numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.uint8]]:
+        """The memory after the hand-off."""
+        wanted = numpy.zeros_like(self.whole)
+        wanted[:, list(TARGET)] = self.whole[:, list(SOURCE)]
+        return wanted
+
+
+@pytest.fixture(params=["push", "pull", "delayed"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def pair(mode: str) -> Iterator[tuple[Rank, Rank]]:
+    ranks = Rank(mode, 0, 1, filled=True), Rank(mode, 0, 1, filled=False)
+    yield ranks
+    for rank in ranks:
+        rank.half.close()
+
+
+def sends(ranks: int = 1) -> Plan:
+    return Plan("p", sends=(Send("a", 5, SOURCE, ranks),))
+
+
+def receives(mode: str, senders: list[Rank]) -> Plan:
+    addresses = tuple(sender.session.address for sender in senders)
+    return Plan("p", receives=(Receive("a", 5, mode, addresses, len(senders), (LAYERS,), 0, TARGET),))
+
+
+def compute(prefill: Rank, plan: Plan) -> None:
+    """A step of prefill."""
+    prefill.half.begin_sends(plan)
+    # The last layer is not told: the end of the step tells it.
+    for layer in range(LAYERS - 1):
+        prefill.half.layer_computed(layer)
+    prefill.half.step_ended()
+
+
+def arrival(decode: Rank, seconds: float = 20.0) -> tuple[int, ...] | None:
+    """The blocks that did not come."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if ended := decode.half.received():
+            return ended["a"]
+        time.sleep(0.01)
+    return None
+
+
+def gone(prefill: Rank, seconds: float = 20.0) -> bool:
+    """Whether prefill's blocks become free."""
+    end = time.monotonic() + seconds
+    done = prefill.half.sent(["a"])
+    while not done and time.monotonic() < end:
+        time.sleep(0.01)
+        done = prefill.half.sent([])
+    return done == {"a"}
+
+
+def test_blocks_arrive_and_prefill_gets_its_own_back(pair: tuple[Rank, Rank], mode: str) -> None:
+    prefill, decode = pair
+    compute(prefill, sends())
+    assert prefill.half.is_sending("a")
+    decode.half.begin_receives(receives(mode, [prefill]))
+    assert arrival(decode) == ()
+    assert (decode.memory == decode.wanted()).all()
+    assert gone(prefill)
+    assert not prefill.half.is_sending("a")
+
+
+def test_decode_may_ask_first(pair: tuple[Rank, Rank], mode: str) -> None:
+    prefill, decode = pair
+    decode.half.begin_receives(receives(mode, [prefill]))
+    assert decode.half.received() == {}
+    compute(prefill, sends())
+    assert arrival(decode) == ()
+    assert (decode.memory == decode.wanted()).all()
+
+
+def test_blocks_of_a_dead_prefill_are_bad_soon(pair: tuple[Rank, Rank], mode: str) -> None:
+    prefill, decode = pair
+    decode.half.begin_receives(receives(mode, [prefill]))
+    time.sleep(0.3)
+    prefill.half.close()
+    began = time.monotonic()
+    assert arrival(decode) == TARGET
+    assert time.monotonic() - began < 3.0
+
+
+def test_a_prefill_that_was_never_there_is_noticed_soon(pair: tuple[Rank, Rank], mode: str) -> None:
+    prefill, decode = pair
+    plan = receives(mode, [prefill])
+    prefill.half.close()
+    decode.half.begin_receives(plan)
+    assert arrival(decode, 5.0) == TARGET
+
+
+def test_a_dropped_request_frees_both_ends(pair: tuple[Rank, Rank], mode: str) -> None:
+    prefill, decode = pair
+    compute(prefill, sends())
+    prefill.half.begin_sends(Plan("p", dropped=frozenset("a")))
+    assert gone(prefill)
+    decode.half.begin_receives(receives(mode, [prefill]))
+    decode.half.begin_sends(Plan("p", dropped=frozenset("a")))
+    assert arrival(decode) == TARGET
+
+
+def test_a_preempted_request_is_forgotten(pair: tuple[Rank, Rank], mode: str) -> None:
+    prefill, _ = pair
+    compute(prefill, sends())
+    prefill.half.stop(["a"])
+    assert not prefill.half.is_sending("a")
+    assert prefill.half.sent(["a"]) == set()
+
+
+@pytest.mark.parametrize(("prefills", "decodes"), [(2, 1), (1, 2)])
+def test_numbers_of_ranks_may_differ(mode: str, prefills: int, decodes: int) -> None:
+    senders = [Rank(mode, rank, prefills, filled=True) for rank in range(prefills)]
+    takers = [Rank(mode, rank, decodes, filled=False) for rank in range(decodes)]
+    for prefill in senders:
+        compute(prefill, sends(decodes))
+    for decode in takers:
+        decode.half.begin_receives(receives(mode, senders))
+    for decode in takers:
+        assert arrival(decode) == ()
+        assert (decode.memory == decode.wanted()).all()
+    assert all(gone(prefill) for prefill in senders)
+    for rank in (*senders, *takers):
+        rank.half.close()
+
+
+def test_a_prefill_that_died_before_decode_asks_again_is_noticed_soon(
+    pair: tuple[Rank, Rank], mode: str
+) -> None:
+    prefill, decode = pair
+    compute(prefill, sends())
+    decode.half.begin_receives(receives(mode, [prefill]))
+    assert arrival(decode) == ()
+    plan = receives(mode, [prefill])
+    prefill.half.close()
+    # Decode has noticed the death before the next request is there.
+    time.sleep(2.0)
+    began = time.monotonic()
+    decode.half.begin_receives(plan)
+    assert arrival(decode) == TARGET
+    assert time.monotonic() - began < 2.0

@@ -1,0 +1,144 @@
+"""Engines that run as processes of their own and answer requests one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from daemons import with_path
+from environments import Environment
+
+_START_SECONDS = 400.0
+_ANSWER_SECONDS = 120.0
+_MARK = ">>> "
+
+
+class LiveEngine:
+    """A program that reads requests as lines of JSON and says `>>> ` and JSON for each answer."""
+
+    def __init__(self, command: list[str], log: Path, work: Path, env: dict[str, str]):
+        self._log = log
+        self._answers: dict[str, Any] = {}
+        self._said = threading.Condition()
+        self._ready = False
+        # A session of its own: the ranks of an engine are processes, and are killed with it.
+        self._process = subprocess.Popen(
+            command,
+            cwd=work,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_ready(self) -> None:
+        """Returns when the engine takes requests. Raises RuntimeError if it does not start."""
+        end = time.monotonic() + _START_SECONDS
+        with self._said:
+            while not self._ready and self._process.poll() is None and time.monotonic() < end:
+                # Nobody notifies when the process ends and its children live on.
+                self._said.wait(0.5)
+            if not self._ready:
+                raise RuntimeError(f"the engine did not start: see {self._log}")
+
+    def send(self, name: str, **what: Any) -> None:
+        """Sends a request."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"id": name, **what}) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self, name: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any]:
+        """The answer to a request; `failed` says why there is none."""
+        end = time.monotonic() + seconds
+        with self._said:
+            while name not in self._answers and time.monotonic() < end:
+                if self._process.poll() is not None and not self._reader.is_alive():
+                    break
+                self._said.wait(0.05)
+            answer: dict[str, Any] = self._answers.pop(name, {"failed": f"no answer, see {self._log}"})
+        return answer
+
+    def ask(self, name: str, **what: Any) -> dict[str, Any]:
+        """The answer to a request that is sent now."""
+        self.send(name, **what)
+        return self.answer(name)
+
+    def kill(self) -> None:
+        """kill -9 of the engine and its ranks."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def freeze(self) -> None:
+        """Stops the engine and its ranks, which keep their connections."""
+        self._signal(signal.SIGSTOP)
+
+    def stop(self) -> None:
+        """Lets the engine end, and kills it if it does not."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=20)
+        self.kill()
+
+    def log_text(self) -> str:
+        """What the engine has printed."""
+        return self._log.read_text(errors="replace")
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._log.open("w") as log:
+            for line in self._process.stdout:
+                log.write(line)
+                log.flush()
+                if not line.startswith(_MARK):
+                    continue
+                said = json.loads(line.removeprefix(_MARK))
+                with self._said:
+                    if "id" in said:
+                        self._answers[said["id"]] = said
+                    else:
+                        self._ready = True
+                    self._said.notify_all()
+        with self._said:
+            self._said.notify_all()
+
+
+@contextlib.contextmanager
+def live_engines(
+    environment: Environment,
+    program: Path,
+    work: Path,
+    wanted: dict[str, tuple[dict[str, Any], dict[str, str]]],
+) -> Iterator[dict[str, LiveEngine]]:
+    """Engines by name, each with its settings and its environment's variables; ready, and ended with the block."""
+    engines: dict[str, LiveEngine] = {}
+    try:
+        for name, (settings, env) in wanted.items():
+            log = work / f"{name}.log"
+            print(f"--- {name}: an engine starts, its log is {log}", flush=True)
+            command = [str(environment.python), str(program), json.dumps(settings)]
+            engines[name] = LiveEngine(command, log, work, with_path(environment.commands, **env))
+        for engine in engines.values():
+            engine.wait_ready()
+        yield engines
+    finally:
+        for engine in engines.values():
+            engine.stop()

@@ -1,0 +1,108 @@
+"""Starts one vLLM engine that answers requests from its standard input until the input ends.
+
+Run `python vllm_live.py SETTINGS` in vLLM's virtual environment. SETTINGS is a JSON object:
+
+- `model`: a directory.
+- `connector`: vLLM's `kv_transfer_config`, or null.
+- `engine`: further options of the engine.
+
+Each line of the input is a JSON object: `id`, `prompt` (token numbers), `tokens` (how many to answer), and
+`kv` (vLLM's `kv_transfer_params`, or null). The engine also steps while no request runs, as vLLM's own
+loop does: connectors end their work in steps. Each line of the output that begins with `>>> ` is a JSON object:
+
+- `ready`: true, once.
+- `id`, `tokens`, `cached`, `kv` (the answer's `kv_transfer_params`), and `seconds` since the request came in.
+- `id` and `failed`, for a request that did not end well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from typing import Any
+
+# One process: an engine starts in a third of the time, and its prints come in order.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+import torch
+
+if not torch.accelerator.is_available():
+    # vLLM's connector for Mooncake asks for the number of the device, which a CPU does not have.
+    torch.accelerator.current_device_index = lambda: 0
+
+from vllm import LLM, SamplingParams, TokensPrompt
+
+_IDLE = 0.001
+
+
+def say(**what: Any) -> None:
+    """Prints a line for the process that started this one."""
+    print(f">>> {json.dumps(what)}", flush=True)
+
+
+def read_lines(lines: queue.Queue[str | None]) -> None:
+    """Puts every line of the input, and `None` at its end."""
+    for line in sys.stdin:
+        lines.put(line)
+    lines.put(None)
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    options = {
+        "dtype": "float32",
+        "max_model_len": 1024,
+        "max_num_seqs": 4,
+        "enforce_eager": True,
+        "distributed_executor_backend": "uni",
+        "disable_log_stats": False,
+        **(settings.get("engine") or {}),
+    }
+    llm = LLM(model=settings["model"], kv_transfer_config=settings.get("connector"), **options)
+    engine = llm.llm_engine
+    lines: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=read_lines, args=(lines,), daemon=True).start()
+    began: dict[str, float] = {}
+    say(ready=True)
+    while True:
+        try:
+            line = lines.get(timeout=0.0 if began else _IDLE)
+        except queue.Empty:
+            line = ""
+        if line is None:
+            break
+        if line:
+            asked = json.loads(line)
+            extra = {"kv_transfer_params": asked["kv"]} if asked.get("kv") else None
+            greedy = SamplingParams(
+                temperature=0.0, max_tokens=asked["tokens"], ignore_eos=True, extra_args=extra
+            )
+            began[asked["id"]] = time.monotonic()
+            engine.add_request(asked["id"], TokensPrompt(prompt_token_ids=asked["prompt"]), greedy)
+        for answer in engine.step():
+            # The engine may extend the name of a request.
+            name = next((name for name in began if answer.request_id.startswith(name)), None)
+            if name is None or not answer.finished:
+                continue
+            seconds = round(time.monotonic() - began.pop(name), 3)
+            only = answer.outputs[0]
+            if only.finish_reason != "length":
+                say(id=name, failed=str(only.finish_reason), seconds=seconds)
+                continue
+            say(
+                id=name,
+                tokens=list(only.token_ids),
+                cached=answer.num_cached_tokens,
+                kv=answer.kv_transfer_params,
+                seconds=seconds,
+            )
+    engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    main()
