@@ -24,7 +24,8 @@ use kvpool_types::wire::keys::pack;
 use kvpool_types::{Code, Epoch, Grant, Key, Length};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 use tracing::Instrument;
 
 /// Below this remaining time a failed connection does not prove that no master is there.

@@ -14,7 +14,7 @@ use kvpool_types::Code;
 use prost::Message;
 use proto::pool_client::PoolClient;
 use std::sync::Arc;
-use std::time::Instant;
+use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 use tracing::Instrument;
