@@ -125,7 +125,12 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
 fn may_lose(world: &World) -> bool {
     let faults = world.plan.faults.iter();
     let mut faults = faults.map(|(_, fault)| fault);
-    faults.any(|fault| matches!(fault, Fault::Crash(Process::Node(_), _)))
+    faults.any(|fault| {
+        matches!(
+            fault,
+            Fault::Crash(Process::Node(_), _) | Fault::Leave(..)
+        )
+    })
 }
 
 /// Invariant 5: every acknowledged block is readable.

@@ -34,6 +34,7 @@ pub(crate) fn splitmix(state: &mut u64) -> u64 {
 /// # Safety
 ///
 /// `buffer` must be valid for writes of `length` bytes.
+#[expect(unreachable_pub, reason = "the linker reaches it")]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getrandom(buffer: *mut c_void, length: usize, flags: c_uint) -> isize {
     let Some(mut state) = STATE.get() else {

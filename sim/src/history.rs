@@ -25,6 +25,8 @@ pub(crate) enum Outcome {
     Running,
     /// It is done, at this time.
     Done(Instant),
+    /// A put found the key present. The block may be its own: the answer to an earlier attempt was lost.
+    Present,
     /// It changed nothing, and never will.
     Failed,
     /// It may be done, or may still be.
@@ -102,7 +104,8 @@ impl History {
     /// The keys of acknowledged puts, once nothing runs.
     pub(crate) fn stored(&self) -> Vec<u64> {
         let is_stored = |change: &Change| {
-            change.length.is_some() && matches!(change.outcome, Outcome::Done(_))
+            let is_there = matches!(change.outcome, Outcome::Done(_) | Outcome::Present);
+            change.length.is_some() && is_there
         };
         let keys = self.keys.iter();
         let stored = keys.filter(|(_, of_key)| of_key.changes.values().any(is_stored));

@@ -214,7 +214,7 @@ impl Task {
                 let now = Outcome::Done(Instant::now());
                 (now, format!("stored {replicas} times"))
             }
-            Some(Ok(PutOutcome::Present)) => (Outcome::Failed, "present already".to_owned()),
+            Some(Ok(PutOutcome::Present)) => (Outcome::Present, "present already".to_owned()),
             Some(Err(PutError::OutcomeUnknown { code, .. })) => {
                 (Outcome::Unknown, format!("outcome unknown ({code})"))
             }

@@ -11,7 +11,7 @@ use kvpool_master::store::{
 };
 use kvpool_types::{ClusterId, Epoch};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -35,8 +35,6 @@ struct State {
     snapshots: BTreeMap<ShardIndex, Snapshot>,
     /// Snapshots whose files were written and not flushed, with what a crash brings back.
     unflushed: BTreeMap<ShardIndex, Option<Snapshot>>,
-    /// Epochs under which a group was appended after a later one had begun.
-    late_writers: BTreeSet<Epoch>,
     appends: u64,
 }
 

@@ -26,6 +26,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 /// How often the rules of the whole pool are checked.
 const CHECK: Duration = Duration::from_millis(40);
+/// How long a node that leaves takes to say goodbye.
+const GOODBYE: Duration = Duration::from_millis(300);
 
 /// What a history came to.
 #[derive(Clone, Debug, Default)]
@@ -316,6 +318,16 @@ impl World {
         let ms = Duration::from_millis;
         match fault {
             Fault::Crash(process, down) => self.crash(process, ms(down)),
+            Fault::Leave(number, down) => {
+                if let Some(port) = self.net.node(number) {
+                    port.node.leave();
+                    let world = Arc::clone(self);
+                    spawn_local(async move {
+                        sleep(GOODBYE).await;
+                        world.crash(Process::Node(number), ms(down));
+                    });
+                }
+            }
             Fault::Stop(process, wait) => self.net.stop(process, ms(wait)),
             Fault::Cut(from, to, wait) => self.net.cut(from, to, ms(wait)),
             Fault::StoreStalls(master, wait) => self.disk.stall(master, ms(wait)),

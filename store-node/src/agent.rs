@@ -129,6 +129,12 @@ impl Agent {
         (agent, context)
     }
 
+    /// Has the session say goodbye and end.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn say_goodbye(&self) {
+        self.phase.send_replace(Phase::Leaving);
+    }
+
     /// An agent without a thread, and its session, which ends when the node leaves.
     #[cfg(feature = "simulation")]
     pub(crate) fn simulated(

@@ -116,6 +116,12 @@ impl Node {
         self.agent.is_connected()
     }
 
+    /// Tells the master that this incarnation is over. The session ends then.
+    pub fn leave(&self) {
+        self.store.drain();
+        self.agent.say_goodbye();
+    }
+
     /// What goes on.
     pub fn census(&self) -> Census {
         let census = self.store.census();
