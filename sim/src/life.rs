@@ -19,6 +19,11 @@ impl Life {
         self.0.is_over.load(Ordering::Acquire)
     }
 
+    /// Whether both are of one process.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// The process dies.
     pub(crate) fn end(&self) {
         self.0.is_over.store(true, Ordering::Release);

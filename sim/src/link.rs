@@ -2,7 +2,7 @@
 //! between real memory, late and interrupted as they are on sockets.
 
 use crate::life::Life;
-use crate::net::{Fate, Net, NodePort};
+use crate::net::{Fate, Net, NodePort, Receive};
 use crate::plan::Process;
 use futures::future::BoxFuture;
 use kvpool_transport::checksum::{ChunkedSum, checksum};
@@ -13,7 +13,7 @@ use kvpool_transport::{
 use kvpool_types::wire::data::{Hello, ReadItem, WriteRequest};
 use kvpool_types::wire::frame;
 use kvpool_types::{
-    Checksum, ChecksumAlgorithm, ClientId, Code, Epoch, Extent, Incarnation, Offset, Token,
+    Checksum, ChecksumAlgorithm, ClientId, Code, Epoch, Extent, Grant, Incarnation, Offset, Token,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,6 +54,30 @@ impl Abort for Connection {
 impl std::fmt::Debug for SimLink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "link from {} to n{}", self.from, self.node)
+    }
+}
+
+/// Bytes that are arriving at a node.
+struct Receiving {
+    net: Arc<Net>,
+    receive: Receive,
+}
+
+impl Receiving {
+    fn new(link: &SimLink, grant: Grant) -> Self {
+        let receive = Receive {
+            life: link.port.life.clone(),
+            grant,
+        };
+        link.net.receive(&receive);
+        let net = Arc::clone(&link.net);
+        Self { net, receive }
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.net.received(&self.receive);
     }
 }
 
@@ -227,6 +251,7 @@ impl SimLink {
             match self.host().admit_write(self.incarnation, &op.grant, abort) {
                 Admission::Refuse(why) => return Err(refused(why)),
                 Admission::Write(guard) => {
+                    let receiving = Receiving::new(&self, op.grant);
                     let mut at = 0;
                     for piece in bytes.chunks(PIECE) {
                         let pause = if self.net.dice.chance(self.net.noise().slow) {
@@ -242,6 +267,8 @@ impl SimLink {
                         guard.target().write_at(Offset(at), piece);
                         at += piece.len() as u64;
                     }
+                    // Once it has finished, the extent may belong to another at once.
+                    drop(receiving);
                     guard.finish(sums.chunks.clone())
                 }
             }

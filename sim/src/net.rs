@@ -11,7 +11,7 @@ use kvpool_master::leadership::Seat;
 use kvpool_master::service::{NodesService, PoolService};
 use kvpool_proto as proto;
 use kvpool_store_node::simulation::{Inbox, Node, Outgoing};
-use kvpool_types::ClusterId;
+use kvpool_types::{ClusterId, Grant};
 use parking_lot::Mutex;
 use prost::Message;
 use proto::pool_server::Pool as _;
@@ -56,6 +56,32 @@ pub(crate) struct Net {
     /// The pool's id, once a master has said it.
     pub(crate) cluster: Mutex<Option<ClusterId>>,
     pub(crate) messages: AtomicU64,
+    /// Receives in progress at each life of a node: segment, range and grant.
+    receives: Mutex<Vec<Receive>>,
+    /// Whether readers must always find the right bytes, because nothing makes bytes wrong and no lease ends early.
+    reads_are_right: bool,
+    pub(crate) violations: Mutex<Vec<String>>,
+}
+
+/// Bytes that a node lets in.
+#[derive(Clone, Debug)]
+pub(crate) struct Receive {
+    pub(crate) life: Life,
+    pub(crate) grant: Grant,
+}
+
+impl Receive {
+    fn meets(&self, other: &Self) -> bool {
+        let (one, two) = (self.grant.extent, other.grant.extent);
+        self.life.is_same(&other.life)
+            && one.segment == two.segment
+            && one.offset.0 < two.offset.0 + two.length.0
+            && two.offset.0 < one.offset.0 + one.length.0
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        self.life.is_same(&other.life) && self.grant == other.grant
+    }
 }
 
 impl std::fmt::Debug for Net {
@@ -87,7 +113,12 @@ fn number_in(address: &str) -> Option<usize> {
 }
 
 impl Net {
-    pub(crate) fn new(seed: u64, noise: Noise, trace: &Arc<Trace>) -> Arc<Self> {
+    pub(crate) fn new(
+        seed: u64,
+        noise: Noise,
+        reads_are_right: bool,
+        trace: &Arc<Trace>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             trace: Arc::clone(trace),
             dice: Dice::new(seed, 2),
@@ -98,6 +129,9 @@ impl Net {
             nodes: Mutex::default(),
             cluster: Mutex::default(),
             messages: AtomicU64::new(0),
+            receives: Mutex::default(),
+            reads_are_right,
+            violations: Mutex::default(),
         })
     }
 
@@ -173,6 +207,24 @@ impl Net {
         }
     }
 
+    /// Bytes begin to arrive at a node. No two receives touch one byte, whatever the fence says.
+    pub(crate) fn receive(&self, begun: &Receive) {
+        let mut receives = self.receives.lock();
+        if let Some(other) = receives.iter().find(|other| other.meets(begun)) {
+            let (one, two) = (other.grant, begun.grant);
+            self.violations.lock().push(format!(
+                "grants {} and {} write to {} and {} at once",
+                one.id, two.id, one.extent, two.extent
+            ));
+        }
+        receives.push(begun.clone());
+    }
+
+    /// The receive has ended.
+    pub(crate) fn received(&self, ended: &Receive) {
+        self.receives.lock().retain(|receive| !receive.is(ended));
+    }
+
     fn delay(&self) -> Duration {
         if self.dice.chance(self.noise().slow) {
             self.dice.micros(20_000, 3_000_000)
@@ -207,6 +259,10 @@ impl Net {
     ) -> Result<Bytes, Unanswered> {
         let broken = |what: &str| Unanswered::Failed(Status::new(GrpcCode::Unavailable, what));
         life.check().await;
+        if method == "ReportReplicas" && self.reads_are_right {
+            let wrong = format!("{from} found other bytes than were committed, under a lease");
+            self.violations.lock().push(wrong);
+        }
         let Some(number) = number_in(&address) else {
             return Err(Unanswered::NoWay(format!("{address} is no master")));
         };

@@ -171,6 +171,14 @@ impl Plan {
         self.electing.max(1)
     }
 
+    /// Whether a reader under a lease always finds the committed bytes: nothing makes bytes wrong on their way, and
+    /// the clock of no master runs ahead of what readers count.
+    pub fn reads_are_right(&self) -> bool {
+        let mut faults = self.faults.iter();
+        let jumps = faults.any(|(_, fault)| matches!(fault, Fault::ClockJumps(..)));
+        self.noise.flipped == 0 && !jumps
+    }
+
     fn draw_fault(&self, dice: &Dice) -> Fault {
         let master = dice.index(self.masters());
         let ms = dice.between(30, [300, 1_500, 6_000][dice.index(3)]);

@@ -142,7 +142,7 @@ pub(crate) struct World {
 impl World {
     fn new(plan: &Arc<Plan>) -> Arc<Self> {
         let trace = Arc::new(Trace::new());
-        let net = Net::new(plan.seed, plan.noise, &trace);
+        let net = Net::new(plan.seed, plan.noise, plan.reads_are_right(), &trace);
         // A reader may use a location until its lease ends; a fail-over takes the rest.
         let grace = Duration::from_millis(plan.lease_ms) + Duration::from_secs(4);
         let clocks = (0u64..).zip(&plan.drift);
@@ -175,7 +175,8 @@ impl World {
 
     fn report(&self, ended: Result<(), String>) -> Report {
         let load = &self.load;
-        let violations = std::mem::take(&mut *load.violations.lock());
+        let mut violations = std::mem::take(&mut *load.violations.lock());
+        violations.append(&mut self.net.violations.lock());
         let panics = PANICS.with_borrow_mut(std::mem::take);
         let first = panics.into_iter().chain(violations).next();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -230,7 +231,9 @@ impl World {
     /// Whether a rule was broken: then nothing more is to be learned.
     pub(crate) fn has_failed(&self) -> bool {
         let has_panicked = PANICS.with_borrow(|panics| !panics.is_empty());
-        has_panicked || !self.load.violations.lock().is_empty()
+        has_panicked
+            || !self.load.violations.lock().is_empty()
+            || !self.net.violations.lock().is_empty()
     }
 
     async fn check_always(self: Arc<Self>) {

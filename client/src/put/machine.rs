@@ -554,8 +554,9 @@ impl<'a> PutBatch<'a> {
                         Code::Ok => self.settle(at, Ok(PutOutcome::Stored { replicas })),
                         Code::Exists => self.settle(at, Ok(PutOutcome::Present)),
                         code => {
-                            // The store may have it all the same.
-                            self.item(at).unknown |= code == Code::StoreFailed;
+                            // The store may have it all the same; so may it after an attempt without an
+                            // answer, which the master may still be carrying out.
+                            self.item(at).unknown |= unknown || code == Code::StoreFailed;
                             if self.failed(at, self.refused(at, code)) {
                                 again.push(at);
                             }

@@ -52,7 +52,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         invariant: 6,
         what: "a source sends no more than the bandwidth of replicas",
         file: "master/src/pool/term_start.rs",
-        on: "replicas::Replicas::new(config.replica_bandwidth.0)",
+        on: "replicas::Replicas::new(config.replica_bandwidth.0, workers)",
         off: "replicas::Replicas::new(config.replica_bandwidth.0 & 0)",
         package: "kvpool-master",
         test: "a_source_sends_no_more_than_its_bandwidth",
