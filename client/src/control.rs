@@ -36,9 +36,9 @@ pub(crate) use messages::Message;
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::Instant;
 pub(crate) use survey::{Said, survey};
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 use tracing::Instrument;
 
 /// The least time that one attempt of a call gets.

@@ -1,9 +1,9 @@
 //! The rules of the whole pool, checked all the time and at the end.
 
 use crate::history::bytes_of;
+use crate::life::Life;
 use crate::load::{connect, name};
 use crate::plan::{Fault, Process};
-use crate::life::Life;
 use crate::world::World;
 use kvpool_client::{Client, PutOutcome};
 use kvpool_master::pool::Pool;
@@ -125,12 +125,7 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
 fn may_lose(world: &World) -> bool {
     let faults = world.plan.faults.iter();
     let mut faults = faults.map(|(_, fault)| fault);
-    faults.any(|fault| {
-        matches!(
-            fault,
-            Fault::Crash(Process::Node(_), _) | Fault::Leave(..)
-        )
-    })
+    faults.any(|fault| matches!(fault, Fault::Crash(Process::Node(_), _) | Fault::Leave(..)))
 }
 
 /// Invariant 5: every acknowledged block is readable.

@@ -121,7 +121,8 @@ impl History {
         bytes: &[u8],
         version: Version,
     ) -> Result<PutNumber, String> {
-        let wrong = |what: String| Err(format!("{who} gets key {key} of version {version}: {what}"));
+        let wrong =
+            |what: String| Err(format!("{who} gets key {key} of version {version}: {what}"));
         let (Some(number), Some(named)) = (number_at(bytes, 0), number_at(bytes, 8)) else {
             return wrong(format!("{} bytes that nobody put", bytes.len()));
         };
@@ -133,7 +134,10 @@ impl History {
         };
         let length = put.length.unwrap_or(0);
         if bytes != bytes_of(key, number, length) {
-            return wrong(format!("wrong bytes, {} of them, where put {number} wrote {length}", bytes.len()));
+            return wrong(format!(
+                "wrong bytes, {} of them, where put {number} wrote {length}",
+                bytes.len()
+            ));
         }
         if put.outcome == Outcome::Failed {
             return wrong(format!("put {number}, which has failed, is visible"));
@@ -155,7 +159,11 @@ impl History {
                 return wrong(format!(
                     "put {number} is visible, {} ms after the end of {} {later}, which came after it",
                     (begun - seen).as_millis(),
-                    if change.length.is_none() { "removal" } else { "upsert" },
+                    if change.length.is_none() {
+                        "removal"
+                    } else {
+                        "upsert"
+                    },
                 ));
             }
         }
@@ -192,7 +200,11 @@ mod tests {
         tokio::time::advance(Duration::from_millis(200)).await;
         assert!(seen(&mut history, first, 1).unwrap_err().contains("upsert"));
         assert_eq!(seen(&mut history, second, 2), Ok(second));
-        assert!(seen(&mut history, second, 1).unwrap_err().contains("it names"));
+        assert!(
+            seen(&mut history, second, 1)
+                .unwrap_err()
+                .contains("it names")
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -200,8 +212,16 @@ mod tests {
         let mut history = History::new(Duration::ZERO);
         let put = history.begin(1, Some(100), false);
         history.end(1, put, Outcome::Failed);
-        assert!(seen(&mut history, put, 1).unwrap_err().contains("has failed"));
-        assert!(seen(&mut history, put + 1, 1).unwrap_err().contains("wrong bytes"));
+        assert!(
+            seen(&mut history, put, 1)
+                .unwrap_err()
+                .contains("has failed")
+        );
+        assert!(
+            seen(&mut history, put + 1, 1)
+                .unwrap_err()
+                .contains("wrong bytes")
+        );
         let mut bytes = bytes_of(1, put, 100);
         bytes[50] ^= 1;
         let wrong = history.see(WHO, 1, Instant::now(), &bytes, Version(1));

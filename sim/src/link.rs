@@ -101,7 +101,12 @@ pub(crate) async fn dial(
     incarnation: Incarnation,
     deadline: Instant,
 ) -> Result<Arc<dyn Link>, TransferError> {
-    let late = || error(Code::DeadlineExceeded, "the connection was not opened in time");
+    let late = || {
+        error(
+            Code::DeadlineExceeded,
+            "the connection was not opened in time",
+        )
+    };
     let opened = async {
         life.check().await;
         let Some((node, port)) = net.node_at(&address) else {
@@ -222,9 +227,10 @@ impl SimLink {
             if let Some(byte) = bytes.get_mut(at) {
                 *byte ^= 1 << self.net.dice.below(8);
             }
-            self.net
-                .trace
-                .note(self.from, format_args!("gets a wrong byte of {}", op.extent));
+            self.net.trace.note(
+                self.from,
+                format_args!("gets a wrong byte of {}", op.extent),
+            );
         }
         Ok(bytes)
     }

@@ -88,12 +88,7 @@ pub(crate) fn name(key: u64) -> Key {
 }
 
 /// Connects a client; it tries until it can.
-pub(crate) async fn connect(
-    net: &Arc<Net>,
-    number: usize,
-    life: &Life,
-    masters: usize,
-) -> Client {
+pub(crate) async fn connect(net: &Arc<Net>, number: usize, life: &Life, masters: usize) -> Client {
     loop {
         let options = Options {
             masters: (0..masters).map(master_address).collect(),

@@ -94,7 +94,9 @@ fn run_all(arguments: &Arguments) -> Totals {
                     let plan = Plan::of(seed);
                     let report = run(&plan);
                     let violation = report.violation.clone();
-                    let mut totals = totals.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                    let mut totals = totals
+                        .lock()
+                        .unwrap_or_else(|poisoned| poisoned.into_inner());
                     add(&mut totals, &report);
                     if arguments.trace {
                         print(&plan, &report);
@@ -108,7 +110,9 @@ fn run_all(arguments: &Arguments) -> Totals {
                     stopped.store(true, Ordering::Release);
                     if !arguments.no_shrink {
                         let (plan, report) = shrink(&plan, report);
-                        println!("seed {seed} breaks a rule; the smallest history found that does:");
+                        println!(
+                            "seed {seed} breaks a rule; the smallest history found that does:"
+                        );
                         print(&plan, &report);
                     }
                 }

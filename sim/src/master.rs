@@ -8,6 +8,7 @@ use crate::net::{MasterPort, Net, master_address};
 use crate::plan::{Plan, Process};
 use crate::store::{Disk, Store};
 use bytesize::ByteSize;
+use kvpool_master::Config;
 use kvpool_master::clock::Clock;
 use kvpool_master::leadership::Seat;
 use kvpool_master::metrics::Metrics;
@@ -18,7 +19,6 @@ use kvpool_master::standby::Standby;
 use kvpool_master::store::{JournalOptions, LogSeq, MetadataStore, StoreError};
 use kvpool_master::term::Term;
 use kvpool_master::workers::Workers;
-use kvpool_master::Config;
 use kvpool_types::{ClusterId, Epoch};
 use std::sync::Arc;
 use std::time::Duration;
@@ -196,7 +196,8 @@ impl Master {
             pool.epoch,
             pool.blocks()
         ));
-        self.seat.lead(Arc::clone(pool), &master_address(self.number));
+        self.seat
+            .lead(Arc::clone(pool), &master_address(self.number));
     }
 
     async fn step_down(&self, pool: &Arc<Pool>, why: &str) {
@@ -228,7 +229,8 @@ impl Master {
                     self.store.resign(leader.epoch).await.map_err(fail)?;
                 }
                 Some(leader) => {
-                    self.seat.learn(&master_address(leader.master), leader.epoch);
+                    self.seat
+                        .learn(&master_address(leader.master), leader.epoch);
                 }
                 None => {
                     self.seat.learn("", self.seat.known().epoch);

@@ -11,7 +11,7 @@ use kvpool_master::leadership::Seat;
 use kvpool_master::service::{NodesService, PoolService};
 use kvpool_proto as proto;
 use kvpool_store_node::simulation::{Inbox, Node, Outgoing};
-use kvpool_types::{ClusterId, Grant};
+use kvpool_types::{ClusterId, Code, Grant};
 use parking_lot::Mutex;
 use prost::Message;
 use proto::pool_server::Pool as _;
@@ -259,7 +259,7 @@ impl Net {
     ) -> Result<Bytes, Unanswered> {
         let broken = |what: &str| Unanswered::Failed(Status::new(GrpcCode::Unavailable, what));
         life.check().await;
-        if method == "ReportReplicas" && self.reads_are_right {
+        if method == "ReportReplicas" && self.reads_are_right && reports_wrong_bytes(&request) {
             let wrong = format!("{from} found other bytes than were committed, under a lease");
             self.violations.lock().push(wrong);
         }
@@ -268,7 +268,8 @@ impl Net {
         };
         let to = Process::Master(number);
         if self.pass(from, to).await == Fate::Lost {
-            self.trace.note(from, format_args!("{method} to {to} is lost"));
+            self.trace
+                .note(from, format_args!("{method} to {to} is lost"));
             sleep(LOST_CONNECTION).await;
             life.check().await;
             return Err(broken("the connection broke"));
@@ -279,7 +280,8 @@ impl Net {
             return Err(Unanswered::NoWay("connection refused".to_owned()));
         };
         if is_repeatable(method) && self.dice.chance(self.noise().twice) {
-            self.trace.note(from, format_args!("{method} to {to} comes twice"));
+            self.trace
+                .note(from, format_args!("{method} to {to} comes twice"));
             let (net, port, request) = (Arc::clone(&self), Arc::clone(&port), request.clone());
             tokio::spawn(async move {
                 sleep(net.delay()).await;
@@ -396,6 +398,13 @@ impl Net {
             }
         }
     }
+}
+
+/// Whether a reader has found other bytes than the master says, and not only no node.
+fn reports_wrong_bytes(request: &Bytes) -> bool {
+    let wrong = u32::from(Code::ChecksumMismatch.to_wire());
+    proto::ReportReplicasRequest::decode(request.clone())
+        .is_ok_and(|request| request.reports.iter().any(|report| report.code == wrong))
 }
 
 /// Whether a client may make the call again by itself, so that it may come twice.

@@ -156,7 +156,11 @@ impl Plan {
             },
             faults: Vec::new(),
         };
-        let count = if calm { dice.below(3) } else { dice.between(1, 10) };
+        let count = if calm {
+            dice.below(3)
+        } else {
+            dice.between(1, 10)
+        };
         for _ in 0..count {
             let at = dice.between(200, plan.length_ms);
             let fault = plan.draw_fault(&dice);
@@ -231,7 +235,11 @@ impl fmt::Display for Plan {
             self.longest_block,
             self.lease_ms,
             self.length_ms,
-            if self.keeps_all { ", nothing is evicted" } else { "" }
+            if self.keeps_all {
+                ", nothing is evicted"
+            } else {
+                ""
+            }
         )?;
         let Noise {
             lost,

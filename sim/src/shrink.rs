@@ -32,7 +32,10 @@ pub fn shrink(plan: &Plan, report: Report) -> (Plan, Report) {
 
 /// A violation without its numbers: a smaller plan must break the same rule.
 fn kind(violation: &str) -> String {
-    violation.chars().filter(|letter| !letter.is_ascii_digit()).collect()
+    violation
+        .chars()
+        .filter(|letter| !letter.is_ascii_digit())
+        .collect()
 }
 
 /// Plans with one thing less, the boldest first.

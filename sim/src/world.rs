@@ -264,7 +264,9 @@ impl World {
             data_address: node_address(number),
             masters: (0..self.plan.masters()).map(master_address).collect(),
             segments: vec![
-                Length((self.plan.segment_bytes / self.plan.segments as u64).next_multiple_of(4096));
+                Length(
+                    (self.plan.segment_bytes / self.plan.segments as u64).next_multiple_of(4096)
+                );
                 self.plan.segments
             ],
             held_per_client: Length(self.plan.segment_bytes),
@@ -374,7 +376,9 @@ impl World {
             while Instant::now() < until && !world.has_healed.load(Ordering::Acquire) {
                 sleep(CHECK).await;
             }
-            world.trace.note("----", format_args!("{process} starts again"));
+            world
+                .trace
+                .note("----", format_args!("{process} starts again"));
             let started = match process {
                 Process::Master(number) => world.start_master(number),
                 Process::Node(number) => world.start_node(number),

@@ -62,9 +62,16 @@ fn every_history_of_a_pool_keeps_every_rule() {
 fn the_same_seed_gives_the_same_trace() {
     for seed in 0..8 {
         let (first, second) = (run(&Plan::of(seed)), run(&Plan::of(seed)));
-        let differs = first.trace.iter().zip(&second.trace).position(|(one, other)| one != other);
+        let differs = first
+            .trace
+            .iter()
+            .zip(&second.trace)
+            .position(|(one, other)| one != other);
         if let Some(at) = differs {
-            panic!("seed {seed}, line {at}:\n{}\n{}", first.trace[at], second.trace[at]);
+            panic!(
+                "seed {seed}, line {at}:\n{}\n{}",
+                first.trace[at], second.trace[at]
+            );
         }
         assert_eq!(first.trace.len(), second.trace.len(), "seed {seed}");
     }

@@ -27,9 +27,9 @@ use master_discovery::{Before, GONE, MasterDiscovery};
 use message::Seen;
 use parking_lot::Mutex;
 pub(crate) use session::Connect;
+use session::{End, Introduction};
 #[cfg(feature = "simulation")]
 pub(crate) use session::{Inbox, Outgoing};
-use session::{End, Introduction};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -58,7 +58,10 @@ pub(crate) fn text(tally: &mut Tally) -> Result<()> {
     let ratchet = Ratchet::read()?;
     tally.checked("line width", ratchet.holds(&width::CHECK, &files));
     tally.checked("long sentences", ratchet.holds(&sentences::CHECK, &files));
-    tally.checked("seams of the simulation", ratchet.holds(&seams::CHECK, &files));
+    tally.checked(
+        "seams of the simulation",
+        ratchet.holds(&seams::CHECK, &files),
+    );
     let differences = crates::differences()?;
     for difference in &differences {
         eprintln!("docs/ARCHITECTURE.md: {difference}");

@@ -15,14 +15,20 @@ const SWEEP: Duration = Duration::from_millis(10);
 
 /// Starts the caretaker.
 pub(super) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Result<()> {
-    workers.start(pool, "caretaker", |pool| &pool.caretaker_wake, Duration::ZERO, |pool| {
-        pool.tend();
-        if pool.sweep(SWEEP) {
-            Duration::ZERO
-        } else {
-            TICK
-        }
-    })
+    workers.start(
+        pool,
+        "caretaker",
+        |pool| &pool.caretaker_wake,
+        Duration::ZERO,
+        |pool| {
+            pool.tend();
+            if pool.sweep(SWEEP) {
+                Duration::ZERO
+            } else {
+                TICK
+            }
+        },
+    )
 }
 
 /// A framed connection of a client. The connection counts as closed on drop.

@@ -51,17 +51,23 @@ const MARGIN: Duration = Duration::from_millis(300);
 /// Starts the evictor.
 pub(super) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Result<()> {
     let mut runs = Runs::default();
-    workers.start(pool, "evictor", |pool| &pool.evictor_wake, IDLE, move |pool| {
-        if pool.leads() {
-            pool.make_quota_room();
-            pool.evict_round(&mut runs);
-        }
-        if pool.put_queue.is_empty() {
-            IDLE
-        } else {
-            RETRY
-        }
-    })
+    workers.start(
+        pool,
+        "evictor",
+        |pool| &pool.evictor_wake,
+        IDLE,
+        move |pool| {
+            if pool.leads() {
+                pool.make_quota_room();
+                pool.evict_round(&mut runs);
+            }
+            if pool.put_queue.is_empty() {
+                IDLE
+            } else {
+                RETRY
+            }
+        },
+    )
 }
 
 /// What was evicted a moment ago, by segment.

@@ -33,8 +33,8 @@ mod tests;
 mod worker;
 
 use super::{LogSeq, LogState, MetadataStore, Record, ShardIndex, StoreError};
-use bytesize::ByteSize;
 use crate::workers::Workers;
+use bytesize::ByteSize;
 use kvpool_trace::Context;
 use kvpool_types::{Code, Epoch, Length};
 use parking_lot::Mutex;

@@ -141,15 +141,14 @@ impl MasterDiscovery {
                 let tls = context.options.tls.clone();
                 let connect = context.options.connect.clone();
                 attempts.push(async move {
-                    let answer =
-                        session::introduce(
-                            &address,
-                            &credentials,
-                            tls.as_ref(),
-                            connect.as_ref(),
-                            introduction,
-                        )
-                        .await;
+                    let answer = session::introduce(
+                        &address,
+                        &credentials,
+                        tls.as_ref(),
+                        connect.as_ref(),
+                        introduction,
+                    )
+                    .await;
                     (address, answer)
                 });
             }

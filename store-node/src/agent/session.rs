@@ -171,9 +171,9 @@ async fn way_to<'c>(
     let way = GrpcWay::to(master, tls)?;
     let way = way.with(|endpoint| endpoint.connect_timeout(CONNECT).tcp_nodelay(true));
     let client = NodesClient::new(way.connect().await?);
-    Ok(Way::Grpc(client.max_decoding_message_size(
-        proto::MAX_MESSAGE_BYTES,
-    )))
+    Ok(Way::Grpc(
+        client.max_decoding_message_size(proto::MAX_MESSAGE_BYTES),
+    ))
 }
 
 /// Connects to a master and registers there.
@@ -200,9 +200,7 @@ pub(super) async fn introduce(
             request.metadata_mut().insert("authorization", value);
         }
         let mut inbox = match way {
-            Way::Grpc(mut client) => {
-                Box::pin(client.session(request).await?.into_inner()) as Inbox
-            }
+            Way::Grpc(mut client) => Box::pin(client.session(request).await?.into_inner()) as Inbox,
             Way::Simulated(connect) => connect(master, request.into_inner()).await?,
         };
         let first = inbox.next().await.transpose()?;

@@ -15,8 +15,14 @@ const MACHINE: [(&str, &str); 8] = [
     ("clock_gettime", "kvpool_seams::boot_time"),
     ("SystemTime::now", "a time that the caller gives"),
     ("spawn_blocking", "kvpool_seams::blocking"),
-    ("thread::spawn", "a step that kvpool_master::workers repeats"),
-    ("thread::Builder", "a step that kvpool_master::workers repeats"),
+    (
+        "thread::spawn",
+        "a step that kvpool_master::workers repeats",
+    ),
+    (
+        "thread::Builder",
+        "a step that kvpool_master::workers repeats",
+    ),
     ("thread::sleep", "tokio::time::sleep"),
 ];
 
@@ -45,10 +51,12 @@ fn find(files: &Files) -> Vec<Finding> {
         if let Some(select) = selects.take()
             && !text.starts_with("biased;")
         {
-            findings.push(select.finding("`select!` polls in random order: begin it with `biased;`"));
+            findings
+                .push(select.finding("`select!` polls in random order: begin it with `biased;`"));
         }
         if text.contains("std::time::") && text.contains("Instant") {
-            findings.push(line.finding("a monotonic time of the machine: use tokio::time::Instant"));
+            findings
+                .push(line.finding("a monotonic time of the machine: use tokio::time::Instant"));
         }
         for (machine, instead) in MACHINE {
             if text.contains(machine) {
@@ -64,8 +72,13 @@ fn find(files: &Files) -> Vec<Finding> {
 
 fn is_simulated(file: &str) -> bool {
     let is_rust = file.ends_with(".rs");
-    let of_tests = file.contains("/tests/") || file.contains("/testing/") || file.ends_with("/tests.rs");
-    is_rust && !of_tests && SIMULATED.iter().any(|directory| file.starts_with(directory))
+    let of_tests =
+        file.contains("/tests/") || file.contains("/testing/") || file.ends_with("/tests.rs");
+    is_rust
+        && !of_tests
+        && SIMULATED
+            .iter()
+            .any(|directory| file.starts_with(directory))
 }
 
 #[cfg(test)]

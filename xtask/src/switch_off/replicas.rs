@@ -53,7 +53,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         what: "a source sends no more than the bandwidth of replicas",
         file: "master/src/pool/term_start.rs",
         on: "replicas::Replicas::new(config.replica_bandwidth.0, workers)",
-        off: "replicas::Replicas::new(config.replica_bandwidth.0 & 0)",
+        off: "replicas::Replicas::new(config.replica_bandwidth.0 & 0, workers)",
         package: "kvpool-master",
         test: "a_source_sends_no_more_than_its_bandwidth",
     },

@@ -51,15 +51,21 @@ pub(super) enum Step {
 
 /// Starts the mover.
 pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Result<()> {
-    workers.start(pool, "mover", |pool| &pool.replicas.wake, TICK, |pool| {
-        if pool.leads() {
-            pool.end_lost_pulls();
-            pool.tend_hot_blocks();
-            pool.tend_tasks();
-            pool.tell_waiting();
-        }
-        TICK
-    })
+    workers.start(
+        pool,
+        "mover",
+        |pool| &pool.replicas.wake,
+        TICK,
+        |pool| {
+            if pool.leads() {
+                pool.end_lost_pulls();
+                pool.tend_hot_blocks();
+                pool.tend_tasks();
+                pool.tell_waiting();
+            }
+            TICK
+        },
+    )
 }
 
 impl Pool {

@@ -68,15 +68,21 @@ pub(in crate::pool) struct Put<'b> {
 
 /// Starts the demoter.
 pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Result<()> {
-    workers.start(pool, "demoter", |pool| &pool.tiering.wake, TICK, |pool| {
-        if pool.has_media() && pool.leads() {
-            // These may walk over all blocks, so the evictor never waits for them.
-            pool.drop_absent_media();
-            pool.replace_lost_copies();
-            pool.tend_media();
-        }
-        TICK
-    })
+    workers.start(
+        pool,
+        "demoter",
+        |pool| &pool.tiering.wake,
+        TICK,
+        |pool| {
+            if pool.has_media() && pool.leads() {
+                // These may walk over all blocks, so the evictor never waits for them.
+                pool.drop_absent_media();
+                pool.replace_lost_copies();
+                pool.tend_media();
+            }
+            TICK
+        },
+    )
 }
 
 impl Pool {

@@ -104,8 +104,7 @@ impl Appender {
 
     /// Ends the thread.
     pub(super) fn end(&mut self) {
-        if let Place::Thread { groups, thread } =
-            std::mem::replace(&mut self.place, Place::Nowhere)
+        if let Place::Thread { groups, thread } = std::mem::replace(&mut self.place, Place::Nowhere)
         {
             drop(groups);
             if thread.join().is_err() {
