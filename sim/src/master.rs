@@ -83,7 +83,7 @@ impl Master {
             MasterPort {
                 life: life.clone(),
                 seat: Arc::clone(&seat),
-                pool: PoolService::new(Arc::clone(&seat), watch),
+                pool: PoolService::new(Arc::clone(&seat), watch).without_passing(),
                 nodes: NodesService::new(Arc::clone(&seat), stopped),
             },
         );

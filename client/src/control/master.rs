@@ -44,6 +44,10 @@ pub(crate) trait Carry: Send + Sync + std::fmt::Debug {
 }
 
 /// Why a simulated network has no reply.
+#[cfg_attr(
+    not(feature = "simulation"),
+    expect(dead_code, reason = "only a simulation makes one")
+)]
 #[derive(Debug)]
 pub(crate) enum NotCarried {
     /// There is no way to the master, so it has not got the call.
