@@ -6,7 +6,7 @@ use crate::api::{
 use crate::cache::Locations;
 use crate::clock::Deadline;
 use crate::context::ClientContext;
-use crate::control::Control;
+use crate::control::{Carry, Control};
 use crate::counters::{Counters, Counting};
 use crate::dialer::Dialer;
 use crate::errors::{ConnectError, GetError, PutError};
@@ -21,7 +21,7 @@ use crate::{get, put, range, view};
 use kvpool_transport::machine::host_id;
 use kvpool_transport::rdma::{Fabric, RegisteredBuffer};
 use kvpool_transport::{Region, Slice};
-use kvpool_types::{ClientId, ClusterId, Code, Epoch, Key, Length, Offset};
+use kvpool_types::{ClientId, ClusterId, Code, Epoch, HostId, Key, Length, Offset};
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -80,6 +80,18 @@ impl Client {
         dialer: impl FnOnce(&Control, &Options) -> Box<dyn Dial>,
     ) -> Result<Self, ConnectError> {
         let host = host_id().map_err(|error| ConnectError::NoHostId(error.to_string()))?;
+        Self::connect_over(options, background, rdma, dialer, host, None).await
+    }
+
+    /// The same on a host, over a network that may be simulated.
+    pub(crate) async fn connect_over(
+        options: Options,
+        background: Handle,
+        rdma: Option<Arc<Fabric>>,
+        dialer: impl FnOnce(&Control, &Options) -> Box<dyn Dial>,
+        host: HostId,
+        carrier: Option<Arc<dyn Carry>>,
+    ) -> Result<Self, ConnectError> {
         let counting = Arc::new(Counting::default());
         let locations = Arc::new(Locations::new(options.location_cache));
         let control = Box::pin(Control::connect(
@@ -88,6 +100,7 @@ impl Client {
             Arc::clone(&locations),
             Arc::clone(&counting),
             background,
+            carrier,
         ))
         .await?;
         let control = Arc::new(control);

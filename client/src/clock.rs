@@ -15,12 +15,7 @@ pub(crate) struct BootTime(Duration);
 impl BootTime {
     /// The time now.
     pub(crate) fn now() -> Self {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        // The clock begins at zero and only grows, so neither part is negative.
-        Self(Duration::new(
-            u64::try_from(now.tv_sec).unwrap_or(0),
-            u32::try_from(now.tv_nsec).unwrap_or(0),
-        ))
+        Self(kvpool_seams::boot_time())
     }
 
     /// The time that lies `later` after this one.
@@ -148,7 +143,7 @@ impl Backoff {
             .saturating_mul(1 << self.attempts.min(16))
             .min(Self::LONGEST);
         self.attempts = self.attempts.saturating_add(1);
-        full.mul_f64(rand::random_range(0.5..=1.0))
+        full.mul_f64(kvpool_seams::random_range(0.5..=1.0))
     }
 }
 

@@ -27,14 +27,18 @@ use kvpool_auth::Credentials;
 use kvpool_proto::{Caller, CreateNamespaceRequest, HelloRequest, MIN_VERSION, VERSION};
 use kvpool_tls::ClientTls;
 use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, HostId, Length};
+pub(crate) use master::Carry;
+#[cfg(feature = "simulation")]
+pub(crate) use master::NotCarried;
 use master::{Sending, Unanswered};
 use masters::{Masters, Route};
 pub(crate) use messages::Message;
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 pub(crate) use survey::{Said, survey};
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 use tracing::Instrument;
 
 /// The least time that one attempt of a call gets.
@@ -171,8 +175,9 @@ impl Control {
         locations: Arc<Locations>,
         counting: Arc<Counting>,
         background: Handle,
+        carrier: Option<Arc<dyn Carry>>,
     ) -> Result<Self, ConnectError> {
-        let client = ClientId(rand::random());
+        let client = ClientId(kvpool_seams::random());
         let caller = Caller {
             cluster_id: bytes::Bytes::new(),
             epoch: 0,
@@ -193,6 +198,7 @@ impl Control {
                 .map(|tls| tls.among(&options.masters)),
             Arc::clone(&known),
             background.clone(),
+            carrier,
         )?;
         let control = Self {
             masters,

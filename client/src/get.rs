@@ -20,7 +20,7 @@ use crate::counters::Counting;
 use crate::errors::GetError;
 use crate::latencies::Measured;
 pub(crate) use renewal::Renewal;
-use std::time::Instant;
+use tokio::time::Instant;
 use tracing::Instrument;
 
 /// Gets every block of a batch; one outcome a block, in order.

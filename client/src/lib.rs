@@ -147,6 +147,8 @@ mod replica_tasks;
 mod replicas;
 mod reports;
 mod revoker;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod spans;
 mod view;
 

@@ -27,7 +27,7 @@ use futures::StreamExt;
 use hashbrown::HashMap;
 use kvpool_transport::memory::total_length;
 use kvpool_types::{Code, Key, Length};
-use std::time::Instant;
+use tokio::time::Instant;
 use tracing::Instrument;
 
 /// A part of a batch is no smaller than this for the sake of being done beside another: a message has

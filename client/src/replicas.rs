@@ -54,7 +54,7 @@ impl Tried {
                     all.len() - ways.len(),
                     links.is_deprioritized(&replica.node),
                     first != TransportKind::Shm,
-                    rand::random::<u32>(),
+                    kvpool_seams::random::<u32>(),
                 );
                 Some((rank, replica, ways))
             })

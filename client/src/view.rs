@@ -104,7 +104,7 @@ pub(crate) async fn get_view(
         if !options.unverified {
             let shared = memory.clone();
             // Megabytes are summed: not on a thread that others wait for.
-            let summed = tokio::task::spawn_blocking(move || sum_shared(&shared).whole);
+            let summed = kvpool_seams::blocking(move || sum_shared(&shared).whole);
             let summed = match deadline.run(summed).await {
                 Ok(Ok(sum)) => sum,
                 _ => {

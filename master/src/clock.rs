@@ -43,10 +43,8 @@ pub struct BootClock;
 
 impl Clock for BootClock {
     fn now(&self) -> BootInstant {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-        let nanoseconds = u64::try_from(time.tv_nsec).unwrap_or(0);
-        BootInstant(seconds * 1000 + nanoseconds / 1_000_000)
+        let since_boot = kvpool_seams::boot_time().as_millis();
+        BootInstant(u64::try_from(since_boot).unwrap_or(u64::MAX))
     }
 }
 

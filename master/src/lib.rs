@@ -36,6 +36,7 @@ pub mod tenant;
 pub mod term;
 pub mod tier;
 mod wait_budget;
+pub mod workers;
 pub mod writers;
 
 pub use config::{CommitAck, Config, InvalidSetting};

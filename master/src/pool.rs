@@ -24,6 +24,7 @@
 //! A thread takes the read lock of the table of segments only once at a time. A waiting writer goes
 //! before new readers, so a second read lock of the same thread would deadlock.
 
+mod audit;
 mod caretaker;
 mod commit;
 mod evictor;
@@ -70,6 +71,7 @@ use crate::store::journal::{Ack, Journal};
 use crate::store::{LogSeq, MetadataStore, StoreError};
 use crate::term::Term;
 use crate::tier::Tier;
+use crate::workers::Wake;
 use crate::writers::Writers;
 use kvpool_types::{ClusterId, Epoch, Extent, GrantId, Length, Offset, SegmentId, Version};
 use parking_lot::{Mutex, RwLock};
@@ -139,7 +141,9 @@ pub struct Pool {
     put_queue: put_queue::PutQueue,
     quotas: quotas::QuotaQueue,
     recent_puts: recent_puts::RecentPuts,
-    evictor_wake: EvictorWake,
+    evictor_wake: Wake,
+    /// For the caretaker, which nobody wakes.
+    caretaker_wake: Wake,
     stopping: AtomicBool,
     /// Set when a node knows a later term than this one.
     superseded: Mutex<Option<Epoch>>,
@@ -159,29 +163,6 @@ pub struct Pool {
     lapse_told: Notify,
     /// The time of the last direct call from a client.
     heard_client: AtomicU64,
-}
-
-/// Wakes the evictor.
-#[derive(Debug, Default)]
-struct EvictorWake {
-    lock: Mutex<bool>,
-    wake: parking_lot::Condvar,
-}
-
-impl EvictorWake {
-    fn wake(&self) {
-        *self.lock.lock() = true;
-        self.wake.notify_one();
-    }
-
-    /// Waits for a wake-up, at most `limit`.
-    fn wait(&self, limit: Duration) {
-        let mut woken = self.lock.lock();
-        if !*woken {
-            self.wake.wait_for(&mut woken, limit);
-        }
-        *woken = false;
-    }
 }
 
 impl std::fmt::Debug for Pool {
@@ -410,7 +391,7 @@ impl Pool {
         counters
     }
 
-    fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
 

@@ -422,6 +422,12 @@ impl Locked<'_> {
         self.take_where(|pending| pending.writer.is_some_and(|w| clients.contains(&w)))
     }
 
+    /// Shows every open put to `see`, committing puts included.
+    pub(crate) fn each(&self, see: impl FnMut(&Pending)) {
+        let puts = (0..self.inner.puts.high()).filter_map(|slot| self.inner.put(slot));
+        puts.map(|put| &put.pending).for_each(see);
+    }
+
     /// The bytes of all granted extents.
     pub fn bytes(&self) -> u64 {
         let puts = (0..self.inner.puts.high()).filter_map(|slot| self.inner.put(slot));

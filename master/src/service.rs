@@ -15,4 +15,4 @@ mod status;
 
 pub use grpc::PoolService;
 pub use http::router;
-pub use nodes::NodesService;
+pub use nodes::{NodeInbox, NodesService};

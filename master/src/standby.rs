@@ -104,7 +104,7 @@ impl Standby {
     ) -> Result<Self, RecoveryError> {
         let options = directory::Options {
             policy: config.eviction_policy,
-            ..directory::Options::new(rand::random())
+            ..directory::Options::new(kvpool_seams::random())
         };
         let mut loading = Loading::new(options, clock.now());
         let recovered = recover(store, directory::SHARDS, &mut loading).await?;

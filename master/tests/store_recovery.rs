@@ -440,6 +440,11 @@ async fn a_damaged_snapshot_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let (store, epoch) = logged(directory.path(), 3).await;
     let shard = ShardIndex(2);
+    let system = record::encode_snapshot(SHARDS, []);
+    store
+        .put_snapshot(epoch, ShardIndex::SYSTEM, LogSeq(3), system)
+        .await
+        .unwrap();
     let mut chunks = record::encode_snapshot(SHARDS, [commit(1, 1)]);
     chunks.push(chunks[0].slice(1..));
     store
@@ -451,6 +456,27 @@ async fn a_damaged_snapshot_is_named() {
         matches!(error, RecoveryError::DamagedSnapshot { shard: s, chunk: 1, .. } if s == shard),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn without_the_systems_snapshot_all_is_read_from_the_log() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    let seed = Record::Seed(Seed { seed: 41 });
+    let group = record::encode_group(&[seed, commit(1, 1)]);
+    store.append(epoch, LogSeq(1), group).await.unwrap();
+    // A crash came between the first snapshots and the flush of their directory: the system's is not there.
+    let chunks = record::encode_snapshot(kvpool_master::directory::SHARDS, [commit(1, 1)]);
+    let shard = ShardIndex(1);
+    store
+        .put_snapshot(epoch, shard, LogSeq(1), chunks)
+        .await
+        .unwrap();
+    let config = kvpool_master::Config::default();
+    let clock = Arc::new(kvpool_master::clock::BootClock);
+    let standby = kvpool_master::standby::Standby::load(&store, &config, clock).await;
+    assert_eq!(standby.unwrap().applied(), LogSeq(1));
 }
 
 #[tokio::test]

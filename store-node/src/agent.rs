@@ -26,7 +26,10 @@ use kvpool_tls::ClientTls;
 use master_discovery::{Before, GONE, MasterDiscovery};
 use message::Seen;
 use parking_lot::Mutex;
+pub(crate) use session::Connect;
 use session::{End, Introduction};
+#[cfg(feature = "simulation")]
+pub(crate) use session::{Inbox, Outgoing};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,6 +61,8 @@ pub(crate) struct Options {
     pub(crate) moves_blocks: bool,
     /// How many data connections are open.
     pub(crate) connections: Box<dyn Fn() -> usize + Send>,
+    /// Opens sessions in a simulation; else gRPC does.
+    pub(crate) connect: Option<Connect>,
 }
 
 /// What the node wants of its session.
@@ -82,14 +87,29 @@ pub(crate) struct Agent {
 impl Agent {
     /// Starts the thread.
     pub(crate) fn start(store: Store, options: Options) -> io::Result<Self> {
-        let (phase, phases) = watch::channel(Phase::Serving);
-        let connected = Arc::new(AtomicBool::new(false));
-        let saved = Arc::new(Mutex::new(None));
+        let (mut agent, context) = Self::of(store, options);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .thread_name("kvnode-verify")
             .max_blocking_threads(VERIFIERS)
             .enable_all()
             .build()?;
+        let thread = std::thread::Builder::new()
+            .name("kvnode-agent".into())
+            .spawn(move || {
+                run_sooner();
+                runtime.block_on(context.run());
+                // A verification that is still reading must not hold up the end.
+                runtime.shutdown_background();
+            })?;
+        agent.thread = Some(thread);
+        Ok(agent)
+    }
+
+    /// An agent whose session another one runs.
+    fn of(store: Store, options: Options) -> (Self, Context) {
+        let (phase, phases) = watch::channel(Phase::Serving);
+        let connected = Arc::new(AtomicBool::new(false));
+        let saved = Arc::new(Mutex::new(None));
         let context = Context {
             store,
             options,
@@ -100,20 +120,29 @@ impl Agent {
             seen: Seen::default(),
             has_several: false,
         };
-        let thread = std::thread::Builder::new()
-            .name("kvnode-agent".into())
-            .spawn(move || {
-                run_sooner();
-                runtime.block_on(context.run());
-                // A verification that is still reading must not hold up the end.
-                runtime.shutdown_background();
-            })?;
-        Ok(Self {
+        let agent = Self {
             phase,
             connected,
             saved,
-            thread: Some(thread),
-        })
+            thread: None,
+        };
+        (agent, context)
+    }
+
+    /// Has the session say goodbye and end.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn say_goodbye(&self) {
+        self.phase.send_replace(Phase::Leaving);
+    }
+
+    /// An agent without a thread, and its session, which ends when the node leaves.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn simulated(
+        store: Store,
+        options: Options,
+    ) -> (Self, impl Future<Output = ()> + use<>) {
+        let (agent, context) = Self::of(store, options);
+        (agent, context.run())
     }
 
     /// Whether a master has welcomed the node and hears it.

@@ -6,10 +6,7 @@
 
 /// The time of this machine in milliseconds since its boot.
 pub(crate) fn boot_ms() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    let nanoseconds = u64::try_from(time.tv_nsec).unwrap_or(0);
-    seconds * 1000 + nanoseconds / 1_000_000
+    u64::try_from(kvpool_seams::boot_time().as_millis()).unwrap_or(u64::MAX)
 }
 
 /// By how many milliseconds the clock of a master that says `clock_ms` now is ahead. `None` for 0, which a master of an

@@ -29,6 +29,8 @@ mod pulls;
 mod reach;
 mod segment;
 mod serve;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 
 pub use config::{Config, InvalidSetting, Isolation};
 pub use flags::Flags;

@@ -237,6 +237,7 @@ impl Node {
                     let tcp = Arc::clone(&tcp);
                     Box::new(move || tcp.connections())
                 },
+                connect: None,
             },
         )
         .map_err(system("the master session's thread"))?;

@@ -96,7 +96,7 @@ impl Pulls {
                 store,
                 credentials,
                 tls,
-                client: ClientId(rand::random()),
+                client: ClientId(kvpool_seams::random()),
                 queue: Mutex::default(),
                 changed: Condvar::new(),
                 links: Mutex::default(),

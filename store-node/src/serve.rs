@@ -88,7 +88,7 @@ impl Store {
         isolation: Isolation,
     ) -> Self {
         let sizes: Vec<Length> = segments.iter().map(|segment| segment.size()).collect();
-        let secret = IncarnationSecret::new(rand::random());
+        let secret = IncarnationSecret::new(kvpool_seams::random());
         Self {
             shared: Arc::new(Shared {
                 identity,
@@ -191,7 +191,7 @@ impl Store {
 
     /// Begins a new life: the old one's blocks are forgotten and its grants closed.
     pub(crate) fn renew(&self, keep_cluster: bool) {
-        let secret = IncarnationSecret::new(rand::random());
+        let secret = IncarnationSecret::new(kvpool_seams::random());
         abort_all(self.change(|fence| {
             let incarnation = secret.incarnation();
             *self.shared.secret.lock() = secret;

@@ -1,7 +1,7 @@
 //! `cargo xtask lint`: every check that runs no test.
 //!
 //! ```text
-//!  text    width, sentences ──► ratchet ◄── xtask/ratchet.txt
+//!  text    width, sentences, seams ──► ratchet ◄── xtask/ratchet.txt
 //!          crate table      ◄── docs/ARCHITECTURE.md and cargo metadata
 //!  cargo   fmt, clippy, doc, deny, check --target aarch64
 //! ```
@@ -12,6 +12,7 @@ mod arm;
 mod crates;
 pub(crate) mod deny;
 mod ratchet;
+mod seams;
 mod sentences;
 mod text;
 mod width;
@@ -51,12 +52,16 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(tally.is_good())
 }
 
-/// Checks line width, long sentences and the crate table.
+/// Checks line width, long sentences, the seams of the simulation and the crate table.
 pub(crate) fn text(tally: &mut Tally) -> Result<()> {
     let files = text::Files::read()?;
     let ratchet = Ratchet::read()?;
     tally.checked("line width", ratchet.holds(&width::CHECK, &files));
     tally.checked("long sentences", ratchet.holds(&sentences::CHECK, &files));
+    tally.checked(
+        "seams of the simulation",
+        ratchet.holds(&seams::CHECK, &files),
+    );
     let differences = crates::differences()?;
     for difference in &differences {
         eprintln!("docs/ARCHITECTURE.md: {difference}");

@@ -1,4 +1,5 @@
-//! The repository's own tasks: `cargo xtask demo | test | lint | wheels | dist | rdma | fuzz | switch-off`.
+//! The repository's own tasks: `cargo xtask demo | test | lint | wheels | dist | rdma | fuzz | simulate |
+//! switch-off`.
 //!
 //! It builds and runs the other packages as their users do, through cargo, and depends on none of them.
 
@@ -11,6 +12,7 @@ mod lint;
 mod packages;
 mod python;
 mod rdma;
+mod simulate;
 mod switch_off;
 mod tally;
 mod test;
@@ -58,6 +60,8 @@ enum Task {
     Rdma(rdma::Args),
     /// Send mutated input to every decoder and to every port of a live pool
     Fuzz(fuzz::Args),
+    /// Run histories of a whole pool in one thread and in virtual time; a seed repeats one
+    Simulate(simulate::Args),
     /// Disable, one at a time in a copy of the tree, each mechanism behind an invariant, and check that
     /// the invariant's test fails
     SwitchOff(switch_off::Args),
@@ -72,6 +76,7 @@ fn main() -> ExitCode {
         Task::Dist(args) => dist::run(&args),
         Task::Rdma(args) => rdma::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),
+        Task::Simulate(args) => simulate::run(&args),
         Task::SwitchOff(args) => switch_off::run(&args),
     };
     match outcome {

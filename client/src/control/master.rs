@@ -6,6 +6,7 @@ use super::messages::Message;
 use super::status;
 use crate::clock::Deadline;
 use crate::errors::{ConnectError, ControlError, is_about_the_token};
+use futures::future::BoxFuture;
 use kvpool_auth::Credentials;
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{Caller, ClusterReply, ClusterRequest, HelloRequest, MAX_MESSAGE_BYTES};
@@ -31,6 +32,30 @@ pub(super) const PING_TIMEOUT: Duration = Duration::from_secs(1);
 /// thread: a large batch in several messages gets two.
 const CONNECTIONS: usize = 2;
 
+/// A network that is simulated: it carries calls to masters without a socket.
+pub(crate) trait Carry: Send + Sync + std::fmt::Debug {
+    /// Calls `method` of the master at `address` with an encoded request; the encoded reply.
+    fn carry(
+        &self,
+        address: &str,
+        method: &'static str,
+        request: bytes::Bytes,
+    ) -> BoxFuture<'static, Result<bytes::Bytes, NotCarried>>;
+}
+
+/// Why a simulated network has no reply.
+#[cfg_attr(
+    not(feature = "simulation"),
+    expect(dead_code, reason = "only a simulation makes one")
+)]
+#[derive(Debug)]
+pub(crate) enum NotCarried {
+    /// There is no way to the master, so it has not got the call.
+    NoWay(String),
+    /// The master answered so, or the connection broke.
+    Failed(tonic::Status),
+}
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Master {
@@ -40,6 +65,8 @@ pub(super) struct Master {
     credentials: Credentials,
     /// Opened when they are first called over; all but the first carry only what goes side by side.
     framed: [Framed; CONNECTIONS],
+    /// What carries all calls in a simulation.
+    carrier: Option<Arc<dyn Carry>>,
 }
 
 /// How one message is sent.
@@ -76,6 +103,7 @@ impl Master {
         credentials: &Credentials,
         tls: Option<&ClientTls>,
         background: &Handle,
+        carrier: Option<Arc<dyn Carry>>,
     ) -> Result<Self, ConnectError> {
         let bad = |reason: String| ConnectError::BadAddress {
             address: address.to_owned(),
@@ -112,6 +140,7 @@ impl Master {
                 Framed::new(authority.to_owned(), spin, credentials, tls.cloned(), told)
             }),
             credentials: credentials.clone(),
+            carrier,
             pool: PoolClient::new(way.lazy())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES)
                 .max_encoding_message_size(MAX_MESSAGE_BYTES),
@@ -149,6 +178,9 @@ impl Master {
         let failed = |code, why: &dyn std::fmt::Display| {
             ControlError::new(code, format!("{} at {}: {why}", M::NAME, self.address))
         };
+        if let Some(carrier) = &self.carrier {
+            return self.carried(&**carrier, &message, deadline).await;
+        }
         if let (Some(op), Some(known)) = (M::OP, sending.framed) {
             let greeting = || {
                 let mut greeting = HelloRequest::default();
@@ -199,6 +231,35 @@ impl Master {
                 format!("kvmaster at {} did not answer {}", self.address, M::NAME),
             )
             .into()),
+        }
+    }
+
+    async fn carried<M: Message>(
+        &self,
+        carrier: &dyn Carry,
+        message: &M,
+        deadline: Deadline,
+    ) -> Result<M::Reply, Unanswered> {
+        let request = message.encode_to_vec().into();
+        let failed = |code, why: &dyn std::fmt::Display| {
+            ControlError::new(code, format!("{} at {}: {why}", M::NAME, self.address))
+        };
+        match deadline
+            .run(carrier.carry(&self.address, M::NAME, request))
+            .await
+        {
+            Ok(Ok(reply)) => {
+                let reply = M::Reply::decode(reply);
+                Ok(reply.map_err(|error| failed(Code::Malformed, &error))?)
+            }
+            Ok(Err(NotCarried::NoWay(why))) => Err(Unanswered {
+                error: failed(Code::Unreachable, &why),
+                sent: false,
+            }),
+            Ok(Err(NotCarried::Failed(status))) => {
+                Err(status::error(&self.address, M::NAME, &status).into())
+            }
+            Err(_) => Err(failed(Code::DeadlineExceeded, &"no answer").into()),
         }
     }
 

@@ -10,7 +10,7 @@
 //! ```
 
 use super::known::Known;
-use super::master::Master;
+use super::master::{Carry, Master};
 use super::search;
 use crate::clock::Deadline;
 use crate::errors::{ConnectError, ControlError, is_about_the_token};
@@ -87,6 +87,8 @@ pub(super) struct Masters {
     credentials: Credentials,
     tls: Option<ClientTls>,
     background: Handle,
+    /// What carries all calls in a simulation.
+    carrier: Option<Arc<dyn Carry>>,
     state: Mutex<State>,
     /// Raised whenever a search came to something: to a route, or to nobody.
     heard: watch::Sender<u64>,
@@ -140,6 +142,7 @@ impl Masters {
         tls: Option<ClientTls>,
         known: Arc<Known>,
         background: Handle,
+        carrier: Option<Arc<dyn Carry>>,
     ) -> Result<Arc<Self>, ConnectError> {
         let (announced, direct): (Vec<_>, Vec<_>) = addresses
             .iter()
@@ -154,7 +157,16 @@ impl Masters {
         let masters = direct
             .into_iter()
             .map(|address| {
-                Master::new(address, spin, &credentials, tls.as_ref(), &background).map(Arc::new)
+                let carrier = carrier.clone();
+                Master::new(
+                    address,
+                    spin,
+                    &credentials,
+                    tls.as_ref(),
+                    &background,
+                    carrier,
+                )
+                .map(Arc::new)
             })
             .collect::<Result<Vec<_>, _>>()?;
         if addresses.is_empty() {
@@ -171,6 +183,7 @@ impl Masters {
             credentials,
             tls,
             background,
+            carrier,
             heard,
             state: Mutex::new(State {
                 route: first.map(|first| Route::to(Arc::clone(first), None)),
@@ -291,7 +304,14 @@ impl Masters {
             return None;
         }
         let (credentials, tls) = (&self.credentials, self.tls.as_ref());
-        let master = Master::new(address, self.spin, credentials, tls, &self.background);
+        let master = Master::new(
+            address,
+            self.spin,
+            credentials,
+            tls,
+            &self.background,
+            self.carrier.clone(),
+        );
         let master = master.map(Arc::new);
         let master =
             master.inspect_err(|error| tracing::warn!(%error, "invalid master address, ignored"));

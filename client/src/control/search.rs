@@ -145,6 +145,7 @@ async fn round(masters: &Masters, thorough: bool, words: &mut Words) -> Option<R
             }
         }
         let (master, answer) = tokio::select! {
+            biased;
             Some(answered) = asks.next() => answered,
             () = sleep_until(next_at), if !queue.is_empty() => continue,
         };

@@ -75,7 +75,7 @@ async fn ask_all(
     let background = Handle::current();
     let (mut masters, mut uncalled) = (Vec::new(), Vec::new());
     for address in addresses {
-        match Master::new(address, Duration::ZERO, credentials, tls, &background) {
+        match Master::new(address, Duration::ZERO, credentials, tls, &background, None) {
             Ok(master) => masters.push(master),
             Err(error) if is_given(address) => return Err(error),
             Err(error) => {

@@ -25,7 +25,8 @@ use kvpool_transport::memory::total_length;
 use kvpool_transport::{ReadOp, Slice, TransferError, TransferResult, TransportKind};
 use kvpool_types::{Code, Epoch, Incarnation, Key, Length, Offset, SegmentId};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 use tracing::Instrument;
 
 /// How long a get that has its outcomes waits until the master has taken the leases back. A master that is

@@ -24,7 +24,8 @@ use kvpool_types::wire::keys::pack;
 use kvpool_types::{Code, Epoch, Grant, Key, Length};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 use tracing::Instrument;
 
 /// Below this remaining time a failed connection does not prove that no master is there.
@@ -553,8 +554,9 @@ impl<'a> PutBatch<'a> {
                         Code::Ok => self.settle(at, Ok(PutOutcome::Stored { replicas })),
                         Code::Exists => self.settle(at, Ok(PutOutcome::Present)),
                         code => {
-                            // The store may have it all the same.
-                            self.item(at).unknown |= code == Code::StoreFailed;
+                            // The store may have it all the same; so may it after an attempt without an
+                            // answer, which the master may still be carrying out.
+                            self.item(at).unknown |= unknown || code == Code::StoreFailed;
                             if self.failed(at, self.refused(at, code)) {
                                 again.push(at);
                             }

@@ -45,7 +45,7 @@ pub(super) fn reserve_request(
         grant_ttl_ms: millis(left),
         soft_pin_ttl_ms: options.soft_pin.map_or(0, millis),
         hard_pin: options.hard_pin,
-        request: rand::random(),
+        request: kvpool_seams::random(),
         instead_of,
         columns: true,
     }

@@ -356,6 +356,26 @@ async fn a_commit_whose_answer_stays_lost_claims_nothing() {
 }
 
 #[tokio::test]
+async fn a_commit_that_the_master_still_carries_out_claims_nothing() {
+    let pool = pool().await;
+    // The first attempt has no answer, and all later ones find it under way.
+    pool.master.next("commit", [Fault::AnswerLost]);
+    refuse_commits(&pool.master, usize::MAX, Code::InProgress);
+    let options = PutOptions {
+        timeout: Some(Duration::from_millis(400)),
+        ..PutOptions::default()
+    };
+    let outcomes = pool
+        .client
+        .batch_put(vec![block("a", b"x")], &options)
+        .await;
+    assert!(
+        matches!(outcomes[0], Err(PutError::OutcomeUnknown { .. })),
+        "{outcomes:?}"
+    );
+}
+
+#[tokio::test]
 async fn a_commit_whose_answer_stays_lost_is_settled_by_putting_again() {
     let pool = pool().await;
     pool.master.always("commit", Fault::AnswerLost);

@@ -47,7 +47,7 @@ impl Candidate {
     ) -> Result<Self, CandidateError> {
         let options = etcd_options(&seat)?;
         let claim = Claim {
-            id: format!("{:032x}", rand::random::<u128>()),
+            id: format!("{:032x}", kvpool_seams::random::<u128>()),
             address,
             http_address,
         };
@@ -129,7 +129,7 @@ impl Stand {
                 None => EtcdStore::open(&self.options).await,
             };
             let reason = match store {
-                Ok(store) => match store.cluster_id(ClusterId(rand::random())).await {
+                Ok(store) => match store.cluster_id(ClusterId(kvpool_seams::random())).await {
                     Ok(cluster) => {
                         let store = Arc::new(store);
                         return Run {

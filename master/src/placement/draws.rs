@@ -35,7 +35,7 @@ impl Draws {
 impl Default for Draws {
     /// A generator with a random seed.
     fn default() -> Self {
-        Self::new(rand::random())
+        Self::new(kvpool_seams::random())
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::Pool;
 use crate::clock::BootInstant;
+use crate::workers::Workers;
 use kvpool_types::ClientId;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,20 +13,22 @@ const TICK: Duration = Duration::from_millis(20);
 /// How long one sweep of dropped nodes may delay the next check of time-outs.
 const SWEEP: Duration = Duration::from_millis(10);
 
-/// Starts the thread.
-pub(super) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
-    let pool = Arc::clone(pool);
-    std::thread::Builder::new()
-        .name("caretaker".into())
-        .spawn(move || {
-            while !pool.is_stopping() {
-                pool.tend();
-                if !pool.sweep(SWEEP) {
-                    std::thread::sleep(TICK);
-                }
+/// Starts the caretaker.
+pub(super) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Result<()> {
+    workers.start(
+        pool,
+        "caretaker",
+        |pool| &pool.caretaker_wake,
+        Duration::ZERO,
+        |pool| {
+            pool.tend();
+            if pool.sweep(SWEEP) {
+                Duration::ZERO
+            } else {
+                TICK
             }
-        })?;
-    Ok(())
+        },
+    )
 }
 
 /// A framed connection of a client. The connection counts as closed on drop.

@@ -23,14 +23,18 @@ use super::tiering::WantedRoom;
 use crate::clock::BootInstant;
 use crate::directory::{LeaseFloor, Removed};
 use crate::placement::{Segment, Usage, share};
+use crate::workers::Workers;
 use kvpool_types::{Length, SegmentId};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 use tracing::field::Empty;
 
 /// The bytes after which a step gives its victims to the journal and releases all locks.
 const STEP_BYTES: u64 = 8 << 20;
+/// How long the evictor waits without a wake-up while no put waits.
+const IDLE: Duration = Duration::from_millis(500);
 /// The delay before a round that found no victim is repeated: leases expire without an event.
 const RETRY: Duration = Duration::from_millis(20);
 /// How long an evicted run may take to become free before another run is evicted for the same put.
@@ -44,29 +48,26 @@ const LONGEST_RUN: u64 = 64 << 20;
 /// A lease that ends this shortly before a put gives up does not count as room for that put.
 const MARGIN: Duration = Duration::from_millis(300);
 
-/// Starts the thread.
-pub(super) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
-    let pool = Arc::clone(pool);
-    std::thread::Builder::new()
-        .name("evictor".into())
-        .spawn(move || run(&pool))?;
-    Ok(())
-}
-
-fn run(pool: &Arc<Pool>) {
+/// Starts the evictor.
+pub(super) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Result<()> {
     let mut runs = Runs::default();
-    while !pool.is_stopping() {
-        let patience = if pool.put_queue.is_empty() {
-            Duration::from_millis(500)
-        } else {
-            RETRY
-        };
-        pool.evictor_wake.wait(patience);
-        if !pool.is_stopping() && pool.leads() {
-            pool.make_quota_room();
-            pool.evict_round(&mut runs);
-        }
-    }
+    workers.start(
+        pool,
+        "evictor",
+        |pool| &pool.evictor_wake,
+        IDLE,
+        move |pool| {
+            if pool.leads() {
+                pool.make_quota_room();
+                pool.evict_round(&mut runs);
+            }
+            if pool.put_queue.is_empty() {
+                IDLE
+            } else {
+                RETRY
+            }
+        },
+    )
 }
 
 /// What was evicted a moment ago, by segment.
@@ -141,7 +142,7 @@ impl Pool {
         let usage = self.placement.usage();
         let demanded = self.put_queue.demanded(counted_at_once(usage.limit));
         let goal = self.eviction_goal(&usage, demanded.as_ref());
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         let mut freed = 0;
         for wanted in self.take_wanted_room() {
             freed += self.make_room_for_loads(&wanted, runs);
@@ -240,7 +241,7 @@ impl Pool {
                 Some(_) => continue,
                 None => {}
             }
-            let begun = std::time::Instant::now();
+            let begun = Instant::now();
             // One run serves the blocks of a batch together where possible.
             let together = counted / demand.copies.max(1) as u64;
             let together = Length(together.min(LONGEST_RUN).max(length.0));

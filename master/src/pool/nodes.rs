@@ -121,7 +121,7 @@ impl Pool {
             segments,
             ..
         } = registration;
-        let key = GrantKey(rand::random());
+        let key = GrantKey(kvpool_seams::random());
         let node = Arc::new(StoreNode::new(name.clone(), *incarnation, key, self.now()));
         let mut records = Vec::with_capacity(segments.len());
         let mut added = Vec::with_capacity(segments.len());

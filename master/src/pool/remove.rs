@@ -355,7 +355,7 @@ impl Pool {
         // Eviction may hold the lock for a while, so the wait runs outside the runtime's threads.
         if self.evicting.try_write().is_none() {
             let pool = Arc::clone(self);
-            let waited = tokio::task::spawn_blocking(move || drop(pool.evicting.write()));
+            let waited = kvpool_seams::blocking(move || drop(pool.evicting.write()));
             waited.await.map_err(|_| Code::Internal)?;
         }
         Ok(())

@@ -26,13 +26,13 @@ use super::remove::STEP;
 use crate::directory::Tick;
 use crate::membership::StoreNode;
 use crate::replica::BlockId;
+use crate::workers::{Wake, Workers};
 use kvpool_proto::{self as proto, master_message::Body};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Code, Key, KeyRef, NodeName, Version};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use regex::Regex;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The blocks of a task.
 #[derive(Clone, Debug)]
@@ -86,30 +86,21 @@ pub(super) struct Replicas {
     pub(super) heat: heat::Heat,
     /// Nodes that wait for a task before they leave.
     waiting: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
-    wake: Mutex<bool>,
-    woken: Condvar,
+    wake: Wake,
 }
 
 impl Replicas {
     /// No tasks; `bandwidth` is the bytes a second that one node may send, 0 without a limit.
-    pub(super) fn new(bandwidth: u64) -> Self {
+    pub(super) fn new(bandwidth: u64, workers: Workers) -> Self {
         Self {
+            wake: Wake::new(workers),
             pulls: Mutex::new(pulls::Open::new(bandwidth)),
             ..Self::default()
         }
     }
 
     pub(super) fn wake(&self) {
-        *self.wake.lock() = true;
-        self.woken.notify_one();
-    }
-
-    fn wait(&self, limit: Duration) {
-        let mut woken = self.wake.lock();
-        if !*woken {
-            self.woken.wait_for(&mut woken, limit);
-        }
-        *woken = false;
+        self.wake.wake();
     }
 }
 

@@ -10,7 +10,8 @@ use crate::placement::Segment;
 use kvpool_types::{Incarnation, NodeName};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// The number of slots of a segment's table that one step examines.
 const STEP: u32 = 4096;

@@ -142,7 +142,7 @@ impl Pool {
         if !was_tenant {
             // It may read every block, so it runs outside the runtime's threads and the log's.
             let pool = Arc::clone(self);
-            let moved = tokio::task::spawn_blocking(move || pool.directory.reorder_of(id));
+            let moved = kvpool_seams::blocking(move || pool.directory.reorder_of(id));
             moved.await.map_err(|_| Code::Internal)?;
         }
         self.evictor_wake.wake();

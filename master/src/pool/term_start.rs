@@ -4,7 +4,7 @@
 //! the node has registered in this term, which closes every grant of earlier terms.
 
 use super::segment_ids::SegmentIds;
-use super::{EvictorWake, Pool, caretaker, evictor, replicas, snapshot, tiering};
+use super::{Pool, caretaker, evictor, replicas, snapshot, tiering};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -15,6 +15,7 @@ use crate::store::journal::{Ack, Journal, JournalOptions};
 use crate::store::record::{self, Record};
 use crate::store::{MetadataStore, RecoveryError, StoreError};
 use crate::term::Term;
+use crate::workers::Wake;
 use crate::writers::Writers;
 use kvpool_types::{ClusterId, Code, Epoch, Extent, Version};
 use parking_lot::{Mutex, RwLock};
@@ -54,7 +55,7 @@ pub struct TermStart {
     pub cluster: ClusterId,
     /// The store of the log and the snapshots.
     pub store: Arc<dyn MetadataStore>,
-    /// Options of the journal: groups, snapshots and cuts.
+    /// Options of the journal: groups, snapshots and cuts. The term's other work runs on the same workers.
     pub journal: JournalOptions,
     /// The clock of leases and grants.
     pub clock: Arc<dyn Clock>,
@@ -71,7 +72,7 @@ impl Pool {
         clock: Arc<dyn Clock>,
         metrics: Arc<Metrics>,
     ) -> Result<Arc<Self>, StartError> {
-        let cluster = store.cluster_id(ClusterId(rand::random())).await?;
+        let cluster = store.cluster_id(ClusterId(kvpool_seams::random())).await?;
         let epoch = store.begin_epoch(Epoch(1)).await?;
         let standby = Standby::load(&*store, &config, Arc::clone(&clock)).await?;
         let start = TermStart {
@@ -100,7 +101,7 @@ impl Pool {
             clock,
             metrics,
         } = start;
-        let now = clock.now();
+        let (now, workers) = (clock.now(), journal.workers);
         let epoch = term.epoch;
         let Standby {
             directory,
@@ -139,8 +140,8 @@ impl Pool {
             started: now,
             directory,
             tier,
-            tiering: super::tiering::Tiering::default(),
-            replicas: replicas::Replicas::new(config.replica_bandwidth.0),
+            tiering: super::tiering::Tiering::new(workers),
+            replicas: replicas::Replicas::new(config.replica_bandwidth.0, workers),
             seed,
             namespaces,
             namespace_creation: Arc::default(),
@@ -161,7 +162,8 @@ impl Pool {
             put_queue: super::put_queue::PutQueue::default(),
             quotas: super::quotas::QuotaQueue::default(),
             recent_puts: super::recent_puts::RecentPuts::default(),
-            evictor_wake: EvictorWake::default(),
+            evictor_wake: Wake::new(workers),
+            caretaker_wake: Wake::new(workers),
             stopping: AtomicBool::new(false),
             superseded: Mutex::default(),
             superseded_told: tokio::sync::Notify::new(),
@@ -204,10 +206,10 @@ impl Pool {
             records.push(Record::Seed(record::Seed { seed }));
         }
         pool.log(records, || {}).await.map_err(StartError::Log)?;
-        evictor::start(&pool)?;
-        caretaker::start(&pool)?;
-        tiering::start(&pool)?;
-        replicas::start(&pool)?;
+        evictor::start(&pool, workers)?;
+        caretaker::start(&pool, workers)?;
+        tiering::start(&pool, workers)?;
+        replicas::start(&pool, workers)?;
         tracing::info!(
             %cluster,
             %epoch,

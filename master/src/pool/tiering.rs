@@ -38,16 +38,16 @@ use crate::clock::BootInstant;
 use crate::directory::{BlockRef, Removed};
 use crate::membership::StoreNode;
 use crate::replica::BlockId;
+use crate::workers::{Wake, Workers};
 use admission::Admission;
 use kvpool_proto::MediumState;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Key, KeyRef, Offset, SegmentId, Version};
 use lines::Demotions;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 use stores::Stores;
 use tokio::sync::Notify;
 use transfers::Transfer;
@@ -74,8 +74,7 @@ pub(super) struct Tiering {
     wanted_room: Mutex<HashMap<SegmentId, WantedRoom>>,
     /// Notified when a load ends.
     loaded: Notify,
-    wake: Mutex<bool>,
-    woken: Condvar,
+    wake: Wake,
 }
 
 /// A medium that no connected node has.
@@ -145,6 +144,13 @@ impl Use {
 }
 
 impl Tiering {
+    pub(super) fn new(workers: Workers) -> Self {
+        Self {
+            wake: Wake::new(workers),
+            ..Self::default()
+        }
+    }
+
     /// The media whose copies can be read now.
     pub(super) fn readable(&self) -> HashSet<SegmentId> {
         let traffic = self.traffic.lock();
@@ -164,17 +170,7 @@ impl Tiering {
     }
 
     fn wake(&self) {
-        *self.wake.lock() = true;
-        self.woken.notify_one();
-    }
-
-    /// Waits for a wake-up, at most `limit`.
-    fn wait(&self, limit: Duration) {
-        let mut woken = self.wake.lock();
-        if !*woken {
-            self.woken.wait_for(&mut woken, limit);
-        }
-        *woken = false;
+        self.wake.wake();
     }
 }
 

@@ -14,7 +14,7 @@ use kvpool_types::Code;
 use prost::Message;
 use proto::pool_client::PoolClient;
 use std::sync::Arc;
-use std::time::Instant;
+use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 use tracing::Instrument;
@@ -26,6 +26,8 @@ pub struct PoolService {
     seat: Arc<Seat>,
     watch: Arc<Watch>,
     passing: Passing,
+    /// Whether calls are passed on to the leader.
+    passes: bool,
 }
 
 impl PoolService {
@@ -35,6 +37,7 @@ impl PoolService {
             seat,
             watch,
             passing: Passing::default(),
+            passes: true,
         }
     }
 
@@ -43,6 +46,15 @@ impl PoolService {
     pub fn calling_with(self, tls: Tls) -> Self {
         Self {
             passing: Passing::with_tls(tls),
+            ..self
+        }
+    }
+
+    /// The same that passes no call on: a simulated network has no way from master to master.
+    #[must_use]
+    pub fn without_passing(self) -> Self {
+        Self {
+            passes: false,
             ..self
         }
     }
@@ -81,7 +93,7 @@ impl PoolService {
         let leader = self.seat.known().leader;
         let (message, _) = allowed.open();
         let request = Request::from_parts(metadata, extensions, message);
-        if leader.is_empty() || !Passing::is_wanted(&request) {
+        if leader.is_empty() || !self.passes || !Passing::is_wanted(&request) {
             return Err(refused.into());
         }
         let leader = self.passing.client(&leader)?;

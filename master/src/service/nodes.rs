@@ -16,9 +16,12 @@ use kvpool_types::{
 };
 use proto::master_message::Body as ToNode;
 use proto::node_message::Body as FromNode;
+use std::pin::Pin;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
 /// The `Nodes` gRPC service of a master, whether it leads or not.
@@ -66,15 +69,38 @@ impl proto::nodes_server::Nodes for NodesService {
         }
         let bearer = bearer_of(&self.seat.guard, request.metadata());
         check_node(&bearer, "")?;
-        let mut inbox = request.into_inner();
+        let outgoing = self.open(origin, bearer, Box::pin(request.into_inner()));
+        Ok(Response::new(UnboundedReceiverStream::new(outgoing)))
+    }
+}
+
+/// The messages of a node, in order, until its stream ends.
+pub type NodeInbox = Pin<Box<dyn Stream<Item = Result<proto::NodeMessage, Status>> + Send>>;
+
+impl NodesService {
+    /// A session over streams that no socket carries. Its caller needs no token.
+    pub fn session_over(
+        &self,
+        inbox: NodeInbox,
+    ) -> mpsc::UnboundedReceiver<Result<proto::MasterMessage, Status>> {
+        let bearer = bearer_of(&self.seat.guard, &MetadataMap::new());
+        self.open(None, bearer, inbox)
+    }
+
+    fn open(
+        &self,
+        origin: Option<Origin>,
+        bearer: Bearer,
+        mut inbox: NodeInbox,
+    ) -> mpsc::UnboundedReceiver<Result<proto::MasterMessage, Status>> {
         // The quarantine's requests bound the messages to a node, and hold that memory. This
         // channel does not.
         let (outbox, outgoing) = mpsc::unbounded_channel();
         let seat = Arc::clone(&self.seat);
         let mut stopped = self.stopped.clone();
         tokio::spawn(async move {
-            let first = match inbox.message().await {
-                Ok(Some(proto::NodeMessage {
+            let first = match inbox.next().await {
+                Some(Ok(proto::NodeMessage {
                     body: Some(FromNode::Register(register)),
                 })) => register,
                 _ => {
@@ -113,6 +139,7 @@ impl proto::nodes_server::Nodes for NodesService {
                     drop(outbox);
                     who.note(Operation::Session, &first.name, Ok(()));
                     tokio::select! {
+                        biased;
                         () = converse(&pool, &node, session, &mut inbox, bearer) => {}
                         _ = stopped.wait_for(|stopped| *stopped) => {}
                     }
@@ -131,7 +158,7 @@ impl proto::nodes_server::Nodes for NodesService {
                 }
             }
         });
-        Ok(Response::new(UnboundedReceiverStream::new(outgoing)))
+        outgoing
     }
 }
 
@@ -274,14 +301,14 @@ async fn converse(
     pool: &Arc<Pool>,
     node: &Arc<StoreNode>,
     session: u64,
-    inbox: &mut Streaming<proto::NodeMessage>,
+    inbox: &mut NodeInbox,
     mut bearer: Bearer,
 ) {
     loop {
-        let message = match inbox.message().await {
-            Ok(Some(message)) => message,
-            Ok(None) => return,
-            Err(error) => {
+        let message = match inbox.next().await {
+            Some(Ok(message)) => message,
+            None => return,
+            Some(Err(error)) => {
                 tracing::info!(node = %node.name, %error, "node session failed");
                 return;
             }

@@ -42,7 +42,7 @@ const HEADERS: [(HeaderName, HeaderValue); 3] = [
 
 /// The page. Only its own script runs: a fresh nonce names it, and nothing is loaded from elsewhere.
 async fn page() -> Response {
-    let nonce = format!("{:032x}", rand::random::<u128>());
+    let nonce = format!("{:032x}", kvpool_seams::random::<u128>());
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
          img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \

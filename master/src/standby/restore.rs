@@ -133,7 +133,7 @@ impl Standby {
         let node = match self.members.get(&segment.node) {
             Some(node) if node.incarnation == segment.incarnation => node,
             _ => {
-                let key = GrantKey(rand::random());
+                let key = GrantKey(kvpool_seams::random());
                 let now = self.clock.now();
                 let node = Arc::new(StoreNode::new(segment.node, segment.incarnation, key, now));
                 self.members.insert(Arc::clone(&node));

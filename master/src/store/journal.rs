@@ -33,6 +33,7 @@ mod tests;
 mod worker;
 
 use super::{LogSeq, LogState, MetadataStore, Record, ShardIndex, StoreError};
+use crate::workers::Workers;
 use bytesize::ByteSize;
 use kvpool_trace::Context;
 use kvpool_types::{Code, Epoch, Length};
@@ -40,7 +41,7 @@ use parking_lot::Mutex;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// When to answer a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +144,8 @@ pub struct JournalOptions {
     /// Whether every append runs on the append thread, so that the journal gathers the next group meanwhile. It
     /// costs a wake-up, which pays for a remote store.
     pub appends_aside: bool,
+    /// What the journal runs on. On tasks every append runs aside.
+    pub workers: Workers,
 }
 
 impl Default for JournalOptions {
@@ -155,6 +158,7 @@ impl Default for JournalOptions {
             log_ratio: 2,
             capture_bytes: ByteSize::mib(1),
             appends_aside: false,
+            workers: Workers::Threads,
         }
     }
 }
@@ -231,13 +235,19 @@ impl std::fmt::Debug for JournalShared {
 struct Sender {
     sender: mpsc::Sender<Message>,
     queued: Arc<AtomicU64>,
+    /// Told of each message where the journal is a task.
+    task: Option<Arc<Notify>>,
 }
 
 impl Sender {
     /// Queues a message; false when the journal's thread has ended.
     fn send(&self, message: Message) -> bool {
         self.queued.fetch_add(1, Ordering::AcqRel);
-        self.sender.send(message).is_ok()
+        let sent = self.sender.send(message).is_ok();
+        if let Some(task) = &self.task {
+            task.notify_one();
+        }
+        sent
     }
 
     /// True when the journal has taken in every sent message.
@@ -346,15 +356,23 @@ impl Journal {
         let sender = Sender {
             sender,
             queued: Arc::clone(&queued),
+            task: (options.workers == Workers::Tasks).then(Arc::default),
         };
         let queue_bytes = u32::try_from(options.queue_bytes.as_u64())
             .unwrap_or(u32::MAX)
             .max(1);
         let room = Arc::new(Semaphore::new(Length(queue_bytes.into()).as_usize()));
         let health = Arc::new(Health::default());
-        let snapshots =
-            snapshots::Thread::start(Arc::clone(&store), epoch, source.shards(), sender.clone())?;
-        let appender = appender::Thread::start(Arc::clone(&store), epoch, sender.clone())?;
+        let (workers, task) = (options.workers, sender.task.clone());
+        let snapshots = snapshots::Writer::start(
+            workers,
+            Arc::clone(&store),
+            epoch,
+            source.shards(),
+            sender.clone(),
+        )?;
+        let appender =
+            appender::Appender::start(workers, Arc::clone(&store), epoch, sender.clone())?;
         let position = Arc::new(AtomicU64::new(state.span.last.0));
         let parts = worker::Parts {
             store,
@@ -369,7 +387,7 @@ impl Journal {
             snapshots,
             appender,
         };
-        let worker = worker::start(parts, receiver, queued)?;
+        let worker = worker::start(parts, receiver, queued, task)?;
         Ok(Self {
             shared: Arc::new(JournalShared {
                 sender,

@@ -220,10 +220,16 @@ impl<T: Target> Load<'_, T> {
     }
 
     /// Applies the snapshots that are not applied yet. The system's snapshot is first: it has the
-    /// secret that maps keys to shards.
+    /// secret that maps keys to shards. Without it no other one counts: a crash brought back the time
+    /// before the first snapshots, and the log, which was not cut yet, has everything.
     async fn missing_snapshots(&mut self) -> Result<(), RecoveryError> {
         let stored = self.store.snapshots().await?;
         let applied = &self.recovered.state.snapshots;
+        let has_system =
+            stored.contains(&ShardIndex::SYSTEM) || applied.contains_key(&ShardIndex::SYSTEM);
+        if !has_system {
+            return Ok(());
+        }
         let mut missing: Vec<ShardIndex> = stored
             .into_iter()
             .filter(|shard| !applied.contains_key(shard))

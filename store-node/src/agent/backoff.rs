@@ -23,7 +23,7 @@ impl Backoff {
     pub(super) fn next(&mut self, cap: Duration) -> Duration {
         let limit = self.limit.min(cap);
         self.limit = limit * 2;
-        limit.mul_f64(rand::random_range(0.5..=1.0))
+        limit.mul_f64(kvpool_seams::random_range(0.5..=1.0))
     }
 }
 

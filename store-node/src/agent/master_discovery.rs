@@ -139,10 +139,16 @@ impl MasterDiscovery {
                 let address = master.address.clone();
                 let credentials = context.options.credentials.clone();
                 let tls = context.options.tls.clone();
+                let connect = context.options.connect.clone();
                 attempts.push(async move {
-                    let answer =
-                        session::introduce(&address, &credentials, tls.as_ref(), introduction)
-                            .await;
+                    let answer = session::introduce(
+                        &address,
+                        &credentials,
+                        tls.as_ref(),
+                        connect.as_ref(),
+                        introduction,
+                    )
+                    .await;
                     (address, answer)
                 });
             }

@@ -5,6 +5,7 @@ use super::{Context, Phase};
 use crate::fence::TermError;
 use crate::media::{Answers, Media};
 use crate::pulls;
+use futures::future::BoxFuture;
 use kvpool_auth::Credentials;
 use kvpool_proto as proto;
 use kvpool_tls::ClientTls;
@@ -14,12 +15,16 @@ use proto::master_message::Body as FromMaster;
 use proto::node_message::Body as ToMaster;
 use proto::nodes_client::NodesClient;
 use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Streaming;
+use tokio_stream::{Stream, StreamExt};
+use tonic::Status;
 use tonic::metadata::AsciiMetadataValue;
+use tonic::transport::Channel;
 
 /// How long a connection to a master may take.
 const CONNECT: Duration = Duration::from_secs(1);
@@ -136,9 +141,39 @@ pub(super) struct Welcomed {
     introduction: Introduction,
     welcome: message::Welcome,
     outbox: mpsc::Sender<proto::NodeMessage>,
-    inbox: Streaming<proto::MasterMessage>,
+    inbox: Inbox,
     /// The number of the token that the master judged.
     token: u64,
+}
+
+/// The messages of a master, in order, until its stream ends.
+pub(crate) type Inbox = Pin<Box<dyn Stream<Item = Result<proto::MasterMessage, Status>> + Send>>;
+/// The node's messages to a master.
+pub(crate) type Outgoing = ReceiverStream<proto::NodeMessage>;
+/// Opens a session with a master over a network that is simulated.
+pub(crate) type Connect =
+    Arc<dyn Fn(&str, Outgoing) -> BoxFuture<'static, Result<Inbox, Status>> + Send + Sync>;
+
+/// The way to a master.
+enum Way<'c> {
+    Grpc(NodesClient<Channel>),
+    Simulated(&'c Connect),
+}
+
+async fn way_to<'c>(
+    master: &str,
+    tls: Option<&ClientTls>,
+    connect: Option<&'c Connect>,
+) -> Result<Way<'c>, Failure> {
+    if let Some(connect) = connect {
+        return Ok(Way::Simulated(connect));
+    }
+    let way = GrpcWay::to(master, tls)?;
+    let way = way.with(|endpoint| endpoint.connect_timeout(CONNECT).tcp_nodelay(true));
+    let client = NodesClient::new(way.connect().await?);
+    Ok(Way::Grpc(
+        client.max_decoding_message_size(proto::MAX_MESSAGE_BYTES),
+    ))
 }
 
 /// Connects to a master and registers there.
@@ -146,12 +181,10 @@ pub(super) async fn introduce(
     master: &str,
     credentials: &Credentials,
     tls: Option<&ClientTls>,
+    connect: Option<&Connect>,
     introduction: Introduction,
 ) -> Result<Welcomed, End> {
-    let way = GrpcWay::to(master, tls)?;
-    let way = way.with(|endpoint| endpoint.connect_timeout(CONNECT).tcp_nodelay(true));
-    let mut client =
-        NodesClient::new(way.connect().await?).max_decoding_message_size(proto::MAX_MESSAGE_BYTES);
+    let way = way_to(master, tls, connect).await?;
     let (outbox, outgoing) = mpsc::channel(OUTBOX);
     // Cannot fail: the channel is empty and its other end is here.
     let _ = outbox.try_send(envelope(ToMaster::Register(introduction.register.clone())));
@@ -166,8 +199,11 @@ pub(super) async fn introduce(
             value.set_sensitive(true);
             request.metadata_mut().insert("authorization", value);
         }
-        let mut inbox = client.session(request).await?.into_inner();
-        let first = inbox.message().await?;
+        let mut inbox = match way {
+            Way::Grpc(mut client) => Box::pin(client.session(request).await?.into_inner()) as Inbox,
+            Way::Simulated(connect) => connect(master, request.into_inner()).await?,
+        };
+        let first = inbox.next().await.transpose()?;
         Ok::<_, tonic::Status>((inbox, first.and_then(|message| message.body)))
     });
     let (inbox, first) = answered.await.map_err(|_| Failure::Unanswered)??;
@@ -189,7 +225,7 @@ pub(super) async fn introduce(
 /// A welcomed session.
 pub(super) struct Session {
     outbox: mpsc::Sender<proto::NodeMessage>,
-    inbox: Streaming<proto::MasterMessage>,
+    inbox: Inbox,
     interval: Duration,
     epoch: u64,
     sequence: u64,
@@ -335,8 +371,8 @@ impl Session {
                     self.report_media(answer, &mut answered)?;
                 }
                 Some(verdict) = verdicts.recv() => self.send(ToMaster::Verified(verdict))?,
-                message = self.inbox.message() => {
-                    let message = message.map_err(Failure::Broken)?.ok_or(Failure::Ended)?;
+                message = self.inbox.next() => {
+                    let message = message.transpose().map_err(Failure::Broken)?.ok_or(Failure::Ended)?;
                     if let Some(body) = message.body {
                         if matches!(body, FromMaster::HeartbeatAck(_)) {
                             heard = Instant::now();
@@ -444,14 +480,14 @@ impl Session {
             return Err(Failure::Stuck.into());
         };
         let store = context.store.clone();
-        tokio::task::spawn_blocking(move || {
+        tokio::spawn(kvpool_seams::blocking(move || {
             let matches = store.verify(&extent, checksum);
             store.metrics().verified(matches);
             if !matches {
                 tracing::warn!(%extent, %checksum, "checksum mismatch on re-verification");
             }
             permit.send(proto::Verified { ticket, matches });
-        });
+        }));
         Ok(())
     }
 
@@ -504,7 +540,7 @@ impl Session {
         if self.send(ToMaster::Goodbye(proto::Goodbye {})).is_err() {
             return;
         }
-        let ended = async { while let Ok(Some(_)) = self.inbox.message().await {} };
+        let ended = async { while let Some(Ok(_)) = self.inbox.next().await {} };
         if timeout(GOODBYE, ended).await.is_err() {
             tracing::debug!("the master did not close the session after the goodbye");
         }

@@ -11,7 +11,7 @@ use kvpool_transport::shm::board::Board;
 use kvpool_types::{Code, Epoch, Extent, Incarnation, Length, Offset};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use tokio::time::Instant;
 
 /// The most boards that are kept, so that looking at all of them stays cheap. Who is given none asks
 /// for each pin.

@@ -11,7 +11,8 @@ use kvpool_types::Offset;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// How long a ticket waits for a read before the read is aborted, counted from the read's begin. The parts of a
 /// large block are read in turn, and each takes less.

@@ -183,7 +183,7 @@ impl Disk {
     pub(super) fn format(&mut self, cluster: ClusterId) {
         self.detach(Instant::now() + SETTLE);
         let (engine, arena) = (Arc::clone(&self.engine), Arc::clone(&self.arena));
-        let id = MediumId(rand::random());
+        let id = MediumId(kvpool_seams::random());
         self.state = match Formatted::format(engine, arena, cluster, id) {
             Ok(formatted) => {
                 tracing::info!(path = %self.path.display(), medium = %id, "medium formatted");

@@ -5,7 +5,7 @@
 //! reported, and `cargo xtask lint --tighten` records it.
 
 use super::text::{Files, Finding};
-use super::{sentences, width};
+use super::{seams, sentences, width};
 use crate::cargo::root;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub(super) struct Check {
     pub(super) find: fn(&Files) -> Vec<Finding>,
 }
 
-const CHECKS: [&Check; 2] = [&sentences::CHECK, &width::CHECK];
+const CHECKS: [&Check; 3] = [&seams::CHECK, &sentences::CHECK, &width::CHECK];
 
 /// The accepted count of each check and directory.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -208,7 +208,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 7,
         what: "time is measured on a clock that nobody can set",
-        file: "master/src/clock.rs",
+        file: "seams/src/lib.rs",
         on: "rustix::time::ClockId::Boottime",
         off: "rustix::time::ClockId::Realtime",
         package: "kvpool-tests",

@@ -187,7 +187,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         invariant: 5,
         what: "blocks whose copies are lost get others",
         file: "master/src/pool/tiering/demoter.rs",
-        on: "                    pool.replace_lost_copies();\n",
+        on: "            pool.replace_lost_copies();\n",
         off: "",
         package: "kvpool-master",
         test: "blocks_whose_copies_are_lost_get_others",

@@ -13,6 +13,7 @@ use crate::placement::{Extents, Segments};
 use crate::replica::Replica;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
+use crate::workers::Workers;
 use kvpool_types::{Code, Extent, GrantId, NodeName};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -48,23 +49,23 @@ pub(super) enum Step {
     Busy,
 }
 
-/// Starts the thread.
-pub(in crate::pool) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
-    let pool = Arc::clone(pool);
-    std::thread::Builder::new()
-        .name("mover".into())
-        .spawn(move || {
-            while !pool.is_stopping() {
-                pool.replicas.wait(TICK);
-                if !pool.is_stopping() && pool.leads() {
-                    pool.end_lost_pulls();
-                    pool.tend_hot_blocks();
-                    pool.tend_tasks();
-                    pool.tell_waiting();
-                }
+/// Starts the mover.
+pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Result<()> {
+    workers.start(
+        pool,
+        "mover",
+        |pool| &pool.replicas.wake,
+        TICK,
+        |pool| {
+            if pool.leads() {
+                pool.end_lost_pulls();
+                pool.tend_hot_blocks();
+                pool.tend_tasks();
+                pool.tell_waiting();
             }
-        })?;
-    Ok(())
+            TICK
+        },
+    )
 }
 
 impl Pool {

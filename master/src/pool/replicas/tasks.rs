@@ -124,7 +124,7 @@ struct Progress {
 impl Task {
     pub(super) fn new(wish: Wish, work: VecDeque<Work>, now: BootInstant) -> Self {
         Self {
-            id: TaskId(rand::random()),
+            id: TaskId(kvpool_seams::random()),
             wish,
             blocks: work.len() as u64,
             begun: now,

@@ -23,6 +23,7 @@ use crate::replica::{BlockId, Replica};
 use crate::store::journal::Ack;
 use crate::store::record::Record;
 use crate::tier::{Medium, Taken};
+use crate::workers::Workers;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Incarnation, Key, Length, SegmentId, Version};
 use smallvec::SmallVec;
@@ -65,23 +66,23 @@ pub(in crate::pool) struct Put<'b> {
     pub(in crate::pool) replicas: &'b [Replica],
 }
 
-/// Starts the thread.
-pub(in crate::pool) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
-    let pool = Arc::clone(pool);
-    std::thread::Builder::new()
-        .name("demoter".into())
-        .spawn(move || {
-            while !pool.is_stopping() {
-                pool.tiering.wait(TICK);
-                if pool.has_media() && !pool.is_stopping() && pool.leads() {
-                    // These may walk over all blocks, so the evictor never waits for them.
-                    pool.drop_absent_media();
-                    pool.replace_lost_copies();
-                    pool.tend_media();
-                }
+/// Starts the demoter.
+pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Result<()> {
+    workers.start(
+        pool,
+        "demoter",
+        |pool| &pool.tiering.wake,
+        TICK,
+        |pool| {
+            if pool.has_media() && pool.leads() {
+                // These may walk over all blocks, so the evictor never waits for them.
+                pool.drop_absent_media();
+                pool.replace_lost_copies();
+                pool.tend_media();
             }
-        })?;
-    Ok(())
+            TICK
+        },
+    )
 }
 
 impl Pool {

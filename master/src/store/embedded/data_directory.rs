@@ -113,7 +113,7 @@ impl Layout {
             remove_if_there(&begun).map_err(io)?;
         }
         let identity = Identity {
-            store: StoreId(rand::random()),
+            store: StoreId(kvpool_seams::random()),
             cluster: None,
             epoch: Epoch(0),
         };

@@ -59,7 +59,7 @@ impl Log {
             first: span.last.next(),
             cut: span.cut,
             size,
-            salt: rand::random(),
+            salt: kvpool_seams::random(),
         };
         Ok(Self {
             directory: directory.to_owned(),
@@ -235,7 +235,7 @@ impl Log {
             first: self.span.last.next(),
             cut: self.span.cut,
             size,
-            salt: rand::random(),
+            salt: kvpool_seams::random(),
         };
         let spare = self.directory.join(SPARE);
         let spare = (self.has_spare && size == self.size).then_some(spare);

@@ -109,7 +109,7 @@ fn copy(t: &ReadTransaction, layout: &Layout, segment: u64) -> Result<Identity, 
     };
     let stored = get(t, "cluster")?;
     let identity = Identity {
-        store: StoreId(rand::random()),
+        store: StoreId(kvpool_seams::random()),
         cluster: stored.map(ClusterId),
         epoch: Epoch(number("epoch")?),
     };

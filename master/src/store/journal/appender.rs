@@ -1,56 +1,86 @@
 //! The thread that appends groups whose records are already visible, so that later submissions need
-//! not wait for the disk.
+//! not wait for the disk. In a simulation each append is a task.
 
 use super::{Message, Sender, StartError};
 use crate::store::{LogSeq, MetadataStore, StoreError};
+use crate::workers::Workers;
 use bytes::Bytes;
 use kvpool_types::Epoch;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use tracing::Span;
+use tracing::{Instrument, Span};
 
-/// A handle to the thread, which takes one group at a time.
-pub(super) struct Thread {
-    /// `None` when the thread must end.
-    groups: Option<mpsc::Sender<(LogSeq, Bytes, Span)>>,
+/// The way to append one group at a time, beside the journal.
+pub(super) struct Appender {
+    place: Place,
     outcomes: mpsc::Receiver<Result<(), StoreError>>,
-    thread: Option<JoinHandle<()>>,
 }
 
-impl Thread {
-    /// Starts the thread. Each outcome wakes `journal`.
+enum Place {
+    Thread {
+        groups: mpsc::Sender<(LogSeq, Bytes, Span)>,
+        thread: JoinHandle<()>,
+    },
+    Task(Arc<Appending>),
+    /// It has ended.
+    Nowhere,
+}
+
+/// The parts of an append.
+struct Appending {
+    store: Arc<dyn MetadataStore>,
+    epoch: Epoch,
+    done: mpsc::Sender<Result<(), StoreError>>,
+    journal: Sender,
+}
+
+impl Appending {
+    /// Reports an outcome, which wakes the journal; false when the journal has ended.
+    fn report(&self, outcome: Result<(), StoreError>) -> bool {
+        self.done.send(outcome).is_ok() && self.journal.send(Message::Appended)
+    }
+}
+
+impl Appender {
+    /// Starts it. Each outcome wakes `journal`.
     pub(super) fn start(
+        workers: Workers,
         store: Arc<dyn MetadataStore>,
         epoch: Epoch,
         journal: Sender,
     ) -> Result<Self, StartError> {
-        let runtime = super::worker::runtime()?;
-        let (groups, queue) = mpsc::channel::<(LogSeq, Bytes, Span)>();
         let (done, outcomes) = mpsc::channel();
-        let thread = std::thread::Builder::new()
-            .name("kvm-append".into())
-            .spawn(move || {
-                for (seq, group, span) in queue {
-                    let append = || runtime.block_on(store.append(epoch, seq, group));
-                    let outcome = span.in_scope(append);
-                    drop(span);
-                    if done.send(outcome).is_err() || !journal.send(Message::Appended) {
-                        return;
-                    }
-                    store.tidy_after_append();
-                }
-            })?;
-        Ok(Self {
-            groups: Some(groups),
-            outcomes,
-            thread: Some(thread),
-        })
+        let appending = Appending {
+            store,
+            epoch,
+            done,
+            journal,
+        };
+        let place = match workers {
+            Workers::Threads => appending.thread()?,
+            Workers::Tasks => Place::Task(Arc::new(appending)),
+        };
+        Ok(Self { place, outcomes })
     }
 
-    /// Hands a group over. [`Thread::wait`] reports a thread that ended on a fault.
+    /// Hands a group over. [`Appender::wait`] reports a thread that ended on a fault.
     pub(super) fn append(&self, seq: LogSeq, group: Bytes, span: Span) {
-        if let Some(groups) = &self.groups {
-            let _ended = groups.send((seq, group, span));
+        match &self.place {
+            Place::Thread { groups, .. } => {
+                let _ended = groups.send((seq, group, span));
+            }
+            Place::Task(appending) => {
+                let appending = Arc::clone(appending);
+                let append = async move {
+                    let append = appending.store.append(appending.epoch, seq, group);
+                    let outcome = append.await;
+                    if appending.report(outcome) {
+                        appending.store.tidy_after_append();
+                    }
+                };
+                tokio::spawn(append.instrument(span));
+            }
+            Place::Nowhere => {}
         }
     }
 
@@ -63,21 +93,45 @@ impl Thread {
         }
     }
 
-    /// Waits for the append in progress.
-    pub(super) fn wait(&self) -> Result<(), StoreError> {
-        self.outcomes.recv().unwrap_or_else(|_| Err(fault()))
+    /// Waits for the append in progress. `None` where it is a task that has not ended: its end wakes
+    /// the journal.
+    pub(super) fn wait(&self) -> Option<Result<(), StoreError>> {
+        match self.place {
+            Place::Task(_) => self.outcome(),
+            _ => Some(self.outcomes.recv().unwrap_or_else(|_| Err(fault()))),
+        }
     }
 
     /// Ends the thread.
     pub(super) fn end(&mut self) {
-        self.groups = None;
-        if self
-            .thread
-            .take()
-            .is_some_and(|thread| thread.join().is_err())
+        if let Place::Thread { groups, thread } = std::mem::replace(&mut self.place, Place::Nowhere)
         {
-            tracing::error!("the append thread ended on a fault");
+            drop(groups);
+            if thread.join().is_err() {
+                tracing::error!("the append thread ended on a fault");
+            }
         }
+    }
+}
+
+impl Appending {
+    fn thread(self) -> Result<Place, StartError> {
+        let runtime = super::worker::runtime()?;
+        let (groups, queue) = mpsc::channel::<(LogSeq, Bytes, Span)>();
+        let thread = std::thread::Builder::new()
+            .name("kvm-append".into())
+            .spawn(move || {
+                for (seq, group, span) in queue {
+                    let append = || runtime.block_on(self.store.append(self.epoch, seq, group));
+                    let outcome = span.in_scope(append);
+                    drop(span);
+                    if !self.report(outcome) {
+                        return;
+                    }
+                    self.store.tidy_after_append();
+                }
+            })?;
+        Ok(Place::Thread { groups, thread })
     }
 }
 

@@ -1,8 +1,10 @@
-//! The thread that writes snapshots, so that appends continue meanwhile.
+//! The thread that writes snapshots, so that appends continue meanwhile. In a simulation each job is
+//! a task.
 
 use super::{Message, Sender, StartError};
 use crate::store::record::encode_snapshot;
 use crate::store::{LogSeq, MetadataStore, Record, ShardIndex, StoreError};
+use crate::workers::Workers;
 use kvpool_types::Epoch;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -24,49 +26,95 @@ pub(super) struct Outcome {
     pub(super) written: Result<Vec<(ShardIndex, u64)>, StoreError>,
 }
 
-/// A handle to the thread.
-pub(super) struct Thread {
-    /// `None` when the thread must end.
-    jobs: Option<mpsc::Sender<Job>>,
+/// What writes snapshots.
+pub(super) struct Writer {
+    place: Place,
     outcomes: mpsc::Receiver<Outcome>,
-    thread: Option<JoinHandle<()>>,
 }
 
-impl Thread {
-    /// Starts the thread. Each outcome wakes `journal`.
+enum Place {
+    Thread {
+        jobs: mpsc::Sender<Job>,
+        thread: JoinHandle<()>,
+    },
+    Task(Arc<Writing>),
+    /// It has ended.
+    Nowhere,
+}
+
+/// What a job is done with.
+struct Writing {
+    store: Arc<dyn MetadataStore>,
+    epoch: Epoch,
+    shards: u32,
+    done: mpsc::Sender<Outcome>,
+    journal: Sender,
+}
+
+impl Writing {
+    async fn run(&self, job: Job) -> Outcome {
+        let (seq, cut) = (job.seq, job.cut);
+        let written = write(&*self.store, self.epoch, self.shards, job).await;
+        Outcome { seq, cut, written }
+    }
+
+    /// Reports an outcome, which wakes the journal; false when the journal has ended.
+    fn report(&self, outcome: Outcome) -> bool {
+        self.done.send(outcome).is_ok() && self.journal.send(Message::SnapshotDone)
+    }
+
+    fn thread(self) -> Result<Place, StartError> {
+        let runtime = super::worker::runtime()?;
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let thread = std::thread::Builder::new()
+            .name("kvm-snapshot".into())
+            .spawn(move || {
+                for job in queue {
+                    let outcome = runtime.block_on(self.run(job));
+                    if !self.report(outcome) {
+                        return;
+                    }
+                }
+            })?;
+        Ok(Place::Thread { jobs, thread })
+    }
+}
+
+impl Writer {
+    /// Starts it. Each outcome wakes `journal`.
     pub(super) fn start(
+        workers: Workers,
         store: Arc<dyn MetadataStore>,
         epoch: Epoch,
         shards: u32,
         journal: Sender,
     ) -> Result<Self, StartError> {
-        let runtime = super::worker::runtime()?;
-        let (jobs, queue) = mpsc::channel::<Job>();
         let (done, outcomes) = mpsc::channel();
-        let thread = std::thread::Builder::new()
-            .name("kvm-snapshot".into())
-            .spawn(move || {
-                for job in queue {
-                    let (seq, cut) = (job.seq, job.cut);
-                    let written = runtime.block_on(write(&*store, epoch, shards, job));
-                    let outcome = Outcome { seq, cut, written };
-                    if done.send(outcome).is_err() || !journal.send(Message::SnapshotDone) {
-                        return;
-                    }
-                }
-            })?;
-        Ok(Self {
-            jobs: Some(jobs),
-            outcomes,
-            thread: Some(thread),
-        })
+        let writing = Writing {
+            store,
+            epoch,
+            shards,
+            done,
+            journal,
+        };
+        let place = match workers {
+            Workers::Threads => writing.thread()?,
+            Workers::Tasks => Place::Task(Arc::new(writing)),
+        };
+        Ok(Self { place, outcomes })
     }
 
     /// Hands a job over; false when the thread has ended.
     pub(super) fn write(&self, job: Job) -> bool {
-        self.jobs
-            .as_ref()
-            .is_some_and(|jobs| jobs.send(job).is_ok())
+        match &self.place {
+            Place::Thread { jobs, .. } => jobs.send(job).is_ok(),
+            Place::Task(writing) => {
+                let writing = Arc::clone(writing);
+                tokio::spawn(async move { writing.report(writing.run(job).await) });
+                true
+            }
+            Place::Nowhere => false,
+        }
     }
 
     /// The outcome of a job that ended since the last call.
@@ -76,13 +124,11 @@ impl Thread {
 
     /// Waits for the job in progress and ends the thread.
     pub(super) fn end(&mut self) {
-        self.jobs = None;
-        if self
-            .thread
-            .take()
-            .is_some_and(|thread| thread.join().is_err())
-        {
-            tracing::error!("the snapshot thread ended on a fault");
+        if let Place::Thread { jobs, thread } = std::mem::replace(&mut self.place, Place::Nowhere) {
+            drop(jobs);
+            if thread.join().is_err() {
+                tracing::error!("the snapshot thread ended on a fault");
+            }
         }
     }
 }

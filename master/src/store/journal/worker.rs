@@ -9,13 +9,15 @@ use super::{
 };
 use crate::store::record::{Encoder, Record};
 use crate::store::{LogSeq, MetadataStore, ShardIndex, StoreError};
+use futures::FutureExt;
 use kvpool_trace::Context;
 use kvpool_types::{Epoch, Length};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
-use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use std::time::Duration;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, timeout};
 use tracing::Span;
 
 /// How long records without a waiting submitter wait for more records of their group. An append takes some
@@ -41,8 +43,8 @@ pub(super) struct Parts {
     pub(super) options: JournalOptions,
     pub(super) room: Arc<Semaphore>,
     pub(super) health: Arc<Health>,
-    pub(super) snapshots: snapshots::Thread,
-    pub(super) appender: appender::Thread,
+    pub(super) snapshots: snapshots::Writer,
+    pub(super) appender: appender::Appender,
 }
 
 /// The runtime for a store's futures on a thread of ours.
@@ -52,14 +54,18 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime, StartError> {
         .build()?)
 }
 
-/// Starts the thread. The worker lives as long as the thread, or a little longer while another
-/// thread uses it.
+/// Starts the thread, or the task. The worker lives as long as that, or a little longer while
+/// another thread uses it.
 pub(super) fn start(
     parts: Parts,
     receiver: mpsc::Receiver<Message>,
     queued: Arc<AtomicU64>,
+    task: Option<Arc<Notify>>,
 ) -> Result<Weak<Mutex<Worker>>, StartError> {
-    let runtime = runtime()?;
+    let runtime = match &task {
+        None => Some(runtime()?),
+        Some(_) => None,
+    };
     let ended = Ended {
         health: Arc::clone(&parts.health),
         room: Arc::clone(&parts.room),
@@ -75,19 +81,29 @@ pub(super) fn start(
         closers: Vec::new(),
     }));
     let shared = Arc::downgrade(&worker);
+    let queue = Queue { receiver, queued };
+    // Dropped before the queue, so that a submitter that finds the queue ended finds the reason.
+    let end = |worker: Arc<Mutex<Worker>>, ended: Ended, queue: Queue| {
+        let closers = worker.lock().end();
+        drop(worker);
+        drop(ended);
+        drop(queue);
+        for closer in closers {
+            let _caller_left = closer.send(());
+        }
+    };
+    if let Some(told) = task {
+        tokio::spawn(async move {
+            let queue = run_on_task(&worker, queue, &told).await;
+            end(worker, ended, queue);
+        });
+        return Ok(shared);
+    }
     std::thread::Builder::new()
         .name("kvm-journal".into())
         .spawn(move || {
-            let queue = Queue { receiver, queued };
-            // Dropped before the queue, so that a submitter that finds the queue ended finds the reason.
-            let ended = ended;
-            let closers = run(&worker, &queue);
-            drop(worker);
-            drop(ended);
-            drop(queue);
-            for closer in closers {
-                let _caller_left = closer.send(());
-            }
+            run(&worker, &queue);
+            end(worker, ended, queue);
         })?;
     Ok(shared)
 }
@@ -123,7 +139,7 @@ impl Queue {
     }
 }
 
-fn run(worker: &Mutex<Worker>, queue: &Queue) -> Vec<oneshot::Sender<()>> {
+fn run(worker: &Mutex<Worker>, queue: &Queue) {
     let mut closing = false;
     let mut timeout = None;
     loop {
@@ -143,10 +159,42 @@ fn run(worker: &Mutex<Worker>, queue: &Queue) -> Vec<oneshot::Sender<()>> {
             queue.taken();
             next = if worker.is_full() { None } else { queue.next() };
         }
-        worker.turn(closing);
+        let _is_done = worker.turn(closing);
         timeout = worker.timeout();
     }
-    worker.lock().end()
+}
+
+/// The same on a task, which waits for nothing but messages and the passing of time.
+async fn run_on_task(worker: &Mutex<Worker>, queue: Queue, told: &Notify) -> Queue {
+    let mut closing = false;
+    loop {
+        let (is_done, rest, wait) = {
+            let mut worker = worker.lock();
+            let mut rest = false;
+            while let Some(message) = queue.next() {
+                closing |= worker.take(message);
+                queue.taken();
+                rest = worker.is_full();
+                if rest {
+                    break;
+                }
+            }
+            let is_done = worker.turn(closing);
+            (is_done, rest, worker.timeout())
+        };
+        if is_done && rest {
+            continue;
+        }
+        if is_done && closing {
+            return queue;
+        }
+        match wait {
+            Some(wait) => {
+                let _late = timeout(wait.max(Duration::from_millis(1)), told.notified()).await;
+            }
+            None => told.notified().await,
+        }
+    }
 }
 
 /// Marks the journal as ended, also when its thread ends on a fault, so that no submitter waits for it.
@@ -303,7 +351,8 @@ impl Group {
 /// The state of the journal.
 pub(super) struct Worker {
     parts: Parts,
-    runtime: tokio::runtime::Runtime,
+    /// `None` on a task.
+    runtime: Option<tokio::runtime::Runtime>,
     group: Group,
     in_flight: Option<InFlight>,
     /// While the store has no room: the time of the next attempt.
@@ -354,11 +403,12 @@ impl Worker {
         self.group.lingers().filter(|_| self.in_flight.is_none())
     }
 
-    /// Appends the group if possible now.
-    fn turn(&mut self, closing: bool) {
+    /// Appends the group if possible now. False when an append on another task must end before all that
+    /// was asked for is done.
+    fn turn(&mut self, closing: bool) -> bool {
         self.look_at_append();
-        if self.is_full() {
-            self.end_append();
+        if self.is_full() && !self.end_append() {
+            return false;
         }
         self.look_for_room();
         if self.full_until.is_some() {
@@ -367,13 +417,16 @@ impl Worker {
         {
             self.append();
         }
-        if closing {
-            self.drain();
-            // Later submissions are refused, so that the queue has an end.
-            self.parts.health.fail(JournalError::Abandoned);
-        } else {
+        if !closing {
             self.take_snapshot();
+            return true;
         }
+        if !self.drain() {
+            return false;
+        }
+        // Later submissions are refused, so that the queue has an end.
+        self.parts.health.fail(JournalError::Abandoned);
+        true
     }
 
     /// Ends the other threads; answers the callers that wait for the end.
@@ -464,23 +517,26 @@ impl Worker {
             let bytes = std::mem::take(&mut group.encoder).finish(0);
             let size = bytes.len() as u64;
             let trace = group.trace.take();
-            let in_background =
-                group.answered || group.ordered == 0 || self.parts.options.appends_aside;
+            let runtime = self.runtime.as_ref().filter(|_| {
+                !group.answered && group.ordered > 0 && !self.parts.options.appends_aside
+            });
             self.parts.last = seq;
             self.parts.position.store(seq.0, Ordering::Release);
-            self.in_flight = Some(InFlight { seq, size, group });
             let span = append_span(self.parts.epoch, seq, size, trace);
-            if in_background {
+            let Some(runtime) = runtime else {
+                self.in_flight = Some(InFlight { seq, size, group });
                 self.parts.appender.append(seq, bytes, span);
-            } else {
-                let _inside = span.enter();
-                let append = self.parts.store.append(self.parts.epoch, seq, bytes);
-                let begun = Instant::now();
-                let outcome = self.runtime.block_on(append);
-                self.last_flush = begun.elapsed();
-                self.appended(outcome);
-                super::after_loan(&self.parts.store);
-            }
+                return;
+            };
+            let inside = span.enter();
+            let append = self.parts.store.append(self.parts.epoch, seq, bytes);
+            let begun = Instant::now();
+            let outcome = runtime.block_on(append);
+            self.last_flush = begun.elapsed();
+            self.in_flight = Some(InFlight { seq, size, group });
+            self.appended(outcome);
+            super::after_loan(&self.parts.store);
+            drop(inside);
         }
     }
 
@@ -493,19 +549,25 @@ impl Worker {
         }
     }
 
-    /// Waits for the append in progress, and calls back.
-    fn end_append(&mut self) {
+    /// Waits for the append in progress, and calls back. False when it is a task that has not ended.
+    fn end_append(&mut self) -> bool {
         if self.in_flight.is_some() {
-            let outcome = self.parts.appender.wait();
+            let Some(outcome) = self.parts.appender.wait() else {
+                return false;
+            };
             self.appended(outcome);
         }
+        true
     }
 
-    /// Makes every submission that was taken in durable, and calls back.
-    fn drain(&mut self) {
-        self.end_append();
+    /// Makes every submission that was taken in durable, and calls back. False while an append on
+    /// another task has not ended.
+    fn drain(&mut self) -> bool {
+        if !self.end_append() {
+            return false;
+        }
         self.append();
-        self.end_append();
+        self.end_append()
     }
 
     /// Handles a full store, which has changed nothing.
@@ -529,7 +591,13 @@ impl Worker {
         }
         let group = self.group.encoder.len() as u64;
         let bytes = group.max(self.parts.options.group_bytes.as_u64());
-        match self.runtime.block_on(self.parts.store.make_room(bytes)) {
+        let room = self.parts.store.make_room(bytes);
+        let room = match &self.runtime {
+            Some(runtime) => runtime.block_on(room),
+            // The store of a simulation answers at once.
+            None => room.now_or_never().unwrap_or(Ok(())),
+        };
+        match room {
             Ok(()) => {
                 tracing::info!("the metadata log has room again");
                 self.full_until = None;
@@ -594,8 +662,7 @@ impl Worker {
             return;
         }
         // Records answered from memory are in the directory but perhaps not in the log.
-        self.drain();
-        if self.parts.health.check_room().is_err() {
+        if !self.drain() || self.parts.health.check_room().is_err() {
             return;
         }
         let due = self.parts.retention.due(self.parts.last);

@@ -1,0 +1,94 @@
+//! The seams between kvpool and the machine: the time since boot, randomness, and work on other threads.
+//!
+//! The daemons and the client take these from here only. So a simulation can take the machine's place (ADR 0052):
+//! the feature `simulation` adds the module of that name. Without the feature, each function is a plain call of the
+//! machine, and costs no more.
+//!
+//! Timers and intervals come from `tokio::time`, which a simulation pauses.
+
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "simulation")]
+pub mod simulation;
+
+use rand::distr::uniform::{SampleRange, SampleUniform};
+use rand::distr::{Distribution, StandardUniform};
+use std::time::Duration;
+
+/// The time since the machine's boot (`CLOCK_BOOTTIME`). It counts while the machine sleeps, and nobody can set it.
+pub fn boot_time() -> Duration {
+    #[cfg(feature = "simulation")]
+    if let Some(now) = simulation::now() {
+        return now;
+    }
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    // The clock begins at zero and only grows, so neither part is negative.
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
+}
+
+/// A random value that nobody can guess.
+pub fn random<T>() -> T
+where
+    StandardUniform: Distribution<T>,
+{
+    #[cfg(feature = "simulation")]
+    if let Some(value) = simulation::draw(|generator| StandardUniform.sample(generator)) {
+        return value;
+    }
+    rand::random()
+}
+
+/// A random value in `range`, which must not be empty.
+pub fn random_range<T: SampleUniform>(range: impl SampleRange<T> + Clone) -> T {
+    #[cfg(feature = "simulation")]
+    if let Some(value) =
+        simulation::draw(|generator| range.clone().sample_single(generator).ok()).flatten()
+    {
+        return value;
+    }
+    rand::random_range(range)
+}
+
+/// Why [`blocking`] has no result: the work panicked, or the runtime shuts down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unfinished;
+
+/// Runs `work`, which may block, on a thread beside the runtime's.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Unfinished> {
+    #[cfg(feature = "simulation")]
+    if simulation::is_entered() {
+        return Ok(work());
+    }
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|_| Unfinished)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_boot_clock_does_not_go_back() {
+        let first = boot_time();
+        assert!(first > Duration::ZERO);
+        assert!(boot_time() >= first);
+    }
+
+    #[test]
+    fn random_values_differ_and_stay_in_their_range() {
+        assert_ne!(random::<u128>(), random::<u128>());
+        assert!((0.5..=1.0).contains(&random_range(0.5..=1.0)));
+    }
+
+    #[tokio::test]
+    async fn work_that_panics_is_unfinished() {
+        assert_eq!(blocking(|| 7).await, Ok(7));
+        let panics = blocking(|| -> u8 { panic!("a fault in the work") });
+        assert_eq!(panics.await, Err(Unfinished));
+    }
+}

@@ -1,0 +1,167 @@
+//! The rules of the whole pool, checked all the time and at the end.
+
+use crate::history::bytes_of;
+use crate::life::Life;
+use crate::load::{connect, name};
+use crate::plan::{Fault, Process};
+use crate::world::World;
+use kvpool_client::{Client, PutOutcome};
+use kvpool_master::pool::Pool;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// Once faults and load end, every call ends within this time.
+const CALLS_END: Duration = Duration::from_secs(8);
+/// Once nothing runs, the pool is at rest within this time: grants and leases end, all extents are fenced, and
+/// nodes that were away are back.
+const REST: Duration = Duration::from_secs(40);
+
+/// The pools of the masters that lead now.
+fn leading(world: &World) -> Vec<(usize, Arc<Pool>)> {
+    let masters = world.net.masters().into_iter();
+    let pools = masters.filter_map(|(number, seat)| Some((number, seat.pool().ok()?)));
+    pools.filter(|(_, pool)| pool.leads()).collect()
+}
+
+/// What holds at every moment: one leader, exact accounts, no two uses of one extent.
+pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
+    let leading = leading(world);
+    if let [(one, first), (other, second), ..] = leading.as_slice() {
+        return Err(format!(
+            "m{one} leads in epoch {} and m{other} leads in epoch {}",
+            first.epoch, second.epoch
+        ));
+    }
+    for (number, pool) in &leading {
+        pool.audit()
+            .map_err(|wrong| format!("m{number} in epoch {}: {wrong}", pool.epoch))?;
+    }
+    Ok(())
+}
+
+/// Why the pool is not at rest yet.
+fn unrest(world: &World) -> Result<Arc<Pool>, String> {
+    let leading = leading(world);
+    let Some((number, pool)) = leading.first() else {
+        return Err("nobody leads".to_owned());
+    };
+    let open = pool.reservations();
+    if open > 0 {
+        return Err(format!("{open} puts are open at m{number}"));
+    }
+    for segment in pool.placement.segments().iter() {
+        if segment.quarantined() > 0 {
+            return Err(format!(
+                "{} bytes of segment {} are in quarantine",
+                segment.quarantined(),
+                segment.id
+            ));
+        }
+    }
+    for node in 0..world.plan.nodes {
+        let Some(port) = world.net.node(node) else {
+            return Err(format!("n{node} is down"));
+        };
+        if !port.node.is_connected() {
+            return Err(format!("n{node} has no session"));
+        }
+        let census = port.node.census();
+        if census.receives > 0 || census.tickets > 0 {
+            return Err(format!("n{node} is not idle: {census:?}"));
+        }
+        let incarnation = port.node.incarnation();
+        let members = pool.members.all();
+        let known = members.iter().find(|one| one.incarnation == incarnation);
+        if known.is_none_or(|known| !known.is_readable()) {
+            return Err(format!("n{node} is not readable at m{number}"));
+        }
+    }
+    Ok(Arc::clone(pool))
+}
+
+/// The end of a history: every call ends, the pool comes to rest, and it works.
+pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
+    let begun = Instant::now();
+    while world.load.running.load(Ordering::Acquire) > 0 {
+        if begun.elapsed() > CALLS_END {
+            let running = world.load.running.load(Ordering::Acquire);
+            return Err(format!("{running} calls have not ended"));
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    let begun = Instant::now();
+    let pool = loop {
+        match unrest(world) {
+            Ok(pool) => break pool,
+            Err(why) if begun.elapsed() > REST => {
+                return Err(format!("the pool does not come to rest: {why}"));
+            }
+            Err(_) => sleep(Duration::from_millis(20)).await,
+        }
+        if world.has_failed() {
+            return Ok(());
+        }
+    };
+    world.trace.note(
+        "----",
+        format_args!(
+            "at rest within {} ms, {} blocks",
+            begun.elapsed().as_millis(),
+            pool.blocks()
+        ),
+    );
+    let life = Life::default();
+    let client = connect(&world.net, 99, &life, world.plan.masters()).await;
+    if world.plan.keeps_all && !may_lose(world) {
+        all_is_there(world, &client).await?;
+    }
+    has_room(world, &client).await?;
+    of_the_pool(world)
+}
+
+/// Whether a node lost its memory.
+fn may_lose(world: &World) -> bool {
+    let faults = world.plan.faults.iter();
+    let mut faults = faults.map(|(_, fault)| fault);
+    faults.any(|fault| matches!(fault, Fault::Crash(Process::Node(_), _) | Fault::Leave(..)))
+}
+
+/// Invariant 5: every acknowledged block is readable.
+async fn all_is_there(world: &World, client: &Client) -> Result<(), String> {
+    let stored = world.load.history.lock().stored();
+    for key in stored {
+        match client.get(&name(key)).await {
+            Ok(Some(_)) => {}
+            Ok(None) => {
+                return Err(format!(
+                    "key {key} was acknowledged, nothing was evicted or removed, and it is gone"
+                ));
+            }
+            Err(error) => return Err(format!("key {key} was acknowledged: {error}")),
+        }
+    }
+    Ok(())
+}
+
+/// The largest block finds room, and comes back.
+async fn has_room(world: &World, client: &Client) -> Result<(), String> {
+    let (key, length) = (1_000_000, world.plan.longest_block);
+    let bytes = bytes_of(key, 1, usize::try_from(length).unwrap_or(17));
+    match client.put(&name(key), bytes.clone()).await {
+        Ok(PutOutcome::Stored { .. }) => {}
+        Ok(PutOutcome::Present) => return Err("a key that nobody put is present".to_owned()),
+        Err(error) => {
+            return Err(format!(
+                "a put into the pool at rest does not get room: {error}"
+            ));
+        }
+    }
+    match client.get(&name(key)).await {
+        Ok(Some(found)) if found == bytes => Ok(()),
+        Ok(Some(_)) => Err("wrong bytes from the pool at rest".to_owned()),
+        Ok(None) => Err("a block that was just put is absent".to_owned()),
+        Err(error) => Err(format!("a get from the pool at rest fails: {error}")),
+    }
+}

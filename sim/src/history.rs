@@ -1,0 +1,230 @@
+//! What clients did, and what they may see of it.
+//!
+//! Every put writes bytes of its own, which name it. So a get shows which put it saw. The rules, for each get of a
+//! key:
+//!
+//! 1. The bytes are those of one put of this key, whole.
+//! 2. That put had begun before the get ended, and did not fail.
+//! 3. No later upsert or removal of the key had ended one lease, and the time of a fail-over, before the get began:
+//!    until then a reader may use a location that it remembers.
+//! 4. A version names one put.
+
+use crate::entropy::splitmix;
+use crate::plan::Process;
+use kvpool_types::Version;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// The number of a put.
+pub(crate) type PutNumber = u64;
+
+/// What became of an operation that changes a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Running,
+    /// It is done, at this time.
+    Done(Instant),
+    /// A put found the key present. The block may be its own: the answer to an earlier attempt was lost.
+    Present,
+    /// It changed nothing, and never will.
+    Failed,
+    /// It may be done, or may still be.
+    Unknown,
+}
+
+/// A put or a removal.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    begun: Instant,
+    outcome: Outcome,
+    /// The bytes of a put; `None`: a removal.
+    length: Option<usize>,
+    replaces: bool,
+}
+
+/// All operations on one key.
+#[derive(Debug, Default)]
+struct OfKey {
+    changes: BTreeMap<PutNumber, Change>,
+    versions: BTreeMap<u64, PutNumber>,
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    keys: BTreeMap<u64, OfKey>,
+    next: PutNumber,
+    grace: Duration,
+}
+
+/// The bytes that put `number` of `key` writes.
+pub(crate) fn bytes_of(key: u64, number: PutNumber, length: usize) -> Vec<u8> {
+    let mut state = number ^ (key << 40) ^ 0x5bd1_e995;
+    let mut bytes = Vec::with_capacity(length + 24);
+    bytes.extend_from_slice(&number.to_le_bytes());
+    bytes.extend_from_slice(&key.to_le_bytes());
+    while bytes.len() < length {
+        bytes.extend_from_slice(&splitmix(&mut state).to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+impl History {
+    /// An empty history. A change is seen by all `grace` after its end.
+    pub(crate) fn new(grace: Duration) -> Self {
+        Self {
+            grace,
+            ..Self::default()
+        }
+    }
+
+    /// A put of `length` bytes, or a removal, begins.
+    pub(crate) fn begin(&mut self, key: u64, length: Option<usize>, replaces: bool) -> PutNumber {
+        self.next += 1;
+        let change = Change {
+            begun: Instant::now(),
+            outcome: Outcome::Running,
+            length,
+            replaces,
+        };
+        let changes = &mut self.keys.entry(key).or_default().changes;
+        changes.insert(self.next, change);
+        self.next
+    }
+
+    pub(crate) fn end(&mut self, key: u64, number: PutNumber, outcome: Outcome) {
+        let of_key = self.keys.entry(key).or_default();
+        if let Some(change) = of_key.changes.get_mut(&number) {
+            change.outcome = outcome;
+        }
+    }
+
+    /// The keys of acknowledged puts, once nothing runs.
+    pub(crate) fn stored(&self) -> Vec<u64> {
+        let is_stored = |change: &Change| {
+            let is_there = matches!(change.outcome, Outcome::Done(_) | Outcome::Present);
+            change.length.is_some() && is_there
+        };
+        let keys = self.keys.iter();
+        let stored = keys.filter(|(_, of_key)| of_key.changes.values().any(is_stored));
+        stored.map(|(key, _)| *key).collect()
+    }
+
+    /// Judges what a get saw, which `who` began at `begun`.
+    pub(crate) fn see(
+        &mut self,
+        who: Process,
+        key: u64,
+        begun: Instant,
+        bytes: &[u8],
+        version: Version,
+    ) -> Result<PutNumber, String> {
+        let wrong =
+            |what: String| Err(format!("{who} gets key {key} of version {version}: {what}"));
+        let (Some(number), Some(named)) = (number_at(bytes, 0), number_at(bytes, 8)) else {
+            return wrong(format!("{} bytes that nobody put", bytes.len()));
+        };
+        let Some(of_key) = self.keys.get_mut(&key) else {
+            return wrong("nobody ever put it".to_owned());
+        };
+        let Some(put) = of_key.changes.get(&number).copied() else {
+            return wrong(format!("wrong bytes, of put {number} of key {named}"));
+        };
+        let length = put.length.unwrap_or(0);
+        if bytes != bytes_of(key, number, length) {
+            return wrong(format!(
+                "wrong bytes, {} of them, where put {number} wrote {length}",
+                bytes.len()
+            ));
+        }
+        if put.outcome == Outcome::Failed {
+            return wrong(format!("put {number}, which has failed, is visible"));
+        }
+        let first = *of_key.versions.entry(version.0).or_insert(number);
+        if first != number {
+            return wrong(format!("it names put {first} and put {number}"));
+        }
+        let Outcome::Done(done) = put.outcome else {
+            return Ok(number);
+        };
+        for (later, change) in &of_key.changes {
+            let replaces = change.length.is_none() || change.replaces;
+            if let Outcome::Done(seen) = change.outcome
+                && replaces
+                && change.begun > done
+                && seen + self.grace < begun
+            {
+                return wrong(format!(
+                    "put {number} is visible, {} ms after the end of {} {later}, which came after it",
+                    (begun - seen).as_millis(),
+                    if change.length.is_none() {
+                        "removal"
+                    } else {
+                        "upsert"
+                    },
+                ));
+            }
+        }
+        Ok(number)
+    }
+}
+
+fn number_at(bytes: &[u8], at: usize) -> Option<u64> {
+    let number = bytes.get(at..)?.first_chunk()?;
+    Some(u64::from_le_bytes(*number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHO: Process = Process::Client(0);
+
+    fn seen(history: &mut History, number: PutNumber, version: u64) -> Result<PutNumber, String> {
+        let bytes = bytes_of(1, number, 100);
+        history.see(WHO, 1, Instant::now(), &bytes, Version(version))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replaced_put_may_be_seen_for_one_grace_and_not_longer() {
+        let mut history = History::new(Duration::from_secs(1));
+        let first = history.begin(1, Some(100), false);
+        history.end(1, first, Outcome::Done(Instant::now()));
+        tokio::time::advance(Duration::from_millis(5)).await;
+        let second = history.begin(1, Some(100), true);
+        history.end(1, second, Outcome::Done(Instant::now()));
+        tokio::time::advance(Duration::from_millis(900)).await;
+        assert_eq!(seen(&mut history, first, 1), Ok(first));
+        tokio::time::advance(Duration::from_millis(200)).await;
+        assert!(seen(&mut history, first, 1).unwrap_err().contains("upsert"));
+        assert_eq!(seen(&mut history, second, 2), Ok(second));
+        assert!(
+            seen(&mut history, second, 1)
+                .unwrap_err()
+                .contains("it names")
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_puts_and_strange_bytes_are_noticed() {
+        let mut history = History::new(Duration::ZERO);
+        let put = history.begin(1, Some(100), false);
+        history.end(1, put, Outcome::Failed);
+        assert!(
+            seen(&mut history, put, 1)
+                .unwrap_err()
+                .contains("has failed")
+        );
+        assert!(
+            seen(&mut history, put + 1, 1)
+                .unwrap_err()
+                .contains("wrong bytes")
+        );
+        let mut bytes = bytes_of(1, put, 100);
+        bytes[50] ^= 1;
+        let wrong = history.see(WHO, 1, Instant::now(), &bytes, Version(1));
+        assert!(wrong.unwrap_err().contains("wrong bytes"));
+    }
+}

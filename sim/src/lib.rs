@@ -1,0 +1,40 @@
+//! A whole pool in one thread and in virtual time: masters, store nodes, clients, a store and a network. One seed
+//! decides everything, so that a failure can be repeated.
+//!
+//! ```text
+//!   seed ─► Plan ─► World ──┬─ masters   Pool, journal, standby, services    (production)
+//!             ▲             ├─ nodes     fence, memory, session              (production)
+//!             │ shrink      ├─ clients   put, get, leases, masters           (production)
+//!             │             ├─ Net       calls, sessions, links              (simulated)
+//!           Report ◄────────┤─ Disk      log, snapshots, election            (simulated)
+//!        violation, trace   └─ checks    bytes, history, accounts, rest
+//! ```
+//!
+//! What is production code stays as it is: time and randomness come through `kvpool_seams`, timers through
+//! `tokio::time`, and what are threads in production are tasks of one runtime here. [ADR
+//! 0052](../../docs/adr/0052-deterministic-simulation.md) says why, and what is out of reach.
+//!
+//! ```sh
+//! cargo xtask simulate --seeds 1000            # many histories; a failure is made smaller and printed
+//! cargo xtask simulate --seed 4711 --trace     # one, with its trace
+//! ```
+
+mod checks;
+mod clock;
+mod dice;
+mod entropy;
+mod history;
+mod life;
+mod link;
+mod load;
+mod master;
+mod net;
+mod plan;
+mod shrink;
+mod store;
+mod trace;
+mod world;
+
+pub use plan::{Fault, Noise, Plan, Process};
+pub use shrink::shrink;
+pub use world::{Report, run};

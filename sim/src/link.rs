@@ -1,0 +1,370 @@
+//! A client's link to a store node: the node's real fence judges every request, and the bytes move in pieces
+//! between real memory, late and interrupted as they are on sockets.
+
+use crate::life::Life;
+use crate::net::{Fate, Net, NodePort, Receive};
+use crate::plan::Process;
+use futures::future::BoxFuture;
+use kvpool_transport::checksum::{ChunkedSum, checksum};
+use kvpool_transport::host::{Abort, Admission, Host, Refused};
+use kvpool_transport::{
+    Link, ReadOp, Slice, SumsOp, TransferError, TransferResult, TransportKind, WriteOp,
+};
+use kvpool_types::wire::data::{Hello, ReadItem, WriteRequest};
+use kvpool_types::wire::frame;
+use kvpool_types::{
+    Checksum, ChecksumAlgorithm, ClientId, Code, Epoch, Extent, Grant, Incarnation, Offset, Token,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use tokio::sync::oneshot;
+use tokio::time::sleep;
+
+/// Blocks to this size are written in one step at the node.
+const AT_ONCE: u64 = 16 << 10;
+/// Larger ones come in pieces of this size.
+const PIECE: usize = 32 << 10;
+
+/// See the module's documentation.
+#[derive(Clone)]
+pub(crate) struct SimLink {
+    net: Arc<Net>,
+    from: Process,
+    node: usize,
+    incarnation: Incarnation,
+    /// The client's process.
+    life: Life,
+    port: NodePort,
+    connection: Arc<Connection>,
+}
+
+/// One connection, which the node may abort.
+#[derive(Debug, Default)]
+struct Connection {
+    is_aborted: AtomicBool,
+}
+
+impl Abort for Connection {
+    fn abort(&self) {
+        self.is_aborted.store(true, Ordering::Release);
+    }
+}
+
+impl std::fmt::Debug for SimLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "link from {} to n{}", self.from, self.node)
+    }
+}
+
+/// Bytes that are arriving at a node.
+struct Receiving {
+    net: Arc<Net>,
+    receive: Receive,
+}
+
+impl Receiving {
+    fn new(link: &SimLink, grant: Grant) -> Self {
+        let receive = Receive {
+            life: link.port.life.clone(),
+            grant,
+        };
+        link.net.receive(&receive);
+        let net = Arc::clone(&link.net);
+        Self { net, receive }
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.net.received(&self.receive);
+    }
+}
+
+fn error(code: Code, message: impl Into<String>) -> TransferError {
+    TransferError {
+        code,
+        message: message.into(),
+    }
+}
+
+fn refused(refused: Refused) -> TransferError {
+    error(refused.code, refused.message)
+}
+
+/// Opens a link.
+pub(crate) async fn dial(
+    net: Arc<Net>,
+    from: Process,
+    life: Life,
+    address: String,
+    incarnation: Incarnation,
+    deadline: Instant,
+) -> Result<Arc<dyn Link>, TransferError> {
+    let late = || {
+        error(
+            Code::DeadlineExceeded,
+            "the connection was not opened in time",
+        )
+    };
+    let opened = async {
+        life.check().await;
+        let Some((node, port)) = net.node_at(&address) else {
+            return Err(error(Code::Unreachable, "connection refused"));
+        };
+        if net.pass(from, Process::Node(node)).await == Fate::Lost
+            || net.pass(Process::Node(node), from).await == Fate::Lost
+        {
+            std::future::pending::<()>().await;
+        }
+        life.check().await;
+        if port.life.is_over() {
+            return Err(error(Code::Unreachable, "connection reset"));
+        }
+        let hello = Hello {
+            min_version: frame::MIN_VERSION,
+            max_version: frame::VERSION,
+            cluster: net.cluster.lock().unwrap_or_default(),
+            client: ClientId::default(),
+            incarnation,
+            checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
+            token: Token::default(),
+        };
+        port.node.host().hello(&hello).map_err(refused)?;
+        Ok(Arc::new(SimLink {
+            net: Arc::clone(&net),
+            from,
+            node,
+            incarnation,
+            life: life.clone(),
+            port,
+            connection: Arc::default(),
+        }) as Arc<dyn Link>)
+    };
+    let opened = tokio::time::timeout_at(deadline.into(), opened).await;
+    opened.unwrap_or_else(|_| Err(late()))
+}
+
+impl SimLink {
+    fn is_broken(&self) -> bool {
+        self.port.life.is_over() || self.connection.is_aborted.load(Ordering::Acquire)
+    }
+
+    fn host(&self) -> Arc<dyn Host> {
+        self.port.node.host()
+    }
+
+    /// Asks the node. The node does its part also when the caller gives up meanwhile; a request that is late
+    /// arrives late.
+    fn ask<T: Send + 'static>(
+        &self,
+        count: usize,
+        deadline: Instant,
+        work: impl Future<Output = Vec<Result<T, TransferError>>> + Send + 'static,
+    ) -> BoxFuture<'static, Vec<Result<T, TransferError>>> {
+        let link = self.clone();
+        let (done, answered) = oneshot::channel();
+        let node_part = async move {
+            let (from, to) = (link.from, Process::Node(link.node));
+            if link.net.pass(from, to).await == Fate::Lost {
+                link.connection.abort();
+                return;
+            }
+            // What a client sent before it died is on its way all the same.
+            if link.is_broken() {
+                let _left = done.send(None);
+                return;
+            }
+            let answer = link.port.life.run(work).await;
+            let answer = answer.filter(|_| !link.is_broken());
+            if link.net.pass(to, from).await == Fate::Arrived {
+                let _left = done.send(answer);
+            } else {
+                link.connection.abort();
+            }
+        };
+        tokio::spawn(node_part);
+        let life = self.life.clone();
+        Box::pin(async move {
+            let all = |code, text: &str| (0..count).map(|_| Err(error(code, text))).collect();
+            let answered = tokio::time::timeout_at(deadline.into(), answered).await;
+            life.check().await;
+            match answered {
+                Ok(Ok(Some(outcomes))) => outcomes,
+                Ok(_) => all(Code::Unreachable, "the connection broke"),
+                Err(_) => all(Code::DeadlineExceeded, "no answer in time"),
+            }
+        })
+    }
+
+    /// The node's part of a read: the bytes as they were sent, a piece at a time.
+    async fn read_at_node(self, epoch: Epoch, op: ReadOp) -> Result<Vec<u8>, TransferError> {
+        let item = ReadItem {
+            extent: op.extent,
+            from: op.from,
+            length: op.length(),
+            right: op.right,
+        };
+        let abort: Arc<dyn Abort> = self.connection.clone();
+        let slice = self
+            .host()
+            .admit_read(epoch, self.incarnation, &item, &abort)
+            .map_err(refused)?;
+        let mut bytes = vec![0; slice.length().as_usize()];
+        let mut at = 0;
+        for piece in bytes.chunks_mut(PIECE) {
+            if at > 0 {
+                sleep(self.net.dice.micros(20, 3_000)).await;
+            }
+            if self.is_broken() {
+                return Err(error(Code::Unreachable, "the connection broke"));
+            }
+            slice.read_at(Offset(at), piece);
+            at += piece.len() as u64;
+        }
+        if self.net.dice.chance(self.net.noise().flipped) {
+            let at = self.net.dice.index(bytes.len());
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte ^= 1 << self.net.dice.below(8);
+            }
+            self.net.trace.note(
+                self.from,
+                format_args!("gets a wrong byte of {}", op.extent),
+            );
+        }
+        Ok(bytes)
+    }
+
+    /// The node's part of a write.
+    async fn write_at_node(self, op: WriteOp) -> Result<Checksum, TransferError> {
+        let bytes: Vec<u8> = op.from.iter().flat_map(Slice::to_vec).collect();
+        let mut sums = ChunkedSum::for_length(op.grant.extent.length);
+        sums.update(&bytes);
+        let sums = sums.finish();
+        let code = if bytes.len() as u64 <= AT_ONCE {
+            let request = WriteRequest {
+                incarnation: self.incarnation,
+                grants: vec![op.grant],
+            };
+            let mut payload = bytes;
+            for sum in &sums.chunks {
+                payload.extend_from_slice(&sum.0.to_le_bytes());
+            }
+            let codes = self.host().write_now(&request, &payload);
+            codes.first().copied().unwrap_or(Code::Internal)
+        } else {
+            let abort: Arc<dyn Abort> = self.connection.clone();
+            match self.host().admit_write(self.incarnation, &op.grant, abort) {
+                Admission::Refuse(why) => return Err(refused(why)),
+                Admission::Write(guard) => {
+                    let receiving = Receiving::new(&self, op.grant);
+                    let mut at = 0;
+                    for piece in bytes.chunks(PIECE) {
+                        let pause = if self.net.dice.chance(self.net.noise().slow) {
+                            self.net.dice.micros(10_000, 4_000_000)
+                        } else {
+                            self.net.dice.micros(20, 3_000)
+                        };
+                        sleep(pause).await;
+                        self.net.running(self.from).await;
+                        if self.is_broken() || self.life.is_over() {
+                            return Err(error(Code::Unreachable, "the connection broke"));
+                        }
+                        guard.target().write_at(Offset(at), piece);
+                        at += piece.len() as u64;
+                    }
+                    // Once it has finished, the extent may belong to another at once.
+                    drop(receiving);
+                    guard.finish(sums.chunks.clone())
+                }
+            }
+        };
+        match code {
+            Code::Ok => Ok(sums.whole),
+            code => Err(error(code, "refused by the node")),
+        }
+    }
+}
+
+impl Link for SimLink {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Tcp
+    }
+
+    fn read(
+        &self,
+        epoch: Epoch,
+        ops: Vec<ReadOp>,
+        deadline: Instant,
+    ) -> BoxFuture<'static, Vec<TransferResult>> {
+        let (link, asked) = (self.clone(), ops.clone());
+        let arrived = self.ask(ops.len(), deadline, async move {
+            let mut outcomes = Vec::with_capacity(asked.len());
+            for op in asked {
+                outcomes.push(link.clone().read_at_node(epoch, op).await);
+            }
+            outcomes
+        });
+        Box::pin(async move {
+            let arrived = arrived.await.into_iter().zip(ops);
+            let put_down = |(bytes, op): (Result<Vec<u8>, _>, ReadOp)| {
+                let bytes = bytes?;
+                let mut rest = bytes.as_slice();
+                for slice in &op.into {
+                    let (part, others) = rest.split_at(slice.length().as_usize());
+                    slice.write_at(Offset(0), part);
+                    rest = others;
+                }
+                Ok(checksum(&bytes))
+            };
+            arrived.map(put_down).collect()
+        })
+    }
+
+    fn write(
+        &self,
+        ops: Vec<WriteOp>,
+        deadline: Instant,
+    ) -> BoxFuture<'static, Vec<TransferResult>> {
+        let link = self.clone();
+        self.ask(ops.len(), deadline, async move {
+            let mut outcomes = Vec::with_capacity(ops.len());
+            for op in ops {
+                outcomes.push(link.clone().write_at_node(op).await);
+            }
+            outcomes
+        })
+    }
+
+    fn sums(
+        &self,
+        epoch: Epoch,
+        ops: Vec<SumsOp>,
+        deadline: Instant,
+    ) -> BoxFuture<'static, Vec<Result<Vec<Checksum>, TransferError>>> {
+        let (host, incarnation) = (self.host(), self.incarnation);
+        self.ask(ops.len(), deadline, async move {
+            let sums = ops.into_iter().map(|SumsOp { extent, right }| {
+                let item = ReadItem {
+                    right,
+                    ..ReadItem::whole(extent)
+                };
+                host.sums(epoch, incarnation, &item).map_err(refused)
+            });
+            sums.collect()
+        })
+    }
+
+    fn pin(
+        &self,
+        _: Epoch,
+        _: Extent,
+        _: Instant,
+    ) -> BoxFuture<'static, Result<Slice, TransferError>> {
+        Box::pin(async { Err(error(Code::InvalidArgument, "no shared memory")) })
+    }
+
+    fn is_open(&self) -> bool {
+        !self.is_broken()
+    }
+}

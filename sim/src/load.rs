@@ -1,0 +1,309 @@
+//! The load: clients that put, get, replace and remove blocks with the production client.
+
+use crate::dice::Dice;
+use crate::history::{History, Outcome, bytes_of};
+use crate::life::Life;
+use crate::link;
+use crate::net::{Net, master_address};
+use crate::plan::{Plan, Process};
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use kvpool_client::simulation::{Network, Unanswered};
+use kvpool_client::{
+    Client, GetBlock, GetOptions, GetOutcome, Key, Length, Namespace, Options, PutBlock, PutError,
+    PutOptions, PutOutcome, Region, Remove, RemoveError, Timeouts, TransportChoice,
+};
+use kvpool_transport::{Link, TransferError};
+use kvpool_types::{HostId, Incarnation};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// How long operations may take.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// How much later than its deadline a call may return.
+const GRACE: Duration = Duration::from_millis(600);
+
+/// What clients share, and count.
+#[derive(Debug)]
+pub(crate) struct Load {
+    pub(crate) net: Arc<Net>,
+    pub(crate) history: Mutex<History>,
+    pub(crate) violations: Mutex<Vec<String>>,
+    pub(crate) is_over: AtomicBool,
+    pub(crate) running: AtomicU64,
+    pub(crate) puts: AtomicU64,
+    pub(crate) hits: AtomicU64,
+    pub(crate) misses: AtomicU64,
+    pub(crate) failures: AtomicU64,
+}
+
+/// One client's way to all others.
+#[derive(Debug)]
+struct Wires {
+    net: Arc<Net>,
+    from: Process,
+    life: Life,
+}
+
+impl Network for Wires {
+    fn call(
+        &self,
+        address: &str,
+        method: &'static str,
+        request: Bytes,
+    ) -> BoxFuture<'static, Result<Bytes, Unanswered>> {
+        let net = Arc::clone(&self.net);
+        let (from, life) = (self.from, self.life.clone());
+        Box::pin(net.call(from, life, address.to_owned(), method, request))
+    }
+
+    fn dial(
+        &self,
+        address: &str,
+        incarnation: Incarnation,
+        deadline: std::time::Instant,
+    ) -> BoxFuture<'static, Result<Arc<dyn Link>, TransferError>> {
+        Box::pin(link::dial(
+            Arc::clone(&self.net),
+            self.from,
+            self.life.clone(),
+            address.to_owned(),
+            incarnation,
+            deadline,
+        ))
+    }
+}
+
+/// The name of a key; every third belongs to a chain behind the key before it.
+pub(crate) fn name(key: u64) -> Key {
+    let text = if key.is_multiple_of(2) {
+        format!("key-{key}")
+    } else {
+        format!("{:064x}", u128::from(key) << 64 | u128::from(key))
+    };
+    Key::parse(&text).expect("invariant: a short text is a key")
+}
+
+/// Connects a client; it tries until it can.
+pub(crate) async fn connect(net: &Arc<Net>, number: usize, life: &Life, masters: usize) -> Client {
+    loop {
+        let options = Options {
+            masters: (0..masters).map(master_address).collect(),
+            namespace: Namespace {
+                name: "simulation".to_owned(),
+                ..Namespace::default()
+            },
+            transport: TransportChoice::Tcp,
+            timeouts: Timeouts {
+                connect: TIMEOUT,
+                put: TIMEOUT,
+                get: TIMEOUT,
+                control: TIMEOUT,
+            },
+            token_file: None,
+            tcp_connections_per_node: 1,
+            ..Options::default()
+        };
+        let wires = Arc::new(Wires {
+            net: Arc::clone(net),
+            from: Process::Client(number),
+            life: life.clone(),
+        });
+        let host = HostId(1_000 + number as u128);
+        match kvpool_client::simulation::connect(options, host, wires).await {
+            Ok(client) => return client,
+            Err(error) => {
+                net.trace.note(
+                    Process::Client(number),
+                    format_args!("cannot connect: {error}"),
+                );
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// One task of one life of a client.
+pub(crate) struct Task {
+    pub(crate) load: Arc<Load>,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) who: Process,
+    pub(crate) dice: Dice,
+    pub(crate) client: Client,
+}
+
+impl Load {
+    pub(crate) fn violate(&self, what: String) {
+        self.net.trace.note("****", &what);
+        self.violations.lock().push(what);
+    }
+}
+
+/// Counts a call as running until it is dropped.
+struct Running<'l>(&'l Load);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Task {
+    pub(crate) async fn run(self) {
+        while !self.load.is_over.load(Ordering::Acquire) {
+            let pause = match self.dice.below(4) {
+                0 => self.dice.micros(0, 2_000),
+                _ => self.dice.micros(0, 150_000),
+            };
+            sleep(pause).await;
+            let key = self.dice.below(self.plan.keys);
+            let begun = Instant::now();
+            self.load.running.fetch_add(1, Ordering::AcqRel);
+            let running = Running(&self.load);
+            let what = match self.dice.below(20) {
+                0..7 => self.put(key, false).await,
+                7 if !self.plan.keeps_all => self.put(key, true).await,
+                8 if !self.plan.keeps_all => self.remove(key).await,
+                9 => self.exist().await,
+                10 => self.prefix().await,
+                _ => self.get(key).await,
+            };
+            drop(running);
+            let took = begun.elapsed();
+            self.note(format_args!("{what}, within {} ms", took.as_millis()));
+            if took > TIMEOUT + GRACE {
+                let took = took.as_millis();
+                let late = format!("{} {what}: only after {took} ms", self.who);
+                self.load.violate(late);
+            }
+        }
+    }
+
+    fn note(&self, what: impl std::fmt::Display) {
+        self.load.net.trace.note(self.who, what);
+    }
+
+    async fn put(&self, key: u64, replaces: bool) -> String {
+        let length = self.dice.between(17, self.plan.longest_block);
+        let length = usize::try_from(length).unwrap_or(17);
+        let history = || self.load.history.lock();
+        let number = history().begin(key, Some(length), replaces);
+        let bytes = bytes_of(key, number, length);
+        let mut block = PutBlock::new(name(key), Region::from(bytes).whole());
+        if key.is_multiple_of(3) && key > 0 {
+            block.parent = Some(name(key - 1));
+        }
+        let options = PutOptions {
+            replicas: u32::try_from(self.dice.between(1, 2)).unwrap_or(1),
+            upsert: replaces,
+            ..PutOptions::default()
+        };
+        let outcome = self.client.batch_put(vec![block], &options).await.pop();
+        let verb = if replaces { "upsert" } else { "put" };
+        let (ended, said) = match outcome {
+            Some(Ok(PutOutcome::Stored { replicas })) => {
+                self.load.puts.fetch_add(1, Ordering::Relaxed);
+                let now = Outcome::Done(Instant::now());
+                (now, format!("stored {replicas} times"))
+            }
+            Some(Ok(PutOutcome::Present)) => (Outcome::Present, "present already".to_owned()),
+            Some(Err(PutError::OutcomeUnknown { code, .. })) => {
+                (Outcome::Unknown, format!("outcome unknown ({code})"))
+            }
+            Some(Err(error)) => {
+                self.load.failures.fetch_add(1, Ordering::Relaxed);
+                (Outcome::Failed, format!("failed: {error}"))
+            }
+            None => (Outcome::Unknown, "no outcome".to_owned()),
+        };
+        history().end(key, number, ended);
+        format!("{verb} {number} of key {key}, {length} bytes: {said}")
+    }
+
+    async fn remove(&self, key: u64) -> String {
+        let number = self.load.history.lock().begin(key, None, true);
+        let removed = self
+            .client
+            .remove(Remove::Keys(vec![name(key)]), self.dice.chance(500))
+            .await;
+        let (ended, said) = match removed {
+            // A leased block stays; then nothing says that it is gone.
+            Ok(removed) if removed.removed > 0 => {
+                (Outcome::Done(Instant::now()), format!("{removed:?}"))
+            }
+            Ok(removed) => (Outcome::Failed, format!("{removed:?}")),
+            Err(error @ RemoveError::Failed(_)) => (Outcome::Failed, error.to_string()),
+            Err(error) => (Outcome::Unknown, error.to_string()),
+        };
+        self.load.history.lock().end(key, number, ended);
+        format!("remove {number} of key {key}: {said}")
+    }
+
+    async fn get(&self, key: u64) -> String {
+        let begun = Instant::now();
+        let memory = Region::allocate(Length(self.plan.longest_block));
+        let gets = vec![GetBlock::new(name(key), memory.whole())];
+        let options = GetOptions {
+            release: self.dice.chance(200),
+            ..GetOptions::default()
+        };
+        let outcome = self.client.batch_get(gets, &options).await.pop();
+        match outcome {
+            Some(Ok(GetOutcome::Hit { length, version })) => {
+                self.load.hits.fetch_add(1, Ordering::Relaxed);
+                let bytes = memory.whole().to_vec();
+                let bytes = bytes.get(..length.as_usize()).unwrap_or_default();
+                let seen = self
+                    .load
+                    .history
+                    .lock()
+                    .see(self.who, key, begun, bytes, version);
+                match seen {
+                    Ok(number) => format!("get of key {key}: put {number}, version {version}"),
+                    Err(wrong) => {
+                        self.load.violate(wrong);
+                        format!("get of key {key}: wrong")
+                    }
+                }
+            }
+            Some(Ok(GetOutcome::Miss)) => {
+                self.load.misses.fetch_add(1, Ordering::Relaxed);
+                format!("get of key {key}: miss")
+            }
+            Some(Err(error)) => {
+                self.load.failures.fetch_add(1, Ordering::Relaxed);
+                format!("get of key {key} failed: {error}")
+            }
+            None => format!("get of key {key}: no outcome"),
+        }
+    }
+
+    fn some_keys(&self) -> Vec<Key> {
+        let first = self.dice.below(self.plan.keys);
+        (first..self.plan.keys.min(first + 6)).map(name).collect()
+    }
+
+    async fn exist(&self) -> String {
+        let keys = self.some_keys();
+        match self.client.is_exist(&keys).await {
+            Ok(present) => format!("exist: {present:?}"),
+            Err(error) => format!("exist failed: {error}"),
+        }
+    }
+
+    async fn prefix(&self) -> String {
+        match self.client.match_prefix(&self.some_keys()).await {
+            Ok(prefix) => {
+                // Held for a while, as an engine does that is about to get the blocks.
+                let blocks = prefix.blocks;
+                sleep(self.dice.micros(0, 60_000)).await;
+                drop(prefix);
+                format!("match_prefix: {blocks}")
+            }
+            Err(error) => format!("match_prefix failed: {error}"),
+        }
+    }
+}

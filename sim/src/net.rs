@@ -1,0 +1,455 @@
+//! The network between the processes: it delays, reorders, repeats and loses messages, and is cut.
+
+use crate::dice::Dice;
+use crate::life::Life;
+use crate::plan::{Noise, Process};
+use crate::trace::Trace;
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use kvpool_client::simulation::Unanswered;
+use kvpool_master::leadership::Seat;
+use kvpool_master::service::{NodesService, PoolService};
+use kvpool_proto as proto;
+use kvpool_store_node::simulation::{Inbox, Node, Outgoing};
+use kvpool_types::{ClusterId, Code, Grant};
+use parking_lot::Mutex;
+use prost::Message;
+use proto::pool_server::Pool as _;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code as GrpcCode, Request, Status};
+
+/// How long a peer takes to find out that a connection is gone: keep-alive pings say so.
+const LOST_CONNECTION: Duration = Duration::from_millis(1_500);
+/// Messages on their way in one session of a node.
+const SESSION_QUEUE: usize = 256;
+
+/// A kvmaster's ports.
+pub(crate) struct MasterPort {
+    pub(crate) life: Life,
+    pub(crate) seat: Arc<Seat>,
+    pub(crate) pool: PoolService,
+    pub(crate) nodes: NodesService,
+}
+
+/// A store node's port.
+#[derive(Clone)]
+pub(crate) struct NodePort {
+    pub(crate) life: Life,
+    pub(crate) node: Arc<Node>,
+}
+
+/// See the module's documentation.
+pub(crate) struct Net {
+    pub(crate) trace: Arc<Trace>,
+    pub(crate) dice: Dice,
+    noise: Mutex<Noise>,
+    cuts: Mutex<BTreeMap<(Process, Process), Instant>>,
+    stops: Mutex<BTreeMap<Process, Instant>>,
+    masters: Mutex<BTreeMap<usize, Arc<MasterPort>>>,
+    nodes: Mutex<BTreeMap<usize, NodePort>>,
+    /// The pool's id, once a master has said it.
+    pub(crate) cluster: Mutex<Option<ClusterId>>,
+    pub(crate) messages: AtomicU64,
+    /// Receives in progress at each life of a node: segment, range and grant.
+    receives: Mutex<Vec<Receive>>,
+    /// Whether readers must always find the right bytes, because nothing makes bytes wrong and no lease ends early.
+    reads_are_right: bool,
+    pub(crate) violations: Mutex<Vec<String>>,
+}
+
+/// Bytes that a node lets in.
+#[derive(Clone, Debug)]
+pub(crate) struct Receive {
+    pub(crate) life: Life,
+    pub(crate) grant: Grant,
+}
+
+impl Receive {
+    fn meets(&self, other: &Self) -> bool {
+        let (one, two) = (self.grant.extent, other.grant.extent);
+        self.life.is_same(&other.life)
+            && one.segment == two.segment
+            && one.offset.0 < two.offset.0 + two.length.0
+            && two.offset.0 < one.offset.0 + one.length.0
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        self.life.is_same(&other.life) && self.grant == other.grant
+    }
+}
+
+impl std::fmt::Debug for Net {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Net").finish_non_exhaustive()
+    }
+}
+
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Arrived,
+    Lost,
+}
+
+/// The address of a master.
+pub(crate) fn master_address(master: usize) -> String {
+    format!("http://m{master}:7070")
+}
+
+/// The address of a node's data port.
+pub(crate) fn node_address(node: usize) -> String {
+    format!("n{node}:7072")
+}
+
+fn number_in(address: &str) -> Option<usize> {
+    let digits = address.trim_start_matches("http://").get(1..)?;
+    digits.split(':').next()?.parse().ok()
+}
+
+impl Net {
+    pub(crate) fn new(
+        seed: u64,
+        noise: Noise,
+        reads_are_right: bool,
+        trace: &Arc<Trace>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            trace: Arc::clone(trace),
+            dice: Dice::new(seed, 2),
+            noise: Mutex::new(noise),
+            cuts: Mutex::default(),
+            stops: Mutex::default(),
+            masters: Mutex::default(),
+            nodes: Mutex::default(),
+            cluster: Mutex::default(),
+            messages: AtomicU64::new(0),
+            receives: Mutex::default(),
+            reads_are_right,
+            violations: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn noise(&self) -> Noise {
+        *self.noise.lock()
+    }
+
+    pub(crate) fn open_master(&self, master: usize, port: MasterPort) {
+        self.masters.lock().insert(master, Arc::new(port));
+    }
+
+    pub(crate) fn open_node(&self, node: usize, port: NodePort) {
+        self.nodes.lock().insert(node, port);
+    }
+
+    pub(crate) fn close(&self, process: Process) {
+        match process {
+            Process::Master(master) => drop(self.masters.lock().remove(&master)),
+            Process::Node(node) => drop(self.nodes.lock().remove(&node)),
+            Process::Client(_) => {}
+        }
+    }
+
+    pub(crate) fn masters(&self) -> Vec<(usize, Arc<Seat>)> {
+        let masters = self.masters.lock();
+        let seats = masters.iter();
+        seats
+            .map(|(number, port)| (*number, Arc::clone(&port.seat)))
+            .collect()
+    }
+
+    pub(crate) fn node(&self, node: usize) -> Option<NodePort> {
+        self.nodes.lock().get(&node).cloned()
+    }
+
+    pub(crate) fn node_at(&self, address: &str) -> Option<(usize, NodePort)> {
+        let number = number_in(address)?;
+        Some((number, self.node(number)?))
+    }
+
+    pub(crate) fn cut(&self, from: Process, to: Process, wait: Duration) {
+        self.cuts.lock().insert((from, to), Instant::now() + wait);
+    }
+
+    pub(crate) fn stop(&self, process: Process, wait: Duration) {
+        self.stops.lock().insert(process, Instant::now() + wait);
+    }
+
+    /// Ends all faults.
+    pub(crate) fn heal(&self) {
+        *self.noise.lock() = Noise::default();
+        self.cuts.lock().clear();
+        self.stops.lock().clear();
+    }
+
+    pub(crate) fn is_cut(&self, from: Process, to: Process) -> bool {
+        let until = self.cuts.lock().get(&(from, to)).copied();
+        until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Returns once a process that was stopped goes on.
+    pub(crate) async fn running(&self, process: Process) {
+        loop {
+            let until = self.stops.lock().get(&process).copied();
+            match until.filter(|until| Instant::now() < *until) {
+                Some(until) => {
+                    // Looked at again: faults may end before their time.
+                    let step = Instant::now() + Duration::from_millis(50);
+                    sleep_until(until.min(step)).await;
+                }
+                None => return,
+            }
+        }
+    }
+
+    /// Bytes begin to arrive at a node. No two receives touch one byte, whatever the fence says.
+    pub(crate) fn receive(&self, begun: &Receive) {
+        let mut receives = self.receives.lock();
+        if let Some(other) = receives.iter().find(|other| other.meets(begun)) {
+            let (one, two) = (other.grant, begun.grant);
+            self.violations.lock().push(format!(
+                "grants {} and {} write to {} and {} at once",
+                one.id, two.id, one.extent, two.extent
+            ));
+        }
+        receives.push(begun.clone());
+    }
+
+    /// The receive has ended.
+    pub(crate) fn received(&self, ended: &Receive) {
+        self.receives.lock().retain(|receive| !receive.is(ended));
+    }
+
+    fn delay(&self) -> Duration {
+        if self.dice.chance(self.noise().slow) {
+            self.dice.micros(20_000, 3_000_000)
+        } else {
+            self.dice.micros(50, 2_000)
+        }
+    }
+
+    /// The way of one message.
+    pub(crate) async fn pass(&self, from: Process, to: Process) -> Fate {
+        self.messages.fetch_add(1, Ordering::Relaxed);
+        self.running(from).await;
+        if self.is_cut(from, to) {
+            return Fate::Lost;
+        }
+        sleep(self.delay()).await;
+        self.running(to).await;
+        if self.is_cut(from, to) || self.dice.chance(self.noise().lost) {
+            return Fate::Lost;
+        }
+        Fate::Arrived
+    }
+
+    /// A client's call of a master.
+    pub(crate) async fn call(
+        self: Arc<Self>,
+        from: Process,
+        life: Life,
+        address: String,
+        method: &'static str,
+        request: Bytes,
+    ) -> Result<Bytes, Unanswered> {
+        let broken = |what: &str| Unanswered::Failed(Status::new(GrpcCode::Unavailable, what));
+        life.check().await;
+        if method == "ReportReplicas" && self.reads_are_right && reports_wrong_bytes(&request) {
+            let wrong = format!("{from} found other bytes than were committed, under a lease");
+            self.violations.lock().push(wrong);
+        }
+        let Some(number) = number_in(&address) else {
+            return Err(Unanswered::NoWay(format!("{address} is no master")));
+        };
+        let to = Process::Master(number);
+        if self.pass(from, to).await == Fate::Lost {
+            self.trace
+                .note(from, format_args!("{method} to {to} is lost"));
+            sleep(LOST_CONNECTION).await;
+            life.check().await;
+            return Err(broken("the connection broke"));
+        }
+        let Some(port) = self.masters.lock().get(&number).cloned() else {
+            let _refused = self.pass(to, from).await;
+            life.check().await;
+            return Err(Unanswered::NoWay("connection refused".to_owned()));
+        };
+        if is_repeatable(method) && self.dice.chance(self.noise().twice) {
+            self.trace
+                .note(from, format_args!("{method} to {to} comes twice"));
+            let (net, port, request) = (Arc::clone(&self), Arc::clone(&port), request.clone());
+            tokio::spawn(async move {
+                sleep(net.delay()).await;
+                let life = port.life.clone();
+                life.run(answer(&port, method, request)).await
+            });
+        }
+        // A master carries a call out also when its caller gives up.
+        let (done, answered) = oneshot::channel();
+        let served = Arc::clone(&port);
+        tokio::spawn(async move {
+            let life = served.life.clone();
+            let answered = life.run(answer(&served, method, request)).await;
+            let _caller_left = done.send(answered);
+        });
+        let Ok(Some(reply)) = answered.await else {
+            life.check().await;
+            return Err(broken("connection reset"));
+        };
+        if self.pass(to, from).await == Fate::Lost {
+            self.trace
+                .note(to, format_args!("the answer of {method} to {from} is lost"));
+            sleep(LOST_CONNECTION).await;
+            life.check().await;
+            return Err(broken("the connection broke"));
+        }
+        life.check().await;
+        reply.map_err(Unanswered::Failed)
+    }
+
+    /// A node's session with a master.
+    pub(crate) async fn session(
+        self: Arc<Self>,
+        node: usize,
+        life: Life,
+        address: String,
+        outgoing: Outgoing,
+    ) -> Result<Inbox, Status> {
+        let broken = |what: &str| Status::new(GrpcCode::Unavailable, what.to_owned());
+        let from = Process::Node(node);
+        let Some(number) = number_in(&address) else {
+            return Err(broken("no master"));
+        };
+        let to = Process::Master(number);
+        if self.pass(from, to).await == Fate::Lost {
+            sleep(Duration::from_secs(1)).await;
+            return Err(broken("no connection"));
+        }
+        let Some(port) = self.masters.lock().get(&number).cloned() else {
+            return Err(broken("connection refused"));
+        };
+        let (to_master, at_master) = mpsc::channel(SESSION_QUEUE);
+        let (to_node, at_node) = mpsc::channel(SESSION_QUEUE);
+        let answers = port
+            .nodes
+            .session_over(Box::pin(ReceiverStream::new(at_master)));
+        let lives = [life, port.life.clone()];
+        let up = Arc::clone(&self).pump(from, to, outgoing.into_inner(), to_master, lives.clone());
+        tokio::spawn(up);
+        tokio::spawn(self.pump_down(to, from, answers, to_node, lives));
+        Ok(Box::pin(ReceiverStream::new(at_node)))
+    }
+
+    async fn pump(
+        self: Arc<Self>,
+        from: Process,
+        to: Process,
+        mut messages: mpsc::Receiver<proto::NodeMessage>,
+        inbox: mpsc::Sender<Result<proto::NodeMessage, Status>>,
+        [one, other]: [Life; 2],
+    ) {
+        let pump = async {
+            while let Some(message) = messages.recv().await {
+                if !self.carry(from, to).await || inbox.send(Ok(message)).await.is_err() {
+                    return;
+                }
+            }
+        };
+        let _dead = one.run(other.run(pump)).await;
+    }
+
+    async fn pump_down(
+        self: Arc<Self>,
+        from: Process,
+        to: Process,
+        mut messages: mpsc::UnboundedReceiver<Result<proto::MasterMessage, Status>>,
+        inbox: mpsc::Sender<Result<proto::MasterMessage, Status>>,
+        [one, other]: [Life; 2],
+    ) {
+        let pump = async {
+            while let Some(message) = messages.recv().await {
+                if !self.carry(from, to).await || inbox.send(message).await.is_err() {
+                    return;
+                }
+            }
+        };
+        let _dead = one.run(other.run(pump)).await;
+    }
+
+    /// The way of one message of a stream, which comes in order or not at all; false when the connection breaks.
+    async fn carry(&self, from: Process, to: Process) -> bool {
+        loop {
+            match self.pass(from, to).await {
+                Fate::Arrived => return true,
+                // The kernel sends it again for a while.
+                Fate::Lost if self.dice.chance(900) => {
+                    sleep(self.dice.micros(50_000, 400_000)).await;
+                }
+                Fate::Lost => {
+                    self.trace
+                        .note(from, format_args!("the session with {to} breaks"));
+                    return false;
+                }
+            }
+        }
+    }
+}
+
+/// Whether a reader has found other bytes than the master says, and not only no node.
+fn reports_wrong_bytes(request: &Bytes) -> bool {
+    let wrong = u32::from(Code::ChecksumMismatch.to_wire());
+    proto::ReportReplicasRequest::decode(request.clone())
+        .is_ok_and(|request| request.reports.iter().any(|report| report.code == wrong))
+}
+
+/// Whether a client may make the call again by itself, so that it may come twice.
+fn is_repeatable(method: &str) -> bool {
+    matches!(
+        method,
+        "Reserve" | "Commit" | "Revoke" | "Lookup" | "Exist" | "MatchPrefix" | "Renew" | "Release"
+    )
+}
+
+/// What a master answers.
+fn answer<'p>(
+    port: &'p MasterPort,
+    method: &'static str,
+    request: Bytes,
+) -> BoxFuture<'p, Result<Bytes, Status>> {
+    macro_rules! calls {
+        ($($name:literal $call:ident,)*) => {
+            match method {
+                $($name => Box::pin(async move {
+                    let request = Message::decode(request)
+                        .map_err(|error| Status::invalid_argument(error.to_string()))?;
+                    let reply = port.pool.$call(Request::new(request)).await?;
+                    Ok(reply.into_inner().encode_to_vec().into())
+                }),)*
+                _ => Box::pin(async { Err(Status::unimplemented("no such call")) }),
+            }
+        };
+    }
+    calls! {
+        "Hello" hello,
+        "CreateNamespace" create_namespace,
+        "Reserve" reserve,
+        "Commit" commit,
+        "Revoke" revoke,
+        "Lookup" lookup,
+        "Exist" exist,
+        "MatchPrefix" match_prefix,
+        "Renew" renew,
+        "Release" release,
+        "Remove" remove,
+        "List" list,
+        "Describe" describe,
+        "ReportReplicas" report_replicas,
+        "Stats" stats,
+        "Cluster" cluster,
+    }
+}

@@ -1,0 +1,427 @@
+//! A metadata store in memory, with the faults of real ones: it stalls, it answers late, it does not say what became
+//! of a write, and a crash takes what was not yet durable. It elects a leader as etcd does: by a key under a lease,
+//! which every write compares.
+
+use crate::dice::Dice;
+use crate::life::Life;
+use async_trait::async_trait;
+use bytes::Bytes;
+use kvpool_master::store::{
+    LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot, SnapshotPositions, StoreError,
+};
+use kvpool_types::{ClusterId, Epoch};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, sleep_until};
+
+/// The master that the store names as the leader.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Leader {
+    pub(crate) master: usize,
+    pub(crate) epoch: Epoch,
+    expires: Instant,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    cluster: Option<ClusterId>,
+    epoch: Epoch,
+    leader: Option<Leader>,
+    cut: LogSeq,
+    last: LogSeq,
+    log: BTreeMap<LogSeq, Bytes>,
+    snapshots: BTreeMap<ShardIndex, Snapshot>,
+    /// Snapshots whose files were written and not flushed, with what a crash brings back.
+    unflushed: BTreeMap<ShardIndex, Option<Snapshot>>,
+    appends: u64,
+}
+
+/// What is durable, whoever asks.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    elects: bool,
+    state: Mutex<State>,
+    dice: Dice,
+    stalled: Mutex<BTreeMap<usize, Instant>>,
+    unknown: Mutex<BTreeMap<usize, Instant>>,
+}
+
+impl State {
+    /// The leader while its lease runs.
+    fn leader(&mut self) -> Option<Leader> {
+        self.leader = self.leader.filter(|leader| Instant::now() < leader.expires);
+        self.leader
+    }
+
+    fn check(&mut self, elects: bool, asked: Epoch) -> Result<(), StoreError> {
+        let leads = !elects || self.leader().is_some_and(|leader| leader.epoch == asked);
+        if asked == self.epoch && leads {
+            Ok(())
+        } else {
+            let current = self.epoch;
+            Err(StoreError::Fenced { asked, current })
+        }
+    }
+
+    fn append(
+        &mut self,
+        elects: bool,
+        epoch: Epoch,
+        seq: LogSeq,
+        group: Bytes,
+    ) -> Result<(), StoreError> {
+        self.check(elects, epoch)?;
+        if seq != self.last.next() {
+            let last = self.last;
+            return Err(StoreError::Gap { asked: seq, last });
+        }
+        self.log.insert(seq, group);
+        self.last = seq;
+        self.appends += 1;
+        Ok(())
+    }
+
+    fn is_in_log(&self, asked: LogSeq) -> Result<(), StoreError> {
+        let (cut, last) = (self.cut, self.last);
+        if asked < cut || asked > last {
+            return Err(StoreError::OutsideLog { asked, cut, last });
+        }
+        Ok(())
+    }
+}
+
+impl Disk {
+    /// An empty store. With `elects`, only the elected leader writes.
+    pub(crate) fn new(elects: bool, seed: u64) -> Arc<Self> {
+        Arc::new(Self {
+            elects,
+            state: Mutex::default(),
+            dice: Dice::new(seed, 1),
+            stalled: Mutex::default(),
+            unknown: Mutex::default(),
+        })
+    }
+
+    /// Answers a master nothing for a while.
+    pub(crate) fn stall(&self, master: usize, wait: Duration) {
+        self.stalled.lock().insert(master, Instant::now() + wait);
+    }
+
+    /// Does not say for a while what became of a master's writes.
+    pub(crate) fn forget_outcomes(&self, master: usize, wait: Duration) {
+        self.unknown.lock().insert(master, Instant::now() + wait);
+    }
+
+    /// Ends all faults.
+    pub(crate) fn heal(&self) {
+        self.stalled.lock().clear();
+        self.unknown.lock().clear();
+    }
+
+    /// The only master died: snapshots that were not flushed may be the old ones again.
+    pub(crate) fn lose_unflushed(&self) {
+        let mut state = self.state.lock();
+        for (shard, before) in std::mem::take(&mut state.unflushed) {
+            if self.dice.chance(500) {
+                match before {
+                    Some(before) => state.snapshots.insert(shard, before),
+                    None => state.snapshots.remove(&shard),
+                };
+            }
+        }
+    }
+
+    /// How many groups were appended.
+    pub(crate) fn appends(&self) -> u64 {
+        self.state.lock().appends
+    }
+
+    /// The bytes of the log and the snapshots.
+    pub(crate) fn size(&self) -> u64 {
+        let state = self.state.lock();
+        let log: usize = state.log.values().map(Bytes::len).sum();
+        let chunks = state.snapshots.values().flat_map(|one| &one.chunks);
+        (log + chunks.map(Bytes::len).sum::<usize>()) as u64
+    }
+}
+
+/// The store as one life of a master's process sees it.
+#[derive(Debug)]
+pub(crate) struct Store {
+    disk: Arc<Disk>,
+    master: usize,
+    life: Life,
+    is_closed: std::sync::atomic::AtomicBool,
+}
+
+impl Store {
+    pub(crate) fn new(disk: &Arc<Disk>, master: usize, life: &Life) -> Self {
+        Self {
+            disk: Arc::clone(disk),
+            master,
+            life: life.clone(),
+            is_closed: false.into(),
+        }
+    }
+
+    /// The way of one request to the store. A dead process gets no answer.
+    async fn go(&self) -> Result<(), StoreError> {
+        self.life.check().await;
+        if self.is_closed.load(std::sync::atomic::Ordering::Acquire) {
+            return Err(StoreError::Closed);
+        }
+        sleep(self.disk.dice.micros(50, 1_500)).await;
+        loop {
+            let until = self.disk.stalled.lock().get(&self.master).copied();
+            match until {
+                Some(until) if until > Instant::now() => sleep_until(until).await,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// The way of one answer from the store.
+    async fn come_back(&self) {
+        sleep(self.disk.dice.micros(50, 1_500)).await;
+        self.life.check().await;
+    }
+
+    async fn read<T>(&self, read: impl FnOnce(&mut State) -> T) -> Result<T, StoreError> {
+        self.go().await?;
+        self.life.check().await;
+        let found = read(&mut self.disk.state.lock());
+        self.come_back().await;
+        Ok(found)
+    }
+
+    /// Whether the outcome of a write is to be unknown.
+    fn is_unknown(&self) -> bool {
+        let until = self.disk.unknown.lock().get(&self.master).copied();
+        until.is_some_and(|until| Instant::now() < until)
+    }
+
+    async fn write(
+        &self,
+        write: impl FnOnce(&mut State) -> Result<(), StoreError> + Send + 'static,
+    ) -> Result<(), StoreError> {
+        self.go().await?;
+        // A crash after the request has left: it may arrive all the same.
+        let is_lost = self.life.is_over() && self.disk.dice.chance(500);
+        if self.is_unknown() && !is_lost {
+            match self.disk.dice.below(3) {
+                0 => {
+                    let _unsaid = write(&mut self.disk.state.lock());
+                }
+                // Later than whatever follows, where the way to the store is a network.
+                1 if self.disk.elects => {
+                    let disk = Arc::clone(&self.disk);
+                    tokio::spawn(async move {
+                        sleep(disk.dice.micros(1_000, 3_000_000)).await;
+                        let _unsaid = write(&mut disk.state.lock());
+                    });
+                }
+                _ => {}
+            }
+            self.come_back().await;
+            return Err(StoreError::Unavailable {
+                reason: "no answer".into(),
+            });
+        }
+        let written = if is_lost {
+            Ok(())
+        } else {
+            write(&mut self.disk.state.lock())
+        };
+        self.come_back().await;
+        written
+    }
+
+    /// The leader now.
+    pub(crate) async fn leader(&self) -> Result<Option<Leader>, StoreError> {
+        self.read(State::leader).await
+    }
+
+    /// Becomes the leader for `ttl` if nobody is.
+    pub(crate) async fn campaign(&self, ttl: Duration) -> Result<Option<Epoch>, StoreError> {
+        let master = self.master;
+        self.read(move |state| {
+            if state.leader().is_some() {
+                return None;
+            }
+            state.epoch.0 += 1;
+            state.leader = Some(Leader {
+                master,
+                epoch: state.epoch,
+                expires: Instant::now() + ttl,
+            });
+            Some(state.epoch)
+        })
+        .await
+    }
+
+    /// Renews the lease of the leader of `epoch`; false when it is gone.
+    pub(crate) async fn keep_alive(&self, epoch: Epoch, ttl: Duration) -> Result<bool, StoreError> {
+        self.read(move |state| {
+            let leads = state.leader().is_some_and(|leader| leader.epoch == epoch);
+            if let Some(leader) = state.leader.as_mut().filter(|_| leads) {
+                leader.expires = Instant::now() + ttl;
+            }
+            leads
+        })
+        .await
+    }
+
+    /// Ends the lease of the leader of `epoch`.
+    pub(crate) async fn resign(&self, epoch: Epoch) -> Result<(), StoreError> {
+        self.read(move |state| {
+            state.leader = state.leader.filter(|leader| leader.epoch != epoch);
+        })
+        .await
+    }
+}
+
+#[async_trait]
+impl MetadataStore for Store {
+    async fn cluster_id(&self, fresh: ClusterId) -> Result<ClusterId, StoreError> {
+        self.read(|state| *state.cluster.get_or_insert(fresh)).await
+    }
+
+    async fn epoch(&self) -> Result<Epoch, StoreError> {
+        self.read(|state| state.epoch).await
+    }
+
+    async fn begin_epoch(&self, at_least: Epoch) -> Result<Epoch, StoreError> {
+        self.read(|state| {
+            state.epoch = Epoch(state.epoch.0 + 1).max(at_least);
+            state.epoch
+        })
+        .await
+    }
+
+    async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError> {
+        let elects = self.disk.elects;
+        self.write(move |state| state.append(elects, epoch, seq, group))
+            .await
+    }
+
+    async fn log_span(&self) -> Result<LogSpan, StoreError> {
+        let span = |state: &mut State| LogSpan {
+            cut: state.cut,
+            last: state.last,
+        };
+        self.read(span).await
+    }
+
+    async fn read_log(
+        &self,
+        after: LogSeq,
+        limit_bytes: u64,
+    ) -> Result<Vec<(LogSeq, Bytes)>, StoreError> {
+        self.read(|state| {
+            let mut bytes = 0;
+            let groups = state.log.range(after.next()..);
+            let fits = groups.take_while(|(_, group)| {
+                let is_first = bytes == 0;
+                bytes += group.len() as u64;
+                is_first || bytes <= limit_bytes
+            });
+            fits.map(|(seq, group)| (*seq, group.clone())).collect()
+        })
+        .await
+    }
+
+    async fn put_snapshot(
+        &self,
+        epoch: Epoch,
+        shard: ShardIndex,
+        seq: LogSeq,
+        chunks: Vec<Bytes>,
+    ) -> Result<(), StoreError> {
+        let elects = self.disk.elects;
+        self.write(move |state| {
+            state.check(elects, epoch)?;
+            state.is_in_log(seq)?;
+            let before = state.snapshots.insert(shard, Snapshot { seq, chunks });
+            if !elects {
+                state.unflushed.entry(shard).or_insert(before);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn read_snapshot(&self, shard: ShardIndex) -> Result<Option<Snapshot>, StoreError> {
+        self.read(|state| state.snapshots.get(&shard).cloned())
+            .await
+    }
+
+    async fn snapshots(&self) -> Result<Vec<ShardIndex>, StoreError> {
+        self.read(|state| state.snapshots.keys().copied().collect())
+            .await
+    }
+
+    async fn snapshot_positions(&self) -> Result<SnapshotPositions, StoreError> {
+        self.read(|state| {
+            let sized = state.snapshots.iter().map(|(shard, snapshot)| {
+                let bytes = snapshot.chunks.iter().map(|chunk| chunk.len() as u64).sum();
+                (*shard, (snapshot.seq, bytes))
+            });
+            sized.collect()
+        })
+        .await
+    }
+
+    async fn truncate_log(&self, epoch: Epoch, through: LogSeq) -> Result<(), StoreError> {
+        let elects = self.disk.elects;
+        self.write(move |state| {
+            state.check(elects, epoch)?;
+            if through <= state.cut {
+                return Ok(());
+            }
+            state.is_in_log(through)?;
+            state.unflushed.clear();
+            state.cut = through;
+            state.log = state.log.split_off(&through.next());
+            Ok(())
+        })
+        .await
+    }
+
+    async fn size_on_disk(&self) -> Result<u64, StoreError> {
+        Ok(self.disk.size())
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        self.is_closed
+            .store(true, std::sync::atomic::Ordering::Release);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_master::store::conformance::{self, Bench};
+
+    struct Memory;
+
+    #[async_trait]
+    impl Bench for Memory {
+        async fn fresh(&self) -> Arc<dyn MetadataStore> {
+            Arc::new(Store::new(&Disk::new(false, 1), 0, &Life::default()))
+        }
+
+        async fn reopen(&self, store: Arc<dyn MetadataStore>) -> Arc<dyn MetadataStore> {
+            let store: &dyn std::any::Any = &store;
+            let store = store.downcast_ref::<Arc<Store>>();
+            Arc::new(Store::new(&store.unwrap().disk, 0, &Life::default()))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_store_of_the_simulation_passes_the_suite_of_all_stores() {
+        conformance::run(&Memory).await;
+    }
+}

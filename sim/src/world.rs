@@ -1,0 +1,395 @@
+//! One history: the processes of a plan, its faults, and the checks.
+
+use crate::checks;
+use crate::clock::MachineClock;
+use crate::dice::{Dice, generator};
+use crate::entropy;
+use crate::history::History;
+use crate::life::Life;
+use crate::load::{Load, Task, connect};
+use crate::master::Master;
+use crate::net::{Net, NodePort, master_address, node_address};
+use crate::plan::{Fault, Plan, Process};
+use crate::store::Disk;
+use crate::trace::Trace;
+use kvpool_seams::simulation::{Machine, enter};
+use kvpool_store_node::simulation::{Node, Setup};
+use kvpool_types::{HostId, Length};
+use parking_lot::Mutex;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
+use std::time::Duration;
+use tokio::task::{LocalSet, spawn_local};
+use tokio::time::{Instant, sleep, sleep_until};
+
+/// How often the rules of the whole pool are checked.
+const CHECK: Duration = Duration::from_millis(40);
+/// How long a node that leaves takes to say goodbye.
+const GOODBYE: Duration = Duration::from_millis(300);
+
+/// What a history came to.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// The first rule that was broken.
+    pub violation: Option<String>,
+    /// What happened, a line an event.
+    pub trace: Vec<String>,
+    /// Simulated time in milliseconds.
+    pub simulated_ms: u64,
+    /// Messages, and requests to the store.
+    pub events: u64,
+    /// Puts that were acknowledged.
+    pub puts: u64,
+    /// Gets that were hits.
+    pub hits: u64,
+    /// Gets that were misses.
+    pub misses: u64,
+    /// Operations that failed.
+    pub failures: u64,
+}
+
+thread_local! {
+    /// What panicked on this thread.
+    static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    static IS_SIMULATED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Notes panics of the simulation's threads instead of printing them.
+fn watch_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let others = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if IS_SIMULATED.get() {
+                PANICS.with_borrow_mut(|panics| panics.push(panic.to_string()));
+            } else {
+                others(panic);
+            }
+        }));
+    });
+}
+
+/// Runs the history of a plan, on a thread of its own: a plan gives the same history on every machine.
+pub fn run(plan: &Plan) -> Report {
+    watch_panics();
+    let plan = Arc::new(plan.clone());
+    let thread = std::thread::Builder::new()
+        .name(format!("seed {}", plan.seed))
+        .stack_size(8 << 20)
+        .spawn(move || {
+            entropy::seed_thread(plan.seed);
+            IS_SIMULATED.set(true);
+            run_here(&plan)
+        });
+    let done = thread.map(std::thread::JoinHandle::join);
+    match done {
+        Ok(Ok(report)) => report,
+        Ok(Err(_)) => Report {
+            violation: Some("the simulator panicked".to_owned()),
+            ..Report::default()
+        },
+        Err(error) => Report {
+            violation: Some(format!("no thread: {error}")),
+            ..Report::default()
+        },
+    }
+}
+
+fn run_here(plan: &Arc<Plan>) -> Report {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            return Report {
+                violation: Some(format!("no runtime: {error}")),
+                ..Report::default()
+            };
+        }
+    };
+    let local = LocalSet::new();
+    local.block_on(&runtime, async {
+        let begun = Instant::now();
+        let _entered = enter(Machine {
+            now: Box::new(move || Duration::from_secs(100) + begun.elapsed()),
+            generator: Box::new(generator(plan.seed, 3)),
+        });
+        let world = World::new(plan);
+        let ended = world.run().await;
+        world.report(ended)
+    })
+}
+
+/// The processes and what they share.
+pub(crate) struct World {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) trace: Arc<Trace>,
+    pub(crate) net: Arc<Net>,
+    pub(crate) disk: Arc<Disk>,
+    pub(crate) load: Arc<Load>,
+    clocks: Vec<Arc<MachineClock>>,
+    masters: Mutex<BTreeMap<usize, Arc<Master>>>,
+    nodes: Mutex<BTreeMap<usize, Life>>,
+    clients: Mutex<BTreeMap<usize, Life>>,
+    lives: AtomicU64,
+    has_healed: AtomicBool,
+}
+
+impl World {
+    fn new(plan: &Arc<Plan>) -> Arc<Self> {
+        let trace = Arc::new(Trace::new());
+        let net = Net::new(plan.seed, plan.noise, plan.reads_are_right(), &trace);
+        // A reader may use a location until its lease ends; a fail-over takes the rest.
+        let grace = Duration::from_millis(plan.lease_ms) + Duration::from_secs(4);
+        let clocks = (0u64..).zip(&plan.drift);
+        Arc::new(Self {
+            plan: Arc::clone(plan),
+            load: Arc::new(Load {
+                net: Arc::clone(&net),
+                history: Mutex::new(History::new(grace)),
+                violations: Mutex::default(),
+                is_over: AtomicBool::new(false),
+                running: AtomicU64::new(0),
+                puts: AtomicU64::new(0),
+                hits: AtomicU64::new(0),
+                misses: AtomicU64::new(0),
+                failures: AtomicU64::new(0),
+            }),
+            disk: Disk::new(plan.electing > 0, plan.seed),
+            clocks: clocks
+                .map(|(number, ppm)| Arc::new(MachineClock::new(*ppm, 1_000_000 * (number + 1))))
+                .collect(),
+            trace,
+            net,
+            masters: Mutex::default(),
+            nodes: Mutex::default(),
+            clients: Mutex::default(),
+            lives: AtomicU64::new(0),
+            has_healed: AtomicBool::new(false),
+        })
+    }
+
+    fn report(&self, ended: Result<(), String>) -> Report {
+        let load = &self.load;
+        let mut violations = std::mem::take(&mut *load.violations.lock());
+        violations.append(&mut self.net.violations.lock());
+        let panics = PANICS.with_borrow_mut(std::mem::take);
+        let first = panics.into_iter().chain(violations).next();
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Report {
+            violation: first.or(ended.err()),
+            simulated_ms: self.trace.now(),
+            trace: self.trace.take(),
+            events: count(&self.net.messages) + self.disk.appends(),
+            puts: count(&load.puts),
+            hits: count(&load.hits),
+            misses: count(&load.misses),
+            failures: count(&load.failures),
+        }
+    }
+
+    async fn run(self: &Arc<Self>) -> Result<(), String> {
+        for master in 0..self.plan.masters() {
+            self.start_master(master)?;
+        }
+        for node in 0..self.plan.nodes {
+            self.start_node(node)?;
+        }
+        for client in 0..self.plan.clients {
+            self.start_client(client);
+        }
+        let checker = spawn_local(Arc::clone(self).check_always());
+        let begun = Instant::now();
+        for (at, fault) in &self.plan.faults {
+            sleep_until(begun + Duration::from_millis(*at)).await;
+            self.trace.note("----", fault);
+            self.inflict(*fault);
+            if self.has_failed() {
+                break;
+            }
+        }
+        let end = begun + Duration::from_millis(self.plan.length_ms);
+        while Instant::now() < end && !self.has_failed() {
+            sleep(CHECK).await;
+        }
+        if !self.has_failed() {
+            self.trace.note("----", "faults and load end");
+            self.has_healed.store(true, Ordering::Release);
+            self.net.heal();
+            self.disk.heal();
+            self.load.is_over.store(true, Ordering::Release);
+            checks::come_to_rest(self).await?;
+        }
+        checker.abort();
+        Ok(())
+    }
+
+    /// Whether a rule was broken: then nothing more is to be learned.
+    pub(crate) fn has_failed(&self) -> bool {
+        let has_panicked = PANICS.with_borrow(|panics| !panics.is_empty());
+        has_panicked
+            || !self.load.violations.lock().is_empty()
+            || !self.net.violations.lock().is_empty()
+    }
+
+    async fn check_always(self: Arc<Self>) {
+        loop {
+            sleep(CHECK).await;
+            if let Err(wrong) = checks::of_the_pool(&self) {
+                self.load.violate(wrong);
+                return;
+            }
+        }
+    }
+
+    fn start_master(&self, number: usize) -> Result<(), String> {
+        let Some(clock) = self.clocks.get(number) else {
+            return Ok(());
+        };
+        let started = Master::start(number, &self.plan, &self.disk, &self.net, clock);
+        let master = started.map_err(|error| error.to_string())?;
+        self.masters.lock().insert(number, master);
+        Ok(())
+    }
+
+    fn start_node(&self, number: usize) -> Result<(), String> {
+        let life = Life::default();
+        let setup = Setup {
+            name: format!("n{number}"),
+            host: HostId(1 + number as u128),
+            data_address: node_address(number),
+            masters: (0..self.plan.masters()).map(master_address).collect(),
+            segments: vec![
+                Length(
+                    (self.plan.segment_bytes / self.plan.segments as u64).next_multiple_of(4096)
+                );
+                self.plan.segments
+            ],
+            held_per_client: Length(self.plan.segment_bytes),
+        };
+        let (net, session_life) = (Arc::clone(&self.net), life.clone());
+        let connect = move |address: &str, outgoing| {
+            let session = Arc::clone(&net).session(
+                number,
+                session_life.clone(),
+                address.to_owned(),
+                outgoing,
+            );
+            Box::pin(session) as futures::future::BoxFuture<'static, _>
+        };
+        let started = Node::start(&setup, Arc::new(connect));
+        let (node, session) = started.map_err(|error| format!("no memory: {error}"))?;
+        let port = NodePort {
+            life: life.clone(),
+            node: Arc::new(node),
+        };
+        self.net.open_node(number, port);
+        let running = life.clone();
+        spawn_local(async move { running.run(session).await });
+        self.nodes.lock().insert(number, life);
+        Ok(())
+    }
+
+    fn start_client(self: &Arc<Self>, number: usize) {
+        let life = Life::default();
+        self.clients.lock().insert(number, life.clone());
+        let world = Arc::clone(self);
+        let stream = 1_000 + 100 * self.lives.fetch_add(1, Ordering::Relaxed);
+        spawn_local(async move {
+            let work = async {
+                let masters = world.plan.masters();
+                let client = connect(&world.net, number, &life, masters).await;
+                let tasks = (0..world.plan.tasks as u64).map(|task| {
+                    let task = Task {
+                        load: Arc::clone(&world.load),
+                        plan: Arc::clone(&world.plan),
+                        who: Process::Client(number),
+                        dice: Dice::new(world.plan.seed, stream + task),
+                        client: client.clone(),
+                    };
+                    task.run()
+                });
+                futures::future::join_all(tasks).await;
+            };
+            life.run(work).await
+        });
+    }
+
+    fn inflict(self: &Arc<Self>, fault: Fault) {
+        let ms = Duration::from_millis;
+        match fault {
+            Fault::Crash(process, down) => self.crash(process, ms(down)),
+            Fault::Leave(number, down) => {
+                if let Some(port) = self.net.node(number) {
+                    port.node.leave();
+                    let world = Arc::clone(self);
+                    spawn_local(async move {
+                        sleep(GOODBYE).await;
+                        world.crash(Process::Node(number), ms(down));
+                    });
+                }
+            }
+            Fault::Stop(process, wait) => self.net.stop(process, ms(wait)),
+            Fault::Cut(from, to, wait) => self.net.cut(from, to, ms(wait)),
+            Fault::StoreStalls(master, wait) => self.disk.stall(master, ms(wait)),
+            Fault::StoreUnknown(master, wait) => self.disk.forget_outcomes(master, ms(wait)),
+            Fault::ClockJumps(master, by) => {
+                if let Some(clock) = self.clocks.get(master) {
+                    clock.jump(by);
+                }
+            }
+        }
+    }
+
+    fn crash(self: &Arc<Self>, process: Process, down: Duration) {
+        match process {
+            Process::Master(number) => {
+                let Some(master) = self.masters.lock().remove(&number) else {
+                    return;
+                };
+                master.kill();
+                if self.plan.electing == 0 {
+                    self.disk.lose_unflushed();
+                }
+            }
+            Process::Node(number) => {
+                let Some(life) = self.nodes.lock().remove(&number) else {
+                    return;
+                };
+                life.end();
+                self.net.close(process);
+            }
+            Process::Client(number) => {
+                let Some(life) = self.clients.lock().remove(&number) else {
+                    return;
+                };
+                life.end();
+            }
+        }
+        let world = Arc::clone(self);
+        spawn_local(async move {
+            let until = Instant::now() + down;
+            while Instant::now() < until && !world.has_healed.load(Ordering::Acquire) {
+                sleep(CHECK).await;
+            }
+            world
+                .trace
+                .note("----", format_args!("{process} starts again"));
+            let started = match process {
+                Process::Master(number) => world.start_master(number),
+                Process::Node(number) => world.start_node(number),
+                Process::Client(number) => {
+                    world.start_client(number);
+                    Ok(())
+                }
+            };
+            if let Err(error) = started {
+                world.load.violate(error);
+            }
+        });
+    }
+}
