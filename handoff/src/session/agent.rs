@@ -184,7 +184,9 @@ impl Agent {
             }
             Event::LinkUp { address, session } => self.link_up(&address, session),
             Event::LinkBroken { address } => self.link_broken(&address),
-            Event::PeerLost { session } => self.peer_lost(session),
+            // Its registration stays: a process that was only slow goes on, and registers no second time on
+            // the connection that it has to this one. The sweep forgets a process that is gone.
+            Event::PeerLost { session } => self.fail_rooms_with(session),
             Event::Written {
                 room,
                 to,
@@ -260,7 +262,13 @@ impl Agent {
         }
     }
 
+    /// A process is gone: another one is in its place.
     fn peer_lost(&mut self, session: Incarnation) {
+        self.fail_rooms_with(session);
+        self.forget(session);
+    }
+
+    fn fail_rooms_with(&mut self, session: Incarnation) {
         let rooms = self.receivers.rooms();
         let found = rooms.filter_map(|room| Some((room.tag(), room.sender(session)?)));
         for (tag, from) in found.collect::<Vec<_>>() {
@@ -269,7 +277,6 @@ impl Agent {
         for (room, from) in self.targets_of(session) {
             self.sender_event(room, SenderEvent::PeerLost { from });
         }
-        self.forget(session);
     }
 
     fn forget(&mut self, session: Incarnation) {

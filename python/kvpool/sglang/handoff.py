@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sglang.srt.configs.model_config import ModelConfig  # type: ignore[import-not-found]
 from sglang.srt.disaggregation.base.conn import (  # type: ignore[import-not-found]
     KVPoll,
     KVTransferDestination,
@@ -44,8 +45,9 @@ _FIELD = "hidden_states"
 """The field of the library's slot of metadata that takes all of SGLang's buffers, one after the other."""
 
 
-def states(args: Any, ranks: int, is_mla: bool) -> list[handoff.State]:
+def states(args: Any, heads: int, ranks: int, is_mla: bool) -> list[handoff.State]:
     """A rank's KV cache: one region for the keys and one for the values of a layer, or one for both (MLA).
+    `heads` are those of all `ranks` ranks.
 
     Raises ValueError for a cache that is not made of these.
     """
@@ -64,14 +66,14 @@ def states(args: Any, ranks: int, is_mla: bool) -> list[handoff.State]:
         parts, outer, rule = 1, 1, "one_source"
         if not is_mla:
             # Pages are [token][head][element]. With more ranks than heads each rank has one head.
-            parts, outer, rule = args.total_kv_head_num, args.page_size, "slice"
+            parts, outer, rule = heads, args.page_size, "slice"
         local = max(parts // ranks, 1)
         if page % (outer * local):
             raise ValueError(f"kvpool: a page of {page} bytes is no {outer} tokens of {local} heads")
         found.append(
             handoff.State(
                 name=f"{kinds[at // layers]} {args.kv_cache_dtype_str}",
-                layer=args.prefill_start_layer + at % layers,
+                layer=at % layers,
                 base=base,
                 pages=length // page,
                 parts=parts,
@@ -104,7 +106,7 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
             self.slot = handoff.AuxLayout(self.aux_bytes)
             secret = os.environ.get("KVPOOL_HANDOFF_SECRET_FILE", "")
             self.session = handoff.Session(
-                states(args, self.attn_tp_size, self.is_mla),
+                states(args, self._heads(), self.attn_tp_size, self.is_mla),
                 page_tokens=args.page_size,
                 host=self.local_ip,
                 secret=Path(secret).read_text().strip() if secret else "",
@@ -113,6 +115,11 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
             )
             logger.info("rank %d hands off at %s", self.attn_tp_rank, self.session.address)
         return self.session
+
+    def _heads(self) -> int:
+        """The KV heads of all ranks, which SGLang tells prefill only."""
+        known = getattr(self.kv_args, "total_kv_head_num", None)
+        return int(known or ModelConfig.from_server_args(self.server_args).get_total_num_kv_heads())
 
     def register_to_bootstrap(self) -> None:
         """Registers the session's address in the place of a socket for SGLang's messages."""

@@ -416,9 +416,10 @@ def _stage_layers(vllm_config: Any) -> list[int]:
 
 
 def _state_name(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> str:
-    """Differs for engines that cannot use each other's bytes. The number of ranks may differ."""
+    """Differs for engines that cannot use each other's bytes. The number of ranks may differ, and vLLM's object of
+    the architecture differs between a worker in the engine's process and one in its own."""
     fields = _fields(vllm_config, kv_cache_config, settings)
-    for name in ("groups", "hash", "ranks", "unit"):
+    for name in ("architecture", "groups", "hash", "ranks", "unit"):
         del fields[name]
     text = json.dumps([settings.model or vllm_config.model_config.model, fields], sort_keys=True)
     return f"kv {hashlib.sha256(text.encode()).hexdigest()[:32]}"
