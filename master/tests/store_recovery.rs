@@ -515,7 +515,7 @@ async fn another_number_of_shards_is_refused_by_name() {
     let (store, epoch) = logged(directory.path(), 1).await;
     let chunks = record::encode_snapshot(SHARDS + 1, []);
     store
-        .put_snapshot(epoch, ShardIndex(0), LogSeq(1), chunks)
+        .put_snapshot(epoch, ShardIndex::SYSTEM, LogSeq(1), chunks)
         .await
         .unwrap();
     let error = recovery_error(&store).await;
