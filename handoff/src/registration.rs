@@ -121,6 +121,11 @@ impl RegisteredRanks {
         Ok(RegistrationOutcome::New)
     }
 
+    /// Whether no further process can register.
+    pub fn is_full(&self) -> bool {
+        self.ranks.len() >= self.capacity
+    }
+
     /// What a process registered.
     pub fn get(&self, session: Incarnation) -> Option<&Arc<RankDescription>> {
         self.ranks.get(&session)

@@ -110,6 +110,14 @@ pub enum HandoffError {
     /// The layers lie outside the rank's own.
     #[error("pages {0:?} and layers {1:?} lie outside the request of this rank")]
     OutOfRange(Range<u32>, Range<u32>),
+    /// Some pages or layers of a request were not named, or one was named twice.
+    #[error("{named} of {all} pages and layers of the request are named as computed")]
+    NotComputed {
+        /// The number of pages times layers that were named.
+        named: u64,
+        /// The number of the request.
+        all: u64,
+    },
     /// The metadata exceed the slot.
     #[error("metadata of {0} bytes exceed a slot of {1} bytes")]
     LongAux(usize, u64),
@@ -394,6 +402,7 @@ impl HandoffSession {
             pages: u32::try_from(count).unwrap_or(u32::MAX),
             layers: self.memory.layers(),
             slot_bytes: self.memory.aux_layout().slot_bytes(),
+            named: AtomicU64::new(0),
             cell,
             events: self.events.clone(),
         })
@@ -438,6 +447,8 @@ pub struct Sending {
     pages: u32,
     layers: Range<u32>,
     slot_bytes: u64,
+    /// The pages times layers that were named as computed.
+    named: AtomicU64,
     cell: Arc<TransferCell>,
     events: mpsc::UnboundedSender<Event>,
 }
@@ -499,15 +510,22 @@ impl Sending {
             return Err(HandoffError::OutOfRange(pages, layers));
         }
         let rectangle = PageRectangle { pages, layers };
+        self.named.fetch_add(rectangle.cells(), Ordering::Relaxed);
         self.call(Call::Produced(self.room, rectangle))
     }
 
-    /// All pages are computed. The metadata go last, to a receiver that asks for them.
+    /// All pages are computed, and [`Sending::produced`] has named each page and layer once. The
+    /// metadata go last, to a receiver that asks for them.
     ///
     /// # Errors
     ///
-    /// [`HandoffError::LongAux`], [`HandoffError::Closed`].
+    /// [`HandoffError::NotComputed`], [`HandoffError::LongAux`], [`HandoffError::Closed`].
     pub fn finish(&self, aux: Vec<u8>) -> Result<(), HandoffError> {
+        let all = u64::from(self.pages) * self.layers.len() as u64;
+        let named = self.named.load(Ordering::Relaxed);
+        if named != all {
+            return Err(HandoffError::NotComputed { named, all });
+        }
         if aux.len() as u64 > self.slot_bytes {
             return Err(HandoffError::LongAux(aux.len(), self.slot_bytes));
         }

@@ -109,6 +109,9 @@ def test_bad_arguments_have_typed_errors() -> None:
         assert repeated.value.code == "in_progress"
         with pytest.raises(kvpool.InvalidArgumentError):
             sending.produced(1, 2)
+        with pytest.raises(kvpool.InvalidArgumentError, match="0 of 2"):
+            sending.finish()
+        sending.produced(0, 2)
         with pytest.raises(kvpool.InvalidArgumentError, match="slot"):
             sending.finish(bytes(1 << 20))
     with pytest.raises(kvpool.ClosedError):

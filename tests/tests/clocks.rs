@@ -28,7 +28,14 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
 fn no_part_of_the_pool_asks_the_wall_clock() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut files = Vec::new();
-    for part in ["types", "seams", "transport", "master", "store-node", "client"] {
+    for part in [
+        "types",
+        "seams",
+        "transport",
+        "master",
+        "store-node",
+        "client",
+    ] {
         sources(&root.join(part).join("src"), &mut files);
     }
     assert!(

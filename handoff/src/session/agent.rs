@@ -213,13 +213,17 @@ impl Agent {
         let now = self.now();
         match message {
             HandoffMessage::Register(rank) => {
+                if self.ranks.is_full() {
+                    self.forget_strangers();
+                    self.addresses.insert(from, address.clone());
+                }
                 if let Err(error) = self.ranks.register(from, rank) {
                     tracing::warn!(address, %error, "a rank's registration is refused");
                 }
                 // To know of its death.
                 self.peers.know(&address);
             }
-            HandoffMessage::ToSender(message) => self.to_sender(now, from, &address, message),
+            HandoffMessage::ToSender(message) => self.take_message(now, from, &address, message),
             HandoffMessage::ToReceiver(message) => {
                 let (tag, mut out) = (message.tag(), Vec::new());
                 let answer = self.receivers.take(now, from, message, &mut out);
@@ -338,8 +342,18 @@ impl Agent {
                 (!self.targets_of(*session).is_empty()).then_some(address.as_str())
             }))
             .collect();
-        let ended = self.peers.retain(IDLE, |address| in_use.contains(address));
-        for session in ended {
+        // A registration stays: the peer's own connection to this process may live on, and it
+        // registers once on each connection.
+        self.peers.retain(IDLE, |address| in_use.contains(address));
+    }
+
+    /// Makes room for a registration: forgets the sessions that this process is not connected to.
+    fn forget_strangers(&mut self) {
+        let is_stranger = |(session, address): &(&Incarnation, &String)| {
+            self.peers.session(address) != Some(**session) && self.targets_of(**session).is_empty()
+        };
+        let strangers = self.addresses.iter().filter(is_stranger);
+        for session in strangers.map(|(session, _)| *session).collect::<Vec<_>>() {
             self.forget(session);
         }
     }

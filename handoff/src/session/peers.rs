@@ -132,21 +132,11 @@ impl Peers {
     }
 
     /// Ends the tasks of peers that nothing has used for a while.
-    pub(super) fn retain(
-        &mut self,
-        idle: Duration,
-        is_needed: impl Fn(&str) -> bool,
-    ) -> Vec<Incarnation> {
+    pub(super) fn retain(&mut self, idle: Duration, is_needed: impl Fn(&str) -> bool) {
         let now = Instant::now();
-        let mut ended = Vec::new();
-        self.by_address.retain(|address, peer| {
-            let keeps = now - peer.used < idle || is_needed(address);
-            if !keeps {
-                ended.extend(peer.session);
-            }
-            keeps
-        });
-        ended
+        let keeps =
+            |address: &String, peer: &mut Peer| now - peer.used < idle || is_needed(address);
+        self.by_address.retain(keeps);
     }
 }
 

@@ -113,7 +113,7 @@ impl Agent {
         self.sender_event(id, SenderEvent::ProducedAll);
     }
 
-    pub(super) fn to_sender(
+    pub(super) fn take_message(
         &mut self,
         now: Moment,
         from: Incarnation,

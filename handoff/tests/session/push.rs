@@ -204,6 +204,9 @@ fn bad_calls_are_refused_and_change_nothing() {
         sending.produced(0..1, 0..2),
         Err(HandoffError::OutOfRange(..))
     ));
+    let unfinished = HandoffError::NotComputed { named: 0, all: 2 };
+    assert_eq!(sending.finish(Vec::new()), Err(unfinished));
+    sending.produced(0..2, 0..1).unwrap();
     assert!(matches!(
         sending.finish(vec![0; 1 << 20]),
         Err(HandoffError::LongAux(..))
