@@ -44,7 +44,7 @@ pub unsafe extern "C" fn getrandom(buffer: *mut c_void, length: usize, flags: c_
     for at in 0..length {
         let [byte, ..] = splitmix(&mut state).to_le_bytes();
         // SAFETY: `at` is below `length`, which the caller vouches for.
-        unsafe { buffer.cast::<u8>().add(at).write(byte) };
+        unsafe { buffer.cast::<u8>().wrapping_add(at).write(byte) };
     }
     STATE.set(Some(state));
     isize::try_from(length).unwrap_or(isize::MAX)

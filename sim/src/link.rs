@@ -270,7 +270,7 @@ impl SimLink {
                         if self.is_broken() || self.life.is_over() {
                             return Err(error(Code::Unreachable, "the connection broke"));
                         }
-                        guard.target().write_at(Offset(at), piece);
+                        guard.write_at(Offset(at), piece);
                         at += piece.len() as u64;
                     }
                     // Once it has finished, the extent may belong to another at once.

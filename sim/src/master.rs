@@ -98,7 +98,7 @@ impl Master {
             _stop: stop,
         });
         let running = Arc::clone(&master);
-        tokio::spawn(async move { life.run(running.run()).await });
+        tokio::spawn(async move { Box::pin(life.run(running.run())).await });
         Ok(master)
     }
 
