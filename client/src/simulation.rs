@@ -1,5 +1,5 @@
-//! The client in a simulation: its calls go over a network without sockets, its links come from a
-//! dialer of the simulation, and all else is the client as it is.
+//! The client in a simulation: its calls go over a network without sockets. Its links come from a
+//! dialer of the simulation. All else is the client as it is.
 
 use crate::cache::KnownNode;
 use crate::clock::Deadline;

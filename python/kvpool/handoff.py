@@ -154,8 +154,8 @@ class Sending(_Transfer):
         self._native.produced((first_page, first_page + pages), of_layers)
 
     def finish(self, aux: bytes | None = None) -> None:
-        """All pages are computed, and `produced` has named each page and layer once. `aux` is the slot of metadata for a receiver that asks for it; the
-        field of the room is filled in."""
+        """All pages are computed, and `produced` has named each page and layer once. `aux` is the slot of
+        metadata for a receiver that asks for it; the field of the room is filled in."""
         self._native.finish(aux or b"")
 
 

@@ -5,8 +5,8 @@
 //!
 //! 1. The bytes are those of one put of this key, whole.
 //! 2. That put had begun before the get ended, and did not fail.
-//! 3. No later upsert or removal of the key had ended one lease, and the time of a fail-over, before the get began:
-//!    until then a reader may use a location that it remembers.
+//! 3. No later upsert or removal of the key had ended long before the get began. Long is one lease and the time of a
+//!    fail-over: until then a reader may use a location that it remembers.
 //! 4. A version names one put.
 
 use crate::entropy::splitmix;

@@ -1,5 +1,5 @@
-//! A client's link to a store node: the node's real fence judges every request, and the bytes move in pieces
-//! between real memory, late and interrupted as they are on sockets.
+//! A client's link to a store node. The node's real fence judges every request. The bytes move in pieces between
+//! real memory, late and interrupted as they are on sockets.
 
 use crate::life::Life;
 use crate::net::{Fate, Net, NodePort, Receive};

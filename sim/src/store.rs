@@ -1,5 +1,5 @@
-//! A metadata store in memory, with the faults of real ones: it stalls, it answers late, it does not say what became
-//! of a write, and a crash takes what was not yet durable. It elects a leader as etcd does: by a key under a lease,
+//! A metadata store in memory, with the faults of real ones. It stalls, answers late, or does not say what became of
+//! a write. A crash takes what was not yet durable. It elects a leader as etcd does: by a key under a lease,
 //! which every write compares.
 
 use crate::dice::Dice;

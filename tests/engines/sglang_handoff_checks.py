@@ -1,7 +1,7 @@
 """Two real SGLang engines: one computes prompts, the other decodes them.
 
-Decode gets another prompt of the same length, and must still answer as an engine that does both would answer
-prefill's prompt: it can do so only with prefill's KV cache and metadata.
+Decode gets another prompt of the same length. It must still answer as an engine that does both would answer
+prefill's prompt. It can do so only with prefill's KV cache and metadata.
 """
 
 from __future__ import annotations

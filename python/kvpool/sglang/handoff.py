@@ -4,8 +4,8 @@
 python -m sglang.launch_server ... --disaggregation-mode prefill --disaggregation-transfer-backend kvpool
 ```
 
-SGLang's own bootstrap server tells decode where prefill's ranks listen. What is left of SGLang's common classes
-here is that registration and the table of failures; its ZMQ messages are not used: a session of
+SGLang's own bootstrap server tells decode where prefill's ranks listen. Of SGLang's common classes this
+back end uses that registration and the table of failures. It does not use the ZMQ messages: a session of
 `kvpool.handoff` for each rank carries everything. Settings, from the environment:
 
 - `KVPOOL_HANDOFF_DECODE_RANKS`: decode's attention tensor parallel ranks (default: as many as prefill's)
