@@ -41,7 +41,7 @@ use crate::room::{
 use crate::shares::receivers_of;
 use crate::wire::HandoffMessage;
 use agent::{Agent, Call, Event};
-use handle::TransferCell;
+use handle::{TransferCell, has_ended};
 use kvpool_transport::peer::{
     Endpoint, EndpointOptions, Letter, LetterBox, LetterOptions, PeerWatchOptions, Secret,
 };
@@ -78,6 +78,8 @@ pub struct HandoffOptions {
     pub limits: RoomLimits,
     /// How the other processes are watched.
     pub watch: PeerWatchOptions,
+    /// How long a peer that nothing uses stays connected.
+    pub idle: Duration,
     /// How long a peer's transfer may make no progress before its connection is ended.
     pub stall: Duration,
     /// The share of rooms that fail without a reason, from 0 to 1, for tests of callers (row S12).
@@ -92,6 +94,7 @@ impl Default for HandoffOptions {
             address: None,
             limits: RoomLimits::default(),
             watch: PeerWatchOptions::default(),
+            idle: Duration::from_secs(60),
             stall: Duration::from_secs(20),
             failure_probability: 0.0,
         }
@@ -104,6 +107,9 @@ pub enum HandoffError {
     /// A page lies outside a state.
     #[error("a page lies outside the memory of a state")]
     NoSuchPage,
+    /// A page to receive into is named twice.
+    #[error("page {0} is named twice")]
+    PageTwice(u32),
     /// The numbers of ranks make no plan, or an address is missing.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -138,7 +144,13 @@ pub struct HandoffSession {
     pinned: Arc<AtomicU64>,
     generations: AtomicU64,
     sending: Arc<Mutex<HashSet<RoomId>>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<AgentThread>,
+}
+
+/// The agent, or how it ended: false when something may still touch pages of decode.
+enum AgentThread {
+    Runs(JoinHandle<bool>),
+    Ended(bool),
 }
 
 impl std::fmt::Debug for HandoffSession {
@@ -227,12 +239,14 @@ impl HandoffSession {
             endpoint,
             memory: Arc::clone(&memory),
             limits: options.limits,
+            idle: options.idle,
             events: events.clone(),
             peers: Peers::new(context),
             ranks: RegisteredRanks::new(memory.description().page_tokens, MAX_RANKS),
             addresses: HashMap::new(),
             receivers: ReceiverDesk::new(session, &desk),
             receiving: HashMap::new(),
+            pages_in_use: HashSet::new(),
             senders: SenderDesk::new(desk),
             sending: HashMap::new(),
             open_rooms: Arc::clone(&sending),
@@ -248,8 +262,9 @@ impl HandoffSession {
         let thread = std::thread::Builder::new()
             .name("kvpool-handoff".to_owned())
             .spawn(move || {
-                runtime.block_on(agent.run(received));
+                let is_over = runtime.block_on(agent.run(received));
                 runtime.shutdown_timeout(Duration::from_secs(1));
+                is_over
             })?;
         Ok(Self {
             events,
@@ -259,7 +274,7 @@ impl HandoffSession {
             pinned,
             generations: AtomicU64::new(1),
             sending,
-            thread: Mutex::new(Some(thread)),
+            thread: Mutex::new(AgentThread::Runs(thread)),
         })
     }
 
@@ -289,7 +304,9 @@ impl HandoffSession {
     ///
     /// # Errors
     ///
-    /// [`HandoffError::NoSuchPage`], [`HandoffError::Plan`], [`HandoffError::Closed`].
+    /// [`HandoffError::NoSuchPage`], [`HandoffError::PageTwice`], [`HandoffError::Plan`],
+    /// [`HandoffError::Closed`]. The room fails with [`Code::InProgress`] while another one holds one of
+    /// the pages.
     pub fn receive(
         &self,
         room: RoomId,
@@ -301,6 +318,10 @@ impl HandoffSession {
     ) -> Result<Receiving, HandoffError> {
         if !self.memory.has_pages(&pages) {
             return Err(HandoffError::NoSuchPage);
+        }
+        let mut seen = HashSet::new();
+        if let Some(page) = pages.iter().find(|page| !seen.insert(**page)) {
+            return Err(HandoffError::PageTwice(*page));
         }
         let senders = senders_at(self.memory.description(), addresses, (sources, stages))?;
         let generation = self.generations.fetch_add(1, Ordering::Relaxed);
@@ -416,13 +437,18 @@ impl HandoffSession {
     /// Ends all transfers, and waits a few seconds until nothing touches their pages. False when
     /// something still may: the memory must not be freed.
     pub fn close(&self) -> bool {
-        let Some(thread) = self.thread.lock().take() else {
-            return true;
+        // A second caller waits for the first, and gets the same answer.
+        let mut thread = self.thread.lock();
+        let is_over = match std::mem::replace(&mut *thread, AgentThread::Ended(false)) {
+            AgentThread::Ended(is_over) => is_over,
+            AgentThread::Runs(runs) => {
+                // The thread may have ended.
+                drop(self.events.send(Event::Call(Call::Close)));
+                runs.join().unwrap_or(false) && self.pinned() == 0
+            }
         };
-        // The thread may have ended.
-        drop(self.events.send(Event::Call(Call::Close)));
-        let ended = thread.join();
-        ended.is_ok() && self.pinned() == 0
+        *thread = AgentThread::Ended(is_over);
+        is_over
     }
 }
 
@@ -453,10 +479,6 @@ pub struct Sending {
     events: mpsc::UnboundedSender<Event>,
 }
 
-fn has_ended(state: &TransferState) -> bool {
-    matches!(state.poll, PollState::Failed | PollState::Success)
-}
-
 impl Receiving {
     /// The present state.
     pub fn state(&self) -> TransferState {
@@ -469,7 +491,7 @@ impl Receiving {
         self.cell.wait(deadline, is_over)
     }
 
-    /// Gives the request up.
+    /// Gives the request up, unless it has ended.
     pub fn abort(&self) {
         let call = Call::EndReceiving(self.tag, Code::Draining);
         // The session may have ended.
@@ -532,10 +554,13 @@ impl Sending {
         self.call(Call::ProducedAll(self.room, aux))
     }
 
-    /// Gives the request up.
+    /// Gives the request up, unless it has ended.
     pub fn abort(&self) {
-        // The session may have ended.
-        drop(self.call(Call::EndSending(self.room, Code::Draining)));
+        // Another request may have the number by then.
+        if !has_ended(&self.cell.get()) {
+            // The session may have ended.
+            drop(self.call(Call::EndSending(self.room, Code::Draining)));
+        }
     }
 
     /// The layers of this rank.
@@ -556,8 +581,6 @@ impl Sending {
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        if !has_ended(&self.cell.get()) {
-            self.abort();
-        }
+        self.abort();
     }
 }

@@ -10,6 +10,9 @@ use crate::registration::RankDescription;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+/// The most ranks of a tensor-parallel group.
+const MAX_GROUP: u32 = 65_536;
+
 /// One state of a receiver, and the part of it that one sender fills.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareState {
@@ -66,6 +69,12 @@ pub fn states_from(
 ///
 /// As [`targets_of`].
 pub fn receivers_of(sender: &RankDescription, targets: u32) -> Result<Vec<u32>, PlanError> {
+    if targets > MAX_GROUP {
+        return Err(PlanError::NoSuchRank {
+            rank: targets,
+            ranks: MAX_GROUP,
+        });
+    }
     let (rank, ranks) = sender.tensor;
     let mut receivers = BTreeSet::new();
     for region in &sender.states {

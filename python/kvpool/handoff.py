@@ -345,7 +345,8 @@ class Session:
         aux: bool = False,
         timeout: float = 300.0,
     ) -> Receiving:
-        """Receives a request's pages from prefill. `held`: the number of the request's first pages that
+        """Receives a request's pages from prefill. A page that another open request receives into fails this
+        one with `in_progress`. `held`: the number of the request's first pages that
         are here already; `pages`: this rank's pages for those after them. `senders`: the addresses of
         all ranks of prefill, the ranks of the first stage first. `prefill_layers`: the layers of each
         stage, those of this session by default."""

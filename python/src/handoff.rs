@@ -45,6 +45,8 @@ type StateTuple = (String, u32, usize, u32, String, (u64, u64, u64));
 #[pyclass(frozen, module = "kvpool._native")]
 pub(crate) struct HandoffSession {
     open: Mutex<Option<Open>>,
+    /// How the session ended, once it has. Held while it ends.
+    ended: Mutex<Option<bool>>,
     home: Home,
     address: String,
 }
@@ -58,11 +60,11 @@ struct Open {
 
 /// Prefill's end of one request.
 #[pyclass(frozen, module = "kvpool._native")]
-pub(crate) struct HandoffSending(Sending);
+pub(crate) struct HandoffSending(Option<Sending>, Home);
 
 /// Decode's end of one request.
 #[pyclass(frozen, module = "kvpool._native")]
-pub(crate) struct HandoffReceiving(Receiving);
+pub(crate) struct HandoffReceiving(Option<Receiving>, Home);
 
 fn deadline(timeout: f64) -> PyResult<Instant> {
     if timeout.is_nan() || timeout < 0.0 {
@@ -114,6 +116,9 @@ impl HandoffSession {
         hidden_bytes: u32,
         failure_probability: f64,
     ) -> PyResult<Self> {
+        if !(0.0..=1.0).contains(&failure_probability) {
+            return Err(invalid(format!("{failure_probability} is no probability")));
+        }
         let resident = Resident::new()?;
         let (stage, layers) = pipeline;
         let stages = Stages::new(&layers).map_err(invalid)?;
@@ -179,6 +184,7 @@ impl HandoffSession {
         };
         Ok(Self {
             open: Mutex::new(Some(open)),
+            ended: Mutex::new(None),
             home: Home::here(),
             address,
         })
@@ -204,7 +210,8 @@ impl HandoffSession {
     ) -> PyResult<HandoffSending> {
         let session = self.session()?;
         let sending = session.send(RoomId(room), pages, decode_tp, deadline(timeout)?);
-        Ok(HandoffSending(sending.map_err(|error| fault(&error))?))
+        let sending = sending.map_err(|error| fault(&error))?;
+        Ok(HandoffSending(Some(sending), self.home))
     }
 
     fn offer(
@@ -216,7 +223,8 @@ impl HandoffSession {
     ) -> PyResult<HandoffSending> {
         let session = self.session()?;
         let offering = session.offer(RoomId(room), pages, decode_tp, deadline(timeout)?);
-        Ok(HandoffSending(offering.map_err(|error| fault(&error))?))
+        let offering = offering.map_err(|error| fault(&error))?;
+        Ok(HandoffSending(Some(offering), self.home))
     }
 
     #[allow(
@@ -246,7 +254,8 @@ impl HandoffSession {
             aux,
             until,
         );
-        Ok(HandoffReceiving(receiving.map_err(|error| fault(&error))?))
+        let receiving = receiving.map_err(|error| fault(&error))?;
+        Ok(HandoffReceiving(Some(receiving), self.home))
     }
 
     /// Ends all transfers. False when something may still touch the memory: do not free it then.
@@ -263,15 +272,22 @@ impl HandoffSession {
         session.ok_or_else(|| Fault::closed("the session is closed").into())
     }
 
+    /// A second caller waits for the first, and gets its answer. To be called without the interpreter's
+    /// lock.
     fn end(&self) -> PyResult<bool> {
         self.home.check()?;
-        let Some(open) = self.open.lock().take() else {
-            return Ok(true);
-        };
-        let Open { session, loan, .. } = open;
-        let is_over = session.close();
-        drop(session);
-        Ok(is_over && loan.returned().is_ok())
+        let mut ended = self.ended.lock();
+        if let Some(ended) = *ended {
+            return Ok(ended);
+        }
+        let open = self.open.lock().take();
+        let is_over = open.is_none_or(|Open { session, loan, .. }| {
+            let is_over = session.close();
+            drop(session);
+            is_over && loan.returned().is_ok()
+        });
+        *ended = Some(is_over);
+        Ok(is_over)
     }
 }
 
@@ -284,6 +300,40 @@ impl Drop for HandoffSession {
         }
         // A caller that drops the session has given its memory up.
         let _ = self.end();
+    }
+}
+
+impl HandoffSending {
+    /// The request, in the process that opened it: in a child of a fork its locks may be held for ever.
+    fn here(&self) -> PyResult<&Sending> {
+        self.1.check()?;
+        let sending = self.0.as_ref();
+        sending.ok_or_else(|| Fault::closed("the request is over").into())
+    }
+}
+
+impl HandoffReceiving {
+    /// As [`HandoffSending::here`].
+    fn here(&self) -> PyResult<&Receiving> {
+        self.1.check()?;
+        let receiving = self.0.as_ref();
+        receiving.ok_or_else(|| Fault::closed("the request is over").into())
+    }
+}
+
+impl Drop for HandoffSending {
+    fn drop(&mut self) {
+        if !self.1.is_here() {
+            std::mem::forget(self.0.take());
+        }
+    }
+}
+
+impl Drop for HandoffReceiving {
+    fn drop(&mut self) {
+        if !self.1.is_here() {
+            std::mem::forget(self.0.take());
+        }
     }
 }
 
@@ -313,47 +363,51 @@ fn told(state: &TransferState) -> (u8, Option<&'static str>, bool) {
 
 #[pymethods]
 impl HandoffSending {
-    fn state(&self) -> (u8, Option<&'static str>, bool) {
-        told(&self.0.state())
+    fn state(&self) -> PyResult<(u8, Option<&'static str>, bool)> {
+        Ok(told(&self.here()?.state()))
     }
 
     fn produced(&self, pages: (u32, u32), layers: Option<(u32, u32)>) -> PyResult<()> {
-        let layers = layers.map_or(self.0.layers(), |(first, end)| first..end);
-        let produced = self.0.produced(pages.0..pages.1, layers);
+        let layers = layers.map_or(self.here()?.layers(), |(first, end)| first..end);
+        let produced = self.here()?.produced(pages.0..pages.1, layers);
         produced.map_err(|error| fault(&error))
     }
 
     fn finish(&self, aux: Vec<u8>) -> PyResult<()> {
-        self.0.finish(aux).map_err(|error| fault(&error))
+        self.here()?.finish(aux).map_err(|error| fault(&error))
     }
 
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<u8> {
-        wait(py, timeout, |until| self.0.wait(until))
+        let request = self.here()?;
+        wait(py, timeout, |until| request.wait(until))
     }
 
-    fn abort(&self) {
-        self.0.abort();
+    fn abort(&self) -> PyResult<()> {
+        self.here()?.abort();
+        Ok(())
     }
 }
 
 #[pymethods]
 impl HandoffReceiving {
-    fn state(&self) -> (u8, Option<&'static str>, bool) {
-        told(&self.0.state())
+    fn state(&self) -> PyResult<(u8, Option<&'static str>, bool)> {
+        Ok(told(&self.here()?.state()))
     }
 
     /// The slot of metadata, once the transfer has succeeded.
-    fn aux<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
-        let aux = self.0.state().aux?;
-        Some(PyBytes::new(py, &aux))
+    fn aux<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let aux = self.here()?.state().aux;
+        Ok(aux.map(|aux| PyBytes::new(py, &aux)))
     }
 
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<u8> {
-        wait(py, timeout, |until| self.0.wait(until))
+        let request = self.here()?;
+        wait(py, timeout, |until| request.wait(until))
     }
 
-    fn abort(&self) {
-        self.0.abort();
+    fn abort(&self) -> PyResult<()> {
+        self.here()?.abort();
+        Ok(())
     }
 }
 

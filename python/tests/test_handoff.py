@@ -103,6 +103,12 @@ def test_bad_arguments_have_typed_errors() -> None:
             one.send(1, [8])
         with pytest.raises(kvpool.InvalidArgumentError):
             one.receive(1, [0], [])
+        with pytest.raises(kvpool.InvalidArgumentError):
+            one.receive(1, [0], [one.address], prefill_tp=2**31)
+        with pytest.raises(kvpool.InvalidArgumentError):
+            one.send(1, [0], decode_tp=2**31)
+        with pytest.raises(kvpool.InvalidArgumentError, match="twice"):
+            one.receive(1, [0, 0], [one.address])
         sending = one.send(1, [0, 1])
         with pytest.raises(kvpool.Error) as repeated:
             one.send(1, [2])

@@ -198,8 +198,11 @@ impl SenderDesk {
         out: &mut Vec<SenderAction>,
     ) -> Result<(), Code> {
         let id = plan.room;
-        if self.rooms.contains_key(&id) {
-            return Err(Code::InProgress);
+        match self.rooms.get(&id).map(RoomSender::outcome) {
+            None => {}
+            // Its last messages may be lost: the other ends have deadlines of their own.
+            Some(Some(outcome)) => self.bury_with(now, id, outcome),
+            Some(None) => return Err(Code::InProgress),
         }
         self.rooms.insert(id, RoomSender::open(now, plan));
         let (mine, rest) = std::mem::take(&mut self.early)
@@ -268,11 +271,18 @@ impl SenderDesk {
                 _ => None,
             };
         };
-        if let ToSender::Offer(_) = message
-            && let Err(code) = room.may_offer(from, session, tag)
-        {
+        if let ToSender::Offer(offer) = &message {
             // A process that is no receiver of the room has no index to answer to.
-            return Some(ToReceiver::Refuse { tag, code });
+            if let Err(code) = room.may_offer(from, session, tag) {
+                return Some(ToReceiver::Refuse { tag, code });
+            }
+            if !room.fits(offer) {
+                // The two ends mean different requests: neither can end well.
+                let code = Code::OutOfRange;
+                room.handle(now, SenderEvent::Abort { code }, out);
+                self.bury(now, tag.room);
+                return Some(ToReceiver::Refuse { tag, code });
+            }
         }
         let event = SenderEvent::Message {
             from,
@@ -374,10 +384,16 @@ impl SenderDesk {
             return;
         };
         if let Some(outcome) = room.outcome().filter(|_| room.is_over(now)) {
+            self.bury_with(now, id, outcome);
+        }
+    }
+
+    /// Puts tombstones in the place of a room.
+    fn bury_with(&mut self, now: Moment, id: RoomId, outcome: RoomOutcome) {
+        if let Some(room) = self.rooms.remove(&id) {
             for (session, tag) in room.tags() {
                 self.tombstones.bury(session, tag, outcome);
             }
-            self.rooms.remove(&id);
             if let RoomOutcome::Failed(code) = outcome {
                 self.give_up(now, id, (code, false));
             }

@@ -121,7 +121,8 @@ impl RoomSender {
         self.targets.get(receiver)?.session
     }
 
-    /// Whether this process may offer as this receiver.
+    /// Judges an offer: [`Code::InProgress`] for a second attempt while the first is open,
+    /// [`Code::OutOfRange`] for a receiver that does not exist.
     pub fn may_offer(
         &self,
         receiver: usize,
@@ -130,12 +131,16 @@ impl RoomSender {
     ) -> Result<(), Code> {
         let target = self.targets.get(receiver).ok_or(Code::OutOfRange)?;
         let is_same = target.session == Some(session) && target.tag() == Some(tag);
-        match target.offer.is_none() && self.phase == Phase::Open {
+        match self.phase == Phase::Open && (target.offer.is_none() || is_same) {
             true => Ok(()),
-            // An attempt that is repeated; not a second one while the first is open.
-            false if is_same && self.phase == Phase::Open => Ok(()),
             false => Err(Code::InProgress),
         }
+    }
+
+    /// Whether an offer's pages are those that the receiver lacks of the request.
+    pub fn fits(&self, offer: &RoomOffer) -> bool {
+        let rectangle = self.plan.rectangle.without_held(offer.held);
+        offer.held <= self.plan.rectangle.pages.end && rectangle.pages.len() == offer.pages as usize
     }
 
     /// The offer of a receiver.
@@ -274,7 +279,6 @@ impl RoomSender {
         out: &mut Vec<SenderAction>,
     ) {
         let tag = offer.tag;
-        let refuse = |code| ToReceiver::Refuse { tag, code };
         let Some(target) = self.targets.get_mut(from) else {
             return;
         };
@@ -286,13 +290,6 @@ impl RoomSender {
             }
             (Phase::Open, None) => {
                 target.session = Some(session);
-                let rectangle = self.plan.rectangle.without_held(offer.held);
-                let is_fit = offer.held <= self.plan.rectangle.pages.end
-                    && rectangle.pages.len() == offer.pages as usize;
-                if !is_fit {
-                    send(from, refuse(Code::OutOfRange), out);
-                    return self.fail(now, Code::OutOfRange, out);
-                }
                 for rectangle in &self.produced {
                     target.add(rectangle.without_held(offer.held));
                 }
@@ -456,6 +453,10 @@ impl RoomSender {
         match self.phase {
             Phase::Open if now >= self.state_until => self.fail(now, Code::DeadlineExceeded, out),
             Phase::Open if self.targets.iter().any(|target| target.is_broken(now)) => {
+                for target in &mut self.targets {
+                    // It learns of the end by its own broken connection.
+                    target.is_gone |= target.is_broken(now);
+                }
                 self.fail(now, Code::Unreachable, out);
             }
             Phase::Open => self.advance_all(now, out),

@@ -1,6 +1,6 @@
 //! The thread that owns a session's machines: it takes events, and performs what they ask for.
 
-use super::handle::TransferCell;
+use super::handle::{TransferCell, has_ended};
 use super::memory::RankMemory;
 use super::peers::Peers;
 use super::receiving::{ReceiveCall, ReceivingRoom};
@@ -8,8 +8,8 @@ use super::sending::{SendCall, SendingRoom};
 use crate::Moment;
 use crate::registration::RegisteredRanks;
 use crate::room::{
-    PageRectangle, ReceiverDesk, ReceiverEvent, RoomChunk, RoomId, RoomLimits, RoomTag, SenderDesk,
-    SenderEvent,
+    PageRectangle, PollState, ReceiverDesk, ReceiverEvent, RoomChunk, RoomId, RoomLimits, RoomTag,
+    SenderDesk, SenderEvent,
 };
 use crate::wire::HandoffMessage;
 use kvpool_transport::peer::{ClosedRoom, Endpoint};
@@ -21,13 +21,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// How long a peer that nothing uses stays connected.
-const IDLE: Duration = Duration::from_secs(60);
 /// How long a session that closes waits for its transfers.
 const CLOSING: Duration = Duration::from_secs(3);
 
+/// The most sessions whose addresses are known.
+const MAX_ADDRESSES: usize = 8192;
 /// How long the last messages may take.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// The most events between two looks at what is due.
+const BATCH: usize = 256;
 /// The time between two looks at what keeps a session from its end.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -86,6 +88,8 @@ pub(super) struct Agent {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) memory: Arc<RankMemory>,
     pub(super) limits: RoomLimits,
+    /// How long a peer that nothing uses stays connected.
+    pub(super) idle: Duration,
     pub(super) events: mpsc::UnboundedSender<Event>,
     pub(super) peers: Peers,
     /// The ranks that have registered, as receivers.
@@ -93,6 +97,8 @@ pub(super) struct Agent {
     pub(super) addresses: HashMap<Incarnation, String>,
     pub(super) receivers: ReceiverDesk,
     pub(super) receiving: HashMap<RoomTag, ReceivingRoom>,
+    /// The pages of open rooms that are received into.
+    pub(super) pages_in_use: HashSet<u32>,
     pub(super) senders: SenderDesk,
     pub(super) sending: HashMap<RoomId, SendingRoom>,
     /// The rooms that are being sent, which the caller may not open again.
@@ -107,9 +113,10 @@ pub(super) struct Agent {
 
 impl Agent {
     /// Runs until the session is closed.
-    pub(super) async fn run(mut self, mut events: mpsc::UnboundedReceiver<Event>) {
+    /// False when something may still touch pages of decode.
+    pub(super) async fn run(mut self, mut events: mpsc::UnboundedReceiver<Event>) -> bool {
         let mut closes_at: Option<Instant> = None;
-        let mut sweeps_at = Instant::now() + IDLE;
+        let mut sweeps_at = Instant::now() + self.idle;
         loop {
             let now = Instant::now();
             if let Some(end) = closes_at {
@@ -121,7 +128,7 @@ impl Agent {
             }
             if now >= sweeps_at {
                 self.sweep();
-                sweeps_at = now + IDLE;
+                sweeps_at = now + self.idle;
             }
             let wake = self.next_wake().map(|moment| self.origin + moment.0);
             let looks_at = closes_at.map(|_| now + LOOK);
@@ -143,15 +150,56 @@ impl Agent {
                 Some(None) => break,
                 None => {}
             }
+            // What is due is looked up once for many events.
+            for _ in 0..BATCH {
+                match events.try_recv() {
+                    Ok(Event::Call(Call::Close)) => {
+                        closes_at.get_or_insert(Instant::now() + CLOSING);
+                        self.end_all(Code::Draining);
+                    }
+                    Ok(event) => self.take(event),
+                    Err(_) => break,
+                }
+            }
             self.tick();
         }
-        for cell in self.cells() {
+        // Calls that came after the last one: their pages were never used.
+        events.close();
+        while let Ok(event) = events.try_recv() {
+            self.refuse(event);
+        }
+        for cell in self.cells().filter(|cell| !has_ended(&cell.get())) {
             // Nothing more is known of what is left.
             cell.change(|state| {
-                state.poll = state.poll.min(crate::room::PollState::Failed);
+                state.poll = PollState::Failed;
                 state.failure.get_or_insert(Code::Draining);
             });
         }
+        !self.receives()
+    }
+
+    /// Ends a call that came too late.
+    fn refuse(&self, event: Event) {
+        let cell = match event {
+            Event::Call(Call::Receive(_, cell)) => cell,
+            Event::Call(Call::Send(call, cell)) => {
+                self.unpin(call.pages.len());
+                self.close_number(call.room);
+                cell
+            }
+            _ => return,
+        };
+        cell.change(|state| {
+            state.poll = PollState::Failed;
+            state.failure = Some(Code::Draining);
+            state.is_released = true;
+        });
+    }
+
+    /// Whether a room still holds pages of decode.
+    fn receives(&self) -> bool {
+        let mut rooms = self.receiving.values();
+        rooms.any(|room| !room.cell.get().is_released)
     }
 
     pub(super) fn now(&self) -> Moment {
@@ -209,6 +257,9 @@ impl Agent {
     }
 
     fn letter(&mut self, from: Incarnation, address: String, message: HandoffMessage) {
+        if self.addresses.len() >= MAX_ADDRESSES {
+            self.forget_strangers();
+        }
         self.addresses.insert(from, address.clone());
         let now = self.now();
         match message {
@@ -344,7 +395,8 @@ impl Agent {
             .collect();
         // A registration stays: the peer's own connection to this process may live on, and it
         // registers once on each connection.
-        self.peers.retain(IDLE, |address| in_use.contains(address));
+        self.peers
+            .retain(self.idle, |address| in_use.contains(address));
     }
 
     /// Makes room for a registration: forgets the sessions that this process is not connected to.

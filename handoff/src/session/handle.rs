@@ -19,6 +19,11 @@ pub struct TransferState {
     pub aux: Option<Vec<u8>>,
 }
 
+/// Whether a transfer has succeeded or failed.
+pub(super) const fn has_ended(state: &TransferState) -> bool {
+    matches!(state.poll, PollState::Failed | PollState::Success)
+}
+
 /// One transfer, shared by its caller and the agent.
 #[derive(Debug)]
 pub(super) struct TransferCell {

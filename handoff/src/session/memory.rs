@@ -9,7 +9,11 @@ use kvpool_transport::Slice;
 use kvpool_transport::peer::{ClosedRoom, RoomPart, RoomRows, RoomView};
 use kvpool_types::checksum::combine;
 use kvpool_types::{Checksum, Code, Length, Offset};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+
+/// The most bytes of hidden states in a slot of metadata.
+const MAX_HIDDEN_BYTES: u32 = 16 << 20;
 
 /// One rank: its description, and the memory of its states.
 #[derive(Clone, Debug)]
@@ -49,6 +53,30 @@ pub enum RankMemoryError {
         /// The layer.
         layer: u32,
     },
+    /// The memories of two states overlap.
+    #[error("the memory of state {name} of layer {layer} overlaps another state's")]
+    Overlap {
+        /// The name.
+        name: String,
+        /// The layer.
+        layer: u32,
+    },
+    /// A state is of a layer that its pipeline stage does not have.
+    #[error("state {name} is of layer {layer}, which this rank's stage does not have")]
+    OtherLayer {
+        /// The name.
+        name: String,
+        /// The layer.
+        layer: u32,
+    },
+    /// A page has no token, or the hidden states exceed 16 MiB.
+    #[error("{page_tokens} tokens a page and {hidden_bytes} bytes of hidden states do not fit")]
+    Unfit {
+        /// The tokens of a page.
+        page_tokens: u32,
+        /// The bytes of the hidden states.
+        hidden_bytes: u32,
+    },
     /// A shape does not divide among the ranks.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -67,7 +95,17 @@ impl RankMemory {
                 memories: states.len(),
             });
         }
-        let mut names = std::collections::BTreeSet::new();
+        let (page_tokens, hidden_bytes) = (description.page_tokens, description.hidden_bytes);
+        if page_tokens == 0 || hidden_bytes > MAX_HIDDEN_BYTES {
+            return Err(RankMemoryError::Unfit {
+                page_tokens,
+                hidden_bytes,
+            });
+        }
+        let (stage, stages) = &description.pipeline;
+        let layers = stages.stage(*stage).unwrap_or(0..0);
+        let mut ranges: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut names = BTreeSet::new();
         for (state, memory) in description.states.iter().zip(&states) {
             let (name, layer) = (state.name.clone(), state.layer);
             let page = state.shape.page_bytes(description.tensor.1)?;
@@ -82,6 +120,16 @@ impl RankMemory {
                     found,
                 });
             }
+            if !layers.contains(&layer) {
+                return Err(RankMemoryError::OtherLayer { name, layer });
+            }
+            let begin = memory.as_ptr().addr();
+            let end = begin.saturating_add(memory.length().as_usize());
+            let before = ranges.range(..end).next_back();
+            if before.is_some_and(|(_, of)| *of > begin) {
+                return Err(RankMemoryError::Overlap { name, layer });
+            }
+            ranges.insert(begin, end);
             if !names.insert((name.clone(), layer)) {
                 return Err(RankMemoryError::Twice { name, layer });
             }

@@ -201,7 +201,12 @@ impl PeerTask {
             };
             let endpoint = &context.endpoint;
             let watch = endpoint.watch(&address, context.watch, deadline, on_loss)?;
-            let link = endpoint.link(&address, deadline)?;
+            let mut link = endpoint.link(&address, deadline)?;
+            if link.session() != watch.session() {
+                // The links are of the peer's last life.
+                endpoint.disconnect(&address, deadline);
+                link = endpoint.link(&address, deadline)?;
+            }
             if link.session() != watch.session() {
                 return Err(TransferError {
                     code: Code::WrongIncarnation,

@@ -1,7 +1,7 @@
 //! Decode's rooms: opens them at the transport, and performs what their machines ask for.
 
 use super::agent::{Agent, AnnouncedChunks, Event};
-use super::handle::TransferCell;
+use super::handle::{TransferCell, TransferState};
 use super::memory::{chunk_ranges, chunk_sum};
 use crate::Moment;
 use crate::plan::{PlanError, Stages};
@@ -54,6 +54,8 @@ pub(super) struct ReceivingRoom {
     pub(super) senders: Vec<ReceivingSender>,
     epoch: Epoch,
     held: u32,
+    /// The pages that no other room may have. Empty once they are released.
+    pages: Vec<u32>,
     /// The first view of each sender.
     views: Vec<u32>,
     /// The slot of metadata, which the first sender fills.
@@ -68,6 +70,14 @@ pub(super) fn senders_at(
     addresses: &[String],
     (sources, stages): (u32, &Stages),
 ) -> Result<Vec<ReceivingSender>, PlanError> {
+    // Judged first: the number of ranks is the caller's word.
+    let ranks = u64::from(sources) * stages.counts().len() as u64;
+    if ranks != addresses.len() as u64 {
+        return Err(PlanError::NoSuchRank {
+            rank: u32::try_from(addresses.len()).unwrap_or(u32::MAX),
+            ranks: u32::try_from(ranks).unwrap_or(u32::MAX),
+        });
+    }
     let mut senders = Vec::new();
     for rank in senders_of(receiver, sources, stages)? {
         let index = rank.stage as usize * sources as usize + rank.rank as usize;
@@ -111,6 +121,10 @@ impl Agent {
     }
 
     fn try_receiving(&mut self, call: ReceiveCall, cell: &Arc<TransferCell>) -> Result<(), Code> {
+        let is_free = |page: &u32| !self.pages_in_use.contains(page);
+        if !call.pages.iter().all(is_free) {
+            return Err(Code::InProgress);
+        }
         let now = self.now();
         let slot = Length(self.memory.aux_layout().slot_bytes());
         let aux = call.wants_aux.then(|| Region::allocate(slot));
@@ -162,10 +176,12 @@ impl Agent {
             senders: call.senders,
             epoch: pass.epoch,
             held,
+            pages: call.pages,
             views: first_views,
             aux,
             closed: None,
         };
+        self.pages_in_use.extend(&room.pages);
         self.receiving.insert(call.tag, room);
         let mut out = Vec::new();
         self.receivers.open(now, plan, &mut out)?;
@@ -190,9 +206,7 @@ impl Agent {
                 ReceiverAction::CloseRoom => self.close_room(tag),
                 ReceiverAction::Verify(chunks) => self.verify(tag, chunks),
                 ReceiverAction::ReleasePages => {
-                    if let Some(room) = self.receiving.get(&tag) {
-                        room.cell.change(|state| state.is_released = true);
-                    }
+                    self.release_receiving(tag, |state| state.is_released = true);
                 }
             }
         }
@@ -281,7 +295,7 @@ impl Agent {
             return;
         };
         let aux = room.aux.as_ref().map(|aux| aux.whole().to_vec());
-        room.cell.change(|state| match outcome {
+        self.release_receiving(tag, |state| match outcome {
             RoomOutcome::Success => {
                 state.poll = PollState::Success;
                 state.is_released = true;
@@ -296,6 +310,17 @@ impl Agent {
         if self.receivers.room(tag).is_none() {
             self.receiving.remove(&tag);
         }
+    }
+
+    /// The pages are the caller's again. A second call changes the state alone.
+    fn release_receiving(&mut self, tag: RoomTag, change: impl FnOnce(&mut TransferState)) {
+        let Some(room) = self.receiving.get_mut(&tag) else {
+            return;
+        };
+        for page in std::mem::take(&mut room.pages) {
+            self.pages_in_use.remove(&page);
+        }
+        room.cell.change(change);
     }
 
     /// Fails a room now and then, where that was asked for (row S12).

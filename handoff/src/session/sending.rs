@@ -84,6 +84,9 @@ impl Agent {
             });
             return;
         }
+        // A room of this number that has ended is buried now.
+        self.publish_ended();
+        self.open_rooms.lock().insert(id);
         let room = SendingRoom {
             cell,
             pages: Arc::new(call.pages),
@@ -277,7 +280,14 @@ impl Agent {
                 state.poll = poll;
                 state.failure = failure;
             });
+            if machine.outcome().is_some() {
+                self.close_number(id);
+            }
         }
+        self.publish_ended();
+    }
+
+    fn publish_ended(&mut self) {
         for (id, outcome) in self.senders.take_ended() {
             let Some(room) = self.sending.remove(&id) else {
                 continue;

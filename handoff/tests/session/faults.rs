@@ -4,7 +4,7 @@ use crate::child::{Process, group};
 use crate::ranks::{Group, Rank, soon, succeeded};
 use kvpool_handoff::plan::PageLayout;
 use kvpool_handoff::room::{PollState, RoomId};
-use kvpool_handoff::session::{HandoffOptions, Receiving, Sending};
+use kvpool_handoff::session::{HandoffError, HandoffOptions, Receiving, Sending};
 use kvpool_types::Code;
 use std::time::{Duration, Instant};
 
@@ -152,6 +152,119 @@ fn either_end_that_gives_up_ends_both() {
     drop(sending);
     assert_eq!(receiving.wait(soon()).poll, PollState::Failed);
     assert_eq!(prefill.session.pinned(), 0);
+}
+
+/// Sends and receives one page, and compares it.
+fn exchange(prefill: &Rank, decode: &Rank, room: u64) {
+    prefill.fill(&[0]);
+    let receiving = receive(decode, room, 1, &prefill.address());
+    let sending = prefill.session.send(RoomId(room), vec![0], 1, soon());
+    let sending = sending.unwrap();
+    sending.produced(0..1, 0..2).unwrap();
+    sending.finish(Vec::new()).unwrap();
+    succeeded(&receiving.wait(soon()));
+    succeeded(&sending.wait(soon()));
+    decode.check(0, &[0]).unwrap();
+}
+
+/// A process that starts again at its old address is another one: rooms with it go on at once.
+#[test]
+fn a_process_that_starts_anew_at_its_address_is_reached() {
+    let (mut prefill, mut decode) = (decode(), decode());
+    exchange(&prefill, &decode, 1);
+    for room in 2..5 {
+        let old = if room % 2 == 0 {
+            &mut prefill
+        } else {
+            &mut decode
+        };
+        let address = old.address();
+        assert!(old.session.close());
+        *old = decode_at(&address, HandoffOptions::default());
+        exchange(&prefill, &decode, room);
+    }
+}
+
+fn decode_at(listen: &str, options: HandoffOptions) -> Rank {
+    Rank::start_at(listen, &group(), (0, 0), options)
+}
+
+#[test]
+fn a_pause_longer_than_the_idle_time_breaks_nothing() {
+    let idle = |millis| HandoffOptions {
+        idle: Duration::from_millis(millis),
+        ..HandoffOptions::default()
+    };
+    // Prefill drops its connection to decode, and decode keeps its own.
+    let prefill = decode_at("127.0.0.1:0", idle(50));
+    let decode = decode_at("127.0.0.1:0", idle(60_000));
+    for room in 1..4 {
+        exchange(&prefill, &decode, room);
+        exchange(&decode, &prefill, room);
+        std::thread::sleep(Duration::from_millis(300));
+    }
+}
+
+/// Two ends that mean different requests learn of it at once.
+#[test]
+fn numbers_of_pages_that_differ_fail_both_ends_at_once() {
+    let (prefill, decode) = (decode(), decode());
+    let begin = Instant::now();
+    let receiving = receive(&decode, 1, 3, &prefill.address());
+    let sending = prefill
+        .session
+        .send(RoomId(1), vec![0, 1], 1, soon())
+        .unwrap();
+    for state in [receiving.wait(soon()), sending.wait(soon())] {
+        assert_eq!(state.failure, Some(Code::OutOfRange));
+    }
+    assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+/// A page belongs to one room: nothing is received twice into the same memory.
+#[test]
+fn a_page_is_received_into_once() {
+    let (prefill, decode) = (decode(), decode());
+    let layers = group().layers();
+    let from = [prefill.address()];
+    let receive = |room, pages: Vec<u32>| {
+        let prefill = (1, &layers);
+        decode
+            .session
+            .receive(RoomId(room), (0, pages), &from, prefill, false, soon())
+    };
+    assert_eq!(
+        receive(1, vec![5, 6, 5]).err(),
+        Some(HandoffError::PageTwice(5))
+    );
+    let first = receive(1, vec![5, 6]).unwrap();
+    let second = receive(2, vec![7, 6]).unwrap().wait(soon());
+    assert_eq!(second.failure, Some(Code::InProgress));
+    assert!(second.is_released);
+    first.abort();
+    assert!(first.wait(soon()).is_released);
+    let third = receive(3, vec![7, 6]).unwrap();
+    assert_ne!(third.state().poll, PollState::Failed);
+}
+
+/// The same request may go to another decode at once when the first one has died.
+#[test]
+fn the_number_of_a_room_is_free_when_its_receiver_has_died() {
+    let prefill = decode();
+    let mut child = Process::start();
+    child.tell(&format!("receive 1 4 {}", prefill.address()));
+    let sending = prefill
+        .session
+        .send(RoomId(1), vec![0, 1, 2, 3], 1, soon())
+        .unwrap();
+    let until = soon();
+    while sending.state().poll != PollState::WaitingForInput {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill();
+    assert_eq!(sending.wait(soon()).poll, PollState::Failed);
+    exchange(&prefill, &decode(), 1);
 }
 
 /// Row S12: with a failure probability every room ends alike at both ends, and pins return to 0.

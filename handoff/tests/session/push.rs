@@ -2,9 +2,13 @@
 
 use crate::ranks::{Group, PAGES, Rank, soon, succeeded};
 use kvpool_handoff::plan::PageLayout;
+use kvpool_handoff::registration::{RankDescription, StateRegion};
 use kvpool_handoff::room::{PollState, RoomId, RoomLimits};
-use kvpool_handoff::session::{HandoffError, HandoffOptions, Receiving, Sending};
-use kvpool_types::Code;
+use kvpool_handoff::session::{
+    HandoffError, HandoffOptions, RankMemory, RankMemoryError, Receiving, Sending,
+};
+use kvpool_transport::Region;
+use kvpool_types::{Code, Length, Offset};
 use std::time::{Duration, Instant};
 
 struct Pair {
@@ -274,6 +278,36 @@ fn p4_an_offer_waits_for_decode_and_its_pins_end_with_done() {
         .unwrap();
     assert_eq!(forgotten.wait(soon()).failure, Some(Code::DeadlineExceeded));
     assert_eq!(prefill[0].session.pinned(), 0);
+}
+
+#[test]
+fn memory_that_does_not_fit_its_description_is_refused() {
+    let rank = Rank::start(&Group::of(1, &[2], PageLayout::TokenMajor), 0, 0);
+    let good = rank.session.memory().description().clone();
+    let memory = Region::allocate(Length(1 << 20)).whole();
+    let bytes = |state: &StateRegion| state.shape.page_bytes(1).unwrap() * u64::from(state.pages);
+    let refused = |change: &dyn Fn(&mut RankDescription), shared: bool| {
+        let mut odd = good.clone();
+        change(&mut odd);
+        let own = |state: &StateRegion| match shared {
+            true => memory.slice(Offset(0), Length(bytes(state))).unwrap(),
+            false => Region::allocate(Length(bytes(state))).whole(),
+        };
+        let memories = odd.states.iter().map(own).collect();
+        RankMemory::new(odd, memories).err()
+    };
+    assert_eq!(refused(&|_| {}, false), None);
+    let overlap = refused(&|_| {}, true);
+    assert!(matches!(overlap, Some(RankMemoryError::Overlap { .. })));
+    let other = refused(&|odd| odd.states[0].layer = 2, false);
+    assert!(matches!(other, Some(RankMemoryError::OtherLayer { .. })));
+    let empty = refused(&|odd| odd.page_tokens = 0, false);
+    assert!(matches!(empty, Some(RankMemoryError::Unfit { .. })));
+    let twice = refused(
+        &|odd| odd.states[1].name = odd.states[0].name.clone(),
+        false,
+    );
+    assert!(matches!(twice, Some(RankMemoryError::Twice { .. })));
 }
 
 /// Hundreds of rooms at once, in both directions of two processes.

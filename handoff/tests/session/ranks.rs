@@ -72,6 +72,15 @@ impl Rank {
         rank: u32,
         options: HandoffOptions,
     ) -> Self {
+        Self::start_at("127.0.0.1:0", group, (stage, rank), options)
+    }
+
+    pub(crate) fn start_at(
+        listen: &str,
+        group: &Group,
+        (stage, rank): (u32, u32),
+        options: HandoffOptions,
+    ) -> Self {
         let own = group.layers().stage(stage).unwrap();
         let mut states = Vec::new();
         for layer in own {
@@ -98,7 +107,7 @@ impl Rank {
         };
         let memories = states.iter().map(|(_, region)| region.whole());
         let memory = RankMemory::new(description, memories.collect()).unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = TcpListener::bind(listen).unwrap();
         Self {
             session: HandoffSession::start(listener, memory, options).unwrap(),
             group: group.clone(),

@@ -320,6 +320,12 @@ impl Endpoint {
         })
     }
 
+    /// Forgets the links to a peer that is known to be gone: links that nothing uses do not notice.
+    /// The next use connects again.
+    pub fn disconnect(&self, target: &str, deadline: Instant) {
+        self.targets.disconnect(target, deadline);
+    }
+
     /// The session's token, which letters name.
     pub fn session(&self) -> Incarnation {
         self.host.session()

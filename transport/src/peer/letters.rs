@@ -12,7 +12,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use kvpool_types::{Code, Incarnation};
 use parking_lot::Mutex;
 use sha2::Sha256;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) const MAX_LETTER: u64 = 8 << 20;
 /// The longest address in a letter, in bytes.
 pub(super) const MAX_ADDRESS: usize = 512;
-/// The most sessions that may send letters to one process. The numbers of older ones stay known.
+/// The sessions whose last numbers are known. Of more, the oldest are forgotten.
 const MAX_SENDERS: usize = 65_536;
 const CODE_BYTES: usize = 32;
 const HEAD_BYTES: usize = 16 + 16 + 8 + 2;
@@ -108,8 +108,34 @@ pub(super) struct LetterReader {
     secret: Secret,
     to: Incarnation,
     letter_box: Arc<dyn LetterBox>,
-    /// The number of each sender's last letter.
-    last: Mutex<HashMap<Incarnation, u64>>,
+    last: Mutex<LastNumbers>,
+}
+
+/// The number of each sender's last letter.
+#[derive(Default)]
+struct LastNumbers {
+    by_sender: HashMap<Incarnation, u64>,
+    /// The senders in the order of their first letters.
+    order: VecDeque<Incarnation>,
+}
+
+impl LastNumbers {
+    /// Notes a number. False when it does not rise.
+    fn note(&mut self, sender: Incarnation, number: u64) -> bool {
+        if let Some(known) = self.by_sender.get_mut(&sender) {
+            let rises = number > *known;
+            *known = number.max(*known);
+            return rises;
+        }
+        if self.order.len() >= MAX_SENDERS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.by_sender.remove(&oldest);
+        }
+        self.by_sender.insert(sender, number);
+        self.order.push_back(sender);
+        true
+    }
 }
 
 impl LetterReader {
@@ -128,7 +154,6 @@ impl LetterReader {
     /// - [`Code::WrongIncarnation`]: it is for another session.
     /// - [`Code::GrantRefused`]: its code is wrong.
     /// - [`Code::StaleEpoch`]: it was sent before, or another one overtook it.
-    /// - [`Code::TooManyHeld`]: too many sessions send letters.
     pub(super) fn take(&self, bytes: &[u8]) -> Code {
         let Some((letter, to, number)) = self.opened(bytes) else {
             return Code::Malformed;
@@ -145,12 +170,9 @@ impl LetterReader {
         }
         // Held until the letter is taken, so that two letters of one sender keep their order.
         let mut last = self.last.lock();
-        match last.get(&letter.from) {
-            Some(known) if number <= *known => return Code::StaleEpoch,
-            None if last.len() >= MAX_SENDERS => return Code::TooManyHeld,
-            _ => {}
+        if !last.note(letter.from, number) {
+            return Code::StaleEpoch;
         }
-        last.insert(letter.from, number);
         self.letter_box.take(letter)
     }
 

@@ -174,6 +174,14 @@ impl Targets {
         Ok(connected)
     }
 
+    /// Forgets the links to a target, so that the next use connects again.
+    pub(super) fn disconnect(&self, target: &str, deadline: Instant) {
+        let entry = self.entry(target);
+        if let Some(mut held) = entry.try_lock_until(deadline) {
+            held.connected = None;
+        }
+    }
+
     /// Moves a target from RDMA to TCP for a cooldown.
     pub(super) fn cool_down(&self, target: &str, why: &TransferError, deadline: Instant) {
         let entry = self.entry(target);
