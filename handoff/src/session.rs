@@ -35,8 +35,8 @@ pub use memory::{RankMemory, RankMemoryError};
 use crate::plan::{PlanError, Stages};
 use crate::registration::RegisteredRanks;
 use crate::room::{
-    DeskOptions, PageRectangle, PollState, ReceiverDesk, RoomGeneration, RoomId, RoomLimits,
-    RoomTag, SenderDesk,
+    DeskOptions, PageRectangle, ReceiverDesk, RoomGeneration, RoomId, RoomLimits, RoomTag,
+    SenderDesk,
 };
 use crate::shares::receivers_of;
 use crate::wire::HandoffMessage;

@@ -198,11 +198,9 @@ impl SenderDesk {
         out: &mut Vec<SenderAction>,
     ) -> Result<(), Code> {
         let id = plan.room;
-        match self.rooms.get(&id).map(RoomSender::outcome) {
-            None => {}
-            // Its last messages may be lost: the other ends have deadlines of their own.
-            Some(Some(outcome)) => self.bury_with(now, id, outcome),
-            Some(None) => return Err(Code::InProgress),
+        self.bury_if_ended(now, id);
+        if self.rooms.contains_key(&id) {
+            return Err(Code::InProgress);
         }
         self.rooms.insert(id, RoomSender::open(now, plan));
         let (mine, rest) = std::mem::take(&mut self.early)
@@ -222,6 +220,15 @@ impl SenderDesk {
             self.handle(now, id, SenderEvent::Abort { code }, out);
         }
         Ok(())
+    }
+
+    /// Puts tombstones in the place of a room that has ended, so that its number is free. Its last
+    /// messages may be lost: the other ends have deadlines of their own.
+    pub fn bury_if_ended(&mut self, now: Moment, id: RoomId) {
+        let outcome = self.rooms.get(&id).and_then(RoomSender::outcome);
+        if let Some(outcome) = outcome {
+            self.bury_with(now, id, outcome);
+        }
     }
 
     /// An open room.

@@ -393,13 +393,15 @@ impl RoomReceiver {
         let Some(share) = self.shares.get_mut(from) else {
             return;
         };
-        if share.plan.session.is_some_and(|known| known != session) {
+        let is_new_life = share.plan.session.is_some_and(|known| known != session);
+        if is_new_life && share.is_accepted {
             // Another life of the process knows nothing of the room.
             share.has_aborted = true;
             return self.fail(now, Code::WrongIncarnation, out);
         }
+        // A life that had not accepted is replaced by the next one.
         share.plan.session = Some(session);
-        if share.broken_until.take().is_some() && self.phase == Phase::Open {
+        if (share.broken_until.take().is_some() || is_new_life) && self.phase == Phase::Open {
             // Repeats what may be lost. A sender whose room has ended answers with its outcome.
             self.offer(now, from, out);
         }

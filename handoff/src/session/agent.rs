@@ -293,11 +293,13 @@ impl Agent {
     }
 
     fn link_up(&mut self, address: &str, session: Incarnation) {
-        if let Some(gone) = self.peers.note_session(address, session) {
-            self.peer_lost(gone);
-        }
+        let gone = self.peers.note_session(address, session);
         for (tag, from) in self.shares_at(address) {
             self.receiver_event(tag, ReceiverEvent::LinkUp { from, session });
+        }
+        // After the rooms that go on with the new life.
+        if let Some(gone) = gone {
+            self.peer_lost(gone);
         }
         for (room, from) in self.targets_of(session) {
             self.sender_event(room, SenderEvent::LinkUp { from, session });

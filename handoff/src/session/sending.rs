@@ -74,6 +74,9 @@ impl Agent {
             deadline: self.moment(call.deadline),
         };
         let (now, mut out) = (self.now(), Vec::new());
+        self.senders.bury_if_ended(now, id);
+        self.publish_ended();
+        self.open_rooms.lock().insert(id);
         if let Err(code) = self.senders.open(now, plan, &mut out) {
             self.unpin(call.pages.len());
             self.close_number(id);
@@ -84,9 +87,6 @@ impl Agent {
             });
             return;
         }
-        // A room of this number that has ended is buried now.
-        self.publish_ended();
-        self.open_rooms.lock().insert(id);
         let room = SendingRoom {
             cell,
             pages: Arc::new(call.pages),
