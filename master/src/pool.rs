@@ -427,6 +427,12 @@ impl Pool {
         }
     }
 
+    /// The number of the next grant. Numbers are given after room is taken, so no grant on an extent that is
+    /// freed now has it, and every later grant there has it or a higher one.
+    fn next_grant(&self) -> GrantId {
+        GrantId(self.next_version.load(Ordering::Acquire))
+    }
+
     /// Moves extents to the quarantine's accounts. Pass the result to [`Pool::free`] when the
     /// removal is durable.
     fn freed<'r>(&self, left: impl Iterator<Item = FreedReplicas<'r>>) -> Vec<Freed> {
@@ -444,6 +450,7 @@ impl Pool {
                         length: left.length,
                     },
                     grant: (left.version >= self.first_version).then_some(GrantId(left.version.0)),
+                    before: self.next_grant(),
                     not_before: left.not_before,
                     since,
                     stuck: false,

@@ -17,6 +17,9 @@ const CALLS_END: Duration = Duration::from_secs(8);
 /// Once nothing runs, the pool is at rest within this time: grants and leases end, all extents are fenced, and
 /// nodes that were away are back.
 const REST: Duration = Duration::from_secs(40);
+/// How long rest must last. A message that was slow when faults ended is on its way for up to 3 s. A node whose
+/// heartbeats wait behind it becomes suspect, and nobody reads from it meanwhile.
+const SETTLED: Duration = Duration::from_secs(4);
 
 /// The pools of the masters that lead now.
 fn leading(world: &World) -> Vec<(usize, Arc<Pool>)> {
@@ -92,14 +95,21 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
         sleep(Duration::from_millis(20)).await;
     }
     let begun = Instant::now();
-    let pool = loop {
+    let mut at_rest: Option<Instant> = None;
+    let (pool, since) = loop {
         match unrest(world) {
-            Ok(pool) => break pool,
+            Ok(pool) => {
+                let since = *at_rest.get_or_insert_with(Instant::now);
+                if since.elapsed() >= SETTLED {
+                    break (pool, since);
+                }
+            }
             Err(why) if begun.elapsed() > REST => {
                 return Err(format!("the pool does not come to rest: {why}"));
             }
-            Err(_) => sleep(Duration::from_millis(20)).await,
+            Err(_) => at_rest = None,
         }
+        sleep(Duration::from_millis(20)).await;
         if world.has_failed() {
             return Ok(());
         }
@@ -108,7 +118,7 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
         "----",
         format_args!(
             "at rest within {} ms, {} blocks",
-            begun.elapsed().as_millis(),
+            (since - begun).as_millis(),
             pool.blocks()
         ),
     );

@@ -124,6 +124,8 @@ pub(crate) struct FenceItem {
     pub(crate) ticket: u64,
     /// The grant to close, if any.
     pub(crate) grant: Option<GrantId>,
+    /// Grants on the extent from this one on are given after the answer; `None`: the master does not say.
+    pub(crate) before: Option<GrantId>,
     /// Where.
     pub(crate) extent: Extent,
 }
@@ -138,6 +140,17 @@ struct Space {
     records: Ranges<Record>,
     floors: Floors,
     touches: Ranges<Touch>,
+}
+
+impl Space {
+    /// Whether `range` was written, or is, under a grant of `epoch` from `before` on.
+    fn is_granted_since(&self, before: GrantId, range: Range, epoch: Epoch) -> bool {
+        let mut records = self.records.overlapping(range);
+        let mut touches = self.touches.overlapping(range);
+        // A grant of another epoch, or of another pool, is closed, whatever its number.
+        records.any(|(_, record)| record.epoch == epoch && record.grant >= before)
+            || touches.any(|(_, touch)| !touch.closed && touch.grant >= before)
+    }
 }
 
 /// The limits of a fence.
@@ -334,6 +347,9 @@ impl Fence {
 
     /// Closes grants and forgets what was written under them. Each ticket is reported by
     /// [`Fence::take_fenced`] once nothing touches its extent any more.
+    ///
+    /// A master repeats its unanswered tickets in a new session. It may then hear the answer of the old session,
+    /// and give the extent to another block, before the repeated ticket is here. That block must stay.
     pub(crate) fn fence(&mut self, items: &[FenceItem]) -> Aborts {
         let epoch = self.epoch();
         let mut aborts = Vec::new();
@@ -348,6 +364,11 @@ impl Fence {
                 self.fenced.push(item.ticket);
                 continue;
             };
+            let is_answered = |before| space.is_granted_since(before, span.range, epoch);
+            if item.before.is_some_and(is_answered) {
+                self.fenced.push(item.ticket);
+                continue;
+            }
             if let Some(grant) = item.grant {
                 space.floors.raise(span.range, grant);
             }

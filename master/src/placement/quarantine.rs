@@ -48,6 +48,8 @@ pub struct Freed {
     pub extent: Extent,
     /// The grant of the last write; `None` for a grant of an older epoch.
     pub grant: Option<GrantId>,
+    /// The number of the next grant when the extent was freed. Later grants on the extent have it or a higher one.
+    pub before: GrantId,
     /// The end of the last lease on the extent.
     pub not_before: BootInstant,
     /// The time at which the extent left the directory.
@@ -402,10 +404,13 @@ fn fence_item(ticket: u64, run: &Run) -> proto::FenceItem {
         "invariant: a run has no gaps"
     );
     let highest = run.iter().filter_map(|item| item.grant).max();
+    // The run is freed whole: until then no grant on any of it is given.
+    let before = run.iter().map(|item| item.before).max();
     proto::FenceItem {
         ticket,
         grant: highest.map_or(0, |grant| grant.0),
         extent: whole,
+        before: before.map_or(0, |before| before.0),
     }
 }
 

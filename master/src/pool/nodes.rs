@@ -217,6 +217,7 @@ impl Pool {
                     index,
                     extent: Extent { ..*extent },
                     grant: None,
+                    before: self.next_grant(),
                     not_before: BootInstant(0),
                     since: self.now(),
                     stuck: false,

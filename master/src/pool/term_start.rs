@@ -188,6 +188,7 @@ impl Pool {
             segment: left.segment,
             index: left.index,
             grant: None,
+            before: pool.next_grant(),
             not_before: lease_floor,
             since: now,
             stuck: false,

@@ -3190,6 +3190,9 @@ pub struct FenceItem {
     pub grant: u64,
     #[prost(message, optional, tag = "3")]
     pub extent: ::core::option::Option<ExtentRange>,
+    /// grants from this one on are given once the item is answered; 0: not said
+    #[prost(uint64, tag = "4")]
+    pub before: u64,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]

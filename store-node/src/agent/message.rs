@@ -101,6 +101,7 @@ pub(super) fn fence_item(item: &proto::FenceItem) -> Result<FenceItem, Malformed
     Ok(FenceItem {
         ticket: item.ticket,
         grant: (item.grant != 0).then_some(GrantId(item.grant)),
+        before: (item.before != 0).then_some(GrantId(item.before)),
         extent: extent(item.extent.as_ref())?,
     })
 }

@@ -356,6 +356,7 @@ impl Model {
                 self.fence.fence(&[FenceItem {
                     ticket,
                     grant: own.then_some(grant.id),
+                    before: None,
                     extent: grant.extent,
                 }]);
             }
@@ -476,6 +477,7 @@ fn a_million_grants_leave_no_more_behind_than_the_segment_has_blocks() {
             ticket: id,
             // Other nodes take most numbers of an epoch: those seen here have gaps.
             grant: Some(GrantId(id * 7)),
+            before: Some(GrantId(id * 7 + 1)),
             extent: Extent {
                 segment: SEGMENT,
                 offset: Offset(id % UNITS * UNIT),

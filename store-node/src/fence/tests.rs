@@ -97,9 +97,20 @@ fn read(fence: &Fence, extent: Extent) -> Code {
 }
 
 fn close(fence: &mut Fence, ticket: u64, grant: u64, extent: Extent) -> Vec<u64> {
+    close_before(fence, ticket, grant, 0, extent)
+}
+
+fn close_before(
+    fence: &mut Fence,
+    ticket: u64,
+    grant: u64,
+    before: u64,
+    extent: Extent,
+) -> Vec<u64> {
     let item = FenceItem {
         ticket,
         grant: (grant != 0).then_some(GrantId(grant)),
+        before: (before != 0).then_some(GrantId(before)),
         extent,
     };
     fence.fence(&[item]);
@@ -351,6 +362,51 @@ fn a_written_block_that_is_fenced_closes_its_own_grant() {
     assert_eq!(write(&mut fence, &grant(10, block)), Code::GrantEnded);
 }
 
+/// The master repeats a ticket in a new session, then hears the answer of the old one, and grants the extent again.
+#[test]
+fn a_ticket_that_comes_again_leaves_the_next_block_alone() {
+    let mut fence = fence();
+    let (old, next, beside) = (extent(0, 200), extent(0, 100), extent(128, 60));
+    assert_eq!(write(&mut fence, &grant(8, old)), Code::Ok);
+    assert_eq!(close_before(&mut fence, 3, 8, 9, old), [3]);
+    assert_eq!(read(&fence, old), Code::Missing);
+    // One is written, the other is on its way.
+    assert_eq!(write(&mut fence, &grant(13, next)), Code::Ok);
+    let writing = receive(&mut fence, &grant(14, beside)).unwrap();
+    assert_eq!(close_before(&mut fence, 3, 8, 9, old), [3]);
+    assert_eq!(read(&fence, next), Code::Ok);
+    assert_eq!(fence.end_receive(writing, Some(sums())), Code::Ok);
+    assert_eq!(read(&fence, beside), Code::Ok);
+    // Their own tickets close them.
+    assert_eq!(close_before(&mut fence, 4, 13, 15, next), [4]);
+    assert_eq!(close_before(&mut fence, 5, 14, 15, beside), [5]);
+    assert_eq!(read(&fence, next), Code::Missing);
+    assert_eq!(read(&fence, beside), Code::Missing);
+}
+
+/// A copy lies under a grant of its own, and is freed under the lower number of its block's version.
+#[test]
+fn a_ticket_closes_every_grant_before_it_also_one_that_it_does_not_name() {
+    let mut fence = fence();
+    let block = extent(0, 100);
+    assert_eq!(write(&mut fence, &grant(20, block)), Code::Ok);
+    assert_eq!(close_before(&mut fence, 1, 8, 21, block), [1]);
+    assert_eq!(read(&fence, block), Code::Missing);
+    assert_eq!(write(&mut fence, &grant(20, block)), Code::GrantEnded);
+}
+
+/// Grants of an earlier term are closed, whatever their numbers: who holds one is waited for.
+#[test]
+fn a_ticket_waits_for_a_hold_of_an_earlier_term_whatever_its_number() {
+    let mut fence = fence();
+    let block = extent(0, 100);
+    assert_eq!(hold(&mut fence, ALICE, &grant(1_000, block)), Code::Ok);
+    assert!(fence.enter(term(EPOCH.0 + 1)).is_ok());
+    assert!(close_before(&mut fence, 1, 0, 5, block).is_empty());
+    fence.peer_gone(ALICE);
+    assert_eq!(fence.take_fenced(), [1]);
+}
+
 #[test]
 fn a_receive_is_aborted_and_waited_for() {
     let mut fence = fence();
@@ -363,6 +419,7 @@ fn a_receive_is_aborted_and_waited_for() {
     let item = FenceItem {
         ticket: 7,
         grant: Some(GrantId(1)),
+        before: None,
         extent: block,
     };
     for abort in fence.fence(&[item]) {

@@ -209,6 +209,7 @@ impl Session {
                 ticket,
                 grant: grant.id.0,
                 extent: Some(range(&grant.extent)),
+                before: 0,
             }],
         }));
     }
@@ -219,6 +220,7 @@ impl Session {
             ticket,
             grant: 0,
             extent: Some(range(&extent)),
+            before: 0,
         });
         self.say(ToNode::Fence(proto::Fence {
             items: items.collect(),

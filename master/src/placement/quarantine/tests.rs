@@ -45,6 +45,7 @@ impl Told {
                 length,
             },
             grant: grant.map(GrantId),
+            before: GrantId(100),
             not_before: BootInstant(0),
             since: NOW,
             stuck: false,
@@ -90,6 +91,26 @@ fn neighbours_are_fenced_together_under_their_highest_grant() {
     );
     assert_eq!(told.quarantine.fenced(&node, &[2]), 4 * KIB);
     assert_eq!(told.segment.used() + told.segment.quarantined(), 0);
+}
+
+/// The answer to the first question may come over an old session, after the second was asked over a new one.
+#[test]
+fn a_fence_says_the_same_each_time_which_grants_come_after_it() {
+    let mut told = Told::new();
+    let freed = [(0, 20), (4, 10)].map(|(kib, before)| Freed {
+        before: GrantId(before),
+        ..told.freed(kib * KIB, 4 * KIB, Some(7))
+    });
+    told.quarantine.take(freed.to_vec(), NOW);
+    told.quarantine.repeat(&told.segment.node);
+    let mut before = Vec::new();
+    while let Ok(message) = told.inbox.try_recv() {
+        let Some(Body::Fence(fence)) = message.unwrap().body else {
+            panic!("only fences are asked for here");
+        };
+        before.extend(fence.items.iter().map(|item| (item.ticket, item.before)));
+    }
+    assert_eq!(before, [(1, 20), (1, 20)]);
 }
 
 #[test]

@@ -56,6 +56,7 @@ fn close(fence: &mut Fence, ticket: u64, extent: Extent) -> Vec<u64> {
     fence.fence(&[FenceItem {
         ticket,
         grant,
+        before: None,
         extent,
     }]);
     fence.take_fenced()
