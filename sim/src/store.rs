@@ -405,23 +405,27 @@ mod tests {
     use super::*;
     use kvpool_master::store::conformance::{self, Bench};
 
-    struct Memory;
+    /// The disk of the present store.
+    #[derive(Default)]
+    struct Memory(parking_lot::Mutex<Option<Arc<Disk>>>);
 
     #[async_trait]
     impl Bench for Memory {
         async fn fresh(&self) -> Arc<dyn MetadataStore> {
-            Arc::new(Store::new(&Disk::new(false, 1), 0, &Life::default()))
+            let store = Store::new(&Disk::new(false, 1), 0, &Life::default());
+            *self.0.lock() = Some(Arc::clone(&store.disk));
+            Arc::new(store)
         }
 
         async fn reopen(&self, store: Arc<dyn MetadataStore>) -> Arc<dyn MetadataStore> {
-            let store: &dyn std::any::Any = &store;
-            let store = store.downcast_ref::<Arc<Store>>();
-            Arc::new(Store::new(&store.unwrap().disk, 0, &Life::default()))
+            drop(store);
+            let disk = self.0.lock().clone().unwrap();
+            Arc::new(Store::new(&disk, 0, &Life::default()))
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_store_of_the_simulation_passes_the_suite_of_all_stores() {
-        conformance::run(&Memory).await;
+        conformance::run(&Memory::default()).await;
     }
 }
