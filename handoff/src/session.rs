@@ -13,35 +13,37 @@
 //! - `receiving`, `sending`: decode's and prefill's rooms
 //! - `memory`: pages as views of a room and as bytes of a chunk
 //! - `peers`: the connections to other processes
-//! - `handle`: what the caller sees of one transfer
+//! - `handle`: the state of one transfer, which the caller and the agent share
+//! - `request`: what the caller holds of one request
 //!
 //! Invariants, with their tests in `handoff/tests/session/`:
 //!
-//! - no call waits for a peer, but [`Receiving::wait`], [`Sending::wait`] and
-//!   [`HandoffSession::close`], which have a deadline
-//! - `is_released` is said only when no thread and no peer touches the pages for the room any more
-//! - the memory of a room is written only by the sender that its offer went to
+//! - Calls return at once. `wait` and [`HandoffSession::close`] wait for a peer, with a deadline.
+//! - `is_released` is said only when no thread and no peer touches the pages for the room any more.
+//! - The memory of a room is written only by the senders that its offers went to.
+//! - A page is received into by one room at a time.
 
 mod agent;
 mod handle;
 mod memory;
 mod peers;
 mod receiving;
+mod request;
 mod sending;
 
 pub use handle::TransferState;
 pub use memory::{RankMemory, RankMemoryError};
+pub use request::{Receiving, Sending};
 
 use crate::plan::{PlanError, Stages};
 use crate::registration::RegisteredRanks;
 use crate::room::{
-    DeskOptions, PageRectangle, ReceiverDesk, RoomGeneration, RoomId, RoomLimits, RoomTag,
-    SenderDesk,
+    DeskOptions, ReceiverDesk, RoomGeneration, RoomId, RoomLimits, RoomTag, SenderDesk,
 };
 use crate::shares::receivers_of;
 use crate::wire::HandoffMessage;
 use agent::{Agent, Call, Event};
-use handle::{TransferCell, has_ended};
+use handle::TransferCell;
 use kvpool_transport::peer::{
     Endpoint, EndpointOptions, Letter, LetterBox, LetterOptions, PeerWatchOptions, Secret,
 };
@@ -339,11 +341,7 @@ impl HandoffSession {
             deadline,
         };
         self.call(Call::Receive(call, Arc::clone(&cell)))?;
-        Ok(Receiving {
-            tag,
-            cell,
-            events: self.events.clone(),
-        })
+        Ok(Receiving::new(tag, cell, self.events.clone()))
     }
 
     /// Sends a request's pages to decode, which has `decode_ranks` ranks. `pages` are this rank's
@@ -378,8 +376,8 @@ impl HandoffSession {
     ) -> Result<Sending, HandoffError> {
         let patience = deadline.saturating_duration_since(Instant::now());
         let sending = self.open_sending(room, pages, decode_ranks, (Some(patience), deadline))?;
-        if sending.pages > 0 {
-            sending.produced(0..sending.pages, sending.layers())?;
+        if sending.pages() > 0 {
+            sending.produced(0..sending.pages(), sending.layers())?;
         }
         sending.finish(Vec::new())?;
         Ok(sending)
@@ -418,15 +416,13 @@ impl HandoffSession {
             self.pinned.fetch_sub(count as u64, Ordering::Relaxed);
             return Err(error);
         }
-        Ok(Sending {
-            room,
-            pages: u32::try_from(count).unwrap_or(u32::MAX),
-            layers: self.memory.layers(),
-            slot_bytes: self.memory.aux_layout().slot_bytes(),
-            named: AtomicU64::new(0),
+        let pages = u32::try_from(count).unwrap_or(u32::MAX);
+        Ok(Sending::new(
+            (room, pages),
+            &self.memory,
             cell,
-            events: self.events.clone(),
-        })
+            self.events.clone(),
+        ))
     }
 
     fn call(&self, call: Call) -> Result<(), HandoffError> {
@@ -455,132 +451,5 @@ impl HandoffSession {
 impl Drop for HandoffSession {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// Decode's end of one request. Dropping it before its end gives the request up.
-#[derive(Debug)]
-pub struct Receiving {
-    tag: RoomTag,
-    cell: Arc<TransferCell>,
-    events: mpsc::UnboundedSender<Event>,
-}
-
-/// Prefill's end of one request. Dropping it before its end gives the request up.
-#[derive(Debug)]
-pub struct Sending {
-    room: RoomId,
-    pages: u32,
-    layers: Range<u32>,
-    slot_bytes: u64,
-    /// The pages times layers that were named as computed.
-    named: AtomicU64,
-    cell: Arc<TransferCell>,
-    events: mpsc::UnboundedSender<Event>,
-}
-
-impl Receiving {
-    /// The present state.
-    pub fn state(&self) -> TransferState {
-        self.cell.get()
-    }
-
-    /// Waits until the transfer has succeeded or failed, and its pages are released.
-    pub fn wait(&self, deadline: Instant) -> TransferState {
-        let is_over = |state: &TransferState| has_ended(state) && state.is_released;
-        self.cell.wait(deadline, is_over)
-    }
-
-    /// Gives the request up, unless it has ended.
-    pub fn abort(&self) {
-        let call = Call::EndReceiving(self.tag, Code::Draining);
-        // The session may have ended.
-        drop(self.events.send(Event::Call(call)));
-    }
-}
-
-impl Drop for Receiving {
-    fn drop(&mut self) {
-        if !has_ended(&self.cell.get()) {
-            self.abort();
-        }
-    }
-}
-
-impl Sending {
-    /// The present state.
-    pub fn state(&self) -> TransferState {
-        self.cell.get()
-    }
-
-    /// As [`Receiving::wait`].
-    pub fn wait(&self, deadline: Instant) -> TransferState {
-        let is_over = |state: &TransferState| has_ended(state) && state.is_released;
-        self.cell.wait(deadline, is_over)
-    }
-
-    /// These pages of the request are computed, for these layers: they can go.
-    ///
-    /// # Errors
-    ///
-    /// [`HandoffError::OutOfRange`], [`HandoffError::Closed`].
-    pub fn produced(&self, pages: Range<u32>, layers: Range<u32>) -> Result<(), HandoffError> {
-        let is_inside = |inner: &Range<u32>, outer: &Range<u32>| {
-            inner.start < inner.end && outer.start <= inner.start && inner.end <= outer.end
-        };
-        if !is_inside(&pages, &(0..self.pages)) || !is_inside(&layers, &self.layers) {
-            return Err(HandoffError::OutOfRange(pages, layers));
-        }
-        let rectangle = PageRectangle { pages, layers };
-        self.named.fetch_add(rectangle.cells(), Ordering::Relaxed);
-        self.call(Call::Produced(self.room, rectangle))
-    }
-
-    /// All pages are computed, and [`Sending::produced`] has named each page and layer once. The
-    /// metadata go last, to a receiver that asks for them.
-    ///
-    /// # Errors
-    ///
-    /// [`HandoffError::NotComputed`], [`HandoffError::LongAux`], [`HandoffError::Closed`].
-    pub fn finish(&self, aux: Vec<u8>) -> Result<(), HandoffError> {
-        let all = u64::from(self.pages) * self.layers.len() as u64;
-        let named = self.named.load(Ordering::Relaxed);
-        if named != all {
-            return Err(HandoffError::NotComputed { named, all });
-        }
-        if aux.len() as u64 > self.slot_bytes {
-            return Err(HandoffError::LongAux(aux.len(), self.slot_bytes));
-        }
-        self.call(Call::ProducedAll(self.room, aux))
-    }
-
-    /// Gives the request up, unless it has ended.
-    pub fn abort(&self) {
-        // Another request may have the number by then.
-        if !has_ended(&self.cell.get()) {
-            // The session may have ended.
-            drop(self.call(Call::EndSending(self.room, Code::Draining)));
-        }
-    }
-
-    /// The layers of this rank.
-    pub fn layers(&self) -> Range<u32> {
-        self.layers.clone()
-    }
-
-    /// The number of pages of the request.
-    pub const fn pages(&self) -> u32 {
-        self.pages
-    }
-
-    fn call(&self, call: Call) -> Result<(), HandoffError> {
-        let sent = self.events.send(Event::Call(call));
-        sent.map_err(|_| HandoffError::Closed)
-    }
-}
-
-impl Drop for Sending {
-    fn drop(&mut self) {
-        self.abort();
     }
 }

@@ -30,12 +30,17 @@ What to know first:
 
 from __future__ import annotations
 
+import abc
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from kvpool import _native
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "AuxLayout",
@@ -224,7 +229,26 @@ class Pulling:
             self._receiving.abort()
 
 
-class Session:
+class _Closed(abc.ABC):
+    """What is closed at the end of a `with`."""
+
+    @abc.abstractmethod
+    def close(self) -> object:
+        """Ends it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Session(_Closed):
     """One rank's end of its hand-offs. The memory of its states must stay until `close` has returned.
 
     `page_tokens`: tokens of a page, equal at both ends. `advertise`: what peers are told to connect to,
@@ -362,19 +386,8 @@ class Session:
         something still may: do not free it then."""
         return self._native.close()
 
-    def __enter__(self) -> Session:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class Bootstrap:
+class Bootstrap(_Closed):
     """The HTTP server where ranks register and find each other, in the dialects of vLLM, SGLang and
     chitu."""
 
@@ -389,14 +402,3 @@ class Bootstrap:
     def close(self) -> None:
         """Ends the server."""
         self._native.close()
-
-    def __enter__(self) -> Bootstrap:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -208,10 +208,8 @@ impl HandoffSession {
         decode_tp: u32,
         timeout: f64,
     ) -> PyResult<HandoffSending> {
-        let session = self.session()?;
-        let sending = session.send(RoomId(room), pages, decode_tp, deadline(timeout)?);
-        let sending = sending.map_err(|error| fault(&error))?;
-        Ok(HandoffSending(Some(sending), self.home))
+        let until = deadline(timeout)?;
+        self.sending(self.session()?.send(RoomId(room), pages, decode_tp, until))
     }
 
     fn offer(
@@ -221,10 +219,8 @@ impl HandoffSession {
         decode_tp: u32,
         timeout: f64,
     ) -> PyResult<HandoffSending> {
-        let session = self.session()?;
-        let offering = session.offer(RoomId(room), pages, decode_tp, deadline(timeout)?);
-        let offering = offering.map_err(|error| fault(&error))?;
-        Ok(HandoffSending(Some(offering), self.home))
+        let until = deadline(timeout)?;
+        self.sending(self.session()?.offer(RoomId(room), pages, decode_tp, until))
     }
 
     #[allow(
@@ -265,6 +261,11 @@ impl HandoffSession {
 }
 
 impl HandoffSession {
+    fn sending(&self, opened: Result<Sending, HandoffError>) -> PyResult<HandoffSending> {
+        let sending = opened.map_err(|error| fault(&error))?;
+        Ok(HandoffSending(Some(sending), self.home))
+    }
+
     fn session(&self) -> PyResult<Arc<Session>> {
         self.home.check()?;
         let open = self.open.lock();

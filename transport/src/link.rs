@@ -156,6 +156,11 @@ pub trait Link: Send + Sync + std::fmt::Debug {
 
     /// Whether the link still works. A failed link stays failed: open another.
     fn is_open(&self) -> bool;
+
+    /// Ends the link, for a caller that knows the node to be gone: what is under way fails with
+    /// [`Code::Unreachable`] at once, instead of waiting for a new connection. Without effect on a link
+    /// that makes no new connection.
+    fn close(&self) {}
 }
 
 impl ReadOp {

@@ -417,10 +417,6 @@ impl RoomReceiver {
         }
         let is_broken = |share: &Share| share.broken_until.is_some_and(|until| now >= until);
         if self.phase == Phase::Open && self.shares.iter().any(is_broken) {
-            for share in &mut self.shares {
-                // It learns of the end by its own broken connection.
-                share.has_aborted |= share.broken_until.is_some_and(|until| now >= until);
-            }
             return self.fail(now, Code::Unreachable, out);
         }
         for to in 0..self.shares.len() {

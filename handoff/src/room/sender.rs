@@ -453,10 +453,6 @@ impl RoomSender {
         match self.phase {
             Phase::Open if now >= self.state_until => self.fail(now, Code::DeadlineExceeded, out),
             Phase::Open if self.targets.iter().any(|target| target.is_broken(now)) => {
-                for target in &mut self.targets {
-                    // It learns of the end by its own broken connection.
-                    target.is_gone |= target.is_broken(now);
-                }
                 self.fail(now, Code::Unreachable, out);
             }
             Phase::Open => self.advance_all(now, out),

@@ -53,14 +53,10 @@ impl TransferCell {
         self.changed.notify_all();
     }
 
-    /// Waits until `is_enough` holds, or until `deadline`.
-    pub(super) fn wait(
-        &self,
-        deadline: Instant,
-        is_enough: impl Fn(&TransferState) -> bool,
-    ) -> TransferState {
+    /// Waits until the transfer has ended and its pages are released, or until `deadline`.
+    pub(super) fn wait_for_end(&self, deadline: Instant) -> TransferState {
         let mut state = self.state.lock();
-        while !is_enough(&state) {
+        while !has_ended(&state) || !state.is_released {
             if self.changed.wait_until(&mut state, deadline).timed_out() {
                 break;
             }

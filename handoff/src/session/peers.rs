@@ -22,6 +22,8 @@ use tokio::task::JoinHandle;
 const CALL: Duration = Duration::from_secs(2);
 /// The pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
+/// The pause after a registration that was refused.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 /// The most letters that wait for one peer. Machines repeat what is dropped.
 const MAX_QUEUED: usize = 65_536;
 /// The most peers.
@@ -70,15 +72,17 @@ impl Peers {
 
     /// Queues a message. A peer that is new is connected first.
     pub(super) fn send(&mut self, address: &str, message: &HandoffMessage) {
+        let context = Arc::clone(&self.context);
         let Some(peer) = self.peer(address) else {
             tracing::warn!(address, "too many peers: a message is dropped");
             return;
         };
+        // Counted before the task can take it.
+        context.unsent.fetch_add(1, Ordering::Relaxed);
         if peer.letters.try_send(message.encode()).is_err() {
+            context.unsent.fetch_sub(1, Ordering::Relaxed);
             tracing::debug!(address, "a message is dropped: the peer's queue is full");
-            return;
         }
-        self.context.unsent.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether letters wait, or are under way.
@@ -148,6 +152,27 @@ struct Connection {
     _watch: PeerWatch,
 }
 
+/// What became of a letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Posted {
+    Taken,
+    /// The peer does not take it. Machines repeat what matters.
+    Refused,
+    /// The connection is over.
+    Nowhere,
+}
+
+/// How a connection ended.
+enum Served {
+    /// The peer has not answered for the watch's patience.
+    Silent,
+    Broken,
+    /// The peer does not take the registration.
+    Unregistered,
+    /// Nobody sends to the peer any more.
+    Finished,
+}
+
 struct PeerTask {
     context: Arc<PeerContext>,
     address: String,
@@ -157,31 +182,35 @@ struct PeerTask {
 impl PeerTask {
     async fn run(mut self) {
         loop {
+            let mut pause = PAUSE;
             match self.connect().await {
                 Ok(mut connection) => {
                     self.tell(Event::LinkUp {
                         address: self.address.clone(),
                         session: connection.link.session(),
                     });
-                    let loss = self.serve(&mut connection).await;
-                    match loss {
-                        Some(PeerLoss::Silent) => self.tell(Event::PeerLost {
+                    match self.serve(&mut connection).await {
+                        Served::Silent => self.tell(Event::PeerLost {
                             session: connection.link.session(),
                         }),
-                        Some(PeerLoss::Closed) => {}
-                        // Nobody sends to the peer any more.
-                        None => return,
+                        Served::Broken => {}
+                        Served::Unregistered => pause = REFUSED_PAUSE,
+                        Served::Finished => return,
                     }
                 }
                 Err(error) => {
                     tracing::debug!(address = self.address, %error, "connecting to a peer failed");
                 }
             }
+            // Links that nothing uses do not notice: a write would wait for them.
+            self.context
+                .endpoint
+                .disconnect(&self.address, Instant::now());
             // After each attempt: a room that is opened while the peer is gone must learn of it, too.
             self.tell(Event::LinkBroken {
                 address: self.address.clone(),
             });
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(pause).await;
         }
     }
 
@@ -227,49 +256,55 @@ impl PeerTask {
         })
     }
 
-    /// Sends letters until the peer is lost. `None` when no letter can come any more.
-    async fn serve(&mut self, connection: &mut Connection) -> Option<PeerLoss> {
-        let registration = self.context.registration.clone();
-        let mut next = Some(registration);
+    /// Sends letters until the connection is over.
+    async fn serve(&mut self, connection: &mut Connection) -> Served {
+        match self
+            .post(&connection.link, &self.context.registration)
+            .await
+        {
+            Posted::Taken => {}
+            // Nothing after it would be taken. The next connection tries again.
+            Posted::Refused => return Served::Unregistered,
+            Posted::Nowhere => return Served::Broken,
+        }
         loop {
-            let is_queued = next.is_none();
-            let letter = match next.take() {
-                Some(letter) => letter,
-                None => tokio::select! {
-                    biased;
-                    loss = connection.lost.recv() => return Some(loss.unwrap_or(PeerLoss::Closed)),
-                    letter = self.queue.recv() => letter?,
+            let letter = tokio::select! {
+                biased;
+                loss = connection.lost.recv() => return match loss {
+                    Some(PeerLoss::Silent) => Served::Silent,
+                    Some(PeerLoss::Closed) | None => Served::Broken,
+                },
+                letter = self.queue.recv() => match letter {
+                    Some(letter) => letter,
+                    None => return Served::Finished,
                 },
             };
-            let is_over = self.post(&connection.link, &letter).await;
-            if is_queued {
-                self.context.unsent.fetch_sub(1, Ordering::Relaxed);
-            }
-            if is_over {
+            let posted = self.post(&connection.link, &letter).await;
+            self.context.unsent.fetch_sub(1, Ordering::Relaxed);
+            if posted == Posted::Nowhere {
                 // The watch of the next connection tells whether the peer lives.
-                return Some(PeerLoss::Closed);
+                return Served::Broken;
             }
         }
     }
 
-    /// Sends one letter. True when the connection is over.
-    async fn post(&self, link: &PeerLink, letter: &[u8]) -> bool {
+    async fn post(&self, link: &PeerLink, letter: &[u8]) -> Posted {
         for _ in 0..ATTEMPTS {
             match link.post(letter, Instant::now() + CALL).await {
-                Ok(()) => return false,
+                Ok(()) => return Posted::Taken,
                 Err(error) if error.code.is_retryable() => {
                     tracing::debug!(address = self.address, %error, "a letter is sent again");
                     if !link.is_open() {
-                        return true;
+                        return Posted::Nowhere;
                     }
                     tokio::time::sleep(PAUSE).await;
                 }
                 Err(error) => {
                     tracing::warn!(address = self.address, %error, "a peer refuses a letter");
-                    return false;
+                    return Posted::Refused;
                 }
             }
         }
-        false
+        Posted::Refused
     }
 }

@@ -320,8 +320,8 @@ impl Endpoint {
         })
     }
 
-    /// Forgets the links to a peer that is known to be gone: links that nothing uses do not notice.
-    /// The next use connects again.
+    /// Ends the links to a peer that is known to be gone: what is under way fails at once, and the
+    /// next use connects again. Links that nothing uses do not notice a death by themselves.
     pub fn disconnect(&self, target: &str, deadline: Instant) {
         self.targets.disconnect(target, deadline);
     }

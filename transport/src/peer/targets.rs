@@ -174,11 +174,12 @@ impl Targets {
         Ok(connected)
     }
 
-    /// Forgets the links to a target, so that the next use connects again.
+    /// Ends the links to a target, so that the next use connects again.
     pub(super) fn disconnect(&self, target: &str, deadline: Instant) {
         let entry = self.entry(target);
-        if let Some(mut held) = entry.try_lock_until(deadline) {
-            held.connected = None;
+        let held = entry.try_lock_until(deadline);
+        if let Some(connected) = held.and_then(|mut held| held.connected.take()) {
+            connected.tcp.close();
         }
     }
 

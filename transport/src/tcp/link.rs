@@ -157,13 +157,17 @@ struct OpenTcpLink {
 
 impl Drop for OpenTcpLink {
     fn drop(&mut self) {
-        for lane in self.lanes.iter() {
-            lane.close(unreachable("the link was closed"));
-        }
+        self.close();
     }
 }
 
 impl OpenTcpLink {
+    fn close(&self) {
+        for lane in self.lanes.iter() {
+            lane.close(unreachable("the link was closed"));
+        }
+    }
+
     fn submit(&self, epoch: Epoch, deadline: Instant, bytes: u64, work: Work) {
         let lane = self.least_loaded();
         // Queued before the timer is set, so that the next scan sees the exchange.
@@ -333,6 +337,10 @@ impl Link for TcpLink {
     ) -> BoxFuture<'static, Result<Slice, TransferError>> {
         let error = invalid(format!("{extent} cannot be pinned over TCP"));
         std::future::ready(Err(error)).boxed()
+    }
+
+    fn close(&self) {
+        self.0.close();
     }
 
     fn is_open(&self) -> bool {

@@ -1,0 +1,163 @@
+//! What the caller holds of one request, at decode and at prefill.
+
+use super::HandoffError;
+use super::agent::{Call, Event};
+use super::handle::{TransferCell, TransferState, has_ended};
+use super::memory::RankMemory;
+use crate::room::{PageRectangle, RoomId, RoomTag};
+use kvpool_types::Code;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use tokio::sync::mpsc;
+
+/// Decode's end of one request. Dropping it before its end gives the request up.
+#[derive(Debug)]
+pub struct Receiving {
+    tag: RoomTag,
+    cell: Arc<TransferCell>,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+/// Prefill's end of one request. Dropping it before its end gives the request up.
+#[derive(Debug)]
+pub struct Sending {
+    room: RoomId,
+    pages: u32,
+    layers: Range<u32>,
+    slot_bytes: u64,
+    /// The pages times layers that were named as computed.
+    named: AtomicU64,
+    cell: Arc<TransferCell>,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+impl Receiving {
+    pub(super) const fn new(
+        tag: RoomTag,
+        cell: Arc<TransferCell>,
+        events: mpsc::UnboundedSender<Event>,
+    ) -> Self {
+        Self { tag, cell, events }
+    }
+
+    /// The present state.
+    pub fn state(&self) -> TransferState {
+        self.cell.get()
+    }
+
+    /// Waits until the transfer has succeeded or failed, and its pages are released.
+    pub fn wait(&self, deadline: Instant) -> TransferState {
+        self.cell.wait_for_end(deadline)
+    }
+
+    /// Gives the request up, unless it has ended.
+    pub fn abort(&self) {
+        let call = Call::EndReceiving(self.tag, Code::Draining);
+        // The session may have ended.
+        drop(self.events.send(Event::Call(call)));
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        if !has_ended(&self.cell.get()) {
+            self.abort();
+        }
+    }
+}
+
+impl Sending {
+    pub(super) fn new(
+        (room, pages): (RoomId, u32),
+        memory: &RankMemory,
+        cell: Arc<TransferCell>,
+        events: mpsc::UnboundedSender<Event>,
+    ) -> Self {
+        Self {
+            room,
+            pages,
+            layers: memory.layers(),
+            slot_bytes: memory.aux_layout().slot_bytes(),
+            named: AtomicU64::new(0),
+            cell,
+            events,
+        }
+    }
+
+    /// The present state.
+    pub fn state(&self) -> TransferState {
+        self.cell.get()
+    }
+
+    /// As [`Receiving::wait`].
+    pub fn wait(&self, deadline: Instant) -> TransferState {
+        self.cell.wait_for_end(deadline)
+    }
+
+    /// These pages of the request are computed, for these layers: they can go.
+    ///
+    /// # Errors
+    ///
+    /// [`HandoffError::OutOfRange`], [`HandoffError::Closed`].
+    pub fn produced(&self, pages: Range<u32>, layers: Range<u32>) -> Result<(), HandoffError> {
+        let is_inside = |inner: &Range<u32>, outer: &Range<u32>| {
+            inner.start < inner.end && outer.start <= inner.start && inner.end <= outer.end
+        };
+        if !is_inside(&pages, &(0..self.pages)) || !is_inside(&layers, &self.layers) {
+            return Err(HandoffError::OutOfRange(pages, layers));
+        }
+        let rectangle = PageRectangle { pages, layers };
+        self.named.fetch_add(rectangle.cells(), Ordering::Relaxed);
+        self.call(Call::Produced(self.room, rectangle))
+    }
+
+    /// All pages are computed, and [`Sending::produced`] has named each page and layer once. The
+    /// metadata go last, to a receiver that asks for them.
+    ///
+    /// # Errors
+    ///
+    /// [`HandoffError::NotComputed`], [`HandoffError::LongAux`], [`HandoffError::Closed`].
+    pub fn finish(&self, aux: Vec<u8>) -> Result<(), HandoffError> {
+        let all = u64::from(self.pages) * self.layers.len() as u64;
+        let named = self.named.load(Ordering::Relaxed);
+        if named != all {
+            return Err(HandoffError::NotComputed { named, all });
+        }
+        if aux.len() as u64 > self.slot_bytes {
+            return Err(HandoffError::LongAux(aux.len(), self.slot_bytes));
+        }
+        self.call(Call::ProducedAll(self.room, aux))
+    }
+
+    /// Gives the request up, unless it has ended.
+    pub fn abort(&self) {
+        // Another request may have the number by then.
+        if !has_ended(&self.cell.get()) {
+            // The session may have ended.
+            drop(self.call(Call::EndSending(self.room, Code::Draining)));
+        }
+    }
+
+    /// The layers of this rank.
+    pub fn layers(&self) -> Range<u32> {
+        self.layers.clone()
+    }
+
+    /// The number of pages of the request.
+    pub const fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    fn call(&self, call: Call) -> Result<(), HandoffError> {
+        let sent = self.events.send(Event::Call(call));
+        sent.map_err(|_| HandoffError::Closed)
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}
