@@ -2,13 +2,13 @@
 
 mod support;
 
-use kvpool_master::pool::{Pool, ReserveOptions};
+use kvpool_master::pool::{CommitItem, Pool, ReserveOptions};
 use kvpool_master::{CommitAck, Config};
 use kvpool_types::{Code, Key};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use support::{SPACE, commit, join, pool, reserve, reserve_with};
+use support::{SPACE, commit, item, join, pool, reserve, reserve_with};
 use tokio::time::timeout;
 
 const KIB: u64 = 1 << 10;
@@ -197,6 +197,30 @@ async fn blocks_of_a_silent_node_are_not_evicted_for_room_on_others() {
     let there: Vec<bool> = (0..10).map(|n| is_there(&pool, n)).collect();
     assert_eq!(there, [true; 10]);
     beating.abort();
+}
+
+/// The blocks of a chain lie on both nodes. Those on the node that takes none keep no others in memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn chains_over_a_node_that_takes_no_blocks_make_room_on_the_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let leaves = join(&pool, "leaves", 1, KIB << 10).await;
+    join(&pool, "stays", 2, KIB << 10).await;
+    // Chains of four blocks fill both nodes.
+    for n in 0..28 {
+        let granted = reserve(&pool, &key(n), 60 * KIB).await.unwrap();
+        let parent = (n % 4 > 0).then(|| key(n - 1));
+        let block = CommitItem {
+            parent,
+            ..item(&key(n), 60 * KIB, granted)
+        };
+        assert_eq!(pool.commit(SPACE, vec![block]).await, [Code::Ok]);
+    }
+    pool.draining(&leaves, false);
+    // As much as the other node holds, and that twice.
+    for n in 100..128 {
+        put(&pool, n, 60 * KIB).await;
+    }
 }
 
 /// A crash would bring back the version that the put replaced.

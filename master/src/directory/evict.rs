@@ -7,6 +7,10 @@
 //! and it meets no block twice in vain. A block whose node takes no blocks now (suspect or
 //! draining) makes no usable room. Eviction sets it aside until [`Directory::recall`] names its
 //! segment, so a dead node's blocks cost eviction nothing.
+//!
+//! Only leaves are victims, and a chain lies on several segments. A leaf that gives no room leaves all
+//! the same if an ancestor gives room and its small family may leave. Otherwise the leaf would keep its
+//! ancestors for ever.
 
 use super::BlockId;
 use super::Directory;
@@ -19,6 +23,7 @@ use super::orders::COMMON;
 use super::queues::{Rank, SPREAD};
 use crate::clock::BootInstant;
 use crate::placement::Extents;
+use crate::slab::NONE;
 use kvpool_types::{Length, SegmentId, Version};
 
 /// The outcome of [`Directory::evict_block`].
@@ -46,6 +51,8 @@ pub(super) enum Step {
 /// Blocks whose place in their queues changed.
 type Touched = smallvec::SmallVec<[BlockId; 4]>;
 
+/// An ancestor with a larger family makes no victims of it.
+const LARGEST_FAMILY: usize = 64;
 /// The number of blocks that one lock of a stripe recalls.
 const RECALL_STEP: usize = 256;
 
@@ -177,7 +184,7 @@ impl Directory {
     /// place in their queues changed.
     pub(super) fn evict_first(
         &self,
-        stripe: usize,
+        number: usize,
         order: u32,
         rank: Rank,
         now: BootInstant,
@@ -186,8 +193,8 @@ impl Directory {
     ) -> (Step, Touched) {
         let mut aftermath = Aftermath::default();
         let removed = {
-            let mut locked = self.lock(stripe);
-            let stripe: &mut super::stripe::Stripe = &mut locked;
+            let mut locked = self.lock(number);
+            let mut stripe: &mut super::stripe::Stripe = &mut locked;
             let Some((_, slot)) = stripe.queues.first_of(order, rank) else {
                 return (Step::Aside, Touched::new());
             };
@@ -211,8 +218,27 @@ impl Directory {
                 return (Step::Aside, Touched::new());
             }
             if !stripe.replicas(slot).iter().any(|r| gives_room(r.segment)) {
-                stripe.set_aside(slot);
-                return (Step::Aside, Touched::new());
+                let node = stripe.entries.rest(slot).lineage;
+                let version = stripe.entries.rest(slot).version;
+                // Ancestors lie in other stripes, which are never locked together with this one.
+                drop(locked);
+                let frees = self.frees_an_ancestor(node, now, gives_room);
+                locked = self.lock(number);
+                stripe = &mut locked;
+                let is_first = stripe
+                    .queues
+                    .first_of(order, rank)
+                    .is_some_and(|(_, at)| at == slot);
+                if !is_first
+                    || stripe.entries.rest(slot).version != version
+                    || stripe.entries.at(slot).is_leased(self.common.relative(now))
+                {
+                    return (Step::Aside, Touched::new());
+                }
+                if !frees {
+                    stripe.set_aside(slot, node != NONE);
+                    return (Step::Aside, Touched::new());
+                }
             }
             let block = BlockRef {
                 common: &self.common,
@@ -228,6 +254,45 @@ impl Directory {
         let touched = touched.copied().collect();
         self.apply_aftermath(aftermath);
         (Step::Evicted(removed), touched)
+    }
+
+    /// Whether an ancestor gives room once its descendants have left, which are few, and none of which is
+    /// leased or pinned. `node` is the place of a leaf in the lineage; no stripe is locked.
+    fn frees_an_ancestor(
+        &self,
+        node: u32,
+        now: BootInstant,
+        gives_room: &dyn Fn(SegmentId) -> bool,
+    ) -> bool {
+        let ancestors: Vec<(BlockId, u32)> = {
+            let lineage = self.common.lineage.lock();
+            let ancestors =
+                std::iter::successors(lineage.parent(node), |(_, at)| lineage.parent(*at));
+            ancestors.take(LARGEST_FAMILY).collect()
+        };
+        let gives = |id: BlockId| {
+            self.lock_block(id).is_some_and(|(stripe, slot)| {
+                let replicas = stripe.replicas(slot);
+                replicas.iter().any(|replica| gives_room(replica.segment))
+            })
+        };
+        // The families of those behind the nearest one are larger.
+        let Some((id, at)) = ancestors.into_iter().find(|(id, _)| gives(*id)) else {
+            return false;
+        };
+        let family = self.common.lineage.lock().family(id, at, LARGEST_FAMILY);
+        family.is_some_and(|family| family.into_iter().all(|id| self.may_leave(id, now)))
+    }
+
+    /// Whether only children keep a block from eviction.
+    fn may_leave(&self, id: BlockId, now: BootInstant) -> bool {
+        self.lock_block(id).is_some_and(|(stripe, slot)| {
+            let entry = stripe.entries.at(slot);
+            let is_kept = entry.is_leased(self.common.relative(now))
+                || entry.is_hard_pinned()
+                || entry.is_soft_pinned();
+            !is_kept && !self.keeps_share(&stripe, slot)
+        })
     }
 
     /// True when the block's namespace would have less than its guaranteed share without it.

@@ -14,7 +14,8 @@ use crate::clock::BootInstant;
 use crate::placement::Extents;
 use crate::replica::ExtentIndex;
 use crate::slab::{NONE, Rare, Slab};
-use hashbrown::{HashMap, HashTable};
+use hashbrown::HashTable;
+use kvpool_seams::maps::HashMap;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Key, KeyRef, Length, Offset, SegmentId};
 
@@ -409,9 +410,11 @@ impl Stripe {
         self.queues.park(&mut self.entries, slot, until.0);
     }
 
-    /// Sets a block aside until its segment takes blocks again.
-    pub(super) fn set_aside(&mut self, slot: u32) {
-        let group = self.only_segment(slot).map_or(SPREAD, |segment| segment.0);
+    /// Sets a block aside until its segment takes blocks again, or any segment if the block has a
+    /// parent: its ancestors may lie there.
+    pub(super) fn set_aside(&mut self, slot: u32, has_parent: bool) {
+        let segment = self.only_segment(slot).filter(|_| !has_parent);
+        let group = segment.map_or(SPREAD, |segment| segment.0);
         self.queues.take(&mut self.entries, slot);
         self.queues.set_aside(&mut self.entries, slot, group);
     }

@@ -77,6 +77,8 @@ struct Runs {
     for_puts: HashMap<SegmentId, LastSearch>,
     /// How long the room that was made for a load may take to become free.
     for_loads: HashMap<SegmentId, BootInstant>,
+    /// When blocks whose ancestors were leased are looked at again.
+    recall: BootInstant,
 }
 
 struct LastSearch {
@@ -182,6 +184,12 @@ impl Pool {
                 .eviction_round(goal, freed, last, started.elapsed());
             round.record("freed_bytes", freed);
             tracing::debug!(goal, freed, "eviction round");
+        } else if self.now() >= runs.recall {
+            // Blocks that were set aside because an ancestor was leased may leave now.
+            let begun = Instant::now();
+            self.directory.recall(std::iter::empty());
+            let pause = FRUITLESS_PAUSE.max(begun.elapsed() * FRUITLESS_SHARE);
+            runs.recall = self.now().after(pause);
         }
     }
 
@@ -220,7 +228,7 @@ impl Pool {
         let mut ranged: Vec<_> = segments.iter().filter(has_range).cloned().collect();
         ranged.sort_by_key(|segment| segment.shortfall(length));
         let mut nodes = HashSet::new();
-        ranged.retain(|segment| nodes.insert(Arc::as_ptr(&segment.node)));
+        ranged.retain(|segment| nodes.insert(segment.node.incarnation));
         if ranged.len() >= demand.copies {
             if is_full {
                 return 0;

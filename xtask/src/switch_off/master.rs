@@ -32,6 +32,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 8,
+        what: "a leaf that gives no room does not keep its ancestors",
+        file: "master/src/directory/evict.rs",
+        on: "let frees = self.frees_an_ancestor(node, now, gives_room);",
+        off: "let frees = false && self.frees_an_ancestor(node, now, gives_room);",
+        package: "kvpool-master",
+        test: "a_leaf_that_gives_no_room_does_not_keep_its_ancestors",
+    },
+    Mechanism {
+        invariant: 8,
         what: "a put waits for room that is being fenced, and evicts no neighbours for it",
         file: "master/src/pool/evictor.rs",
         on: "if (is_full || comes) && ",

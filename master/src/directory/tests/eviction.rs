@@ -253,3 +253,64 @@ fn expired_tokens_change_nothing() {
         );
     });
 }
+
+/// Publishes a chain of single blocks, each on the segment that `on` gives for its number.
+fn put_chain_on(directory: &Directory, numbers: std::ops::Range<u64>, on: impl Fn(u64) -> u32) {
+    for n in numbers.clone() {
+        let parent = (n > numbers.start).then(|| key(n - 1));
+        let segment = SegmentId(on(n));
+        let replicas = smallvec![Replica {
+            segment,
+            ..replica(n)
+        }];
+        put_block(
+            directory,
+            NewBlock {
+                parent,
+                replicas,
+                ..block(directory, n)
+            },
+        );
+    }
+}
+
+/// A chain lies on several segments. Its blocks elsewhere do not keep those that give room.
+#[test]
+fn a_leaf_that_gives_no_room_does_not_keep_its_ancestors() {
+    let directory = directory(Policy::Prefix);
+    let first = |segment| segment == SegmentId(1);
+    let numbers = |evicted: Vec<Removed>| -> Vec<u64> {
+        evicted.iter().map(|block| number(&block.key)).collect()
+    };
+    put_chain_on(&directory, 0..5, |n| if n < 2 { 1 } else { 2 });
+    put_chain_on(&directory, 10..12, |_| 2);
+    let evicted = directory.evict(SIZE, NOW, first);
+    assert_eq!(
+        numbers(evicted),
+        [4, 3, 2, 1],
+        "leaves first, and no block too many"
+    );
+    assert!(is_present(&directory, 0) && is_present(&directory, 11));
+}
+
+/// A leaf leaves for an ancestor only if that frees the ancestor.
+#[test]
+fn a_leaf_stays_beside_a_lease_or_in_a_large_family_and_leaves_later() {
+    let directory = directory(Policy::Prefix);
+    let first = |segment| segment == SegmentId(1);
+    put_chain_on(&directory, 0..3, |n| if n == 0 { 1 } else { 2 });
+    let lease_end = BootInstant(NOW.0 + 10);
+    lease(&directory, 0, lease_end, NOW);
+    assert!(directory.evict(SIZE, NOW, first).is_empty());
+    assert!(is_present(&directory, 2), "nothing is evicted in vain");
+    assert!(
+        directory.evict(SIZE, lease_end, first).is_empty(),
+        "it is set aside"
+    );
+    directory.recall(std::iter::empty());
+    assert_eq!(directory.evict(SIZE, lease_end, first).len(), 3);
+
+    put_chain_on(&directory, 100..170, |n| if n == 100 { 1 } else { 2 });
+    assert!(directory.evict(SIZE, lease_end, first).is_empty());
+    assert!(is_present(&directory, 169));
+}
