@@ -27,6 +27,7 @@ from pathlib import Path
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
+import vllm_options
 from vllm import LLM, SamplingParams, TokensPrompt
 
 PROMPT_TOKENS = 600
@@ -45,18 +46,7 @@ def prompts() -> list[TokensPrompt]:
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    options = {
-        "dtype": "float32",
-        "max_model_len": 1024,
-        "max_num_seqs": 4,
-        "enforce_eager": True,
-        "distributed_executor_backend": "uni",
-        "disable_log_stats": False,
-        **settings.get("engine", {}),
-    }
-    engine = LLM(
-        model=settings["model"], kv_transfer_config=settings.get("connector"), **options
-    )
+    engine = LLM(**vllm_options.of_engine(settings))
     if "wait_for" in settings:
         gate = Path(settings["wait_for"])
         (gate.parent / "ready").touch()

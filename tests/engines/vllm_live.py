@@ -35,6 +35,7 @@ if not torch.accelerator.is_available():
     # vLLM's connector for Mooncake asks for the number of the device, which a CPU does not have.
     torch.accelerator.current_device_index = lambda: 0
 
+import vllm_options
 from vllm import LLM, SamplingParams, TokensPrompt
 
 _IDLE = 0.001
@@ -54,16 +55,7 @@ def read_lines(lines: queue.Queue[str | None]) -> None:
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    options = {
-        "dtype": "float32",
-        "max_model_len": 1024,
-        "max_num_seqs": 4,
-        "enforce_eager": True,
-        "distributed_executor_backend": "uni",
-        "disable_log_stats": False,
-        **(settings.get("engine") or {}),
-    }
-    llm = LLM(model=settings["model"], kv_transfer_config=settings.get("connector"), **options)
+    llm = LLM(**vllm_options.of_engine(settings))
     engine = llm.llm_engine
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=read_lines, args=(lines,), daemon=True).start()
