@@ -6,7 +6,7 @@
 //! version of a block, until the deadline passes. A location is used only in the epoch that gave it.
 
 use crate::clock::BootTime;
-use hashbrown::DefaultHashBuilder;
+use kvpool_seams::maps::MapHasher;
 use kvpool_types::{
     Checksum, Epoch, Extent, HostId, Incarnation, Key, Length, NodeName, ReadRight, SegmentId,
     Version,
@@ -92,7 +92,7 @@ struct Remembered {
 /// The locations that one client remembers.
 #[derive(Debug)]
 pub(crate) struct Locations {
-    entries: Option<moka::sync::Cache<Key, Remembered, DefaultHashBuilder>>,
+    entries: Option<moka::sync::Cache<Key, Remembered, MapHasher>>,
     /// Whether anything was ever remembered: a client that only puts has nothing to forget.
     used: AtomicBool,
     /// Raised by every purge. An answer that was asked for before a purge is not remembered after
@@ -111,14 +111,14 @@ impl Locations {
             entries: (capacity > 0).then(|| {
                 moka::sync::Cache::builder()
                     .max_capacity(capacity)
-                    .build_with_hasher(DefaultHashBuilder::default())
+                    .build_with_hasher(MapHasher::default())
             }),
             used: AtomicBool::new(false),
             purges: RwLock::new(0),
         }
     }
 
-    fn used_entries(&self) -> Option<&moka::sync::Cache<Key, Remembered, DefaultHashBuilder>> {
+    fn used_entries(&self) -> Option<&moka::sync::Cache<Key, Remembered, MapHasher>> {
         let entries = self.entries.as_ref();
         entries.filter(|_| self.used.load(Ordering::Acquire))
     }

@@ -1,6 +1,6 @@
 //! Duplicate keys in a batch: each distinct key is requested once, and every item gets its outcome.
 
-use hashbrown::HashMap;
+use kvpool_seams::maps::{HashMap, MapHasher};
 use kvpool_types::Key;
 
 /// The distinct keys of a batch, and the distinct key of each item.
@@ -15,7 +15,8 @@ pub(crate) struct Distinct {
 impl Distinct {
     pub(crate) fn of<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Self {
         let keys = keys.into_iter();
-        let mut seen: HashMap<&Key, usize> = HashMap::with_capacity(keys.size_hint().0);
+        let mut seen: HashMap<&Key, usize> =
+            HashMap::with_capacity_and_hasher(keys.size_hint().0, MapHasher::default());
         let mut firsts = Vec::with_capacity(keys.size_hint().0);
         let mut of_item = Vec::with_capacity(keys.size_hint().0);
         for (item, key) in keys.enumerate() {

@@ -9,7 +9,7 @@ use crate::clock::{Backoff, Deadline};
 use crate::counters::Counting;
 use crate::options::TransportChoice;
 use futures::future::BoxFuture;
-use hashbrown::HashMap;
+use kvpool_seams::maps::HashMap;
 use kvpool_transport::{Link, TransferError, TransportKind};
 use kvpool_types::{Code, HostId, Incarnation};
 use parking_lot::Mutex;
@@ -93,7 +93,7 @@ impl Links {
             host,
             choice,
             rdma,
-            nodes: Mutex::new(HashMap::new()),
+            nodes: Mutex::new(HashMap::default()),
             counting,
         }
     }

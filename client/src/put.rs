@@ -24,7 +24,7 @@ use crate::errors::PutError;
 use crate::latencies::Measured;
 use crate::message_limits::{MessageLimits, cost};
 use futures::StreamExt;
-use hashbrown::HashMap;
+use kvpool_seams::maps::HashMap;
 use kvpool_transport::memory::total_length;
 use kvpool_types::{Code, Key, Length};
 use tokio::time::Instant;
@@ -151,7 +151,7 @@ fn crosses(runs: &[std::ops::Range<usize>], blocks: &[(usize, PutBlock)]) -> boo
     if runs.len() < 2 {
         return false;
     }
-    let mut run_of: HashMap<&Key, usize> = HashMap::new();
+    let mut run_of: HashMap<&Key, usize> = HashMap::default();
     for (number, run) in runs.iter().enumerate() {
         for (_, block) in blocks.get(run.clone()).unwrap_or_default() {
             run_of.insert(&block.key, number);

@@ -16,7 +16,8 @@ use crate::clock::BootInstant;
 use crate::directory::{Copies, Replica};
 use crate::placement::Extents;
 use crate::slab::{Rare, Slab};
-use hashbrown::{DefaultHashBuilder, HashTable};
+use hashbrown::HashTable;
+use kvpool_seams::maps::MapHasher;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{ClientId, Code, Key, KeyRef, Length, SegmentId, Version};
 use parking_lot::{Mutex, MutexGuard};
@@ -146,7 +147,7 @@ struct ExpiryBatch {
 struct Inner {
     puts: Slab<Rare<Put>>,
     by_key: HashTable<u32>,
-    hasher: DefaultHashBuilder,
+    hasher: MapHasher,
     expiry_batches: BTreeMap<ExpiryBatchId, ExpiryBatch>,
     next_expiry_batch: u64,
     accounts: Arc<Accounts>,

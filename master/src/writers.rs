@@ -14,7 +14,7 @@
 //! ADR 0024 says which puts still wait for their grants to end.
 
 use crate::clock::BootInstant;
-use hashbrown::HashMap;
+use kvpool_seams::maps::HashMap;
 use kvpool_types::ClientId;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};

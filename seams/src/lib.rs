@@ -1,4 +1,5 @@
-//! The seams between kvpool and the machine: the time since boot, randomness, and work on other threads.
+//! The seams between kvpool and the machine: the time since boot, randomness, the order of maps, and work on other
+//! threads.
 //!
 //! The daemons and the client take these from here only. So a simulation can take the machine's place (ADR 0052):
 //! the feature `simulation` adds the module of that name. Without the feature, each function is a plain call of the
@@ -8,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod maps;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 

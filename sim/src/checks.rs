@@ -131,8 +131,11 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
     of_the_pool(world)
 }
 
-/// Whether a node lost its memory.
+/// Whether a node lost its memory with blocks that had no other replica.
 fn may_lose(world: &World) -> bool {
+    if world.left_early.load(Ordering::Acquire) {
+        return true;
+    }
     let faults = world.plan.faults.iter();
     let mut faults = faults.map(|(_, fault)| fault);
     faults.any(|fault| matches!(fault, Fault::Crash(Process::Node(_), _) | Fault::Leave(..)))
@@ -155,6 +158,26 @@ async fn all_is_there(world: &World, client: &Client) -> Result<(), String> {
     Ok(())
 }
 
+/// The room of each segment, for a reader of a failed history.
+fn rooms(world: &World) -> String {
+    let mut text = String::new();
+    for (_, pool) in leading(world) {
+        text += &format!("{} puts wait", pool.puts_waiting());
+        for segment in pool.placement.segments().iter() {
+            text += &format!(
+                ", {} of {}: {} of {} bytes used, to {} at most, takes blocks: {}",
+                segment.id,
+                segment.node.name,
+                segment.used(),
+                segment.size,
+                segment.limit(),
+                segment.node.is_placeable()
+            );
+        }
+    }
+    text
+}
+
 /// The largest block finds room, and comes back.
 async fn has_room(world: &World, client: &Client) -> Result<(), String> {
     let (key, length) = (1_000_000, world.plan.longest_block);
@@ -164,7 +187,8 @@ async fn has_room(world: &World, client: &Client) -> Result<(), String> {
         Ok(PutOutcome::Present) => return Err("a key that nobody put is present".to_owned()),
         Err(error) => {
             return Err(format!(
-                "a put into the pool at rest does not get room: {error}"
+                "a put into the pool at rest does not get room: {error}; {}",
+                rooms(world)
             ));
         }
     }

@@ -5,6 +5,7 @@ use crate::life::Life;
 use crate::net::{Fate, Net, NodePort, Receive};
 use crate::plan::Process;
 use futures::future::BoxFuture;
+use kvpool_store_node::simulation::Dial;
 use kvpool_transport::checksum::{ChunkedSum, checksum};
 use kvpool_transport::host::{Abort, Admission, Host, Refused};
 use kvpool_transport::{
@@ -143,6 +144,32 @@ pub(crate) async fn dial(
     };
     let opened = tokio::time::timeout_at(deadline.into(), opened).await;
     opened.unwrap_or_else(|_| Err(late()))
+}
+
+/// A node's way to other nodes.
+#[derive(Debug)]
+pub(crate) struct Dialer {
+    pub(crate) net: Arc<Net>,
+    pub(crate) from: Process,
+    pub(crate) life: Life,
+}
+
+impl Dial for Dialer {
+    fn dial(
+        &self,
+        address: &str,
+        node: Incarnation,
+        deadline: Instant,
+    ) -> BoxFuture<'static, Result<Arc<dyn Link>, TransferError>> {
+        Box::pin(dial(
+            Arc::clone(&self.net),
+            self.from,
+            self.life.clone(),
+            address.to_owned(),
+            node,
+            deadline,
+        ))
+    }
 }
 
 impl SimLink {

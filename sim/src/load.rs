@@ -11,7 +11,8 @@ use futures::future::BoxFuture;
 use kvpool_client::simulation::{Network, Unanswered};
 use kvpool_client::{
     Client, GetBlock, GetOptions, GetOutcome, Key, Length, Namespace, Options, PutBlock, PutError,
-    PutOptions, PutOutcome, Region, Remove, RemoveError, Timeouts, TransportChoice,
+    PutOptions, PutOutcome, Region, Remove, RemoveError, ReplicaBlocks, ReplicaChange, ReplicaWish,
+    Timeouts, TransportChoice,
 };
 use kvpool_transport::{Link, TransferError};
 use kvpool_types::{HostId, Incarnation};
@@ -169,6 +170,7 @@ impl Task {
                 8 if !self.plan.keeps_all => self.remove(key).await,
                 9 => self.exist().await,
                 10 => self.prefix().await,
+                11 if self.plan.nodes > 1 => self.change_replicas().await,
                 _ => self.get(key).await,
             };
             drop(running);
@@ -284,6 +286,25 @@ impl Task {
     fn some_keys(&self) -> Vec<Key> {
         let first = self.dice.below(self.plan.keys);
         (first..self.plan.keys.min(first + 6)).map(name).collect()
+    }
+
+    /// Asks for a further replica of some blocks, or moves them to another node.
+    async fn change_replicas(&self) -> String {
+        let node = || format!("n{}", self.dice.index(self.plan.nodes));
+        let wish = ReplicaWish {
+            change: match self.dice.below(2) {
+                0 => ReplicaChange::Copy,
+                _ => ReplicaChange::Move,
+            },
+            blocks: ReplicaBlocks::Keys(self.some_keys()),
+            from: self.dice.chance(300).then(node),
+            to: self.dice.chance(300).then(node).into_iter().collect(),
+            evict: !self.plan.keeps_all && self.dice.chance(300),
+        };
+        match self.client.change_replicas(&wish).await {
+            Ok(task) => format!("{wish:?} is task {}", task.id),
+            Err(error) => format!("{wish:?} failed: {error}"),
+        }
     }
 
     async fn exist(&self) -> String {

@@ -451,5 +451,6 @@ fn answer<'p>(
         "ReportReplicas" report_replicas,
         "Stats" stats,
         "Cluster" cluster,
+        "ChangeReplicas" change_replicas,
     }
 }

@@ -33,6 +33,9 @@ pub enum Fault {
     Crash(Process, u64),
     /// The node says goodbye, and starts again after so many milliseconds.
     Leave(usize, u64),
+    /// The node is drained, as at SIGTERM: its blocks move to others for at most four seconds. Then it leaves, and
+    /// starts again after so many milliseconds.
+    Drain(usize, u64),
     /// The process stops (SIGSTOP): nothing leaves it and nothing reaches it for so many milliseconds.
     Stop(Process, u64),
     /// No message passes from the first to the second for so many milliseconds.
@@ -50,6 +53,12 @@ impl fmt::Display for Fault {
         match self {
             Self::Crash(who, ms) => write!(f, "{who} crashes, starts again after {ms} ms"),
             Self::Leave(who, ms) => write!(f, "n{who} leaves, starts again after {ms} ms"),
+            Self::Drain(who, ms) => {
+                write!(
+                    f,
+                    "n{who} is drained and leaves, starts again after {ms} ms"
+                )
+            }
             Self::Stop(who, ms) => write!(f, "{who} is stopped for {ms} ms"),
             Self::Cut(from, to, ms) => write!(f, "nothing passes from {from} to {to} for {ms} ms"),
             Self::StoreStalls(who, ms) => write!(f, "the store stalls for m{who} for {ms} ms"),
@@ -186,7 +195,7 @@ impl Plan {
     fn draw_fault(&self, dice: &Dice) -> Fault {
         let master = dice.index(self.masters());
         let ms = dice.between(30, [300, 1_500, 6_000][dice.index(3)]);
-        match dice.below(12) {
+        match dice.below(14) {
             0 | 1 => Fault::Crash(Process::Master(master), ms),
             2 => Fault::Crash(Process::Node(dice.index(self.nodes)), ms),
             3 => Fault::Crash(Process::Client(dice.index(self.clients)), ms),
@@ -199,6 +208,7 @@ impl Plan {
             8 => Fault::StoreUnknown(master, ms.min(400)),
             9 => Fault::ClockJumps(master, ms),
             10 => Fault::Leave(dice.index(self.nodes), ms),
+            11 | 12 => Fault::Drain(dice.index(self.nodes), ms),
             _ => Fault::Stop(Process::Node(dice.index(self.nodes)), ms),
         }
     }

@@ -207,7 +207,10 @@ impl Store {
         write: impl FnOnce(&mut State) -> Result<(), StoreError> + Send + 'static,
     ) -> Result<(), StoreError> {
         self.go().await?;
-        // A crash after the request has left: it may arrive all the same.
+        // A crash after the request has left: over a network it may arrive all the same.
+        if self.life.is_over() && !self.disk.elects {
+            self.life.check().await;
+        }
         let is_lost = self.life.is_over() && self.disk.dice.chance(500);
         if self.is_unknown() && !is_lost {
             match self.disk.dice.below(3) {

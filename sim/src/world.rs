@@ -6,6 +6,7 @@ use crate::dice::{Dice, generator};
 use crate::entropy;
 use crate::history::History;
 use crate::life::Life;
+use crate::link::Dialer;
 use crate::load::{Load, Task, connect};
 use crate::master::Master;
 use crate::net::{Net, NodePort, master_address, node_address};
@@ -26,6 +27,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 /// How often the rules of the whole pool are checked.
 const CHECK: Duration = Duration::from_millis(40);
+/// How long a node that is drained waits for its blocks to be moved.
+const DRAINING: Duration = Duration::from_secs(4);
 /// How long a node that leaves takes to say goodbye.
 const GOODBYE: Duration = Duration::from_millis(300);
 
@@ -137,6 +140,8 @@ pub(crate) struct World {
     clients: Mutex<BTreeMap<usize, Life>>,
     lives: AtomicU64,
     has_healed: AtomicBool,
+    /// Whether a node left before all of its blocks were moved.
+    pub(crate) left_early: AtomicBool,
 }
 
 impl World {
@@ -170,6 +175,7 @@ impl World {
             clients: Mutex::default(),
             lives: AtomicU64::new(0),
             has_healed: AtomicBool::new(false),
+            left_early: AtomicBool::new(false),
         })
     }
 
@@ -281,7 +287,12 @@ impl World {
             );
             Box::pin(session) as futures::future::BoxFuture<'static, _>
         };
-        let started = Node::start(&setup, Arc::new(connect));
+        let dialer = Dialer {
+            net: Arc::clone(&self.net),
+            from: Process::Node(number),
+            life: life.clone(),
+        };
+        let started = Node::start(&setup, Arc::new(connect), Arc::new(dialer));
         let (node, session) = started.map_err(|error| format!("no memory: {error}"))?;
         let port = NodePort {
             life: life.clone(),
@@ -325,12 +336,12 @@ impl World {
             Fault::Crash(process, down) => self.crash(process, ms(down)),
             Fault::Leave(number, down) => {
                 if let Some(port) = self.net.node(number) {
-                    port.node.leave();
-                    let world = Arc::clone(self);
-                    spawn_local(async move {
-                        sleep(GOODBYE).await;
-                        world.crash(Process::Node(number), ms(down));
-                    });
+                    spawn_local(Arc::clone(self).leave(port, number, ms(down)));
+                }
+            }
+            Fault::Drain(number, down) => {
+                if let Some(port) = self.net.node(number) {
+                    spawn_local(Arc::clone(self).drain(port, number, ms(down)));
                 }
             }
             Fault::Stop(process, wait) => self.net.stop(process, ms(wait)),
@@ -343,6 +354,37 @@ impl World {
                 }
             }
         }
+    }
+
+    /// A life of a node says goodbye and ends.
+    async fn leave(self: Arc<Self>, port: NodePort, number: usize, down: Duration) {
+        port.node.leave();
+        sleep(GOODBYE).await;
+        if !port.life.is_over() {
+            self.crash(Process::Node(number), down);
+        }
+    }
+
+    /// As a node at SIGTERM: it leaves once the master says that no block waits to be moved, or after a while.
+    async fn drain(self: Arc<Self>, port: NodePort, number: usize, down: Duration) {
+        port.node.drain();
+        let until = Instant::now() + DRAINING;
+        let saved = loop {
+            match port.node.saved() {
+                None if Instant::now() < until && !port.life.is_over() => sleep(CHECK).await,
+                saved => break saved,
+            }
+        };
+        if port.life.is_over() {
+            return;
+        }
+        let left = saved.map_or("an unknown number of".to_owned(), |left| left.to_string());
+        let said = format_args!("leaves, {left} blocks have no other replica").to_string();
+        self.trace.note(Process::Node(number), said);
+        if saved != Some(0) {
+            self.left_early.store(true, Ordering::Release);
+        }
+        self.leave(port, number, down).await;
     }
 
     fn crash(self: &Arc<Self>, process: Process, down: Duration) {

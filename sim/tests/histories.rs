@@ -58,9 +58,7 @@ fn every_history_of_a_pool_keeps_every_rule() {
     assert!(puts > 20 * seeds && hits > 20 * seeds);
 }
 
-/// One seed of ten has another trace where addresses are random: `setarch -R` runs this test (ADR 0052).
 #[test]
-#[ignore = "the hasher of hashbrown takes its seed from addresses"]
 fn the_same_seed_gives_the_same_trace() {
     for seed in 0..8 {
         let (first, second) = (run(&Plan::of(seed)), run(&Plan::of(seed)));

@@ -11,12 +11,13 @@
 //! checksum of its commit.
 
 use crate::serve::Store;
+use futures::future::BoxFuture;
 use kvpool_auth::Credentials;
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
 use kvpool_tls::ClientTls;
 use kvpool_transport::checksum::ChunkedSum;
 use kvpool_transport::host::{Abort, Admission, Host};
-use kvpool_transport::{DataTls, Link, ReadOp, Region, tcp};
+use kvpool_transport::{DataTls, Link, ReadOp, Region, TransferError, tcp};
 use kvpool_types::wire::data::Hello;
 use kvpool_types::wire::frame;
 use kvpool_types::{
@@ -44,6 +45,17 @@ const PIECE: usize = 64 << 10;
 /// Links that are kept.
 const MOST_LINKS: usize = 64;
 
+/// The way to other nodes, where there are no sockets.
+pub trait Dial: Send + Sync + std::fmt::Debug {
+    /// Opens a link to a life of the node at `address`.
+    fn dial(
+        &self,
+        address: &str,
+        node: Incarnation,
+        deadline: Instant,
+    ) -> BoxFuture<'static, Result<Arc<dyn Link>, TransferError>>;
+}
+
 /// Where answers of one session go.
 pub(crate) type Answers = tokio::sync::mpsc::UnboundedSender<ToMaster>;
 
@@ -56,7 +68,7 @@ pub(crate) struct Session {
     pub(crate) answers: Answers,
 }
 
-/// The node's pulls. Threads start with the first order.
+/// The node's pulls. Threads start with the first order. In a simulation each order is a task instead.
 #[derive(Debug)]
 pub(crate) struct Pulls {
     shared: Arc<Shared>,
@@ -69,6 +81,8 @@ struct Shared {
     /// The node's token, which other nodes may ask for.
     credentials: Credentials,
     tls: Option<ClientTls>,
+    /// In a simulation.
+    dialer: Option<Arc<dyn Dial>>,
     client: ClientId,
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -91,11 +105,27 @@ impl Abort for Short {
 impl Pulls {
     /// Nodes whose address asks for TLS are called with `tls`.
     pub(crate) fn new(store: Store, credentials: Credentials, tls: Option<ClientTls>) -> Self {
+        Self::over(store, credentials, tls, None)
+    }
+
+    /// Pulls whose links `dialer` opens. They run as tasks of the caller's runtime.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn simulated(store: Store, dialer: Arc<dyn Dial>) -> Self {
+        Self::over(store, Credentials::default(), None, Some(dialer))
+    }
+
+    fn over(
+        store: Store,
+        credentials: Credentials,
+        tls: Option<ClientTls>,
+        dialer: Option<Arc<dyn Dial>>,
+    ) -> Self {
         Self {
             shared: Arc::new(Shared {
                 store,
                 credentials,
                 tls,
+                dialer,
                 client: ClientId(kvpool_seams::random()),
                 queue: Mutex::default(),
                 changed: Condvar::new(),
@@ -107,6 +137,13 @@ impl Pulls {
 
     /// Queues orders of a session. Each ends with one answer.
     pub(crate) fn push(&self, orders: Vec<proto::Pull>, session: &Session) {
+        if self.shared.dialer.is_some() {
+            for order in orders {
+                let (shared, session) = (Arc::clone(&self.shared), session.clone());
+                tokio::spawn(async move { shared.carry_out(&order, &session).await });
+            }
+            return;
+        }
         let is_running = *self.started.get_or_init(|| self.start());
         let mut refused = Vec::new();
         {
@@ -162,23 +199,26 @@ impl Shared {
                     }
                 }
             };
-            if session.answers.is_closed() {
-                // The master gave the order up when the session ended.
-                continue;
-            }
-            let code = self.pull(&order, &session).unwrap_or_else(|code| code);
-            answer(&session, order.ticket, code);
+            futures::executor::block_on(self.carry_out(&order, &session));
         }
     }
 
-    fn pull(&self, order: &proto::Pull, session: &Session) -> Result<Code, Code> {
-        let deadline = Instant::now() + LONGEST;
+    async fn carry_out(&self, order: &proto::Pull, session: &Session) {
+        // The master gave the order up when the session ended.
+        if !session.answers.is_closed() {
+            let pulled = self.pull(order, session).await;
+            answer(session, order.ticket, pulled.unwrap_or_else(|code| code));
+        }
+    }
+
+    async fn pull(&self, order: &proto::Pull, session: &Session) -> Result<Code, Code> {
+        let deadline = now() + LONGEST;
         let (from, to) = (extent(order.from)?, extent(order.to)?);
         let source = Incarnation::from_slice(&order.from_incarnation).ok_or(Code::Malformed)?;
         if from.length != to.length {
             return Err(Code::Malformed);
         }
-        let link = self.link(source, &order.from_address, session)?;
+        let link = self.link(source, &order.from_address, session).await?;
         let mac = order.grant.as_ref().try_into();
         let grant = Grant {
             extent: to,
@@ -193,9 +233,8 @@ impl Shared {
             into: vec![arrived.clone()],
             right: right(order),
         };
-        let read = link.read(session.epoch, vec![read], deadline);
-        let read = futures::executor::block_on(read).pop();
-        match read {
+        let read = link.read(session.epoch, vec![read], deadline).await;
+        match read.into_iter().next() {
             Some(Ok(_)) => {}
             Some(Err(error)) => {
                 tracing::debug!(%error, %from, "block not pulled");
@@ -237,22 +276,7 @@ impl Shared {
 
     /// The link to a life of another node, opened if need be. If that node refuses the token, the token's file
     /// is read again.
-    fn link(
-        &self,
-        node: Incarnation,
-        address: &str,
-        session: &Session,
-    ) -> Result<Arc<dyn Link>, Code> {
-        let shown = self.credentials.number();
-        match self.link_once(node, address, session) {
-            Err(Code::Unauthenticated | Code::TokenExpired) if self.credentials.renewed(shown) => {
-                self.link_once(node, address, session)
-            }
-            opened => opened,
-        }
-    }
-
-    fn link_once(
+    async fn link(
         &self,
         node: Incarnation,
         address: &str,
@@ -261,6 +285,44 @@ impl Shared {
         if let Some(link) = self.links.lock().get(&node).filter(|link| link.is_open()) {
             return Ok(Arc::clone(link));
         }
+        let link = match &self.dialer {
+            None => self.connect(node, address, session)?,
+            Some(dialer) => {
+                let opened = dialer.dial(address, node, now() + CONNECT).await;
+                opened.map_err(|error| error.code)?
+            }
+        };
+        let mut links = self.links.lock();
+        links.retain(|_, link| link.is_open());
+        if links.len() >= MOST_LINKS {
+            links.clear();
+        }
+        // Another worker may have opened one too. The later link serves from here on.
+        links.insert(node, Arc::clone(&link));
+        Ok(link)
+    }
+
+    fn connect(
+        &self,
+        node: Incarnation,
+        address: &str,
+        session: &Session,
+    ) -> Result<Arc<dyn Link>, Code> {
+        let shown = self.credentials.number();
+        match self.connect_once(node, address, session) {
+            Err(Code::Unauthenticated | Code::TokenExpired) if self.credentials.renewed(shown) => {
+                self.connect_once(node, address, session)
+            }
+            opened => opened,
+        }
+    }
+
+    fn connect_once(
+        &self,
+        node: Incarnation,
+        address: &str,
+        session: &Session,
+    ) -> Result<Arc<dyn Link>, Code> {
         let hello = Hello {
             min_version: frame::MIN_VERSION,
             max_version: frame::VERSION,
@@ -287,18 +349,9 @@ impl Shared {
         })?;
         let mut failed = Code::Unreachable;
         for address in found {
-            let until = Instant::now() + CONNECT;
+            let until = now() + CONNECT;
             match tcp::connect_with(address, hello.clone(), until, &options) {
-                Ok((link, _)) => {
-                    let mut links = self.links.lock();
-                    links.retain(|_, link| link.is_open());
-                    if links.len() >= MOST_LINKS {
-                        links.clear();
-                    }
-                    // Another worker may have opened one too. The later link serves from here on.
-                    links.insert(node, Arc::clone(&link));
-                    return Ok(link);
-                }
+                Ok((link, _)) => return Ok(link),
                 Err(error) => {
                     tracing::debug!(%address, %error, "no link to another node");
                     failed = error.code;
@@ -307,6 +360,11 @@ impl Shared {
         }
         Err(failed)
     }
+}
+
+/// The time of the transports' deadlines, which a simulation owns.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
 }
 
 fn extent(range: Option<proto::ExtentRange>) -> Result<Extent, Code> {

@@ -14,6 +14,8 @@ use kvpool_types::{HostId, Incarnation, Length, NodeName};
 use std::io;
 use std::sync::Arc;
 
+pub use crate::pulls::Dial;
+
 /// The messages of a master, in order, until its stream ends.
 pub type Inbox = crate::agent::Inbox;
 /// The node's messages to a master.
@@ -59,7 +61,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node, and its session with the masters, which somebody must poll. `connect` opens a session.
+    /// A node, and its session with the masters, which somebody must poll. `connect` opens a session, and
+    /// `dialer` links to other nodes.
     ///
     /// # Errors
     ///
@@ -67,6 +70,7 @@ impl Node {
     pub fn start(
         setup: &Setup,
         connect: Connect,
+        dialer: Arc<dyn Dial>,
     ) -> io::Result<(Self, impl Future<Output = ()> + use<>)> {
         let segment = |size: &Length| {
             let segment = Dram::allocate(*size, false, "kvpool simulation")?;
@@ -92,8 +96,8 @@ impl Node {
             data_address: setup.data_address.clone(),
             shm_path: String::new(),
             media: None,
-            pulls: Pulls::new(store.clone(), Credentials::default(), None),
-            moves_blocks: false,
+            pulls: Pulls::simulated(store.clone(), dialer),
+            moves_blocks: true,
             connections: Box::new(|| 0),
             connect: Some(connect),
         };
@@ -114,6 +118,17 @@ impl Node {
     /// Whether a master has welcomed the node and hears it.
     pub fn is_connected(&self) -> bool {
         self.agent.is_connected()
+    }
+
+    /// Places nothing here any more, as at SIGTERM. The master moves the blocks to other nodes.
+    pub fn drain(&self) {
+        self.agent.forget_saved();
+        self.agent.drain();
+    }
+
+    /// The blocks that stay behind, once the master has said that none waits any more to be moved.
+    pub fn saved(&self) -> Option<u64> {
+        self.agent.saved()
     }
 
     /// Tells the master that this incarnation is over. The session ends then.

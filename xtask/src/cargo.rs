@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
+use std::time::Instant;
 
 /// The packages whose binaries make a pool: `kvmaster`, `kvstore-node` and `kvctl`.
 pub(crate) const DAEMONS: [&str; 6] = [
@@ -153,9 +154,11 @@ pub(crate) fn rustc_libraries(target: &str) -> Result<PathBuf> {
 
 /// Says what is run, runs it, and tells whether it succeeded.
 pub(crate) fn succeeds(command: &mut Command) -> Result<bool> {
-    announce(command);
+    let begun = announce(command);
     let status = command.status();
-    Ok(status.with_context(|| cannot_run(command))?.success())
+    let succeeded = status.with_context(|| cannot_run(command))?.success();
+    say_how_long(begun);
+    Ok(succeeded)
 }
 
 /// Whether the program is there and answers.
@@ -167,7 +170,7 @@ pub(crate) fn answers(command: &mut Command) -> bool {
 /// Runs a command, passes its output on as it comes, and hands every whole line to `read` as well.
 /// Returns whether it succeeded.
 pub(crate) fn watch(command: &mut Command, mut read: impl FnMut(&str)) -> Result<bool> {
-    announce(command);
+    let begun = announce(command);
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -191,7 +194,9 @@ pub(crate) fn watch(command: &mut Command, mut read: impl FnMut(&str)) -> Result
             Err(_) => bail!("the thread that passes output on panicked"),
         }
     }
-    Ok(child.wait()?.success())
+    let succeeded = child.wait()?.success();
+    say_how_long(begun);
+    Ok(succeeded)
 }
 
 fn forward(
@@ -211,12 +216,21 @@ fn forward(
     Ok(())
 }
 
-fn announce(command: &Command) {
+/// Says what is run. Returns when it began.
+fn announce(command: &Command) -> Instant {
     let words = command.get_args().map(|word| word.to_string_lossy());
     let words: Vec<_> = words.collect();
     let program = Path::new(command.get_program());
     let program = program.file_name().unwrap_or(command.get_program());
     eprintln!("\n▶ {} {}", program.display(), words.join(" "));
+    Instant::now()
+}
+
+fn say_how_long(begun: Instant) {
+    let seconds = begun.elapsed().as_secs();
+    if seconds > 0 {
+        eprintln!("◀ {seconds} s");
+    }
 }
 
 fn cannot_run(command: &Command) -> String {

@@ -20,7 +20,7 @@ use crate::spans;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use hashbrown::HashMap;
+use kvpool_seams::maps::HashMap;
 use kvpool_transport::memory::total_length;
 use kvpool_transport::{ReadOp, Slice, TransferError, TransferResult, TransportKind};
 use kvpool_types::{Code, Epoch, Incarnation, Key, Length, Offset, SegmentId};
@@ -340,7 +340,7 @@ impl<'a> GetBatch<'a> {
     /// Starts the reads of located blocks, those of one node together.
     fn dispatch(&mut self, items: Vec<usize>) {
         type Group = (Incarnation, Vec<TransportKind>, Epoch);
-        let mut groups: HashMap<Group, NodeReads> = HashMap::new();
+        let mut groups: HashMap<Group, NodeReads> = HashMap::default();
         let mut again = Vec::new();
         for at in items {
             let inner = self.inner;

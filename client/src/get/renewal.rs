@@ -6,7 +6,7 @@ use crate::control::Control;
 use crate::lease::renew;
 use crate::packed::Packed;
 use crate::releases::LeasePart;
-use hashbrown::HashMap;
+use kvpool_seams::maps::HashMap;
 use kvpool_types::Key;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -100,8 +100,8 @@ impl<'a> Renewal<'a> {
     /// block is read again under a new lease. False when the call failed, so that all expire.
     async fn renew_due(&self, deadline: Deadline) -> bool {
         let now = BootTime::now();
-        let mut due: HashMap<u64, Vec<usize>> = HashMap::new();
-        let mut leased: HashMap<u64, Leased> = HashMap::new();
+        let mut due: HashMap<u64, Vec<usize>> = HashMap::default();
+        let mut leased: HashMap<u64, Leased> = HashMap::default();
         for (at, held) in self.leases.lock().iter().enumerate() {
             if let Some(held) = held
                 && held.goes_on(now)
@@ -116,7 +116,7 @@ impl<'a> Renewal<'a> {
                 continue;
             };
             // A key that is read twice is leased once.
-            let mut of_key: HashMap<&Key, usize> = HashMap::new();
+            let mut of_key: HashMap<&Key, usize> = HashMap::default();
             let mut distinct = Vec::new();
             for key in places.iter().filter_map(|at| self.keys.get(*at)) {
                 of_key.entry(key).or_insert_with(|| {

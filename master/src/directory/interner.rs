@@ -6,7 +6,8 @@
 //! still means the same pair afterwards.
 
 use super::hash::Seed;
-use hashbrown::{HashMap, HashTable};
+use hashbrown::HashTable;
+use kvpool_seams::maps::HashMap;
 use kvpool_types::ids::NamespaceId;
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,7 +77,7 @@ impl Interner {
     pub(super) fn new(limit: InternerLimit, seed: Seed) -> Self {
         let inner = Inner {
             by_content: HashTable::new(),
-            by_number: HashMap::new(),
+            by_number: HashMap::default(),
             bytes: 0,
             next: FIRST_AFFIXED,
         };

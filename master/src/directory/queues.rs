@@ -15,7 +15,7 @@
 use super::entries::Entries;
 use super::entry::{Links, QueueState};
 use crate::slab::NONE;
-use hashbrown::HashMap;
+use kvpool_seams::maps::HashMap;
 use std::collections::BTreeSet;
 
 /// How many blocks from the list's end an insertion searches for its position. Concurrent batches
@@ -54,7 +54,7 @@ pub(super) struct Queues {
     group_of: HashMap<u32, u32>,
 }
 
-/// The group of blocks with several replicas: the return of any segment may concern them.
+/// The group of blocks with several replicas or with a parent: the return of any segment may concern them.
 pub(super) const SPREAD: u32 = u32::MAX;
 
 impl Default for Queues {
@@ -68,9 +68,9 @@ impl Default for Queues {
             roots: BTreeSet::new(),
             soft: BTreeSet::new(),
             timers: BTreeSet::new(),
-            timer_of: HashMap::new(),
+            timer_of: HashMap::default(),
             aside: BTreeSet::new(),
-            group_of: HashMap::new(),
+            group_of: HashMap::default(),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::placement::Extents;
 use crate::placement::extents::{Range, Use};
 use crate::replica::ExtentIndex;
 use crate::slab::NONE;
-use hashbrown::HashMap;
+use kvpool_seams::maps::HashMap;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Length, SegmentId, Setting, Version};
 use std::ops::Deref;
@@ -242,7 +242,7 @@ impl<'d> Search<'d> {
             now,
             floor,
             newest_tick,
-            prices: HashMap::new(),
+            prices: HashMap::default(),
         }
     }
 
@@ -415,7 +415,7 @@ impl Window {
 /// Each victim once, children before parents. Every family lists parents before children. So a
 /// block's last mention comes after the last mention of its ancestors.
 fn children_first(victims: Vec<Victim>) -> Vec<Victim> {
-    let mut seen = hashbrown::HashSet::new();
+    let mut seen = kvpool_seams::maps::HashSet::default();
     victims
         .into_iter()
         .rev()

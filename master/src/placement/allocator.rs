@@ -7,7 +7,7 @@ use super::{Extents, PlacementHints, Segment};
 use crate::membership::StoreNode;
 use crate::replica::Copies;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Length, NodeName};
+use kvpool_types::{Incarnation, Length, NodeName};
 use smallvec::SmallVec;
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -125,9 +125,9 @@ impl<'a> Allocator<'a> {
             })
             .collect();
         candidates.sort_unstable_by(|one, other| one.rank.before(&other.rank));
-        let mut by_node: HashMap<*const StoreNode, u64> = HashMap::new();
+        let mut by_node: HashMap<Incarnation, u64> = HashMap::new();
         for Candidate { segment, .. } in &candidates {
-            let longest = by_node.entry(Arc::as_ptr(&segment.node)).or_default();
+            let longest = by_node.entry(segment.node.incarnation).or_default();
             *longest = segment.limit.max(*longest);
         }
         let longest_by_node: SmallVec<[u64; 8]> = by_node.into_values().collect();
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
     use crate::clock::BootInstant;
     use crate::membership::Reported;
-    use kvpool_types::{GrantKey, Incarnation, NodeName, SegmentId};
+    use kvpool_types::{GrantKey, NodeName, SegmentId};
     use std::collections::BTreeMap;
 
     const BLOCK: Length = Length(1 << 10);

@@ -1,7 +1,7 @@
 //! The charges of one segment: how many of its bytes each namespace pays for.
 
 use crate::accounts::{Accounts, Item};
-use hashbrown::HashMap;
+use kvpool_seams::maps::HashMap;
 use kvpool_types::ids::NamespaceId;
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ impl Ledger {
         Self {
             accounts,
             item,
-            charges: HashMap::new(),
+            charges: HashMap::default(),
             total: 0,
             is_closed: false,
         }

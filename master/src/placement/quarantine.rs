@@ -241,10 +241,10 @@ impl Quarantine {
     }
 
     fn ask(&self, ready: Vec<Freed>) {
-        let mut by_node: HashMap<*const StoreNode, Vec<Freed>> = HashMap::new();
+        let mut by_node: HashMap<Incarnation, Vec<Freed>> = HashMap::new();
         for item in ready {
             by_node
-                .entry(Arc::as_ptr(&item.segment.node))
+                .entry(item.segment.node.incarnation)
                 .or_default()
                 .push(item);
         }

@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 struct Sums {
     blocks: u64,
     granted: u64,
+    pulled: u64,
 }
 
 impl Pool {
-    /// Compares the used bytes of each segment with its blocks, its open puts and its quarantine, and looks
-    /// for ranges that two of them have. The caller ensures that nothing else runs meanwhile, and that no
-    /// replica is being copied.
+    /// Compares the used bytes of each segment with its blocks, its open puts, its pulls and its quarantine, and
+    /// looks for ranges that two of them have. The caller ensures that nothing else runs meanwhile.
     ///
     /// # Errors
     ///
@@ -47,6 +47,10 @@ impl Pool {
                 sums.entry(replica.segment).or_default().granted += bytes;
             }
         });
+        self.replicas.each_target(|replica, length| {
+            let bytes = note(replica, length, "a replica that is being made".to_owned());
+            sums.entry(replica.segment).or_default().pulled += bytes;
+        });
         for (segment, ranges) in &mut ranges {
             ranges.sort();
             for pair in ranges.windows(2) {
@@ -59,18 +63,23 @@ impl Pool {
         }
         let segments = self.placement.segments();
         for segment in segments.iter() {
-            let Sums { blocks, granted } = sums.remove(&segment.id).unwrap_or_default();
+            let Sums {
+                blocks,
+                granted,
+                pulled,
+            } = sums.remove(&segment.id).unwrap_or_default();
             let (used, quarantined) = (segment.used(), segment.quarantined());
-            if used != blocks + granted + quarantined {
+            if used != blocks + granted + pulled + quarantined {
                 return Err(format!(
-                    "segment {}: {used} bytes used, but blocks have {blocks}, puts {granted}, quarantine {quarantined}",
+                    "segment {}: {used} bytes used, but blocks have {blocks}, puts {granted}, pulls {pulled}, quarantine \
+                     {quarantined}",
                     segment.id
                 ));
             }
             let charged = segment.charged();
-            if charged != blocks + granted {
+            if charged != blocks + granted + pulled {
                 return Err(format!(
-                    "segment {}: namespaces pay for {charged} bytes, but blocks have {blocks} and puts {granted}",
+                    "segment {}: namespaces pay for {charged} bytes, but blocks have {blocks}, puts {granted}, pulls {pulled}",
                     segment.id
                 ));
             }

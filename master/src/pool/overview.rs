@@ -4,6 +4,7 @@ use super::Pool;
 use crate::accounts::Balance;
 use crate::membership::StoreNode;
 use crate::overview::{Fill, NamespaceUse};
+use kvpool_types::Incarnation;
 use kvpool_types::ids::NamespaceId;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,11 +20,11 @@ impl Pool {
     /// The table of segments is read-locked only while a few numbers of each segment are copied: a waiting writer
     /// would make puts wait for this reader.
     pub(crate) fn nodes_with_fill(&self) -> Vec<(Arc<StoreNode>, Fill)> {
-        let mut fills: HashMap<*const StoreNode, Fill> = HashMap::new();
+        let mut fills: HashMap<Incarnation, Fill> = HashMap::new();
         {
             let segments = self.placement.segments();
             for segment in segments.iter() {
-                let fill = fills.entry(Arc::as_ptr(&segment.node)).or_default();
+                let fill = fills.entry(segment.node.incarnation).or_default();
                 fill.segments += 1;
                 fill.capacity_bytes += segment.size.0;
                 fill.used_bytes += segment.used();
@@ -33,7 +34,7 @@ impl Pool {
         let nodes = self.members.all().into_iter();
         nodes
             .map(|node| {
-                let fill = fills.get(&Arc::as_ptr(&node)).copied();
+                let fill = fills.get(&node.incarnation).copied();
                 (node, fill.unwrap_or_default())
             })
             .collect()

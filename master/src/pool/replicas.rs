@@ -25,11 +25,11 @@ use super::Pool;
 use super::remove::STEP;
 use crate::directory::Tick;
 use crate::membership::StoreNode;
-use crate::replica::BlockId;
+use crate::replica::{BlockId, Replica};
 use crate::workers::{Wake, Workers};
 use kvpool_proto::{self as proto, master_message::Body};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Code, Key, KeyRef, NodeName, Version};
+use kvpool_types::{Code, Key, KeyRef, Length, NodeName, Version};
 use parking_lot::Mutex;
 use regex::Regex;
 use std::sync::Arc;
@@ -101,6 +101,11 @@ impl Replicas {
 
     pub(super) fn wake(&self) {
         self.wake.wake();
+    }
+
+    /// The extents of the replicas that are being made, each with its block's length.
+    pub(super) fn each_target(&self, note: impl FnMut(&Replica, Length)) {
+        self.pulls.lock().each_target(note);
     }
 }
 

@@ -9,7 +9,7 @@ use super::text::{Files, Finding, Line};
 /// The crates that the simulation runs.
 const SIMULATED: [&str; 3] = ["master/src/", "client/src/", "store-node/src/"];
 /// What asks the machine, and what to use instead.
-const MACHINE: [(&str, &str); 8] = [
+const MACHINE: [(&str, &str); 13] = [
     ("rand::random", "kvpool_seams::random"),
     ("rand::rng", "kvpool_seams::random"),
     ("clock_gettime", "kvpool_seams::boot_time"),
@@ -24,6 +24,11 @@ const MACHINE: [(&str, &str); 8] = [
         "a step that kvpool_master::workers repeats",
     ),
     ("thread::sleep", "tokio::time::sleep"),
+    ("hashbrown::HashMap", "kvpool_seams::maps::HashMap"),
+    ("hashbrown::HashSet", "kvpool_seams::maps::HashSet"),
+    ("HashMap<*const", "a key that is no address"),
+    ("HashSet<*const", "a key that is no address"),
+    ("DefaultHashBuilder", "kvpool_seams::maps::MapHasher"),
 ];
 
 pub(super) const CHECK: Check = Check {

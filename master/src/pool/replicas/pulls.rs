@@ -70,6 +70,8 @@ struct Changing {
     grant: GrantId,
     target: Incarnation,
     dropped: Option<Replica>,
+    to: Replica,
+    length: Length,
 }
 
 #[derive(Debug, Default)]
@@ -114,6 +116,13 @@ impl Open {
                 pull.target == target.incarnation || (dropped.is_some() && pull.dropped == dropped)
             })
         })
+    }
+
+    /// The extents that pulls have: where each goes, and its block's length.
+    pub(super) fn each_target(&self, mut note: impl FnMut(&Replica, Length)) {
+        for pull in self.blocks.values().flatten() {
+            note(&pull.to, pull.length);
+        }
     }
 
     /// Notes that a pull changes its block no more.
@@ -196,6 +205,8 @@ impl Open {
                 grant: pull.grant,
                 target: pull.target.incarnation,
                 dropped: pull.dropped,
+                to: pull.to,
+                length,
             });
         let target = Arc::clone(&pull.target);
         self.pulls.insert(

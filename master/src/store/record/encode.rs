@@ -7,7 +7,8 @@ use super::{
     crc, extended,
 };
 use bytes::Bytes;
-use hashbrown::{Equivalent, HashMap};
+use hashbrown::Equivalent;
+use kvpool_seams::maps::HashMap;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{ChecksumAlgorithm, Key, KeyRef, NodeName, Version};
 

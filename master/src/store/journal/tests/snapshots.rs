@@ -38,7 +38,11 @@ async fn a_snapshot_holds_the_log_through_its_position_though_memory_acks_run_ah
     )
     .unwrap();
     let mut checked = 0;
-    for id in 0..3000 {
+    for id in 0..100_000 {
+        // On a busy machine snapshots come late, and few can be compared.
+        if id >= 3000 && checked > 3 {
+            break;
+        }
         let source = Arc::clone(&source);
         let ack = if id % 500 == 7 {
             Ack::Durable
