@@ -9,7 +9,7 @@ use kvpool_sim::{Noise, Plan, Report, run, shrink};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The seeds of a usual run.
-const USUALLY: u64 = 60;
+const USUALLY: u64 = 300;
 /// Histories at a time.
 const JOBS: u64 = 2;
 

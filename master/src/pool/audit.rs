@@ -71,15 +71,16 @@ impl Pool {
             let (used, quarantined) = (segment.used(), segment.quarantined());
             if used != blocks + granted + pulled + quarantined {
                 return Err(format!(
-                    "segment {}: {used} bytes used, but blocks have {blocks}, puts {granted}, pulls {pulled}, quarantine \
-                     {quarantined}",
+                    "segment {}: {used} bytes used, but blocks have {blocks}, puts {granted}, pulls {pulled}, \
+                     quarantine {quarantined}",
                     segment.id
                 ));
             }
             let charged = segment.charged();
             if charged != blocks + granted + pulled {
                 return Err(format!(
-                    "segment {}: namespaces pay for {charged} bytes, but blocks have {blocks}, puts {granted}, pulls {pulled}",
+                    "segment {}: namespaces pay for {charged} bytes, but blocks have {blocks}, puts {granted}, \
+                     pulls {pulled}",
                     segment.id
                 ));
             }
