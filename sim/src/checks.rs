@@ -28,7 +28,8 @@ fn leading(world: &World) -> Vec<(usize, Arc<Pool>)> {
     pools.filter(|(_, pool)| pool.leads()).collect()
 }
 
-/// What holds at every moment: one leader, exact accounts, no two uses of one extent.
+/// What holds at every moment: one leader, exact accounts, no two uses of one extent, and a segment's id names this
+/// segment for ever.
 pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
     let leading = leading(world);
     if let [(one, first), (other, second), ..] = leading.as_slice() {
@@ -40,6 +41,17 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
     for (number, pool) in &leading {
         pool.audit()
             .map_err(|wrong| format!("m{number} in epoch {}: {wrong}", pool.epoch))?;
+        let mut known = world.segments.lock();
+        for segment in pool.placement.segments().iter() {
+            let life = segment.node.incarnation;
+            let first = *known.entry(segment.id).or_insert(life);
+            if first != life {
+                return Err(format!(
+                    "m{number} in epoch {} gives the id of segment {} to a second node, {}",
+                    pool.epoch, segment.id, segment.node.name
+                ));
+            }
+        }
     }
     Ok(())
 }

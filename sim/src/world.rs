@@ -15,7 +15,7 @@ use crate::store::Disk;
 use crate::trace::Trace;
 use kvpool_seams::simulation::{Machine, enter};
 use kvpool_store_node::simulation::{Node, Setup};
-use kvpool_types::{HostId, Length};
+use kvpool_types::{HostId, Incarnation, Length, SegmentId};
 use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -140,6 +140,8 @@ pub(crate) struct World {
     clients: Mutex<BTreeMap<usize, Life>>,
     lives: AtomicU64,
     has_healed: AtomicBool,
+    /// The life of a node to which each segment's id was given first.
+    pub(crate) segments: Mutex<BTreeMap<SegmentId, Incarnation>>,
     /// Whether a node left before all of its blocks were moved.
     pub(crate) left_early: AtomicBool,
 }
@@ -175,6 +177,7 @@ impl World {
             clients: Mutex::default(),
             lives: AtomicU64::new(0),
             has_healed: AtomicBool::new(false),
+            segments: Mutex::default(),
             left_early: AtomicBool::new(false),
         })
     }
