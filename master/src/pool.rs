@@ -24,7 +24,7 @@
 //! A thread takes the read lock of the table of segments only once at a time. A waiting writer goes
 //! before new readers, so a second read lock of the same thread would deadlock.
 
-mod audit;
+pub mod audit;
 mod caretaker;
 mod commit;
 mod evictor;

@@ -423,10 +423,10 @@ impl Locked<'_> {
         self.take_where(|pending| pending.writer.is_some_and(|w| clients.contains(&w)))
     }
 
-    /// Shows every open put to `see`, committing puts included.
-    pub(crate) fn each(&self, see: impl FnMut(&Pending)) {
+    /// Shows every open put and its namespace to `see`, committing puts included.
+    pub(crate) fn each(&self, mut see: impl FnMut(NamespaceId, &Pending)) {
         let puts = (0..self.inner.puts.high()).filter_map(|slot| self.inner.put(slot));
-        puts.map(|put| &put.pending).for_each(see);
+        puts.for_each(|put| see(put.namespace, &put.pending));
     }
 
     /// The bytes of all granted extents.

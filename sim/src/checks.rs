@@ -1,5 +1,6 @@
 //! The rules of the whole pool, checked all the time and at the end.
 
+use crate::chains::Orphan;
 use crate::history::bytes_of;
 use crate::life::Life;
 use crate::load::{connect, name};
@@ -7,6 +8,8 @@ use crate::plan::{Fault, Process};
 use crate::world::World;
 use kvpool_client::{Client, PutOutcome};
 use kvpool_master::pool::Pool;
+use kvpool_master::replica::Replica;
+use kvpool_types::Incarnation;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -49,6 +52,47 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
                 return Err(format!(
                     "m{number} in epoch {} gives the id of segment {} to a second node, {}",
                     pool.epoch, segment.id, segment.node.name
+                ));
+            }
+        }
+        if !may_lose(world) {
+            parents_stay(world, pool)?;
+        }
+        let promises = world.net.promises.as_ref();
+        if let Some(broken) = promises.and_then(|all| all.broken_by_pool(&pool.uses())) {
+            return Err(format!("at m{number} in epoch {}: {broken}", pool.epoch));
+        }
+    }
+    Ok(())
+}
+
+/// Eviction takes no block before the blocks behind it in its chain.
+fn parents_stay(world: &World, pool: &Pool) -> Result<(), String> {
+    let orphans = world.chains.lock().look(pool, world.plan.keys);
+    let history = world.load.history.lock();
+    for Orphan { key, parent, since } in orphans {
+        if !history.may_have_left(parent, since) {
+            return Err(format!(
+                "key {parent} has left the pool before key {key}, which is behind it in its chain"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What a master says to a node that wants to leave: no block has its only replica there.
+pub(crate) fn nothing_left_on(world: &World, node: Incarnation) -> Result<(), String> {
+    for (number, pool) in leading(world) {
+        let segments = pool.placement.segments();
+        let is_there = |replica: &Replica| {
+            let segment = segments.get(replica.segment);
+            segment.is_some_and(|segment| segment.node.incarnation == node)
+        };
+        for block in pool.stored_blocks() {
+            if block.replicas.iter().all(is_there) {
+                return Err(format!(
+                    "m{number} has said that a node may leave which has the only replica of {}",
+                    block.key
                 ));
             }
         }

@@ -16,6 +16,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// How long after its begin a change may take effect: its call ends, and what was slow on its way arrives.
+const LATEST_EFFECT: Duration = Duration::from_secs(8);
+
 /// The number of a put.
 pub(crate) type PutNumber = u64;
 
@@ -110,6 +113,13 @@ impl History {
         let keys = self.keys.iter();
         let stored = keys.filter(|(_, of_key)| of_key.changes.values().any(is_stored));
         stored.map(|(key, _)| *key).collect()
+    }
+
+    /// Whether somebody removed or replaced blocks of the key after `since`, or may have.
+    pub(crate) fn may_have_left(&self, key: u64, since: Instant) -> bool {
+        let changes = self.keys.get(&key).into_iter();
+        let mut changes = changes.flat_map(|of_key| of_key.changes.values());
+        changes.any(|change| change.replaces && change.begun + LATEST_EFFECT > since)
     }
 
     /// Judges what a get saw, which `who` began at `begun`.

@@ -19,6 +19,7 @@
 //! cargo xtask simulate --seed 4711 --trace     # one, with its trace
 //! ```
 
+mod chains;
 mod checks;
 mod clock;
 mod dice;
@@ -30,6 +31,7 @@ mod load;
 mod master;
 mod net;
 mod plan;
+mod promises;
 mod shrink;
 mod store;
 mod trace;

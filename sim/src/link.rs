@@ -278,12 +278,16 @@ impl SimLink {
                 payload.extend_from_slice(&sum.0.to_le_bytes());
             }
             let codes = self.host().write_now(&request, &payload);
+            if codes.first() == Some(&Code::Ok) {
+                self.net.admitted(self.incarnation, &op.grant);
+            }
             codes.first().copied().unwrap_or(Code::Internal)
         } else {
             let abort: Arc<dyn Abort> = self.connection.clone();
             match self.host().admit_write(self.incarnation, &op.grant, abort) {
                 Admission::Refuse(why) => return Err(refused(why)),
                 Admission::Write(guard) => {
+                    self.net.admitted(self.incarnation, &op.grant);
                     let receiving = Receiving::new(&self, op.grant);
                     let mut at = 0;
                     for piece in bytes.chunks(PIECE) {

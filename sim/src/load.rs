@@ -88,6 +88,11 @@ pub(crate) fn name(key: u64) -> Key {
     Key::parse(&text).expect("invariant: a short text is a key")
 }
 
+/// The key before a key in its chain.
+pub(crate) fn parent_of(key: u64) -> Option<u64> {
+    (key.is_multiple_of(3) && key > 0).then(|| key - 1)
+}
+
 /// Connects a client; it tries until it can.
 pub(crate) async fn connect(net: &Arc<Net>, number: usize, life: &Life, masters: usize) -> Client {
     loop {
@@ -195,9 +200,7 @@ impl Task {
         let number = history().begin(key, Some(length), replaces);
         let bytes = bytes_of(key, number, length);
         let mut block = PutBlock::new(name(key), Region::from(bytes).whole());
-        if key.is_multiple_of(3) && key > 0 {
-            block.parent = Some(name(key - 1));
-        }
+        block.parent = parent_of(key).map(name);
         let options = PutOptions {
             replicas: u32::try_from(self.dice.between(1, 2)).unwrap_or(1),
             upsert: replaces,

@@ -2,7 +2,8 @@
 
 use crate::dice::Dice;
 use crate::life::Life;
-use crate::plan::{Noise, Process};
+use crate::plan::{Noise, Plan, Process};
+use crate::promises::Promises;
 use crate::trace::Trace;
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -11,7 +12,7 @@ use kvpool_master::leadership::Seat;
 use kvpool_master::service::{NodesService, PoolService};
 use kvpool_proto as proto;
 use kvpool_store_node::simulation::{Inbox, Node, Outgoing};
-use kvpool_types::{ClusterId, Code, Grant};
+use kvpool_types::{ClusterId, Code, Grant, Incarnation};
 use parking_lot::Mutex;
 use prost::Message;
 use proto::pool_server::Pool as _;
@@ -60,6 +61,8 @@ pub(crate) struct Net {
     receives: Mutex<Vec<Receive>>,
     /// Whether readers must always find the right bytes, because nothing makes bytes wrong and no lease ends early.
     reads_are_right: bool,
+    /// What masters promised to readers, where no lease ends early.
+    pub(crate) promises: Option<Promises>,
     pub(crate) violations: Mutex<Vec<String>>,
 }
 
@@ -113,16 +116,11 @@ fn number_in(address: &str) -> Option<usize> {
 }
 
 impl Net {
-    pub(crate) fn new(
-        seed: u64,
-        noise: Noise,
-        reads_are_right: bool,
-        trace: &Arc<Trace>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(plan: &Plan, trace: &Arc<Trace>) -> Arc<Self> {
         Arc::new(Self {
             trace: Arc::clone(trace),
-            dice: Dice::new(seed, 2),
-            noise: Mutex::new(noise),
+            dice: Dice::new(plan.seed, 2),
+            noise: Mutex::new(plan.noise),
             cuts: Mutex::default(),
             stops: Mutex::default(),
             masters: Mutex::default(),
@@ -130,7 +128,8 @@ impl Net {
             cluster: Mutex::default(),
             messages: AtomicU64::new(0),
             receives: Mutex::default(),
-            reads_are_right,
+            reads_are_right: plan.reads_are_right(),
+            promises: plan.leases_are_kept().then(Promises::default),
             violations: Mutex::default(),
         })
     }
@@ -207,6 +206,19 @@ impl Net {
         }
     }
 
+    /// A node lets bytes in. Nobody may read there under a lease.
+    pub(crate) fn admitted(&self, node: Incarnation, grant: &Grant) {
+        let extent = grant.extent;
+        let range = extent.offset.0..extent.offset.0 + extent.length.0;
+        let promises = self.promises.as_ref();
+        if let Some(broken) =
+            promises.and_then(|all| all.broken_by_write(node, extent.segment, &range))
+        {
+            let broken = format!("{broken}, but grant {} writes there", grant.id);
+            self.violations.lock().push(broken);
+        }
+    }
+
     /// Bytes begin to arrive at a node. No two receives touch one byte, whatever the fence says.
     pub(crate) fn receive(&self, begun: &Receive) {
         let mut receives = self.receives.lock();
@@ -259,6 +271,10 @@ impl Net {
     ) -> Result<Bytes, Unanswered> {
         let broken = |what: &str| Unanswered::Failed(Status::new(GrpcCode::Unavailable, what));
         life.check().await;
+        let asked = Instant::now();
+        if let Some(promises) = self.promises.as_ref().filter(|_| method == "Release") {
+            promises.released(from, &request);
+        }
         if method == "ReportReplicas" && self.reads_are_right && reports_wrong_bytes(&request) {
             let wrong = format!("{from} found other bytes than were committed, under a lease");
             self.violations.lock().push(wrong);
@@ -289,6 +305,7 @@ impl Net {
                 life.run(answer(&port, method, request)).await
             });
         }
+        let asks = request.clone();
         // A master carries a call out also when its caller gives up.
         let (done, answered) = oneshot::channel();
         let served = Arc::clone(&port);
@@ -309,6 +326,13 @@ impl Net {
             return Err(broken("the connection broke"));
         }
         life.check().await;
+        if let (Some(promises), Ok(reply)) = (&self.promises, &reply) {
+            match method {
+                "Lookup" => promises.located(from, asked, &asks, reply),
+                "Renew" => promises.renewed(from, asked, &asks, reply),
+                _ => {}
+            }
+        }
         reply.map_err(Unanswered::Failed)
     }
 
@@ -407,11 +431,11 @@ fn reports_wrong_bytes(request: &Bytes) -> bool {
         .is_ok_and(|request| request.reports.iter().any(|report| report.code == wrong))
 }
 
-/// Whether a client may make the call again by itself, so that it may come twice.
+/// Whether a client may make the call again by itself, so that it may come twice. A release is never repeated.
 fn is_repeatable(method: &str) -> bool {
     matches!(
         method,
-        "Reserve" | "Commit" | "Revoke" | "Lookup" | "Exist" | "MatchPrefix" | "Renew" | "Release"
+        "Reserve" | "Commit" | "Revoke" | "Lookup" | "Exist" | "MatchPrefix" | "Renew"
     )
 }
 

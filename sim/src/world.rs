@@ -1,5 +1,6 @@
 //! One history: the processes of a plan, its faults, and the checks.
 
+use crate::chains::Chains;
 use crate::checks;
 use crate::clock::MachineClock;
 use crate::dice::{Dice, generator};
@@ -142,6 +143,8 @@ pub(crate) struct World {
     has_healed: AtomicBool,
     /// The life of a node to which each segment's id was given first.
     pub(crate) segments: Mutex<BTreeMap<SegmentId, Incarnation>>,
+    /// The chains that were seen in the pool.
+    pub(crate) chains: Mutex<Chains>,
     /// Whether a node left before all of its blocks were moved.
     pub(crate) left_early: AtomicBool,
 }
@@ -149,7 +152,7 @@ pub(crate) struct World {
 impl World {
     fn new(plan: &Arc<Plan>) -> Arc<Self> {
         let trace = Arc::new(Trace::new());
-        let net = Net::new(plan.seed, plan.noise, plan.reads_are_right(), &trace);
+        let net = Net::new(plan, &trace);
         // A reader may use a location until its lease ends; a fail-over takes the rest.
         let grace = Duration::from_millis(plan.lease_ms) + Duration::from_secs(4);
         let clocks = (0u64..).zip(&plan.drift);
@@ -178,6 +181,7 @@ impl World {
             lives: AtomicU64::new(0),
             has_healed: AtomicBool::new(false),
             segments: Mutex::default(),
+            chains: Mutex::default(),
             left_early: AtomicBool::new(false),
         })
     }
@@ -386,6 +390,8 @@ impl World {
         self.trace.note(Process::Node(number), said);
         if saved != Some(0) {
             self.left_early.store(true, Ordering::Release);
+        } else if let Err(wrong) = checks::nothing_left_on(&self, port.node.incarnation()) {
+            self.load.violate(wrong);
         }
         self.leave(port, number, down).await;
     }
@@ -413,6 +419,9 @@ impl World {
                     return;
                 };
                 life.end();
+                if let Some(promises) = &self.net.promises {
+                    promises.forget(process);
+                }
             }
         }
         let world = Arc::clone(self);

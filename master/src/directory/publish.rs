@@ -27,8 +27,8 @@ pub struct Link<'a> {
 
 impl Directory {
     /// Publishes blocks. A block is refused when its key has a later version, or the same version
-    /// at the same place. New keys are linked to their parents that are present, including parents
-    /// in the same batch. Outcomes follow the order of the blocks. A batch must not have two blocks
+    /// at the same place. Blocks are linked to their parents that are present, including parents
+    /// in the same batch. A block that replaces another keeps the link that it has. Outcomes follow the order of the blocks. A batch must not have two blocks
     /// of one key and one version, because its blocks are published from last to first.
     pub fn publish(&self, blocks: impl AsRef<[NewBlock]>) -> Vec<Published> {
         let blocks = blocks.as_ref();
@@ -72,9 +72,7 @@ impl Directory {
                     key = Preparer::new(&self.common, block.namespace).prepare(key.key);
                 }
                 *outcome = self.publish_one(&mut stripe, block, &key);
-                if let (Some(id), None, Some(parent)) =
-                    (outcome.id, &outcome.replaced, &block.parent)
-                {
+                if let (Some(id), Some(parent)) = (outcome.id, &block.parent) {
                     links.push(Link {
                         namespace: block.namespace,
                         block: id,

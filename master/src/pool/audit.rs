@@ -2,87 +2,166 @@
 //! every block.
 
 use super::Pool;
-use crate::directory::SHARDS;
+use crate::accounts::{Balance, Item};
+use crate::directory::{SHARDS, StoredBlock};
 use crate::placement::Extents;
-use kvpool_types::{Length, SegmentId};
+use crate::replica::Replica;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Length, SegmentId, Version};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-/// What is on one segment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Sums {
-    blocks: u64,
-    granted: u64,
-    pulled: u64,
+/// Bytes of a segment, and who has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Use {
+    /// The segment.
+    pub segment: SegmentId,
+    /// Offsets in bytes, rounded as extents are.
+    pub range: Range<u64>,
+    /// Who has them.
+    pub holder: Holder,
+    /// The version of the block or put.
+    pub version: Version,
+}
+
+/// Who has bytes of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Holder {
+    /// A replica of a block.
+    Block,
+    /// An open put.
+    Put,
+    /// A replica that is being made.
+    Pull,
+}
+
+impl std::fmt::Display for Use {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let holder = match self.holder {
+            Holder::Block => "the block",
+            Holder::Put => "the put",
+            Holder::Pull => "a new replica",
+        };
+        write!(f, "{holder} of version {}", self.version)
+    }
 }
 
 impl Pool {
-    /// Compares the used bytes of each segment with its blocks, its open puts, its pulls and its quarantine, and
-    /// looks for ranges that two of them have. The caller ensures that nothing else runs meanwhile.
+    /// Every block, as it would stand in a snapshot.
+    pub fn stored_blocks(&self) -> Vec<StoredBlock> {
+        let shards = 0..SHARDS;
+        shards
+            .flat_map(|shard| self.directory.snapshot(shard))
+            .collect()
+    }
+
+    /// All bytes that blocks, open puts and pulls have.
+    pub fn uses(&self) -> Vec<Use> {
+        let mut uses = Vec::new();
+        let mut note = |replica: &Replica, length: Length, holder, version| {
+            uses.push(Use {
+                segment: replica.segment,
+                range: replica.offset.0..replica.offset.0 + Extents::rounded(length).0,
+                holder,
+                version,
+            });
+        };
+        for block in self.stored_blocks() {
+            for replica in &block.replicas {
+                note(replica, block.length, Holder::Block, block.version);
+            }
+        }
+        self.reservations.lock().each(|_, pending| {
+            for replica in &pending.replicas {
+                note(replica, pending.length, Holder::Put, pending.version);
+            }
+        });
+        self.replicas.each_target(|replica, length, version| {
+            note(replica, length, Holder::Pull, version);
+        });
+        uses
+    }
+
+    /// Compares the used bytes of each segment, and the account of each namespace, with the blocks, open puts,
+    /// pulls and quarantine. Looks for ranges that two of them have. The caller ensures that nothing else runs
+    /// meanwhile.
     ///
     /// # Errors
     ///
     /// The first difference, for people.
     pub fn audit(&self) -> Result<(), String> {
-        let mut sums: BTreeMap<SegmentId, Sums> = BTreeMap::new();
-        let mut ranges: BTreeMap<SegmentId, Vec<(u64, u64, String)>> = BTreeMap::new();
-        let mut note = |replica: &crate::replica::Replica, length: Length, what: String| {
-            let rounded = Extents::rounded(length).0;
-            let range = (replica.offset.0, replica.offset.0 + rounded, what);
-            ranges.entry(replica.segment).or_default().push(range);
-            rounded
-        };
-        for shard in 0..SHARDS {
-            for block in self.directory.snapshot(shard) {
-                for replica in &block.replicas {
-                    let what = format!("block {} of version {}", block.key, block.version);
-                    let bytes = note(replica, block.length, what);
-                    sums.entry(replica.segment).or_default().blocks += bytes;
-                }
-            }
-        }
-        self.reservations.lock().each(|pending| {
-            for replica in &pending.replicas {
-                let what = format!("the put of version {}", pending.version);
-                let bytes = note(replica, pending.length, what);
-                sums.entry(replica.segment).or_default().granted += bytes;
-            }
-        });
-        self.replicas.each_target(|replica, length| {
-            let bytes = note(replica, length, "a replica that is being made".to_owned());
-            sums.entry(replica.segment).or_default().pulled += bytes;
-        });
-        for (segment, ranges) in &mut ranges {
-            ranges.sort();
-            for pair in ranges.windows(2) {
-                if let [(_, end, one), (start, _, other)] = pair
-                    && start < end
-                {
-                    return Err(format!("segment {segment}: {one} and {other} share bytes"));
-                }
-            }
-        }
-        let segments = self.placement.segments();
-        for segment in segments.iter() {
-            let Sums {
-                blocks,
-                granted,
-                pulled,
-            } = sums.remove(&segment.id).unwrap_or_default();
-            let (used, quarantined) = (segment.used(), segment.quarantined());
-            if used != blocks + granted + pulled + quarantined {
+        let mut uses = self.uses();
+        uses.sort_by_key(|one| (one.segment, one.range.start, one.range.end));
+        for pair in uses.windows(2) {
+            if let [one, other] = pair
+                && one.segment == other.segment
+                && other.range.start < one.range.end
+            {
                 return Err(format!(
-                    "segment {}: {used} bytes used, but blocks have {blocks}, puts {granted}, pulls {pulled}, \
-                     quarantine {quarantined}",
+                    "segment {}: {one} and {other} share bytes",
+                    one.segment
+                ));
+            }
+        }
+        let mut sums: BTreeMap<SegmentId, BTreeMap<Holder, u64>> = BTreeMap::new();
+        for Use {
+            segment,
+            range,
+            holder,
+            ..
+        } in uses
+        {
+            let of_segment = sums.entry(segment).or_default();
+            *of_segment.entry(holder).or_default() += range.end - range.start;
+        }
+        for segment in self.placement.segments().iter() {
+            let sums = sums.remove(&segment.id).unwrap_or_default();
+            let held: u64 = sums.values().sum();
+            let (used, quarantined) = (segment.used(), segment.quarantined());
+            if used != held + quarantined {
+                return Err(format!(
+                    "segment {}: {used} bytes used, but {sums:?} are held and {quarantined} in quarantine",
                     segment.id
                 ));
             }
             let charged = segment.charged();
-            if charged != blocks + granted + pulled {
+            if charged != held {
                 return Err(format!(
-                    "segment {}: namespaces pay for {charged} bytes, but blocks have {blocks}, puts {granted}, \
-                     pulls {pulled}",
+                    "segment {}: namespaces pay for {charged} bytes, but {sums:?} are held",
                     segment.id
                 ));
+            }
+        }
+        self.audit_accounts()
+    }
+
+    /// Compares what each namespace pays for with its blocks and open puts.
+    fn audit_accounts(&self) -> Result<(), String> {
+        let mut sums: BTreeMap<NamespaceId, Balance> = BTreeMap::new();
+        for block in self.stored_blocks() {
+            let sum = sums.entry(block.namespace).or_default();
+            sum.blocks += 1;
+            sum.resident += Extents::rounded(block.length).0 * block.replicas.len() as u64;
+        }
+        self.reservations.lock().each(|namespace, pending| {
+            let sum = sums.entry(namespace).or_default();
+            sum.puts += 1;
+            sum.reserved += Extents::rounded(pending.length).0 * pending.replicas.len() as u64;
+        });
+        for (namespace, sum) in sums {
+            let account = self.directory.accounts().of(namespace);
+            for (item, is) in [
+                (Item::Blocks, sum.blocks),
+                (Item::Resident, sum.resident),
+                (Item::Puts, sum.puts),
+                (Item::Reserved, sum.reserved),
+            ] {
+                let counted = account.get(item);
+                if counted != is {
+                    return Err(format!(
+                        "{item:?} of namespace {namespace} is counted as {counted}, and is {is}"
+                    ));
+                }
             }
         }
         Ok(())

@@ -103,8 +103,8 @@ impl Replicas {
         self.wake.wake();
     }
 
-    /// The extents of the replicas that are being made, each with its block's length.
-    pub(super) fn each_target(&self, note: impl FnMut(&Replica, Length)) {
+    /// The extents of the replicas that are being made, each with its block's length and version.
+    pub(super) fn each_target(&self, note: impl FnMut(&Replica, Length, Version)) {
         self.pulls.lock().each_target(note);
     }
 }

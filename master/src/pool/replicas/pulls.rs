@@ -72,6 +72,7 @@ struct Changing {
     dropped: Option<Replica>,
     to: Replica,
     length: Length,
+    version: Version,
 }
 
 #[derive(Debug, Default)]
@@ -118,10 +119,10 @@ impl Open {
         })
     }
 
-    /// The extents that pulls have: where each goes, and its block's length.
-    pub(super) fn each_target(&self, mut note: impl FnMut(&Replica, Length)) {
+    /// The extents that pulls have: where each goes, and its block's length and version.
+    pub(super) fn each_target(&self, mut note: impl FnMut(&Replica, Length, Version)) {
         for pull in self.blocks.values().flatten() {
-            note(&pull.to, pull.length);
+            note(&pull.to, pull.length, pull.version);
         }
     }
 
@@ -207,6 +208,7 @@ impl Open {
                 dropped: pull.dropped,
                 to: pull.to,
                 length,
+                version: pull.work.version,
             });
         let target = Arc::clone(&pull.target);
         self.pulls.insert(

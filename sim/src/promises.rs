@@ -1,0 +1,175 @@
+//! What masters promised to readers: until its lease ends, nobody writes where a located block lies.
+//!
+//! A reader would see a broken promise only if it read just then, and would take it for a stale location. So the
+//! network notes every location that it carries under a lease, and the checks compare them with the pool.
+
+use crate::plan::Process;
+use bytes::Bytes;
+use kvpool_master::pool::audit::Use;
+use kvpool_proto as proto;
+use kvpool_types::wire::keys::unpack;
+use kvpool_types::{Code, Incarnation, Key, SegmentId};
+use parking_lot::Mutex;
+use prost::Message;
+use std::ops::Range;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// One located replica.
+#[derive(Clone, Debug)]
+struct Promise {
+    reader: Process,
+    key: Key,
+    token: u64,
+    version: u64,
+    node: Incarnation,
+    segment: SegmentId,
+    range: Range<u64>,
+    until: Instant,
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Promises(Mutex<Vec<Promise>>);
+
+impl std::fmt::Display for Promise {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let left = self.until.saturating_duration_since(Instant::now());
+        write!(
+            f,
+            "{} may read version {} of {} in segment {} for {} ms more",
+            self.reader,
+            self.version,
+            self.key,
+            self.segment,
+            left.as_millis()
+        )
+    }
+}
+
+/// When a lease ends for the reader that asked at `asked`. Clocks drift by a part in two thousand at most.
+fn end_of(lease: proto::Lease, asked: Instant) -> Instant {
+    let ttl = Duration::from_millis(lease.ttl_ms);
+    asked + (ttl - ttl / 1_000)
+}
+
+fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+impl Promises {
+    /// A reader that asked at `asked` has got this answer.
+    pub(crate) fn located(&self, reader: Process, asked: Instant, request: &Bytes, reply: &Bytes) {
+        let (Ok(request), Ok(reply)) = (
+            proto::LookupRequest::decode(request.clone()),
+            proto::LookupReply::decode(reply.clone()),
+        ) else {
+            return;
+        };
+        let Some(lease) = reply.lease.filter(|lease| lease.ttl_ms > 0) else {
+            return;
+        };
+        let until = end_of(lease, asked);
+        let mut promises = self.0.lock();
+        promises.retain(|promise| promise.until > Instant::now());
+        let keys = unpack(&request.keys).flatten();
+        for (key, location) in keys.zip(&reply.locations) {
+            for replica in &location.replicas {
+                let node = reply.nodes.get(replica.node as usize);
+                let Some(node) = node.and_then(|node| Incarnation::from_slice(&node.incarnation))
+                else {
+                    continue;
+                };
+                promises.push(Promise {
+                    reader,
+                    key: key.to_key(),
+                    token: lease.token,
+                    version: location.version,
+                    node,
+                    segment: SegmentId(replica.segment),
+                    range: replica.offset..replica.offset + location.length,
+                    until,
+                });
+            }
+        }
+    }
+
+    /// A reader that asked at `asked` has renewed leases.
+    pub(crate) fn renewed(&self, reader: Process, asked: Instant, request: &Bytes, reply: &Bytes) {
+        let (Ok(request), Ok(reply)) = (
+            proto::RenewRequest::decode(request.clone()),
+            proto::RenewReply::decode(reply.clone()),
+        ) else {
+            return;
+        };
+        let Some(lease) = reply.lease.filter(|lease| lease.ttl_ms > 0) else {
+            return;
+        };
+        let mut promises = self.0.lock();
+        for (key, code) in unpack(&request.keys).flatten().zip(reply.codes) {
+            let key = key.to_key();
+            let is_kept = |promise: &&mut Promise| {
+                promise.reader == reader && promise.token == request.token && promise.key == key
+            };
+            if code == u32::from(Code::Ok.to_wire()) {
+                for promise in promises.iter_mut().filter(is_kept) {
+                    promise.token = lease.token;
+                    promise.until = end_of(lease, asked);
+                }
+            }
+        }
+    }
+
+    /// A reader gives leases back.
+    pub(crate) fn released(&self, reader: Process, request: &Bytes) {
+        let Ok(request) = proto::ReleaseRequest::decode(request.clone()) else {
+            return;
+        };
+        let keys: Vec<Key> = unpack(&request.keys)
+            .flatten()
+            .map(|key| key.to_key())
+            .collect();
+        let token = |at: usize| request.tokens.get(at).copied().unwrap_or(request.token);
+        let is_released = |promise: &Promise| {
+            let mut keys = keys.iter().enumerate();
+            promise.reader == reader
+                && keys.any(|(at, key)| *key == promise.key && token(at) == promise.token)
+        };
+        self.0.lock().retain(|promise| !is_released(promise));
+    }
+
+    /// A reader has died.
+    pub(crate) fn forget(&self, reader: Process) {
+        self.0.lock().retain(|promise| promise.reader != reader);
+    }
+
+    /// The promise that a write to these bytes of a node breaks.
+    pub(crate) fn broken_by_write(
+        &self,
+        node: Incarnation,
+        segment: SegmentId,
+        range: &Range<u64>,
+    ) -> Option<String> {
+        let now = Instant::now();
+        let promises = self.0.lock();
+        let mut open = promises.iter().filter(|promise| promise.until > now);
+        let broken = open.find(|promise| {
+            promise.node == node && promise.segment == segment && meet(&promise.range, range)
+        });
+        broken.map(ToString::to_string)
+    }
+
+    /// The promise that the pool breaks: other blocks, puts or pulls have the bytes.
+    pub(crate) fn broken_by_pool(&self, uses: &[Use]) -> Option<String> {
+        let now = Instant::now();
+        let promises = self.0.lock();
+        let open = promises.iter().filter(|promise| promise.until > now);
+        open.flat_map(|promise| uses.iter().map(move |other| (promise, other)))
+            .find(|(promise, other)| {
+                promise.segment == other.segment
+                    && promise.version != other.version.0
+                    && meet(&promise.range, &other.range)
+            })
+            .map(|(promise, other)| format!("{promise}, but {other} has these bytes"))
+    }
+}
