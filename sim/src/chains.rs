@@ -1,8 +1,10 @@
 //! A block never leaves before the blocks behind it in its chain: what leads to a block stays as long as the block.
 
 use crate::load::{name, parent_of};
+use crate::plan::{Plan, tenant_name};
 use kvpool_master::pool::Pool;
 use kvpool_types::Version;
+use kvpool_types::ids::NamespaceId;
 use std::collections::BTreeMap;
 use tokio::time::Instant;
 
@@ -32,15 +34,22 @@ pub(crate) struct Orphan {
 
 impl Chains {
     /// Looks at the leader's blocks. Returns those whose parent has left before them.
-    pub(crate) fn look(&mut self, pool: &Pool, keys: u64) -> Vec<Orphan> {
+    pub(crate) fn look(&mut self, pool: &Pool, plan: &Plan) -> Vec<Orphan> {
         let stored = pool.stored_blocks().into_iter();
-        let versions: BTreeMap<String, Version> = stored
-            .map(|block| (block.key.to_string(), block.version))
+        let versions: BTreeMap<(NamespaceId, String), Version> = stored
+            .map(|block| ((block.namespace, block.key.to_string()), block.version))
             .collect();
-        let numbers = 0..keys;
-        let now: BTreeMap<u64, Version> = numbers
-            .filter_map(|key| Some((key, *versions.get(&name(key).to_string())?)))
-            .collect();
+        let mut now: BTreeMap<u64, Version> = BTreeMap::new();
+        for tenant in 0..plan.tenants.len() {
+            let Ok(namespace) = pool.namespace(&tenant_name(tenant)) else {
+                continue;
+            };
+            let present = plan.keys_of(tenant).filter_map(|key| {
+                let version = versions.get(&(namespace, name(key).to_string()))?;
+                Some((key, *version))
+            });
+            now.extend(present);
+        }
         self.links
             .retain(|key, link| now.get(key) == Some(&link.child));
         let mut orphans = Vec::new();

@@ -4,7 +4,8 @@ use crate::chains::Orphan;
 use crate::history::bytes_of;
 use crate::life::Life;
 use crate::load::{connect, name};
-use crate::plan::{Fault, Process};
+use crate::plan::{Fault, Process, Tenant, tenant_name};
+use crate::tenants;
 use crate::world::World;
 use kvpool_client::{Client, PutOutcome};
 use kvpool_master::pool::Pool;
@@ -58,6 +59,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         if !may_lose(world) {
             parents_stay(world, pool)?;
         }
+        tenants::keep_their_rules(world, pool).map_err(|wrong| format!("at m{number}: {wrong}"))?;
         let promises = world.net.promises.as_ref();
         if let Some(broken) = promises.and_then(|all| all.broken_by_pool(&pool.uses())) {
             return Err(format!("at m{number} in epoch {}: {broken}", pool.epoch));
@@ -68,7 +70,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
 
 /// Eviction takes no block before the blocks behind it in its chain.
 fn parents_stay(world: &World, pool: &Pool) -> Result<(), String> {
-    let orphans = world.chains.lock().look(pool, world.plan.keys);
+    let orphans = world.chains.lock().look(pool, &world.plan);
     let history = world.load.history.lock();
     for Orphan { key, parent, since } in orphans {
         if !history.may_have_left(parent, since) {
@@ -179,10 +181,13 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
         ),
     );
     let life = Life::default();
-    let client = connect(&world.net, 99, &life, world.plan.masters()).await;
-    if world.plan.keeps_all && !may_lose(world) {
-        all_is_there(world, &client).await?;
+    let client = connect(&world.net, 99, &life, world.plan.masters(), "last").await;
+    for tenant in 0..world.plan.tenants.len() {
+        if world.plan.keeps_all_of(tenant) && !may_lose(world) {
+            all_is_there(world, &life, tenant).await?;
+        }
     }
+    tenants::have_their_settings(world, &pool)?;
     has_room(world, &client).await?;
     of_the_pool(world)
 }
@@ -198,9 +203,12 @@ fn may_lose(world: &World) -> bool {
 }
 
 /// Invariant 5: every acknowledged block is readable.
-async fn all_is_there(world: &World, client: &Client) -> Result<(), String> {
+async fn all_is_there(world: &World, life: &Life, tenant: usize) -> Result<(), String> {
+    let name_of_all = tenant_name(tenant);
+    let client = connect(&world.net, 99, life, world.plan.masters(), &name_of_all).await;
+    let keys = world.plan.keys_of(tenant);
     let stored = world.load.history.lock().stored();
-    for key in stored {
+    for key in stored.into_iter().filter(|key| keys.contains(key)) {
         match client.get(&name(key)).await {
             Ok(Some(_)) => {}
             Ok(None) => {
@@ -236,7 +244,13 @@ fn rooms(world: &World) -> String {
 
 /// The largest block finds room, and comes back.
 async fn has_room(world: &World, client: &Client) -> Result<(), String> {
-    let (key, length) = (1_000_000, world.plan.longest_block);
+    // Blocks that stay may leave no room in one piece for the largest.
+    let has_keeper = world.plan.tenants.iter().any(Tenant::keeps_all);
+    let length = match has_keeper {
+        true => world.plan.longest_block.min(4096),
+        false => world.plan.longest_block,
+    };
+    let key = 1_000_000;
     let bytes = bytes_of(key, 1, usize::try_from(length).unwrap_or(17));
     match client.put(&name(key), bytes.clone()).await {
         Ok(PutOutcome::Stored { .. }) => {}

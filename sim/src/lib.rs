@@ -34,6 +34,7 @@ mod plan;
 mod promises;
 mod shrink;
 mod store;
+mod tenants;
 mod trace;
 mod world;
 

@@ -5,7 +5,7 @@ use crate::history::{History, Outcome, bytes_of};
 use crate::life::Life;
 use crate::link;
 use crate::net::{Net, master_address};
-use crate::plan::{Plan, Process};
+use crate::plan::{Plan, Process, TENANT_KEYS};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use kvpool_client::simulation::{Network, Unanswered};
@@ -17,6 +17,7 @@ use kvpool_client::{
 use kvpool_transport::{Link, TransferError};
 use kvpool_types::{HostId, Incarnation};
 use parking_lot::Mutex;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -78,8 +79,9 @@ impl Network for Wires {
     }
 }
 
-/// The name of a key; every third belongs to a chain behind the key before it.
+/// The name of a key in its namespace; every third belongs to a chain behind the key before it.
 pub(crate) fn name(key: u64) -> Key {
+    let key = key % TENANT_KEYS;
     let text = if key.is_multiple_of(2) {
         format!("key-{key}")
     } else {
@@ -90,16 +92,23 @@ pub(crate) fn name(key: u64) -> Key {
 
 /// The key before a key in its chain.
 pub(crate) fn parent_of(key: u64) -> Option<u64> {
-    (key.is_multiple_of(3) && key > 0).then(|| key - 1)
+    let in_namespace = key % TENANT_KEYS;
+    (in_namespace.is_multiple_of(3) && in_namespace > 0).then(|| key - 1)
 }
 
 /// Connects a client; it tries until it can.
-pub(crate) async fn connect(net: &Arc<Net>, number: usize, life: &Life, masters: usize) -> Client {
+pub(crate) async fn connect(
+    net: &Arc<Net>,
+    number: usize,
+    life: &Life,
+    masters: usize,
+    namespace: &str,
+) -> Client {
     loop {
         let options = Options {
             masters: (0..masters).map(master_address).collect(),
             namespace: Namespace {
-                name: "simulation".to_owned(),
+                name: namespace.to_owned(),
                 ..Namespace::default()
             },
             transport: TransportChoice::Tcp,
@@ -137,6 +146,10 @@ pub(crate) struct Task {
     pub(crate) load: Arc<Load>,
     pub(crate) plan: Arc<Plan>,
     pub(crate) who: Process,
+    /// The keys of the client's namespace.
+    pub(crate) keys: Range<u64>,
+    /// Whether the blocks of the namespace all stay.
+    pub(crate) keeps_all: bool,
     pub(crate) dice: Dice,
     pub(crate) client: Client,
 }
@@ -165,14 +178,14 @@ impl Task {
                 _ => self.dice.micros(0, 150_000),
             };
             sleep(pause).await;
-            let key = self.dice.below(self.plan.keys);
+            let key = self.some_key();
             let begun = Instant::now();
             self.load.running.fetch_add(1, Ordering::AcqRel);
             let running = Running(&self.load);
             let what = match self.dice.below(20) {
                 0..7 => self.put(key, false).await,
-                7 if !self.plan.keeps_all => self.put(key, true).await,
-                8 if !self.plan.keeps_all => self.remove(key).await,
+                7 if !self.keeps_all => self.put(key, true).await,
+                8 if !self.keeps_all => self.remove(key).await,
                 9 => self.exist().await,
                 10 => self.prefix().await,
                 11 if self.plan.nodes > 1 => self.change_replicas().await,
@@ -286,9 +299,13 @@ impl Task {
         }
     }
 
+    fn some_key(&self) -> u64 {
+        self.keys.start + self.dice.below(self.keys.end - self.keys.start)
+    }
+
     fn some_keys(&self) -> Vec<Key> {
-        let first = self.dice.below(self.plan.keys);
-        (first..self.plan.keys.min(first + 6)).map(name).collect()
+        let first = self.some_key();
+        (first..self.keys.end.min(first + 6)).map(name).collect()
     }
 
     /// Asks for a further replica of some blocks, or moves them to another node.

@@ -461,6 +461,8 @@ fn answer<'p>(
     calls! {
         "Hello" hello,
         "CreateNamespace" create_namespace,
+        "ChangeNamespace" change_namespace,
+        "DeleteNamespace" delete_namespace,
         "Reserve" reserve,
         "Commit" commit,
         "Revoke" revoke,

@@ -2,7 +2,11 @@
 //! failing one can be made smaller.
 
 use crate::dice::Dice;
+use kvpool_types::NamespaceSettings;
 use std::fmt;
+
+/// Keys of a namespace have numbers from a multiple of this one on.
+pub(crate) const TENANT_KEYS: u64 = 1_000;
 
 /// A process of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,6 +50,10 @@ pub enum Fault {
     StoreUnknown(usize, u64),
     /// The clock of this master jumps ahead by so many milliseconds, as after a suspension.
     ClockJumps(usize, u64),
+    /// The administrator gives this namespace a hard quota of so many bytes.
+    Quota(usize, u64),
+    /// The administrator deletes this namespace with its blocks, and creates it again after so many milliseconds.
+    Delete(usize, u64),
 }
 
 impl fmt::Display for Fault {
@@ -66,6 +74,18 @@ impl fmt::Display for Fault {
                 write!(f, "outcomes at the store are unknown to m{who} for {ms} ms")
             }
             Self::ClockJumps(who, ms) => write!(f, "the clock of m{who} jumps ahead by {ms} ms"),
+            Self::Quota(tenant, bytes) => {
+                write!(
+                    f,
+                    "{} gets a hard quota of {bytes} bytes",
+                    tenant_name(*tenant)
+                )
+            }
+            Self::Delete(tenant, ms) => write!(
+                f,
+                "{} is deleted, and created again after {ms} ms",
+                tenant_name(*tenant)
+            ),
         }
     }
 }
@@ -81,6 +101,20 @@ pub struct Noise {
     pub slow: u64,
     /// A byte of a block is wrong after its transfer.
     pub flipped: u64,
+}
+
+/// A namespace of the load.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tenant {
+    /// Its quotas and its share.
+    pub settings: NamespaceSettings,
+    /// So many keys, whose blocks all fit its guaranteed share and must stay; `None`: the keys of the plan.
+    pub keys: Option<u64>,
+}
+
+/// The name of a namespace.
+pub(crate) fn tenant_name(tenant: usize) -> String {
+    format!("t{tenant}")
 }
 
 /// See the module's documentation.
@@ -110,6 +144,8 @@ pub struct Plan {
     pub lease_ms: u64,
     /// Whether nothing is ever evicted, removed or replaced, so that every acknowledged block must stay.
     pub keeps_all: bool,
+    /// The namespaces. Those of one process share one.
+    pub tenants: Vec<Tenant>,
     /// By how many parts of a million the clock of each master runs fast.
     pub drift: Vec<i64>,
     /// Single messages.
@@ -154,6 +190,7 @@ impl Plan {
             length_ms: dice.between(4_000, 14_000),
             lease_ms: dice.between(300, 3_000),
             keeps_all,
+            tenants: vec![Tenant::default()],
             drift: (0..electing.max(1))
                 .map(|_| i64::try_from(dice.below(1000)).unwrap_or(0) - 500)
                 .collect(),
@@ -175,8 +212,58 @@ impl Plan {
             let fault = plan.draw_fault(&dice);
             plan.faults.push((at, fault));
         }
+        if !keeps_all {
+            plan.draw_tenants();
+        }
         plan.faults.sort_by_key(|(at, _)| *at);
         plan
+    }
+
+    /// From a stream of its own, so that the rest of the plan is as without it.
+    fn draw_tenants(&mut self) {
+        let dice = Dice::new(self.seed, 5);
+        if !dice.chance(400) {
+            return;
+        }
+        let pool_bytes = self.segment_bytes * self.nodes as u64;
+        let count = dice.between(1, 3);
+        let drawn = (0..count).map(|_| Tenant::drawn(&dice, pool_bytes, self.longest_block));
+        self.tenants = drawn.collect();
+        let keeper = Tenant::keeper(pool_bytes, self.nodes as u64, self.longest_block);
+        if dice.chance(400)
+            && let (Some(keeper), Some(first)) = (keeper, self.tenants.first_mut())
+        {
+            *first = keeper;
+        }
+        for _ in 0..dice.below(4) {
+            let tenant = dice.index(self.tenants.len());
+            if self.tenants.get(tenant).is_some_and(Tenant::keeps_all) {
+                continue;
+            }
+            let hard = (pool_bytes * dice.between(10, 90) / 100).max(self.longest_block + 4096);
+            let fault = match dice.below(2) {
+                0 => Fault::Quota(tenant, hard),
+                _ => Fault::Delete(tenant, dice.between(1, 1_500)),
+            };
+            self.faults.push((dice.between(200, self.length_ms), fault));
+        }
+    }
+
+    /// The namespace of a process's tasks.
+    pub fn tenant_of(&self, client: usize) -> usize {
+        client % self.tenants.len().max(1)
+    }
+
+    /// The keys of a namespace.
+    pub fn keys_of(&self, tenant: usize) -> std::ops::Range<u64> {
+        let count = self.tenants.get(tenant).and_then(|tenant| tenant.keys);
+        let first = tenant as u64 * TENANT_KEYS;
+        first..first + count.unwrap_or(self.keys)
+    }
+
+    /// Whether the blocks of a namespace all stay.
+    pub fn keeps_all_of(&self, tenant: usize) -> bool {
+        self.keeps_all || self.tenants.get(tenant).is_some_and(Tenant::keeps_all)
     }
 
     /// The number of masters.
@@ -255,6 +342,20 @@ impl fmt::Display for Plan {
                 ""
             }
         )?;
+        for (tenant, settings) in self
+            .tenants
+            .iter()
+            .map(|tenant| tenant.settings)
+            .enumerate()
+        {
+            if !settings.is_empty() {
+                let settings = settings
+                    .iter()
+                    .map(|(name, value)| format!("{name} {value}"));
+                let settings: Vec<String> = settings.collect();
+                writeln!(f, "  {}: {}", tenant_name(tenant), settings.join(", "))?;
+            }
+        }
         let Noise {
             lost,
             twice,

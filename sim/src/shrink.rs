@@ -63,6 +63,7 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
     add(&|plan| plan.noise.twice = 0);
     add(&|plan| plan.noise.slow = 0);
     add(&|plan| plan.noise.flipped = 0);
+    add(&|plan| plan.tenants.truncate(1));
     add(&|plan| plan.clients = plan.clients.saturating_sub(1).max(1));
     add(&|plan| plan.tasks = plan.tasks.saturating_sub(1).max(1));
     add(&|plan| plan.nodes = plan.nodes.saturating_sub(1).max(1));

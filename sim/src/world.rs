@@ -11,8 +11,9 @@ use crate::link::Dialer;
 use crate::load::{Load, Task, connect};
 use crate::master::Master;
 use crate::net::{Net, NodePort, master_address, node_address};
-use crate::plan::{Fault, Plan, Process};
+use crate::plan::{Fault, Plan, Process, tenant_name};
 use crate::store::Disk;
+use crate::tenants::Tenants;
 use crate::trace::Trace;
 use kvpool_seams::simulation::{Machine, enter};
 use kvpool_store_node::simulation::{Node, Setup};
@@ -143,6 +144,8 @@ pub(crate) struct World {
     has_healed: AtomicBool,
     /// The life of a node to which each segment's id was given first.
     pub(crate) segments: Mutex<BTreeMap<SegmentId, Incarnation>>,
+    /// What is known of the namespaces.
+    pub(crate) tenants: Tenants,
     /// The chains that were seen in the pool.
     pub(crate) chains: Mutex<Chains>,
     /// Whether a node left before all of its blocks were moved.
@@ -181,6 +184,7 @@ impl World {
             lives: AtomicU64::new(0),
             has_healed: AtomicBool::new(false),
             segments: Mutex::default(),
+            tenants: Tenants::default(),
             chains: Mutex::default(),
             left_early: AtomicBool::new(false),
         })
@@ -215,6 +219,7 @@ impl World {
         for client in 0..self.plan.clients {
             self.start_client(client);
         }
+        spawn_local(Arc::clone(self).set_up_tenants());
         let checker = spawn_local(Arc::clone(self).check_always());
         let begun = Instant::now();
         for (at, fault) in &self.plan.faults {
@@ -320,12 +325,19 @@ impl World {
         spawn_local(async move {
             let work = async {
                 let masters = world.plan.masters();
-                let client = connect(&world.net, number, &life, masters).await;
+                let tenant = world.plan.tenant_of(number);
+                while !world.is_ready(tenant) {
+                    sleep(CHECK).await;
+                }
+                let name = tenant_name(tenant);
+                let client = connect(&world.net, number, &life, masters, &name).await;
                 let tasks = (0..world.plan.tasks as u64).map(|task| {
                     let task = Task {
                         load: Arc::clone(&world.load),
                         plan: Arc::clone(&world.plan),
                         who: Process::Client(number),
+                        keys: world.plan.keys_of(tenant),
+                        keeps_all: world.plan.keeps_all_of(tenant),
                         dice: Dice::new(world.plan.seed, stream + task),
                         client: client.clone(),
                     };
@@ -355,6 +367,12 @@ impl World {
             Fault::Cut(from, to, wait) => self.net.cut(from, to, ms(wait)),
             Fault::StoreStalls(master, wait) => self.disk.stall(master, ms(wait)),
             Fault::StoreUnknown(master, wait) => self.disk.forget_outcomes(master, ms(wait)),
+            Fault::Quota(tenant, hard) => {
+                spawn_local(Arc::clone(self).change_quota(tenant, hard));
+            }
+            Fault::Delete(tenant, away) => {
+                spawn_local(Arc::clone(self).delete_tenant(tenant, ms(away)));
+            }
             Fault::ClockJumps(master, by) => {
                 if let Some(clock) = self.clocks.get(master) {
                     clock.jump(by);

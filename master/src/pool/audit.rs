@@ -149,6 +149,11 @@ impl Pool {
             sum.reserved += Extents::rounded(pending.length).0 * pending.replicas.len() as u64;
         });
         for (namespace, sum) in sums {
+            if self.namespaces.get(namespace).is_none() {
+                return Err(format!(
+                    "namespace {namespace} was deleted, and holds {sum:?}"
+                ));
+            }
             let account = self.directory.accounts().of(namespace);
             for (item, is) in [
                 (Item::Blocks, sum.blocks),

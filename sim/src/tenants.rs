@@ -1,0 +1,251 @@
+//! Namespaces that share the pool: their settings, an administrator who sets, changes and deletes them, and the rules
+//! that hold for them.
+
+use crate::dice::Dice;
+use crate::history::Outcome;
+use crate::life::Life;
+use crate::load::connect;
+use crate::plan::{Tenant, tenant_name};
+use crate::world::World;
+use kvpool_client::{Client, Namespace};
+use kvpool_master::pool::Pool;
+use kvpool_master::pool::audit::Holder;
+use kvpool_types::{Epoch, NamespaceSettings, Setting};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// The number of the administrator's process.
+const ADMINISTRATOR: usize = 98;
+/// How long the administrator tries to change something.
+const TRIES: Duration = Duration::from_secs(8);
+
+/// What is known of the namespaces.
+#[derive(Debug, Default)]
+pub(crate) struct Tenants {
+    /// Held while the administrator changes something.
+    changes: tokio::sync::Mutex<()>,
+    /// The settings that a master has acknowledged; none while a change is under way.
+    acknowledged: Mutex<BTreeMap<usize, NamespaceSettings>>,
+    /// What each namespace had of a quota's item, in one term, at the last look.
+    seen: Mutex<BTreeMap<(Epoch, String, &'static str), u64>>,
+}
+
+impl Tenant {
+    /// A namespace in a pool of `pool_bytes`.
+    pub(crate) fn drawn(dice: &Dice, pool_bytes: u64, longest_block: u64) -> Self {
+        let mut settings = NamespaceSettings::default();
+        let hard = (pool_bytes * dice.between(20, 80) / 100).max(longest_block + 4096);
+        if dice.chance(600) {
+            settings.set(Setting::MemoryHard, Some(hard));
+        }
+        if dice.chance(300) {
+            settings.set(Setting::BlocksHard, Some(dice.between(2, 20)));
+        }
+        if dice.chance(300) {
+            settings.set(
+                Setting::MemorySoft,
+                Some(hard * dice.between(10, 100) / 100),
+            );
+        }
+        if dice.chance(200) {
+            let share = (pool_bytes / 5).min(hard);
+            settings.set(Setting::Guaranteed, Some(share));
+        }
+        if dice.chance(400) {
+            settings.set(Setting::Priority, Some(dice.below(10)));
+        }
+        Self {
+            settings,
+            keys: None,
+        }
+    }
+
+    /// A namespace whose blocks all stay, because they fit its guaranteed share.
+    pub(crate) fn keeper(pool_bytes: u64, nodes: u64, longest_block: u64) -> Option<Self> {
+        let each = nodes * longest_block.next_multiple_of(4096);
+        let keys = (pool_bytes / 4 / each).min(6);
+        let share = keys * each;
+        (keys > 0).then(|| Self {
+            settings: NamespaceSettings::default()
+                .with(Setting::Guaranteed, share)
+                .with(Setting::Priority, 0),
+            keys: Some(keys),
+        })
+    }
+
+    /// Whether its blocks all stay.
+    pub(crate) const fn keeps_all(&self) -> bool {
+        self.keys.is_some()
+    }
+}
+
+/// Tries for a while until `change` is done.
+async fn insist<T, E: std::fmt::Display>(
+    world: &World,
+    what: &str,
+    change: impl AsyncFn() -> Result<T, E>,
+) -> Option<T> {
+    let until = Instant::now() + TRIES;
+    loop {
+        match change().await {
+            Ok(done) => {
+                world.note_admin(what);
+                return Some(done);
+            }
+            Err(error) => world.note_admin(&format!("{what}: {error}")),
+        }
+        if Instant::now() >= until || world.has_failed() {
+            return None;
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+impl World {
+    fn note_admin(&self, what: &str) {
+        self.trace.note("admn", what);
+    }
+
+    async fn administrator(&self) -> Client {
+        let life = Life::default();
+        connect(
+            &self.net,
+            ADMINISTRATOR,
+            &life,
+            self.plan.masters(),
+            "administrator",
+        )
+        .await
+    }
+
+    /// Creates the namespaces of the plan that have settings.
+    pub(crate) async fn set_up_tenants(self: Arc<Self>) {
+        let _one_at_a_time = self.tenants.changes.lock().await;
+        let client = self.administrator().await;
+        for (tenant, settings) in (0..).zip(self.plan.tenants.iter().map(|one| one.settings)) {
+            if !settings.is_empty() {
+                self.set(&client, tenant, settings).await;
+            }
+        }
+    }
+
+    async fn set(&self, client: &Client, tenant: usize, settings: NamespaceSettings) {
+        let name = tenant_name(tenant);
+        self.tenants.acknowledged.lock().remove(&tenant);
+        let what = format!("{name} gets {settings:?}");
+        let fields = Namespace {
+            name: name.clone(),
+            ..Namespace::default()
+        };
+        let changed = insist(self, &what, async || {
+            client.create_namespace(fields.clone(), &settings).await?;
+            client.change_namespace(&name, &settings, &[]).await
+        });
+        if let Some(changed) = changed.await {
+            let mut acknowledged = self.tenants.acknowledged.lock();
+            acknowledged.insert(tenant, changed.settings);
+        }
+    }
+
+    /// Gives a namespace another hard quota.
+    pub(crate) async fn change_quota(self: Arc<Self>, tenant: usize, hard: u64) {
+        let _one_at_a_time = self.tenants.changes.lock().await;
+        let Some(known) = self.plan.tenants.get(tenant) else {
+            return;
+        };
+        let mut settings = known.settings;
+        settings.set(Setting::MemoryHard, Some(hard));
+        for lower in [Setting::MemorySoft, Setting::Guaranteed] {
+            let value = settings.get(lower);
+            settings.set(lower, value.map(|value| value.min(hard)));
+        }
+        let client = self.administrator().await;
+        self.set(&client, tenant, settings).await;
+    }
+
+    /// Deletes a namespace with its blocks, and creates it again after `away`.
+    pub(crate) async fn delete_tenant(self: Arc<Self>, tenant: usize, away: Duration) {
+        let _one_at_a_time = self.tenants.changes.lock().await;
+        let client = self.administrator().await;
+        let name = tenant_name(tenant);
+        self.tenants.acknowledged.lock().remove(&tenant);
+        let keys: Vec<u64> = self.plan.keys_of(tenant).collect();
+        let removals: Vec<(u64, u64)> = {
+            let mut history = self.load.history.lock();
+            let begun = keys
+                .iter()
+                .map(|key| (*key, history.begin(*key, None, true)));
+            begun.collect()
+        };
+        let deleted = client.delete_namespace(&name, true).await;
+        let outcome = match &deleted {
+            Ok(_) => Outcome::Done(Instant::now()),
+            Err(_) => Outcome::Unknown,
+        };
+        for (key, number) in removals {
+            self.load.history.lock().end(key, number, outcome);
+        }
+        match deleted {
+            Ok(blocks) => self.note_admin(&format!("{name} is deleted with {blocks} blocks")),
+            Err(error) => self.note_admin(&format!("{name} is not deleted: {error}")),
+        }
+        sleep(away).await;
+        let settings = self.plan.tenants.get(tenant).map(|one| one.settings);
+        self.set(&client, tenant, settings.unwrap_or_default())
+            .await;
+    }
+
+    /// Whether blocks of a tenant may be put: one that keeps all has its share before its first block.
+    pub(crate) fn is_ready(&self, tenant: usize) -> bool {
+        let keeps = self.plan.tenants.get(tenant).is_some_and(Tenant::keeps_all);
+        !keeps || self.tenants.acknowledged.lock().contains_key(&tenant)
+    }
+}
+
+/// What holds for namespaces at every moment: none passes its hard quotas, except by blocks that move.
+pub(crate) fn keep_their_rules(world: &World, pool: &Pool) -> Result<(), String> {
+    let (views, _) = pool.namespaces_after("", usize::MAX);
+    // A block that moves counts twice, and no quota holds it back.
+    let uses = pool.uses().into_iter();
+    let pulls = uses.filter(|one| one.holder == Holder::Pull);
+    let moving: u64 = pulls.map(|pull| pull.range.end - pull.range.start).sum();
+    let mut seen = world.tenants.seen.lock();
+    for view in views {
+        let balance = view.balance;
+        for (setting, has, more) in [
+            (Setting::MemoryHard, balance.memory, moving),
+            (Setting::BlocksHard, balance.blocks + balance.puts, 0),
+        ] {
+            let name = view.known.fields.name.to_string();
+            let place = (pool.epoch, name, setting.label());
+            let had = seen.get(&place).copied().unwrap_or(has);
+            if let Some(hard) = view.known.settings.get(setting)
+                && has > hard.max(had) + more
+            {
+                return Err(format!(
+                    "{} has {has}, above its {setting} of {hard}; it had {had}",
+                    place.1
+                ));
+            }
+            seen.insert(place, has);
+        }
+    }
+    Ok(())
+}
+
+/// What masters acknowledged is there at the end.
+pub(crate) fn have_their_settings(world: &World, pool: &Pool) -> Result<(), String> {
+    for (tenant, settings) in world.tenants.acknowledged.lock().iter() {
+        let name = tenant_name(*tenant);
+        let held = pool.namespace_view(&name).map(|view| view.known.settings);
+        if held != Some(*settings) {
+            return Err(format!(
+                "{name} was given {settings:?} and has {held:?} at the end"
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! What the simulation of a pool cannot notice, and why: parts that it replaces or leaves out (ADR 0052), and
+//! mechanisms that save work only.
+
+use super::Mechanism;
+
+const MEDIA: &str = "no disks and no media are simulated";
+const SOCKETS: &str = "sockets, frames and shared memory are replaced";
+const IDENTITY: &str = "no certificates, tokens or signed locations are simulated";
+const HAND_OFF: &str = "the hand-off has a simulation of its own, in handoff/tests";
+const STORES: &str = "the metadata store is replaced";
+const COST: &str = "it saves work or time: without it nothing becomes wrong";
+
+/// By the beginning of the mechanism's file.
+const BY_FILE: &[(&str, &str)] = &[
+    ("disk/", MEDIA),
+    ("store-node/src/media", MEDIA),
+    ("master/src/tier/", MEDIA),
+    ("master/src/pool/tiering", MEDIA),
+    ("master/src/pool/quotas.rs", MEDIA),
+    ("handoff/", HAND_OFF),
+    ("transport/src/peer/", HAND_OFF),
+    ("transport/src/service/", SOCKETS),
+    ("transport/src/shm/", SOCKETS),
+    ("transport/src/socket.rs", SOCKETS),
+    ("transport/src/wire.rs", SOCKETS),
+    ("types/src/wire/frame.rs", SOCKETS),
+    ("store-node/src/fence/boards.rs", SOCKETS),
+    ("tls/", IDENTITY),
+    ("daemon/", IDENTITY),
+    ("cli/", IDENTITY),
+    ("master/src/service/rights", IDENTITY),
+    ("master/src/service/nodes.rs", IDENTITY),
+    ("master/src/service/passing.rs", IDENTITY),
+    ("store-node/src/serve.rs", IDENTITY),
+    ("store-node/src/fence/rights.rs", IDENTITY),
+    ("client/src/dialer.rs", IDENTITY),
+    ("master/src/store/embedded/", STORES),
+    ("master/src/store/etcd/", STORES),
+    ("seams/", "time is replaced"),
+    (
+        "master/src/store/record/decode.rs",
+        "all processes have one version",
+    ),
+    ("master/src/tenant", "no rates are simulated"),
+    ("master/src/directory/orders.rs", COST),
+    ("master/src/pool/put_queue.rs", COST),
+];
+
+/// By the mechanism's test.
+const BY_TEST: &[(&str, &str)] = &[
+    ("a_block_comes_back_to_memory_that_is_full", MEDIA),
+    (
+        "a_block_that_is_evicted_while_it_is_copied_keeps_its_copy",
+        MEDIA,
+    ),
+    (
+        "a_node_out_of_service_whose_blocks_have_copies_stops_at_once",
+        MEDIA,
+    ),
+    ("a_stopped_", SOCKETS),
+    (
+        "clients_and_nodes_read_what_the_master_signed_for_them",
+        IDENTITY,
+    ),
+    (
+        "only_the_oldest_blocks_leave_while_the_room_of_others_is_fenced",
+        COST,
+    ),
+    ("the_blocks_of_a_dead_node_are_met_once_and_not_again", COST),
+    (
+        "a_pool_filled_to_three_times_its_size_fails_no_put_and_tears_no_read",
+        COST,
+    ),
+    ("a_source_sends_no_more_than_its_bandwidth", COST),
+    (
+        "blocks_whose_writes_failed_are_put_again_at_once_however_many_they_are",
+        COST,
+    ),
+    (
+        "a_batch_that_was_granted_a_part_asks_for_the_rest_without_a_pause",
+        COST,
+    ),
+    (
+        "a_gets_lease_ends_with_the_get_and_its_location_stays_known",
+        COST,
+    ),
+    (
+        "a_client_of_a_known_namespace_connects_while_others_are_changed_and_deleted",
+        COST,
+    ),
+    (
+        "a_deletion_that_waits_for_a_load_holds_up_no_creation",
+        MEDIA,
+    ),
+    (
+        "a_stripe_that_is_looked_at_often_leaves_one_candidate",
+        COST,
+    ),
+    ("only_a_namespace_with_blocks_is_put_in_order", COST),
+];
+
+/// Why the simulation cannot notice that the mechanism is off; `None` where it could.
+pub(super) fn out_of_reach(mechanism: &Mechanism) -> Option<&'static str> {
+    let by_file = BY_FILE
+        .iter()
+        .find(|(file, _)| mechanism.file.starts_with(file));
+    let by_test = BY_TEST
+        .iter()
+        .find(|(test, _)| mechanism.test.starts_with(test));
+    by_file.or(by_test).map(|(_, reason)| *reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::MECHANISMS;
+    use super::*;
+
+    #[test]
+    fn every_reason_is_one_of_a_mechanism() {
+        let all = || MECHANISMS.into_iter().flatten();
+        for (file, _) in BY_FILE {
+            assert!(all().any(|one| one.file.starts_with(file)), "{file}");
+        }
+        for (test, _) in BY_TEST {
+            assert!(all().any(|one| one.test.starts_with(test)), "{test}");
+        }
+    }
+}
