@@ -175,6 +175,11 @@ impl StoreNode {
         }
     }
 
+    /// True once the node is about to leave, on its own account or an operator's.
+    pub(crate) fn drains(&self) -> bool {
+        self.drains.load(Ordering::Acquire)
+    }
+
     /// True once an operator takes the node out of service: nothing is copied to its media any more.
     pub(crate) fn leaves(&self) -> bool {
         self.leaves.load(Ordering::Acquire)

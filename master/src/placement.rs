@@ -4,6 +4,7 @@ mod allocator;
 mod draws;
 pub mod extents;
 pub mod ledger;
+mod moved;
 pub mod quarantine;
 
 pub use crate::replica::ExtentIndex;

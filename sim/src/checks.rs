@@ -2,6 +2,7 @@
 
 use crate::chains::Orphan;
 use crate::history::bytes_of;
+use crate::intruder::NO_EPOCH;
 use crate::life::Life;
 use crate::load::{connect, name};
 use crate::plan::{Fault, Process, Tenant, tenant_name};
@@ -43,6 +44,9 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         ));
     }
     for (number, pool) in &leading {
+        if pool.epoch >= NO_EPOCH {
+            return Err(format!("m{number} believes a stranger's epoch"));
+        }
         pool.audit()
             .map_err(|wrong| format!("m{number} in epoch {}: {wrong}", pool.epoch))?;
         let mut known = world.segments.lock();
@@ -188,6 +192,7 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
         }
     }
     tenants::have_their_settings(world, &pool)?;
+    world.settle_tenants().await?;
     has_room(world, &client).await?;
     of_the_pool(world)
 }

@@ -25,6 +25,7 @@ mod clock;
 mod dice;
 mod entropy;
 mod history;
+mod intruder;
 mod life;
 mod link;
 mod load;

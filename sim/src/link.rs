@@ -18,12 +18,16 @@ use kvpool_types::{
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 /// Blocks to this size are written in one step at the node.
 const AT_ONCE: u64 = 16 << 10;
+/// How long a writer stalls that does not go on by itself: longer than any history lasts after its faults.
+const STALL: Duration = Duration::from_mins(5);
+/// How often a stalled writer's connection is looked at.
+const LOOK: Duration = Duration::from_millis(50);
 /// Larger ones come in pieces of this size.
 const PIECE: usize = 32 << 10;
 
@@ -262,6 +266,21 @@ impl SimLink {
         Ok(bytes)
     }
 
+    /// The time to the next piece of a write. A writer may stall for long; the node then ends the connection.
+    async fn pause_of_writer(&self) {
+        let dice = &self.net.dice;
+        let pause = match dice.chance(self.net.noise().slow) {
+            true if dice.chance(200) => STALL,
+            true => dice.micros(10_000, 4_000_000),
+            false => dice.micros(20, 3_000),
+        };
+        let until = tokio::time::Instant::now() + pause;
+        while tokio::time::Instant::now() < until && !self.is_broken() {
+            let step = tokio::time::Instant::now() + LOOK;
+            tokio::time::sleep_until(until.min(step)).await;
+        }
+    }
+
     /// The node's part of a write.
     async fn write_at_node(self, op: WriteOp) -> Result<Checksum, TransferError> {
         let bytes: Vec<u8> = op.from.iter().flat_map(Slice::to_vec).collect();
@@ -291,12 +310,7 @@ impl SimLink {
                     let receiving = Receiving::new(&self, op.grant);
                     let mut at = 0;
                     for piece in bytes.chunks(PIECE) {
-                        let pause = if self.net.dice.chance(self.net.noise().slow) {
-                            self.net.dice.micros(10_000, 4_000_000)
-                        } else {
-                            self.net.dice.micros(20, 3_000)
-                        };
-                        sleep(pause).await;
+                        self.pause_of_writer().await;
                         self.net.running(self.from).await;
                         if self.is_broken() || self.life.is_over() {
                             return Err(error(Code::Unreachable, "the connection broke"));

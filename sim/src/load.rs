@@ -299,31 +299,54 @@ impl Task {
         }
     }
 
+    /// A key; the first few are used more than others.
     fn some_key(&self) -> u64 {
-        self.keys.start + self.dice.below(self.keys.end - self.keys.start)
+        let count = self.keys.end - self.keys.start;
+        let count = if self.dice.chance(250) {
+            count.min(3)
+        } else {
+            count
+        };
+        self.keys.start + self.dice.below(count)
+    }
+
+    fn some_range(&self) -> Range<u64> {
+        let first = self.some_key();
+        first..self.keys.end.min(first + 6)
     }
 
     fn some_keys(&self) -> Vec<Key> {
-        let first = self.some_key();
-        (first..self.keys.end.min(first + 6)).map(name).collect()
+        self.some_range().map(name).collect()
     }
 
     /// Asks for a further replica of some blocks, or moves them to another node.
     async fn change_replicas(&self) -> String {
+        let keys = self.some_range();
         let node = || format!("n{}", self.dice.index(self.plan.nodes));
-        let wish = ReplicaWish {
-            change: match self.dice.below(2) {
-                0 => ReplicaChange::Copy,
-                _ => ReplicaChange::Move,
-            },
-            blocks: ReplicaBlocks::Keys(self.some_keys()),
-            from: self.dice.chance(300).then(node),
-            to: self.dice.chance(300).then(node).into_iter().collect(),
-            evict: !self.plan.keeps_all && self.dice.chance(300),
+        let change = match self.dice.below(5) {
+            0 | 1 => ReplicaChange::Copy,
+            2 | 3 => ReplicaChange::Move,
+            _ => ReplicaChange::Drop,
         };
+        let has_source = change != ReplicaChange::Copy;
+        let has_target = change != ReplicaChange::Drop;
+        let wish = ReplicaWish {
+            change,
+            blocks: ReplicaBlocks::Keys(keys.clone().map(name).collect()),
+            from: (has_source && self.dice.chance(300)).then(node),
+            to: (has_target && self.dice.chance(300))
+                .then(node)
+                .into_iter()
+                .collect(),
+            evict: has_target && !self.keeps_all && self.dice.chance(300),
+        };
+        let said = format!(
+            "{change:?} of keys {keys:?} from {:?} to {:?}, evicts: {}",
+            wish.from, wish.to, wish.evict
+        );
         match self.client.change_replicas(&wish).await {
-            Ok(task) => format!("{wish:?} is task {}", task.id),
-            Err(error) => format!("{wish:?} failed: {error}"),
+            Ok(task) => format!("{said}: task {}", task.id),
+            Err(error) => format!("{said}: {error}"),
         }
     }
 

@@ -22,7 +22,7 @@ use kvpool_master::workers::Workers;
 use kvpool_types::{ClusterId, Epoch};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 /// How often a standby looks at the log and at who leads.
@@ -43,6 +43,8 @@ pub(crate) struct Master {
     net: Arc<Net>,
     store: Arc<Store>,
     elects: bool,
+    /// The process is asked to end.
+    retires: Notify,
     _stop: watch::Sender<bool>,
 }
 
@@ -95,11 +97,17 @@ impl Master {
             seat,
             net: Arc::clone(net),
             elects: plan.electing > 0,
+            retires: Notify::new(),
             _stop: stop,
         });
         let running = Arc::clone(&master);
         tokio::spawn(async move { Box::pin(life.run(running.run())).await });
         Ok(master)
+    }
+
+    /// As at SIGTERM: a leader steps down at once. The caller ends the process.
+    pub(crate) fn retire(&self) {
+        self.retires.notify_one();
     }
 
     /// The process dies.
@@ -177,6 +185,7 @@ impl Master {
                     let _known = pool.give_way(later).await;
                     break format!("a node knows the later epoch {later}");
                 }
+                () = self.retires.notified() => break "it is asked to end".to_owned(),
                 () = sleep(LOOK) => {}
             }
         };
@@ -278,6 +287,9 @@ impl Master {
                     later = pool.superseded() => {
                         let _known = pool.give_way(later).await;
                         return (Some(pool), format!("a node knows the later epoch {later}"));
+                    }
+                    () = self.retires.notified() => {
+                        return (Some(pool), "it is asked to end".to_owned());
                     }
                     () = sleep(LOOK) => {}
                 }

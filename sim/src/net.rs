@@ -9,14 +9,15 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use kvpool_client::simulation::Unanswered;
 use kvpool_master::leadership::Seat;
-use kvpool_master::service::{NodesService, PoolService};
+use kvpool_master::service::{NodeInbox, NodesService, PoolService};
 use kvpool_proto as proto;
 use kvpool_store_node::simulation::{Inbox, Node, Outgoing};
 use kvpool_types::{ClusterId, Code, Grant, Incarnation};
 use parking_lot::Mutex;
 use prost::Message;
+use proto::node_message::Body;
 use proto::pool_server::Pool as _;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -27,6 +28,8 @@ use tonic::{Code as GrpcCode, Request, Status};
 
 /// How long a peer takes to find out that a connection is gone: keep-alive pings say so.
 const LOST_CONNECTION: Duration = Duration::from_millis(1_500);
+/// Used grants that an eavesdropper keeps.
+const GRANTS: usize = 64;
 /// Messages on their way in one session of a node.
 const SESSION_QUEUE: usize = 256;
 
@@ -54,6 +57,10 @@ pub(crate) struct Net {
     stops: Mutex<BTreeMap<Process, Instant>>,
     masters: Mutex<BTreeMap<usize, Arc<MasterPort>>>,
     nodes: Mutex<BTreeMap<usize, NodePort>>,
+    /// The last registration of each node, as an eavesdropper sees it.
+    registrations: Mutex<BTreeMap<usize, proto::Register>>,
+    /// Grants that were used lately, at each node's life.
+    grants: Mutex<VecDeque<(Incarnation, Grant)>>,
     /// The pool's id, once a master has said it.
     pub(crate) cluster: Mutex<Option<ClusterId>>,
     pub(crate) messages: AtomicU64,
@@ -125,6 +132,8 @@ impl Net {
             stops: Mutex::default(),
             masters: Mutex::default(),
             nodes: Mutex::default(),
+            registrations: Mutex::default(),
+            grants: Mutex::default(),
             cluster: Mutex::default(),
             messages: AtomicU64::new(0),
             receives: Mutex::default(),
@@ -171,6 +180,28 @@ impl Net {
         Some((number, self.node(number)?))
     }
 
+    /// What a node said at its last registration.
+    pub(crate) fn registered(&self, node: usize) -> Option<proto::Register> {
+        self.registrations.lock().get(&node).cloned()
+    }
+
+    /// Grants that were used at a node's life.
+    pub(crate) fn grants_of(&self, node: Incarnation) -> Vec<Grant> {
+        let grants = self.grants.lock();
+        let of_node = grants.iter().filter(|(at, _)| *at == node);
+        of_node.map(|(_, grant)| *grant).collect()
+    }
+
+    /// A stranger's session with a master.
+    pub(crate) fn knock(
+        &self,
+        master: usize,
+        messages: NodeInbox,
+    ) -> Option<mpsc::UnboundedReceiver<Result<proto::MasterMessage, Status>>> {
+        let port = self.masters.lock().get(&master).cloned()?;
+        Some(port.nodes.session_over(messages))
+    }
+
     pub(crate) fn cut(&self, from: Process, to: Process, wait: Duration) {
         self.cuts.lock().insert((from, to), Instant::now() + wait);
     }
@@ -208,6 +239,12 @@ impl Net {
 
     /// A node lets bytes in. Nobody may read there under a lease.
     pub(crate) fn admitted(&self, node: Incarnation, grant: &Grant) {
+        let mut grants = self.grants.lock();
+        grants.push_back((node, *grant));
+        if grants.len() > GRANTS {
+            grants.pop_front();
+        }
+        drop(grants);
         let extent = grant.extent;
         let range = extent.offset.0..extent.offset.0 + extent.length.0;
         let promises = self.promises.as_ref();
@@ -306,12 +343,24 @@ impl Net {
             });
         }
         let asks = request.clone();
-        // A master carries a call out also when its caller gives up.
-        let (done, answered) = oneshot::channel();
-        let served = Arc::clone(&port);
+        // A master carries a call out also when its caller gives up, unless it hears of that in time.
+        let hears = self.dice.chance(700);
+        let (mut done, answered) = oneshot::channel();
+        let (served, net) = (Arc::clone(&port), Arc::clone(&self));
         tokio::spawn(async move {
             let life = served.life.clone();
-            let answered = life.run(answer(&served, method, request)).await;
+            let is_left = async {
+                done.closed().await;
+                sleep(net.delay()).await;
+                if !hears {
+                    std::future::pending::<()>().await;
+                }
+            };
+            let answered = tokio::select! {
+                biased;
+                answered = life.run(answer(&served, method, request)) => answered,
+                () = is_left => return,
+            };
             let _caller_left = done.send(answered);
         });
         let Ok(Some(reply)) = answered.await else {
@@ -379,6 +428,9 @@ impl Net {
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
+                if let (Process::Node(node), Some(Body::Register(seen))) = (from, &message.body) {
+                    self.registrations.lock().insert(node, seen.clone());
+                }
                 if !self.carry(from, to).await || inbox.send(Ok(message)).await.is_err() {
                     return;
                 }

@@ -40,6 +40,8 @@ pub enum Fault {
     /// The node is drained, as at SIGTERM: its blocks move to others for at most four seconds. Then it leaves, and
     /// starts again after so many milliseconds.
     Drain(usize, u64),
+    /// The master steps down as at SIGTERM, ends, and starts again after so many milliseconds.
+    Retire(usize, u64),
     /// The process stops (SIGSTOP): nothing leaves it and nothing reaches it for so many milliseconds.
     Stop(Process, u64),
     /// No message passes from the first to the second for so many milliseconds.
@@ -50,6 +52,8 @@ pub enum Fault {
     StoreUnknown(usize, u64),
     /// The clock of this master jumps ahead by so many milliseconds, as after a suspension.
     ClockJumps(usize, u64),
+    /// An intruder tries whatever nobody may, at this node and its master.
+    Intruder(usize),
     /// The administrator gives this namespace a hard quota of so many bytes.
     Quota(usize, u64),
     /// The administrator deletes this namespace with its blocks, and creates it again after so many milliseconds.
@@ -67,6 +71,9 @@ impl fmt::Display for Fault {
                     "n{who} is drained and leaves, starts again after {ms} ms"
                 )
             }
+            Self::Retire(who, ms) => {
+                write!(f, "m{who} steps down and ends, starts again after {ms} ms")
+            }
             Self::Stop(who, ms) => write!(f, "{who} is stopped for {ms} ms"),
             Self::Cut(from, to, ms) => write!(f, "nothing passes from {from} to {to} for {ms} ms"),
             Self::StoreStalls(who, ms) => write!(f, "the store stalls for m{who} for {ms} ms"),
@@ -74,6 +81,7 @@ impl fmt::Display for Fault {
                 write!(f, "outcomes at the store are unknown to m{who} for {ms} ms")
             }
             Self::ClockJumps(who, ms) => write!(f, "the clock of m{who} jumps ahead by {ms} ms"),
+            Self::Intruder(node) => write!(f, "an intruder tries n{node}"),
             Self::Quota(tenant, bytes) => {
                 write!(
                     f,
@@ -235,6 +243,8 @@ impl Plan {
         {
             *first = keeper;
         }
+        // Somebody else makes room necessary.
+        self.clients = self.clients.max(self.tenants.len().min(2));
         for _ in 0..dice.below(4) {
             let tenant = dice.index(self.tenants.len());
             if self.tenants.get(tenant).is_some_and(Tenant::keeps_all) {
@@ -286,7 +296,8 @@ impl Plan {
     fn draw_fault(&self, dice: &Dice) -> Fault {
         let master = dice.index(self.masters());
         let ms = dice.between(30, [300, 1_500, 6_000][dice.index(3)]);
-        match dice.below(14) {
+        match dice.below(17) {
+            15 | 16 => Fault::Intruder(dice.index(self.nodes)),
             0 | 1 => Fault::Crash(Process::Master(master), ms),
             2 => Fault::Crash(Process::Node(dice.index(self.nodes)), ms),
             3 => Fault::Crash(Process::Client(dice.index(self.clients)), ms),
@@ -299,6 +310,7 @@ impl Plan {
             8 => Fault::StoreUnknown(master, ms.min(400)),
             9 => Fault::ClockJumps(master, ms),
             10 => Fault::Leave(dice.index(self.nodes), ms),
+            14 => Fault::Retire(master, ms),
             11 | 12 => Fault::Drain(dice.index(self.nodes), ms),
             _ => Fault::Stop(Process::Node(dice.index(self.nodes)), ms),
         }

@@ -14,8 +14,9 @@ use kvpool_types::{Epoch, NamespaceSettings, Setting};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 /// The number of the administrator's process.
 const ADMINISTRATOR: usize = 98;
@@ -23,14 +24,26 @@ const ADMINISTRATOR: usize = 98;
 const TRIES: Duration = Duration::from_secs(8);
 
 /// What is known of the namespaces.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Tenants {
     /// Held while the administrator changes something.
     changes: tokio::sync::Mutex<()>,
+    dice: Dice,
     /// The settings that a master has acknowledged; none while a change is under way.
     acknowledged: Mutex<BTreeMap<usize, NamespaceSettings>>,
-    /// What each namespace had of a quota's item, in one term, at the last look.
-    seen: Mutex<BTreeMap<(Epoch, String, &'static str), u64>>,
+    /// What each namespace had of a quota's item in one term, and the quota, at the last look.
+    seen: Mutex<BTreeMap<(Epoch, String, &'static str), (u64, Option<u64>)>>,
+}
+
+impl Tenants {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            changes: tokio::sync::Mutex::default(),
+            dice: Dice::new(seed, 6),
+            acknowledged: Mutex::default(),
+            seen: Mutex::default(),
+        }
+    }
 }
 
 impl Tenant {
@@ -89,13 +102,20 @@ async fn insist<T, E: std::fmt::Display>(
     change: impl AsyncFn() -> Result<T, E>,
 ) -> Option<T> {
     let until = Instant::now() + TRIES;
+    let dice = &world.tenants.dice;
     loop {
-        match change().await {
-            Ok(done) => {
+        // An administrator who has no patience leaves before the answer, and asks again.
+        let patience = match dice.chance(400) {
+            true => dice.micros(500, 12_000),
+            false => TRIES,
+        };
+        match timeout(patience, change()).await {
+            Ok(Ok(done)) => {
                 world.note_admin(what);
                 return Some(done);
             }
-            Err(error) => world.note_admin(&format!("{what}: {error}")),
+            Ok(Err(error)) => world.note_admin(&format!("{what}: {error}")),
+            Err(_) => world.note_admin(&format!("{what}: has left")),
         }
         if Instant::now() >= until || world.has_failed() {
             return None;
@@ -142,7 +162,11 @@ impl World {
         };
         let changed = insist(self, &what, async || {
             client.create_namespace(fields.clone(), &settings).await?;
-            client.change_namespace(&name, &settings, &[]).await
+            let settings_of_none = Setting::ALL
+                .iter()
+                .filter(|one| settings.get(**one).is_none());
+            let clear: Vec<Setting> = settings_of_none.copied().collect();
+            client.change_namespace(&name, &settings, &clear).await
         });
         if let Some(changed) = changed.await {
             let mut acknowledged = self.tenants.acknowledged.lock();
@@ -180,22 +204,37 @@ impl World {
                 .map(|key| (*key, history.begin(*key, None, true)));
             begun.collect()
         };
-        let deleted = client.delete_namespace(&name, true).await;
-        let outcome = match &deleted {
-            Ok(_) => Outcome::Done(Instant::now()),
-            Err(_) => Outcome::Unknown,
+        let what = format!("{name} is deleted");
+        let deleted = insist(&self, &what, async || {
+            client.delete_namespace(&name, true).await
+        });
+        let outcome = match deleted.await {
+            Some(_) => Outcome::Done(Instant::now()),
+            None => Outcome::Unknown,
         };
         for (key, number) in removals {
             self.load.history.lock().end(key, number, outcome);
-        }
-        match deleted {
-            Ok(blocks) => self.note_admin(&format!("{name} is deleted with {blocks} blocks")),
-            Err(error) => self.note_admin(&format!("{name} is not deleted: {error}")),
         }
         sleep(away).await;
         let settings = self.plan.tenants.get(tenant).map(|one| one.settings);
         self.set(&client, tenant, settings.unwrap_or_default())
             .await;
+    }
+
+    /// Once the pool is at rest, every namespace takes its settings.
+    pub(crate) async fn settle_tenants(&self) -> Result<(), String> {
+        let _one_at_a_time = self.tenants.changes.lock().await;
+        let client = self.administrator().await;
+        for (tenant, settings) in (0..).zip(self.plan.tenants.iter().map(|one| one.settings)) {
+            self.set(&client, tenant, settings).await;
+            if !self.tenants.acknowledged.lock().contains_key(&tenant) {
+                let name = tenant_name(tenant);
+                return Err(format!(
+                    "{name} does not take its settings in a pool at rest"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Whether blocks of a tenant may be put: one that keeps all has its share before its first block.
@@ -215,14 +254,29 @@ pub(crate) fn keep_their_rules(world: &World, pool: &Pool) -> Result<(), String>
     let mut seen = world.tenants.seen.lock();
     for view in views {
         let balance = view.balance;
+        let name = view.known.fields.name.to_string();
+        let place = (pool.epoch, name, "blocks that stay");
+        let mut keepers = (0..).zip(&world.plan.tenants);
+        if keepers.any(|(tenant, one)| one.keeps_all() && tenant_name(tenant) == place.1) {
+            let now = (balance.blocks, None);
+            let (had, _) = seen.insert(place, now).unwrap_or_default();
+            if balance.blocks < had && !world.has_lost_nodes.load(Ordering::Acquire) {
+                return Err(format!(
+                    "a namespace within its guaranteed share had {had} blocks, and has {}",
+                    balance.blocks
+                ));
+            }
+        }
         for (setting, has, more) in [
             (Setting::MemoryHard, balance.memory, moving),
             (Setting::BlocksHard, balance.blocks + balance.puts, 0),
         ] {
             let name = view.known.fields.name.to_string();
             let place = (pool.epoch, name, setting.label());
-            let had = seen.get(&place).copied().unwrap_or(has);
-            if let Some(hard) = view.known.settings.get(setting)
+            let hard = view.known.settings.get(setting);
+            let (had, before) = seen.get(&place).copied().unwrap_or((has, hard));
+            // A quota that is new may be passed already.
+            if let Some(hard) = hard.filter(|hard| before == Some(*hard))
                 && has > hard.max(had) + more
             {
                 return Err(format!(
@@ -230,7 +284,7 @@ pub(crate) fn keep_their_rules(world: &World, pool: &Pool) -> Result<(), String>
                     place.1
                 ));
             }
-            seen.insert(place, has);
+            seen.insert(place, (has, hard));
         }
     }
     Ok(())

@@ -148,6 +148,8 @@ pub(crate) struct World {
     pub(crate) tenants: Tenants,
     /// The chains that were seen in the pool.
     pub(crate) chains: Mutex<Chains>,
+    /// Whether a node's memory was lost.
+    pub(crate) has_lost_nodes: AtomicBool,
     /// Whether a node left before all of its blocks were moved.
     pub(crate) left_early: AtomicBool,
 }
@@ -184,8 +186,9 @@ impl World {
             lives: AtomicU64::new(0),
             has_healed: AtomicBool::new(false),
             segments: Mutex::default(),
-            tenants: Tenants::default(),
+            tenants: Tenants::new(plan.seed),
             chains: Mutex::default(),
+            has_lost_nodes: AtomicBool::new(false),
             left_early: AtomicBool::new(false),
         })
     }
@@ -354,6 +357,7 @@ impl World {
         match fault {
             Fault::Crash(process, down) => self.crash(process, ms(down)),
             Fault::Leave(number, down) => {
+                self.has_lost_nodes.store(true, Ordering::Release);
                 if let Some(port) = self.net.node(number) {
                     spawn_local(Arc::clone(self).leave(port, number, ms(down)));
                 }
@@ -363,10 +367,19 @@ impl World {
                     spawn_local(Arc::clone(self).drain(port, number, ms(down)));
                 }
             }
+            Fault::Retire(number, down) => {
+                let master = self.masters.lock().get(&number).cloned();
+                if let Some(master) = master {
+                    spawn_local(Arc::clone(self).retire(master, ms(down)));
+                }
+            }
             Fault::Stop(process, wait) => self.net.stop(process, ms(wait)),
             Fault::Cut(from, to, wait) => self.net.cut(from, to, ms(wait)),
             Fault::StoreStalls(master, wait) => self.disk.stall(master, ms(wait)),
             Fault::StoreUnknown(master, wait) => self.disk.forget_outcomes(master, ms(wait)),
+            Fault::Intruder(node) => {
+                spawn_local(Arc::clone(self).intrude(node));
+            }
             Fault::Quota(tenant, hard) => {
                 spawn_local(Arc::clone(self).change_quota(tenant, hard));
             }
@@ -378,6 +391,15 @@ impl World {
                     clock.jump(by);
                 }
             }
+        }
+    }
+
+    /// A life of a master steps down and ends.
+    async fn retire(self: Arc<Self>, master: Arc<Master>, down: Duration) {
+        master.retire();
+        sleep(GOODBYE).await;
+        if !master.life.is_over() {
+            self.crash(Process::Master(master.number), down);
         }
     }
 
@@ -408,6 +430,7 @@ impl World {
         self.trace.note(Process::Node(number), said);
         if saved != Some(0) {
             self.left_early.store(true, Ordering::Release);
+            self.has_lost_nodes.store(true, Ordering::Release);
         } else if let Err(wrong) = checks::nothing_left_on(&self, port.node.incarnation()) {
             self.load.violate(wrong);
         }
@@ -431,6 +454,7 @@ impl World {
                 };
                 life.end();
                 self.net.close(process);
+                self.has_lost_nodes.store(true, Ordering::Release);
             }
             Process::Client(number) => {
                 let Some(life) = self.clients.lock().remove(&number) else {

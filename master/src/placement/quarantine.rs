@@ -18,6 +18,7 @@
 //! together.
 
 use super::Segment;
+use super::moved::MovedLeases;
 use crate::clock::BootInstant;
 use crate::membership::{NodeState, StoreNode};
 use crate::placement::ExtentIndex;
@@ -88,6 +89,8 @@ pub struct Suspected {
 /// The extents in quarantine.
 #[derive(Debug, Default)]
 pub struct Quarantine {
+    /// Leases on replicas that were moved.
+    pub moved: MovedLeases,
     delayed: Mutex<Delayed>,
     next: AtomicU64,
     by_node: RwLock<HashMap<Incarnation, Arc<NodeTickets>>>,
@@ -189,6 +192,15 @@ impl Quarantine {
     pub fn tick(&self, now: BootInstant) {
         let mut delayed = self.delayed.lock();
         let mut over = delayed.take_over(now);
+        // A reader of a moved replica may have renewed its lease meanwhile.
+        let is_over = |item: &mut Freed| {
+            let place = (item.extent.segment, item.extent.offset);
+            let until = self.moved.held_until(place);
+            item.not_before = until.unwrap_or_default();
+            item.not_before <= now
+        };
+        let held = over.extract_if(.., |item| !is_over(item));
+        held.for_each(|item| delayed.insert(self.number(), item));
         drop(delayed);
         // From here on only the node's answer is missing.
         for item in &mut over {

@@ -14,7 +14,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-/// How long a draining node's blocks wait for its open puts. A put takes milliseconds once it has its grants.
+/// How long a draining node's blocks wait for its open puts. A put takes milliseconds once it has its grants. One that
+/// takes longer ends, and goes to another node.
 const PUTS_END: Duration = Duration::from_secs(2);
 const PUTS_POLL: Duration = Duration::from_millis(2);
 
@@ -272,18 +273,25 @@ impl Pool {
         });
     }
 
-    /// Waits until the puts have ended that have grants on a node. The node gets no others. A block that is committed
-    /// after the walk over the node's blocks would stay behind. A put whose client says nothing is not waited for.
+    /// Waits until the puts and pulls have ended that write to a node. The node gets no others. A block that is committed
+    /// after the walk over the node's blocks would stay behind, so puts that take too long are ended.
     pub(super) async fn puts_end_on(&self, node: &StoreNode) {
         let segments = node.segments();
         let until = Instant::now() + PUTS_END;
-        while self.reservations.lock().has_on(&segments) {
+        let is_written =
+            || self.reservations.lock().has_on(&segments) || self.replicas.has_target(node);
+        while is_written() {
             if Instant::now() >= until {
-                tracing::warn!(
-                    node = %node.name,
-                    "puts on a draining node have not ended: their blocks may stay there"
-                );
-                return;
+                // Commits that are on their way to the log stay, and end soon.
+                let ended = self.reservations.lock().take_on(&segments);
+                if !ended.is_empty() {
+                    let puts = ended.len();
+                    tracing::warn!(node = %node.name, puts, "puts on a draining node were too slow and end");
+                    self.end_reservations(ended);
+                }
+                if Instant::now() >= until + PUTS_END || self.is_stopping() {
+                    return;
+                }
             }
             sleep(PUTS_POLL).await;
         }

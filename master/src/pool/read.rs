@@ -374,6 +374,8 @@ impl Pool {
             };
             let Holder { token, newest } = holder(index);
             if block.version() <= newest && block.renew(token, until, now) {
+                let moved = &self.quarantine.moved;
+                moved.renewed(block.version(), token, until);
                 block.touch(ticks.of(index));
                 *code = Code::Ok;
             }

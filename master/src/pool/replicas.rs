@@ -23,6 +23,7 @@ pub use tasks::{Change, TaskId, TaskState, TaskView};
 
 use super::Pool;
 use super::remove::STEP;
+use crate::clock::BootInstant;
 use crate::directory::Tick;
 use crate::membership::StoreNode;
 use crate::replica::{BlockId, Replica};
@@ -103,6 +104,11 @@ impl Replicas {
         self.wake.wake();
     }
 
+    /// Whether a replica is being made on this node.
+    pub(super) fn has_target(&self, node: &StoreNode) -> bool {
+        self.pulls.lock().has_target(node)
+    }
+
     /// The extents of the replicas that are being made, each with its block's length and version.
     pub(super) fn each_target(&self, note: impl FnMut(&Replica, Length, Version)) {
         self.pulls.lock().each_target(note);
@@ -110,6 +116,19 @@ impl Replicas {
 }
 
 impl Pool {
+    /// Notes that a replica leaves its block, so that renewed leases keep its extent shut. `last_lease` is the end of
+    /// the last lease on it, once it has left.
+    fn note_moved(&self, version: Version, gone: &Replica, last_lease: Option<BootInstant>) {
+        let now = self.now();
+        let latest = || {
+            now.after(self.config.lease_ttl)
+                .max(self.lease_floor_of(version))
+        };
+        let last = last_lease.unwrap_or_else(latest);
+        let place = (gone.segment, gone.offset);
+        self.quarantine.moved.note(version, place, last, now);
+    }
+
     /// Begins a task and returns how it looks at once.
     ///
     /// # Errors

@@ -97,6 +97,14 @@ const BY_TEST: &[(&str, &str)] = &[
         COST,
     ),
     ("only_a_namespace_with_blocks_is_put_in_order", COST),
+    (
+        "the_puts_of_a_client_end_with_its_last_connection_and_no_others",
+        SOCKETS,
+    ),
+    (
+        "a_block_whose_replicas_change_is_counted_all_the_while",
+        "in one thread nobody looks while it happens",
+    ),
 ];
 
 /// Why the simulation cannot notice that the mechanism is off; `None` where it could.

@@ -134,7 +134,7 @@ impl Pool {
             let others = found.replicas.iter().filter(|r| Some(**r) != gone);
             let stays = |r: &&Replica| {
                 let segment = segments.get(r.segment);
-                segment.is_some_and(|segment| !segment.node.leaves())
+                segment.is_some_and(|segment| !segment.node.drains())
             };
             let readable = others
                 .filter(stays)
@@ -156,6 +156,7 @@ impl Pool {
             ..
         } = found.moved;
         let _until_submitted = self.evicting.read();
+        self.note_moved(version, &gone, None);
         let spared =
             self.directory
                 .drop_spare_replica(namespace, key.as_ref(), version, gone.segment);
@@ -167,6 +168,7 @@ impl Pool {
                 return Step::Ended(Outcome::Failed(Code::Leased, message));
             }
         };
+        self.note_moved(version, &dropped.replica, Some(dropped.lease_until));
         let freed = self.freed(std::iter::once(FreedReplicas {
             replicas: &[dropped.replica],
             version,

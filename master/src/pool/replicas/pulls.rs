@@ -126,6 +126,12 @@ impl Open {
         }
     }
 
+    /// Whether a pull brings a block to this node.
+    pub(super) fn has_target(&self, node: &StoreNode) -> bool {
+        let mut pulls = self.blocks.values().flatten();
+        pulls.any(|pull| pull.target == node.incarnation)
+    }
+
     /// Notes that a pull changes its block no more.
     fn has_changed(&mut self, pull: &Pull) {
         if let Some(pulls) = self.blocks.get_mut(&pull.work.block) {
@@ -350,6 +356,10 @@ impl Pool {
             self.replicas.pulls.lock().has_changed(&pull);
             return pull.task.end(Outcome::Gone, self.now());
         }
+        // The blocks of a node that leaves were listed without this one.
+        if pull.dropped.is_some() && pull.target.drains() {
+            return self.pull_failed(pull, Code::Draining);
+        }
         let mut records = vec![Record::ReplicaAdded(record::ReplicaAdded {
             namespace,
             key: key.clone(),
@@ -395,6 +405,7 @@ impl Pool {
             Added::Missing => self.replica_came_late(pull),
         }
         if let Some(dropped) = pull.dropped.filter(|_| added != Added::Missing) {
+            self.note_moved(version, &dropped, None);
             let spared = self.directory.drop_spare_replica(
                 namespace,
                 key.as_ref(),
@@ -402,6 +413,7 @@ impl Pool {
                 dropped.segment,
             );
             if let Spared::Dropped(dropped) = spared {
+                self.note_moved(version, &dropped.replica, Some(dropped.lease_until));
                 let freed = self.freed(std::iter::once(FreedReplicas {
                     replicas: &[dropped.replica],
                     version,
