@@ -110,6 +110,8 @@ pub struct Plan {
     pub lease_ms: u64,
     /// Whether nothing is ever evicted, removed or replaced, so that every acknowledged block must stay.
     pub keeps_all: bool,
+    /// Whether nodes ask for locations that the leader signed.
+    pub has_signed_reads: bool,
     /// By how many parts of a million the clock of each master runs fast.
     pub drift: Vec<i64>,
     /// Single messages.
@@ -154,6 +156,7 @@ impl Plan {
             length_ms: dice.between(4_000, 14_000),
             lease_ms: dice.between(300, 3_000),
             keeps_all,
+            has_signed_reads: seed % 2 == 1,
             drift: (0..electing.max(1))
                 .map(|_| i64::try_from(dice.below(1000)).unwrap_or(0) - 500)
                 .collect(),
@@ -240,13 +243,18 @@ impl fmt::Display for Plan {
         )?;
         writeln!(
             f,
-            "  {} keys, blocks to {} bytes, leases of {} ms, {} ms of load{}",
+            "  {} keys, blocks to {} bytes, leases of {} ms, {} ms of load{}{}",
             self.keys,
             self.longest_block,
             self.lease_ms,
             self.length_ms,
             if self.keeps_all {
                 ", nothing is evicted"
+            } else {
+                ""
+            },
+            if self.has_signed_reads {
+                ", signed locations"
             } else {
                 ""
             }
