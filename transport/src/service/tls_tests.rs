@@ -51,10 +51,8 @@ impl Serve for Measured {
     }
 }
 
-/// Refuses every caller with a reason that no socket takes at once.
+/// Refuses every caller that says no hello, with the longest reason.
 struct Wordy(Option<Sealed>);
-
-const LONG_REASON: usize = 3 << 20;
 
 impl Serve for Wordy {
     fn handshake(&self) -> Duration {
@@ -78,7 +76,7 @@ impl Serve for Wordy {
             request: hello.header.request,
             refused: Refused {
                 code: Code::Malformed,
-                message: "no hello ".repeat(LONG_REASON / 9),
+                message: "no hello ".repeat(8 << 10),
             },
         })
     }
@@ -130,7 +128,10 @@ fn settings() -> (ServerTls, ClientTls, TempDir) {
 type Stream = StreamOwned<ClientConnection, TcpStream>;
 
 fn open(address: SocketAddr, client: &ClientTls) -> Stream {
-    let socket = TcpStream::connect(address).unwrap();
+    over(TcpStream::connect(address).unwrap(), client)
+}
+
+fn over(socket: TcpStream, client: &ClientTls) -> Stream {
     let limit = Some(Duration::from_secs(30));
     socket.set_read_timeout(limit).unwrap();
     let name = client.name_of("127.0.0.1:1").unwrap();
@@ -159,34 +160,40 @@ fn a_connection_takes_many_bytes_at_a_time_once_its_caller_is_known() {
     assert_eq!(room, 64 << 10, "it has the buffer of a caller");
 }
 
+/// A caller that makes no room for answers.
+fn connect_small(address: SocketAddr) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, connect, socket, sockopt};
+    let caller = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    sockopt::set_socket_recv_buffer_size(&caller, 4 << 10).unwrap();
+    connect(&caller, &address).unwrap();
+    TcpStream::from(caller)
+}
+
 /// The accepting thread tells callers why they are refused, and must never wait for one of them.
 #[test]
 fn a_refused_caller_that_reads_nothing_keeps_nobody_waiting() {
     let (server, client, _directory) = settings();
     for is_sealed in [false, true] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // The sockets of its callers have no more room: the reason does not fit.
+        rustix::net::sockopt::set_socket_send_buffer_size(&listener, 4 << 10).unwrap();
         let address = listener.local_addr().unwrap();
         let serve = Wordy(is_sealed.then(|| Sealed(server.clone())));
         let _service = Service::start(listener.into(), "test", 8, Arc::new(serve)).unwrap();
-        let plain = || {
-            let stream = TcpStream::connect(address).unwrap();
-            let limit = Some(Duration::from_secs(30));
-            stream.set_read_timeout(limit).unwrap();
-            stream
-        };
-        let rude = head(Op::Ping, 0);
-        let (mut sealed, mut open_one) = (None, None);
+        let (rude, small) = (head(Op::Ping, 0), connect_small(address));
         if is_sealed {
-            sealed
-                .insert(open(address, &client))
-                .write_all(&rude)
-                .unwrap();
+            let mut rude_one = over(small, &client);
+            rude_one.write_all(&rude).unwrap();
             assert_eq!(greet(&mut open(address, &client)), Op::HelloReply);
+            drop(rude_one);
         } else {
-            open_one.insert(plain()).write_all(&rude).unwrap();
-            assert_eq!(greet(&mut plain()), Op::HelloReply);
+            (&small).write_all(&rude).unwrap();
+            let mut plain = TcpStream::connect(address).unwrap();
+            let limit = Some(Duration::from_secs(30));
+            plain.set_read_timeout(limit).unwrap();
+            assert_eq!(greet(&mut plain), Op::HelloReply);
+            drop(small);
         }
-        drop((sealed, open_one));
     }
 }
 
