@@ -154,6 +154,8 @@ pub struct Plan {
     pub keeps_all: bool,
     /// The namespaces. Those of one process share one.
     pub tenants: Vec<Tenant>,
+    /// Whether nodes ask for locations that the leader signed.
+    pub has_signed_reads: bool,
     /// By how many parts of a million the clock of each master runs fast.
     pub drift: Vec<i64>,
     /// Single messages.
@@ -199,6 +201,7 @@ impl Plan {
             lease_ms: dice.between(300, 3_000),
             keeps_all,
             tenants: vec![Tenant::default()],
+            has_signed_reads: seed % 2 == 1,
             drift: (0..electing.max(1))
                 .map(|_| i64::try_from(dice.below(1000)).unwrap_or(0) - 500)
                 .collect(),
@@ -343,13 +346,18 @@ impl fmt::Display for Plan {
         )?;
         writeln!(
             f,
-            "  {} keys, blocks to {} bytes, leases of {} ms, {} ms of load{}",
+            "  {} keys, blocks to {} bytes, leases of {} ms, {} ms of load{}{}",
             self.keys,
             self.longest_block,
             self.lease_ms,
             self.length_ms,
             if self.keeps_all {
                 ", nothing is evicted"
+            } else {
+                ""
+            },
+            if self.has_signed_reads {
+                ", signed locations"
             } else {
                 ""
             }

@@ -291,6 +291,7 @@ impl World {
                 self.plan.segments
             ],
             held_per_client: Length(self.plan.segment_bytes),
+            asks_for_signed_reads: self.plan.has_signed_reads,
         };
         let (net, session_life) = (Arc::clone(&self.net), life.clone());
         let connect = move |address: &str, outgoing| {

@@ -108,10 +108,15 @@ impl Store {
     /// The same, whose connections need a token that `authority` knows, and whose reads need the master's permission.
     pub(crate) fn guarded(self, authority: Option<Arc<Authority>>) -> Self {
         if let Some(authority) = authority {
-            self.shared.fence.write().demand_rights();
+            self.demand_rights();
             self.shared.authority.get_or_init(|| authority);
         }
         self
+    }
+
+    /// Asks whoever reads for the master's permission.
+    pub(crate) fn demand_rights(&self) {
+        self.shared.fence.write().demand_rights();
     }
 
     /// Whether the token of a hello lets its sender in. Grants and locations say what it may touch.

@@ -36,6 +36,8 @@ pub struct Setup {
     pub segments: Vec<Length>,
     /// The most bytes that one client may hold.
     pub held_per_client: Length,
+    /// Whether reads need a location that the master signed.
+    pub asks_for_signed_reads: bool,
 }
 
 /// What goes on at a node.
@@ -89,6 +91,9 @@ impl Node {
             Metrics::new().map_err(io::Error::other)?,
             Isolation::default(),
         );
+        if setup.asks_for_signed_reads {
+            store.demand_rights();
+        }
         let options = Options {
             masters: setup.masters.clone(),
             credentials: Credentials::default(),

@@ -5,6 +5,7 @@
 
 pub mod accounts;
 pub mod blocks;
+pub mod calls;
 pub mod churn;
 pub mod cluster;
 pub mod commits;

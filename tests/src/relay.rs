@@ -1,20 +1,32 @@
 //! A relay of TCP connections that can be closed: then connections to it are refused and those that
-//! are open end, while whoever is behind it notices nothing else.
+//! are open end, while whoever is behind it notices nothing else. It can also hold requests back.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 /// A relay, in the network namespace of the thread that made it. Dropping it closes it.
 #[derive(Debug)]
 pub struct Relay {
     address: SocketAddr,
-    target: Arc<Mutex<String>>,
+    way: Way,
+    holds: watch::Sender<bool>,
     runtime: Option<Runtime>,
     accepting: Option<JoinHandle<()>>,
+}
+
+/// What the connections of a relay share.
+#[derive(Clone, Debug)]
+struct Way {
+    target: Arc<Mutex<String>>,
+    holds: watch::Receiver<bool>,
+    /// The bytes that are held back.
+    held: Arc<AtomicUsize>,
 }
 
 impl Relay {
@@ -26,9 +38,15 @@ impl Relay {
             .enable_all()
             .build()?;
         let listener = std::net::TcpListener::bind(address)?;
+        let (holds, is_held) = watch::channel(false);
         let mut relay = Self {
             address: listener.local_addr()?,
-            target: Arc::default(),
+            way: Way {
+                target: Arc::default(),
+                holds: is_held,
+                held: Arc::default(),
+            },
+            holds,
             runtime: Some(runtime),
             accepting: None,
         };
@@ -43,7 +61,23 @@ impl Relay {
 
     /// Sends connections that come from now on to `target`, `host:port`.
     pub fn to(&self, target: &str) {
-        target.clone_into(&mut self.target.lock().unwrap_or_else(PoisonError::into_inner));
+        let own = &self.way.target;
+        target.clone_into(&mut own.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Holds requests back from now on. Answers go on.
+    pub fn hold(&self) {
+        self.holds.send_replace(true);
+    }
+
+    /// Lets requests go on.
+    pub fn release(&self) {
+        self.holds.send_replace(false);
+    }
+
+    /// The bytes of requests that are held back.
+    pub fn held(&self) -> usize {
+        self.way.held.load(Ordering::Relaxed)
     }
 
     /// Refuses connections from now on and ends those that are open. It has happened on return.
@@ -71,11 +105,11 @@ impl Relay {
 
     fn accept(&mut self, listener: std::net::TcpListener) -> anyhow::Result<()> {
         listener.set_nonblocking(true)?;
-        let target = Arc::clone(&self.target);
+        let way = self.way.clone();
         if let Some(runtime) = &self.runtime {
             let _there = runtime.enter();
             let listener = TcpListener::from_std(listener)?;
-            self.accepting = Some(runtime.spawn(accept(listener, target)));
+            self.accepting = Some(runtime.spawn(accept(listener, way)));
         }
         Ok(())
     }
@@ -90,31 +124,56 @@ impl Drop for Relay {
 }
 
 /// Relays until it is aborted, which ends the connections with it.
-async fn accept(listener: TcpListener, target: Arc<Mutex<String>>) {
+async fn accept(listener: TcpListener, way: Way) {
     let mut open = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => {
                 let Ok((near, _)) = accepted else { continue };
-                let target = target
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .clone();
-                open.spawn(relay(near, target));
+                open.spawn(relay(near, way.clone()));
             }
             Some(_) = open.join_next() => {}
         }
     }
 }
 
-async fn relay(mut near: TcpStream, target: String) {
-    let Ok(mut far) = TcpStream::connect(target).await else {
+async fn relay(near: TcpStream, way: Way) {
+    let target = way
+        .target
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone();
+    let Ok(far) = TcpStream::connect(target).await else {
         return;
     };
     // Relaying must not make small messages wait for each other's acknowledgement.
-    if near.set_nodelay(true).and(far.set_nodelay(true)).is_ok() {
-        let _either_end_left = copy_bidirectional(&mut near, &mut far).await;
+    if near.set_nodelay(true).and(far.set_nodelay(true)).is_err() {
+        return;
     }
+    let (mut requests, mut to_near) = near.into_split();
+    let (mut answers, mut to_far) = far.into_split();
+    let Way {
+        mut holds, held, ..
+    } = way;
+    let there = async {
+        let mut bytes = vec![0; 64 << 10];
+        loop {
+            let count = requests.read(&mut bytes).await?;
+            if count == 0 {
+                return to_far.shutdown().await;
+            }
+            held.fetch_add(count, Ordering::Relaxed);
+            // An error says that the relay is gone.
+            drop(holds.wait_for(|holds| !holds).await);
+            held.fetch_sub(count, Ordering::Relaxed);
+            to_far.write_all(&bytes[..count]).await?;
+        }
+    };
+    let back = async {
+        tokio::io::copy(&mut answers, &mut to_near).await?;
+        to_near.shutdown().await
+    };
+    let _either_end_left = tokio::try_join!(there, back);
 }
 
 #[cfg(test)]
@@ -158,5 +217,28 @@ mod tests {
             before = Stream::connect(relay.address()).unwrap();
             assert!(says_back(&mut before));
         }
+    }
+
+    #[test]
+    fn a_relay_that_holds_passes_nothing_on_until_it_is_released() {
+        let relay = Relay::listen("127.0.0.1:0").unwrap();
+        relay.to(&echo().to_string());
+        let mut stream = Stream::connect(relay.address()).unwrap();
+        assert!(says_back(&mut stream));
+        relay.hold();
+        stream.write_all(b"held").unwrap();
+        while relay.held() < 4 {
+            std::thread::yield_now();
+        }
+        stream.set_nonblocking(true).unwrap();
+        let mut answer = [0; 4];
+        let silent = stream.read_exact(&mut answer).unwrap_err();
+        assert_eq!(silent.kind(), ErrorKind::WouldBlock);
+        stream.set_nonblocking(false).unwrap();
+        relay.release();
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"held");
+        assert!(says_back(&mut stream));
+        assert_eq!(relay.held(), 0);
     }
 }

@@ -1,24 +1,33 @@
 //! Handshakes, tokens and requests that are almost right, at every port of a pool with TLS and tokens.
 //!
 //! No daemon panics or takes a token that was changed. Memory stays bounded, and a good client is served meanwhile.
+//! Each changed gRPC call is answered, and no answer says anything of another namespace.
 //!
 //! `KVPOOL_FUZZ` sets how many there are in all (50 000), and `KVPOOL_FUZZ_SEED` makes others.
 
-use kvpool_client::Client;
+use kvpool_client::{Client, Key, Namespace};
 use kvpool_proto as proto;
 use kvpool_tests::blocks::{check_all, put_all};
-use kvpool_tests::fuzz::{Corpus, cases};
+use kvpool_tests::calls::{self, Answer};
+use kvpool_tests::fuzz::{Corpus, cases, seed};
 use kvpool_tests::guard::{Tokens, flags, world};
 use kvpool_tests::raw::Port;
 use kvpool_tests::requests::{self, frame};
 use kvpool_tests::{Cluster, Options, trust};
+use kvpool_tls::grpc::GrpcWay;
 use kvpool_tls::rustls::{ClientConfig, ClientConnection, StreamOwned};
 use kvpool_tls::{ALPN_HTTP, ClientTls};
 use kvpool_types::wire::data::{Hello, Meta};
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op, VERSION};
 use kvpool_types::{ClusterId, Epoch, Incarnation, Token};
+use kvpool_types::{NamespaceSettings, Setting};
+use parking_lot::Mutex;
 use prost::Message;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -26,6 +35,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tonic::codegen::http;
+use tonic::transport::Channel;
 
 /// How many in a usual run.
 const USUALLY: u64 = 50_000;
@@ -295,6 +306,265 @@ fn attack(target: &Target, count: u64, made: &AtomicU64) {
     }
 }
 
+/// The namespace whose blocks a caller of [`OWN`] may not know of.
+const FOREIGN: &str = "foreign";
+/// The namespace of the caller `other`, which is empty.
+const OWN: &str = "elsewhere";
+/// What stands in a key of [`FOREIGN`] that no request names.
+const MARK: &[u8] = b"marked-4f1c86ab";
+/// How long a put may wait for room.
+const WAIT: Duration = Duration::from_secs(1);
+/// How many calls are made at a time.
+const AT_ONCE: u64 = 8;
+
+fn foreign_keys() -> Vec<Key> {
+    let names = (0..3).map(|number| format!("known-{number}"));
+    names.map(|name| Key::parse(&name).unwrap()).collect()
+}
+
+fn foreign_block() -> Vec<u8> {
+    (0..5000u32).map(|at| at.to_le_bytes()[0]).collect()
+}
+
+/// A client of [`FOREIGN`], whose blocks are there, and an empty namespace [`OWN`] with a quota.
+async fn fill_foreign(cluster: &Cluster) -> Client {
+    let mut options = cluster.client_options();
+    options.namespace = Namespace {
+        name: FOREIGN.to_owned(),
+        ..Default::default()
+    };
+    let client = Client::connect(options).await.unwrap();
+    let unknown = Key::parse(std::str::from_utf8(MARK).unwrap()).unwrap();
+    for key in foreign_keys().iter().chain([&unknown]) {
+        client.put(key, foreign_block()).await.unwrap();
+    }
+    let own = Namespace {
+        name: OWN.to_owned(),
+        ..Default::default()
+    };
+    // What the calls reserve leaves room for good clients.
+    let quota = NamespaceSettings::default().with(Setting::MemoryHard, 4 << 20);
+    client.create_namespace(own, &quota).await.unwrap();
+    client
+}
+
+/// Calls over gRPC, valid and otherwise.
+#[derive(Clone)]
+struct Caller {
+    channel: Channel,
+    master: String,
+    token: String,
+    /// Every call: for blocks of its own namespace, and of the foreign one.
+    seeds: Vec<(String, Vec<u8>)>,
+}
+
+/// One call.
+struct Call {
+    path: String,
+    headers: Vec<(&'static str, Vec<u8>)>,
+    body: Vec<u8>,
+    /// Whether its token is the caller's.
+    is_known: bool,
+}
+
+impl Caller {
+    fn good(&self, path: &str, message: &[u8]) -> Call {
+        let token = format!("Bearer {}", self.token);
+        Call {
+            path: path.to_owned(),
+            headers: vec![
+                ("content-type", b"application/grpc".to_vec()),
+                ("te", b"trailers".to_vec()),
+                ("authorization", token.into_bytes()),
+            ],
+            body: calls::body_of(message),
+            is_known: true,
+        }
+    }
+
+    /// `None` when it cannot be said in HTTP/2.
+    fn head(&self, call: &Call) -> Option<http::request::Builder> {
+        let mut head = http::Request::post(format!("http://{}{}", self.master, call.path));
+        for (name, value) in &call.headers {
+            head = head.header(*name, http::HeaderValue::from_bytes(value).ok()?);
+        }
+        head.uri_ref().is_some().then_some(head)
+    }
+
+    /// `None` when it cannot be said, ends by its own timeout, or waits for room as it asks to.
+    async fn make(&self, call: &Call) -> Option<Answer> {
+        let head = self.head(call)?;
+        let asked = calls::ask(&self.channel, head, call.body.clone());
+        let waits = call.path.ends_with("/Reserve");
+        let patience = if waits { WAIT } else { PATIENCE };
+        match tokio::time::timeout(patience, asked).await {
+            Ok(Ok(answer)) => Some(answer),
+            // The channel itself ends a call at this time.
+            Ok(Err(_)) if call.headers.iter().any(|(name, _)| *name == "grpc-timeout") => None,
+            Ok(Err(error)) => panic!("{}: {error:#}\n{:?}", call.path, call.body),
+            Err(_) if waits => None,
+            Err(_) => panic!("{} has no answer: {:?}", call.path, call.body),
+        }
+    }
+}
+
+/// Changes calls, one after the other: a seed gives the same ones.
+struct Mutator {
+    caller: Caller,
+    /// The message of each seed.
+    messages: Vec<Corpus>,
+    random: StdRng,
+}
+
+impl Mutator {
+    fn new(caller: &Caller) -> Self {
+        let messages = caller.seeds.iter().map(|(_, message)| {
+            let only = vec![message.clone()];
+            Corpus::load("grpc-calls", only).unwrap()
+        });
+        Self {
+            caller: caller.clone(),
+            messages: messages.collect(),
+            random: StdRng::seed_from_u64(seed()),
+        }
+    }
+
+    /// A call that differs from a good one in its message, its frame, its path or its headers.
+    fn mutate(&mut self) -> Call {
+        let Self {
+            caller,
+            messages,
+            random,
+        } = self;
+        let at = random.random_range(0..messages.len());
+        let (path, message) = &caller.seeds[at];
+        let (other_path, other) = caller.seeds.choose(random).unwrap();
+        let mut call = caller.good(path, message);
+        match random.random_range(0..10) {
+            0..=4 => call.body = calls::body_of(&messages[at].mutate()),
+            // Fields that come twice, and those of another call.
+            5 => call.body = calls::body_of(&[&message[..], other].concat()),
+            6 => {
+                let at = random.random_range(0..call.body.len());
+                match random.random_range(0..5) {
+                    0 => call.body[0] = random.random(),
+                    1 => call.body[at] ^= 1 << random.random_range(0..8),
+                    2 => call.body.truncate(at),
+                    3 => call.body.extend(vec![0; 1 + at]),
+                    _ => call.body.extend(calls::body_of(other)),
+                }
+            }
+            7 => {
+                call.path = match random.random_range(0..6) {
+                    0 => other_path.clone(),
+                    1 => "/kvpool.v1.Nodes/Session".to_owned(),
+                    2 => path.to_lowercase(),
+                    3 => format!("{path}/"),
+                    4 => path.replacen("Pool", "Pool%2e", 1),
+                    _ => path[..random.random_range(1..path.len())].to_owned(),
+                }
+            }
+            8 => {
+                call.is_known = false;
+                let value = &mut call.headers[2].1;
+                match random.random_range(0..4) {
+                    0 => value.clear(),
+                    1 => value.truncate(random.random_range(0..value.len())),
+                    2 => {
+                        let at = random.random_range(7..value.len());
+                        let other = *b"AbCdEf0189_-".choose(random).unwrap();
+                        call.is_known = value[at] == other;
+                        value[at] = other;
+                    }
+                    _ => value.splice(..7, *b"Basic x").for_each(drop),
+                }
+            }
+            _ => {
+                let others: [(&str, &[u8]); 10] = [
+                    ("content-type", b"text/html"),
+                    ("content-type", b"application/grpc+json"),
+                    ("content-type", b""),
+                    ("grpc-timeout", b"1n"),
+                    ("grpc-timeout", b"99999999H"),
+                    ("grpc-timeout", b"soon"),
+                    ("grpc-encoding", b"gzip"),
+                    ("grpc-accept-encoding", b"gzip,deflate"),
+                    ("kvpool-code", b"0"),
+                    ("traceparent", &[b'0'; 4000]),
+                ];
+                let (name, value) = *others.choose(random).unwrap();
+                call.headers.retain(|(known, _)| *known != name);
+                call.headers.push((name, value.to_vec()));
+            }
+        }
+        call
+    }
+}
+
+/// Makes changed calls. Counts the answers by their status.
+async fn call(
+    mutator: Arc<Mutex<Mutator>>,
+    count: u64,
+    made: Arc<AtomicU64>,
+) -> BTreeMap<String, u64> {
+    let caller = mutator.lock().caller.clone();
+    let mut answers = BTreeMap::new();
+    for _ in 0..count {
+        let call = mutator.lock().mutate();
+        made.fetch_add(1, Ordering::Relaxed);
+        let Some(answer) = caller.make(&call).await else {
+            *answers.entry("none".to_owned()).or_default() += 1;
+            continue;
+        };
+        let told = calls::gives_away(&call.path, &answer, OWN).unwrap();
+        assert_eq!(told, None, "{:?}", call.body);
+        let is_marked = answer.all.windows(MARK.len()).any(|part| part == MARK);
+        assert!(!is_marked, "{}: {:?}", call.path, call.body);
+        let is_refused = answer.grpc != Some(0);
+        assert!(call.is_known || is_refused, "a changed token is taken");
+        let status = answer
+            .grpc
+            .map_or("http", |grpc| if grpc == 0 { "ok" } else { "grpc" });
+        let code = answer.grpc.map_or(answer.http.into(), |grpc| grpc);
+        *answers.entry(format!("{status} {code}")).or_default() += 1;
+    }
+    answers
+}
+
+/// The calls whose answers tell of blocks, nodes and namespaces.
+const TELLING: [&str; 8] = [
+    "Cluster",
+    "Describe",
+    "Exist",
+    "List",
+    "ListNamespaces",
+    "Lookup",
+    "MatchPrefix",
+    "Stats",
+];
+
+/// The seeds as they are. The caller of [`OWN`] learns nothing by them, and `root` everything: what looks for secrets
+/// in answers finds them.
+async fn try_seeds(other: &Caller, root: &Caller) {
+    let mut told = Vec::new();
+    for (path, message) in &other.seeds {
+        let answer = other.make(&other.good(path, message)).await.unwrap();
+        let given = calls::gives_away(path, &answer, OWN).unwrap();
+        assert_eq!(given, None, "{path}");
+        let name = path.rsplit('/').next().unwrap();
+        if TELLING.contains(&name) {
+            let answer = root.make(&root.good(path, message)).await.unwrap();
+            let given = calls::gives_away(path, &answer, OWN).unwrap();
+            if given.is_some() {
+                told.push(name);
+            }
+        }
+    }
+    told.sort_unstable();
+    told.dedup();
+    assert_eq!(told, TELLING, "an answer to root gives nothing away");
+}
+
 /// Says that the attack is over.
 struct Over(Arc<AtomicBool>);
 
@@ -345,6 +615,28 @@ async fn mutated_handshakes_tokens_and_requests_hurt_nobody() {
             format!("eyJhbGciOiJIUzI1NiJ9.{claims}.AAAA").into_bytes(),
         ],
     };
+    let foreign = fill_foreign(&cluster).await;
+    let seeds = [OWN, FOREIGN].map(|namespace| {
+        let caller = proto::Caller {
+            cluster_id: client.cluster_id().to_bytes().to_vec().into(),
+            epoch: client.epoch().0,
+            namespace: namespace.to_owned(),
+            ..caller()
+        };
+        requests::of_every_call(&caller, &foreign_keys())
+    });
+    let way = GrpcWay::to(&cluster.master_url(), Some(&target.tls)).unwrap();
+    let root = Caller {
+        channel: way.connect().await.unwrap(),
+        master: cluster.master.listen.clone(),
+        token: target.token.clone(),
+        seeds: seeds.concat(),
+    };
+    let other = Caller {
+        token: issuer.token("other", 3600).unwrap(),
+        ..root.clone()
+    };
+    try_seeds(&other, &root).await;
     let count = cases(USUALLY);
     let (made, over) = (
         Arc::new(AtomicU64::new(0)),
@@ -377,12 +669,26 @@ async fn mutated_handshakes_tokens_and_requests_hurt_nobody() {
             std::thread::scope(|scope| {
                 scope.spawn(|| handshakes(&target, count * 2 / 5, &made));
                 scope.spawn(|| tokens(&target, count / 5, &made));
-                scope.spawn(|| attack(&target, count - count * 3 / 5, &made));
+                scope.spawn(|| attack(&target, count * 3 / 10, &made));
             });
         })
     };
+    let mutator = Arc::new(Mutex::new(Mutator::new(&other)));
+    let callers = (0..AT_ONCE).map(|_| {
+        let count = (count / 10).div_ceil(AT_ONCE);
+        tokio::spawn(call(Arc::clone(&mutator), count, Arc::clone(&made)))
+    });
+    let callers: Vec<_> = callers.collect();
     let rounds = good.await;
     attack.await.unwrap();
+    let mut answers = BTreeMap::<String, u64>::new();
+    for caller in callers {
+        for (status, count) in caller.await.unwrap() {
+            *answers.entry(status).or_default() += count;
+        }
+    }
+    println!("answers to changed calls over gRPC: {answers:?}");
+    assert!(answers.contains_key("ok 0"), "{answers:?}");
     let made = made.load(Ordering::Relaxed);
     println!(
         "{made} cases in {:?}, {rounds} rounds of good clients",
@@ -390,6 +696,9 @@ async fn mutated_handshakes_tokens_and_requests_hurt_nobody() {
     );
     assert!(made >= count, "{made}");
     serves(&client).await;
+    for key in foreign_keys() {
+        assert_eq!(foreign.get(&key).await.unwrap(), Some(foreign_block()));
+    }
     let grown = resident().saturating_sub(before);
     println!("the daemons have grown by {} KiB", grown >> 10);
     assert!(grown < GROWTH, "the daemons have grown by {grown} bytes");

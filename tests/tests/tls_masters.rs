@@ -1,6 +1,9 @@
 //! Standby masters and plain data ports in a pool with TLS.
 
-use kvpool_client::{Client, Code, PutError, TransportChoice};
+use kvpool_client::{
+    Client, Code, PutError, ReplicaBlocks, ReplicaChange, ReplicaTaskState, ReplicaWish,
+    TransportChoice,
+};
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{CODE_METADATA, Caller, StatsRequest};
 use kvpool_tests::blocks::{check_all, key, put_all};
@@ -95,4 +98,37 @@ async fn a_plain_data_port_beyond_loopback_gets_no_hello_where_masters_have_tls(
         "{message}"
     );
     assert!(begun.elapsed() < Duration::from_secs(3), "it was called");
+}
+
+/// A node shows its token to the nodes that it copies from.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_with_tls_masters_copies_nothing_from_a_plain_port_beyond_loopback() {
+    let ca = world().authority.ca.display().to_string();
+    // An address of documentation (RFC 5737): nobody is there, and nobody is asked.
+    let node = ["--tls-ca", &ca, "--advertise", "203.0.113.7"];
+    let cluster = Cluster::start(Options {
+        nodes: 2,
+        master: flags(&world().daemon, &["--tls-client-auth", "none"]),
+        node: node.map(str::to_owned).into(),
+        ..Options::default()
+    })
+    .unwrap();
+    let mut options = cluster.client_options();
+    options.transport = TransportChoice::Shm;
+    let client = Client::connect(options).await.unwrap();
+    put_all(&client, 0..1, 1000).await.unwrap();
+    let wish = ReplicaWish {
+        change: ReplicaChange::Copy,
+        blocks: ReplicaBlocks::Keys(vec![key(0)]),
+        from: None,
+        to: Vec::new(),
+        evict: false,
+    };
+    let begun = client.change_replicas(&wish).await.unwrap();
+    let ended = client.wait_replica_task(begun.id, Duration::from_secs(120));
+    let ended = ended.await.unwrap().unwrap();
+    assert_eq!(ended.state, ReplicaTaskState::Failed, "{ended:?}");
+    // Another code says that the address was called.
+    let code = ended.failure.as_ref().map(|(code, _)| *code);
+    assert_eq!(code, Some(Code::InvalidArgument), "{ended:?}");
 }

@@ -5,6 +5,7 @@ use crate::{bytes, key, only, put};
 use kvpool_client::TransportChoice;
 use kvpool_store_node::Isolation;
 use kvpool_types::Code;
+use std::time::{Duration, Instant};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_strict_node_gives_its_memory_to_callers_of_every_namespace_only() {
@@ -24,6 +25,16 @@ async fn a_strict_node_gives_its_memory_to_callers_of_every_namespace_only() {
     for name in ["x", "y"] {
         assert!(any.get(&key(name)).await.unwrap().is_some());
     }
+
+    // It does not ask for the memory again with each call.
+    let begun = Instant::now();
+    for _ in 0..40 {
+        assert!(any.get(&key("y")).await.unwrap().is_some());
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    let (asked, took) = (any.counters().link_failures, begun.elapsed());
+    let may_ask_again = took > Duration::from_secs(20);
+    assert!(asked == 1 || may_ask_again, "{asked} times in {took:?}");
 
     // Who may write in every namespace may map. This node has no RDMA to give.
     assert!(x.shm_link(pool.token("root")).await.is_ok());

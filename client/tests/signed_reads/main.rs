@@ -1,7 +1,9 @@
 //! With tokens, a node sends a byte only to who shows the location that the master signed for it.
 
+mod expiry;
 mod isolation;
 mod pool;
+mod relay;
 
 use kvpool_client::{
     Client, GetOptions, Key, Remove, ReplicaBlocks, ReplicaChange, ReplicaTaskState, ReplicaWish,

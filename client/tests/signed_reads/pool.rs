@@ -1,5 +1,6 @@
 //! A real master and real store nodes, with tokens or without, and raw requests to them.
 
+use crate::relay::Relay;
 use kvpool_auth::issue::{NewToken, SigningKey, publish};
 use kvpool_auth::now;
 use kvpool_client::{Client, Key, Namespace, Options, TransportChoice};
@@ -48,6 +49,8 @@ pub(crate) struct Pool {
     key: Option<SigningKey>,
     pub(crate) master: Server,
     pub(crate) nodes: Vec<Node>,
+    /// The way to the one node, in a pool with a relay.
+    pub(crate) relay: Option<Relay>,
 }
 
 /// What a pool is made of.
@@ -59,6 +62,8 @@ pub(crate) struct Shape {
     pub(crate) node_asks: bool,
     pub(crate) ssd: Option<String>,
     pub(crate) isolation: Isolation,
+    /// Whether clients reach the one node through a relay.
+    pub(crate) is_relayed: bool,
 }
 
 impl Shape {
@@ -69,6 +74,7 @@ impl Shape {
             node_asks: has_tokens,
             ssd: None,
             isolation,
+            is_relayed: false,
         }
     }
 }
@@ -98,7 +104,10 @@ impl Pool {
             node_asks,
             ssd,
             isolation,
+            is_relayed,
         } = shape;
+        let relay = is_relayed.then(Relay::listen);
+        let advertise = relay.as_ref().map(|relay| relay.address().to_string());
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         let key = has_tokens.then(|| SigningKey::generate().unwrap());
@@ -135,6 +144,7 @@ impl Pool {
                     .map(str::to_owned)
                     .collect(),
                 listen: "127.0.0.1:0".to_owned(),
+                advertise: advertise.clone().unwrap_or_default(),
                 http_listen: "127.0.0.1:0".to_owned(),
                 shm_path: path(&format!("n{number}.sock")),
                 no_rdma: true,
@@ -145,6 +155,9 @@ impl Pool {
                 ..Default::default()
             };
             let node = Node::start(config).await.unwrap();
+            if let Some(relay) = &relay {
+                relay.to(node.data_address());
+            }
             let begun = Instant::now();
             while !node.is_ready() {
                 assert!(begun.elapsed() < Duration::from_secs(30), "not registered");
@@ -157,6 +170,19 @@ impl Pool {
             key,
             master,
             nodes: started,
+            relay,
+        }
+    }
+
+    /// Gives `subject` the namespace `namespace` instead of its own, and waits until the master knows it.
+    pub(crate) async fn allow(&self, subject: &str, namespace: &str) {
+        let (own, other) = (format!("[\"{subject}\"]"), format!("[\"{namespace}\"]"));
+        let policy = self.directory.path().join("policy.toml");
+        std::fs::write(policy, POLICY.replace(&own, &other)).unwrap();
+        let begun = Instant::now();
+        while self.lookup(subject, subject, "none").await.is_ok() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "not read");
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
