@@ -5,7 +5,9 @@ mod support;
 use kvpool_master::Config;
 use kvpool_master::membership::{Reported, StoreNode};
 use kvpool_master::placement::PlacementHints;
-use kvpool_master::pool::{Blocks, Change, Pool, ReserveOptions, TaskState, TaskView, Wish};
+use kvpool_master::pool::{
+    Blocks, Change, Holder, Pool, ReserveOptions, TaskState, TaskView, Wish,
+};
 use kvpool_proto::master_message::Body;
 use kvpool_proto::{self as proto};
 use kvpool_types::{Code, Key, NodeName};
@@ -253,6 +255,63 @@ async fn a_moved_replica_stays_shut_while_a_reader_has_a_lease() {
     }
 }
 
+/// A long read renews its lease, and reads on where the replica was.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_moved_replica_stays_shut_while_a_lease_from_before_is_renewed() {
+    let directory = tempfile::tempdir().unwrap();
+    let ttl = Duration::from_secs(2);
+    let (pool, a, b) = with_a_block(directory.path(), ttl).await;
+    let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
+    let pull = b.next().await;
+    let keys = [key(1)];
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    let mut token = pool.lookup(SPACE, &keys[..], true).token;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &task).await.changed, 1);
+    let of_a = || {
+        let segments = pool.placement.segments();
+        let own = segments.iter().filter(|s| Arc::ptr_eq(&s.node, &a.node));
+        own.map(|segment| segment.used()).sum::<u64>()
+    };
+    for _ in 0..4 {
+        tokio::time::sleep(ttl / 3).await;
+        let renewed = pool.renew(SPACE, &keys[..], |_| Holder::of_any(token));
+        assert_eq!(renewed.answer, [Code::Ok], "a renewal came late");
+        token = renewed.token;
+        assert_eq!(of_a(), BLOCK, "free under a lease");
+    }
+    wait_used(&pool, BLOCK).await;
+    assert_eq!(of_a(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_replica_is_dropped_for_one_on_a_node_that_leaves() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &copy).await.changed, 1);
+    pool.draining(&b.node, true);
+    let dropped = begin(&pool, Change::Drop, Some("a"), &key(1)).await;
+    let ended = end(&pool, &dropped).await;
+    assert_eq!((ended.changed, ended.failed), (0, 1), "{ended:?}");
+    assert_eq!(holders(&pool, &key(1)).len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_block_moves_to_a_node_that_leaves_meanwhile() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
+    let pull = b.next().await;
+    pool.draining(&b.node, true);
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &task).await.failed, 1);
+    assert_eq!(holders(&pool, &key(1)), ["a"]);
+    wait_used(&pool, BLOCK).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pull_that_fails_or_is_lost_is_tried_again_and_leaks_nothing() {
     let directory = tempfile::tempdir().unwrap();
@@ -461,13 +520,15 @@ async fn a_put_that_is_under_way_when_its_node_drains_moves_with_it() {
     }
 }
 
-/// A client that never ends its put holds up no drain.
+/// A client that never ends its put holds up no drain, and its block does not stay behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_does_not_wait_for_a_put_that_never_ends() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
-    let _silent = reserve_with(&pool, &key(2), BLOCK, &on("a")).await.unwrap();
+    let silent = reserve_with(&pool, &key(2), BLOCK, &on("a")).await.unwrap();
     pool.draining(&a.node, true);
     let pull = b.next().await;
     pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    let late = commit(&pool, &key(2), BLOCK, silent).await;
+    assert_eq!(late, [Code::GrantEnded]);
 }

@@ -158,6 +158,21 @@ fn a_new_version_keeps_the_place_in_the_chain() {
     assert_eq!(evict(&directory, 3, NOW), [2, 1, 0]);
 }
 
+/// The parent came back after the block's first version, which was put without it.
+#[test]
+fn a_new_version_finds_the_parent_that_the_old_one_lacked() {
+    let directory = directory(Policy::Prefix);
+    directory.publish([child(&directory, 1, 0)]);
+    put_block(&directory, block(&directory, 0));
+    let again = NewBlock {
+        version: Version(50),
+        ..child(&directory, 1, 0)
+    };
+    directory.publish([again]);
+    put_block(&directory, block(&directory, 2));
+    assert_eq!(evict(&directory, 2, NOW), [1, 0]);
+}
+
 #[test]
 fn links_that_would_close_a_cycle_are_refused() {
     let directory = directory(Policy::Prefix);
