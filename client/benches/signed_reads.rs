@@ -12,6 +12,14 @@
 )]
 #[path = "../tests/signed_reads/pool.rs"]
 mod pool;
+#[allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "it belongs to the tests, which use all of it"
+)]
+#[path = "../tests/signed_reads/relay.rs"]
+mod relay;
 
 use kvpool_client::{Client, GetBlock, GetOptions, Key};
 use kvpool_store_node::Isolation;

@@ -124,8 +124,8 @@ impl World {
             caller: Some(proto::Caller {
                 cluster_id: cluster.to_bytes().to_vec().into(),
                 epoch: pool.epoch.0,
-                client_id: vec![INTRUDER as u8; 16].into(),
-                host_id: vec![INTRUDER as u8; 16].into(),
+                client_id: vec![0x5a; 16].into(),
+                host_id: vec![0x5a; 16].into(),
                 namespace: tenant_name(0),
                 ..proto::Caller::default()
             }),

@@ -25,7 +25,7 @@ use tokio::time::sleep;
 /// Blocks to this size are written in one step at the node.
 const AT_ONCE: u64 = 16 << 10;
 /// How long a writer stalls that does not go on by itself: longer than any history lasts after its faults.
-const STALL: Duration = Duration::from_mins(5);
+const STALL: Duration = Duration::from_secs(300);
 /// How often a stalled writer's connection is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 /// Larger ones come in pieces of this size.

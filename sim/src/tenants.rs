@@ -23,6 +23,9 @@ const ADMINISTRATOR: usize = 98;
 /// How long the administrator tries to change something.
 const TRIES: Duration = Duration::from_secs(8);
 
+/// A term, a namespace, and the label of what is counted.
+type Place = (Epoch, String, &'static str);
+
 /// What is known of the namespaces.
 #[derive(Debug)]
 pub(crate) struct Tenants {
@@ -32,7 +35,7 @@ pub(crate) struct Tenants {
     /// The settings that a master has acknowledged; none while a change is under way.
     acknowledged: Mutex<BTreeMap<usize, NamespaceSettings>>,
     /// What each namespace had of a quota's item in one term, and the quota, at the last look.
-    seen: Mutex<BTreeMap<(Epoch, String, &'static str), (u64, Option<u64>)>>,
+    seen: Mutex<BTreeMap<Place, (u64, Option<u64>)>>,
 }
 
 impl Tenants {
