@@ -102,7 +102,7 @@ impl Lease {
         let deadline = Deadline::after(self.timeout);
         let before = self.len();
         for part in &mut self.parts {
-            let renewed = renew(self.releases.control(), part, deadline).await?;
+            let renewed = renew(self.releases.control(), part, part.versions(), deadline).await?;
             let held = |at: usize| renewed.kept.get(at) == Some(&true);
             part.keys = part.keys.retain(held);
             part.leased = renewed.leased;
@@ -129,6 +129,7 @@ impl Lease {
 pub(crate) async fn renew(
     control: &Control,
     part: &LeasePart,
+    versions: Vec<u64>,
     deadline: Deadline,
 ) -> Result<Renewed, ControlError> {
     let sent = BootTime::now();
@@ -136,7 +137,7 @@ pub(crate) async fn renew(
         caller: None,
         keys: part.keys.bytes(),
         token: part.leased.token,
-        versions: part.versions(),
+        versions,
     };
     // Counted from before the first attempt, so a repetition only makes the lease shorter here.
     let reply = control.call(request, Call::by(deadline)).await?;

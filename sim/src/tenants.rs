@@ -263,7 +263,7 @@ pub(crate) fn keep_their_rules(world: &World, pool: &Pool) -> Result<(), String>
         if keepers.any(|(tenant, one)| one.keeps_all() && tenant_name(tenant) == place.1) {
             let now = (balance.blocks, None);
             let (had, _) = seen.insert(place, now).unwrap_or_default();
-            if balance.blocks < had && !world.has_lost_nodes.load(Ordering::Acquire) {
+            if balance.blocks < had && world.losses.load(Ordering::Acquire) == 0 {
                 return Err(format!(
                     "a namespace within its guaranteed share had {had} blocks, and has {}",
                     balance.blocks

@@ -148,8 +148,8 @@ pub(crate) struct World {
     pub(crate) tenants: Tenants,
     /// The chains that were seen in the pool.
     pub(crate) chains: Mutex<Chains>,
-    /// Whether a node's memory was lost.
-    pub(crate) has_lost_nodes: AtomicBool,
+    /// How many nodes lost their memory, with blocks that had perhaps no other replica.
+    pub(crate) losses: AtomicU64,
     /// Whether a node left before all of its blocks were moved.
     pub(crate) left_early: AtomicBool,
 }
@@ -188,7 +188,7 @@ impl World {
             segments: Mutex::default(),
             tenants: Tenants::new(plan.seed),
             chains: Mutex::default(),
-            has_lost_nodes: AtomicBool::new(false),
+            losses: AtomicU64::new(0),
             left_early: AtomicBool::new(false),
         })
     }
@@ -358,7 +358,7 @@ impl World {
         match fault {
             Fault::Crash(process, down) => self.crash(process, ms(down)),
             Fault::Leave(number, down) => {
-                self.has_lost_nodes.store(true, Ordering::Release);
+                self.losses.fetch_add(1, Ordering::AcqRel);
                 if let Some(port) = self.net.node(number) {
                     spawn_local(Arc::clone(self).leave(port, number, ms(down)));
                 }
@@ -415,6 +415,7 @@ impl World {
 
     /// As a node at SIGTERM: it leaves once the master says that no block waits to be moved, or after a while.
     async fn drain(self: Arc<Self>, port: NodePort, number: usize, down: Duration) {
+        let losses = self.losses.load(Ordering::Acquire);
         port.node.drain();
         let until = Instant::now() + DRAINING;
         let saved = loop {
@@ -431,8 +432,10 @@ impl World {
         self.trace.note(Process::Node(number), said);
         if saved != Some(0) {
             self.left_early.store(true, Ordering::Release);
-            self.has_lost_nodes.store(true, Ordering::Release);
-        } else if let Err(wrong) = checks::nothing_left_on(&self, port.node.incarnation()) {
+            self.losses.fetch_add(1, Ordering::AcqRel);
+        } else if losses == self.losses.load(Ordering::Acquire)
+            && let Err(wrong) = checks::nothing_left_on(&self, port.node.incarnation())
+        {
             self.load.violate(wrong);
         }
         self.leave(port, number, down).await;
@@ -455,7 +458,7 @@ impl World {
                 };
                 life.end();
                 self.net.close(process);
-                self.has_lost_nodes.store(true, Ordering::Release);
+                self.losses.fetch_add(1, Ordering::AcqRel);
             }
             Process::Client(number) => {
                 let Some(life) = self.clients.lock().remove(&number) else {

@@ -17,6 +17,8 @@ use std::time::Duration;
 pub(crate) struct Renewal<'a> {
     control: &'a Control,
     keys: Vec<Key>,
+    /// The version that is read of each: the lease on a later one is another reader's.
+    versions: Vec<u64>,
     leases: Mutex<Vec<Option<Held>>>,
 }
 
@@ -44,13 +46,17 @@ impl<'a> Renewal<'a> {
         control: &'a Control,
         blocks: impl IntoIterator<Item = (&'b Key, &'b Arc<Located>)>,
     ) -> Self {
-        let (keys, leases) = blocks
+        let (keys, (versions, leases)) = blocks
             .into_iter()
-            .map(|(key, located)| (key.clone(), located.lease.map(Held::new)))
+            .map(|(key, located)| {
+                let lease = located.lease.map(Held::new);
+                (key.clone(), (located.version.0, lease))
+            })
             .unzip();
         Self {
             control,
             keys,
+            versions,
             leases: Mutex::new(leases),
         }
     }
@@ -117,18 +123,21 @@ impl<'a> Renewal<'a> {
             };
             // A key that is read twice is leased once.
             let mut of_key: HashMap<&Key, usize> = HashMap::default();
-            let mut distinct = Vec::new();
-            for key in places.iter().filter_map(|at| self.keys.get(*at)) {
-                of_key.entry(key).or_insert_with(|| {
-                    distinct.push(key);
-                    distinct.len() - 1
-                });
+            let (mut distinct, mut versions) = (Vec::new(), Vec::new());
+            for at in &places {
+                if let (Some(key), Some(version)) = (self.keys.get(*at), self.versions.get(*at)) {
+                    of_key.entry(key).or_insert_with(|| {
+                        distinct.push(key);
+                        versions.push(*version);
+                        distinct.len() - 1
+                    });
+                }
             }
             let part = LeasePart {
                 keys: Packed::of(distinct),
                 leased: *lease,
             };
-            let Ok(renewed) = renew(self.control, &part, deadline).await else {
+            let Ok(renewed) = renew(self.control, &part, versions, deadline).await else {
                 return false;
             };
             let mut leases = self.leases.lock();

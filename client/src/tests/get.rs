@@ -179,6 +179,31 @@ async fn a_long_read_renews_its_lease() {
     assert_eq!(pool.client.counters().leases_outrun, 0);
 }
 
+/// Another version may be reserved before the lookup, and committed while the earlier one is read.
+#[tokio::test]
+async fn a_long_read_renews_the_lease_on_its_own_version_alone() {
+    let ttl = Duration::from_millis(100);
+    let pool = pool_with(|setup, _| setup.config.lease_ttl = ttl).await;
+    put_twice(&pool, "a", b"bytes").await;
+    put_twice(&pool, "later", b"bytes").await;
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let versions = Arc::clone(&asked);
+    pool.master
+        .on_request("renew", move |renew: &mut RenewRequest| {
+            versions.lock().extend(renew.versions.iter().copied());
+        });
+    for node in [1, 2] {
+        pool.nodes.set(node, Mode::Slow(Duration::from_millis(300)));
+    }
+    let (outcome, _) = get_one(&pool, "a", 5).await;
+    let Ok(GetOutcome::Hit { version, .. }) = outcome else {
+        panic!("{outcome:?}");
+    };
+    let asked = asked.lock();
+    assert!(!asked.is_empty());
+    assert!(asked.iter().all(|asked| *asked == version.0), "{asked:?}");
+}
+
 #[tokio::test]
 async fn a_lease_that_is_not_renewed_ends_no_other() {
     let ttl = Duration::from_millis(400);

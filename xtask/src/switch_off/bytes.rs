@@ -120,4 +120,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-client",
         test: "a_batch_that_was_granted_a_part_asks_for_the_rest_without_a_pause",
     },
+    Mechanism {
+        invariant: 3,
+        what: "a read renews the lease on its own version alone",
+        file: "client/src/get/renewal.rs",
+        on: "renew(self.control, &part, versions, deadline)",
+        off: "renew(self.control, &part, { versions.clear(); part.versions() }, deadline)",
+        package: "kvpool-client",
+        test: "a_long_read_renews_the_lease_on_its_own_version_alone",
+    },
 ];
