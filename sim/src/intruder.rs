@@ -1,5 +1,5 @@
-//! A process that belongs to nobody, and tries what no client and no node of ours would: forged and old grants, a
-//! reservation of nothing, the name of a node, an epoch that never was. All of it is to be refused.
+//! A process that belongs to nobody. It tries what no client and no node of ours would, and all of it is to be
+//! refused: forged and old grants, a reservation of nothing, the name of a node, an epoch that never was.
 
 use crate::dice::Dice;
 use crate::load::name;

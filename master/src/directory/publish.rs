@@ -28,8 +28,9 @@ pub struct Link<'a> {
 impl Directory {
     /// Publishes blocks. A block is refused when its key has a later version, or the same version
     /// at the same place. Blocks are linked to their parents that are present, including parents
-    /// in the same batch. A block that replaces another keeps the link that it has. Outcomes follow the order of the blocks. A batch must not have two blocks
-    /// of one key and one version, because its blocks are published from last to first.
+    /// in the same batch. A block that replaces another keeps the link that it has. Outcomes follow
+    /// the order of the blocks. A batch must not have two blocks of one key and one version, because
+    /// its blocks are published from last to first.
     pub fn publish(&self, blocks: impl AsRef<[NewBlock]>) -> Vec<Published> {
         let blocks = blocks.as_ref();
         let mut outcomes = vec![
