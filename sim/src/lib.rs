@@ -39,6 +39,6 @@ mod tenants;
 mod trace;
 mod world;
 
-pub use plan::{Fault, Noise, Plan, Process};
+pub use plan::{Fault, Noise, Plan, Process, Tenant};
 pub use shrink::shrink;
 pub use world::{Report, run};

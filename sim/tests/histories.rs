@@ -5,7 +5,7 @@
 //! cargo xtask simulate --seed 4711 --trace
 //! ```
 
-use kvpool_sim::{Noise, Plan, Report, run, shrink};
+use kvpool_sim::{Noise, Plan, Report, Tenant, run, shrink};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The seeds of a usual run.
@@ -84,6 +84,7 @@ fn without_faults_no_call_fails() {
             noise: Noise::default(),
             faults: Vec::new(),
             keeps_all: true,
+            tenants: vec![Tenant::default()],
             segment_bytes: 8 << 20,
             ..Plan::of(seed)
         };
