@@ -120,18 +120,20 @@ fn a_root_that_is_used_is_an_ordinary_block_again() {
 }
 
 #[test]
-fn a_block_is_never_linked_again() {
+fn a_repeated_commit_links_nothing_and_a_new_version_does() {
     let directory = directory(Policy::Prefix);
     put_chain(&directory, 0..2, None);
     remove(&directory, 0);
     put(&directory, 0);
     touch(&directory, 1);
-    // A repeated commit is refused, and a new version changes no links.
+    // A repeated commit is refused.
     let again = NewBlock {
         version: Version(2),
         ..child(&directory, 1, 0)
     };
     assert!(directory.publish(vec![again]).remove(0).id.is_none());
+    assert_eq!(evict(&directory, 1, NOW), [0]);
+    put(&directory, 0);
     put_block(
         &directory,
         NewBlock {
@@ -139,7 +141,7 @@ fn a_block_is_never_linked_again() {
             ..child(&directory, 1, 0)
         },
     );
-    assert_eq!(evict(&directory, 1, NOW), [0]);
+    assert_eq!(evict(&directory, 1, NOW), [1]);
 }
 
 #[test]
