@@ -130,6 +130,13 @@ fn on(node: &str) -> ReserveOptions {
     }
 }
 
+/// The bytes in use on a node.
+fn used_on(pool: &Pool, node: &Arc<StoreNode>) -> u64 {
+    let segments = pool.placement.segments();
+    let own = segments.iter().filter(|s| Arc::ptr_eq(&s.node, node));
+    own.map(|segment| segment.used()).sum()
+}
+
 /// Waits until so many bytes are in use on all nodes together.
 async fn wait_used(pool: &Pool, bytes: u64) {
     let used = || {
@@ -235,11 +242,7 @@ async fn a_moved_replica_stays_shut_while_a_reader_has_a_lease() {
     pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
     assert_eq!(end(&pool, &task).await.changed, 1);
     assert_eq!(holders(&pool, &key(1)), ["b"]);
-    let of_a = || {
-        let segments = pool.placement.segments();
-        let own = segments.iter().filter(|s| Arc::ptr_eq(&s.node, &a.node));
-        own.map(|segment| segment.used()).sum::<u64>()
-    };
+    let of_a = || used_on(&pool, &a.node);
     while leased.elapsed() < ttl * 3 / 4 {
         assert_eq!(
             of_a(),
@@ -268,11 +271,7 @@ async fn a_moved_replica_stays_shut_while_a_lease_from_before_is_renewed() {
     let mut token = pool.lookup(SPACE, &keys[..], true).token;
     pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
     assert_eq!(end(&pool, &task).await.changed, 1);
-    let of_a = || {
-        let segments = pool.placement.segments();
-        let own = segments.iter().filter(|s| Arc::ptr_eq(&s.node, &a.node));
-        own.map(|segment| segment.used()).sum::<u64>()
-    };
+    let of_a = || used_on(&pool, &a.node);
     for _ in 0..4 {
         tokio::time::sleep(ttl / 3).await;
         let renewed = pool.renew(SPACE, &keys[..], |_| Holder::of_any(token));

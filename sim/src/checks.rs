@@ -27,7 +27,7 @@ const REST: Duration = Duration::from_secs(40);
 const SETTLED: Duration = Duration::from_secs(4);
 
 /// The pools of the masters that lead now.
-fn leading(world: &World) -> Vec<(usize, Arc<Pool>)> {
+pub(crate) fn leading(world: &World) -> Vec<(usize, Arc<Pool>)> {
     let masters = world.net.masters().into_iter();
     let pools = masters.filter_map(|(number, seat)| Some((number, seat.pool().ok()?)));
     pools.filter(|(_, pool)| pool.leads()).collect()

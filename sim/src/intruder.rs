@@ -1,6 +1,7 @@
 //! A process that belongs to nobody. It tries what no client and no node of ours would, and all of it is to be
 //! refused: forged and old grants, a reservation of nothing, the name of a node, an epoch that never was.
 
+use crate::checks::leading;
 use crate::dice::Dice;
 use crate::load::name;
 use crate::net::NodePort;
@@ -8,7 +9,8 @@ use crate::plan::{Process, tenant_name};
 use crate::world::World;
 use kvpool_master::pool::Pool;
 use kvpool_proto as proto;
-use kvpool_types::wire::data::WriteRequest;
+use kvpool_transport::host::Abort;
+use kvpool_types::wire::data::{ReadItem, WriteRequest};
 use kvpool_types::wire::keys::pack;
 use kvpool_types::{Code, Epoch, Extent, Grant, GrantId, Incarnation, Length, Offset};
 use prost::Message;
@@ -25,6 +27,14 @@ pub(crate) const NO_EPOCH: Epoch = Epoch(1_000_000);
 /// How long a master may take to answer a registration.
 const ANSWER: Duration = Duration::from_millis(500);
 
+/// What the intruder reads goes nowhere.
+#[derive(Debug)]
+struct NoConnection;
+
+impl Abort for NoConnection {
+    fn abort(&self) {}
+}
+
 impl World {
     /// Tries everything once at a node, and at its master.
     pub(crate) async fn intrude(self: Arc<Self>, node: usize) {
@@ -32,6 +42,7 @@ impl World {
         if let Some(port) = self.net.node(node) {
             self.write_without_grant(&port, &dice);
             self.write_with_old_grants(&port, node);
+            self.read_without_location(&port);
         }
         self.reserve_nothing().await;
         self.register_as(node).await;
@@ -39,9 +50,30 @@ impl World {
 
     /// The pool that leads, if one does.
     fn leader(&self) -> Option<(usize, Arc<Pool>)> {
-        let masters = self.net.masters().into_iter();
-        let mut pools = masters.filter_map(|(number, seat)| Some((number, seat.pool().ok()?)));
-        pools.find(|(_, pool)| pool.leads())
+        leading(self).into_iter().next()
+    }
+
+    /// The pool that leads, if it sends readers to this life of a node.
+    fn leader_of(&self, port: &NodePort) -> Option<Arc<Pool>> {
+        let (_, pool) = self.leader()?;
+        let incarnation = port.node.incarnation();
+        let members = pool.members.all();
+        let mut here = members.iter();
+        let is_here = here.any(|one| one.incarnation == incarnation && one.is_readable());
+        (is_here && port.node.is_connected()).then_some(pool)
+    }
+
+    /// Bytes of a node's first segment, whoever has them.
+    fn some_extent(pool: &Pool, port: &NodePort) -> Option<Extent> {
+        let segments = pool.placement.segments();
+        let incarnation = port.node.incarnation();
+        let mut all = segments.iter();
+        let segment = all.find(|segment| segment.node.incarnation == incarnation)?;
+        Some(Extent {
+            segment: segment.id,
+            offset: Offset(0),
+            length: Length(4096),
+        })
     }
 
     fn write(&self, port: &NodePort, grant: Grant, what: &str) {
@@ -63,45 +95,49 @@ impl World {
         }
     }
 
+    /// Reads whatever is there, without a location that the leader signed.
+    fn read_without_location(&self, port: &NodePort) {
+        let Some(pool) = self.leader_of(port).filter(|_| self.plan.has_signed_reads) else {
+            return;
+        };
+        let Some(extent) = Self::some_extent(&pool, port) else {
+            return;
+        };
+        let item = ReadItem::whole(extent);
+        let abort: Arc<dyn Abort> = Arc::new(NoConnection);
+        let host = port.node.host();
+        let incarnation = port.node.incarnation();
+        let is_read = host
+            .admit_read(pool.epoch, incarnation, &item, &abort)
+            .is_ok();
+        if is_read || host.sums(pool.epoch, incarnation, &item).is_ok() {
+            self.load
+                .violate("a node reads without a signed location".to_owned());
+        }
+    }
+
     /// Writes over whatever is there, with a grant that nobody signed.
     fn write_without_grant(&self, port: &NodePort, dice: &Dice) {
         let Some((_, pool)) = self.leader() else {
             return;
         };
-        let segments = pool.placement.segments();
-        let incarnation = port.node.incarnation();
-        let mut of_node = segments
-            .iter()
-            .filter(|segment| segment.node.incarnation == incarnation);
-        let Some(segment) = of_node.next().map(|segment| segment.id) else {
-            return;
-        };
-        let grant = Grant {
-            extent: Extent {
-                segment,
-                offset: Offset(0),
-                length: Length(4096),
-            },
-            epoch: pool.epoch,
-            id: GrantId(dice.below(1 << 40)),
-            mac: [0x5a; 16],
-        };
-        self.write(port, grant, "a grant that nobody signed");
+        if let Some(extent) = Self::some_extent(&pool, port) {
+            let grant = Grant {
+                extent,
+                epoch: pool.epoch,
+                id: GrantId(dice.below(1 << 40)),
+                mac: [0x5a; 16],
+            };
+            self.write(port, grant, "a grant that nobody signed");
+        }
     }
 
     /// Writes with grants of terms that are over, once the node has heard of the present one.
     fn write_with_old_grants(&self, port: &NodePort, node: usize) {
-        let Some((_, pool)) = self.leader() else {
+        let Some(pool) = self.leader_of(port) else {
             return;
         };
         let incarnation = port.node.incarnation();
-        let members = pool.members.all();
-        let mut here = members
-            .iter()
-            .filter(|one| one.incarnation == incarnation && one.is_readable());
-        if here.next().is_none() || !port.node.is_connected() {
-            return;
-        }
         for grant in self.net.grants_of(incarnation) {
             if grant.epoch < pool.epoch && grant.extent.length.0 <= 16 << 10 {
                 self.write(

@@ -23,7 +23,7 @@ use crate::clock::BootInstant;
 use crate::membership::{NodeState, StoreNode};
 use crate::placement::ExtentIndex;
 use kvpool_proto as proto;
-use kvpool_types::{Extent, GrantId, Incarnation, SegmentId};
+use kvpool_types::{Extent, GrantId, Incarnation, SegmentId, Version};
 use parking_lot::{Mutex, RwLock};
 use smallvec::{SmallVec, smallvec};
 use std::collections::btree_map::Entry;
@@ -47,6 +47,8 @@ pub struct Freed {
     pub index: ExtentIndex,
     /// The extent's range.
     pub extent: Extent,
+    /// The version of the block that was there; 0 for a range of unknown content.
+    pub version: Version,
     /// The grant of the last write; `None` for a grant of an older epoch.
     pub grant: Option<GrantId>,
     /// The number of the next grant when the extent was freed. Later grants on the extent have it or a higher one.
@@ -174,11 +176,12 @@ impl Quarantine {
         let mut ready = Vec::with_capacity(freed.len());
         let mut delayed = self.delayed.lock();
         for mut item in freed {
+            let is_held = self.is_held(&mut item, now);
             if item.not_before > now.after(STUCK_AFTER) {
                 item.segment.stick(item.index);
                 item.stuck = true;
             }
-            if item.not_before > now {
+            if is_held {
                 delayed.insert(self.number(), item);
             } else {
                 ready.push(item);
@@ -193,13 +196,7 @@ impl Quarantine {
         let mut delayed = self.delayed.lock();
         let mut over = delayed.take_over(now);
         // A reader of a moved replica may have renewed its lease meanwhile.
-        let is_over = |item: &mut Freed| {
-            let place = (item.extent.segment, item.extent.offset);
-            let until = self.moved.held_until(place);
-            item.not_before = until.unwrap_or_default();
-            item.not_before <= now
-        };
-        let held = over.extract_if(.., |item| !is_over(item));
+        let held = over.extract_if(.., |item| self.is_held(item, now));
         held.for_each(|item| delayed.insert(self.number(), item));
         drop(delayed);
         // From here on only the node's answer is missing.
@@ -210,6 +207,15 @@ impl Quarantine {
             }
         }
         self.ask(over);
+    }
+
+    /// Whether a lease on the extent still runs, perhaps one that was renewed meanwhile.
+    fn is_held(&self, item: &mut Freed, now: BootInstant) -> bool {
+        let place = (item.extent.segment, item.extent.offset);
+        if let Some(until) = self.moved.held_until(item.version, place, now) {
+            item.not_before = item.not_before.max(until);
+        }
+        item.not_before > now
     }
 
     /// Marks extents that a node has not fenced in time. Requests are ordered by time, so this

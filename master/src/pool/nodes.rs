@@ -8,7 +8,7 @@ use crate::placement::Segment;
 use crate::placement::quarantine::Freed;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
-use kvpool_types::{Code, Extent, GrantKey, Length};
+use kvpool_types::{Code, Extent, GrantKey, Length, Version};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -217,6 +217,7 @@ impl Pool {
                     segment: Arc::clone(segment),
                     index,
                     extent: Extent { ..*extent },
+                    version: Version(0),
                     grant: None,
                     before: self.next_grant(),
                     not_before: BootInstant(0),
@@ -280,7 +281,7 @@ impl Pool {
         let segments = node.segments();
         let until = Instant::now() + PUTS_END;
         let is_written =
-            || self.reservations.lock().has_on(&segments) || self.replicas.has_target(node);
+            || self.replicas.has_target(node) || self.reservations.lock().has_on(&segments);
         while is_written() {
             if Instant::now() >= until {
                 // Commits that are on their way to the log stay, and end soon.

@@ -23,8 +23,7 @@ pub use tasks::{Change, TaskId, TaskState, TaskView};
 
 use super::Pool;
 use super::remove::STEP;
-use crate::clock::BootInstant;
-use crate::directory::Tick;
+use crate::directory::{Spared, Tick};
 use crate::membership::StoreNode;
 use crate::replica::{BlockId, Replica};
 use crate::workers::{Wake, Workers};
@@ -116,17 +115,25 @@ impl Replicas {
 }
 
 impl Pool {
-    /// Notes that a replica leaves its block, so that renewed leases keep its extent shut. `last_lease` is the end of
-    /// the last lease on it, once it has left.
-    fn note_moved(&self, version: Version, gone: &Replica, last_lease: Option<BootInstant>) {
-        let now = self.now();
-        let latest = || {
-            now.after(self.config.lease_ttl)
-                .max(self.lease_floor_of(version))
-        };
-        let last = last_lease.unwrap_or_else(latest);
-        let place = (gone.segment, gone.offset);
-        self.quarantine.moved.note(version, place, last, now);
+    /// Takes a replica off a block that has others. A lease on it keeps its extent shut, also when it is renewed.
+    fn drop_spare(
+        &self,
+        namespace: NamespaceId,
+        key: KeyRef<'_>,
+        version: Version,
+        gone: &Replica,
+    ) -> Spared {
+        let (moved, place) = (&self.quarantine.moved, (gone.segment, gone.offset));
+        let latest = self.now().after(self.config.lease_ttl);
+        moved.leaves(version, place, latest);
+        let spared = self
+            .directory
+            .drop_spare_replica(namespace, key, version, gone.segment);
+        match &spared {
+            Spared::Dropped(dropped) => moved.left(version, place, dropped.lease_until, self.now()),
+            Spared::Missing | Spared::Last => moved.stays(version, place),
+        }
+        spared
     }
 
     /// Begins a task and returns how it looks at once.

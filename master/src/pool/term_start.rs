@@ -180,6 +180,7 @@ impl Pool {
             config,
         });
         let freed = recently_freed.into_iter().map(|left| Freed {
+            version: Version(0),
             extent: Extent {
                 segment: left.segment.id,
                 offset: left.offset,

@@ -5,7 +5,7 @@ use super::Mechanism;
 
 const MEDIA: &str = "no disks and no media are simulated";
 const SOCKETS: &str = "sockets, frames and shared memory are replaced";
-const IDENTITY: &str = "no certificates, tokens or signed locations are simulated";
+const IDENTITY: &str = "no certificates and no tokens are simulated";
 const HAND_OFF: &str = "the hand-off has a simulation of its own, in handoff/tests";
 const STORES: &str = "the metadata store is replaced";
 const COST: &str = "it saves work or time: without it nothing becomes wrong";
@@ -31,8 +31,6 @@ const BY_FILE: &[(&str, &str)] = &[
     ("master/src/service/rights", IDENTITY),
     ("master/src/service/nodes.rs", IDENTITY),
     ("master/src/service/passing.rs", IDENTITY),
-    ("store-node/src/serve.rs", IDENTITY),
-    ("store-node/src/fence/rights.rs", IDENTITY),
     ("client/src/dialer.rs", IDENTITY),
     ("master/src/store/embedded/", STORES),
     ("master/src/store/etcd/", STORES),
@@ -58,10 +56,6 @@ const BY_TEST: &[(&str, &str)] = &[
         MEDIA,
     ),
     ("a_stopped_", SOCKETS),
-    (
-        "clients_and_nodes_read_what_the_master_signed_for_them",
-        IDENTITY,
-    ),
     (
         "only_the_oldest_blocks_leave_while_the_room_of_others_is_fenced",
         COST,

@@ -39,6 +39,7 @@ impl Told {
         Freed {
             segment: Arc::clone(&self.segment),
             index,
+            version: Version(grant.unwrap_or(0)),
             extent: Extent {
                 segment: self.segment.id,
                 offset,

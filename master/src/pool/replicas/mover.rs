@@ -156,10 +156,7 @@ impl Pool {
             ..
         } = found.moved;
         let _until_submitted = self.evicting.read();
-        self.note_moved(version, &gone, None);
-        let spared =
-            self.directory
-                .drop_spare_replica(namespace, key.as_ref(), version, gone.segment);
+        let spared = self.drop_spare(namespace, key.as_ref(), version, &gone);
         let dropped = match spared {
             Spared::Dropped(dropped) => dropped,
             Spared::Missing => return Step::Ended(Outcome::Gone),
@@ -168,7 +165,6 @@ impl Pool {
                 return Step::Ended(Outcome::Failed(Code::Leased, message));
             }
         };
-        self.note_moved(version, &dropped.replica, Some(dropped.lease_until));
         let freed = self.freed(std::iter::once(FreedReplicas {
             replicas: &[dropped.replica],
             version,

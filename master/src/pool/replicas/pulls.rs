@@ -405,15 +405,8 @@ impl Pool {
             Added::Missing => self.replica_came_late(pull),
         }
         if let Some(dropped) = pull.dropped.filter(|_| added != Added::Missing) {
-            self.note_moved(version, &dropped, None);
-            let spared = self.directory.drop_spare_replica(
-                namespace,
-                key.as_ref(),
-                version,
-                dropped.segment,
-            );
+            let spared = self.drop_spare(namespace, key.as_ref(), version, &dropped);
             if let Spared::Dropped(dropped) = spared {
-                self.note_moved(version, &dropped.replica, Some(dropped.lease_until));
                 let freed = self.freed(std::iter::once(FreedReplicas {
                     replicas: &[dropped.replica],
                     version,
