@@ -24,6 +24,8 @@ struct Node {
     node: Arc<StoreNode>,
     session: u64,
     pulls: Arc<Mutex<Vec<proto::Pull>>>,
+    /// How many blocks leave with it, each time that the master has said so.
+    left: Arc<Mutex<Vec<u64>>>,
 }
 
 async fn join(pool: &Arc<Pool>, name: &str, life: u128) -> Node {
@@ -33,7 +35,9 @@ async fn join(pool: &Arc<Pool>, name: &str, life: u128) -> Node {
     let session = pool.activate(&node, &registration, outbox);
     pool.heard(&node, Some(Reported::default()));
     let pulls = Arc::new(Mutex::new(Vec::new()));
+    let left = Arc::new(Mutex::new(Vec::new()));
     let (of, taken, pool) = (Arc::clone(&node), Arc::clone(&pulls), Arc::clone(pool));
+    let told = Arc::clone(&left);
     tokio::spawn(async move {
         while let Some(Ok(message)) = inbox.recv().await {
             match message.body {
@@ -42,6 +46,7 @@ async fn join(pool: &Arc<Pool>, name: &str, life: u128) -> Node {
                     pool.fenced(&of, &tickets);
                 }
                 Some(Body::Pulls(orders)) => taken.lock().extend(orders.pulls),
+                Some(Body::Demoted(demoted)) => told.lock().push(demoted.left),
                 _ => {}
             }
         }
@@ -50,6 +55,7 @@ async fn join(pool: &Arc<Pool>, name: &str, life: u128) -> Node {
         node,
         session,
         pulls,
+        left,
     }
 }
 
@@ -296,6 +302,20 @@ async fn no_replica_is_dropped_for_one_on_a_node_that_leaves() {
     let ended = end(&pool, &dropped).await;
     assert_eq!((ended.changed, ended.failed), (0, 1), "{ended:?}");
     assert_eq!(holders(&pool, &key(1)).len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_leave_at_once_do_not_count_on_each_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &copy).await.changed, 1);
+    pool.draining(&a.node, true);
+    support::media::until("the first hears", || *a.left.lock() == [0]).await;
+    pool.draining(&b.node, true);
+    support::media::until("the second hears", || *b.left.lock() == [1]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -29,9 +29,10 @@ use crate::replica::{BlockId, Replica};
 use crate::workers::{Wake, Workers};
 use kvpool_proto::{self as proto, master_message::Body};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Code, Key, KeyRef, Length, NodeName, Version};
+use kvpool_types::{Code, Key, KeyRef, Length, NodeName, SegmentId, Version};
 use parking_lot::Mutex;
 use regex::Regex;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The blocks of a task.
@@ -369,14 +370,21 @@ impl Pool {
         node.send(Body::Demoted(proto::Demoted { left }));
     }
 
+    /// The blocks of a node that leave with it: all of their replicas are on nodes that leave.
     fn only_in_memory_of(&self, node: &StoreNode) -> u64 {
         let own = node.segments();
+        let staying: BTreeSet<SegmentId> = {
+            let segments = self.placement.segments();
+            let staying = segments.iter().filter(|segment| !segment.node.drains());
+            staying.map(|segment| segment.id).collect()
+        };
         let (mut left, mut page) = (0, Vec::new());
         loop {
             let mut found = Vec::new();
             let next = self.directory.scan(&page, STEP, |block| {
                 let replicas = block.replicas();
-                if !replicas.is_empty() && replicas.iter().all(|r| own.contains(&r.segment)) {
+                let is_here = replicas.iter().any(|r| own.contains(&r.segment));
+                if is_here && !replicas.iter().any(|r| staying.contains(&r.segment)) {
                     found.push((block.namespace(), block.key(), block.version()));
                 }
             });

@@ -111,4 +111,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_new_version_finds_the_parent_that_the_old_one_lacked",
     },
+    Mechanism {
+        invariant: 5,
+        what: "nodes that leave at once do not count on each other",
+        file: "master/src/pool/replicas.rs",
+        on: "segments.iter().filter(|segment| !segment.node.drains());",
+        off: "segments.iter().filter(|segment| segment.node.incarnation != node.incarnation);",
+        package: "kvpool-master",
+        test: "nodes_that_leave_at_once_do_not_count_on_each_other",
+    },
 ];

@@ -314,7 +314,7 @@ impl Pool {
         match (wish.change, &wish.from) {
             (Change::Move, Some(from)) => {
                 let stays =
-                    |(_, node): &(Replica, Arc<StoreNode>)| node.name != *from && !node.leaves();
+                    |(_, node): &(Replica, Arc<StoreNode>)| node.name != *from && !node.drains();
                 readable.iter().any(stays)
             }
             (Change::Move, None) => readable.len() > 1,
