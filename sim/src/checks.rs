@@ -60,7 +60,8 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
                 ));
             }
         }
-        if !may_lose(world) {
+        // A block that comes back from a disk has left its chain.
+        if !may_lose(world) && !world.plan.has_disks() {
             parents_stay(world, pool)?;
         }
         tenants::keep_their_rules(world, pool).map_err(|wrong| format!("at m{number}: {wrong}"))?;
@@ -94,8 +95,10 @@ pub(crate) fn nothing_left_on(world: &World, node: Incarnation) -> Result<(), St
             let segment = segments.get(replica.segment);
             segment.is_some_and(|segment| segment.node.incarnation == node)
         };
+        let copies = pool.stored_copies().into_iter();
+        let copies: Vec<_> = copies.map(|copy| copy.version).collect();
         for block in pool.stored_blocks() {
-            if block.replicas.iter().all(is_there) {
+            if block.replicas.iter().all(is_there) && !copies.contains(&block.version) {
                 return Err(format!(
                     "m{number} has said that a node may leave which has the only replica of {}",
                     block.key
@@ -116,6 +119,10 @@ fn unrest(world: &World) -> Result<Arc<Pool>, String> {
     if open > 0 {
         return Err(format!("{open} puts are open at m{number}"));
     }
+    let transfers = pool.open_transfers();
+    if transfers > 0 {
+        return Err(format!("{transfers} transfers are open at m{number}"));
+    }
     for segment in pool.placement.segments().iter() {
         if segment.quarantined() > 0 {
             return Err(format!(
@@ -131,6 +138,10 @@ fn unrest(world: &World) -> Result<Arc<Pool>, String> {
         };
         if !port.node.is_connected() {
             return Err(format!("n{node} has no session"));
+        }
+        let mut ssd = world.ssds.get(node).into_iter();
+        if ssd.any(|ssd| ssd.is_sound()) && !port.node.has_attached() {
+            return Err(format!("the disk of n{node} is not attached"));
         }
         let census = port.node.census();
         if census.receives > 0 || census.tickets > 0 {
@@ -204,7 +215,16 @@ fn may_lose(world: &World) -> bool {
     }
     let faults = world.plan.faults.iter();
     let mut faults = faults.map(|(_, fault)| fault);
-    faults.any(|fault| matches!(fault, Fault::Crash(Process::Node(_), _) | Fault::Leave(..)))
+    faults.any(|fault| {
+        matches!(
+            fault,
+            Fault::Crash(Process::Node(_), _)
+                | Fault::Leave(..)
+                | Fault::PowerCut(..)
+                | Fault::RolledBack(..)
+                | Fault::Disk(..)
+        )
+    })
 }
 
 /// Invariant 5: every acknowledged block is readable.

@@ -1,5 +1,5 @@
-//! A process that belongs to nobody. It tries what no client and no node of ours would, and all of it is to be
-//! refused: forged and old grants, a reservation of nothing, the name of a node, an epoch that never was.
+//! A process that belongs to nobody. It tries what no client and no node of ours would: forged and old grants, a
+//! reservation of nothing, the name of a node, an epoch that never was. All of it is to be refused.
 
 use crate::checks::leading;
 use crate::dice::Dice;

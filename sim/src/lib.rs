@@ -34,11 +34,12 @@ mod net;
 mod plan;
 mod promises;
 mod shrink;
+mod ssd;
 mod store;
 mod tenants;
 mod trace;
 mod world;
 
-pub use plan::{Fault, Noise, Plan, Process, Tenant};
+pub use plan::{DiskFault, Fault, Noise, Plan, Process, Tenant};
 pub use shrink::shrink;
 pub use world::{Report, run};

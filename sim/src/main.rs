@@ -39,6 +39,8 @@ struct Totals {
     hits: u64,
     misses: u64,
     failures: u64,
+    disk_writes: u64,
+    disk_reads: u64,
     broken: Vec<(u64, String)>,
 }
 
@@ -57,7 +59,7 @@ fn main() -> ExitCode {
     let hours = |ms: u64| ms as f64 / 3_600_000.0;
     println!(
         "{} seeds in {seconds:.1} s: {:.2} simulated hours ({:.0} an hour), {} events ({:.0} a second), \
-         {} puts, {} hits, {} misses, {} failures",
+         {} puts, {} hits, {} misses, {} failures, {} writes and {} reads of disks",
         totals.runs,
         hours(totals.simulated_ms),
         hours(totals.simulated_ms) / seconds * 3600.0,
@@ -66,7 +68,9 @@ fn main() -> ExitCode {
         totals.puts,
         totals.hits,
         totals.misses,
-        totals.failures
+        totals.failures,
+        totals.disk_writes,
+        totals.disk_reads
     );
     if totals.broken.is_empty() {
         println!("no rule was broken");
@@ -132,6 +136,8 @@ fn add(totals: &mut Totals, report: &Report) {
     totals.hits += report.hits;
     totals.misses += report.misses;
     totals.failures += report.failures;
+    totals.disk_writes += report.disk_writes;
+    totals.disk_reads += report.disk_reads;
 }
 
 fn print(plan: &Plan, report: &Report) {

@@ -52,12 +52,45 @@ pub enum Fault {
     StoreUnknown(usize, u64),
     /// The clock of this master jumps ahead by so many milliseconds, as after a suspension.
     ClockJumps(usize, u64),
+    /// The node's machine loses its power, and starts again after so many milliseconds.
+    PowerCut(usize, u64),
+    /// The node dies, and its disk is as it was when that life began. It starts again after so many milliseconds.
+    RolledBack(usize, u64),
+    /// The disk of the node goes wrong in this way for so many milliseconds.
+    Disk(usize, DiskFault, u64),
     /// An intruder tries whatever nobody may, at this node and its master.
     Intruder(usize),
     /// The administrator gives this namespace a hard quota of so many bytes.
     Quota(usize, u64),
     /// The administrator deletes this namespace with its blocks, and creates it again after so many milliseconds.
     Delete(usize, u64),
+}
+
+/// How a disk goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskFault {
+    /// It answers nothing.
+    Stalls,
+    /// Some requests fail, and what they write is written in part.
+    Fails,
+    /// It takes no writes.
+    IsFull,
+    /// It is gone until the node starts again.
+    IsGone,
+    /// At once: bits of its data flip, or granules are swapped.
+    Rots,
+}
+
+impl fmt::Display for DiskFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Stalls => "stalls",
+            Self::Fails => "fails",
+            Self::IsFull => "is full",
+            Self::IsGone => "is gone",
+            Self::Rots => "rots",
+        })
+    }
 }
 
 impl fmt::Display for Fault {
@@ -81,6 +114,14 @@ impl fmt::Display for Fault {
                 write!(f, "outcomes at the store are unknown to m{who} for {ms} ms")
             }
             Self::ClockJumps(who, ms) => write!(f, "the clock of m{who} jumps ahead by {ms} ms"),
+            Self::PowerCut(who, ms) => {
+                write!(f, "n{who} loses its power, starts again after {ms} ms")
+            }
+            Self::RolledBack(who, ms) => write!(
+                f,
+                "n{who} crashes and its disk is rolled back, starts again after {ms} ms"
+            ),
+            Self::Disk(who, fault, ms) => write!(f, "the disk of n{who} {fault} for {ms} ms"),
             Self::Intruder(node) => write!(f, "an intruder tries n{node}"),
             Self::Quota(tenant, bytes) => {
                 write!(
@@ -138,6 +179,10 @@ pub struct Plan {
     pub segment_bytes: u64,
     /// Segments of a node.
     pub segments: usize,
+    /// The bytes for blocks on a node's disk; 0: nodes have no disk.
+    pub disk_bytes: u64,
+    /// How often a node may write its disk in a day; `None` for no limit.
+    pub writes_per_day: Option<u64>,
     /// Processes with clients.
     pub clients: usize,
     /// Tasks of each that put and get.
@@ -193,6 +238,8 @@ impl Plan {
             nodes,
             segment_bytes,
             segments: usize::try_from(dice.between(1, 2)).unwrap_or(1),
+            disk_bytes: 0,
+            writes_per_day: None,
             clients: usize::try_from(dice.between(1, 3)).unwrap_or(1),
             tasks: usize::try_from(dice.between(1, 3)).unwrap_or(1),
             keys,
@@ -226,6 +273,7 @@ impl Plan {
         if !keeps_all {
             plan.draw_tenants();
         }
+        plan.draw_disks();
         plan.faults.sort_by_key(|(at, _)| *at);
         plan
     }
@@ -260,6 +308,36 @@ impl Plan {
             };
             self.faults.push((dice.between(200, self.length_ms), fault));
         }
+    }
+
+    /// From a stream of its own.
+    fn draw_disks(&mut self) {
+        let dice = Dice::new(self.seed, 7);
+        if !dice.chance(500) {
+            return;
+        }
+        // A zone has a mebibyte, and there are at least two.
+        self.disk_bytes = dice.between(2, 6) << 20;
+        self.writes_per_day = dice.chance(200).then(|| dice.between(1_000, 100_000));
+        for _ in 0..dice.below(5) {
+            let node = dice.index(self.nodes);
+            let ms = dice.between(30, [300, 1_500, 6_000][dice.index(3)]);
+            let fault = match dice.below(8) {
+                0 | 1 => Fault::PowerCut(node, ms),
+                2 => Fault::RolledBack(node, ms),
+                3 => Fault::Disk(node, DiskFault::Stalls, ms),
+                4 => Fault::Disk(node, DiskFault::Fails, ms),
+                5 => Fault::Disk(node, DiskFault::IsFull, ms),
+                6 => Fault::Disk(node, DiskFault::IsGone, ms),
+                _ => Fault::Disk(node, DiskFault::Rots, ms),
+            };
+            self.faults.push((dice.between(200, self.length_ms), fault));
+        }
+    }
+
+    /// Whether nodes have disks.
+    pub fn has_disks(&self) -> bool {
+        self.disk_bytes > 0
     }
 
     /// The namespace of a process's tasks.
@@ -362,6 +440,17 @@ impl fmt::Display for Plan {
                 ""
             }
         )?;
+        if self.has_disks() {
+            let limit = self.writes_per_day;
+            writeln!(
+                f,
+                "  each node has a disk of {} KiB{}",
+                self.disk_bytes >> 10,
+                limit.map_or(String::new(), |limit| format!(
+                    ", which may be written {limit} times a day"
+                ))
+            )?;
+        }
         for (tenant, settings) in self
             .tenants
             .iter()

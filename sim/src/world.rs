@@ -12,11 +12,12 @@ use crate::load::{Load, Task, connect};
 use crate::master::Master;
 use crate::net::{Net, NodePort, master_address, node_address};
 use crate::plan::{Fault, Plan, Process, tenant_name};
+use crate::ssd::Ssd;
 use crate::store::Disk;
 use crate::tenants::Tenants;
 use crate::trace::Trace;
 use kvpool_seams::simulation::{Machine, enter};
-use kvpool_store_node::simulation::{Node, Setup};
+use kvpool_store_node::simulation::{self as store_node, Node, Setup};
 use kvpool_types::{HostId, Incarnation, Length, SegmentId};
 use parking_lot::Mutex;
 use std::cell::RefCell;
@@ -53,6 +54,10 @@ pub struct Report {
     pub misses: u64,
     /// Operations that failed.
     pub failures: u64,
+    /// Blocks that were written to disks.
+    pub disk_writes: u64,
+    /// Reads of disks.
+    pub disk_reads: u64,
 }
 
 thread_local! {
@@ -136,6 +141,8 @@ pub(crate) struct World {
     pub(crate) net: Arc<Net>,
     pub(crate) disk: Arc<Disk>,
     pub(crate) load: Arc<Load>,
+    /// The disks of the nodes.
+    pub(crate) ssds: Vec<Arc<Ssd>>,
     clocks: Vec<Arc<MachineClock>>,
     masters: Mutex<BTreeMap<usize, Arc<Master>>>,
     nodes: Mutex<BTreeMap<usize, Life>>,
@@ -178,6 +185,9 @@ impl World {
             clocks: clocks
                 .map(|(number, ppm)| Arc::new(MachineClock::new(*ppm, 1_000_000 * (number + 1))))
                 .collect(),
+            ssds: (0..if plan.has_disks() { plan.nodes } else { 0 })
+                .map(|node| Ssd::new(node, plan.disk_bytes, &net))
+                .collect(),
             trace,
             net,
             masters: Mutex::default(),
@@ -209,6 +219,8 @@ impl World {
             hits: count(&load.hits),
             misses: count(&load.misses),
             failures: count(&load.failures),
+            disk_writes: self.ssds.iter().map(|ssd| count(&ssd.writes)).sum(),
+            disk_reads: self.ssds.iter().map(|ssd| count(&ssd.reads)).sum(),
         }
     }
 
@@ -242,6 +254,7 @@ impl World {
             self.has_healed.store(true, Ordering::Release);
             self.net.heal();
             self.disk.heal();
+            self.ssds.iter().for_each(|ssd| ssd.heal());
             self.load.is_over.store(true, Ordering::Release);
             checks::come_to_rest(self).await?;
         }
@@ -292,6 +305,7 @@ impl World {
             ],
             held_per_client: Length(self.plan.segment_bytes),
             asks_for_signed_reads: self.plan.has_signed_reads,
+            disks: self.disks_of(number, &life),
         };
         let (net, session_life) = (Arc::clone(&self.net), life.clone());
         let connect = move |address: &str, outgoing| {
@@ -319,6 +333,16 @@ impl World {
         spawn_local(async move { running.run(session).await });
         self.nodes.lock().insert(number, life);
         Ok(())
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "the number is small")]
+    fn disks_of(&self, node: usize, life: &Life) -> Vec<store_node::Disk> {
+        let ssd = self.ssds.get(node);
+        let disk = ssd.map(|ssd| store_node::Disk {
+            engine: ssd.open(life),
+            writes_per_day: self.plan.writes_per_day.map(|limit| limit as f64),
+        });
+        disk.into_iter().collect()
     }
 
     fn start_client(self: &Arc<Self>, number: usize) {
@@ -357,6 +381,23 @@ impl World {
         let ms = Duration::from_millis;
         match fault {
             Fault::Crash(process, down) => self.crash(process, ms(down)),
+            Fault::PowerCut(number, down) => {
+                self.crash(Process::Node(number), ms(down));
+                if let Some(ssd) = self.ssds.get(number) {
+                    ssd.cut_power();
+                }
+            }
+            Fault::RolledBack(number, down) => {
+                self.crash(Process::Node(number), ms(down));
+                if let Some(ssd) = self.ssds.get(number) {
+                    ssd.roll_back();
+                }
+            }
+            Fault::Disk(number, fault, wait) => {
+                if let Some(ssd) = self.ssds.get(number) {
+                    ssd.inflict(fault, ms(wait));
+                }
+            }
             Fault::Leave(number, down) => {
                 self.losses.fetch_add(1, Ordering::AcqRel);
                 if let Some(port) = self.net.node(number) {
@@ -409,6 +450,7 @@ impl World {
         port.node.leave();
         sleep(GOODBYE).await;
         if !port.life.is_over() {
+            port.node.detach();
             self.crash(Process::Node(number), down);
         }
     }
@@ -437,6 +479,10 @@ impl World {
             && let Err(wrong) = checks::nothing_left_on(&self, port.node.incarnation())
         {
             self.load.violate(wrong);
+        }
+        if self.plan.has_disks() {
+            // Its blocks leave memory, and wait on its disk.
+            self.losses.fetch_add(1, Ordering::AcqRel);
         }
         self.leave(port, number, down).await;
     }

@@ -21,6 +21,8 @@
 mod config;
 mod disk;
 mod health;
+#[cfg(feature = "simulation")]
+mod simulated;
 mod transfer;
 
 pub(crate) use config::SsdConfig;
@@ -125,7 +127,23 @@ struct Shared {
     work: Mutex<Work>,
     /// The session that was offered the media, and the states that it knows.
     told: Mutex<Option<Told>>,
-    changed: Condvar,
+    changed: Changed,
+}
+
+/// Wakes those who do the jobs.
+#[derive(Debug, Default)]
+struct Changed {
+    threads: Condvar,
+    #[cfg(feature = "simulation")]
+    tasks: tokio::sync::watch::Sender<()>,
+}
+
+impl Changed {
+    fn notify_all(&self) {
+        self.threads.notify_all();
+        #[cfg(feature = "simulation")]
+        self.tasks.send_replace(());
+    }
 }
 
 #[derive(Debug)]
@@ -168,6 +186,18 @@ impl Job {
     }
 }
 
+impl Work {
+    /// The first job that can be done now.
+    fn take(&mut self, duty: Duty) -> Option<Job> {
+        // An offer waits for the transfers of earlier sessions; what is behind it does not.
+        let is_ready = |job: &Job| {
+            job.duty() == duty && (!matches!(job, Job::Offer(..)) || self.in_flight == 0)
+        };
+        let at = self.jobs.iter().position(is_ready)?;
+        self.jobs.remove(at)
+    }
+}
+
 impl Media {
     /// Opens the media. Blocks on the devices.
     pub(crate) fn open(config: &[SsdConfig], store: Store) -> Result<Self, MediaError> {
@@ -188,21 +218,7 @@ impl Media {
             refuse_twin(&disks, &disk)?;
             disks.push(disk);
         }
-        let disks: Vec<_> = disks.into_iter().map(Mutex::new).collect();
-        let health = disks.iter().map(|disk| Arc::clone(&disk.lock().health));
-        let shared = Arc::new(Shared {
-            store,
-            arena,
-            health: health.collect(),
-            disks,
-            work: Mutex::default(),
-            told: Mutex::default(),
-            changed: Condvar::new(),
-        });
-        let mut media = Self {
-            shared,
-            workers: Vec::new(),
-        };
+        let mut media = Self::of(disks, arena, store);
         for number in 0..WORKERS {
             let shared = Arc::clone(&media.shared);
             let worker = std::thread::Builder::new().name(format!("kvnode-media-{number}"));
@@ -221,6 +237,24 @@ impl Media {
             media.workers.push(copier.spawn(run)?);
         }
         Ok(media)
+    }
+
+    /// The media on these disks, and nobody who does the jobs.
+    fn of(disks: Vec<Disk>, arena: Arc<Arena>, store: Store) -> Self {
+        let health = disks.iter().map(|disk| Arc::clone(&disk.health));
+        let shared = Shared {
+            store,
+            arena,
+            health: health.collect(),
+            disks: disks.into_iter().map(Mutex::new).collect(),
+            work: Mutex::default(),
+            told: Mutex::default(),
+            changed: Changed::default(),
+        };
+        Self {
+            shared: Arc::new(shared),
+            workers: Vec::new(),
+        }
     }
 
     /// Begins a session: offers the media once no transfer of an earlier session is in progress.
@@ -403,7 +437,7 @@ impl Shared {
     }
 
     fn states(&self) -> Vec<proto::MediumState> {
-        let now = Instant::now();
+        let now = kvpool_seams::boot_time();
         let states = self.health.iter().map(|health| health.state(now));
         states.collect()
     }
@@ -416,20 +450,21 @@ impl Shared {
             if work.is_closed {
                 return None;
             }
-            // An offer waits for the transfers of earlier sessions; what is behind it does not.
-            let is_ready = |job: &Job| {
-                job.duty() == duty && (!matches!(job, Job::Offer(..)) || work.in_flight == 0)
-            };
-            if let Some(at) = work.jobs.iter().position(is_ready) {
-                return Some(work.jobs.remove(at));
+            if let Some(job) = work.take(duty) {
+                return Some(Some(job));
             }
             match until {
                 Some(until) => {
-                    if self.changed.wait_until(&mut work, until).timed_out() {
+                    if self
+                        .changed
+                        .threads
+                        .wait_until(&mut work, until)
+                        .timed_out()
+                    {
                         return Some(None);
                     }
                 }
-                None => self.changed.wait(&mut work),
+                None => self.changed.threads.wait(&mut work),
             }
         }
     }

@@ -4,15 +4,19 @@
 use crate::agent::{Agent, Connect, Options};
 use crate::config::Isolation;
 use crate::fence::Limits;
+use crate::media::{Media, SsdConfig};
 use crate::metrics::Metrics;
 use crate::pulls::Pulls;
 use crate::segment::{Dram, Segment};
 use crate::serve::{Identity, Store};
 use kvpool_auth::Credentials;
+use kvpool_disk::Engine;
 use kvpool_transport::host::Host;
 use kvpool_types::{HostId, Incarnation, Length, NodeName};
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 pub use crate::pulls::Dial;
 
@@ -38,6 +42,17 @@ pub struct Setup {
     pub held_per_client: Length,
     /// Whether reads need a location that the master signed.
     pub asks_for_signed_reads: bool,
+    /// The disks.
+    pub disks: Vec<Disk>,
+}
+
+/// A device for blocks that leave memory.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    /// The device. It answers at once about superblocks and flushes: these block.
+    pub engine: Arc<dyn Engine>,
+    /// Drive writes per day; `None` for no limit.
+    pub writes_per_day: Option<f64>,
 }
 
 /// What goes on at a node.
@@ -60,15 +75,16 @@ pub struct Census {
 pub struct Node {
     store: Store,
     agent: Agent,
+    media: Option<Arc<Media>>,
 }
 
 impl Node {
-    /// A node, and its session with the masters, which somebody must poll. `connect` opens a session, and
-    /// `dialer` links to other nodes.
+    /// A node, and its work, which somebody must poll: the session with the masters, and transfers to and
+    /// from disks. `connect` opens a session, and `dialer` links to other nodes.
     ///
     /// # Errors
     ///
-    /// The system's, when there is no memory.
+    /// The system's, when there is no memory; a disk's, when what it holds cannot be used.
     pub fn start(
         setup: &Setup,
         connect: Connect,
@@ -94,20 +110,34 @@ impl Node {
         if setup.asks_for_signed_reads {
             store.demand_rights();
         }
+        let (media, transfers) = open_media(&setup.disks, &store)?;
         let options = Options {
             masters: setup.masters.clone(),
             credentials: Credentials::default(),
             tls: None,
             data_address: setup.data_address.clone(),
             shm_path: String::new(),
-            media: None,
+            media: media.clone(),
             pulls: Pulls::simulated(store.clone(), dialer),
             moves_blocks: true,
             connections: Box::new(|| 0),
             connect: Some(connect),
         };
         let (agent, session) = Agent::simulated(store.clone(), options);
-        Ok((Self { store, agent }, session))
+        let work = async move {
+            tokio::join!(session, transfers);
+        };
+        let node = Self {
+            store,
+            agent,
+            media,
+        };
+        Ok((node, work))
+    }
+
+    /// Whether a medium is in use.
+    pub fn has_attached(&self) -> bool {
+        self.media.as_ref().is_some_and(|media| media.is_attached())
     }
 
     /// What the node's transports ask.
@@ -142,6 +172,13 @@ impl Node {
         self.agent.say_goodbye();
     }
 
+    /// Marks the media as clean, unless transfers are in progress. Call it after [`Node::leave`].
+    pub fn detach(&self) {
+        if let Some(media) = &self.media {
+            media.detach(Instant::now());
+        }
+    }
+
     /// What goes on.
     pub fn census(&self) -> Census {
         let census = self.store.census();
@@ -153,4 +190,35 @@ impl Node {
             floors: census.floors,
         }
     }
+}
+
+/// The media on these disks, and the work on them.
+fn open_media(
+    disks: &[Disk],
+    store: &Store,
+) -> io::Result<(Option<Arc<Media>>, impl Future<Output = ()> + use<>)> {
+    let engines = disks.iter().enumerate().map(|(number, disk)| {
+        let config = SsdConfig {
+            path: PathBuf::from(format!("ssd{number}")),
+            in_directory: false,
+            size: None,
+            reset: false,
+            dwpd: disk.writes_per_day,
+            namespaces: Vec::new(),
+        };
+        (config, Arc::clone(&disk.engine))
+    });
+    let media = match disks.is_empty() {
+        true => None,
+        false => {
+            Some(Media::simulated(engines.collect(), store.clone()).map_err(io::Error::other)?)
+        }
+    };
+    let (media, work) = media.unzip();
+    let work = async move {
+        if let Some(work) = work {
+            work.await;
+        }
+    };
+    Ok((media.map(Arc::new), work))
 }

@@ -144,12 +144,16 @@ impl Left {
                 let keys: Vec<Key> = batch.iter().map(|at| task.key(*at)).collect();
                 let present = client.exist(&keys, Leasing::None).await?.present;
                 let found = task.get(client, &batch).await?;
-                for ((at, is_present), is_found) in batch.iter().zip(present).zip(found) {
-                    ensure!(
-                        is_found || !is_present,
-                        "{} exists and cannot be got",
-                        task.key(*at)
-                    );
+                let missed = batch.iter().zip(present).zip(found);
+                let missed = missed.filter(|((_, is_present), is_found)| *is_present && !is_found);
+                let missed: Vec<Key> = missed.map(|((at, _), _)| task.key(*at)).collect();
+                if missed.is_empty() {
+                    continue;
+                }
+                // A block may be evicted between the two calls. Then it is absent now.
+                let present = client.exist(&missed, Leasing::None).await?.present;
+                for (key, is_present) in missed.iter().zip(present) {
+                    ensure!(!is_present, "{key} exists and cannot be got");
                 }
             }
             seen += task.seen;

@@ -7,7 +7,7 @@ use crate::directory::{SHARDS, StoredBlock};
 use crate::placement::Extents;
 use crate::replica::Replica;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Length, SegmentId, Version};
+use kvpool_types::{Length, SegmentId, Version, medium};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -33,6 +33,8 @@ pub enum Holder {
     Put,
     /// A replica that is being made.
     Pull,
+    /// A block that comes back from a medium.
+    Load,
 }
 
 impl std::fmt::Display for Use {
@@ -41,6 +43,7 @@ impl std::fmt::Display for Use {
             Holder::Block => "the block",
             Holder::Put => "the put",
             Holder::Pull => "a new replica",
+            Holder::Load => "a load",
         };
         write!(f, "{holder} of version {}", self.version)
     }
@@ -55,7 +58,20 @@ impl Pool {
             .collect()
     }
 
-    /// All bytes that blocks, open puts and pulls have.
+    /// Every copy on a medium, as it would stand in a snapshot.
+    pub fn stored_copies(&self) -> Vec<StoredBlock> {
+        let shards = 0..SHARDS;
+        shards
+            .flat_map(|shard| self.tier.directory().snapshot(shard))
+            .collect()
+    }
+
+    /// Orders that no node has answered, loads that have not ended, and removals on their way to the log.
+    pub fn open_transfers(&self) -> usize {
+        self.tiering.open()
+    }
+
+    /// All bytes of memory that blocks, open puts, pulls and loads have.
     pub fn uses(&self) -> Vec<Use> {
         let mut uses = Vec::new();
         let mut note = |replica: &Replica, length: Length, holder, version| {
@@ -79,12 +95,15 @@ impl Pool {
         self.replicas.each_target(|replica, length, version| {
             note(replica, length, Holder::Pull, version);
         });
+        self.tiering.each_load(|replica, length, version| {
+            note(replica, length, Holder::Load, version);
+        });
         uses
     }
 
-    /// Compares the used bytes of each segment, and the account of each namespace, with the blocks, open puts,
-    /// pulls and quarantine. Looks for ranges that two of them have. The caller ensures that nothing else runs
-    /// meanwhile.
+    /// Compares the used bytes of each segment and medium, and the account of each namespace, with what holds
+    /// them: blocks, open puts, pulls, loads, copies and quarantine. Looks for ranges that two of them have. The
+    /// caller ensures that nothing else runs meanwhile.
     ///
     /// # Errors
     ///
@@ -132,10 +151,49 @@ impl Pool {
                 ));
             }
         }
+        self.audit_media()?;
         self.audit_accounts()
     }
 
-    /// Compares what each namespace pays for with its blocks and open puts.
+    /// Compares the used bytes of each medium with the copies on it.
+    fn audit_media(&self) -> Result<(), String> {
+        let mut places: BTreeMap<SegmentId, Vec<Range<u64>>> = BTreeMap::new();
+        for copy in self.stored_copies() {
+            let footprint = medium::footprint(copy.length).unwrap_or(copy.length);
+            for at in &copy.replicas {
+                let range = at.offset.0..at.offset.0 + footprint.0;
+                places.entry(at.segment).or_default().push(range);
+            }
+        }
+        for medium in self.tier.media() {
+            let mut places = places.remove(&medium.id).unwrap_or_default();
+            places.sort_by_key(|range| range.start);
+            for pair in places.windows(2) {
+                if let [one, other] = pair
+                    && other.start < one.end
+                {
+                    return Err(format!(
+                        "medium {}: copies at {one:?} and {other:?} share bytes",
+                        medium.id
+                    ));
+                }
+            }
+            let sum: u64 = places.iter().map(|range| range.end - range.start).sum();
+            if medium.used().0 != sum {
+                return Err(format!(
+                    "medium {}: {} bytes used, and copies have {sum}",
+                    medium.id,
+                    medium.used()
+                ));
+            }
+        }
+        match places.keys().next() {
+            None => Ok(()),
+            Some(gone) => Err(format!("copies lie on medium {gone}, which is unknown")),
+        }
+    }
+
+    /// Compares what each namespace pays for with its blocks, open puts and copies.
     fn audit_accounts(&self) -> Result<(), String> {
         let mut sums: BTreeMap<NamespaceId, Balance> = BTreeMap::new();
         for block in self.stored_blocks() {
@@ -148,6 +206,12 @@ impl Pool {
             sum.puts += 1;
             sum.reserved += Extents::rounded(pending.length).0 * pending.replicas.len() as u64;
         });
+        for copy in self.stored_copies() {
+            let footprint = medium::footprint(copy.length).unwrap_or(copy.length);
+            let sum = sums.entry(copy.namespace).or_default();
+            sum.copies += 1;
+            sum.media += footprint.0;
+        }
         for (namespace, sum) in sums {
             if self.namespaces.get(namespace).is_none() {
                 return Err(format!(
@@ -160,6 +224,8 @@ impl Pool {
                 (Item::Resident, sum.resident),
                 (Item::Puts, sum.puts),
                 (Item::Reserved, sum.reserved),
+                (Item::Media, sum.media),
+                (Item::Copies, sum.copies),
             ] {
                 let counted = account.get(item);
                 if counted != is {

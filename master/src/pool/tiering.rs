@@ -37,12 +37,12 @@ use super::Pool;
 use crate::clock::BootInstant;
 use crate::directory::{BlockRef, Removed};
 use crate::membership::StoreNode;
-use crate::replica::BlockId;
+use crate::replica::{BlockId, Replica};
 use crate::workers::{Wake, Workers};
 use admission::Admission;
 use kvpool_proto::MediumState;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Key, KeyRef, Offset, SegmentId, Version};
+use kvpool_types::{Key, KeyRef, Length, Offset, SegmentId, Version};
 use lines::Demotions;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -91,8 +91,8 @@ struct Traffic {
     last_ticket: u64,
     open: HashMap<u64, Transfer>,
     stores: Stores,
-    /// The copies that are being loaded.
-    loading: HashSet<(BlockId, Version)>,
+    /// The copies that are being loaded, and where to, until memory has them or gives their places up.
+    loading: HashMap<(BlockId, Version), (Replica, Length)>,
     /// The copies whose last load failed on the node, as far as they are remembered.
     failed: HashSet<(BlockId, Version)>,
     uses: HashMap<SegmentId, Use>,
@@ -171,6 +171,20 @@ impl Tiering {
 
     fn wake(&self) {
         self.wake.wake();
+    }
+
+    /// Passes the place in memory of each block that is being loaded.
+    pub(super) fn each_load(&self, mut each: impl FnMut(&Replica, Length, Version)) {
+        for ((_, version), (replica, length)) in &self.traffic.lock().loading {
+            each(replica, *length, *version);
+        }
+    }
+
+    /// Orders that no node has answered, loads that have not ended, and removals on their way to the log.
+    pub(super) fn open(&self) -> usize {
+        let leaving = self.leaving.lock().len();
+        let traffic = self.traffic.lock();
+        traffic.open.len() + traffic.loading.len() + leaving
     }
 }
 

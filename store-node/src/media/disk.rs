@@ -20,7 +20,7 @@ const MOST_ZONE: u64 = 256 << 20;
 /// The smallest zone: a medium with less than two of them is of no use.
 const LEAST_ZONE: u64 = 1 << 20;
 /// How long the transfers of a medium may take to end before it is attached anew.
-const SETTLE: Duration = Duration::from_secs(10);
+pub(super) const SETTLE: Duration = Duration::from_secs(10);
 
 /// A device or file, and what is known of it.
 #[derive(Debug)]
@@ -38,6 +38,8 @@ pub(super) struct Disk {
     pub(super) health: Arc<Health>,
     /// Set when something was stored since the last flush.
     pub(super) is_dirty: Arc<AtomicBool>,
+    /// How long the transfers of the medium may take to end before it is attached anew.
+    settle: Duration,
 }
 
 #[derive(Debug)]
@@ -87,7 +89,21 @@ impl Disk {
             state,
             foreign: None,
             is_dirty: Arc::default(),
+            settle: SETTLE,
         })
+    }
+
+    /// Lets the medium not wait for its transfers: the caller does, in simulated time.
+    #[cfg(feature = "simulation")]
+    pub(super) fn without_waiting(mut self) -> Self {
+        self.settle = Duration::ZERO;
+        self
+    }
+
+    /// Requests to the device that have not ended.
+    #[cfg(feature = "simulation")]
+    pub(super) fn in_flight(&self) -> usize {
+        self.engine.in_flight()
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -161,7 +177,7 @@ impl Disk {
             generation: generation.0,
             size_bytes: size,
             zone_bytes: zone,
-            state: self.health.state(Instant::now()).into(),
+            state: self.health.state(kvpool_seams::boot_time()).into(),
             budget_bytes_per_day: self.budget(size),
             namespaces: self.namespaces.clone(),
         })
@@ -181,7 +197,7 @@ impl Disk {
 
     /// Makes it a new medium of this pool.
     pub(super) fn format(&mut self, cluster: ClusterId) {
-        self.detach(Instant::now() + SETTLE);
+        self.detach(Instant::now() + self.settle);
         let (engine, arena) = (Arc::clone(&self.engine), Arc::clone(&self.arena));
         let id = MediumId(kvpool_seams::random());
         self.state = match Formatted::format(engine, arena, cluster, id) {
@@ -205,7 +221,7 @@ impl Disk {
         {
             return true;
         }
-        self.detach(Instant::now() + SETTLE);
+        self.detach(Instant::now() + self.settle);
         let failed = State::Failed("the master attached it before it was formatted".into());
         let State::Formatted(formatted) = std::mem::replace(&mut self.state, failed) else {
             return false;

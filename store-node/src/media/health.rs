@@ -5,7 +5,7 @@ use kvpool_proto::MediumState;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// So many requests that failed in a row make a medium gone.
 const FAILURES: u32 = 8;
@@ -22,8 +22,8 @@ pub(super) struct Health {
 #[derive(Debug, Default)]
 struct Inner {
     last: u64,
-    /// When each request in progress began.
-    running: BTreeMap<u64, Instant>,
+    /// When each request in progress began, as time since boot.
+    running: BTreeMap<u64, Duration>,
     failures: u32,
     refuses_writes: bool,
     is_gone: bool,
@@ -64,7 +64,7 @@ impl Health {
         let mut inner = self.inner.lock();
         inner.last += 1;
         let number = inner.last;
-        inner.running.insert(number, Instant::now());
+        inner.running.insert(number, kvpool_seams::boot_time());
         number
     }
 
@@ -88,11 +88,12 @@ impl Health {
         }
     }
 
-    pub(super) fn state(&self, now: Instant) -> MediumState {
+    /// The state at `now`, a time since boot.
+    pub(super) fn state(&self, now: Duration) -> MediumState {
         let inner = self.inner.lock();
         // The first entry began first.
         let oldest = inner.running.values().next();
-        let is_slow = oldest.is_some_and(|began| now.saturating_duration_since(*began) > SLOW);
+        let is_slow = oldest.is_some_and(|began| now.saturating_sub(*began) > SLOW);
         match () {
             () if inner.is_gone => MediumState::MediumGone,
             () if is_slow => MediumState::MediumSlow,
@@ -112,7 +113,7 @@ mod tests {
     }
 
     fn state(health: &Health) -> MediumState {
-        health.state(Instant::now())
+        health.state(kvpool_seams::boot_time())
     }
 
     #[test]
@@ -155,7 +156,7 @@ mod tests {
         let health = Health::default();
         let (first, second) = (health.begin(), health.begin());
         assert_eq!(state(&health), MediumState::MediumReady);
-        let later = Instant::now() + SLOW * 2;
+        let later = kvpool_seams::boot_time() + SLOW * 2;
         assert_eq!(health.state(later), MediumState::MediumSlow);
         health.finished(first);
         assert_eq!(health.state(later), MediumState::MediumSlow);

@@ -410,7 +410,7 @@ impl Pool {
         let Some(used) = used.filter(|used| used.is_readable()) else {
             return Begun::Unreadable;
         };
-        if traffic.loading.contains(&(*copy, block.version)) {
+        if traffic.loading.contains_key(&(*copy, block.version)) {
             return Begun::Goes;
         }
         if *is_begun {

@@ -164,7 +164,11 @@ impl Traffic {
                 used.forwards += 1;
             }
         }
-        self.loading.extend(transfer.loading());
+        if let (Some(loading), Direction::Load { to, .. }) =
+            (transfer.loading(), &transfer.direction)
+        {
+            self.loading.insert(loading, (*to, transfer.block.length));
+        }
         if let Direction::Store = transfer.direction {
             self.stores.begin(&transfer.block);
         }

@@ -1,0 +1,322 @@
+//! The disk of a node. It outlives the node's processes. What was written outlives a crash, and what was flushed
+//! outlives a power cut.
+//!
+//! Superblocks and flushes are answered at once, because the node waits for them on the simulation's only thread.
+
+use crate::life::Life;
+use crate::net::Net;
+use crate::plan::{DiskFault, Process};
+use kvpool_disk::{Completion, Engine, EngineKind, GRANULE, IoError, Op, Request};
+use kvpool_types::medium::DATA_START;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until};
+
+/// The unit of a device that tears no write inside of it, in bytes.
+const SECTOR: usize = 512;
+/// Of so many requests in 1000 a disk that fails does not do what it should.
+const FAILING: u64 = 300;
+
+/// Granules by number; one that is absent is zero.
+type Granules = BTreeMap<u64, Vec<u8>>;
+
+/// See the module's documentation.
+pub(crate) struct Ssd {
+    node: usize,
+    size: u64,
+    net: Arc<Net>,
+    pub(crate) reads: AtomicU64,
+    pub(crate) writes: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What a reader finds.
+    granules: Granules,
+    /// What a power cut may bring back: granules as they were at the last flush.
+    durable: BTreeMap<u64, Option<Vec<u8>>>,
+    /// The disk when a node began to use it.
+    image: Granules,
+    stalls_until: Option<Instant>,
+    fails_until: Option<Instant>,
+    full_until: Option<Instant>,
+    /// The device is gone until the node starts again.
+    is_gone: bool,
+    /// Whether this life of the node saw an error of the device.
+    has_failed: bool,
+}
+
+impl std::fmt::Debug for Ssd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the disk of n{}", self.node)
+    }
+}
+
+/// A disk as one process has it open.
+#[derive(Debug)]
+struct Opened {
+    ssd: Arc<Ssd>,
+    life: Life,
+    in_flight: AtomicUsize,
+}
+
+/// A handle for requests in flight.
+#[derive(Clone, Debug)]
+struct Handle(Arc<Opened>);
+
+impl Ssd {
+    pub(crate) fn new(node: usize, bytes: u64, net: &Arc<Net>) -> Arc<Self> {
+        Arc::new(Self {
+            node,
+            size: DATA_START + bytes,
+            net: Arc::clone(net),
+            reads: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+            state: Mutex::default(),
+        })
+    }
+
+    /// Opens the disk for one life of the node. Its earlier life has ended, and no request of it is in flight.
+    pub(crate) fn open(self: &Arc<Self>, life: &Life) -> Arc<dyn Engine> {
+        let mut state = self.state.lock();
+        state.is_gone = false;
+        state.has_failed = false;
+        state.image = state.granules.clone();
+        drop(state);
+        Arc::new(Handle(Arc::new(Opened {
+            ssd: Arc::clone(self),
+            life: life.clone(),
+            in_flight: AtomicUsize::new(0),
+        })))
+    }
+
+    /// The disk goes wrong in this way, for a while.
+    pub(crate) fn inflict(&self, fault: DiskFault, wait: Duration) {
+        let until = Some(Instant::now() + wait);
+        let mut state = self.state.lock();
+        match fault {
+            DiskFault::Stalls => state.stalls_until = until,
+            DiskFault::Fails => state.fails_until = until,
+            DiskFault::IsFull => state.full_until = until,
+            DiskFault::IsGone => (state.is_gone, state.has_failed) = (true, true),
+            DiskFault::Rots => state.rot(&self.net.dice),
+        }
+    }
+
+    /// The power fails: what was not flushed may be lost, also in part.
+    pub(crate) fn cut_power(&self) {
+        self.state.lock().lose_unflushed(&self.net.dice);
+    }
+
+    /// The disk is as it was when the node began to use it, as after a restored snapshot.
+    pub(crate) fn roll_back(&self) {
+        let mut state = self.state.lock();
+        state.granules = state.image.clone();
+        state.durable.clear();
+    }
+
+    /// Ends all faults that end by themselves.
+    pub(crate) fn heal(&self) {
+        let mut state = self.state.lock();
+        (state.stalls_until, state.fails_until, state.full_until) = (None, None, None);
+    }
+
+    /// Whether the present life of the node saw no error of the device.
+    pub(crate) fn is_sound(&self) -> bool {
+        !self.state.lock().has_failed
+    }
+
+    /// When a request that begins now is done.
+    fn done_at(&self) -> Instant {
+        let dice = &self.net.dice;
+        let takes = match dice.chance(self.net.noise().slow) {
+            true => dice.micros(10_000, 2_000_000),
+            false => dice.micros(30, 2_000),
+        };
+        let stalls = self.state.lock().stalls_until;
+        stalls.unwrap_or_else(Instant::now).max(Instant::now()) + takes
+    }
+
+    fn note(&self, op: &Op, offset: u64) {
+        let (what, counter, length) = match op {
+            Op::Read(buffer) => ("reads", &self.reads, buffer.len()),
+            Op::Write(buffer) => ("writes", &self.writes, buffer.len()),
+            Op::Flush | Op::Discard { .. } => return,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        let line = format_args!("{what} {length} bytes of its disk at {offset}").to_string();
+        self.net.trace.note(Process::Node(self.node), line);
+    }
+
+    fn perform(&self, op: Op, offset: u64) -> Completion {
+        let mut state = self.state.lock();
+        let (buffer, result) = match op {
+            Op::Read(mut buffer) => {
+                let outcome =
+                    state.outcome(&self.net, false, offset + buffer.len() as u64, self.size);
+                for (granule, chunk) in numbers(offset).zip(buffer.chunks_mut(GRANULE)) {
+                    match state.granules.get(&granule) {
+                        Some(bytes) => chunk.copy_from_slice(bytes),
+                        None => chunk.fill(0),
+                    }
+                }
+                (Some(buffer), outcome)
+            }
+            Op::Write(buffer) => {
+                let outcome =
+                    state.outcome(&self.net, true, offset + buffer.len() as u64, self.size);
+                let count = match outcome {
+                    Ok(()) => usize::MAX,
+                    Err(IoError::Medium(_)) => self.net.dice.index(buffer.len() / GRANULE),
+                    Err(_) => 0,
+                };
+                state.write(offset, &buffer, count);
+                (Some(buffer), outcome)
+            }
+            Op::Flush => {
+                let outcome = state.outcome(&self.net, true, 0, self.size);
+                match outcome {
+                    Ok(()) => state.durable.clear(),
+                    // The kernel forgets what it could not write.
+                    Err(_) => state.lose_unflushed(&self.net.dice),
+                }
+                (None, outcome)
+            }
+            Op::Discard { .. } => (None, Ok(())),
+        };
+        Completion { buffer, result }
+    }
+}
+
+/// The numbers of granules from an offset on.
+fn numbers(offset: u64) -> impl Iterator<Item = u64> {
+    offset / GRANULE as u64..
+}
+
+impl State {
+    /// What the device says to a request that ends at byte `end`.
+    fn outcome(&mut self, net: &Net, writes: bool, end: u64, size: u64) -> Result<(), IoError> {
+        let now = Instant::now();
+        let lasts = |until: Option<Instant>| until.is_some_and(|until| now < until);
+        let outcome = if end > size {
+            Err(IoError::OutOfRange)
+        } else if self.is_gone {
+            Err(IoError::Gone(io::ErrorKind::NotFound.into()))
+        } else if writes && lasts(self.full_until) {
+            Err(IoError::NoSpace)
+        } else if lasts(self.fails_until) && net.dice.chance(FAILING) {
+            Err(IoError::Medium(io::Error::other("EIO")))
+        } else {
+            Ok(())
+        };
+        self.has_failed |= outcome.is_err();
+        outcome
+    }
+
+    /// Writes the first `count` granules of `bytes`.
+    fn write(&mut self, offset: u64, bytes: &[u8], count: usize) {
+        for (granule, chunk) in numbers(offset).zip(bytes.chunks(GRANULE)).take(count) {
+            let before = self.granules.insert(granule, chunk.to_vec());
+            self.durable.entry(granule).or_insert(before);
+        }
+    }
+
+    /// Of each granule that was not flushed, some sectors at its front are kept, and the rest is as before.
+    fn lose_unflushed(&mut self, dice: &crate::dice::Dice) {
+        for (granule, before) in std::mem::take(&mut self.durable) {
+            let sectors = GRANULE / SECTOR;
+            let kept = match dice.below(4) {
+                0 => dice.index(sectors),
+                1 | 2 => 0,
+                _ => sectors,
+            };
+            let before = before.unwrap_or_else(|| vec![0; GRANULE]);
+            if let Some(now) = self.granules.get_mut(&granule) {
+                let rest = now.iter_mut().zip(&before).skip(kept * SECTOR);
+                rest.for_each(|(now, before)| *now = *before);
+            }
+        }
+    }
+
+    /// Bits flip at some places of the data, or two of its granules are swapped.
+    fn rot(&mut self, dice: &crate::dice::Dice) {
+        let first = DATA_START / GRANULE as u64;
+        let data: Vec<u64> = self
+            .granules
+            .range(first..)
+            .map(|(number, _)| *number)
+            .collect();
+        let some = || data.get(dice.index(data.len())).copied();
+        for _ in 0..dice.between(1, 8) {
+            let (Some(one), Some(other)) = (some(), some()) else {
+                return;
+            };
+            if dice.chance(300) {
+                let (first, second) = (self.granules.remove(&one), self.granules.remove(&other));
+                self.granules.extend(first.map(|bytes| (other, bytes)));
+                self.granules.extend(second.map(|bytes| (one, bytes)));
+            } else if let Some(bytes) = self.granules.get_mut(&one)
+                && let Some(byte) = bytes.get_mut(dice.index(GRANULE))
+            {
+                *byte ^= 1 << dice.below(8);
+            }
+        }
+    }
+}
+
+impl Handle {
+    /// A request that is in flight when its process dies is done in part, and its answer reaches nobody.
+    async fn run(self, Request { op, offset, done }: Request) {
+        let Opened {
+            ssd,
+            life,
+            in_flight,
+        } = &*self.0;
+        let at = ssd.done_at();
+        let lives = life.run(async {
+            sleep_until(at).await;
+            ssd.net.running(Process::Node(ssd.node)).await;
+        });
+        if lives.await.is_none() {
+            if let Op::Write(buffer) = op {
+                let count = ssd.net.dice.index(buffer.len() / GRANULE + 1);
+                ssd.state.lock().write(offset, &buffer, count);
+            }
+            return;
+        }
+        ssd.note(&op, offset);
+        done(ssd.perform(op, offset));
+        in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Engine for Handle {
+    fn submit(&self, request: Request) {
+        let is_data =
+            matches!(request.op, Op::Read(_) | Op::Write(_)) && request.offset >= DATA_START;
+        if is_data {
+            self.0.in_flight.fetch_add(1, Ordering::AcqRel);
+            tokio::spawn(self.clone().run(request));
+        } else {
+            let Request { op, offset, done } = request;
+            done(self.0.ssd.perform(op, offset));
+        }
+    }
+
+    fn size(&self) -> u64 {
+        self.0.ssd.size
+    }
+
+    fn kind(&self) -> EngineKind {
+        EngineKind::Memory
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight.load(Ordering::Acquire)
+    }
+}
