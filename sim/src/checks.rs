@@ -11,7 +11,7 @@ use crate::world::World;
 use kvpool_client::{Client, PutOutcome};
 use kvpool_master::pool::Pool;
 use kvpool_master::replica::Replica;
-use kvpool_types::Incarnation;
+use kvpool_types::{Incarnation, Setting};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -269,9 +269,9 @@ fn rooms(world: &World) -> String {
 
 /// The largest block finds room, and comes back.
 async fn has_room(world: &World, client: &Client) -> Result<(), String> {
-    // Blocks that stay may leave no room in one piece for the largest.
-    let has_keeper = world.plan.tenants.iter().any(Tenant::keeps_all);
-    let length = match has_keeper {
+    // Blocks that stay, or that others may not evict, may leave no room in one piece for the largest.
+    let has_share = |tenant: &Tenant| tenant.settings.get(Setting::Guaranteed).is_some();
+    let length = match world.plan.tenants.iter().any(has_share) {
         true => world.plan.longest_block.min(4096),
         false => world.plan.longest_block,
     };

@@ -131,6 +131,12 @@ impl Ssd {
         !self.state.lock().has_failed
     }
 
+    /// Whether requests may fail now.
+    pub(crate) fn is_failing(&self) -> bool {
+        let fails = self.state.lock().fails_until;
+        fails.is_some_and(|until| Instant::now() < until)
+    }
+
     /// When a request that begins now is done.
     fn done_at(&self) -> Instant {
         let dice = &self.net.dice;

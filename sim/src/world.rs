@@ -525,9 +525,17 @@ impl World {
             world
                 .trace
                 .note("----", format_args!("{process} starts again"));
+            // A node whose disk fails does not start, and is tried again.
+            let is_failing =
+                |number: usize| world.ssds.get(number).is_some_and(|ssd| ssd.is_failing());
             let started = match process {
                 Process::Master(number) => world.start_master(number),
-                Process::Node(number) => world.start_node(number),
+                Process::Node(number) => loop {
+                    match world.start_node(number) {
+                        Err(_) if is_failing(number) => sleep(CHECK).await,
+                        started => break started,
+                    }
+                },
                 Process::Client(number) => {
                     world.start_client(number);
                     Ok(())

@@ -84,7 +84,8 @@ impl Copies {
     /// Numbers the superblock and writes it over the older copy, flushes, and then over the other
     /// one. A power cut at any time leaves one copy whole: the former superblock or this one.
     ///
-    /// One copy that can no longer be written is logged and tolerated.
+    /// One copy that can no longer be written is logged and tolerated. After a flush that failed, nobody
+    /// knows what the first copy holds, so the other one stays as it is.
     pub(super) fn write(&mut self, superblock: &mut Superblock) -> Result<(), MediumRefused> {
         let ([first, second], [front, back]) = (self.sequences, PLACES);
         superblock.sequence = first.max(second).saturating_add(1);
@@ -102,7 +103,14 @@ impl Copies {
                 failure = Some(error);
                 continue;
             }
-            written = true;
+            match self.flush() {
+                Ok(()) => written = true,
+                Err(error) if written => {
+                    tracing::warn!(%error, place, "a copy of the superblock was not flushed");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
             for (sequence, _) in self
                 .sequences
                 .iter_mut()
@@ -121,8 +129,7 @@ impl Copies {
             *to = *from;
         }
         let (_, written) = perform(&*self.engine, Op::Write(buffer), place, self.until);
-        written.map_err(MediumRefused::Io)?;
-        self.flush()
+        written.map_err(MediumRefused::Io)
     }
 
     /// Makes all writes that were answered outlive a power cut.

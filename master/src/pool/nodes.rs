@@ -277,7 +277,7 @@ impl Pool {
     /// Waits until the puts and pulls have ended that write to a node. The node gets no others. A block that
     /// is committed after the walk over the node's blocks would stay behind, so puts that take too long are
     /// ended.
-    pub(super) async fn puts_end_on(&self, node: &StoreNode) {
+    pub(in crate::pool) async fn puts_end_on(&self, node: &StoreNode) {
         let segments = node.segments();
         let until = Instant::now() + PUTS_END;
         let is_written =

@@ -142,6 +142,18 @@ fn after_a_failed_flush_the_medium_is_never_marked_clean() {
 }
 
 #[test]
+fn after_a_failed_flush_the_other_copy_of_the_superblock_stays() {
+    let Rig { device, medium, .. } = rig();
+    medium.detach(soon()).unwrap();
+    device.written.lock().clear();
+    device.flush_fails.store(true, Ordering::SeqCst);
+    let engine = Arc::clone(&device) as Arc<dyn Engine>;
+    let formatted = rig::opened(&engine, &Arena::new(4 << 20).unwrap());
+    assert!(formatted.attach(CLUSTER, Generation(2)).is_err());
+    assert_eq!(device.written.lock().len(), 1, "what it wrote may be torn");
+}
+
+#[test]
 fn a_detach_waits_for_what_is_in_flight_and_refuses_new_work() {
     let rig = rig();
     let block = Block::new(DATA_START, 1, 1, 9000);

@@ -284,7 +284,12 @@ impl Pool {
             tracing::info!(node = %node.name, %medium, segment = %known.id, %generation, "medium attached");
             self.queue_all_of(std::slice::from_ref(node));
             if node.state() == NodeState::Draining {
-                self.demote_all_of(node);
+                let (pool, node) = (Arc::clone(self), Arc::clone(node));
+                tokio::spawn(async move {
+                    // A block that is committed after the walk over the node's blocks would get no copy.
+                    pool.puts_end_on(&node).await;
+                    pool.demote_all_of(&node);
+                });
             }
             self.tiering.wake();
         }
