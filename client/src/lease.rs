@@ -102,7 +102,8 @@ impl Lease {
         let deadline = Deadline::after(self.timeout);
         let before = self.len();
         for part in &mut self.parts {
-            let renewed = renew(self.releases.control(), part, part.versions(), deadline).await?;
+            let of = LeaseOf::Presence(part.versions());
+            let renewed = renew(self.releases.control(), part, of, deadline).await?;
             let held = |at: usize| renewed.kept.get(at) == Some(&true);
             part.keys = part.keys.retain(held);
             part.leased = renewed.leased;
@@ -125,22 +126,37 @@ impl Lease {
     }
 }
 
+/// What a lease is renewed for, with the latest version of each key's block.
+#[derive(Clone, Debug)]
+pub(crate) enum LeaseOf {
+    /// The blocks, wherever they lie.
+    Presence(Vec<u64>),
+    /// The places that a lookup gave.
+    Places(Vec<u64>),
+}
+
 /// Renews one part.
 pub(crate) async fn renew(
     control: &Control,
     part: &LeasePart,
-    versions: Vec<u64>,
+    of: LeaseOf,
     deadline: Deadline,
 ) -> Result<Renewed, ControlError> {
     let sent = BootTime::now();
+    let (presence, versions) = match of {
+        LeaseOf::Presence(versions) => (true, versions),
+        LeaseOf::Places(versions) => (false, versions),
+    };
     let request = RenewRequest {
         caller: None,
         keys: part.keys.bytes(),
         token: part.leased.token,
         versions,
+        presence,
     };
     // Counted from before the first attempt, so a repetition only makes the lease shorter here.
-    let reply = control.call(request, Call::by(deadline)).await?;
+    let call = Call::by(deadline).under(part.leased.epoch);
+    let reply = control.call(request, call).await?;
     expect_answers(reply.codes.len(), part.keys.len())?;
     let ok = u32::from(Code::Ok.to_wire());
     let leased = counted(reply.lease.as_ref(), sent, reply.epoch);

@@ -140,7 +140,8 @@ impl Client {
             caller: None,
             name: name.to_owned(),
         };
-        let call = Call::by(self.control_deadline());
+        // The master first waits for the puts on the node.
+        let call = Call::by(self.control_deadline()).waiting();
         read_task(self.inner.control.call(request, call).await?)
     }
 

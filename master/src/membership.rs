@@ -166,12 +166,23 @@ impl StoreNode {
         self.state.store(state as u8, Ordering::Release);
     }
 
+    /// Changes the state, unless it is no longer `from`.
+    pub(crate) fn change_state(&self, from: NodeState, to: NodeState) -> bool {
+        let (from, to) = (from as u8, to as u8);
+        let order = (Ordering::AcqRel, Ordering::Acquire);
+        let changed = self.state.compare_exchange(from, to, order.0, order.1);
+        changed.is_ok()
+    }
+
     /// Records that the node shuts down.
     pub(crate) fn drain(&self) {
         self.drains.store(true, Ordering::Release);
         // A message of an old session does not revive a dropped node.
-        if self.state() != NodeState::Gone {
-            self.set_state(NodeState::Draining);
+        loop {
+            let before = self.state();
+            if before == NodeState::Gone || self.change_state(before, NodeState::Draining) {
+                return;
+            }
         }
     }
 
@@ -197,7 +208,7 @@ impl StoreNode {
 
     /// True when the node takes new blocks.
     pub fn is_placeable(&self) -> bool {
-        self.state() == NodeState::Live
+        self.state() == NodeState::Live && !self.drains()
     }
 
     /// True when the node can copy blocks from other nodes.
@@ -294,18 +305,21 @@ impl StoreNode {
                 session.reported = reported;
             }
         }
-        let welcomed = self.state() == NodeState::Unreported && reported.is_some();
-        let back = self.state() == NodeState::Suspect;
-        if welcomed || back {
-            let state = if self.drains.load(Ordering::Acquire) {
-                NodeState::Draining
-            } else {
-                NodeState::Live
-            };
-            self.set_state(state);
+        let before = self.state();
+        let welcomed = before == NodeState::Unreported && reported.is_some();
+        let back = before == NodeState::Suspect;
+        if !welcomed && !back {
+            return false;
+        }
+        let state = match self.drains() {
+            true => NodeState::Draining,
+            false => NodeState::Live,
+        };
+        let has_changed = self.change_state(before, state);
+        if has_changed {
             tracing::info!(node = %self.name, state = state.label(), "node state changed");
         }
-        welcomed || back
+        has_changed
     }
 
     /// Sends a message, if a session is open.

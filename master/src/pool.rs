@@ -50,7 +50,7 @@ pub use caretaker::Presence;
 pub use commit::{CommitItem, Written};
 pub use inspect::{Described, DescribedReplica, Listed, Page};
 pub use nodes::RegisterError;
-pub use read::{Bitmap, Found, Holder, Leased};
+pub use read::{Bitmap, Found, Holder, LeaseOf, Leased};
 pub use remove::{Removal, RemoveReport};
 pub use replicas::{Blocks, Change, TaskId, TaskRefused, TaskState, TaskView, Wish};
 pub use reserve::{Granted, ReserveOptions};

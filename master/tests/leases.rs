@@ -3,7 +3,7 @@
 use kvpool_master::clock::{BootInstant, Clock, ManualClock};
 use kvpool_master::membership::{Outbox, Registration, Reported, StoreNode};
 use kvpool_master::metrics::Metrics;
-use kvpool_master::pool::{CommitItem, Holder, Pool, ReserveOptions};
+use kvpool_master::pool::{CommitItem, Holder, LeaseOf, Pool, ReserveOptions};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore};
 use kvpool_master::writers::GRACE;
 use kvpool_master::{CommitAck, Config};
@@ -213,7 +213,7 @@ async fn a_release_ends_a_lease_only_for_its_own_holder() {
     assert_eq!(
         bench
             .pool
-            .renew(NS, &keys, |_| Holder::of_any(lapsed))
+            .renew(NS, &keys, LeaseOf::Places, |_| Holder::of_any(lapsed))
             .answer,
         [Code::LeaseEnded]
     );
@@ -238,7 +238,7 @@ async fn a_lease_on_a_lost_block_does_not_end_one_on_the_block_put_after_it() {
     };
     assert_eq!(bench.pool.release(NS, &keys, holder), [Code::LeaseEnded]);
     assert_eq!(
-        bench.pool.renew(NS, &keys, holder).answer,
+        bench.pool.renew(NS, &keys, LeaseOf::Places, holder).answer,
         [Code::LeaseEnded]
     );
     let left = || {

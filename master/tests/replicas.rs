@@ -6,7 +6,7 @@ use kvpool_master::Config;
 use kvpool_master::membership::{Reported, StoreNode};
 use kvpool_master::placement::PlacementHints;
 use kvpool_master::pool::{
-    Blocks, Change, Holder, Pool, ReserveOptions, TaskState, TaskView, Wish,
+    Blocks, Change, Holder, LeaseOf, Pool, ReserveOptions, TaskState, TaskView, Wish,
 };
 use kvpool_proto::master_message::Body;
 use kvpool_proto::{self as proto};
@@ -264,29 +264,39 @@ async fn a_moved_replica_stays_shut_while_a_reader_has_a_lease() {
     }
 }
 
-/// A long read renews its lease, and reads on where the replica was.
+/// A long read that renewed its lease would read on where the replica was.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_moved_replica_stays_shut_while_a_lease_from_before_is_renewed() {
+async fn a_lease_of_a_place_ends_when_the_replica_has_moved() {
     let directory = tempfile::tempdir().unwrap();
-    let ttl = Duration::from_secs(2);
+    let ttl = Duration::from_secs(4);
     let (pool, a, b) = with_a_block(directory.path(), ttl).await;
     let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
     let pull = b.next().await;
     let keys = [key(1)];
     let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
-    let mut token = pool.lookup(SPACE, &keys[..], true).token;
+    let before = pool.lookup(SPACE, &keys[..], true).token;
+    let renew = |token, of| {
+        let renewed = pool.renew(SPACE, &keys[..], of, |_| Holder::of_any(token));
+        (renewed.answer, renewed.token)
+    };
+    assert_eq!(renew(before, LeaseOf::Places).0, [Code::Ok]);
     pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
     assert_eq!(end(&pool, &task).await.changed, 1);
-    let of_a = || used_on(&pool, &a.node);
-    for _ in 0..4 {
-        tokio::time::sleep(ttl / 3).await;
-        let renewed = pool.renew(SPACE, &keys[..], |_| Holder::of_any(token));
-        assert_eq!(renewed.answer, [Code::Ok], "a renewal came late");
-        token = renewed.token;
-        assert_eq!(of_a(), BLOCK, "free under a lease");
+    assert_eq!(used_on(&pool, &a.node), BLOCK, "free under a lease");
+    assert_eq!(renew(before, LeaseOf::Places).0, [Code::LeaseEnded]);
+    let after = pool.lookup(SPACE, &keys[..], true).token;
+    assert_eq!(renew(after, LeaseOf::Places).0, [Code::Ok]);
+    // Who was not told where the block lies has it still.
+    let (answer, mut token) = renew(before, LeaseOf::Presence);
+    assert_eq!(answer, [Code::Ok]);
+    let moved = std::time::Instant::now();
+    while used_on(&pool, &a.node) > 0 {
+        assert!(moved.elapsed() < ttl * 3 / 2, "shut beyond a lease");
+        tokio::time::sleep(ttl / 20).await;
+        let (answer, renewed) = renew(token, LeaseOf::Presence);
+        assert_eq!(answer, [Code::Ok]);
+        token = renewed;
     }
-    wait_used(&pool, BLOCK).await;
-    assert_eq!(of_a(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -105,6 +105,9 @@ impl Promises {
         let Some(lease) = reply.lease.filter(|lease| lease.ttl_ms > 0) else {
             return;
         };
+        if request.presence {
+            return;
+        }
         let mut promises = self.0.lock();
         for (key, code) in unpack(&request.keys).flatten().zip(reply.codes) {
             let key = key.to_key();

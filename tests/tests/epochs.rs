@@ -266,3 +266,44 @@ async fn a_new_incarnation_never_serves_the_blocks_of_the_old() {
         Some(bytes_of(&key(7), 10_000))
     );
 }
+
+/// Its token is of the clock of that term, and would be counted with the leases of this one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_of_an_earlier_term_is_neither_renewed_nor_released() {
+    let mut cluster = Cluster::start(Options::default()).unwrap();
+    let before = Control::connect(&cluster.master_url()).await.unwrap();
+    cluster.restart_master().unwrap();
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 1..2, 4096).await.unwrap();
+    let mut now = Control::connect(&cluster.master_url()).await.unwrap();
+    let keys = bytes::Bytes::from(keys::pack(&[key(1)]));
+    let exist = proto::ExistRequest {
+        caller: now.caller(),
+        keys: keys.clone(),
+        no_lease: false,
+    };
+    let leased = now.raw().exist(exist).await.unwrap().into_inner();
+    let mut token = leased.lease.unwrap().token;
+    for (caller, code) in [
+        (before.caller(), Code::LeaseEnded),
+        (now.caller(), Code::Ok),
+    ] {
+        let renew = proto::RenewRequest {
+            caller: caller.clone(),
+            keys: keys.clone(),
+            token,
+            ..Default::default()
+        };
+        let renewed = now.raw().renew(renew).await.unwrap().into_inner();
+        assert_eq!(renewed.codes, [u32::from(code.to_wire())], "{caller:?}");
+        token = renewed.lease.map_or(token, |lease| lease.token);
+        let release = proto::ReleaseRequest {
+            caller: caller.clone(),
+            keys: keys.clone(),
+            token,
+            ..Default::default()
+        };
+        let released = now.raw().release(release).await.unwrap().into_inner();
+        assert_eq!(released.codes, [u32::from(code.to_wire())], "{caller:?}");
+    }
+}

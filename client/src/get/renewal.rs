@@ -3,7 +3,7 @@
 use crate::cache::{Leased, Located};
 use crate::clock::{BootTime, Deadline};
 use crate::control::Control;
-use crate::lease::renew;
+use crate::lease::{LeaseOf, renew};
 use crate::packed::Packed;
 use crate::releases::LeasePart;
 use kvpool_seams::maps::HashMap;
@@ -137,7 +137,8 @@ impl<'a> Renewal<'a> {
                 keys: Packed::of(distinct),
                 leased: *lease,
             };
-            let Ok(renewed) = renew(self.control, &part, versions, deadline).await else {
+            let Ok(renewed) = renew(self.control, &part, LeaseOf::Places(versions), deadline).await
+            else {
                 return false;
             };
             let mut leases = self.leases.lock();

@@ -133,8 +133,10 @@ impl Members {
             };
             if silent >= drop_after {
                 lost.push(Arc::clone(node));
-            } else if silent >= patience && node.is_readable() {
-                node.set_state(NodeState::Suspect);
+            } else if silent >= patience
+                && let state @ (NodeState::Live | NodeState::Draining) = node.state()
+                && node.change_state(state, NodeState::Suspect)
+            {
                 tracing::warn!(node = %node.name, silent_ms = silent.as_millis(), "node suspect: no heartbeat");
             }
         }

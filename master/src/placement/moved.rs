@@ -1,117 +1,86 @@
 //! Leases that protect a replica which has left its block.
 //!
-//! A move takes a replica off a block that readers hold leases on. The extent stays shut until these leases end. A
-//! long read renews its lease at the block, and goes on where the replica was. So the renewal has to keep that extent
-//! shut as well. Later readers are sent elsewhere, and their leases do not count here.
+//! A replica may leave a block that readers hold leases on: it was moved, or the block was loaded elsewhere. The
+//! extent stays shut until these leases end. A long read would renew its lease at the block and go on where the
+//! replica was. So a renewal that is for a location is refused, and the reader asks where the block lies now. It is
+//! refused for one TTL at most, which is also how long a standby keeps a freed extent shut.
 
 use crate::clock::BootInstant;
-use kvpool_types::{Offset, SegmentId, Version};
+use kvpool_types::Version;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-/// Where a replica was.
-type Place = (SegmentId, Offset);
+/// How much longer than its leases a note is kept: a renewal may have taken the time before it looks.
+const MARGIN: Duration = Duration::from_secs(10);
 
-/// A replica that has left, or is about to.
-#[derive(Clone, Debug)]
-struct Moved {
-    place: Place,
-    /// Leases with tokens up to this one were given while the replica was there.
-    last_token: BootInstant,
-    /// What such leases became when they were renewed.
-    renewed: Vec<BootInstant>,
+/// One replica that has left, or is about to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "say whether the replica has left"]
+pub struct Leaving {
+    version: Version,
+    number: u64,
 }
 
-impl Moved {
-    fn until(&self) -> BootInstant {
-        let renewed = self.renewed.iter().copied();
-        renewed.max().unwrap_or_default().max(self.last_token)
-    }
+#[derive(Debug, Default)]
+struct Notes {
+    last: u64,
+    /// By version and number, the highest token of a lease that was given while the replica was there.
+    tokens: BTreeMap<(Version, u64), BootInstant>,
 }
 
-/// See the module's documentation. It holds only replicas that were under a lease when they left, until their
-/// extents leave the quarantine's delay.
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct MovedLeases {
     count: AtomicUsize,
-    moved: Mutex<BTreeMap<Version, Vec<Moved>>>,
+    notes: Mutex<Notes>,
 }
 
 impl MovedLeases {
     /// A replica of this version is about to leave. No lease on it has a token beyond `latest`.
-    pub fn leaves(&self, version: Version, place: Place, latest: BootInstant) {
-        let mut moved = self.moved.lock();
-        moved.entry(version).or_default().push(Moved {
-            place,
-            last_token: latest,
-            renewed: Vec::new(),
-        });
-        self.count.store(moved.len(), Ordering::Release);
+    pub fn leaves(&self, version: Version, latest: BootInstant) -> Leaving {
+        let mut notes = self.notes.lock();
+        notes.last += 1;
+        let number = notes.last;
+        notes.tokens.insert((version, number), latest);
+        self.count.store(notes.tokens.len(), Ordering::Release);
+        Leaving { version, number }
     }
 
     /// The replica has left, and its last lease was until `last_token`.
-    pub fn left(&self, version: Version, place: Place, last_token: BootInstant, now: BootInstant) {
-        let mut moved = self.moved.lock();
-        let known = moved.get_mut(&version).into_iter().flatten();
-        for one in known.filter(|one| one.place == place) {
-            one.last_token = last_token;
-        }
-        drop(moved);
-        self.held_until(version, place, now);
+    pub fn left(&self, leaving: Leaving, last_token: BootInstant) {
+        let mut notes = self.notes.lock();
+        let Leaving { version, number } = leaving;
+        notes.tokens.insert((version, number), last_token);
     }
 
     /// The replica has not left.
-    pub fn stays(&self, version: Version, place: Place) {
-        self.forget(&mut self.moved.lock(), version, place);
+    pub fn stays(&self, leaving: Leaving) {
+        let mut notes = self.notes.lock();
+        let Leaving { version, number } = leaving;
+        notes.tokens.remove(&(version, number));
+        self.count.store(notes.tokens.len(), Ordering::Release);
     }
 
-    /// A lease on this version was renewed: from `token`, it is now `until`.
-    pub fn renewed(&self, version: Version, token: BootInstant, until: BootInstant) {
+    /// Whether a lease on this version with this token may be for a place that the replica has left.
+    pub fn may_be_elsewhere(&self, version: Version, token: BootInstant) -> bool {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let notes = self.notes.lock();
+        let mut of_version = notes.tokens.range((version, 0)..=(version, u64::MAX));
+        of_version.any(|(_, last)| token <= *last)
+    }
+
+    /// Forgets replicas whose leases are long over.
+    pub fn forget(&self, now: BootInstant) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
         }
-        let mut moved = self.moved.lock();
-        for one in moved.get_mut(&version).into_iter().flatten() {
-            if token <= one.last_token || one.renewed.contains(&token) {
-                one.renewed.push(until);
-            }
-        }
-    }
-
-    /// When the last lease on a replica ends that was at `place`; `None` when it has ended. Then nothing more is
-    /// known of the replica.
-    pub fn held_until(
-        &self,
-        version: Version,
-        place: Place,
-        now: BootInstant,
-    ) -> Option<BootInstant> {
-        if self.count.load(Ordering::Acquire) == 0 {
-            return None;
-        }
-        let mut moved = self.moved.lock();
-        let there = moved.get(&version).into_iter().flatten();
-        let until = there
-            .filter(|one| one.place == place)
-            .map(Moved::until)
-            .max();
-        let held = until.filter(|until| *until > now);
-        if until.is_some() && held.is_none() {
-            self.forget(&mut moved, version, place);
-        }
-        held
-    }
-
-    fn forget(&self, moved: &mut BTreeMap<Version, Vec<Moved>>, version: Version, place: Place) {
-        if let Entry::Occupied(mut known) = moved.entry(version) {
-            known.get_mut().retain(|one| one.place != place);
-            if known.get().is_empty() {
-                known.remove();
-            }
-        }
-        self.count.store(moved.len(), Ordering::Release);
+        let mut notes = self.notes.lock();
+        notes.tokens.retain(|_, last| last.after(MARGIN) > now);
+        self.count.store(notes.tokens.len(), Ordering::Release);
     }
 }
 
@@ -119,38 +88,43 @@ impl MovedLeases {
 mod tests {
     use super::*;
 
-    const PLACE: Place = (SegmentId(1), Offset(4096));
     const V: Version = Version(7);
 
-    #[test]
-    fn only_leases_from_before_the_move_keep_its_extent_shut() {
-        let leases = MovedLeases::default();
-        let at = BootInstant;
-        leases.leaves(V, PLACE, at(300));
-        leases.left(V, PLACE, at(200), at(0));
-        assert_eq!(leases.held_until(V, PLACE, at(0)), Some(at(200)));
-        // Another version, and a lease that was given after the move.
-        leases.renewed(Version(8), at(150), at(900));
-        leases.renewed(V, at(250), at(900));
-        assert_eq!(leases.held_until(V, PLACE, at(0)), Some(at(200)));
-        leases.renewed(V, at(200), at(400));
-        leases.renewed(V, at(400), at(600));
-        assert_eq!(leases.held_until(V, PLACE, at(300)), Some(at(600)));
-        assert_eq!(leases.held_until(V, (SegmentId(1), Offset(0)), at(0)), None);
-        // What is over is forgotten.
-        assert_eq!(leases.held_until(V, PLACE, at(600)), None);
-        assert!(leases.moved.lock().is_empty());
+    fn at(second: u64) -> BootInstant {
+        BootInstant(second * 1000)
     }
 
     #[test]
-    fn nothing_is_kept_of_a_replica_without_a_lease_or_that_stays() {
+    fn only_leases_from_before_the_replica_left_may_be_elsewhere() {
         let leases = MovedLeases::default();
-        let at = BootInstant;
-        leases.leaves(V, PLACE, at(300));
-        leases.left(V, PLACE, at(0), at(10));
-        leases.leaves(V, PLACE, at(300));
-        leases.stays(V, PLACE);
-        assert!(leases.moved.lock().is_empty());
-        assert_eq!(leases.count.load(Ordering::Acquire), 0);
+        let leaving = leases.leaves(V, at(30));
+        assert!(leases.may_be_elsewhere(V, at(30)));
+        leases.left(leaving, at(20));
+        assert!(leases.may_be_elsewhere(V, at(20)));
+        assert!(!leases.may_be_elsewhere(V, at(25)), "given afterwards");
+        assert!(!leases.may_be_elsewhere(Version(8), at(20)));
+    }
+
+    #[test]
+    fn a_replica_that_stays_takes_nothing_from_another_that_left() {
+        let leases = MovedLeases::default();
+        let first = leases.leaves(V, at(30));
+        leases.left(first, at(20));
+        let second = leases.leaves(V, at(40));
+        leases.stays(second);
+        assert!(leases.may_be_elsewhere(V, at(20)));
+        assert!(!leases.may_be_elsewhere(V, at(25)));
+    }
+
+    #[test]
+    fn what_is_long_over_is_forgotten() {
+        let leases = MovedLeases::default();
+        let leaving = leases.leaves(V, at(30));
+        leases.left(leaving, at(20));
+        leases.forget(at(29));
+        assert!(leases.may_be_elsewhere(V, at(20)));
+        leases.forget(at(30));
+        assert!(leases.notes.lock().tokens.is_empty());
+        assert!(!leases.may_be_elsewhere(V, at(20)));
     }
 }

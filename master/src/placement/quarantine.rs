@@ -91,7 +91,7 @@ pub struct Suspected {
 /// The extents in quarantine.
 #[derive(Debug, Default)]
 pub struct Quarantine {
-    /// Leases on replicas that were moved.
+    /// Leases on replicas that have left their blocks.
     pub moved: MovedLeases,
     delayed: Mutex<Delayed>,
     next: AtomicU64,
@@ -176,12 +176,11 @@ impl Quarantine {
         let mut ready = Vec::with_capacity(freed.len());
         let mut delayed = self.delayed.lock();
         for mut item in freed {
-            let is_held = self.is_held(&mut item, now);
             if item.not_before > now.after(STUCK_AFTER) {
                 item.segment.stick(item.index);
                 item.stuck = true;
             }
-            if is_held {
+            if item.not_before > now {
                 delayed.insert(self.number(), item);
             } else {
                 ready.push(item);
@@ -195,10 +194,8 @@ impl Quarantine {
     pub fn tick(&self, now: BootInstant) {
         let mut delayed = self.delayed.lock();
         let mut over = delayed.take_over(now);
-        // A reader of a moved replica may have renewed its lease meanwhile.
-        let held = over.extract_if(.., |item| self.is_held(item, now));
-        held.for_each(|item| delayed.insert(self.number(), item));
         drop(delayed);
+        self.moved.forget(now);
         // From here on only the node's answer is missing.
         for item in &mut over {
             item.since = now;
@@ -207,15 +204,6 @@ impl Quarantine {
             }
         }
         self.ask(over);
-    }
-
-    /// Whether a lease on the extent still runs, perhaps one that was renewed meanwhile.
-    fn is_held(&self, item: &mut Freed, now: BootInstant) -> bool {
-        let place = (item.extent.segment, item.extent.offset);
-        if let Some(until) = self.moved.held_until(item.version, place, now) {
-            item.not_before = item.not_before.max(until);
-        }
-        item.not_before > now
     }
 
     /// Marks extents that a node has not fenced in time. Requests are ordered by time, so this

@@ -59,6 +59,15 @@ impl Holder {
     }
 }
 
+/// What a lease is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseOf {
+    /// The blocks, wherever they lie.
+    Presence,
+    /// The places that a lookup gave, too.
+    Places,
+}
+
 /// One bit for each key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bitmap(Vec<u8>);
@@ -356,11 +365,12 @@ impl Pool {
     }
 
     /// Extends unexpired leases. An expired lease, or a lease on an absent block, gives
-    /// [`Code::LeaseEnded`].
+    /// [`Code::LeaseEnded`]. So does a lease of places on a block that has perhaps left its place.
     pub fn renew<'k>(
         &self,
         namespace: NamespaceId,
         keys: impl Into<KeyBatch<'k>>,
+        of: LeaseOf,
         holder: impl Fn(usize) -> Holder,
     ) -> Leased<Vec<Code>> {
         let keys = keys.into();
@@ -373,9 +383,10 @@ impl Pool {
                 return;
             };
             let Holder { token, newest } = holder(index);
-            if block.version() <= newest && block.renew(token, until, now) {
-                let moved = &self.quarantine.moved;
-                moved.renewed(block.version(), token, until);
+            let moved = &self.quarantine.moved;
+            let is_elsewhere =
+                of == LeaseOf::Places && moved.may_be_elsewhere(block.version(), token);
+            if block.version() <= newest && !is_elsewhere && block.renew(token, until, now) {
                 block.touch(ticks.of(index));
                 *code = Code::Ok;
             }

@@ -7,7 +7,7 @@ use crate::placement::quarantine::Suspected;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Code, Key, KeyRef, SegmentId, Version};
+use kvpool_types::{Code, Key, KeyRef, Offset, SegmentId, Version};
 use regex::Regex;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -495,9 +495,13 @@ impl Pool {
         self.metrics.corrupt_replica();
         tracing::error!(%key, %version, %extent, "checksum mismatch on re-verification, replica dropped");
         let _until_submitted = self.evicting.read();
-        let dropped = self
-            .directory
-            .drop_replica(namespace, key.as_ref(), version, extent.segment);
+        let dropped = match self.has_replica_at(namespace, &key, version, place) {
+            true => self
+                .directory
+                .drop_replica(namespace, key.as_ref(), version, extent.segment),
+            // It has left, and the block has perhaps another replica on the segment.
+            false => None,
+        };
         // The replica leaves the directory before it leaves the hidden replicas, so no reader is
         // sent to it in between.
         self.hidden.write().remove(&place);
@@ -527,5 +531,25 @@ impl Pool {
                     });
             }
         }
+    }
+
+    /// Whether the block of this version has a replica at `place`.
+    fn has_replica_at(
+        &self,
+        namespace: NamespaceId,
+        key: &Key,
+        version: Version,
+        place: (SegmentId, Offset),
+    ) -> bool {
+        let mut is_there = false;
+        let keys = [key.as_ref()];
+        self.directory.visit(namespace, &keys[..], |_, block| {
+            let block = block.filter(|block| block.version() == version);
+            is_there = block.is_some_and(|block| {
+                let is_it = |replica: &Replica| (replica.segment, replica.offset) == place;
+                block.replicas().iter().any(is_it)
+            });
+        });
+        is_there
     }
 }

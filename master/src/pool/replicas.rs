@@ -23,6 +23,7 @@ pub use tasks::{Change, TaskId, TaskState, TaskView};
 
 use super::Pool;
 use super::remove::STEP;
+use crate::clock::BootInstant;
 use crate::directory::{Spared, Tick};
 use crate::membership::StoreNode;
 use crate::replica::{BlockId, Replica};
@@ -116,7 +117,8 @@ impl Replicas {
 }
 
 impl Pool {
-    /// Takes a replica off a block that has others. A lease on it keeps its extent shut, also when it is renewed.
+    /// Takes a replica off a block that has others. A lease on it keeps its extent shut, and is not renewed for its
+    /// location.
     fn drop_spare(
         &self,
         namespace: NamespaceId,
@@ -124,17 +126,21 @@ impl Pool {
         version: Version,
         gone: &Replica,
     ) -> Spared {
-        let (moved, place) = (&self.quarantine.moved, (gone.segment, gone.offset));
-        let latest = self.now().after(self.config.lease_ttl);
-        moved.leaves(version, place, latest);
+        let moved = &self.quarantine.moved;
+        let leaving = moved.leaves(version, self.latest_token());
         let spared = self
             .directory
             .drop_spare_replica(namespace, key, version, gone.segment);
         match &spared {
-            Spared::Dropped(dropped) => moved.left(version, place, dropped.lease_until, self.now()),
-            Spared::Missing | Spared::Last => moved.stays(version, place),
+            Spared::Dropped(dropped) => moved.left(leaving, dropped.lease_until),
+            Spared::Missing | Spared::Last => moved.stays(leaving),
         }
         spared
+    }
+
+    /// No lease that is given now has a token beyond this one.
+    pub(super) fn latest_token(&self) -> BootInstant {
+        self.now().after(self.config.lease_ttl)
     }
 
     /// Begins a task and returns how it looks at once.
@@ -291,12 +297,24 @@ impl Pool {
             tracing::info!(node = %node.name, "operator takes the node out of service");
         }
         node.leave();
-        self.puts_end_on(&node).await;
-        let task = self.change_replicas(Self::off(&node), Blocks::OnNode).await;
-        // A later leader learns of it from the node. The node answers that it drains, and the task must
-        // have begun by then.
-        node.send(Body::Drain(proto::Drain {}));
-        task
+        // A task of its own: a caller who has no patience leaves no node behind that takes no blocks and is not
+        // drained either.
+        let pool = Arc::clone(self);
+        let begun = tokio::spawn(async move {
+            pool.puts_end_on(&node).await;
+            let task = pool.change_replicas(Self::off(&node), Blocks::OnNode);
+            let task = task.await;
+            // A later leader learns of it from the node. The node answers that it drains, and the task must
+            // have begun by then.
+            node.send(Body::Drain(proto::Drain {}));
+            task
+        });
+        begun.await.unwrap_or_else(|_| {
+            Err(TaskRefused {
+                code: Code::Internal,
+                message: "the drain could not be begun".to_owned(),
+            })
+        })
     }
 
     /// Whether a task takes the node out of service. The node is told at its end, after the blocks that
@@ -375,19 +393,23 @@ impl Pool {
         let own = node.segments();
         let staying: BTreeSet<SegmentId> = {
             let segments = self.placement.segments();
-            let staying = segments.iter().filter(|segment| !segment.node.drains());
-            staying.map(|segment| segment.id).collect()
+            let staying = segments.iter().map(|segment| (segment.id, &segment.node));
+            let staying = staying.filter(|(_, node)| !node.drains() && node.is_readable());
+            staying.map(|(id, _)| id).collect()
         };
-        let (mut left, mut page) = (0, Vec::new());
+        let (mut left, mut page) = (self.unfinished_on(node, &own), Vec::new());
         loop {
             let mut found = Vec::new();
+            let hidden = self.hidden.read();
+            let stays = |r: &Replica| staying.contains(&r.segment) && !self.is_hidden(&hidden, r);
             let next = self.directory.scan(&page, STEP, |block| {
                 let replicas = block.replicas();
                 let is_here = replicas.iter().any(|r| own.contains(&r.segment));
-                if is_here && !replicas.iter().any(|r| staying.contains(&r.segment)) {
+                if is_here && !replicas.iter().any(stays) {
                     found.push((block.namespace(), block.key(), block.version()));
                 }
             });
+            drop(hidden);
             let is_left = |(namespace, key, version): &(_, Key, _)| {
                 !self.has_kept_copy(*namespace, key, *version, Some(node))
             };
@@ -397,6 +419,17 @@ impl Pool {
                 _ => return left,
             }
         }
+    }
+
+    /// Puts and pulls that write to a node still: nobody waited for them to the end.
+    fn unfinished_on(&self, node: &StoreNode, segments: &[SegmentId]) -> u64 {
+        let pulls = u64::from(self.replicas.has_target(node));
+        let mut puts = 0;
+        self.reservations.lock().each(|_, pending| {
+            let mut replicas = pending.replicas.iter();
+            puts += u64::from(replicas.any(|replica| segments.contains(&replica.segment)));
+        });
+        puts + pulls
     }
 
     /// The tasks with these ids that are known, or all.

@@ -524,6 +524,10 @@ pub struct RenewRequest {
     /// another block: the lease on it is not the caller's. None at all: any.
     #[prost(uint64, repeated, tag = "4")]
     pub versions: ::prost::alloc::vec::Vec<u64>,
+    /// The lease is for the presence of the blocks. Otherwise it is for the places that a lookup gave: of a block
+    /// that has left such a place it has ended.
+    #[prost(bool, tag = "5")]
+    pub presence: bool,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

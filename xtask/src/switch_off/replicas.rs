@@ -95,12 +95,12 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 3,
-        what: "a renewed lease keeps the place of a moved replica shut",
-        file: "master/src/placement/quarantine.rs",
-        on: "if let Some(until) = self.moved.held_until(item.version, place, now) {",
-        off: "if let Some(until) = self.moved.held_until(item.version, place, now).filter(|_| false) {",
+        what: "the lease of a place is not renewed when its replica has moved",
+        file: "master/src/pool/read.rs",
+        on: "of == LeaseOf::Places && moved.may_be_elsewhere(block.version(), token);",
+        off: "of == LeaseOf::Places && token < BootInstant(0) && moved.may_be_elsewhere(block.version(), token);",
         package: "kvpool-master",
-        test: "a_moved_replica_stays_shut_while_a_lease_from_before_is_renewed",
+        test: "a_lease_of_a_place_ends_when_the_replica_has_moved",
     },
     Mechanism {
         invariant: 8,

@@ -388,7 +388,14 @@ impl Pool {
             hard_pin,
             tick: self.directory.ticks(1).of(0),
         };
+        // The block may be in memory elsewhere, where nobody could read it.
+        let moved = &self.quarantine.moved;
+        let leaving = moved.leaves(version, self.latest_token());
         let published = self.directory.publish([block]).into_iter().next();
+        match published.as_ref().and_then(|one| one.replaced.as_ref()) {
+            Some(old) if old.version == version => moved.left(leaving, old.lease_until),
+            _ => moved.stays(leaving),
+        }
         let Some(published) = published else { return };
         self.load_succeeded(&transfer);
         let Some(id) = published.id else {

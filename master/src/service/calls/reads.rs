@@ -3,7 +3,7 @@
 use super::signing::ReadSigning;
 use super::{Calls, bytes, millis, wire};
 use crate::clock::BootInstant;
-use crate::pool::{Holder, Leased};
+use crate::pool::{Holder, LeaseOf, Leased};
 use crate::service::refused::{Refused, refused};
 use crate::service::request::{Caller, admit, check_lengths, check_term, unpack};
 use crate::service::rights::Allowed;
@@ -164,10 +164,23 @@ impl Calls {
         let keys = unpack(&self.pool, &request.keys)?;
         let newest = newest(&request.versions, keys.len())?;
         let token = BootInstant(request.token);
-        let renewed = self.pool.renew(caller.namespace, &keys, |at| Holder {
+        if self.is_of_earlier_term(request.caller.as_ref()) {
+            let reply = proto::RenewReply {
+                epoch: self.pool.epoch.0,
+                codes: wire(&vec![Code::LeaseEnded; keys.len()]),
+                lease: None,
+            };
+            return Ok(reply);
+        }
+        let of = match request.presence {
+            true => LeaseOf::Presence,
+            false => LeaseOf::Places,
+        };
+        let holder = |at| Holder {
             token,
             newest: newest(at),
-        });
+        };
+        let renewed = self.pool.renew(caller.namespace, &keys, of, holder);
         let lease = self.lease(&renewed);
         Ok(proto::RenewReply {
             epoch: self.pool.epoch.0,
@@ -187,10 +200,7 @@ impl Calls {
         if !tokens.is_empty() {
             check_lengths("tokens", tokens.len(), keys.len())?;
         }
-        let known = request.caller.as_ref().map_or(0, |caller| caller.epoch);
-        if known != 0 && known < self.pool.epoch.0 {
-            // The caller knows no later term, so its tokens are of an earlier term with another
-            // clock. Here they could end other holders' leases.
+        if self.is_of_earlier_term(request.caller.as_ref()) {
             return Ok(self.outcomes(&vec![Code::LeaseEnded; keys.len()]));
         }
         let codes = self.pool.release(caller.namespace, &keys, |at| Holder {
@@ -198,6 +208,13 @@ impl Calls {
             newest: newest(at),
         });
         Ok(self.outcomes(&codes))
+    }
+
+    /// Whether the caller knows no later term than an earlier one. Its tokens are of that term, and perhaps of another
+    /// clock. Here they could end other holders' leases, or be counted with them.
+    fn is_of_earlier_term(&self, caller: Option<&proto::Caller>) -> bool {
+        let known = caller.map_or(0, |caller| caller.epoch);
+        known != 0 && known < self.pool.epoch.0
     }
 
     fn lease<T>(&self, leased: &Leased<T>) -> Option<proto::Lease> {
