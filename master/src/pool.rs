@@ -408,12 +408,23 @@ impl Pool {
 
     /// The extents of a block that has left the directory.
     fn left<'r>(&self, removed: &'r Removed) -> FreedReplicas<'r> {
+        self.note_leased(removed.version, removed.lease_until);
         let floor = self.lease_floor_of(removed.version);
         FreedReplicas {
             replicas: &removed.replicas,
             version: removed.version,
             length: removed.length,
             not_before: removed.lease_until.max(floor),
+        }
+    }
+
+    /// Notes that a block has left memory under leases. Its copy on a medium may come back to another place, and
+    /// then these leases are not of that place, and not counted there.
+    fn note_leased(&self, version: Version, lease_until: BootInstant) {
+        if self.has_media() && lease_until > self.now() {
+            let moved = &self.quarantine.moved;
+            let leaving = moved.leaves(version, lease_until);
+            moved.left(leaving, lease_until);
         }
     }
 

@@ -352,6 +352,20 @@ impl BlockMut<'_> {
         }
     }
 
+    /// Leases the block until `until` at least, whichever tokens are released.
+    pub fn hold(&mut self, until: BootInstant, now: BootInstant) {
+        let (until, now) = (self.common.relative(until), self.common.relative(now));
+        self.stripe.entries.at_mut(self.slot).hold(until, now);
+    }
+
+    /// Ends a hold until `until`, unless the block was leased for longer since.
+    pub fn end_hold(&mut self, until: BootInstant) {
+        let until = self.common.relative(until);
+        if self.stripe.entries.at_mut(self.slot).end_hold(until) {
+            self.stripe.unpark(self.slot);
+        }
+    }
+
     /// Extends the lease of the holder whose lease ends at `token`. Returns false for an expired
     /// token: the block may leave at any time.
     pub fn renew(&mut self, token: BootInstant, until: BootInstant, now: BootInstant) -> bool {

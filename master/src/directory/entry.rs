@@ -294,6 +294,29 @@ impl Entry {
         self.holders == 0
     }
 
+    /// Leases the block until `until` at least, whichever tokens are released.
+    pub(super) fn hold(&mut self, until: u64, now: u64) {
+        if until <= now {
+            return;
+        }
+        let until = match self.is_leased(now) {
+            true => until.max(self.lease_until()),
+            false => until,
+        };
+        self.holders = STICKY;
+        self.set_lease_until(until);
+    }
+
+    /// Ends a hold until `until`, unless the block was leased for longer since. Returns true when that ended the
+    /// lease.
+    pub(super) fn end_hold(&mut self, until: u64) -> bool {
+        let ends = self.holders == STICKY && self.lease_until() == until;
+        if ends {
+            self.holders = 0;
+        }
+        ends
+    }
+
     /// Moves the lease's end for a holder whose token has not expired. Returns whether the holder
     /// has a lease.
     pub(super) fn renew(&mut self, token: u64, until: u64, now: u64) -> bool {
@@ -317,6 +340,24 @@ mod tests {
             size_of::<Entry>() + size_of::<Rest>() + size_of::<Links>(),
             100
         );
+    }
+
+    #[test]
+    fn a_hold_outlasts_releases_and_ends_only_if_nobody_came() {
+        let mut entry = Entry::new();
+        entry.hold(100, 0);
+        assert!(!entry.release(90, 10));
+        assert!(entry.is_leased(99));
+        assert!(entry.end_hold(100));
+        assert!(!entry.is_leased(10));
+        entry.hold(100, 0);
+        entry.lease(101, 1);
+        assert!(!entry.end_hold(100));
+        assert!(
+            !entry.release(101, 2),
+            "it cannot be told whose token it is"
+        );
+        assert!(entry.is_leased(100) && !entry.is_leased(101));
     }
 
     #[test]

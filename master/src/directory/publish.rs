@@ -8,6 +8,7 @@ use super::entry::QueueState;
 use super::interner::NOT_INTERNED;
 use super::stripe_order::{Borrowed, Item};
 use super::{Directory, Policy, Replica};
+use crate::clock::BootInstant;
 use crate::slab::NONE;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{KeyRef, Version};
@@ -32,7 +33,22 @@ impl Directory {
     /// the order of the blocks. A batch must not have two blocks of one key and one version, because
     /// its blocks are published from last to first.
     pub fn publish(&self, blocks: impl AsRef<[NewBlock]>) -> Vec<Published> {
-        let blocks = blocks.as_ref();
+        self.publish_until(blocks.as_ref(), None)
+    }
+
+    /// Publishes a block that is leased until `until` from its first moment on, whichever tokens are released.
+    pub fn publish_held(
+        &self,
+        block: NewBlock,
+        until: BootInstant,
+        now: BootInstant,
+    ) -> Option<Published> {
+        let (until, now) = (self.common.relative(until), self.common.relative(now));
+        let published = self.publish_until(&[block], Some((until, now)));
+        published.into_iter().next()
+    }
+
+    fn publish_until(&self, blocks: &[NewBlock], held: Option<(u64, u64)>) -> Vec<Published> {
         let mut outcomes = vec![
             Published {
                 id: None,
@@ -72,7 +88,7 @@ impl Directory {
                 if key.affixes == NOT_INTERNED && matches!(key.key, KeyRef::Digest { .. }) {
                     key = Preparer::new(&self.common, block.namespace).prepare(key.key);
                 }
-                *outcome = self.publish_one(&mut stripe, block, &key);
+                *outcome = self.publish_one(&mut stripe, block, &key, held);
                 if let (Some(id), Some(parent)) = (outcome.id, &block.parent) {
                     links.push(Link {
                         namespace: block.namespace,
@@ -92,6 +108,7 @@ impl Directory {
         stripe: &mut Locked<'_>,
         block: &NewBlock,
         key: &Prepared<'_>,
+        held: Option<(u64, u64)>,
     ) -> Published {
         let refused = Published {
             id: None,
@@ -103,22 +120,20 @@ impl Directory {
         if block.replicas.is_empty() {
             return refused;
         }
-        match stripe.find(key) {
-            Some(slot) if is_refused(stripe, slot, block) => refused,
+        let (slot, replaced) = match stripe.find(key) {
+            Some(slot) if is_refused(stripe, slot, block) => return refused,
             Some(slot) => {
                 let replaced = stripe.replace(slot, block, length, &self.common);
-                Published {
-                    id: Some(stripe.id(slot)),
-                    replaced: Some(Box::new(replaced)),
-                }
+                (slot, Some(Box::new(replaced)))
             }
-            None => {
-                let slot = stripe.insert(key, block, length, &self.common);
-                Published {
-                    id: Some(stripe.id(slot)),
-                    replaced: None,
-                }
-            }
+            None => (stripe.insert(key, block, length, &self.common), None),
+        };
+        if let Some((until, now)) = held {
+            stripe.entries.at_mut(slot).hold(until, now);
+        }
+        Published {
+            id: Some(stripe.id(slot)),
+            replaced,
         }
     }
 

@@ -283,7 +283,7 @@ impl Pool {
     }
 
     /// Sets the bits of blocks that have a readable copy on a medium, and leases these copies until
-    /// `lease`.
+    /// `lease`. A block that has come back to memory meanwhile is leased there too: the holder releases it there.
     fn exist_on_media(
         &self,
         namespace: NamespaceId,
@@ -294,6 +294,7 @@ impl Pool {
         let readable = self.tiering.readable();
         let copies = self.tier.directory();
         let (now, ticks) = (self.now(), copies.ticks(keys.len()));
+        let mut leased = Vec::new();
         copies.visit(namespace, keys, |index, block| {
             let Some(mut block) = block.filter(|_| !present.get(index)) else {
                 return;
@@ -306,7 +307,33 @@ impl Pool {
                 present.set(index);
                 if let Some(until) = lease {
                     block.lease_used(until, now, ticks.of(index));
+                    leased.push((index, block.version()));
                 }
+            }
+        });
+        if let Some(until) = lease {
+            self.lease_beside_media(namespace, keys, leased, until);
+        }
+    }
+
+    /// Leases blocks in memory whose copies were leased, by the index of the key and the version.
+    fn lease_beside_media(
+        &self,
+        namespace: NamespaceId,
+        keys: &KeyBatch<'_>,
+        mut leased: Vec<(usize, Version)>,
+        until: BootInstant,
+    ) {
+        if leased.is_empty() {
+            return;
+        }
+        leased.sort_unstable();
+        let now = self.now();
+        self.directory.visit(namespace, keys, |index, block| {
+            if let Some(mut block) = block
+                && leased.binary_search(&(index, block.version())).is_ok()
+            {
+                block.lease(until, now);
             }
         });
     }
@@ -391,11 +418,42 @@ impl Pool {
                 *code = Code::Ok;
             }
         });
+        if of == LeaseOf::Presence && self.has_media() {
+            self.renew_on_media(namespace, &keys, holder, until, &mut codes);
+        }
         Leased {
             answer: codes,
             token: until,
             ttl,
         }
+    }
+
+    /// Extends leases on copies of blocks that memory does not have.
+    fn renew_on_media(
+        &self,
+        namespace: NamespaceId,
+        keys: &KeyBatch<'_>,
+        holder: impl Fn(usize) -> Holder,
+        until: BootInstant,
+        codes: &mut [Code],
+    ) {
+        let now = self.now();
+        let copies = self.tier.directory();
+        let ticks = copies.ticks(keys.len());
+        let mut leased = Vec::new();
+        copies.visit(namespace, keys, |index, block| {
+            let code = codes.get_mut(index).filter(|code| **code != Code::Ok);
+            let (Some(mut block), Some(code)) = (block, code) else {
+                return;
+            };
+            let Holder { token, newest } = holder(index);
+            if block.version() <= newest && block.renew(token, until, now) {
+                block.touch(ticks.of(index));
+                leased.push((index, block.version()));
+                *code = Code::Ok;
+            }
+        });
+        self.lease_beside_media(namespace, keys, leased, until);
     }
 
     /// Ends leases early. A lease on an absent block gives [`Code::LeaseEnded`].

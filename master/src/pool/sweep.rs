@@ -83,6 +83,11 @@ impl Pool {
             } = dropped;
             removed.is_some() && !self.is_on_medium(*namespace, key, *version)
         };
+        for dropped in &dropped {
+            if dropped.removed.is_some() {
+                self.note_leased(dropped.version, dropped.lease_until);
+            }
+        }
         let lost = dropped.iter().filter(is_lost).count() as u64;
         sweep.lost += lost;
         self.metrics.blocks_lost(lost);

@@ -391,12 +391,19 @@ impl Pool {
         // The block may be in memory elsewhere, where nobody could read it.
         let moved = &self.quarantine.moved;
         let leaving = moved.leaves(version, self.latest_token());
-        let published = self.directory.publish([block]).into_iter().next();
+        // Leases on the copy, and leases from before memory lost the block, are not counted here. Their holders
+        // release them all the same, which must end no lease of others.
+        let now = self.now();
+        let held = BootInstant(self.latest_token().0.saturating_sub(1));
+        let published = self.directory.publish_held(block, held, now);
         match published.as_ref().and_then(|one| one.replaced.as_ref()) {
             Some(old) if old.version == version => moved.left(leaving, old.lease_until),
             _ => moved.stays(leaving),
         }
         let Some(published) = published else { return };
+        if published.replaced.is_none() {
+            self.end_hold(namespace, &key, version, held);
+        }
         self.load_succeeded(&transfer);
         let Some(id) = published.id else {
             self.give_up_transfer(transfer);
@@ -432,6 +439,28 @@ impl Pool {
         };
         self.queue_for_media(std::iter::once(put));
         self.metrics.copy_loaded(length);
+    }
+
+    /// Ends the hold of a block that came back, unless somebody may release a lease that is not counted.
+    fn end_hold(&self, namespace: NamespaceId, key: &Key, version: Version, held: BootInstant) {
+        let now = self.now();
+        let keys = [key.as_ref()];
+        let mut until = BootInstant(0);
+        self.tier
+            .directory()
+            .visit(namespace, &keys[..], |_, copy| {
+                let copy = copy.filter(|copy| copy.version() == version);
+                until = copy.map_or(until, |copy| copy.lease_until());
+            });
+        let is_leased = until > now || self.quarantine.moved.may_be_elsewhere(version, now);
+        self.directory.visit(namespace, &keys[..], |_, block| {
+            let block = block.filter(|block| block.version() == version);
+            match block {
+                Some(mut block) if is_leased => block.hold(until, now),
+                Some(mut block) => block.end_hold(held),
+                None => {}
+            }
+        });
     }
 
     /// Drops a copy whose bytes on the medium are wrong. A copy that lies elsewhere by now is kept: the range
