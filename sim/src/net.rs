@@ -163,6 +163,12 @@ impl Net {
         }
     }
 
+    /// Forgets all processes: they hold the network, as the network holds them.
+    pub(crate) fn end(&self) {
+        self.masters.lock().clear();
+        self.nodes.lock().clear();
+    }
+
     pub(crate) fn masters(&self) -> Vec<(usize, Arc<Seat>)> {
         let masters = self.masters.lock();
         let seats = masters.iter();

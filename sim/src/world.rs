@@ -204,6 +204,7 @@ impl World {
     }
 
     fn report(&self, ended: Result<(), String>) -> Report {
+        self.net.end();
         let load = &self.load;
         let mut violations = std::mem::take(&mut *load.violations.lock());
         violations.append(&mut self.net.violations.lock());

@@ -76,7 +76,7 @@ impl Copies {
         match perform(&*self.engine, Op::Read(buffer), place, self.until) {
             (Some(buffer), Ok(())) => Ok(Superblock::decode(&buffer)),
             // The other copy may be readable.
-            (_, Ok(()) | Err(IoError::Medium(_))) => Ok(Err(Unreadable::Damaged)),
+            (_, Ok(()) | Err(IoError::Medium(_))) => Ok(Err(Unreadable::Failed)),
             (_, Err(error)) => Err(MediumRefused::Io(error)),
         }
     }
@@ -155,7 +155,8 @@ impl Copies {
     }
 }
 
-/// The superblock to believe; `None` where both copies are zero.
+/// The superblock to believe; `None` where both copies are zero. So it is where one is zero and the other damaged: a
+/// format that failed after its first write, before anything could be stored.
 pub(super) fn newest(
     copies: [Result<Superblock, Unreadable>; 2],
 ) -> Result<Option<Superblock>, MediumRefused> {
@@ -171,10 +172,13 @@ pub(super) fn newest(
             .iter()
             .any(|copy| copy.as_ref().err() == Some(&wanted))
     };
-    let (damaged, foreign) = (any(Unreadable::Damaged), any(Unreadable::Foreign));
+    let is_begun = any(Unreadable::Zeros) && any(Unreadable::Damaged);
+    let damaged = any(Unreadable::Damaged) || any(Unreadable::Failed);
+    let foreign = any(Unreadable::Foreign);
     let valid = copies.into_iter().flatten().max_by_key(|s| s.sequence);
     match valid {
         Some(superblock) => Ok(Some(superblock)),
+        None if is_begun => Ok(None),
         None if damaged => Err(MediumRefused::Damaged),
         None if foreign => Err(MediumRefused::Foreign),
         None => Ok(None),

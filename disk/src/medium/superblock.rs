@@ -50,6 +50,8 @@ pub enum Unreadable {
     NewerFormat(u32),
     /// A superblock of kvpool whose bytes are damaged.
     Damaged,
+    /// The device did not read it.
+    Failed,
 }
 
 impl Superblock {

@@ -3,8 +3,8 @@
 use super::device::{Device, Held};
 use super::rig::{self, Block, CLUSTER, STEP};
 use crate::medium::{
-    DATA_START, DetachError, Expected, Formatted, Generation, Invalid, Medium, Staged, StoreError,
-    Wanted, Wrong,
+    DATA_START, DetachError, Expected, Formatted, Generation, Invalid, Medium, Opened, Staged,
+    StoreError, Wanted, Wrong,
 };
 use crate::{Arena, Engine, IoError};
 use kvpool_types::{Checksum, Length, MediumId, Version};
@@ -139,6 +139,29 @@ fn after_a_failed_flush_the_medium_is_never_marked_clean() {
     let refused = rig.medium.detach(soon());
     assert!(matches!(refused, Err(DetachError::FlushFailed)));
     assert!(!rig::opened(&rig.engine, &rig.arena).superblock().clean);
+}
+
+#[test]
+fn a_device_whose_first_format_failed_is_blank() {
+    let device = Device::blank(SIZE);
+    let engine = Arc::clone(&device) as Arc<dyn Engine>;
+    let arena = Arena::new(4 << 20).unwrap();
+    let (id, new) = (MediumId(7), || (Arc::clone(&engine), Arc::clone(&arena)));
+    device.flush_fails.store(true, Ordering::SeqCst);
+    let (of, with) = new();
+    assert!(Formatted::format(of, with, CLUSTER, id).is_err());
+    device.flush_fails.store(false, Ordering::SeqCst);
+    // Of what was written, a part is there.
+    let mut front = rig::peek(&engine, &arena, 0..STEP);
+    assert!(front.iter().any(|byte| *byte != 0));
+    front[100..].fill(0);
+    rig::poke(&engine, &arena, 0, &front);
+    let (of, with) = new();
+    assert!(matches!(Formatted::open(of, with), Ok(Opened::Blank)));
+    // Where the device does not read it, nobody knows.
+    device.bad.lock().push(100);
+    let (of, with) = new();
+    assert_eq!(Formatted::open(of, with).unwrap_err().kind(), "damaged");
 }
 
 #[test]
