@@ -783,3 +783,26 @@ async fn a_block_whose_removal_is_not_logged_yet_does_not_come_back() {
     assert_eq!(present(&pool, 1..2).await, [false], "removed");
     assert!(!comes_back(&pool, 1).await, "removed");
 }
+
+/// The log refuses the removal within the call, which has locks then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removal_that_a_closed_log_refuses_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_attachment(&disk).await;
+    put(&pool, 1, &patient()).await;
+    pool.retire().await;
+    let removal = tokio::spawn(async move {
+        let key = key(1);
+        pool.remove(SPACE, &[key.as_ref()], true).await
+    });
+    let Ok(ended) = tokio::time::timeout(Duration::from_secs(20), removal).await else {
+        // The runtime would wait for it.
+        eprintln!("the removal hangs");
+        std::process::abort();
+    };
+    let removed = ended.unwrap();
+    assert!(removed.is_err(), "{removed:?}");
+}

@@ -314,6 +314,20 @@ async fn no_replica_is_dropped_for_one_on_a_node_that_leaves() {
     assert_eq!(holders(&pool, &key(1)).len(), 2);
 }
 
+/// The node takes no blocks from the call on, so somebody must also take those that it has.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_whose_caller_leaves_begins_all_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let open = reserve_with(&pool, &key(2), BLOCK, &on("a")).await.unwrap();
+    let name = NodeName("a".into());
+    let called = tokio::time::timeout(Duration::from_millis(50), pool.drain_node(&name)).await;
+    assert!(called.is_err(), "it waits for the puts on the node");
+    assert_eq!(commit(&pool, &key(2), BLOCK, open).await, [Code::Ok]);
+    b.next().await;
+    assert_eq!(pool.replica_tasks(&[]).len(), 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_leave_at_once_do_not_count_on_each_other() {
     let directory = tempfile::tempdir().unwrap();

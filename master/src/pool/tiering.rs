@@ -211,7 +211,8 @@ impl Pool {
             traffic.stores.key_changed(namespace, &key);
             leaving.insert((namespace, key));
         }
-        drop(traffic);
+        drop((traffic, leaving));
+        // Transfers are refused from here on. A log that has failed ends the removal within this call.
         submit();
     }
 

@@ -314,4 +314,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "every_start_writes_the_end_of_the_log_again",
     },
+    Mechanism {
+        invariant: 3,
+        what: "a lease of an earlier term is not renewed",
+        file: "master/src/service/calls/reads.rs",
+        on: "known != 0 && known < self.pool.epoch.0",
+        off: "known != 0 && known > self.pool.epoch.0",
+        package: "kvpool-tests",
+        test: "a_lease_of_an_earlier_term_is_neither_renewed_nor_released",
+    },
 ];

@@ -401,7 +401,8 @@ impl Pool {
             _ => moved.stays(leaving),
         }
         let Some(published) = published else { return };
-        if published.replaced.is_none() {
+        let was_leased = (published.replaced.as_ref()).is_some_and(|old| old.lease_until > now);
+        if !was_leased {
             self.end_hold(namespace, &key, version, held);
         }
         self.load_succeeded(&transfer);

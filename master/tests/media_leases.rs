@@ -1,0 +1,158 @@
+//! Leases on blocks that are on media, or come back from there.
+
+mod support;
+
+use kvpool_master::Config;
+use kvpool_master::clock::BootInstant;
+use kvpool_master::pool::{Holder, LeaseOf, Pool};
+use kvpool_types::medium::Generation;
+use kvpool_types::{Code, Key, MediumId};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use support::media::*;
+use support::{SPACE, commit, pool, reserve_with};
+
+/// No lease runs out during a test.
+fn long_leases() -> Config {
+    Config {
+        lease_ttl: Duration::from_secs(300),
+        ..Config::default()
+    }
+}
+
+/// A pool whose only block, of key 1, is on a medium and not in memory.
+async fn on_a_medium(pool: &Arc<Pool>, disk: &Arc<Disk>) -> Node {
+    let node = join(pool, "n", 1, 8 * MIB, disk, 32 * MIB, 4 * MIB).await;
+    wait_for_attachment(disk).await;
+    put(pool, 1, &patient()).await;
+    comes_again(pool, disk, node).await
+}
+
+/// The node ends with its blocks on its medium, and starts again.
+async fn comes_again(pool: &Arc<Pool>, disk: &Arc<Disk>, node: Node) -> Node {
+    disk.is_demoted.store(false, Ordering::SeqCst);
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    pool.drop_node(&node.node);
+    let life = node.node.incarnation.0 + 1;
+    drop(node);
+    let node = join(pool, "n", life, 8 * MIB, disk, 32 * MIB, 4 * MIB).await;
+    wait_for_media(pool, 1..2).await;
+    node
+}
+
+fn lookup(pool: &Pool, lease: bool) -> Option<BootInstant> {
+    let keys = [key(1)];
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    let found = pool.lookup(SPACE, &keys[..], lease);
+    found.answer[0].as_ref().map(|_| found.token)
+}
+
+fn exist(pool: &Pool) -> BootInstant {
+    let keys = [key(1)];
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    let found = pool.exist(SPACE, &keys[..], true);
+    assert!(found.answer[0]);
+    found.token
+}
+
+fn release(pool: &Pool, token: BootInstant) {
+    let keys = [key(1)];
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    pool.release(SPACE, &keys[..], |_| Holder::of_any(token));
+}
+
+fn is_leased(pool: &Pool) -> bool {
+    let keys = [key(1)];
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    let described = pool.describe(SPACE, &keys[..]).remove(0).unwrap();
+    described.lease_left > Duration::ZERO
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_on_a_copy_ends_no_lease_on_the_block_that_comes_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), long_leases()).await;
+    let disk = Disk::new(1);
+    let _node = on_a_medium(&pool, &disk).await;
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    let of_copy = exist(&pool);
+    disk.loads_stall.store(false, Ordering::SeqCst);
+    until("in memory", || lookup(&pool, false).is_some()).await;
+    lookup(&pool, true).unwrap();
+    release(&pool, of_copy);
+    assert!(is_leased(&pool), "the lease of the reader was ended");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_from_before_its_node_left_ends_no_lease_on_the_block_that_comes_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), long_leases()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    put(&pool, 1, &patient()).await;
+    let before = lookup(&pool, true).unwrap();
+    let _node = comes_again(&pool, &disk, node).await;
+    until("swept", || pool.blocks() == 0).await;
+    assert!(comes_back(&pool, 1).await);
+    lookup(&pool, true).unwrap();
+    release(&pool, before);
+    assert!(is_leased(&pool), "the lease of the second reader was ended");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_that_came_back_and_is_read_by_nobody_may_leave() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), long_leases()).await;
+    let disk = Disk::new(1);
+    let _node = on_a_medium(&pool, &disk).await;
+    assert!(comes_back(&pool, 1).await);
+    assert!(lookup(&pool, false).is_some());
+    assert!(!is_leased(&pool));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_on_a_copy_is_renewed_where_the_block_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), long_leases()).await;
+    let disk = Disk::new(1);
+    let _node = on_a_medium(&pool, &disk).await;
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    let mut token = exist(&pool);
+    let mut renew = || {
+        let keys = [key(1)];
+        let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+        let of = LeaseOf::Presence;
+        let renewed = pool.renew(SPACE, &keys[..], of, |_| Holder::of_any(token));
+        token = renewed.token;
+        renewed.answer
+    };
+    assert_eq!(renew(), [Code::Ok], "on the medium");
+    disk.loads_stall.store(false, Ordering::SeqCst);
+    until("in memory", || lookup(&pool, false).is_some()).await;
+    assert_eq!(renew(), [Code::Ok], "in memory");
+}
+
+/// A block that is committed after the walk over the node's blocks would leave with the node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_medium_that_is_attached_to_a_draining_node_waits_for_its_puts() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    let granted = reserve_with(&pool, &key(1), BLOCK, &patient()).await;
+    pool.draining(&node.node, false);
+    let (medium, generation) = (MediumId(1), Generation(1));
+    pool.medium_attached(&node.node, node.session, medium, generation)
+        .await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!disk.is_demoted.load(Ordering::SeqCst), "a put is open");
+    let committed = commit(&pool, &key(1), BLOCK, granted.unwrap()).await;
+    assert_eq!(committed, [Code::Ok]);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    assert_eq!(disk.left.load(Ordering::SeqCst), 0);
+    assert!(disk.stores.load(Ordering::SeqCst) >= 1);
+}
