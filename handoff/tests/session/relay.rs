@@ -23,7 +23,8 @@ use frames::{Frame, Port, Way};
 use kvpool_types::wire::frame::{HEADER_BYTES, Header};
 use parking_lot::Mutex;
 use std::net::{SocketAddr, TcpListener as PlainListener};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -54,6 +55,25 @@ pub(crate) trait Attack: Send {
 impl<F: FnMut(Frame, &Wire) + Send> Attack for F {
     fn frame(&mut self, frame: Frame, wire: &Wire) {
         self(frame, wire);
+    }
+}
+
+/// Notes when an attack panics, which a task alone would hide.
+struct Watched<A> {
+    attack: A,
+    is_broken: Arc<AtomicBool>,
+}
+
+impl<A: Attack> Attack for Watched<A> {
+    fn frame(&mut self, frame: Frame, wire: &Wire) {
+        let run = AssertUnwindSafe(|| self.attack.frame(frame, wire));
+        if catch_unwind(run).is_err() {
+            self.is_broken.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn connects(&mut self, port: Port) -> bool {
+        self.attack.connects(port)
     }
 }
 
@@ -96,6 +116,7 @@ impl Wire {
 pub(crate) struct Relay {
     ports: [(Port, SocketAddr, Arc<OnceLock<SocketAddr>>); 2],
     tasks: Vec<JoinHandle<()>>,
+    is_broken: Arc<AtomicBool>,
 }
 
 impl Drop for Relay {
@@ -108,6 +129,11 @@ impl Drop for Relay {
 
 impl Relay {
     pub(crate) fn start(attack: impl Attack + 'static) -> Self {
+        let is_broken = Arc::<AtomicBool>::default();
+        let attack = Watched {
+            attack,
+            is_broken: Arc::clone(&is_broken),
+        };
         let attack: Arc<Mutex<dyn Attack>> = Arc::new(Mutex::new(attack));
         let numbers = Arc::<AtomicU64>::default();
         let mut tasks = Vec::new();
@@ -125,7 +151,16 @@ impl Relay {
             tasks.push(RUNTIME.spawn(serving));
             (port, address, target)
         });
-        Self { ports, tasks }
+        Self {
+            ports,
+            tasks,
+            is_broken,
+        }
+    }
+
+    /// Whether the attack itself has panicked.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.is_broken.load(Ordering::Relaxed)
     }
 
     pub(crate) fn address(&self, of: Port) -> SocketAddr {
@@ -219,11 +254,23 @@ async fn read(
 async fn read_frame(from: &mut OwnedReadHalf) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; HEADER_BYTES];
     from.read_exact(&mut bytes).await?;
-    let header = Header::decode(bytes.first_chunk().unwrap()).unwrap();
-    let rest = usize::try_from(u64::from(header.meta) + header.payload).unwrap();
-    bytes.resize(HEADER_BYTES + rest, 0);
+    bytes.resize(HEADER_BYTES + rest_of(&bytes), 0);
     from.read_exact(&mut bytes[HEADER_BYTES..]).await?;
     Ok(bytes)
+}
+
+/// The next frame of a connection that no relay joins.
+fn read_plain(from: &mut impl std::io::Read) -> std::io::Result<Vec<u8>> {
+    let mut bytes = vec![0; HEADER_BYTES];
+    from.read_exact(&mut bytes)?;
+    bytes.resize(HEADER_BYTES + rest_of(&bytes), 0);
+    from.read_exact(&mut bytes[HEADER_BYTES..])?;
+    Ok(bytes)
+}
+
+fn rest_of(head: &[u8]) -> usize {
+    let header = Header::decode(head.first_chunk().unwrap()).unwrap();
+    usize::try_from(u64::from(header.meta) + header.payload).unwrap()
 }
 
 async fn write(mut to: OwnedWriteHalf, mut parts: UnboundedReceiver<Part>) {

@@ -1,5 +1,6 @@
 //! What a frame carries, and frames that were changed.
 
+use kvpool_handoff::room::{ToReceiver, ToSender};
 use kvpool_handoff::wire::HandoffMessage;
 use kvpool_transport::checksum::checksum;
 use kvpool_types::wire::data::{Meta, Statuses, WriteRequest};
@@ -53,7 +54,7 @@ impl Frame {
         Header::decode(self.bytes.first_chunk().unwrap()).unwrap()
     }
 
-    fn payload_at(&self) -> usize {
+    pub(crate) fn payload_at(&self) -> usize {
         HEADER_BYTES + self.header().meta as usize
     }
 
@@ -62,11 +63,19 @@ impl Frame {
         &mut self.bytes[at..]
     }
 
+    pub(crate) fn is_write(&self) -> bool {
+        self.header().op == Op::Write
+    }
+
+    /// The number of the request on its connection, which the answer repeats.
+    pub(crate) fn request(&self) -> (u64, u64) {
+        (self.connection, self.header().request)
+    }
+
     /// A write, whatever it writes into.
     pub(crate) fn write(&self) -> Option<WriteRequest> {
-        let is_write = self.header().op == Op::Write && !self.way.is_answer;
         let meta = &self.bytes[HEADER_BYTES..self.payload_at()];
-        is_write.then(|| WriteRequest::decode(meta).unwrap())
+        self.is_write().then(|| WriteRequest::decode(meta).unwrap())
     }
 
     /// The room that a write goes into.
@@ -88,9 +97,10 @@ impl Frame {
         Some(begin..end)
     }
 
-    /// The message of a letter.
-    pub(crate) fn message(&self) -> Option<HandoffMessage> {
-        Some(HandoffMessage::decode(&self.bytes[self.body()?]).unwrap())
+    /// The name of the message of a letter.
+    pub(crate) fn message(&self) -> Option<&'static str> {
+        let message = HandoffMessage::decode(&self.bytes[self.body()?]);
+        Some(name(&message.unwrap()))
     }
 
     /// The codes of an answer to a write.
@@ -158,27 +168,15 @@ impl Frame {
     }
 }
 
-/// The kind of a message of a room.
-pub(crate) fn kind(message: &HandoffMessage) -> &'static str {
-    use kvpool_handoff::room::{ToReceiver, ToSender};
+/// The name of a message, where a test waits for it.
+const fn name(message: &HandoffMessage) -> &'static str {
     match message {
         HandoffMessage::Register(_) => "register",
-        HandoffMessage::ToSender(message) => match message {
-            ToSender::Offer(_) => "offer",
-            ToSender::Complete { .. } => "complete",
-            ToSender::Lacks { .. } => "lacks",
-            ToSender::Abort { .. } => "abort to sender",
-            ToSender::Aborted { .. } => "aborted to sender",
-        },
-        HandoffMessage::ToReceiver(message) => match message {
-            ToReceiver::Accept { .. } => "accept",
-            ToReceiver::Refuse { .. } => "refuse",
-            ToReceiver::Busy { .. } => "busy",
-            ToReceiver::Chunk { .. } => "chunk",
-            ToReceiver::Done { .. } => "done",
-            ToReceiver::Abort { .. } => "abort to receiver",
-            ToReceiver::Aborted { .. } => "aborted to receiver",
-        },
-        HandoffMessage::ToPullSender(_) | HandoffMessage::ToPullReceiver(_) => "pull",
+        HandoffMessage::ToSender(ToSender::Offer(_)) => "offer",
+        HandoffMessage::ToSender(ToSender::Complete { .. }) => "complete",
+        HandoffMessage::ToReceiver(ToReceiver::Accept { .. }) => "accept",
+        HandoffMessage::ToReceiver(ToReceiver::Chunk { .. }) => "chunk",
+        HandoffMessage::ToReceiver(ToReceiver::Done { .. }) => "done",
+        _ => "other",
     }
 }

@@ -61,6 +61,21 @@ impl Size {
     }
 }
 
+/// Runs cases at once, since they wait.
+pub(crate) fn each<T: Send>(cases: impl IntoIterator<Item = T>, run: impl Fn(T) + Sync) {
+    let run = &run;
+    std::thread::scope(|scope| {
+        for case in cases {
+            scope.spawn(move || run(case));
+        }
+    });
+}
+
+pub(crate) fn modes_and_sizes() -> impl Iterator<Item = (Mode, Size)> {
+    let sizes = |mode| Size::BOTH.map(|size| (mode, size));
+    Mode::BOTH.into_iter().flat_map(sizes)
+}
+
 /// How both ends of one request ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Ends {
@@ -94,7 +109,25 @@ pub(crate) struct Request {
     receiving: Receiving,
     sending: Sending,
     deadline: Instant,
+    held: u32,
     pages: Vec<u32>,
+}
+
+impl Request {
+    pub(crate) fn new(
+        receiving: Receiving,
+        sending: Sending,
+        (held, pages): (u32, &[u32]),
+        patience: Duration,
+    ) -> Self {
+        Self {
+            receiving,
+            sending,
+            deadline: Instant::now() + patience,
+            held,
+            pages: pages.to_vec(),
+        }
+    }
 }
 
 pub(crate) struct Scene {
@@ -103,7 +136,9 @@ pub(crate) struct Scene {
     pub(crate) relay: Relay,
     pub(crate) size: Size,
     other: Option<Receiving>,
-    /// The pages of decode that were another request's after their release.
+    /// The pages of requests.
+    asked: Vec<u32>,
+    /// Those that were another request's after their release.
     given_back: Vec<u32>,
 }
 
@@ -163,13 +198,20 @@ impl Scene {
             relay,
             size,
             other: None,
+            asked: Vec::new(),
             given_back: Vec::new(),
         }
     }
 
-    fn receive(&self, room: RoomId, pages: &[u32], aux: bool, deadline: Instant) -> Receiving {
+    fn receive(
+        &self,
+        room: RoomId,
+        (held, pages): (u32, &[u32]),
+        aux: bool,
+        deadline: Instant,
+    ) -> Receiving {
         let layers = self.size.group().layers();
-        let (from, of_room) = ([self.prefill.address()], (0, pages.to_vec()));
+        let (from, of_room) = ([self.prefill.address()], (held, pages.to_vec()));
         let prefill = (1, &layers);
         let session = &self.decode.session;
         let receiving = session.receive(room, of_room, &from, prefill, aux, deadline);
@@ -179,7 +221,7 @@ impl Scene {
     /// Opens a room of other pages, which nobody sends.
     pub(crate) fn with_another_room(mut self) -> Self {
         let deadline = Instant::now() + Duration::from_secs(60);
-        self.other = Some(self.receive(OTHER_ROOM, &OTHER_PAGES, false, deadline));
+        self.other = Some(self.receive(OTHER_ROOM, (0, &OTHER_PAGES), false, deadline));
         self
     }
 
@@ -188,15 +230,18 @@ impl Scene {
         (0..self.size.pages()).map(|page| 2 * page + 1).collect()
     }
 
-    /// Opens decode's end of a request.
+    /// Opens decode's end of a request, whose first pages decode holds already.
     pub(crate) fn ask(
-        &self,
+        &mut self,
         (mode, room): (Mode, u64),
-        pages: &[u32],
+        (held, pages): (u32, &[u32]),
         patience: Duration,
     ) -> Receiving {
         let deadline = Instant::now() + patience;
-        self.receive(RoomId(room), pages, mode == Mode::Push, deadline)
+        self.asked.extend(pages);
+        self.given_back.retain(|page| !pages.contains(page));
+        let aux = mode == Mode::Push;
+        self.receive(RoomId(room), (held, pages), aux, deadline)
     }
 
     /// Opens prefill's end, and computes everything.
@@ -224,37 +269,23 @@ impl Scene {
 
     /// Opens both ends of a request.
     pub(crate) fn request(
-        &self,
-        (mode, room): (Mode, u64),
-        pages: &[u32],
+        &mut self,
+        of: (Mode, u64),
+        (held, pages): (u32, &[u32]),
         patience: Duration,
     ) -> Request {
-        let count = u32::try_from(pages.len()).unwrap();
-        let (receiving, sending) = match room % 2 {
+        let count = held + u32::try_from(pages.len()).unwrap();
+        let (receiving, sending) = match of.1 % 2 {
             0 => {
-                let receiving = self.ask((mode, room), pages, patience);
-                (receiving, self.compute((mode, room), count, patience))
+                let receiving = self.ask(of, (held, pages), patience);
+                (receiving, self.compute(of, count, patience))
             }
             _ => {
-                let sending = self.compute((mode, room), count, patience);
-                (self.ask((mode, room), pages, patience), sending)
+                let sending = self.compute(of, count, patience);
+                (self.ask(of, (held, pages), patience), sending)
             }
         };
-        self.opened(receiving, sending, (pages, patience))
-    }
-
-    pub(crate) fn opened(
-        &self,
-        receiving: Receiving,
-        sending: Sending,
-        (pages, patience): (&[u32], Duration),
-    ) -> Request {
-        Request {
-            receiving,
-            sending,
-            deadline: Instant::now() + patience,
-            pages: pages.to_vec(),
-        }
+        Request::new(receiving, sending, (held, pages), patience)
     }
 
     /// Waits for both ends, and holds every rule that does not depend on the attack. False when
@@ -271,7 +302,7 @@ impl Scene {
             );
         }
         let is_right = match decode.poll {
-            PollState::Success => self.decode.check(0, &request.pages).is_ok(),
+            PollState::Success => self.decode.check(request.held, &request.pages).is_ok(),
             _ => true,
         };
         if let Some(aux) = &decode.aux {
@@ -288,7 +319,8 @@ impl Scene {
 
     /// One request from its begin to its end.
     pub(crate) fn hand_off(&mut self, mode: Mode, room: u64, patience: Duration) -> Ends {
-        let request = self.request((mode, room), &self.pages(), patience);
+        let pages = self.pages();
+        let request = self.request((mode, room), (0, &pages), patience);
         let (ends, is_right) = self.ends(request);
         assert!(is_right, "decode succeeded with wrong bytes");
         ends
@@ -299,8 +331,8 @@ impl Scene {
         for state in self.decode.image() {
             let length = state.len() / PAGES as usize;
             for (page, bytes) in (0..PAGES).zip(state.chunks(length)) {
-                let is_of_room = page % 2 == 1 && page < 2 * self.size.pages();
-                let wanted = match (self.given_back.contains(&page), is_of_room) {
+                let has = |pages: &[u32]| pages.contains(&page);
+                let wanted = match (has(&self.given_back), has(&self.asked)) {
                     (true, _) => AFTER,
                     (false, true) => continue,
                     (false, false) => BEFORE,
@@ -319,6 +351,7 @@ impl Scene {
             let state = other.wait(Instant::now() + SLACK);
             assert!(state.is_released, "{state:?}");
         }
+        assert!(!self.relay.is_broken(), "the attack has a fault");
         assert_eq!(self.prefill.session.pinned(), 0);
         std::thread::scope(|scope| {
             for rank in [&self.prefill, &self.decode] {
