@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The attacks at once. Most of them wait for a deadline.
-const WORKERS: usize = 24;
+const WORKERS: usize = 40;
 const PATIENCE: Duration = Duration::from_millis(1200);
 /// How long a message waits for the next one, which is to overtake it.
 const SWAP: Duration = Duration::from_millis(40);
@@ -88,13 +88,16 @@ const fn span(size: Size, way: Way) -> (u64, u64) {
     }
 }
 
+/// A frame that waits for the next one of its connection.
+type Held = (u64, Vec<u8>);
+
 /// The attack of one case.
 struct Chance {
     case: Case,
     bytes: u64,
     frames: u64,
     earlier: Vec<Vec<u8>>,
-    held: Arc<Mutex<Option<(u64, Vec<u8>)>>>,
+    held: Arc<Mutex<Option<Held>>>,
     is_done: Arc<AtomicBool>,
 }
 
@@ -175,7 +178,7 @@ impl Attack for Chance {
             self.earlier.push(frame.bytes.clone());
         }
         let mut held = self.held.lock();
-        let is_next = |held: &mut (u64, _)| held.0 == frame.connection;
+        let is_next = |held: &mut Held| held.0 == frame.connection;
         let overtaken = held.take_if(is_next);
         wire.ahead(frame.bytes);
         if let Some((_, bytes)) = overtaken {

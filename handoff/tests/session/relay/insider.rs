@@ -465,9 +465,12 @@ impl Prefill {
     }
 }
 
+/// What an insider changes in an offer.
+type Change = fn(&mut RoomOffer);
+
 #[test]
 fn an_offer_with_a_wrong_key_or_other_pages_fails_prefill() {
-    let cases: [(fn(&mut RoomOffer), Code); 7] = [
+    let cases: [(Change, Code); 7] = [
         (|offer| offer.key.0[0] ^= 1, Code::GrantRefused),
         (|offer| offer.epoch ^= 1, Code::GrantEnded),
         // Views that the room does not have.
