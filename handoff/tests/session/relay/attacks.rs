@@ -255,7 +255,7 @@ fn blocks_that_change_places_fail_both_ends() {
     });
 }
 
-/// The relay keeps all writes and says that they are in place. After the room's end it delivers them.
+/// The relay keeps all writes and says that they are in place. After the end it delivers them.
 #[test]
 fn writes_that_never_came_fail_both_ends_and_late_ones_change_nothing() {
     each(modes_and_sizes(), |(mode, size)| {
