@@ -470,6 +470,21 @@ fn tombstones_are_bounded_and_still_refuse_older_generations() {
     assert!(tombstones.admits(D, tag(5)) && tombstones.admits(P, tag(1)));
 }
 
+#[test]
+fn an_attempt_below_one_of_its_room_that_ended_is_stale() {
+    let mut tombstones = Tombstones::new(10);
+    let tag = |room, generation| RoomTag {
+        room: RoomId(room),
+        generation: RoomGeneration(generation),
+    };
+    tombstones.bury(D, tag(1, 5), RoomOutcome::Success);
+    for (room, generation, is_admitted) in [(1, 4, false), (1, 5, false), (1, 6, true)] {
+        assert_eq!(tombstones.admits(D, tag(room, generation)), is_admitted);
+    }
+    // Another room, and another receiver, may be slower.
+    assert!(tombstones.admits(D, tag(2, 4)) && tombstones.admits(P, tag(1, 4)));
+}
+
 /// What a receiver lacks is sent once for each message, however often the message names it.
 #[test]
 fn a_chunk_that_is_named_often_is_sent_again_once() {

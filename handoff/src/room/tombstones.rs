@@ -56,10 +56,16 @@ impl Tombstones {
         self.ended.get(&(receiver, tag)).copied()
     }
 
-    /// Whether a room that is not open may begin: false for one that has ended, or may have.
+    /// Whether a room that is not open may begin: false for one that has ended, or may have, and
+    /// for an attempt below one of its room that has ended.
     pub fn admits(&self, receiver: Incarnation, tag: RoomTag) -> bool {
+        let last = RoomTag {
+            generation: RoomGeneration(u64::MAX),
+            ..tag
+        };
+        let mut ended = self.ended.range((receiver, tag)..=(receiver, last));
         let floor = self.floors.get(&receiver);
-        self.outcome(receiver, tag).is_none() && floor.is_none_or(|floor| tag.generation > *floor)
+        ended.next().is_none() && floor.is_none_or(|floor| tag.generation > *floor)
     }
 
     /// Forgets a receiver whose process has ended: nothing of it can arrive any more.

@@ -169,6 +169,8 @@ impl Agent {
                 SenderAction::ReleasePages => {
                     if let Some(room) = self.sending.get(&id) {
                         self.unpin(room.pages.len());
+                        // Before the caller knows that the room is over, and sends it again.
+                        self.close_number(id);
                         room.cell.change(|state| state.is_released = true);
                     }
                 }
@@ -280,9 +282,6 @@ impl Agent {
                 state.poll = poll;
                 state.failure = failure;
             });
-            if machine.outcome().is_some() {
-                self.close_number(id);
-            }
         }
         self.publish_ended();
     }
@@ -292,7 +291,6 @@ impl Agent {
             let Some(room) = self.sending.remove(&id) else {
                 continue;
             };
-            self.close_number(id);
             room.cell.change(|state| match outcome {
                 RoomOutcome::Success => state.poll = PollState::Success,
                 RoomOutcome::Failed(code) => {

@@ -3,6 +3,7 @@
 //! - `push`: rooms between ranks of several layouts, with pages that are held and metadata
 //! - `faults`: peers that are killed, stopped, silent or give up
 //! - `intruder`: letters and writes of processes that are no peers
+//! - `relay`: a relay that changes, repeats, reorders and cuts what goes between two sessions
 //! - `ranks`: a rank whose bytes say where they belong
 //! - `child`: the same as a process of its own
 
@@ -11,3 +12,4 @@ mod faults;
 mod intruder;
 mod push;
 mod ranks;
+mod relay;

@@ -5,7 +5,7 @@ use kvpool_handoff::registration::{RankDescription, StateRegion};
 use kvpool_handoff::room::PollState;
 use kvpool_handoff::session::TransferState;
 use kvpool_handoff::session::{HandoffOptions, HandoffSession, RankMemory};
-use kvpool_transport::Region;
+use kvpool_transport::{Region, Slice};
 use kvpool_types::{Length, Offset};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -14,6 +14,9 @@ pub(crate) const TOKENS: u32 = 16;
 pub(crate) const PAGES: u32 = 40;
 const HEADS: u32 = 8;
 const HEAD_BYTES: u32 = 32;
+/// The bytes before and after the memory of each state.
+const GUARD: u64 = 4096;
+const GUARD_BYTES: [u8; 4096] = [0xc3; 4096];
 /// Names of the states of a layer, with their number.
 const NAMES: [&str; 3] = ["k", "v", "mla"];
 
@@ -44,7 +47,9 @@ pub(crate) struct Rank {
     pub(crate) session: HandoffSession,
     group: Group,
     rank: u32,
-    states: Vec<(StateRegion, Region)>,
+    states: Vec<(StateRegion, Slice)>,
+    /// The memory around each state.
+    guards: Vec<Slice>,
 }
 
 fn shapes(layout: PageLayout) -> [StateShape; 3] {
@@ -82,19 +87,25 @@ impl Rank {
         options: HandoffOptions,
     ) -> Self {
         let own = group.layers().stage(stage).unwrap();
-        let mut states = Vec::new();
+        let (mut states, mut guards) = (Vec::new(), Vec::new());
         for layer in own {
             for (name, shape) in NAMES.iter().zip(shapes(group.layout)) {
                 let bytes = shape.page_bytes(group.tensor).unwrap() * u64::from(PAGES);
-                let region = Region::allocate(Length(bytes));
+                let region = Region::allocate(Length(bytes + 2 * GUARD));
+                let part = |from, length| region.slice(Offset(from), Length(length)).unwrap();
+                let memory = part(GUARD, bytes);
+                for guard in [part(0, GUARD), part(GUARD + bytes, GUARD)] {
+                    guard.write_at(Offset(0), &GUARD_BYTES);
+                    guards.push(guard);
+                }
                 let described = StateRegion {
                     name: (*name).to_owned(),
                     layer,
                     shape,
-                    base: region.whole().as_ptr().addr() as u64,
+                    base: memory.as_ptr().addr() as u64,
                     pages: PAGES,
                 };
-                states.push((described, region));
+                states.push((described, memory));
             }
         }
         let description = RankDescription {
@@ -105,7 +116,7 @@ impl Rank {
             hidden_bytes: 128,
             states: states.iter().map(|(state, _)| state.clone()).collect(),
         };
-        let memories = states.iter().map(|(_, region)| region.whole());
+        let memories = states.iter().map(|(_, memory)| memory.clone());
         let memory = RankMemory::new(description, memories.collect()).unwrap();
         let listener = TcpListener::bind(listen).unwrap();
         Self {
@@ -113,6 +124,7 @@ impl Rank {
             group: group.clone(),
             rank,
             states,
+            guards,
         }
     }
 
@@ -149,11 +161,11 @@ impl Rank {
 
     /// Computes pages of a request into pages of this rank.
     pub(crate) fn fill(&self, pages: &[u32]) {
-        for (state, region) in &self.states {
+        for (state, memory) in &self.states {
             for (of_request, page) in (0..).zip(pages) {
                 let bytes = self.wanted(state, of_request);
                 let at = u64::from(*page) * bytes.len() as u64;
-                region.whole().write_at(Offset(at), &bytes);
+                memory.write_at(Offset(at), &bytes);
             }
         }
     }
@@ -161,11 +173,11 @@ impl Rank {
     /// Compares this rank's pages for those of the request from `held` on. Names the first byte
     /// that differs.
     pub(crate) fn check(&self, held: u32, pages: &[u32]) -> Result<(), String> {
-        for (state, region) in &self.states {
+        for (state, memory) in &self.states {
             for (of_request, page) in (held..).zip(pages) {
                 let wanted = self.wanted(state, of_request);
                 let at = u64::from(*page) * wanted.len() as u64;
-                let part = region.slice(Offset(at), Length(wanted.len() as u64));
+                let part = memory.slice(Offset(at), Length(wanted.len() as u64));
                 let found = part.unwrap().to_vec();
                 if let Some(at) = wanted.iter().zip(&found).position(|(one, two)| one != two) {
                     return Err(format!(
@@ -181,18 +193,22 @@ impl Rank {
     /// All bytes of this rank.
     pub(crate) fn image(&self) -> Vec<Vec<u8>> {
         let all = self.states.iter();
-        all.map(|(_, region)| region.whole().to_vec()).collect()
+        all.map(|(_, memory)| memory.to_vec()).collect()
+    }
+
+    /// Whether nothing was written around the memory of the states.
+    pub(crate) fn guards_are_whole(&self) -> bool {
+        let mut guards = self.guards.iter();
+        guards.all(|guard| guard.to_vec() == GUARD_BYTES)
     }
 
     /// Sets every byte of some pages.
     pub(crate) fn set(&self, pages: &[u32], value: u8) {
-        for (state, region) in &self.states {
+        for (state, memory) in &self.states {
             let bytes = state.shape.page_bytes(self.group.tensor).unwrap();
             for page in pages {
                 let all = vec![value; usize::try_from(bytes).unwrap()];
-                region
-                    .whole()
-                    .write_at(Offset(u64::from(*page) * bytes), &all);
+                memory.write_at(Offset(u64::from(*page) * bytes), &all);
             }
         }
     }
