@@ -183,13 +183,13 @@ impl Task {
             self.load.running.fetch_add(1, Ordering::AcqRel);
             let running = Running(&self.load);
             let what = match self.dice.below(20) {
-                0..7 => self.put(key, false).await,
-                7 if !self.keeps_all => self.put(key, true).await,
+                0..7 => self.put(self.batch_from(key), false).await,
+                7 if !self.keeps_all => self.put(self.batch_from(key), true).await,
                 8 if !self.keeps_all => self.remove(key).await,
                 9 => self.exist().await,
                 10 => self.prefix().await,
                 11 if self.plan.nodes > 1 => self.change_replicas().await,
-                _ => self.get(key).await,
+                _ => self.get(self.batch_from(key)).await,
             };
             drop(running);
             let took = begun.elapsed();
@@ -206,39 +206,51 @@ impl Task {
         self.load.net.trace.note(self.who, what);
     }
 
-    async fn put(&self, key: u64, replaces: bool) -> String {
-        let length = self.dice.between(17, self.plan.longest_block);
-        let length = usize::try_from(length).unwrap_or(17);
+    async fn put(&self, keys: Vec<u64>, replaces: bool) -> String {
         let history = || self.load.history.lock();
-        let number = history().begin(key, Some(length), replaces);
-        let bytes = bytes_of(key, number, length);
-        let mut block = PutBlock::new(name(key), Region::from(bytes).whole());
-        block.parent = parent_of(key).map(name);
+        let mut puts = Vec::with_capacity(keys.len());
+        let mut blocks = Vec::with_capacity(keys.len());
+        for key in keys {
+            let length = self.dice.between(17, self.plan.longest_block);
+            let length = usize::try_from(length).unwrap_or(17);
+            let number = history().begin(key, Some(length), replaces);
+            let bytes = bytes_of(key, number, length);
+            let mut block = PutBlock::new(name(key), Region::from(bytes).whole());
+            block.parent = parent_of(key).map(name);
+            puts.push((key, number, length));
+            blocks.push(block);
+        }
         let options = PutOptions {
             replicas: u32::try_from(self.dice.between(1, 2)).unwrap_or(1),
             upsert: replaces,
             ..PutOptions::default()
         };
-        let outcome = self.client.batch_put(vec![block], &options).await.pop();
+        let mut outcomes = self.client.batch_put(blocks, &options).await.into_iter();
         let verb = if replaces { "upsert" } else { "put" };
-        let (ended, said) = match outcome {
-            Some(Ok(PutOutcome::Stored { replicas })) => {
-                self.load.puts.fetch_add(1, Ordering::Relaxed);
-                let now = Outcome::Done(Instant::now());
-                (now, format!("stored {replicas} times"))
-            }
-            Some(Ok(PutOutcome::Present)) => (Outcome::Present, "present already".to_owned()),
-            Some(Err(PutError::OutcomeUnknown { code, .. })) => {
-                (Outcome::Unknown, format!("outcome unknown ({code})"))
-            }
-            Some(Err(error)) => {
-                self.load.failures.fetch_add(1, Ordering::Relaxed);
-                (Outcome::Failed, format!("failed: {error}"))
-            }
-            None => (Outcome::Unknown, "no outcome".to_owned()),
-        };
-        history().end(key, number, ended);
-        format!("{verb} {number} of key {key}, {length} bytes: {said}")
+        let mut said_of_all = Vec::with_capacity(puts.len());
+        for (key, number, length) in puts {
+            let (ended, said) = match outcomes.next() {
+                Some(Ok(PutOutcome::Stored { replicas })) => {
+                    self.load.puts.fetch_add(1, Ordering::Relaxed);
+                    let now = Outcome::Done(Instant::now());
+                    (now, format!("stored {replicas} times"))
+                }
+                Some(Ok(PutOutcome::Present)) => (Outcome::Present, "present already".to_owned()),
+                Some(Err(PutError::OutcomeUnknown { code, .. })) => {
+                    (Outcome::Unknown, format!("outcome unknown ({code})"))
+                }
+                Some(Err(error)) => {
+                    self.load.failures.fetch_add(1, Ordering::Relaxed);
+                    (Outcome::Failed, format!("failed: {error}"))
+                }
+                None => (Outcome::Unknown, "no outcome".to_owned()),
+            };
+            history().end(key, number, ended);
+            said_of_all.push(format!(
+                "{verb} {number} of key {key}, {length} bytes: {said}"
+            ));
+        }
+        said_of_all.join("; ")
     }
 
     async fn remove(&self, key: u64) -> String {
@@ -260,15 +272,33 @@ impl Task {
         format!("remove {number} of key {key}: {said}")
     }
 
-    async fn get(&self, key: u64) -> String {
+    async fn get(&self, keys: Vec<u64>) -> String {
         let begun = Instant::now();
-        let memory = Region::allocate(Length(self.plan.longest_block));
-        let gets = vec![GetBlock::new(name(key), memory.whole())];
+        let room = |_: &u64| Region::allocate(Length(self.plan.longest_block));
+        let memory: Vec<Region> = keys.iter().map(room).collect();
+        let gets = keys.iter().zip(&memory);
+        let gets = gets.map(|(key, memory)| GetBlock::new(name(*key), memory.whole()));
         let options = GetOptions {
             release: self.dice.chance(200),
             ..GetOptions::default()
         };
-        let outcome = self.client.batch_get(gets, &options).await.pop();
+        let outcomes = self.client.batch_get(gets.collect(), &options).await;
+        let mut outcomes = outcomes.into_iter();
+        let said = keys.iter().zip(&memory).map(|(key, memory)| {
+            let said = self.see(*key, begun, memory, outcomes.next());
+            format!("get of key {key}: {said}")
+        });
+        said.collect::<Vec<_>>().join("; ")
+    }
+
+    /// Looks at what a get has brought.
+    fn see(
+        &self,
+        key: u64,
+        begun: Instant,
+        memory: &Region,
+        outcome: Option<Result<GetOutcome, impl std::fmt::Display>>,
+    ) -> String {
         match outcome {
             Some(Ok(GetOutcome::Hit { length, version })) => {
                 self.load.hits.fetch_add(1, Ordering::Relaxed);
@@ -280,22 +310,22 @@ impl Task {
                     .lock()
                     .see(self.who, key, begun, bytes, version);
                 match seen {
-                    Ok(number) => format!("get of key {key}: put {number}, version {version}"),
+                    Ok(number) => format!("put {number}, version {version}"),
                     Err(wrong) => {
                         self.load.violate(wrong);
-                        format!("get of key {key}: wrong")
+                        "wrong".to_owned()
                     }
                 }
             }
             Some(Ok(GetOutcome::Miss)) => {
                 self.load.misses.fetch_add(1, Ordering::Relaxed);
-                format!("get of key {key}: miss")
+                "miss".to_owned()
             }
             Some(Err(error)) => {
                 self.load.failures.fetch_add(1, Ordering::Relaxed);
-                format!("get of key {key} failed: {error}")
+                format!("failed: {error}")
             }
-            None => format!("get of key {key}: no outcome"),
+            None => "no outcome".to_owned(),
         }
     }
 
@@ -308,6 +338,15 @@ impl Task {
             count
         };
         self.keys.start + self.dice.below(count)
+    }
+
+    /// This key, or it and some behind it.
+    fn batch_from(&self, key: u64) -> Vec<u64> {
+        let count = match self.dice.chance(250) {
+            true => self.dice.between(2, 5),
+            false => 1,
+        };
+        (key..self.keys.end.min(key + count)).collect()
     }
 
     fn some_range(&self) -> Range<u64> {

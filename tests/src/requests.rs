@@ -94,6 +94,7 @@ pub fn of_master(caller: &proto::Caller) -> Vec<(Op, &'static str, Vec<u8>)> {
         keys: packed.clone(),
         token: 1,
         versions: vec![1; 3],
+        presence: false,
     };
     let commit = proto::CommitRequest {
         caller: caller.clone(),

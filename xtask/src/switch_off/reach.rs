@@ -3,7 +3,7 @@
 
 use super::Mechanism;
 
-const MEDIA: &str = "no disks and no media are simulated";
+const FILES: &str = "files and devices are replaced";
 const SOCKETS: &str = "sockets, frames and shared memory are replaced";
 const IDENTITY: &str = "no certificates and no tokens are simulated";
 const HAND_OFF: &str = "the hand-off has a simulation of its own, in handoff/tests";
@@ -12,11 +12,7 @@ const COST: &str = "it saves work or time: without it nothing becomes wrong";
 
 /// By the beginning of the mechanism's file.
 const BY_FILE: &[(&str, &str)] = &[
-    ("disk/", MEDIA),
-    ("store-node/src/media", MEDIA),
-    ("master/src/tier/", MEDIA),
-    ("master/src/pool/tiering", MEDIA),
-    ("master/src/pool/quotas.rs", MEDIA),
+    ("disk/src/file.rs", FILES),
     ("handoff/", HAND_OFF),
     ("transport/src/peer/", HAND_OFF),
     ("transport/src/service/", SOCKETS),
@@ -46,15 +42,9 @@ const BY_FILE: &[(&str, &str)] = &[
 
 /// By the mechanism's test.
 const BY_TEST: &[(&str, &str)] = &[
-    ("a_block_comes_back_to_memory_that_is_full", MEDIA),
-    (
-        "a_block_that_is_evicted_while_it_is_copied_keeps_its_copy",
-        MEDIA,
-    ),
-    (
-        "a_node_out_of_service_whose_blocks_have_copies_stops_at_once",
-        MEDIA,
-    ),
+    ("an_idle_pool_writes_nothing_to_a_small_medium", COST),
+    ("a_drain_ends_when_the_medium_is_full", COST),
+    ("a_node_refuses_a_medium_and_its_copy_together", FILES),
     ("a_stopped_", SOCKETS),
     (
         "only_the_oldest_blocks_leave_while_the_room_of_others_is_fenced",
@@ -81,10 +71,6 @@ const BY_TEST: &[(&str, &str)] = &[
     (
         "a_client_of_a_known_namespace_connects_while_others_are_changed_and_deleted",
         COST,
-    ),
-    (
-        "a_deletion_that_waits_for_a_load_holds_up_no_creation",
-        MEDIA,
     ),
     (
         "a_stripe_that_is_looked_at_often_leaves_one_candidate",
