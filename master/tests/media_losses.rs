@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use support::media::*;
-use support::{SPACE, pool, pool_at};
+use support::{SPACE, pool, pool_at, registration};
 
 /// Pinned blocks on a medium outlast any number of other blocks, also where they fill zones of three blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -210,4 +210,26 @@ async fn blocks_whose_medium_is_absent_for_long_get_other_copies() {
     assert_eq!(copies(&left), before, "after less than half a minute");
     clock.0.fetch_add(5000, Ordering::SeqCst);
     until("others are made", || copies(&left) >= blocks).await;
+}
+
+/// The generation that it names is an earlier one, and no sign of an old image.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_offer_of_an_ended_session_costs_no_medium() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let late = disk.offer(32 * MIB, 4 * MIB);
+    let node = join(&pool, "n", 1, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    put(&pool, 1, &patient()).await;
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    let (outbox, _inbox) = tokio::sync::mpsc::unbounded_channel();
+    let second = pool.activate(&node.node, &registration("n", 1, 8 * MIB), outbox);
+    let now = disk.offer(32 * MIB, 4 * MIB);
+    for (session, offer) in [(second, now), (node.session, late)] {
+        let offered = pool.media_offered(&node.node, session, vec![offer]);
+        offered.await.unwrap();
+    }
+    assert_eq!(pool.stored_copies().len(), 1, "the medium was dropped");
 }

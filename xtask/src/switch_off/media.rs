@@ -310,4 +310,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_removal_that_a_closed_log_refuses_ends",
     },
+    Mechanism {
+        invariant: 5,
+        what: "an offer of an ended session is not judged",
+        file: "master/src/pool/tiering/attach.rs",
+        on: "        if node.session_number() != Some(session) {",
+        off: "        if node.session_number() == Some(u64::MAX) {",
+        package: "kvpool-master",
+        test: "an_offer_of_an_ended_session_costs_no_medium",
+    },
 ];

@@ -60,6 +60,10 @@ impl Pool {
         offered: Vec<OfferedMedium>,
     ) -> Result<(), RegisterError> {
         let _one_at_a_time = self.registration.lock().await;
+        // An offer of an earlier session says what the medium was then. Its generation has perhaps grown since.
+        if node.session_number() != Some(session) {
+            return Ok(());
+        }
         for offer in offered {
             if self.note_state(node, session, &offer) {
                 continue;
