@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 use tokio::task::{LocalSet, spawn_local};
@@ -32,6 +33,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 const CHECK: Duration = Duration::from_millis(40);
 /// How long a node that is drained waits for its blocks to be moved.
 const DRAINING: Duration = Duration::from_secs(4);
+/// A history takes a tenth of a second. One that takes so much longer waits for a lock that it has.
+const MOST_REAL_TIME: Duration = Duration::from_secs(120);
+/// The rule that such a history breaks.
+pub(crate) const HANGS: &str = "the history does not end: a thread waits for itself";
 /// How long a node that leaves takes to say goodbye.
 const GOODBYE: Duration = Duration::from_millis(300);
 
@@ -85,25 +90,32 @@ fn watch_panics() {
 pub fn run(plan: &Plan) -> Report {
     watch_panics();
     let plan = Arc::new(plan.clone());
+    let (done, ended) = std::sync::mpsc::channel();
     let thread = std::thread::Builder::new()
         .name(format!("seed {}", plan.seed))
         .stack_size(8 << 20)
         .spawn(move || {
             entropy::seed_thread(plan.seed);
             IS_SIMULATED.set(true);
-            run_here(&plan)
+            // The other end waits until now, or has given up.
+            let _given_up = done.send(run_here(&plan));
         });
-    let done = thread.map(std::thread::JoinHandle::join);
-    match done {
-        Ok(Ok(report)) => report,
-        Ok(Err(_)) => Report {
-            violation: Some("the simulator panicked".to_owned()),
-            ..Report::default()
+    let broken = |what: String| Report {
+        violation: Some(what),
+        ..Report::default()
+    };
+    let thread = match thread {
+        Ok(thread) => thread,
+        Err(error) => return broken(format!("no thread: {error}")),
+    };
+    match ended.recv_timeout(MOST_REAL_TIME) {
+        Ok(report) => match thread.join() {
+            Ok(()) => report,
+            Err(_) => broken("the simulator panicked at its end".to_owned()),
         },
-        Err(error) => Report {
-            violation: Some(format!("no thread: {error}")),
-            ..Report::default()
-        },
+        Err(RecvTimeoutError::Disconnected) => broken("the simulator panicked".to_owned()),
+        // The thread is left behind.
+        Err(RecvTimeoutError::Timeout) => broken(HANGS.to_owned()),
     }
 }
 

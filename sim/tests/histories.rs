@@ -48,14 +48,20 @@ fn every_history_of_a_pool_keeps_every_rule() {
     let reports = run_all(0..seeds);
     let sum = |count: fn(&Report) -> u64| reports.iter().map(count).sum::<u64>();
     let (puts, hits) = (sum(|report| report.puts), sum(|report| report.hits));
+    let (writes, reads) = (
+        sum(|report| report.disk_writes),
+        sum(|report| report.disk_reads),
+    );
     println!(
-        "{seeds} seeds: {} events, {puts} puts, {hits} hits, {} misses, {} failures",
+        "{seeds} seeds: {} events, {puts} puts, {hits} hits, {} misses, {} failures, {writes} writes and \
+         {reads} reads of disks",
         sum(|report| report.events),
         sum(|report| report.misses),
         sum(|report| report.failures)
     );
     // A pool that stores nothing, or finds nothing, would keep every rule.
     assert!(puts > 20 * seeds && hits > 20 * seeds);
+    assert!(writes > 5 * seeds && reads > 2 * seeds);
 }
 
 #[test]
