@@ -222,6 +222,7 @@ fn may_lose(world: &World) -> bool {
                 | Fault::Leave(..)
                 | Fault::PowerCut(..)
                 | Fault::RolledBack(..)
+                | Fault::Cloned(..)
                 | Fault::Disk(..)
         )
     })

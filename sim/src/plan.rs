@@ -56,6 +56,9 @@ pub enum Fault {
     PowerCut(usize, u64),
     /// The node dies, and its disk is as it was when that life began. It starts again after so many milliseconds.
     RolledBack(usize, u64),
+    /// The second node dies, and gets a copy of the disk of the first as it was when the first began to use it. It starts
+    /// again after so many milliseconds.
+    Cloned(usize, usize, u64),
     /// The disk of the node goes wrong in this way for so many milliseconds.
     Disk(usize, DiskFault, u64),
     /// An intruder tries whatever nobody may, at this node and its master.
@@ -120,6 +123,10 @@ impl fmt::Display for Fault {
             Self::RolledBack(who, ms) => write!(
                 f,
                 "n{who} crashes and its disk is rolled back, starts again after {ms} ms"
+            ),
+            Self::Cloned(from, to, ms) => write!(
+                f,
+                "n{to} crashes and gets an old copy of the disk of n{from}, starts again after {ms} ms"
             ),
             Self::Disk(who, fault, ms) => write!(f, "the disk of n{who} {fault} for {ms} ms"),
             Self::Intruder(node) => write!(f, "an intruder tries n{node}"),
@@ -322,7 +329,8 @@ impl Plan {
         for _ in 0..dice.below(5) {
             let node = dice.index(self.nodes);
             let ms = dice.between(30, [300, 1_500, 6_000][dice.index(3)]);
-            let fault = match dice.below(8) {
+            let fault = match dice.below(9) {
+                8 => Fault::Cloned(dice.index(self.nodes), node, ms),
                 0 | 1 => Fault::PowerCut(node, ms),
                 2 => Fault::RolledBack(node, ms),
                 3 => Fault::Disk(node, DiskFault::Stalls, ms),

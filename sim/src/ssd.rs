@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
@@ -31,6 +31,8 @@ pub(crate) struct Ssd {
     net: Arc<Net>,
     pub(crate) reads: AtomicU64,
     pub(crate) writes: AtomicU64,
+    /// Whether there is a copy of it, or it is one.
+    has_twin: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -77,6 +79,7 @@ impl Ssd {
             net: Arc::clone(net),
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
+            has_twin: AtomicBool::new(false),
             state: Mutex::default(),
         })
     }
@@ -120,15 +123,29 @@ impl Ssd {
         state.durable.clear();
     }
 
+    /// The disk holds what `source` held when its node began to use it.
+    pub(crate) fn become_copy_of(&self, source: &Self) {
+        let image = source.state.lock().image.clone();
+        let mut state = self.state.lock();
+        state.granules = image;
+        state.durable.clear();
+        drop(state);
+        // No master takes both.
+        for twin in [self, source] {
+            twin.has_twin.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Ends all faults that end by themselves.
     pub(crate) fn heal(&self) {
         let mut state = self.state.lock();
         (state.stalls_until, state.fails_until, state.full_until) = (None, None, None);
     }
 
-    /// Whether the present life of the node saw no error of the device.
+    /// Whether the medium is to be in use: the present life of the node saw no error of the device, and no other node
+    /// has a copy.
     pub(crate) fn is_sound(&self) -> bool {
-        !self.state.lock().has_failed
+        !self.state.lock().has_failed && !self.has_twin.load(Ordering::Relaxed)
     }
 
     /// Whether requests may fail now.

@@ -406,6 +406,13 @@ impl World {
                     ssd.roll_back();
                 }
             }
+            Fault::Cloned(from, to, down) => {
+                let disks = self.ssds.get(from).zip(self.ssds.get(to));
+                if let Some((source, copy)) = disks.filter(|_| from != to) {
+                    self.crash(Process::Node(to), ms(down));
+                    copy.become_copy_of(source);
+                }
+            }
             Fault::Disk(number, fault, wait) => {
                 if let Some(ssd) = self.ssds.get(number) {
                     ssd.inflict(fault, ms(wait));
