@@ -4,7 +4,7 @@
 //! Each pass below uses a list of 16 bytes a block, a tenth of the directory's own memory.
 
 use super::BlockId;
-use super::block::{Dropped, Removed};
+use super::block::Dropped;
 use super::common::{Preparer, shard_of_hash};
 use super::lineage::Aftermath;
 use super::{Directory, Policy};
@@ -143,20 +143,6 @@ impl Directory {
         };
         self.apply_aftermath(aftermath);
         dropped
-    }
-
-    /// Removes a block of an earlier version.
-    pub(crate) fn remove_older(
-        &self,
-        namespace: NamespaceId,
-        key: KeyRef<'_>,
-        version: Version,
-    ) -> Option<Removed> {
-        let block = self.find(namespace, key)?;
-        let before = self.summary(block)?.version;
-        (before < version)
-            .then(|| self.remove_by_id(block, before, |_| super::Verdict::Remove))
-            .flatten()
     }
 
     pub(super) fn each_block(&self, mut f: impl FnMut(&super::stripe::Stripe, u32)) {

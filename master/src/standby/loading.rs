@@ -95,16 +95,6 @@ impl Loading {
         self.next_segment = self.next_segment.max(id.number().saturating_add(1));
     }
 
-    /// True when a segment is present or may still appear. Ids are given in order, so an absent id
-    /// below a present one belongs to a segment that is gone.
-    fn may_be_there(&self, id: SegmentId) -> bool {
-        self.segments.contains_key(&id)
-            || self
-                .segments
-                .last_key_value()
-                .is_none_or(|(last, _)| *last < id)
-    }
-
     /// Sets the stored secret; false when blocks were already placed under another one.
     fn reseed(&mut self, seed: u64) -> bool {
         if self.seed == Some(seed) {
@@ -276,28 +266,15 @@ impl Loading {
     fn block_logged(&mut self, record: Record) {
         match record {
             Record::Commit(commit) if Tier::is_about(&commit) => self.copy_found(commit),
-            Record::Commit(mut commit) => {
+            Record::Commit(commit) => {
                 let (key, version) = (commit.key.as_ref(), commit.version);
                 self.copy_leaves(commit.namespace, key, |other| other < version);
                 for (id, _) in &commit.replicas {
                     self.given(*id);
                 }
-                // A segment that is absent is gone, and its replica with it.
-                commit
-                    .replicas
-                    .retain(|(id, _)| self.segments.contains_key(id));
-                if commit.replicas.is_empty() {
-                    self.flush();
-                    let key = commit.key.as_ref();
-                    let older = self
-                        .directory
-                        .remove_older(commit.namespace, key, commit.version);
-                    if let Some(older) = older {
-                        self.leaves(&older);
-                    }
-                } else {
-                    self.gather(None, commit);
-                }
+                // Its segments may be gone: the system's snapshot is perhaps later than this record. The block stays
+                // until all records are read, because another replica may follow.
+                self.gather(None, commit);
             }
             Record::Remove(gone) => {
                 if gone.everywhere {
@@ -351,10 +328,6 @@ impl Loading {
     }
 
     fn add_replica(&mut self, added: &record::ReplicaAdded) {
-        // A segment that is absent is gone, and its replica with it.
-        if !self.segments.contains_key(&added.segment) {
-            return;
-        }
         let replica = Replica {
             segment: added.segment,
             extent: UNPLACED,
@@ -398,14 +371,11 @@ impl Target for Loading {
                 self.reseed(secret.seed);
             }
             Record::Commit(commit) if Tier::is_about(&commit) => self.copy_found(commit),
-            Record::Commit(mut commit) => {
+            Record::Commit(commit) => {
                 for (id, _) in &commit.replicas {
                     self.given(*id);
                 }
-                commit.replicas.retain(|(id, _)| self.may_be_there(*id));
-                if !commit.replicas.is_empty() {
-                    self.gather(Some(shard), commit);
-                }
+                self.gather(Some(shard), commit);
             }
             record => self.system(record),
         }

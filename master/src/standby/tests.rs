@@ -2,6 +2,7 @@
 
 mod busy;
 mod copies;
+mod moved;
 mod recorded;
 
 use super::*;

@@ -120,4 +120,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "nodes_that_leave_at_once_do_not_count_on_each_other",
     },
+    Mechanism {
+        invariant: 5,
+        what: "a block whose segment is gone stays until the whole log is read",
+        file: "master/src/standby/loading.rs",
+        on: "self.gather(Some(shard), commit);",
+        off: "if self.segments.contains_key(&commit.replicas[0].0) { self.gather(Some(shard), commit); }",
+        package: "kvpool-master",
+        test: "a_block_that_moved_off_a_node_that_is_gone_is_loaded_whichever_snapshots_there_are",
+    },
 ];
