@@ -15,7 +15,7 @@
 use super::super::Pool;
 use super::lines::{Line, Turns, WITHOUT_COPY, Waiting};
 use super::transfers::{Direction, Moved, Transfer, store_order};
-use super::{Place, WINDOW};
+use super::{Emptying, Place, WINDOW};
 use crate::directory::{Policy, Removed, Tick};
 use crate::membership::StoreNode;
 use crate::placement::share;
@@ -240,10 +240,11 @@ impl Pool {
                 continue;
             };
             // Copies of this drain stay: the blocks behind them were used earlier.
+            // Those that the node has counted on stay too.
             let is_full = self
                 .drains_since(&node)
                 .is_some_and(|since| medium.oldest_sealed() >= since);
-            let reserved = match is_full {
+            let reserved = match is_full || self.is_told(&node) {
                 true => Length(0),
                 false => self.empty_next_zone(&medium, &node, session),
             };
@@ -345,6 +346,13 @@ impl Pool {
         demotions.nodes.get(&node.incarnation)?.drains
     }
 
+    /// Whether a draining node was told that its blocks have their copies.
+    fn is_told(&self, node: &StoreNode) -> bool {
+        let demotions = self.tiering.demotions.lock();
+        let line = demotions.nodes.get(&node.incarnation);
+        line.is_some_and(|line| line.drains.is_some() && line.is_told)
+    }
+
     fn has_window(&self, medium: SegmentId) -> bool {
         let traffic = self.tiering.traffic.lock();
         let used = traffic.uses.get(&medium);
@@ -441,7 +449,7 @@ impl Pool {
 
     /// A block whose copy was dropped while it is in memory gets another copy at once, if it was used
     /// since `sealed`: it is older than all that wait. Other blocks get none, or a medium that is smaller
-    /// than memory would be written for ever.
+    /// than memory would be written for ever. On a node that drains all of them do: it leaves soon.
     /// False when memory does not hold the block.
     pub(super) fn queue_again(&self, removed: &Removed, sealed: Tick) -> bool {
         let (mut again, mut is_there) = (None, false);
@@ -449,20 +457,19 @@ impl Pool {
             .visit(removed.namespace, &[removed.key.as_ref()], |_, block| {
                 let block = block.filter(|block| block.version() == removed.version);
                 is_there = block.is_some();
-                again = block
-                    .filter(|block| block.view().tick() > sealed)
-                    .map(|block| {
-                        let waiting = Waiting {
-                            block: block.view().id(),
-                            version: block.version(),
-                            bytes: block.length().0,
-                            was_lost: true,
-                            parent: None,
-                        };
-                        (block.replicas().to_vec(), waiting)
-                    });
+                again = block.map(|block| {
+                    let was_used = block.view().tick() > sealed;
+                    let waiting = Waiting {
+                        block: block.view().id(),
+                        version: block.version(),
+                        bytes: block.length().0,
+                        was_lost: true,
+                        parent: None,
+                    };
+                    (block.replicas().to_vec(), waiting, was_used)
+                });
             });
-        let Some((replicas, waiting)) = again else {
+        let Some((replicas, waiting, was_used)) = again else {
             return is_there;
         };
         let segments = self.placement.segments();
@@ -470,6 +477,7 @@ impl Pool {
         for replica in replicas {
             if let Some(segment) = segments.get(replica.segment)
                 && let Some(line) = demotions.nodes.get_mut(&segment.node.incarnation)
+                && (was_used || line.drains.is_some())
             {
                 line.push_front(waiting.clone());
             }
@@ -487,7 +495,10 @@ impl Pool {
             let traffic = self.tiering.traffic.lock();
             let is_busy = |(medium, _): &(Arc<Medium>, Length)| {
                 let used = traffic.uses.get(&medium.id);
-                used.is_some_and(|used| !used.busy.is_empty())
+                used.is_some_and(|used| {
+                    // A zone that is emptied takes copies away.
+                    !used.busy.is_empty() || !matches!(used.emptying, Emptying::Idle)
+                })
             };
             if line.drains.is_none() || line.is_told || target.media.iter().any(is_busy) {
                 return;
