@@ -175,7 +175,7 @@ impl Task {
         while !self.load.is_over.load(Ordering::Acquire) {
             let pause = match self.dice.below(4) {
                 0 => self.dice.micros(0, 2_000),
-                _ => self.dice.micros(0, 150_000),
+                _ => self.dice.micros(0, self.plan.longest_pause),
             };
             sleep(pause).await;
             let key = self.some_key();

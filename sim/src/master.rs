@@ -10,6 +10,7 @@ use crate::store::{Disk, Store};
 use bytesize::ByteSize;
 use kvpool_master::Config;
 use kvpool_master::clock::Clock;
+use kvpool_master::directory::Policy;
 use kvpool_master::leadership::Seat;
 use kvpool_master::metrics::Metrics;
 use kvpool_master::overview::Watch;
@@ -61,6 +62,10 @@ pub(crate) fn config(plan: &Plan) -> Config {
         suspect_after: Duration::from_millis(800),
         drop_after: Duration::from_secs(20),
         leader_ttl: Duration::from_millis(1_500),
+        eviction_policy: match plan.evicts_by_use {
+            true => Policy::Lru,
+            false => Policy::Prefix,
+        },
         ..Config::default()
     }
 }

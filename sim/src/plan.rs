@@ -190,6 +190,10 @@ pub struct Plan {
     pub disk_bytes: u64,
     /// How often a node may write its disk in a day; `None` for no limit.
     pub writes_per_day: Option<u64>,
+    /// Whether eviction goes by the last use alone, and not by chains.
+    pub evicts_by_use: bool,
+    /// The longest pause of a task between two calls, in microseconds.
+    pub longest_pause: u64,
     /// Processes with clients.
     pub clients: usize,
     /// Tasks of each that put and get.
@@ -246,6 +250,8 @@ impl Plan {
             segment_bytes,
             segments: usize::try_from(dice.between(1, 2)).unwrap_or(1),
             disk_bytes: 0,
+            evicts_by_use: false,
+            longest_pause: 150_000,
             writes_per_day: None,
             clients: usize::try_from(dice.between(1, 3)).unwrap_or(1),
             tasks: usize::try_from(dice.between(1, 3)).unwrap_or(1),
@@ -325,6 +331,13 @@ impl Plan {
         }
         // A zone has a mebibyte, and there are at least two.
         self.disk_bytes = dice.between(2, 6) << 20;
+        self.evicts_by_use = dice.chance(500);
+        if !self.keeps_all && !self.tenants.iter().any(Tenant::keeps_all) {
+            // Blocks leave memory, and come back, all the time.
+            let most = (self.segment_bytes / 2).max(3 * self.longest_block);
+            self.segment_bytes = most.next_multiple_of(64 << 10);
+            self.longest_pause = 40_000;
+        }
         self.writes_per_day = dice.chance(200).then(|| dice.between(1_000, 100_000));
         for _ in 0..dice.below(5) {
             let node = dice.index(self.nodes);
@@ -452,8 +465,13 @@ impl fmt::Display for Plan {
             let limit = self.writes_per_day;
             writeln!(
                 f,
-                "  each node has a disk of {} KiB{}",
+                "  each node has a disk of {} KiB{}{}",
                 self.disk_bytes >> 10,
+                if self.evicts_by_use {
+                    ", eviction goes by use"
+                } else {
+                    ""
+                },
                 limit.map_or(String::new(), |limit| format!(
                     ", which may be written {limit} times a day"
                 ))
