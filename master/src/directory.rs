@@ -38,8 +38,8 @@ mod stripe_order;
 mod visit;
 
 pub use block::{
-    Added, BlockMut, BlockRef, Dropped, NewBlock, Published, Removal, Removed, Replicas, Spared,
-    Tick, Ticks, Verdict,
+    Added, BlockMut, BlockRef, Dropped, Holders, NewBlock, Published, Removal, Removed, Replicas,
+    Spared, Tick, Ticks, Verdict,
 };
 pub use evict::Single;
 pub use evict_tenants::Goal;

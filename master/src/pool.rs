@@ -408,7 +408,6 @@ impl Pool {
 
     /// The extents of a block that has left the directory.
     fn left<'r>(&self, removed: &'r Removed) -> FreedReplicas<'r> {
-        self.note_leased(removed.version, removed.lease_until);
         let floor = self.lease_floor_of(removed.version);
         FreedReplicas {
             replicas: &removed.replicas,
@@ -418,7 +417,7 @@ impl Pool {
         }
     }
 
-    /// Notes that a block has left memory under leases. Its copy on a medium may come back to another place, and
+    /// Notes that memory has lost a block under leases. Its copy on a medium may come back to another place, and
     /// then these leases are not of that place, and not counted there.
     fn note_leased(&self, version: Version, lease_until: BootInstant) {
         if self.has_media() && lease_until > self.now() {

@@ -164,7 +164,7 @@ impl Tier {
         };
         let (key, version) = (commit.key.clone(), commit.version);
         let namespace = commit.namespace;
-        self.remove(namespace, key.as_ref(), |other| other <= version);
+        let before = self.remove(namespace, key.as_ref(), |other| other <= version);
         let Some(extent) = medium.allocate_at(offset, commit.length, namespace) else {
             tracing::error!(%key, %segment, %offset,
                 "copy dropped from the metadata: its range is not free or exceeds its medium");
@@ -177,7 +177,10 @@ impl Tier {
         };
         let tick = self.directory.ticks(1).of(0);
         let block = block_at(commit, replica, tick);
-        let published = self.directory.publish([block]).into_iter().next();
+        // A copy that moves keeps its leases. Nobody counts them then, and they run out by themselves.
+        let leased = before.filter(|before| before.version == version);
+        let leased = leased.map_or(BootInstant(0), |before| before.lease_until);
+        let published = self.directory.publish_held(block, leased, BootInstant(0));
         match published.and_then(|published| published.id) {
             Some(id) => {
                 medium.set_owner(extent, id);

@@ -113,6 +113,25 @@ async fn a_block_that_came_back_and_is_read_by_nobody_may_leave() {
     assert!(!is_leased(&pool));
 }
 
+/// Who asks for presence, gets the blocks and gives the leases back leaves nothing behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_that_came_back_is_free_when_its_last_holder_has_released_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), long_leases()).await;
+    let disk = Disk::new(1);
+    let _node = on_a_medium(&pool, &disk).await;
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    release(&pool, exist(&pool));
+    let of_copy = exist(&pool);
+    disk.loads_stall.store(false, Ordering::SeqCst);
+    assert!(comes_back(&pool, 1).await);
+    let of_block = lookup(&pool, true).unwrap();
+    release(&pool, of_block);
+    assert!(is_leased(&pool), "the lease on the copy goes on");
+    release(&pool, of_copy);
+    assert!(!is_leased(&pool), "nobody has a lease");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_on_a_copy_is_renewed_where_the_block_is() {
     let directory = tempfile::tempdir().unwrap();

@@ -151,6 +151,17 @@ pub struct Dropped {
     pub removed: Option<Removed>,
 }
 
+/// The holders of a lease.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holders(super::entry::Holders);
+
+impl Holders {
+    /// Some, and nobody knows how many: the lease runs out by itself.
+    pub const fn unknown() -> Self {
+        Self(super::entry::Holders::unknown())
+    }
+}
+
 /// The outcome of adding a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Added {
@@ -352,18 +363,17 @@ impl BlockMut<'_> {
         }
     }
 
-    /// Leases the block until `until` at least, whichever tokens are released.
-    pub fn hold(&mut self, until: BootInstant, now: BootInstant) {
-        let (until, now) = (self.common.relative(until), self.common.relative(now));
-        self.stripe.entries.at_mut(self.slot).hold(until, now);
-    }
-
-    /// Ends a hold until `until`, unless the block was leased for longer since.
-    pub fn end_hold(&mut self, until: BootInstant) {
-        let until = self.common.relative(until);
-        if self.stripe.entries.at_mut(self.slot).end_hold(until) {
+    /// Ends the hold of a block that was published with [`super::Directory::publish_held`]: it has these holders.
+    pub fn settle(&mut self, by: Holders) {
+        if self.stripe.entries.at_mut(self.slot).settle(by.0) {
             self.stripe.unpark(self.slot);
         }
+    }
+
+    /// Takes the holders of a running lease away, for another block of the same content.
+    pub fn take_holders(&mut self, now: BootInstant) -> Holders {
+        let now = self.common.relative(now);
+        Holders(self.stripe.entries.at_mut(self.slot).take_holders(now))
     }
 
     /// Extends the lease of the holder whose lease ends at `token`. Returns false for an expired

@@ -122,6 +122,25 @@ impl Links {
 
 /// A saturated count of holders: the lease then lasts until its end.
 const STICKY: u8 = u8::MAX;
+/// The holders of a block for a moment in which they are not known. No count reaches it.
+const HELD: u8 = STICKY - 1;
+
+/// The holders of a lease, and its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Holders {
+    pub(super) count: u8,
+    pub(super) until: u64,
+}
+
+impl Holders {
+    /// Nobody knows how many.
+    pub(super) const fn unknown() -> Self {
+        Self {
+            count: STICKY,
+            until: 0,
+        }
+    }
+}
 
 impl Entry {
     /// A block without key, replicas and queue.
@@ -277,7 +296,10 @@ impl Entry {
             return;
         }
         if self.is_leased(now) {
-            self.holders = self.holders.saturating_add(1);
+            self.holders = match self.holders.saturating_add(1) {
+                HELD.. => STICKY,
+                count => count,
+            };
             self.set_lease_until(until.max(self.lease_until()));
         } else {
             self.holders = 1;
@@ -287,34 +309,53 @@ impl Entry {
 
     /// Removes a holder, unless its token has expired. Returns true when that ended the lease.
     pub(super) fn release(&mut self, token: u64, now: u64) -> bool {
-        if token <= now || !self.is_leased(now) || self.holders == STICKY {
+        if token <= now || !self.is_leased(now) || self.holders >= HELD {
             return false;
         }
         self.holders -= 1;
         self.holders == 0
     }
 
-    /// Leases the block until `until` at least, whichever tokens are released.
+    /// Leases the block until `until` at least, for a moment in which it is not known who holds it. See
+    /// [`Entry::settle`].
     pub(super) fn hold(&mut self, until: u64, now: u64) {
         if until <= now {
             return;
         }
-        let until = match self.is_leased(now) {
-            true => until.max(self.lease_until()),
-            false => until,
+        let (holders, until) = match self.is_leased(now) {
+            true => (STICKY, until.max(self.lease_until())),
+            false => (HELD, until),
         };
-        self.holders = STICKY;
+        self.holders = holders;
         self.set_lease_until(until);
     }
 
-    /// Ends a hold until `until`, unless the block was leased for longer since. Returns true when that ended the
-    /// lease.
-    pub(super) fn end_hold(&mut self, until: u64) -> bool {
-        let ends = self.holders == STICKY && self.lease_until() == until;
-        if ends {
-            self.holders = 0;
+    /// Ends a hold: the block has these holders. If somebody leased it meanwhile, or it was leased before the hold,
+    /// its lease runs out by itself. Returns true when that ended the lease.
+    pub(super) fn settle(&mut self, by: Holders) -> bool {
+        if self.holders == HELD && by.count < HELD {
+            self.holders = by.count;
+            self.set_lease_until(by.until);
+            return by.count == 0;
         }
-        ends
+        if self.holders >= HELD {
+            self.holders = STICKY;
+            self.set_lease_until(by.until.max(self.lease_until()));
+        }
+        false
+    }
+
+    /// Takes the holders of a running lease away. It has none afterwards.
+    pub(super) fn take_holders(&mut self, now: u64) -> Holders {
+        if !self.is_leased(now) {
+            return Holders::default();
+        }
+        let taken = Holders {
+            count: self.holders,
+            until: self.lease_until(),
+        };
+        self.holders = 0;
+        taken
     }
 
     /// Moves the lease's end for a holder whose token has not expired. Returns whether the holder
@@ -324,6 +365,9 @@ impl Entry {
             return false;
         }
         self.set_lease_until(until.max(self.lease_until()));
+        if self.holders == HELD {
+            self.holders = STICKY;
+        }
         true
     }
 }
@@ -343,21 +387,42 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_outlasts_releases_and_ends_only_if_nobody_came() {
+    fn a_hold_outlasts_releases_and_ends_with_the_holders_that_are_known() {
+        let some = Holders {
+            count: 1,
+            until: 80,
+        };
         let mut entry = Entry::new();
         entry.hold(100, 0);
         assert!(!entry.release(90, 10));
-        assert!(entry.is_leased(99));
-        assert!(entry.end_hold(100));
+        assert!(entry.settle(Holders::default()));
         assert!(!entry.is_leased(10));
         entry.hold(100, 0);
-        entry.lease(101, 1);
-        assert!(!entry.end_hold(100));
-        assert!(
-            !entry.release(101, 2),
-            "it cannot be told whose token it is"
-        );
-        assert!(entry.is_leased(100) && !entry.is_leased(101));
+        assert!(!entry.settle(some));
+        assert_eq!((entry.holders, entry.lease_until()), (1, 80));
+        assert!(entry.release(80, 10), "the last one ends it");
+        assert_eq!(entry.take_holders(10), Holders::default());
+    }
+
+    #[test]
+    fn a_lease_that_comes_during_a_hold_is_never_lost() {
+        for token in [99, 100, 101] {
+            let mut entry = Entry::new();
+            entry.hold(100, 0);
+            entry.lease(token, 1);
+            assert!(!entry.settle(Holders::default()));
+            assert!(!entry.release(token, 2), "nobody counts it");
+            assert!(entry.is_leased(token - 1) && !entry.is_leased(101));
+        }
+        let mut entry = Entry::new();
+        entry.hold(100, 0);
+        assert!(entry.renew(90, 120, 1));
+        assert!(!entry.settle(Holders::default()));
+        assert!(entry.is_leased(119));
+        let mut entry = Entry::new();
+        entry.hold(100, 0);
+        assert!(!entry.settle(Holders::unknown()));
+        assert!(!entry.release(100, 1) && entry.is_leased(99));
     }
 
     #[test]

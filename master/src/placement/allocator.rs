@@ -102,6 +102,12 @@ impl<'a> Candidate<'a> {
 }
 
 impl<'a> Allocator<'a> {
+    /// Leaves out the nodes that have begun to drain since.
+    pub fn leave_out_nodes_that_drain(&mut self) {
+        self.candidates
+            .retain(|candidate| !candidate.segment.node.drains());
+    }
+
     pub(super) fn new(
         segments: impl Iterator<Item = &'a Arc<Segment>>,
         hints: &PlacementHints,

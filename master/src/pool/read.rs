@@ -456,6 +456,33 @@ impl Pool {
         self.lease_beside_media(namespace, keys, leased, until);
     }
 
+    /// Ends leases on copies of blocks that memory does not have.
+    fn release_on_media(
+        &self,
+        namespace: NamespaceId,
+        keys: &KeyBatch<'_>,
+        holder: impl Fn(usize) -> Holder,
+        codes: &mut [Code],
+    ) {
+        if codes.iter().all(|code| *code != Code::Missing) {
+            return;
+        }
+        let now = self.now();
+        self.tier
+            .directory()
+            .visit(namespace, keys, |index, block| {
+                let code = codes.get_mut(index).filter(|code| **code == Code::Missing);
+                let (Some(mut block), Some(code)) = (block, code) else {
+                    return;
+                };
+                let Holder { token, newest } = holder(index);
+                if block.version() <= newest {
+                    block.release(token, now);
+                    *code = Code::Ok;
+                }
+            });
+    }
+
     /// Ends leases early. A lease on an absent block gives [`Code::LeaseEnded`].
     pub fn release<'k>(
         &self,
@@ -478,6 +505,9 @@ impl Pool {
                 Code::LeaseEnded
             };
         });
+        if self.has_media() {
+            self.release_on_media(namespace, &keys, holder, &mut codes);
+        }
         // A waiting put may need the released blocks.
         if !self.put_queue.is_empty() {
             self.evictor_wake.wake();

@@ -507,7 +507,10 @@ impl Pool {
         self.hidden.write().remove(&place);
         let Some(dropped) = dropped else { return };
         match dropped.removed {
-            Some(block) => self.submit_left(&[block]),
+            Some(block) => {
+                self.note_leased(version, block.lease_until);
+                self.submit_left(&[block]);
+            }
             None => {
                 let not_before = dropped.lease_until.max(self.lease_floor_of(version));
                 let freed = self.freed(std::iter::once(FreedReplicas {

@@ -183,9 +183,10 @@ impl Pool {
         // Taken once for the whole pass. A second read lock would wait behind a waiting writer,
         // which waits for the first lock.
         let view = self.view();
-        // Nodes are chosen under the lock of the reservations: a drain looks for puts on its node under it.
-        let mut reservations = self.reservations.lock();
         let mut room = view.segments.allocator(&options.hints, namespace);
+        let mut reservations = self.reservations.lock();
+        // A drain looks for the puts on its node under this lock.
+        room.leave_out_nodes_that_drain();
         let account = self.directory.accounts().of(namespace);
         if account.is_closed() {
             outcomes.fill_with(|| Some(Err(Code::UnknownNamespace)));

@@ -45,6 +45,7 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Key, KeyRef, Length, Offset, SegmentId, Version};
 use lines::Demotions;
 use parking_lot::Mutex;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -68,8 +69,10 @@ pub(super) struct Tiering {
     absent: Mutex<HashMap<SegmentId, Absence>>,
     /// True when copies were lost, or count no longer: their blocks in memory need others.
     has_lost_copies: AtomicBool,
-    /// Keys whose removal is on its way to the log.
-    leaving: Mutex<HashSet<(NamespaceId, Key)>>,
+    /// Keys whose removals are on their way to the log, and how many.
+    leaving: Mutex<HashMap<(NamespaceId, Key), u32>>,
+    /// Loads that the log has refused.
+    refused: Mutex<Vec<Transfer>>,
     /// The room in memory that loads wait for, by their medium.
     wanted_room: Mutex<HashMap<SegmentId, WantedRoom>>,
     /// Notified when a load ends.
@@ -162,8 +165,13 @@ impl Tiering {
     fn takes_stores_of(&self, node: &StoreNode) -> Option<bool> {
         let traffic = self.traffic.lock();
         let uses = traffic.uses.values();
-        let attached =
-            uses.filter(|used| used.is_attached && used.node.incarnation == node.incarnation);
+        // In a new session it is attached anew.
+        let session = node.session_number();
+        let attached = uses.filter(|used| {
+            used.is_attached
+                && used.node.incarnation == node.incarnation
+                && session == Some(used.session)
+        });
         attached
             .map(Use::takes_stores)
             .reduce(|one, other| one || other)
@@ -209,7 +217,7 @@ impl Pool {
         for (namespace, key) in keys {
             // A store that ends after the removal must leave no copy either.
             traffic.stores.key_changed(namespace, &key);
-            leaving.insert((namespace, key));
+            *leaving.entry((namespace, key)).or_default() += 1;
         }
         drop((traffic, leaving));
         // Transfers are refused from here on. A log that has failed ends the removal within this call.
@@ -223,7 +231,12 @@ impl Pool {
         }
         let mut leaving = self.tiering.leaving.lock();
         for key in keys {
-            leaving.remove(&key);
+            if let Entry::Occupied(mut removals) = leaving.entry(key) {
+                *removals.get_mut() -= 1;
+                if *removals.get() == 0 {
+                    removals.remove();
+                }
+            }
         }
     }
 
@@ -248,7 +261,7 @@ impl Pool {
             return false;
         }
         let leaving = self.tiering.leaving.lock();
-        if leaving.contains(&(namespace, key.clone())) {
+        if leaving.contains_key(&(namespace, key.clone())) {
             return false;
         }
         submit()

@@ -74,6 +74,7 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Res
         |pool| &pool.tiering.wake,
         TICK,
         |pool| {
+            pool.give_up_refused();
             if pool.has_media() && pool.leads() {
                 // These may walk over all blocks, so the evictor never waits for them.
                 pool.drop_absent_media();

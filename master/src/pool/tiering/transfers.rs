@@ -5,7 +5,7 @@ use super::stores::Meanwhile;
 use super::{Place, Put, Traffic, Use};
 use crate::accounts::Hold;
 use crate::clock::BootInstant;
-use crate::directory::{BlockRef, NewBlock};
+use crate::directory::{BlockRef, Holders, NewBlock};
 use crate::membership::StoreNode;
 use crate::replica::{BlockId, Copies, Replica};
 use crate::store::journal::Ack;
@@ -341,18 +341,22 @@ impl Pool {
             version,
             ..
         } = transfer.block.clone();
-        if !self.is_on_medium(namespace, &key, version) {
-            self.give_up_transfer(transfer);
-            return;
-        }
         let commit = transfer.block.commit_at(to.segment, to.offset);
         let (pool, arrived) = (Arc::clone(self), transfer.clone());
         let is_recorded = self.record_transfer(namespace, &key, || {
+            // Here, because a removal may run until here.
+            if !self.is_on_medium(namespace, &key, version) {
+                return false;
+            }
             self.journal()
                 .submit_now(vec![Record::Commit(commit)], Ack::Memory, move |logged| {
                     match logged {
                         Ok(_) => pool.publish_loaded(arrived),
-                        Err(error) if !error.is_outcome_unknown() => pool.give_up_transfer(arrived),
+                        Err(error) if !error.is_outcome_unknown() => {
+                            // A log that has failed says so within this call, under locks.
+                            pool.load_ended(&arrived);
+                            pool.tiering.refused.lock().push(arrived);
+                        }
                         // The journal has failed, and the next start reads the log.
                         Err(_) => pool.load_ended(&arrived),
                     }
@@ -394,17 +398,13 @@ impl Pool {
         // Leases on the copy, and leases from before memory lost the block, are not counted here. Their holders
         // release them all the same, which must end no lease of others.
         let now = self.now();
-        let held = BootInstant(self.latest_token().0.saturating_sub(1));
-        let published = self.directory.publish_held(block, held, now);
+        let published = self.directory.publish_held(block, self.latest_token(), now);
         match published.as_ref().and_then(|one| one.replaced.as_ref()) {
             Some(old) if old.version == version => moved.left(leaving, old.lease_until),
             _ => moved.stays(leaving),
         }
         let Some(published) = published else { return };
-        let was_leased = (published.replaced.as_ref()).is_some_and(|old| old.lease_until > now);
-        if !was_leased {
-            self.end_hold(namespace, &key, version, held);
-        }
+        self.end_hold(namespace, &key, version);
         self.load_succeeded(&transfer);
         let Some(id) = published.id else {
             self.give_up_transfer(transfer);
@@ -442,24 +442,24 @@ impl Pool {
         self.metrics.copy_loaded(length);
     }
 
-    /// Ends the hold of a block that came back, unless somebody may release a lease that is not counted.
-    fn end_hold(&self, namespace: NamespaceId, key: &Key, version: Version, held: BootInstant) {
+    /// Ends the hold of a block that came back. Who has a lease on its copy releases it at the block from now on.
+    fn end_hold(&self, namespace: NamespaceId, key: &Key, version: Version) {
         let now = self.now();
         let keys = [key.as_ref()];
-        let mut until = BootInstant(0);
+        let mut holders = Holders::default();
         self.tier
             .directory()
             .visit(namespace, &keys[..], |_, copy| {
                 let copy = copy.filter(|copy| copy.version() == version);
-                until = copy.map_or(until, |copy| copy.lease_until());
+                holders = copy.map_or(holders, |mut copy| copy.take_holders(now));
             });
-        let is_leased = until > now || self.quarantine.moved.may_be_elsewhere(version, now);
+        if self.quarantine.moved.may_be_elsewhere(version, now) {
+            // Somebody may release a lease from before memory lost the block.
+            holders = Holders::unknown();
+        }
         self.directory.visit(namespace, &keys[..], |_, block| {
-            let block = block.filter(|block| block.version() == version);
-            match block {
-                Some(mut block) if is_leased => block.hold(until, now),
-                Some(mut block) => block.end_hold(held),
-                None => {}
+            if let Some(mut block) = block.filter(|block| block.version() == version) {
+                block.settle(holders);
             }
         });
     }
@@ -543,6 +543,14 @@ impl Pool {
         if meanwhile == Meanwhile::Evicted && !is_recorded {
             self.metrics.evicted_without_copy();
             self.tiering.admission.lost(block.namespace, &block.key);
+        }
+    }
+
+    /// Frees what loads held that the log refused.
+    pub(super) fn give_up_refused(&self) {
+        let refused = std::mem::take(&mut *self.tiering.refused.lock());
+        for transfer in refused {
+            self.give_up_transfer(transfer);
         }
     }
 
