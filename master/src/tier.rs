@@ -180,8 +180,14 @@ impl Tier {
         // A copy that moves keeps its leases. Nobody counts them then, and they run out by themselves.
         let leased = before.filter(|before| before.version == version);
         let leased = leased.map_or(BootInstant(0), |before| before.lease_until);
-        let published = self.directory.publish_held(block, leased, BootInstant(0));
-        match published.and_then(|published| published.id) {
+        let published = self
+            .directory
+            .publish_held(&[block], leased, BootInstant(0));
+        match published
+            .into_iter()
+            .next()
+            .and_then(|published| published.id)
+        {
             Some(id) => {
                 medium.set_owner(extent, id);
                 true

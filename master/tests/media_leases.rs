@@ -4,7 +4,7 @@ mod support;
 
 use kvpool_master::Config;
 use kvpool_master::clock::BootInstant;
-use kvpool_master::pool::{Holder, LeaseOf, Pool};
+use kvpool_master::pool::{Holder, LeaseOf, Pool, ReserveOptions};
 use kvpool_types::medium::Generation;
 use kvpool_types::{Code, Key, MediumId};
 use std::sync::Arc;
@@ -37,6 +37,7 @@ async fn comes_again(pool: &Arc<Pool>, disk: &Arc<Disk>, node: Node) -> Node {
     pool.drop_node(&node.node);
     let life = node.node.incarnation.0 + 1;
     drop(node);
+    until("swept", || pool.blocks() == 0).await;
     let node = join(pool, "n", life, 8 * MIB, disk, 32 * MIB, 4 * MIB).await;
     wait_for_media(pool, 1..2).await;
     node
@@ -152,6 +153,27 @@ async fn a_lease_on_a_copy_is_renewed_where_the_block_is() {
     disk.loads_stall.store(false, Ordering::SeqCst);
     until("in memory", || lookup(&pool, false).is_some()).await;
     assert_eq!(renew(), [Code::Ok], "in memory");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_on_a_copy_ends_no_lease_on_the_version_after_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), long_leases()).await;
+    let disk = Disk::new(1);
+    let _node = on_a_medium(&pool, &disk).await;
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    let upsert = ReserveOptions {
+        upsert: true,
+        ..patient()
+    };
+    let granted = reserve_with(&pool, &key(1), BLOCK, &upsert).await;
+    // The version was given before, so the lease may be on it.
+    let of_copy = exist(&pool);
+    let committed = commit(&pool, &key(1), BLOCK, granted.unwrap()).await;
+    assert_eq!(committed, [Code::Ok]);
+    lookup(&pool, true).unwrap();
+    release(&pool, of_copy);
+    assert!(is_leased(&pool), "the lease of the reader was ended");
 }
 
 /// A block that is committed after the walk over the node's blocks would leave with the node.

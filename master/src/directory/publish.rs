@@ -36,16 +36,16 @@ impl Directory {
         self.publish_until(blocks.as_ref(), None)
     }
 
-    /// Publishes a block that is leased until `until` from its first moment on, whichever tokens are released.
+    /// Publishes blocks that are leased until `until` from their first moment on, whichever tokens are released. Call
+    /// [`super::BlockMut::settle`] for each.
     pub fn publish_held(
         &self,
-        block: NewBlock,
+        blocks: &[NewBlock],
         until: BootInstant,
         now: BootInstant,
-    ) -> Option<Published> {
+    ) -> Vec<Published> {
         let (until, now) = (self.common.relative(until), self.common.relative(now));
-        let published = self.publish_until(&[block], Some((until, now)));
-        published.into_iter().next()
+        self.publish_until(blocks, Some((until, now)))
     }
 
     fn publish_until(&self, blocks: &[NewBlock], held: Option<(u64, u64)>) -> Vec<Published> {

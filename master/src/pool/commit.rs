@@ -3,13 +3,13 @@
 use super::tiering::Put;
 use super::{FreedReplicas, Pool};
 use crate::clock::BootInstant;
-use crate::directory::{Copies, NewBlock, Replica, Tick};
+use crate::directory::{Copies, Holders, NewBlock, Published, Replica, Tick};
 use crate::placement::quarantine::Freed;
 use crate::reservations::PutId;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Checksum, Code, Key, Length, SegmentId, Version};
+use kvpool_types::{Checksum, Code, Key, KeyRef, Length, SegmentId, Version};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
@@ -189,11 +189,19 @@ impl Pool {
             block.tick = ticks.of(at);
             block.soft_pin_until = accepted.soft_pin.map(|ttl| now.after(ttl));
         }
+        // Copies of earlier versions leave. Who has a lease on one releases it at the new block.
+        let mut leased = Vec::new();
         for block in blocks.iter().filter(|_| self.has_media()) {
             let older = |version| version < block.version;
-            self.tier.remove(namespace, block.key.as_ref(), older);
+            let copy = self.tier.remove(namespace, block.key.as_ref(), older);
+            if copy.is_some_and(|copy| copy.lease_until > now) {
+                leased.push(block.version);
+            }
         }
-        let published = self.directory.publish(&blocks);
+        let published = match leased.is_empty() {
+            true => self.directory.publish(&blocks),
+            false => self.publish_leased(namespace, &blocks, &leased),
+        };
         let queued = published
             .iter()
             .zip(&blocks)
@@ -252,6 +260,28 @@ impl Pool {
         self.metrics.committed(accepted.iter().map(|a| a.length));
         self.free_once_logged(freed);
         codes
+    }
+
+    /// Publishes blocks. Those of versions in `leased` have holders that nobody counts.
+    fn publish_leased(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[NewBlock],
+        leased: &[Version],
+    ) -> Vec<Published> {
+        let until = self.latest_token();
+        let published = self.directory.publish_held(blocks, until, self.now());
+        let keys: Vec<KeyRef<'_>> = blocks.iter().map(|block| block.key.as_ref()).collect();
+        self.directory.visit(namespace, &keys[..], |index, block| {
+            let version = blocks.get(index).map(|block| block.version);
+            if let Some(mut block) = block.filter(|block| Some(block.version()) == version) {
+                block.settle(match leased.contains(&block.version()) {
+                    true => Holders::unknown(),
+                    false => Holders::default(),
+                });
+            }
+        });
+        published
     }
 
     /// Frees the extents that committed blocks replaced, after the log holds the commits. A commit

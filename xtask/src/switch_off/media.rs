@@ -319,4 +319,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "an_offer_of_an_ended_session_costs_no_medium",
     },
+    Mechanism {
+        invariant: 3,
+        what: "a new version is held while leases on the copy of the old one run",
+        file: "master/src/pool/commit.rs",
+        on: "if copy.is_some_and(|copy| copy.lease_until > now) {",
+        off: "if copy.is_some_and(|copy| copy.lease_until > now && block.version == Version(0)) {",
+        package: "kvpool-master",
+        test: "a_lease_on_a_copy_ends_no_lease_on_the_version_after_it",
+    },
 ];

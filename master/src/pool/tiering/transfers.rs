@@ -398,7 +398,10 @@ impl Pool {
         // Leases on the copy, and leases from before memory lost the block, are not counted here. Their holders
         // release them all the same, which must end no lease of others.
         let now = self.now();
-        let published = self.directory.publish_held(block, self.latest_token(), now);
+        let published = self
+            .directory
+            .publish_held(&[block], self.latest_token(), now);
+        let published = published.into_iter().next();
         match published.as_ref().and_then(|one| one.replaced.as_ref()) {
             Some(old) if old.version == version => moved.left(leaving, old.lease_until),
             _ => moved.stays(leaving),
