@@ -56,8 +56,8 @@ pub enum Fault {
     PowerCut(usize, u64),
     /// The node dies, and its disk is as it was when that life began. It starts again after so many milliseconds.
     RolledBack(usize, u64),
-    /// The second node dies, and gets a copy of the disk of the first as it was when the first began to use it. It starts
-    /// again after so many milliseconds.
+    /// The second node dies, and gets a copy of the disk of the first as it was when the first began to use it. It
+    /// starts again after so many milliseconds.
     Cloned(usize, usize, u64),
     /// The disk of the node goes wrong in this way for so many milliseconds.
     Disk(usize, DiskFault, u64),

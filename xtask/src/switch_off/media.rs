@@ -288,7 +288,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         what: "a failed flush leaves the other copy of the superblock",
         file: "disk/src/medium/copies.rs",
         on: "Err(error) => return Err(error),\n            }",
-        off: "Err(error) => {\n                    failure = Some(error);\n                    continue;\n                }\n            }",
+        off: "Err(error) => {\nfailure = Some(error);\ncontinue;\n}\n            }",
         package: "kvpool-disk",
         test: "after_a_failed_flush_the_other_copy_of_the_superblock_stays",
     },
