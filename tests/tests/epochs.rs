@@ -272,6 +272,7 @@ async fn a_new_incarnation_never_serves_the_blocks_of_the_old() {
 async fn a_lease_of_an_earlier_term_is_neither_renewed_nor_released() {
     let mut cluster = Cluster::start(Options::default()).unwrap();
     let before = Control::connect(&cluster.master_url()).await.unwrap();
+    cluster.master.kill().unwrap();
     cluster.restart_master().unwrap();
     let client = cluster.client().await.unwrap();
     put_all(&client, 1..2, 4096).await.unwrap();
