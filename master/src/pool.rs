@@ -459,7 +459,6 @@ impl Pool {
                         offset: replica.offset,
                         length: left.length,
                     },
-                    version: left.version,
                     grant: (left.version >= self.first_version).then_some(GrantId(left.version.0)),
                     before: self.next_grant(),
                     not_before: left.not_before,

@@ -23,7 +23,7 @@ use crate::clock::BootInstant;
 use crate::membership::{NodeState, StoreNode};
 use crate::placement::ExtentIndex;
 use kvpool_proto as proto;
-use kvpool_types::{Extent, GrantId, Incarnation, SegmentId, Version};
+use kvpool_types::{Extent, GrantId, Incarnation, SegmentId};
 use parking_lot::{Mutex, RwLock};
 use smallvec::{SmallVec, smallvec};
 use std::collections::btree_map::Entry;
@@ -47,8 +47,6 @@ pub struct Freed {
     pub index: ExtentIndex,
     /// The extent's range.
     pub extent: Extent,
-    /// The version of the block that was there; 0 for a range of unknown content.
-    pub version: Version,
     /// The grant of the last write; `None` for a grant of an older epoch.
     pub grant: Option<GrantId>,
     /// The number of the next grant when the extent was freed. Later grants on the extent have it or a higher one.

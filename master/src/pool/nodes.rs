@@ -8,7 +8,7 @@ use crate::placement::Segment;
 use crate::placement::quarantine::Freed;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
-use kvpool_types::{Code, Extent, GrantKey, Length, Version};
+use kvpool_types::{Code, Extent, GrantKey, Length};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -217,7 +217,6 @@ impl Pool {
                     segment: Arc::clone(segment),
                     index,
                     extent: Extent { ..*extent },
-                    version: Version(0),
                     grant: None,
                     before: self.next_grant(),
                     not_before: BootInstant(0),

@@ -180,7 +180,6 @@ impl Pool {
             config,
         });
         let freed = recently_freed.into_iter().map(|left| Freed {
-            version: Version(0),
             extent: Extent {
                 segment: left.segment.id,
                 offset: left.offset,

@@ -39,7 +39,6 @@ impl Told {
         Freed {
             segment: Arc::clone(&self.segment),
             index,
-            version: Version(grant.unwrap_or(0)),
             extent: Extent {
                 segment: self.segment.id,
                 offset,

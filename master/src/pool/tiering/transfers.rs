@@ -354,11 +354,11 @@ impl Pool {
                         Ok(_) => pool.publish_loaded(arrived),
                         Err(error) if !error.is_outcome_unknown() => {
                             // A log that has failed says so within this call, under locks.
-                            pool.load_ended(&arrived);
                             pool.tiering.refused.lock().push(arrived);
+                            pool.tiering.wake();
                         }
-                        // The journal has failed, and the next start reads the log.
-                        Err(_) => pool.load_ended(&arrived),
+                        // The journal has failed, and the next start reads the log. The place stays taken until then.
+                        Err(_) => pool.tiering.loaded.notify_waiters(),
                     }
                 });
             true

@@ -1,0 +1,117 @@
+//! Removals of blocks that are on their way to a medium, or back, and removals that the log refuses.
+
+mod support;
+
+use kvpool_master::Config;
+use kvpool_types::{Key, KeyRef};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use support::media::*;
+use support::{SPACE, pool};
+
+/// The store of a block ends while the block's removal is on its way to the log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_whose_removal_is_not_logged_yet_gets_no_copy() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_attachment(&disk).await;
+    for number in 0..20 {
+        put(&pool, number, &patient()).await;
+    }
+    disk.is_stalled.store(true, Ordering::SeqCst);
+    pool.draining(&node.node, false);
+    until("ordered", || disk.ordered.lock().len() == 20).await;
+    let gate = store.gate.lock().await;
+    let removal = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move {
+            let keys: Vec<Key> = (0..10).map(key).collect();
+            let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+            pool.remove(SPACE, &keys[..], true).await.unwrap().removed
+        })
+    };
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    disk.is_stalled.store(false, Ordering::SeqCst);
+    until("stored", || disk.stores.load(Ordering::SeqCst) == 20).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    drop(gate);
+    assert_eq!(removal.await.unwrap(), 10);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let held = present(&pool, 0..20).await;
+    assert_eq!(held[..10], [false; 10], "removed");
+    pool.drop_node(&node.node);
+    drop(node);
+    let _node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_media(&pool, 10..20).await;
+    assert_eq!(present(&pool, 0..10).await, [false; 10], "removed");
+}
+
+/// A removal that is on its way to the log also ends the load of the block.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_whose_removal_is_not_logged_yet_does_not_come_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_attachment(&disk).await;
+    put(&pool, 1, &patient()).await;
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    pool.drop_node(&node.node);
+    drop(node);
+    let _node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_media(&pool, 1..2).await;
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    let loading = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move { comes_back(&pool, 1).await })
+    };
+    until("ordered", || pool.bytes_due() > 0).await;
+    let gate = store.gate.lock().await;
+    let removal = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move {
+            let key = key(1);
+            pool.remove(SPACE, &[key.as_ref()], true)
+                .await
+                .unwrap()
+                .removed
+        })
+    };
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    disk.loads_stall.store(false, Ordering::SeqCst);
+    until("loaded", || disk.loads.load(Ordering::SeqCst) > 0).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    drop(gate);
+    assert_eq!(removal.await.unwrap(), 1);
+    let _seen_or_not = loading.await.unwrap();
+    assert_eq!(present(&pool, 1..2).await, [false], "removed");
+    assert!(!comes_back(&pool, 1).await, "removed");
+}
+
+/// The log refuses the removal within the call, which has locks then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removal_that_a_closed_log_refuses_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_attachment(&disk).await;
+    put(&pool, 1, &patient()).await;
+    pool.retire().await;
+    let removal = tokio::spawn(async move {
+        let key = key(1);
+        pool.remove(SPACE, &[key.as_ref()], true).await
+    });
+    let Ok(ended) = tokio::time::timeout(Duration::from_secs(20), removal).await else {
+        // The runtime would wait for it.
+        eprintln!("the removal hangs");
+        std::process::abort();
+    };
+    let removed = ended.unwrap();
+    assert!(removed.is_err(), "{removed:?}");
+}
