@@ -23,7 +23,7 @@ use crate::clock::BootInstant;
 use crate::membership::{NodeState, StoreNode};
 use crate::placement::ExtentIndex;
 use kvpool_proto as proto;
-use kvpool_types::{Extent, GrantId, Incarnation, SegmentId};
+use kvpool_types::{Extent, GrantId, Incarnation, Length, Offset, SegmentId};
 use parking_lot::{Mutex, RwLock};
 use smallvec::{SmallVec, smallvec};
 use std::collections::btree_map::Entry;
@@ -161,6 +161,19 @@ impl Quarantine {
         let before = delayed.coming.range(..(tenth(until), SegmentId(0)));
         let taking = before.filter(|((_, segment), _)| takes(*segment));
         taking.map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The extents whose leases run after `now`, by segment.
+    pub fn leased(&self, now: BootInstant) -> BTreeMap<SegmentId, Vec<(Offset, Length)>> {
+        let mut ranges: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for item in self.delayed.lock().items.values() {
+            if item.not_before > now {
+                let extent = &item.extent;
+                let of_segment = ranges.entry(extent.segment).or_default();
+                of_segment.push((extent.offset, extent.length));
+            }
+        }
+        ranges
     }
 
     /// The number of the next request.

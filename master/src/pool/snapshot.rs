@@ -83,4 +83,15 @@ impl SnapshotSource for Source {
         }
         records
     }
+
+    /// The next leader does not know which blocks left before a snapshot. Readers may still have leases on them.
+    fn capture_beside(&self) -> Vec<Record> {
+        let Some(pool) = self.pool() else {
+            return Vec::new();
+        };
+        let leased = pool.quarantine.leased(pool.now()).into_iter();
+        leased
+            .map(|(segment, ranges)| Record::LeasedRanges(record::LeasedRanges { segment, ranges }))
+            .collect()
+    }
 }

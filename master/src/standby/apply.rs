@@ -131,6 +131,8 @@ impl Standby {
                 .members
                 .drop_incarnation(&dropped.node, dropped.incarnation),
             Record::Seed(secret) => self.reseed(seq, secret.seed)?,
+            // The log has none.
+            Record::LeasedRanges(_) => {}
             Record::VersionsGranted(granted) => {
                 self.versions = self.versions.max(granted.until);
             }

@@ -50,8 +50,10 @@ pub(super) struct Loading {
     pub(super) media: BTreeMap<SegmentId, record::Medium>,
     pub(super) next_segment: u32,
     pub(super) dropped: Vec<record::IncarnationDropped>,
-    /// Extents of removed blocks, as far as the log still tells. Leases on them may run.
+    /// Extents of removed blocks, as far as the log and the snapshots still tell. Leases on them may run.
     pub(super) left: FreedRanges,
+    /// Extents on which leases ran when a shard was captured, by that shard.
+    leased: BTreeMap<ShardIndex, Vec<record::LeasedRanges>>,
     /// Parents of the blocks in each shard's snapshot.
     parents: BTreeMap<ShardIndex, Vec<Parent>>,
     /// Commits to publish together.
@@ -78,6 +80,7 @@ impl Loading {
             next_segment: 1,
             dropped: Vec::new(),
             left: FreedRanges::default(),
+            leased: BTreeMap::new(),
             parents: BTreeMap::new(),
             batch: Vec::new(),
             batch_of: None,
@@ -140,7 +143,8 @@ impl Loading {
             | Record::Commit(_)
             | Record::Remove(_)
             | Record::ReplicaGone(_)
-            | Record::ReplicaAdded(_) => {}
+            | Record::ReplicaAdded(_)
+            | Record::LeasedRanges(_) => {}
         }
     }
 
@@ -352,6 +356,7 @@ impl Target for Loading {
 
     fn forget(&mut self, shard: ShardIndex) {
         self.flush();
+        self.leased.remove(&shard);
         if shard == ShardIndex::SYSTEM {
             // The next snapshot contains the other segments too.
             self.segments.clear();
@@ -370,6 +375,7 @@ impl Target for Loading {
                 // There is one such record. A second one would repeat it.
                 self.reseed(secret.seed);
             }
+            Record::LeasedRanges(leased) => self.leased.entry(shard).or_default().push(leased),
             Record::Commit(commit) if Tier::is_about(&commit) => self.copy_found(commit),
             Record::Commit(commit) => {
                 for (id, _) in &commit.replicas {
@@ -390,6 +396,11 @@ impl Target for Loading {
 
     fn snapshots_end(&mut self) {
         self.flush();
+        for leased in self.leased.values().flatten() {
+            for (offset, length) in &leased.ranges {
+                self.left.add(leased.segment, *offset, *length);
+            }
+        }
         let directory = &self.directory;
         let find = |parent: Parent| {
             let above = directory.find(parent.namespace, parent.key.as_ref())?;

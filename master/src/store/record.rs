@@ -206,6 +206,16 @@ pub struct SegmentsGranted {
     pub until: SegmentId,
 }
 
+/// Ranges of a segment that blocks have left, while leases on them run. Only snapshots contain such records: the
+/// log tells of a range by the record with which its block left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeasedRanges {
+    /// The segment.
+    pub segment: SegmentId,
+    /// The beginning and the length of each range, in bytes.
+    pub ranges: Vec<(Offset, Length)>,
+}
+
 /// One change of the metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
@@ -237,6 +247,8 @@ pub enum Record {
     SegmentsGranted(SegmentsGranted),
     /// A medium was attached or changed.
     Medium(Medium),
+    /// Blocks left ranges under leases.
+    LeasedRanges(LeasedRanges),
 }
 
 impl Record {
@@ -257,7 +269,8 @@ impl Record {
             | Self::Seed(_)
             | Self::VersionsGranted(_)
             | Self::SegmentsGranted(_)
-            | Self::Medium(_) => None,
+            | Self::Medium(_)
+            | Self::LeasedRanges(_) => None,
         }
     }
 }

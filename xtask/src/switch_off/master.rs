@@ -4,6 +4,24 @@ use super::Mechanism;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 3,
+        what: "snapshots list the places that blocks left under leases",
+        file: "master/src/store/journal/worker.rs",
+        on: "first.extend(source.capture_beside());",
+        off: "let _ = first;",
+        package: "kvpool-master",
+        test: "a_place_that_was_left_under_a_lease_before_a_snapshot_stays_shut_in_the_next_term",
+    },
+    Mechanism {
+        invariant: 3,
+        what: "a load keeps shut what snapshots list as left under leases",
+        file: "master/src/standby/loading.rs",
+        on: "for leased in self.leased.values().flatten() {",
+        off: "for leased in self.leased.values().flatten().take(0) {",
+        package: "kvpool-master",
+        test: "a_place_that_was_left_under_a_lease_before_a_snapshot_stays_shut_in_the_next_term",
+    },
+    Mechanism {
         invariant: 5,
         what: "a standby adds the replicas that the log adds",
         file: "master/src/standby/apply.rs",

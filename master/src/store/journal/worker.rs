@@ -674,7 +674,11 @@ impl Worker {
             ShardIndex::SYSTEM => (shard, source.capture_system()),
             _ => (shard, source.capture(shard)),
         };
-        let captured = due.shards.into_iter().map(capture).collect();
+        let mut captured: Vec<_> = due.shards.into_iter().map(capture).collect();
+        // The first snapshot is written first. So no other one of the job is stored without these records.
+        if let Some((_, first)) = captured.first_mut() {
+            first.extend(source.capture_beside());
+        }
         self.snapshot_running = self.parts.snapshots.write(snapshots::Job {
             captured,
             seq: self.parts.last,

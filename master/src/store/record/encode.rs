@@ -129,7 +129,8 @@ impl Encoder {
             | Record::Medium(_)
             | Record::ReplicaAdded(_)
             | Record::NamespaceSet(_)
-            | Record::NamespaceGone(_) => {
+            | Record::NamespaceGone(_)
+            | Record::LeasedRanges(_) => {
                 self.extended(record);
             }
         }

@@ -1,7 +1,9 @@
 //! The kinds of records since format 1. Their fields are protobuf messages, so an older reader
 //! skips unknown fields.
 
-use super::{Medium, NamespaceGone, NamespaceSet, Record, ReplicaAdded, SegmentsGranted};
+use super::{
+    LeasedRanges, Medium, NamespaceGone, NamespaceSet, Record, ReplicaAdded, SegmentsGranted,
+};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::keys::{KeyBatch, pack};
@@ -21,6 +23,7 @@ pub(super) struct Head {
 const SEGMENTS_GRANTED: u64 = 1;
 const MEDIUM: u64 = 2;
 const REPLICA_ADDED: u64 = 3;
+const LEASED_RANGES: u64 = 4;
 const NAMESPACE_SET: u64 = 8;
 const NAMESPACE_GONE: u64 = 9;
 
@@ -170,6 +173,39 @@ struct NamespaceGoneFields {
     id: u32,
 }
 
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+struct LeasedRangesFields {
+    #[prost(uint32, tag = "1")]
+    segment: u32,
+    #[prost(uint64, repeated, tag = "2")]
+    offsets: Vec<u64>,
+    /// As many as offsets.
+    #[prost(uint64, repeated, tag = "3")]
+    lengths: Vec<u64>,
+}
+
+impl From<&LeasedRanges> for LeasedRangesFields {
+    fn from(leased: &LeasedRanges) -> Self {
+        Self {
+            segment: leased.segment.0,
+            offsets: leased.ranges.iter().map(|(offset, _)| offset.0).collect(),
+            lengths: leased.ranges.iter().map(|(_, length)| length.0).collect(),
+        }
+    }
+}
+
+impl LeasedRangesFields {
+    fn into_record(self) -> Option<Record> {
+        let ranges = self.offsets.iter().zip(&self.lengths);
+        (self.offsets.len() == self.lengths.len()).then(|| {
+            Record::LeasedRanges(LeasedRanges {
+                segment: SegmentId(self.segment),
+                ranges: ranges.map(|(at, n)| (Offset(*at), Length(*n))).collect(),
+            })
+        })
+    }
+}
+
 fn unpack_one(packed: &[u8]) -> Option<Key> {
     let batch = KeyBatch::unpack(packed, 1).ok()?;
     batch.get(0).map(|key| key.to_key())
@@ -220,6 +256,14 @@ pub(super) fn encode(record: &Record) -> Option<(Head, Vec<u8>)> {
             let fields = NamespaceGoneFields { id: gone.id.0 };
             Some((head, fields.encode_to_vec()))
         }
+        Record::LeasedRanges(leased) => {
+            // A reader that skips it may grant a range while a lease runs. It loses no block.
+            let head = Head {
+                kind: LEASED_RANGES,
+                is_required: false,
+            };
+            Some((head, LeasedRangesFields::from(leased).encode_to_vec()))
+        }
         _ => None,
     }
 }
@@ -238,6 +282,9 @@ pub(super) fn decode(kind: u64, fields: &[u8]) -> Option<Result<Record, DecodeEr
         REPLICA_ADDED => ReplicaAddedFields::decode(fields)
             .ok()
             .and_then(ReplicaAddedFields::into_record),
+        LEASED_RANGES => LeasedRangesFields::decode(fields)
+            .ok()
+            .and_then(LeasedRangesFields::into_record),
         NAMESPACE_SET => NamespaceSetFields::decode(fields)
             .ok()
             .map(NamespaceSetFields::into_record),

@@ -1,0 +1,123 @@
+//! Leases that readers took in one term, and what the next term knows of them.
+
+mod support;
+
+use bytesize::ByteSize;
+use kvpool_master::clock::{BootInstant, Clock, ManualClock};
+use kvpool_master::metrics::Metrics;
+use kvpool_master::pool::{Pool, ReserveOptions, TermStart};
+use kvpool_master::standby::Standby;
+use kvpool_master::store::{EmbeddedOptions, EmbeddedStore, JournalOptions, LogSeq, MetadataStore};
+use kvpool_master::term::Term;
+use kvpool_master::{CommitAck, Config};
+use kvpool_types::{ClusterId, Code, Epoch, Key, Offset, SegmentId};
+use std::sync::Arc;
+use std::time::Duration;
+use support::{SPACE, commit, reserve_with};
+
+const BLOCK: u64 = 64 << 10;
+/// The blocks that the only node has room for.
+const ROOM: usize = 4;
+const TTL: Duration = Duration::from_secs(5);
+
+fn config() -> Config {
+    Config {
+        eviction_high_watermark_ratio: 1.0,
+        eviction_ratio: 0.0,
+        lease_ttl: TTL,
+        commit_ack: CommitAck::Durable,
+        // The test advances the clock by more than any node may be silent.
+        suspect_after: Duration::from_secs(1 << 20),
+        drop_after: Duration::from_secs(1 << 21),
+        ..Config::default()
+    }
+}
+
+/// A term over `store`, with the state of the last one. It captures all shards as soon as it can.
+async fn lead(store: &Arc<dyn MetadataStore>, clock: &Arc<ManualClock>) -> Arc<Pool> {
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    let config = config();
+    let standby = Standby::load(&**store, &config, Arc::clone(clock) as _);
+    let standby = standby.await.unwrap();
+    let start = TermStart {
+        config,
+        cluster: ClusterId(1),
+        store: Arc::clone(store),
+        journal: JournalOptions {
+            log_bytes: ByteSize::b(1),
+            log_ratio: 0,
+            ..JournalOptions::default()
+        },
+        clock: Arc::clone(clock) as _,
+        metrics: Arc::new(Metrics::new().unwrap()),
+    };
+    let term = Arc::new(Term::unlimited(epoch));
+    let pool = Pool::lead(start, standby, term);
+    let pool = pool.await.unwrap();
+    support::join(&pool, "n", 1, ROOM as u64 * BLOCK).await;
+    pool
+}
+
+/// Grants room for a block of one key, and says where.
+async fn grant(pool: &Arc<Pool>, key: &Key, upsert: bool) -> Result<(SegmentId, Offset), Code> {
+    let options = ReserveOptions {
+        upsert,
+        timeout: Duration::from_secs(10),
+        ..ReserveOptions::default()
+    };
+    let granted = reserve_with(pool, key, BLOCK, &options).await?;
+    let place = (granted.replicas[0].segment, granted.replicas[0].offset);
+    assert_eq!(commit(pool, key, BLOCK, granted).await, [Code::Ok]);
+    Ok(place)
+}
+
+/// Waits until snapshots contain the whole log.
+async fn wait_for_snapshots(store: &Arc<dyn MetadataStore>) {
+    for _ in 0..1000 {
+        let span = store.log_span().await.unwrap();
+        if span.cut > LogSeq(0) && span.cut == span.last {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("no snapshot contains the log");
+}
+
+/// A snapshot has the new version of a key, and the log nothing of the old one. A reader in the last term has a lease
+/// on the old one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_that_was_left_under_a_lease_before_a_snapshot_stays_shut_in_the_next_term() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = || -> Arc<dyn MetadataStore> {
+        Arc::new(EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap())
+    };
+    let store = open();
+    let clock = Arc::new(ManualClock::new(BootInstant(1_000_000)));
+    let key = |number: usize| Key::parse(&format!("block-{number}")).unwrap();
+
+    let pool = lead(&store, &clock).await;
+    let left = grant(&pool, &key(0), false).await.unwrap();
+    let leased = pool.exist(SPACE, &[key(0).as_ref()], true);
+    assert_eq!(leased.answer, [true]);
+    let now = grant(&pool, &key(0), true).await.unwrap();
+    assert_ne!(left, now);
+    wait_for_snapshots(&store).await;
+    pool.stop().await;
+    drop((pool, store));
+
+    let store = open();
+    let pool = lead(&store, &clock).await;
+    // The pool is full soon, and evicts.
+    for number in 1..5 * ROOM {
+        let place = grant(&pool, &key(number), false).await.unwrap();
+        assert_ne!(place, left, "a reader may be at this place");
+    }
+    clock.advance(TTL * 2);
+    assert!(clock.now() > leased.token);
+    let mut numbers = 5 * ROOM..;
+    let again =
+        async { while grant(&pool, &key(numbers.next().unwrap()), false).await != Ok(left) {} };
+    let waited = tokio::time::timeout(Duration::from_secs(20), again).await;
+    assert!(waited.is_ok(), "the place stays shut for ever");
+    pool.stop().await;
+}
