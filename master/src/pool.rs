@@ -68,7 +68,7 @@ use crate::placement::Placement;
 use crate::placement::quarantine::{Freed, Quarantine};
 use crate::reservations::Reservations;
 use crate::store::journal::{Ack, Journal};
-use crate::store::{LogSeq, MetadataStore, StoreError};
+use crate::store::{LogSeq, MetadataStore, Record, StoreError};
 use crate::term::Term;
 use crate::tier::Tier;
 use crate::workers::Wake;
@@ -475,6 +475,23 @@ impl Pool {
             }
         }
         freed
+    }
+
+    /// Logs the records with which extents have left, as past events, and gives the extents to the quarantine when
+    /// that is durable.
+    fn free_once_logged(self: &Arc<Self>, mut records: Vec<Record>, freed: Vec<Freed>) {
+        let now = self.now();
+        let leased = freed.iter().filter(|item| item.not_before > now);
+        records.extend(snapshot::leased_ranges(
+            leased.map(|item| item.extent).collect(),
+        ));
+        let pool = Arc::clone(self);
+        self.journal()
+            .insist(records, Ack::Durable, move |durable| {
+                if durable.is_ok() {
+                    pool.free(freed);
+                }
+            });
     }
 
     /// Gives extents to the quarantine after their removal is durable.

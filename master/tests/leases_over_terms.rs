@@ -73,7 +73,7 @@ async fn grant(pool: &Arc<Pool>, key: &Key, upsert: bool) -> Result<(SegmentId, 
 
 /// Waits until snapshots contain the whole log.
 async fn wait_for_snapshots(store: &Arc<dyn MetadataStore>) {
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         let span = store.log_span().await.unwrap();
         if span.cut > LogSeq(0) && span.cut == span.last {
             return;
@@ -115,8 +115,13 @@ async fn a_place_that_was_left_under_a_lease_before_a_snapshot_stays_shut_in_the
     clock.advance(TTL * 2);
     assert!(clock.now() > leased.token);
     let mut numbers = 5 * ROOM..;
-    let again =
-        async { while grant(&pool, &key(numbers.next().unwrap()), false).await != Ok(left) {} };
+    let again = async {
+        while grant(&pool, &key(numbers.next().unwrap()), false)
+            .await
+            .unwrap()
+            != left
+        {}
+    };
     let waited = tokio::time::timeout(Duration::from_secs(20), again).await;
     assert!(waited.is_ok(), "the place stays shut for ever");
     pool.stop().await;

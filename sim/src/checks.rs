@@ -1,6 +1,7 @@
 //! The rules of the whole pool, checked all the time and at the end.
 
 use crate::chains::Orphan;
+use crate::copies::Lost;
 use crate::history::bytes_of;
 use crate::intruder::NO_EPOCH;
 use crate::life::Life;
@@ -64,6 +65,9 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         if !may_lose(world) && !world.plan.has_disks() {
             parents_stay(world, pool)?;
         }
+        if world.plan.has_disks() {
+            copies_stay(world, pool)?;
+        }
         tenants::keep_their_rules(world, pool).map_err(|wrong| format!("at m{number}: {wrong}"))?;
         let promises = world.net.promises.as_ref();
         if let Some(broken) = promises.and_then(|all| all.broken_by_pool(&pool.uses())) {
@@ -81,6 +85,25 @@ fn parents_stay(world: &World, pool: &Pool) -> Result<(), String> {
         if !history.may_have_left(parent, since) {
             return Err(format!(
                 "key {parent} has left the pool before key {key}, which is behind it in its chain"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A copy leaves a disk that goes right, and has room, only when its key changes.
+fn copies_stay(world: &World, pool: &Pool) -> Result<(), String> {
+    let lost = world.copies.lock().look(pool, world);
+    let history = world.load.history.lock();
+    for Lost {
+        key,
+        version,
+        since,
+    } in lost
+    {
+        if !history.may_have_changed(key, since) {
+            return Err(format!(
+                "the copy of key {key}, version {version}, has left its disk, and nothing took it"
             ));
         }
     }

@@ -122,6 +122,23 @@ impl History {
         changes.any(|change| change.replaces && change.begun + LATEST_EFFECT > since)
     }
 
+    /// Whether somebody put, removed or replaced blocks of the key after `since`, or may have.
+    pub(crate) fn may_have_changed(&self, key: u64, since: Instant) -> bool {
+        let changes = self.keys.get(&key).into_iter();
+        let mut changes = changes.flat_map(|of_key| of_key.changes.values());
+        changes.any(|change| {
+            let may_be_late = change.begun + LATEST_EFFECT > since;
+            match change.outcome {
+                // A removal that comes twice may take the next block of the key.
+                _ if change.length.is_none() => may_be_late,
+                Outcome::Running => true,
+                Outcome::Done(at) => at > since,
+                Outcome::Unknown => may_be_late,
+                Outcome::Present | Outcome::Failed => false,
+            }
+        })
+    }
+
     /// Judges what a get saw, which `who` began at `begun`.
     pub(crate) fn see(
         &mut self,

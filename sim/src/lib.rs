@@ -22,6 +22,7 @@
 mod chains;
 mod checks;
 mod clock;
+mod copies;
 mod dice;
 mod entropy;
 mod history;

@@ -331,6 +331,10 @@ impl Plan {
         }
         // A zone has a mebibyte, and there are at least two.
         self.disk_bytes = dice.between(2, 6) << 20;
+        if dice.chance(500) {
+            // No zone is written twice.
+            self.disk_bytes = dice.between(48, 64) << 20;
+        }
         self.evicts_by_use = dice.chance(500);
         if !self.keeps_all && !self.tenants.iter().any(Tenant::keeps_all) {
             // Blocks leave memory, and come back, all the time.

@@ -3,6 +3,7 @@
 use crate::chains::Chains;
 use crate::checks;
 use crate::clock::MachineClock;
+use crate::copies::Copies;
 use crate::dice::{Dice, generator};
 use crate::entropy;
 use crate::history::History;
@@ -167,6 +168,8 @@ pub(crate) struct World {
     pub(crate) tenants: Tenants,
     /// The chains that were seen in the pool.
     pub(crate) chains: Mutex<Chains>,
+    /// The copies that were seen on disks.
+    pub(crate) copies: Mutex<Copies>,
     /// How many nodes lost their memory, with blocks that had perhaps no other replica.
     pub(crate) losses: AtomicU64,
     /// Whether a node left before all of its blocks were moved.
@@ -210,6 +213,7 @@ impl World {
             segments: Mutex::default(),
             tenants: Tenants::new(plan.seed),
             chains: Mutex::default(),
+            copies: Mutex::default(),
             losses: AtomicU64::new(0),
             left_early: AtomicBool::new(false),
         })

@@ -23,7 +23,7 @@ use crate::clock::BootInstant;
 use crate::membership::{NodeState, StoreNode};
 use crate::placement::ExtentIndex;
 use kvpool_proto as proto;
-use kvpool_types::{Extent, GrantId, Incarnation, Length, Offset, SegmentId};
+use kvpool_types::{Extent, GrantId, Incarnation, SegmentId};
 use parking_lot::{Mutex, RwLock};
 use smallvec::{SmallVec, smallvec};
 use std::collections::btree_map::Entry;
@@ -163,17 +163,11 @@ impl Quarantine {
         taking.map(|(_, bytes)| bytes).sum()
     }
 
-    /// The extents whose leases run after `now`, by segment.
-    pub fn leased(&self, now: BootInstant) -> BTreeMap<SegmentId, Vec<(Offset, Length)>> {
-        let mut ranges: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for item in self.delayed.lock().items.values() {
-            if item.not_before > now {
-                let extent = &item.extent;
-                let of_segment = ranges.entry(extent.segment).or_default();
-                of_segment.push((extent.offset, extent.length));
-            }
-        }
-        ranges
+    /// The extents whose leases run after `now`.
+    pub fn leased(&self, now: BootInstant) -> Vec<Extent> {
+        let delayed = self.delayed.lock();
+        let leased = delayed.items.range((BootInstant(now.0 + 1), 0)..);
+        leased.map(|(_, item)| item.extent).collect()
     }
 
     /// The number of the next request.

@@ -258,7 +258,7 @@ impl Pool {
             }
         }
         self.metrics.committed(accepted.iter().map(|a| a.length));
-        self.free_once_logged(freed);
+        self.free_replaced(freed);
         codes
     }
 
@@ -287,18 +287,12 @@ impl Pool {
     /// Frees the extents that committed blocks replaced, after the log holds the commits. A commit
     /// acknowledged from memory is not in the log yet, and after a crash recovery may read the old
     /// version.
-    fn free_once_logged(self: &Arc<Self>, freed: Vec<Freed>) {
+    fn free_replaced(self: &Arc<Self>, freed: Vec<Freed>) {
         if freed.is_empty() || self.ack() == Ack::Durable {
             self.free(freed);
-            return;
+        } else {
+            self.free_once_logged(Vec::new(), freed);
         }
-        let pool = Arc::clone(self);
-        self.journal()
-            .insist(Vec::new(), Ack::Durable, move |durable| {
-                if durable.is_ok() {
-                    pool.free(freed);
-                }
-            });
     }
 
     /// Ends puts whose records are certainly not in the log.

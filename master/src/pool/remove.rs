@@ -377,13 +377,7 @@ impl Pool {
             .map(|block| self.removal_record(block, now))
             .collect();
         let freed = self.freed(left.iter().map(|block| self.left(block)));
-        let pool = Arc::clone(self);
-        self.journal()
-            .insist(records, Ack::Durable, move |durable| {
-                if durable.is_ok() {
-                    pool.free(freed);
-                }
-            });
+        self.free_once_logged(records, freed);
     }
 
     /// The record of a block's removal. It says whether the block had a lease. After a load an
@@ -519,19 +513,13 @@ impl Pool {
                     length: extent.length,
                     not_before,
                 }));
-                let pool = Arc::clone(self);
                 let record = Record::ReplicaGone(record::ReplicaGone {
                     namespace,
                     key,
                     version,
                     segment: extent.segment,
                 });
-                self.journal()
-                    .insist(vec![record], Ack::Durable, move |durable| {
-                        if durable.is_ok() {
-                            pool.free(freed);
-                        }
-                    });
+                self.free_once_logged(vec![record], freed);
             }
         }
     }

@@ -2,12 +2,16 @@
 
 use super::Pool;
 use crate::directory::{SHARDS, StoredBlock};
+use crate::placement::Extents;
 use crate::store::ShardIndex;
 use crate::store::journal::SnapshotSource;
-use crate::store::record::{self, Record};
-use kvpool_types::Version;
+use crate::store::record::{self, LeasedRanges, Record};
+use kvpool_types::{Extent, Length, Version};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+
+/// The most ranges of one record, which etcd takes in one piece.
+const MOST_RANGES: usize = 8192;
 
 /// The pool as the journal sees it. The reference is weak because the pool owns the journal.
 pub(super) struct Source(pub(super) Weak<Pool>);
@@ -89,9 +93,67 @@ impl SnapshotSource for Source {
         let Some(pool) = self.pool() else {
             return Vec::new();
         };
-        let leased = pool.quarantine.leased(pool.now()).into_iter();
-        leased
-            .map(|(segment, ranges)| Record::LeasedRanges(record::LeasedRanges { segment, ranges }))
-            .collect()
+        leased_ranges(pool.quarantine.leased(pool.now()))
+    }
+}
+
+/// The records of extents on which leases run.
+pub(super) fn leased_ranges(mut extents: Vec<Extent>) -> Vec<Record> {
+    extents.sort_unstable_by_key(|extent| (extent.segment, extent.offset));
+    let mut records: Vec<LeasedRanges> = Vec::new();
+    for Extent {
+        segment,
+        offset,
+        length,
+    } in extents
+    {
+        let of_segment = records.last_mut().filter(|last| last.segment == segment);
+        let Some(LeasedRanges { ranges, .. }) =
+            of_segment.filter(|last| last.ranges.len() < MOST_RANGES)
+        else {
+            records.push(LeasedRanges {
+                segment,
+                ranges: vec![(offset, length)],
+            });
+            continue;
+        };
+        match ranges.last_mut() {
+            Some((first, last)) if first.0 + Extents::rounded(*last).0 == offset.0 => {
+                *last = Length(offset.0 + length.0 - first.0);
+            }
+            _ => ranges.push((offset, length)),
+        }
+    }
+    records.into_iter().map(Record::LeasedRanges).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_types::{Offset, SegmentId};
+
+    #[test]
+    fn neighbours_are_one_range_and_a_record_has_a_bounded_number() {
+        let extent = |segment, offset, length| Extent {
+            segment: SegmentId(segment),
+            offset: Offset(offset),
+            length: Length(length),
+        };
+        let three = vec![extent(2, 0, 64), extent(1, 64, 100), extent(1, 0, 50)];
+        let of = |segment, range| {
+            Record::LeasedRanges(LeasedRanges {
+                segment: SegmentId(segment),
+                ranges: vec![range],
+            })
+        };
+        let expected = [
+            of(1, (Offset(0), Length(164))),
+            of(2, (Offset(0), Length(64))),
+        ];
+        assert_eq!(leased_ranges(three), expected);
+
+        let many = 2 * MOST_RANGES as u64 + 1;
+        let records = leased_ranges((0..many).map(|n| extent(1, n << 10, 1)).collect());
+        assert_eq!(records.len(), 3);
     }
 }

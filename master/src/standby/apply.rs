@@ -131,7 +131,7 @@ impl Standby {
                 .members
                 .drop_incarnation(&dropped.node, dropped.incarnation),
             Record::Seed(secret) => self.reseed(seq, secret.seed)?,
-            // The log has none.
+            // The record before it had the blocks leave.
             Record::LeasedRanges(_) => {}
             Record::VersionsGranted(granted) => {
                 self.versions = self.versions.max(granted.until);

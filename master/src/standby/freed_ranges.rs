@@ -2,6 +2,7 @@
 //! joined, so a long log of removals needs little memory.
 
 use crate::placement::Extents;
+use crate::store::record::LeasedRanges;
 use kvpool_types::{Length, Offset, SegmentId};
 use std::collections::BTreeMap;
 
@@ -24,6 +25,13 @@ impl FreedRanges {
             end = end.max(last);
         }
         self.0.insert((segment, start), end);
+    }
+
+    /// Adds the extents of a record.
+    pub(super) fn add_all(&mut self, leased: &LeasedRanges) {
+        for (offset, length) in &leased.ranges {
+            self.add(leased.segment, *offset, *length);
+        }
     }
 
     /// Removes a range that was granted again, because its leases were over.

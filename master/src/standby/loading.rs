@@ -17,7 +17,7 @@ use crate::directory::{
     UNPLACED, Verdict,
 };
 use crate::namespaces::Namespaces;
-use crate::store::record::{self, Commit, Record};
+use crate::store::record::{self, Commit, LeasedRanges, Record};
 use crate::store::{LogSeq, RecoveryError, ShardIndex, Target};
 use crate::tier::Tier;
 use kvpool_types::ids::NamespaceId;
@@ -33,6 +33,16 @@ struct Parent {
     block: BlockId,
     version: Version,
     key: Key,
+}
+
+/// The extents on which leases ran at one position of the log. Those of earlier positions are over, or in the log, or
+/// here too.
+#[derive(Default)]
+struct Leased {
+    at: LogSeq,
+    ranges: Vec<LeasedRanges>,
+    /// Whether the load has passed the position, and has added them.
+    is_added: bool,
 }
 
 /// The state of a load.
@@ -52,8 +62,10 @@ pub(super) struct Loading {
     pub(super) dropped: Vec<record::IncarnationDropped>,
     /// Extents of removed blocks, as far as the log and the snapshots still tell. Leases on them may run.
     pub(super) left: FreedRanges,
-    /// Extents on which leases ran when a shard was captured, by that shard.
-    leased: BTreeMap<ShardIndex, Vec<record::LeasedRanges>>,
+    /// The list of the latest snapshot.
+    leased: Leased,
+    /// The list of the snapshot that is being read.
+    leased_there: Vec<LeasedRanges>,
     /// Parents of the blocks in each shard's snapshot.
     parents: BTreeMap<ShardIndex, Vec<Parent>>,
     /// Commits to publish together.
@@ -80,7 +92,8 @@ impl Loading {
             next_segment: 1,
             dropped: Vec::new(),
             left: FreedRanges::default(),
-            leased: BTreeMap::new(),
+            leased: Leased::default(),
+            leased_there: Vec::new(),
             parents: BTreeMap::new(),
             batch: Vec::new(),
             batch_of: None,
@@ -90,6 +103,16 @@ impl Loading {
     /// Publishes the gathered commits.
     pub(super) fn finish(&mut self) {
         self.flush();
+        self.add_leased();
+    }
+
+    /// Adds the list of the latest snapshot to the extents that blocks have left.
+    fn add_leased(&mut self) {
+        if !std::mem::replace(&mut self.leased.is_added, true) {
+            for leased in &self.leased.ranges {
+                self.left.add_all(leased);
+            }
+        }
     }
 
     /// Records that a segment id was given. Metadata from before ids were reserved has no other
@@ -356,7 +379,6 @@ impl Target for Loading {
 
     fn forget(&mut self, shard: ShardIndex) {
         self.flush();
-        self.leased.remove(&shard);
         if shard == ShardIndex::SYSTEM {
             // The next snapshot contains the other segments too.
             self.segments.clear();
@@ -366,6 +388,7 @@ impl Target for Loading {
             self.directory.forget_shard(shard.0);
             self.tier.forget_shard(shard.0);
             self.left = FreedRanges::default();
+            self.leased.is_added = false;
         }
     }
 
@@ -375,7 +398,7 @@ impl Target for Loading {
                 // There is one such record. A second one would repeat it.
                 self.reseed(secret.seed);
             }
-            Record::LeasedRanges(leased) => self.leased.entry(shard).or_default().push(leased),
+            Record::LeasedRanges(leased) => self.leased_there.push(leased),
             Record::Commit(commit) if Tier::is_about(&commit) => self.copy_found(commit),
             Record::Commit(commit) => {
                 for (id, _) in &commit.replicas {
@@ -387,8 +410,16 @@ impl Target for Loading {
         }
     }
 
-    fn snapshot_ends(&mut self, shard: ShardIndex) {
+    fn snapshot_ends(&mut self, shard: ShardIndex, seq: LogSeq) {
         self.flush();
+        let ranges = std::mem::take(&mut self.leased_there);
+        if seq > self.leased.at {
+            self.leased = Leased {
+                at: seq,
+                ranges,
+                is_added: false,
+            };
+        }
         if let Some(parents) = self.parents.get_mut(&shard) {
             parents.shrink_to_fit();
         }
@@ -396,11 +427,6 @@ impl Target for Loading {
 
     fn snapshots_end(&mut self) {
         self.flush();
-        for leased in self.leased.values().flatten() {
-            for (offset, length) in &leased.ranges {
-                self.left.add(leased.segment, *offset, *length);
-            }
-        }
         let directory = &self.directory;
         let find = |parent: Parent| {
             let above = directory.find(parent.namespace, parent.key.as_ref())?;
@@ -418,7 +444,16 @@ impl Target for Loading {
     }
 
     fn logged(&mut self, seq: LogSeq, record: Record) -> Result<(), RecoveryError> {
+        if seq > self.leased.at && !self.leased.is_added {
+            // Not before: earlier records would take these ranges out again.
+            self.flush();
+            self.add_leased();
+        }
         match record {
+            Record::LeasedRanges(leased) => {
+                self.flush();
+                self.left.add_all(&leased);
+            }
             Record::Seed(secret) => {
                 if !self.reseed(secret.seed) {
                     return Err(RecoveryError::Reseeded { seq });

@@ -124,7 +124,7 @@ pub trait SnapshotSource: Send + Sync + 'static {
     /// The records without a shard now. Called on the journal's thread between two groups.
     fn capture_system(&self) -> Vec<Record>;
 
-    /// Records that each group of captured shards begins with, whichever they are. Called with the captures.
+    /// Records that each snapshot ends with, whichever shard it has. Called with the captures.
     fn capture_beside(&self) -> Vec<Record> {
         Vec::new()
     }

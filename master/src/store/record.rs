@@ -206,8 +206,8 @@ pub struct SegmentsGranted {
     pub until: SegmentId,
 }
 
-/// Ranges of a segment that blocks have left, while leases on them run. Only snapshots contain such records: the
-/// log tells of a range by the record with which its block left.
+/// Ranges of a segment that blocks have left, while leases on them run. They follow the record with which the blocks
+/// left, because a load may find a snapshot without these blocks. A snapshot lists all such ranges of its moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeasedRanges {
     /// The segment.

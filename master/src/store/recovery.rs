@@ -128,8 +128,8 @@ pub trait Target {
     /// Applies a record of a shard's snapshot.
     fn snapshot(&mut self, shard: ShardIndex, record: Record);
 
-    /// All records of a shard's snapshot have been applied.
-    fn snapshot_ends(&mut self, _shard: ShardIndex) {}
+    /// All records of a shard's snapshot, which is at position `seq` of the log, have been applied.
+    fn snapshot_ends(&mut self, _shard: ShardIndex, _seq: LogSeq) {}
 
     /// All snapshots have been applied. The log follows.
     fn snapshots_end(&mut self) {}
@@ -268,7 +268,7 @@ impl<T: Target> Load<'_, T> {
                 self.target.snapshot(shard, record);
             }
         }
-        self.target.snapshot_ends(shard);
+        self.target.snapshot_ends(shard, seq);
         self.recovered.state.snapshots.insert(shard, (seq, size));
         Ok(())
     }

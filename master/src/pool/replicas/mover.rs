@@ -11,7 +11,6 @@ use crate::directory::{Goal, Spared, Tick};
 use crate::membership::StoreNode;
 use crate::placement::{Extents, Segments};
 use crate::replica::Replica;
-use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
 use crate::workers::Workers;
 use kvpool_types::{Code, Extent, GrantId, NodeName};
@@ -177,13 +176,7 @@ impl Pool {
             version,
             segment: gone.segment,
         });
-        let pool = Arc::clone(self);
-        self.journal()
-            .insist(vec![record], Ack::Durable, move |durable| {
-                if durable.is_ok() {
-                    pool.free(freed);
-                }
-            });
+        self.free_once_logged(vec![record], freed);
         self.metrics.replica_dropped();
         Step::Ended(Outcome::Changed(length))
     }

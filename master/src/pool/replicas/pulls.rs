@@ -477,12 +477,6 @@ impl Pool {
             length: pull.block.length,
             not_before: BootInstant(0),
         }));
-        let pool = Arc::clone(self);
-        self.journal()
-            .insist(vec![gone], Ack::Durable, move |durable| {
-                if durable.is_ok() {
-                    pool.free(freed);
-                }
-            });
+        self.free_once_logged(vec![gone], freed);
     }
 }

@@ -675,9 +675,9 @@ impl Worker {
             _ => (shard, source.capture(shard)),
         };
         let mut captured: Vec<_> = due.shards.into_iter().map(capture).collect();
-        // The first snapshot is written first. So no other one of the job is stored without these records.
-        if let Some((_, first)) = captured.first_mut() {
-            first.extend(source.capture_beside());
+        let beside = source.capture_beside();
+        for (_, records) in &mut captured {
+            records.extend_from_slice(&beside);
         }
         self.snapshot_running = self.parts.snapshots.write(snapshots::Job {
             captured,
