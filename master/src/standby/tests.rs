@@ -2,6 +2,7 @@
 
 mod busy;
 mod copies;
+mod leased;
 mod moved;
 mod recorded;
 

@@ -5,6 +5,33 @@ use super::Mechanism;
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 3,
+        what: "a load adds a snapshot's list of leased places at its position of the log",
+        file: "master/src/standby/loading.rs",
+        on: "if seq > self.leased.at && !self.leased.is_added {",
+        off: "if !self.leased.is_added {",
+        package: "kvpool-master",
+        test: "a_record_from_before_a_snapshot_opens_no_range_of_its_list",
+    },
+    Mechanism {
+        invariant: 3,
+        what: "only the latest snapshot's list of leased places counts",
+        file: "master/src/standby/loading.rs",
+        on: "        if seq > self.leased.at {\n",
+        off: "        if !ranges.is_empty() {\n",
+        package: "kvpool-master",
+        test: "only_the_list_of_the_latest_snapshot_counts",
+    },
+    Mechanism {
+        invariant: 3,
+        what: "a load keeps shut what the log says was left under leases",
+        file: "master/src/standby/loading.rs",
+        on: "self.left.add_all(&leased);",
+        off: "let _ = &leased;",
+        package: "kvpool-master",
+        test: "a_range_is_shut_whose_block_left_memory_before_a_snapshot_and_the_log_after_it",
+    },
+    Mechanism {
+        invariant: 3,
         what: "snapshots list the places that blocks left under leases",
         file: "master/src/store/journal/worker.rs",
         on: "records.extend_from_slice(&beside);",

@@ -1,0 +1,138 @@
+//! Extents that blocks left under leases, told by snapshots of different positions and by the log.
+
+use super::*;
+use crate::store::record::{LeasedRanges, encode_snapshot};
+
+const SPACE: NamespaceId = NamespaceId(0);
+
+/// A store with a log, and the shards of the first two keys.
+struct Bench {
+    store: EmbeddedStore,
+    epoch: Epoch,
+    shards: [ShardIndex; 2],
+    _directory: tempfile::TempDir,
+}
+
+fn beginning() -> Vec<Record> {
+    let segment = Record::Segment(record::Segment {
+        id: SegmentId(1),
+        node: NodeName("node".into()),
+        incarnation: Incarnation(1),
+        index: 0,
+        size: Length(PLACES * GRANULE),
+    });
+    vec![Record::Seed(record::Seed { seed: 7 }), segment]
+}
+
+fn commit(number: u8, version: u64, place: u64) -> Record {
+    Record::Commit(Commit {
+        namespace: SPACE,
+        key: key(number),
+        version: Version(version),
+        length: Length(GRANULE),
+        checksum: Checksum(1),
+        replicas: smallvec![(SegmentId(1), Offset(place * GRANULE))],
+        parent: None,
+        hard_pin: false,
+    })
+}
+
+fn unleased(number: u8, version: u64) -> Record {
+    Record::Remove(record::Remove {
+        namespace: SPACE,
+        key: key(number),
+        version: Version(version),
+        unleased: true,
+        everywhere: false,
+    })
+}
+
+fn leased(place: u64) -> Record {
+    Record::LeasedRanges(LeasedRanges {
+        segment: SegmentId(1),
+        ranges: vec![(Offset(place * GRANULE), Length(GRANULE))],
+    })
+}
+
+impl Bench {
+    /// The groups follow one with the only segment, so the first of them has position 2.
+    async fn new(groups: &[Vec<Record>]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+        let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+        for (seq, records) in (1..).zip(std::iter::once(&beginning()).chain(groups)) {
+            let group = encode_group(records);
+            store.append(epoch, LogSeq(seq), group).await.unwrap();
+        }
+        let directory_of_all = load(&store).await.directory;
+        let shard = |number| ShardIndex(directory_of_all.shard_of_key(SPACE, key(number).as_ref()));
+        let shards = [shard(1), shard(2)];
+        assert_ne!(shards[0], shards[1]);
+        Self {
+            store,
+            epoch,
+            shards,
+            _directory: directory,
+        }
+    }
+
+    async fn snapshot(&self, shard: ShardIndex, seq: u64, records: Vec<Record>) {
+        let chunks = encode_snapshot(directory::SHARDS, records);
+        let put = self
+            .store
+            .put_snapshot(self.epoch, shard, LogSeq(seq), chunks);
+        put.await.unwrap();
+    }
+
+    /// The first granules of the ranges that a load keeps shut.
+    async fn shut(&self) -> Vec<u64> {
+        let mut loaded = load(&self.store).await;
+        let shut = loaded.recently_freed.take();
+        shut.iter().map(|left| left.offset.0 / GRANULE).collect()
+    }
+}
+
+#[tokio::test]
+async fn only_the_list_of_the_latest_snapshot_counts() {
+    let bench = Bench::new(&[vec![commit(1, 1, 0)], vec![commit(2, 2, 1)]]).await;
+    let mut old = beginning();
+    old.push(leased(5));
+    bench.snapshot(ShardIndex::SYSTEM, 1, old).await;
+    assert_eq!(bench.shut().await, [5]);
+    let new = vec![commit(1, 1, 0), leased(6)];
+    bench.snapshot(bench.shards[0], 2, new).await;
+    assert_eq!(bench.shut().await, [6]);
+    let newest = vec![commit(2, 2, 1)];
+    bench.snapshot(bench.shards[1], 3, newest).await;
+    assert!(bench.shut().await.is_empty());
+}
+
+/// The range was granted three times. The log has the first block, the snapshot contains the second, whose readers have
+/// leases.
+#[tokio::test]
+async fn a_record_from_before_a_snapshot_opens_no_range_of_its_list() {
+    let groups = [
+        vec![commit(2, 1, 0)],
+        vec![unleased(2, 1)],
+        vec![commit(1, 2, 0)],
+        vec![commit(1, 3, 1)],
+    ];
+    let bench = Bench::new(&groups).await;
+    bench.snapshot(ShardIndex::SYSTEM, 1, beginning()).await;
+    let later = vec![commit(1, 3, 1), leased(0)];
+    bench.snapshot(bench.shards[0], 5, later).await;
+    assert_eq!(bench.shut().await, [0]);
+}
+
+/// A block leaves memory before the record of that is in the log, and a snapshot comes in between.
+#[tokio::test]
+async fn a_range_is_shut_whose_block_left_memory_before_a_snapshot_and_the_log_after_it() {
+    let mut gone = unleased(1, 1);
+    if let Record::Remove(gone) = &mut gone {
+        gone.unleased = false;
+    }
+    let bench = Bench::new(&[vec![commit(1, 1, 3)], vec![gone, leased(3)]]).await;
+    bench.snapshot(ShardIndex::SYSTEM, 1, beginning()).await;
+    bench.snapshot(bench.shards[0], 2, Vec::new()).await;
+    assert_eq!(bench.shut().await, [3]);
+}
