@@ -405,19 +405,16 @@ async fn heartbeats_leave_on_time_while_eight_threads_saturate_the_data_port() {
 /// More than there is room for on the way back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_fences_is_answered_in_the_same_session() {
-    const MESSAGES: u64 = 2;
-    const ITEMS: u64 = 1_100_000;
+    const TICKETS: u64 = 300 * kvpool_proto::MAX_TICKETS as u64;
     let directory = tempfile::tempdir().unwrap();
     let (mut master, _) = Master::start().await;
     let (_node, mut session) = welcomed(&mut master, &directory).await;
-    for message in 0..MESSAGES {
-        session.fence_all(
-            (1..=ITEMS).map(|item| message * ITEMS + item),
-            extent(0, 64),
-        );
+    for first in (1..=TICKETS).step_by(kvpool_proto::MAX_TICKETS) {
+        let tickets = first..first + kvpool_proto::MAX_TICKETS as u64;
+        session.fence_all(tickets, extent(0, 64));
     }
     let mut answered = 0;
-    while answered < MESSAGES * ITEMS {
+    while answered < TICKETS {
         let tickets = fenced(session.word().await);
         assert!(tickets.len() <= kvpool_proto::MAX_TICKETS);
         for ticket in tickets {
