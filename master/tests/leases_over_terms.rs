@@ -4,13 +4,10 @@ mod support;
 
 use bytesize::ByteSize;
 use kvpool_master::clock::{BootInstant, Clock, ManualClock};
-use kvpool_master::metrics::Metrics;
-use kvpool_master::pool::{Pool, ReserveOptions, TermStart};
-use kvpool_master::standby::Standby;
+use kvpool_master::pool::{Pool, ReserveOptions};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore, JournalOptions, LogSeq, MetadataStore};
-use kvpool_master::term::Term;
 use kvpool_master::{CommitAck, Config};
-use kvpool_types::{ClusterId, Code, Epoch, Key, Offset, SegmentId};
+use kvpool_types::{Code, Key, Offset, SegmentId};
 use std::sync::Arc;
 use std::time::Duration;
 use support::{SPACE, commit, reserve_with};
@@ -33,27 +30,14 @@ fn config() -> Config {
     }
 }
 
-/// A term over `store`, with the state of the last one. It captures all shards as soon as it can.
+/// A term that captures all shards as soon as it can.
 async fn lead(store: &Arc<dyn MetadataStore>, clock: &Arc<ManualClock>) -> Arc<Pool> {
-    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
-    let config = config();
-    let standby = Standby::load(&**store, &config, Arc::clone(clock) as _);
-    let standby = standby.await.unwrap();
-    let start = TermStart {
-        config,
-        cluster: ClusterId(1),
-        store: Arc::clone(store),
-        journal: JournalOptions {
-            log_bytes: ByteSize::b(1),
-            log_ratio: 0,
-            ..JournalOptions::default()
-        },
-        clock: Arc::clone(clock) as _,
-        metrics: Arc::new(Metrics::new().unwrap()),
+    let journal = JournalOptions {
+        log_bytes: ByteSize::b(1),
+        log_ratio: 0,
+        ..JournalOptions::default()
     };
-    let term = Arc::new(Term::unlimited(epoch));
-    let pool = Pool::lead(start, standby, term);
-    let pool = pool.await.unwrap();
+    let pool = support::lead(store, config(), journal, Arc::clone(clock) as _).await;
     support::join(&pool, "n", 1, ROOM as u64 * BLOCK).await;
     pool
 }

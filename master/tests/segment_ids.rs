@@ -12,12 +12,9 @@ use kvpool_etcd::testing::Etcd;
 use kvpool_master::Config;
 use kvpool_master::clock::BootClock;
 use kvpool_master::membership::StoreNode;
-use kvpool_master::metrics::Metrics;
-use kvpool_master::pool::{Pool, ReserveOptions, TermStart};
-use kvpool_master::standby::Standby;
+use kvpool_master::pool::{Pool, ReserveOptions};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore, JournalOptions, MetadataStore};
-use kvpool_master::term::Term;
-use kvpool_types::{ClusterId, Code, Epoch, Key, KeyRef, Length, NodeName, SegmentId, Version};
+use kvpool_types::{Code, Key, KeyRef, Length, NodeName, SegmentId, Version};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::collections::{BTreeMap, HashSet};
@@ -58,26 +55,14 @@ async fn lead(store: &Arc<dyn MetadataStore>) -> Arc<Pool> {
         lease_ttl: Duration::from_millis(1),
         ..Config::default()
     };
-    let clock = Arc::new(BootClock);
-    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
-    let standby = Standby::load(&**store, &config, Arc::clone(&clock) as _);
-    let standby = standby.await.unwrap();
-    let start = TermStart {
-        config,
-        cluster: ClusterId(1),
-        store: Arc::clone(store),
-        // One shard at a time, and few shards in most lives.
-        journal: JournalOptions {
-            log_bytes: ByteSize::kib(3),
-            log_ratio: 0,
-            capture_bytes: ByteSize::b(1),
-            ..JournalOptions::default()
-        },
-        clock,
-        metrics: Arc::new(Metrics::new().unwrap()),
+    // One shard at a time, and few shards in most lives.
+    let journal = JournalOptions {
+        log_bytes: ByteSize::kib(3),
+        log_ratio: 0,
+        capture_bytes: ByteSize::b(1),
+        ..JournalOptions::default()
     };
-    let term = Arc::new(Term::unlimited(epoch));
-    Pool::lead(start, standby, term).await.unwrap()
+    support::lead(store, config, journal, Arc::new(BootClock)).await
 }
 
 impl World {

@@ -1,5 +1,6 @@
 //! Applying the log as it grows.
 
+use super::freed_ranges::FreedRanges;
 use super::recently_freed::FreedExtent;
 use super::{ApplyError, Standby};
 use crate::directory::{self, Directory, Removal, Removed, Replica, Verdict};
@@ -131,8 +132,7 @@ impl Standby {
                 .members
                 .drop_incarnation(&dropped.node, dropped.incarnation),
             Record::Seed(secret) => self.reseed(seq, secret.seed)?,
-            // The record before it had the blocks leave.
-            Record::LeasedRanges(_) => {}
+            Record::LeasedRanges(leased) => self.shut_leased(&leased),
             Record::VersionsGranted(granted) => {
                 self.versions = self.versions.max(granted.until);
             }
@@ -215,6 +215,17 @@ impl Standby {
             place = next;
         }
         self.recently_freed.forget(id);
+    }
+
+    /// Keeps ranges closed that this standby did not see blocks leave: it was loaded from a snapshot without them.
+    fn shut_leased(&mut self, leased: &record::LeasedRanges) {
+        let mut ranges = FreedRanges::default();
+        ranges.add_all(leased);
+        for (offset, length) in &leased.ranges {
+            self.recently_freed
+                .leave_out(&mut ranges, leased.segment, *offset, *length);
+        }
+        self.keep_shut(ranges);
     }
 
     fn freed(&mut self, removed: &Removed) {

@@ -4,6 +4,7 @@
 //! standby keeps every freed extent closed for one lease TTL. If the leader grants the extent
 //! earlier, its leases were over earlier.
 
+use super::freed_ranges::FreedRanges;
 use crate::clock::BootInstant;
 use crate::placement::{ExtentIndex, Extents, Segment};
 use kvpool_types::{Length, Offset, SegmentId};
@@ -71,6 +72,23 @@ impl RecentlyFreed {
                 self.keep_rest(&left, left.offset, offset);
                 self.keep_rest(&left, end, last);
             }
+        }
+    }
+
+    /// Takes the extents that are closed already, and that this range overlaps, out of `ranges`.
+    pub(super) fn leave_out(
+        &self,
+        ranges: &mut FreedRanges,
+        segment: SegmentId,
+        offset: Offset,
+        length: Length,
+    ) {
+        let end = Offset(offset.0.saturating_add(Extents::rounded(length).0));
+        let before_end = self.left.range((segment, Offset(0))..(segment, end)).rev();
+        let overlapping =
+            before_end.take_while(|(_, left)| left.offset.0 + left.length.0 > offset.0);
+        for (_, left) in overlapping {
+            ranges.take(segment, left.offset, left.length);
         }
     }
 

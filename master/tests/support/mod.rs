@@ -11,11 +11,13 @@ use kvpool_master::Config;
 use kvpool_master::clock::{BootClock, Clock};
 use kvpool_master::membership::{Registration, Reported, StoreNode};
 use kvpool_master::metrics::Metrics;
-use kvpool_master::pool::{CommitItem, Granted, Pool, ReserveOptions};
+use kvpool_master::pool::{CommitItem, Granted, Pool, ReserveOptions, TermStart};
+use kvpool_master::standby::Standby;
 use kvpool_master::store::{
-    EmbeddedOptions, EmbeddedStore, LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot,
-    SnapshotPositions, StoreError,
+    EmbeddedOptions, EmbeddedStore, JournalOptions, LogSeq, LogSpan, MetadataStore, ShardIndex,
+    Snapshot, SnapshotPositions, StoreError,
 };
+use kvpool_master::term::Term;
 use kvpool_proto::master_message::Body;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, ClusterId, Code, Epoch, HostId, Incarnation, Key, Length, NodeName};
@@ -101,6 +103,28 @@ pub(crate) async fn pool_at(
     let kept = Arc::clone(&store) as Arc<dyn MetadataStore>;
     let pool = Pool::start(config, kept, clock, metrics);
     (pool.await.unwrap(), store)
+}
+
+/// A term without end over `store`, with the state of the last one.
+pub(crate) async fn lead(
+    store: &Arc<dyn MetadataStore>,
+    config: Config,
+    journal: JournalOptions,
+    clock: Arc<dyn Clock>,
+) -> Arc<Pool> {
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    let standby = Standby::load(&**store, &config, Arc::clone(&clock));
+    let standby = standby.await.unwrap();
+    let start = TermStart {
+        config,
+        cluster: ClusterId(1),
+        store: Arc::clone(store),
+        journal,
+        clock,
+        metrics: Arc::new(Metrics::new().unwrap()),
+    };
+    let term = Arc::new(Term::unlimited(epoch));
+    Pool::lead(start, standby, term).await.unwrap()
 }
 
 /// The registration of a node with one segment.

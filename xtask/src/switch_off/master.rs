@@ -5,6 +5,15 @@ use super::Mechanism;
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 3,
+        what: "a standby shuts what left under leases and what its snapshot lacked",
+        file: "master/src/standby/apply.rs",
+        on: "        self.keep_shut(ranges);",
+        off: "        drop(ranges);",
+        package: "kvpool-master",
+        test: "a_standby_shuts_a_range_whose_block_its_snapshot_lacked",
+    },
+    Mechanism {
+        invariant: 3,
         what: "a load adds a snapshot's list of leased places at its position of the log",
         file: "master/src/standby/loading.rs",
         on: "if seq > self.leased.at && !self.leased.is_added {",

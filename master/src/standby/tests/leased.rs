@@ -37,12 +37,12 @@ fn commit(number: u8, version: u64, place: u64) -> Record {
     })
 }
 
-fn unleased(number: u8, version: u64) -> Record {
+fn removal(number: u8, version: u64, unleased: bool) -> Record {
     Record::Remove(record::Remove {
         namespace: SPACE,
         key: key(number),
         version: Version(version),
-        unleased: true,
+        unleased,
         everywhere: false,
     })
 }
@@ -113,7 +113,7 @@ async fn only_the_list_of_the_latest_snapshot_counts() {
 async fn a_record_from_before_a_snapshot_opens_no_range_of_its_list() {
     let groups = [
         vec![commit(2, 1, 0)],
-        vec![unleased(2, 1)],
+        vec![removal(2, 1, true)],
         vec![commit(1, 2, 0)],
         vec![commit(1, 3, 1)],
     ];
@@ -127,12 +127,27 @@ async fn a_record_from_before_a_snapshot_opens_no_range_of_its_list() {
 /// A block leaves memory before the record of that is in the log, and a snapshot comes in between.
 #[tokio::test]
 async fn a_range_is_shut_whose_block_left_memory_before_a_snapshot_and_the_log_after_it() {
-    let mut gone = unleased(1, 1);
-    if let Record::Remove(gone) = &mut gone {
-        gone.unleased = false;
-    }
+    let gone = removal(1, 1, false);
     let bench = Bench::new(&[vec![commit(1, 1, 3)], vec![gone, leased(3)]]).await;
     bench.snapshot(ShardIndex::SYSTEM, 1, beginning()).await;
     bench.snapshot(bench.shards[0], 2, Vec::new()).await;
     assert_eq!(bench.shut().await, [3]);
+}
+
+/// A standby is loaded between these two, and follows the log. It has one of two neighbours, which leave together.
+#[tokio::test]
+async fn a_standby_shuts_a_range_whose_block_its_snapshot_lacked() {
+    let bench = Bench::new(&[vec![commit(1, 1, 3)], vec![commit(2, 2, 4)]]).await;
+    bench.snapshot(ShardIndex::SYSTEM, 1, beginning()).await;
+    bench.snapshot(bench.shards[0], 3, Vec::new()).await;
+    let mut standby = load(&bench.store).await;
+    let both = Record::LeasedRanges(LeasedRanges {
+        segment: SegmentId(1),
+        ranges: vec![(Offset(3 * GRANULE), Length(2 * GRANULE))],
+    });
+    let group = encode_group(&[removal(1, 1, false), removal(2, 2, false), both]);
+    standby.apply(LogSeq(4), &group).unwrap();
+    let shut = standby.recently_freed.take();
+    let places: Vec<u64> = shut.iter().map(|left| left.offset.0 / GRANULE).collect();
+    assert_eq!(places, [3, 4]);
 }
