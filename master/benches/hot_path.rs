@@ -86,6 +86,7 @@ impl Bench {
             epoch_proof: Default::default(),
             segments: vec![(size, None)],
             held: Vec::new(),
+            loaded: Vec::new(),
             can_pull: false,
             wants_signed_reads: false,
         };

@@ -46,6 +46,7 @@ fn registration(size: Length) -> Registration {
         epoch_proof: Default::default(),
         segments: vec![(size, None)],
         held: Vec::new(),
+        loaded: Vec::new(),
         can_pull: false,
         wants_signed_reads: false,
     }

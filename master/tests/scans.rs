@@ -39,6 +39,7 @@ async fn pool(directory: &Path) -> Arc<Pool> {
         epoch_proof: Default::default(),
         segments: vec![(Length(64 << 20), None)],
         held: Vec::new(),
+        loaded: Vec::new(),
         can_pull: false,
         wants_signed_reads: false,
     };

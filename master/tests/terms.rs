@@ -45,6 +45,7 @@ fn registration() -> Registration {
         epoch_proof: Default::default(),
         segments: vec![(Length(4 << 20), None)],
         held: Vec::new(),
+        loaded: Vec::new(),
         can_pull: false,
         wants_signed_reads: false,
     }

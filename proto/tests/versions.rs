@@ -89,6 +89,7 @@ fn both_ends_of_a_handshake_of_version_1_are_understood() {
             life_secret: Bytes::new(),
             epoch_proof: Bytes::new(),
             wants_signed_reads: false,
+            loaded: Vec::new(),
         },
     );
     holds(
@@ -102,6 +103,7 @@ fn both_ends_of_a_handshake_of_version_1_are_understood() {
             heartbeat_interval_ms: 500,
             epoch_proof: Bytes::new(),
             clock_ms: 0,
+            loads_recorded_below: 0,
         },
     );
     let refusal = Refusal {

@@ -215,6 +215,7 @@ impl World {
             epoch_proof: vec![0x5a; 32].into(),
             segments: Vec::new(),
             held: Vec::new(),
+            loaded: Vec::new(),
             ..seen
         };
         let _refused = self.is_welcome(number, later).await;

@@ -268,6 +268,7 @@ impl Context {
                 self.store.identity(),
                 &self.options,
                 &snapshot,
+                &self.store.loaded(),
                 &self.seen,
             ),
             incarnation: snapshot.incarnation,

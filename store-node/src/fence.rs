@@ -29,6 +29,7 @@
 mod admit;
 mod boards;
 mod floors;
+mod loads;
 mod ranges;
 mod reading;
 mod record;
@@ -51,6 +52,7 @@ use kvpool_types::{
     Checksum, Code, Epoch, Extent, GrantId, GrantSigner, Incarnation, Length, Offset, SegmentId,
     Version,
 };
+use loads::Recorded;
 use ranges::Ranges;
 use reading::Reading;
 use record::{Record, Sums};
@@ -91,6 +93,8 @@ pub(crate) struct Term {
     pub(crate) segments: Vec<SegmentId>,
     /// By how many milliseconds the master's clock is ahead; `None`: the master signs no locations.
     pub(crate) ahead_ms: Option<i64>,
+    /// Loads below this grant need no mention when the node registers; `None`: the master does not say.
+    pub(crate) loads_recorded: Option<GrantId>,
 }
 
 /// Why a welcome is not accepted.
@@ -196,6 +200,8 @@ pub(crate) struct Fence {
     wants_rights: bool,
     /// The reads under way, while permissions are asked for.
     reading: Arc<Reading>,
+    /// Which loads have durable records.
+    recorded: Recorded,
     /// Every number that a segment has had in this process. A client unpins an extent under the segment's
     /// number at the time of the pin.
     numbers: HashMap<SegmentId, SegmentIndex>,
@@ -226,6 +232,7 @@ impl Fence {
             reads: None,
             wants_rights: false,
             reading: Arc::default(),
+            recorded: Recorded::default(),
             numbers: HashMap::new(),
             spaces: spaces.collect(),
             peers: HashMap::new(),
@@ -303,7 +310,11 @@ impl Fence {
         }
         let reads = |ahead_ms| ReadTerm::new(&term.signer, self.incarnation, term.epoch, ahead_ms);
         self.reads = term.ahead_ms.map(reads);
+        let below = term.loads_recorded;
         self.term = Some(term);
+        if let Some(below) = below {
+            self.loads_recorded(below);
+        }
         Ok(aborts)
     }
 
@@ -317,6 +328,7 @@ impl Fence {
         for space in &mut self.spaces {
             space.records.clear();
         }
+        self.forget_loads();
         let mut aborts = self.close_everything();
         self.reading.all(&mut aborts);
         aborts
@@ -486,6 +498,7 @@ impl Fence {
             epoch,
             grant,
             version: Version(grant.0),
+            is_load: false,
             sums,
         };
         space.records.insert(span.range, record);

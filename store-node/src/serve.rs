@@ -188,6 +188,22 @@ impl Store {
         }
     }
 
+    /// Notes below which grant loads need no mention, as a master says it in a welcome or an answer to a heartbeat.
+    pub(crate) fn loads_recorded(&self, below: GrantId) {
+        self.shared.fence.write().loads_recorded(below);
+    }
+
+    /// The extents of loads whose records may not be durable. Looks at every record, so it is for registrations.
+    pub(crate) fn loaded(&self) -> Vec<Extent> {
+        self.shared.fence.read().loaded()
+    }
+
+    /// Notes that a copy of `version` was loaded from a medium to `extent` under `grant`.
+    pub(crate) fn is_load_of(&self, extent: &Extent, grant: GrantId, version: Version) {
+        let mut fence = self.shared.fence.write();
+        fence.is_load_of(extent, grant, version);
+    }
+
     /// Notes that a copy of `version` was written to `extent` under `grant`.
     pub(crate) fn is_copy_of(&self, extent: &Extent, grant: GrantId, version: Version) {
         let mut fence = self.shared.fence.write();

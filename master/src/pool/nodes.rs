@@ -183,7 +183,7 @@ impl Pool {
         registration: &Registration,
         outbox: Outbox,
     ) -> u64 {
-        self.shut_held(node, registration);
+        self.shut_told(node, registration);
         let address = Address {
             data: registration.data_address.clone(),
             shm_path: registration.shm_path.clone(),
@@ -200,15 +200,20 @@ impl Pool {
         session
     }
 
-    /// Closes a held range that no block and no grant of this term covers. It belongs to a put of
-    /// an earlier term, whose writer may still write.
-    fn shut_held(&self, node: &StoreNode, registration: &Registration) {
+    /// Closes ranges that a node tells of and that no block and no grant of this term covers.
+    ///
+    /// A loaded range belongs to a block that came back from a medium in an earlier term, and whose record was lost
+    /// with that term. A reader may have a lease on it. A held range belongs to a put of an earlier term, whose
+    /// writer may still write.
+    fn shut_told(&self, node: &StoreNode, registration: &Registration) {
         // A node may report only its own segments.
         let own = node.segments();
         let segments = self.placement.segments();
         let mut freed = Vec::new();
-        let held = registration.held.iter();
-        for extent in held.filter(|extent| own.contains(&extent.segment)) {
+        let loaded = registration.loaded.iter().map(|at| (at, self.lease_floor));
+        let held = registration.held.iter().map(|at| (at, BootInstant(0)));
+        let told = loaded.chain(held);
+        for (extent, not_before) in told.filter(|(at, _)| own.contains(&at.segment)) {
             let Some(segment) = segments.get(extent.segment) else {
                 continue;
             };
@@ -219,7 +224,7 @@ impl Pool {
                     extent: Extent { ..*extent },
                     grant: None,
                     before: self.next_grant(),
-                    not_before: BootInstant(0),
+                    not_before,
                     since: self.now(),
                     stuck: false,
                 });

@@ -25,6 +25,7 @@ mod stores;
 #[cfg(test)]
 mod tests;
 mod transfers;
+mod unrecorded;
 mod zones;
 
 pub use attach::OfferedMedium;
@@ -52,6 +53,7 @@ use std::sync::atomic::AtomicBool;
 use stores::Stores;
 use tokio::sync::Notify;
 use transfers::Transfer;
+use unrecorded::Unrecorded;
 use zones::Saving;
 
 /// The bytes of transfers in progress on one medium: enough for the device's queue, and no more
@@ -98,6 +100,7 @@ struct Traffic {
     loading: HashMap<(BlockId, Version), (Replica, Length)>,
     /// The copies whose last load failed on the node, as far as they are remembered.
     failed: HashSet<(BlockId, Version)>,
+    unrecorded: Unrecorded,
     uses: HashMap<SegmentId, Use>,
 }
 

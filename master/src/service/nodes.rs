@@ -198,6 +198,7 @@ async fn begin(
                 .unwrap_or(u64::MAX),
             epoch_proof: pool.prove_term(&node.name),
             clock_ms: pool.now().0,
+            loads_recorded_below: pool.loads_recorded_below(&node).0,
         }),
     );
     let session = pool.activate(&node, &registration, outbox.clone());
@@ -248,11 +249,14 @@ fn read_registration(
             )
         })?),
     };
-    let held = register.held.iter().map(|range| Extent {
-        segment: SegmentId(range.segment),
-        offset: Offset(range.offset),
-        length: Length(range.length),
-    });
+    let extents = |ranges: &[proto::ExtentRange]| {
+        let extent = |range: &proto::ExtentRange| Extent {
+            segment: SegmentId(range.segment),
+            offset: Offset(range.offset),
+            length: Length(range.length),
+        };
+        ranges.iter().map(extent).collect()
+    };
     Ok(Registration {
         name: NodeName(register.name.clone()),
         incarnation,
@@ -265,7 +269,8 @@ fn read_registration(
             .iter()
             .map(|s| (Length(s.size_bytes), (s.id != 0).then_some(SegmentId(s.id))))
             .collect(),
-        held: held.collect(),
+        held: extents(&register.held),
+        loaded: extents(&register.loaded),
         secret,
         epoch_proof: register.epoch_proof.clone(),
         can_pull: register.can_pull,
@@ -339,6 +344,7 @@ async fn converse(
                     sequence: beat.sequence,
                     epoch: pool.epoch.0,
                     clock_ms: pool.now().0,
+                    loads_recorded_below: pool.loads_recorded_below(node).0,
                 }));
             }
             FromNode::Fenced(fenced) => {

@@ -140,6 +140,7 @@ pub(crate) fn registration(name: &str, incarnation: u128, bytes: u64) -> Registr
         epoch_proof: Default::default(),
         segments: vec![(Length(bytes), None)],
         held: Vec::new(),
+        loaded: Vec::new(),
         can_pull: true,
         wants_signed_reads: false,
     }
@@ -164,9 +165,18 @@ pub(crate) async fn join_late(
     late: Duration,
 ) -> Arc<StoreNode> {
     let registration = registration(name, incarnation, bytes);
-    let node = pool.register(&registration).await.unwrap();
+    join_as(pool, &registration, late).await.0
+}
+
+/// The same, of a node that says this of itself. Gives the number of its session too.
+pub(crate) async fn join_as(
+    pool: &Arc<Pool>,
+    registration: &Registration,
+    late: Duration,
+) -> (Arc<StoreNode>, u64) {
+    let node = pool.register(registration).await.unwrap();
     let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
-    pool.activate(&node, &registration, outbox);
+    let session = pool.activate(&node, registration, outbox);
     pool.heard(&node, Some(Reported::default()));
     let (pool, fencing) = (Arc::clone(pool), Arc::clone(&node));
     tokio::spawn(async move {
@@ -180,7 +190,7 @@ pub(crate) async fn join_late(
             }
         }
     });
-    node
+    (node, session)
 }
 
 pub(crate) async fn reserve(pool: &Arc<Pool>, key: &Key, bytes: u64) -> Result<Granted, Code> {

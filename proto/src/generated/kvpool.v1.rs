@@ -3091,6 +3091,9 @@ pub struct Register {
     /// The node asks readers for the permission that a master signs into locations (kvpool_types::read_right).
     #[prost(bool, tag = "16")]
     pub wants_signed_reads: bool,
+    /// What loads from media wrote under earlier grants, and whose records may not be durable. A lease may run on each.
+    #[prost(message, repeated, tag = "17")]
+    pub loaded: ::prost::alloc::vec::Vec<ExtentRange>,
 }
 /// The token of the session's first call was renewed. A session ends when its token does.
 #[allow(clippy::all)]
@@ -3143,6 +3146,9 @@ pub struct Welcome {
     /// The master's clock in milliseconds, on which the deadlines of its locations are. 0: it signs no locations.
     #[prost(uint64, tag = "8")]
     pub clock_ms: u64,
+    /// As in HeartbeatAck.
+    #[prost(uint64, tag = "9")]
+    pub loads_recorded_below: u64,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3181,6 +3187,9 @@ pub struct HeartbeatAck {
     /// as in Welcome
     #[prost(uint64, tag = "3")]
     pub clock_ms: u64,
+    /// Of this node's loads in this epoch, those under lower grants have durable records or will never be read. 0: not said.
+    #[prost(uint64, tag = "4")]
+    pub loads_recorded_below: u64,
 }
 /// Before a freed extent is granted again: its grant must be unusable, its record gone, and no write
 /// or view may touch it.

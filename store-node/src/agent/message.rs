@@ -46,6 +46,7 @@ pub(super) fn register(
     identity: &Identity,
     options: &Options,
     snapshot: &Snapshot,
+    loaded: &[Extent],
     seen: &Seen,
 ) -> proto::Register {
     let cluster = snapshot.cluster.map(ClusterId::to_bytes);
@@ -73,6 +74,7 @@ pub(super) fn register(
         epoch_proof: seen.proof.clone(),
         can_pull: true,
         wants_signed_reads: snapshot.wants_rights,
+        loaded: loaded.iter().map(range).collect(),
     }
 }
 
@@ -91,6 +93,7 @@ pub(super) fn welcome(message: &proto::Welcome) -> Result<Welcome, Malformed> {
             signer: GrantKey(key.map_err(|_| Malformed::Key)?).signer(),
             segments: message.segment_ids.iter().copied().map(SegmentId).collect(),
             ahead_ms: clock::ahead_ms(message.clock_ms),
+            loads_recorded: grant(message.loads_recorded_below),
         },
         heartbeat_interval: Duration::from_millis(message.heartbeat_interval_ms),
         proof: message.epoch_proof.clone(),
@@ -100,10 +103,15 @@ pub(super) fn welcome(message: &proto::Welcome) -> Result<Welcome, Malformed> {
 pub(super) fn fence_item(item: &proto::FenceItem) -> Result<FenceItem, Malformed> {
     Ok(FenceItem {
         ticket: item.ticket,
-        grant: (item.grant != 0).then_some(GrantId(item.grant)),
-        before: (item.before != 0).then_some(GrantId(item.before)),
+        grant: grant(item.grant),
+        before: grant(item.before),
         extent: extent(item.extent.as_ref())?,
     })
+}
+
+/// A grant, where 0 stands for none.
+pub(super) fn grant(number: u64) -> Option<GrantId> {
+    (number != 0).then_some(GrantId(number))
 }
 
 pub(super) fn extent(range: Option<&proto::ExtentRange>) -> Result<Extent, Malformed> {

@@ -44,6 +44,8 @@ const REPORT_PAUSE: Duration = Duration::from_millis(1);
 const SILENT_INTERVALS: u32 = 4;
 /// The same where there is another master to go to.
 const SILENT_INTERVALS_OF_SEVERAL: u32 = 3;
+/// A master that says other things may answer heartbeats so many times later than one that says nothing.
+const LATE_ANSWERS: u32 = 4;
 /// How often tickets that wait for pins on boards are looked at.
 const LOOK: Duration = Duration::from_millis(4);
 /// A session is not ended for less silence than this.
@@ -334,6 +336,7 @@ impl Session {
         };
         let patience = (self.interval * intervals).max(LEAST_SILENCE);
         let mut heard = Instant::now();
+        let mut answered_at = heard;
         let mut phase = Phase::Serving;
         let mut phases = context.phases.clone();
         loop {
@@ -374,14 +377,16 @@ impl Session {
                 message = self.inbox.next() => {
                     let message = message.transpose().map_err(Failure::Broken)?.ok_or(Failure::Ended)?;
                     if let Some(body) = message.body {
+                        // Whatever a master says shows that it lives. Behind many fences its answers are late.
+                        heard = Instant::now();
                         if matches!(body, FromMaster::HeartbeatAck(_)) {
-                            heard = Instant::now();
+                            answered_at = heard;
                         }
                         self.hear(context, body, &verified, &answers)?;
                     }
                 }
                 // Last: what has come and was not read yet, for want of time, is no silence.
-                () = sleep_until(heard + patience) => return Err(Failure::Silent(patience).into()),
+                () = sleep_until((heard + patience).min(answered_at + patience * LATE_ANSWERS)) => return Err(Failure::Silent(patience).into()),
             }
         }
     }
@@ -401,7 +406,12 @@ impl Session {
                 }
                 .into());
             }
-            FromMaster::HeartbeatAck(ack) => context.store.hear_clock(ack.clock_ms),
+            FromMaster::HeartbeatAck(ack) => {
+                context.store.hear_clock(ack.clock_ms);
+                if let Some(below) = message::grant(ack.loads_recorded_below) {
+                    context.store.loads_recorded(below);
+                }
+            }
             FromMaster::Fence(fence) => {
                 let items = fence.items.iter().map(message::fence_item);
                 let items = items.collect::<Result<Vec<_>, _>>()?;

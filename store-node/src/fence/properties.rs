@@ -157,6 +157,7 @@ impl Model {
             signer: KEY.signer(),
             segments: vec![SEGMENT],
             ahead_ms: None,
+            loads_recorded: None,
         };
         assert!(self.fence.enter(term).is_ok());
     }

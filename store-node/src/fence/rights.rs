@@ -5,7 +5,7 @@
 //! with the key of the grants. A node without tokens asks for none.
 
 use super::reading::ReadGuard;
-use super::{Fence, Span, refused};
+use super::{Fence, Record, Span, refused};
 use kvpool_transport::host::{Abort, Refused};
 use kvpool_types::wire::data::ReadItem;
 use kvpool_types::{Code, Epoch, Extent, GrantId, GrantSigner, Incarnation, ReadSigner, Version};
@@ -111,13 +111,23 @@ impl Fence {
     /// Notes that a copy of `version` was written to `extent` under `grant`. Version 0 stands for one that an earlier
     /// version of the master did not name.
     pub(crate) fn is_copy_of(&mut self, extent: &Extent, grant: GrantId, version: Version) {
+        self.note_copy(extent, grant, |record| record.version = version);
+    }
+
+    /// Changes the record of what was written to `extent` under `grant`, if it is still there.
+    pub(super) fn note_copy(
+        &mut self,
+        extent: &Extent,
+        grant: GrantId,
+        change: impl FnOnce(&mut Record),
+    ) {
         let Ok(span) = self.locate(extent) else {
             return;
         };
         let space = self.spaces.get_mut(span.segment.0);
         let record = space.and_then(|space| space.records.get_mut(span.range));
         if let Some(record) = record.filter(|record| record.grant == grant) {
-            record.version = version;
+            change(record);
         }
     }
 }

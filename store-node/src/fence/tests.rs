@@ -1,5 +1,6 @@
 //! What is let in and what is kept out, case by case.
 
+mod loads;
 mod neighbours;
 mod rights;
 
@@ -30,6 +31,7 @@ fn term(epoch: u64) -> Term {
         signer: KEY.signer(),
         segments: vec![SEGMENT, SegmentId(41)],
         ahead_ms: None,
+        loads_recorded: None,
     }
 }
 

@@ -359,7 +359,7 @@ impl Shared {
         let code = guard.finish(chunks);
         if code == Code::Ok {
             let (grant, version) = (order.order.grant_id, order.order.version);
-            self.store.is_copy_of(&to, GrantId(grant), Version(version));
+            self.store.is_load_of(&to, GrantId(grant), Version(version));
             self.store.metrics().media_loaded(to.length);
         }
         Ok(code)

@@ -3,6 +3,7 @@
 
 mod boards;
 mod failover;
+mod loads;
 mod rights;
 mod support;
 

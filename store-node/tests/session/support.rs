@@ -87,6 +87,7 @@ impl proto::nodes_server::Nodes for Service {
                                 sequence: beat.sequence,
                                 epoch: epoch.load(Ordering::Relaxed),
                                 clock_ms: 0,
+                                loads_recorded_below: 0,
                             })),
                         }));
                     }
@@ -187,6 +188,7 @@ impl Session {
             heartbeat_interval_ms: u64::try_from(INTERVAL.as_millis()).unwrap(),
             epoch_proof: Bytes::copy_from_slice(&epoch.to_le_bytes()),
             clock_ms: CLOCK_MS,
+            loads_recorded_below: 1,
         }));
     }
 
@@ -268,7 +270,7 @@ impl Session {
     }
 }
 
-fn range(extent: &Extent) -> proto::ExtentRange {
+pub(crate) fn range(extent: &Extent) -> proto::ExtentRange {
     proto::ExtentRange {
         segment: extent.segment.0,
         offset: extent.offset.0,

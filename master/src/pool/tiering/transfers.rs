@@ -169,8 +169,10 @@ impl Traffic {
         {
             self.loading.insert(loading, (*to, transfer.block.length));
         }
-        if let Direction::Store = transfer.direction {
-            self.stores.begin(&transfer.block);
+        match transfer.direction {
+            Direction::Store => self.stores.begin(&transfer.block),
+            Direction::Load { grant, .. } => self.unrecorded.begin(&transfer.node, grant),
+            Direction::Forward { .. } => {}
         }
         self.open.insert(ticket, transfer);
         proto::Transfer { ticket, ..order }
@@ -332,7 +334,7 @@ impl Pool {
 
     /// Records a block that came back to memory.
     fn loaded(self: &Arc<Self>, transfer: Transfer) {
-        let Direction::Load { to, .. } = transfer.direction else {
+        let Direction::Load { to, grant, .. } = transfer.direction else {
             return;
         };
         let Moved {
@@ -351,7 +353,12 @@ impl Pool {
             self.journal()
                 .submit_now(vec![Record::Commit(commit)], Ack::Memory, move |logged| {
                     match logged {
-                        Ok(_) => pool.publish_loaded(arrived),
+                        Ok(_) => {
+                            let mut traffic = pool.tiering.traffic.lock();
+                            traffic.unrecorded.logged(&arrived.node, grant);
+                            drop(traffic);
+                            pool.publish_loaded(arrived);
+                        }
                         Err(error) if !error.is_outcome_unknown() => {
                             // A log that has failed says so within this call, under locks.
                             pool.tiering.refused.lock().push(arrived);
@@ -563,6 +570,9 @@ impl Pool {
         self.load_ended(&transfer);
         self.store_ended(&transfer, false);
         if let Direction::Load { to, grant, .. } = transfer.direction {
+            let mut traffic = self.tiering.traffic.lock();
+            traffic.unrecorded.end(transfer.node.incarnation, grant);
+            drop(traffic);
             let freed = self.freed(std::iter::once(FreedReplicas {
                 replicas: &[to],
                 version: Version(grant.0),

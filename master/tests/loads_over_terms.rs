@@ -1,0 +1,198 @@
+//! Blocks that came back from a medium in one term, and whose records the next term never sees.
+
+mod support;
+
+use kvpool_master::clock::{BootInstant, Clock, ManualClock};
+use kvpool_master::membership::Registration;
+use kvpool_master::pool::{Found, Pool};
+use kvpool_master::store::{JournalOptions, MetadataStore};
+use kvpool_master::{CommitAck, Config};
+use kvpool_types::{Epoch, Extent, GrantId, Key, Length};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use support::media::*;
+use support::{Gated, SPACE, commit, join_as, pool_at, registration, reserve_with};
+
+/// The blocks that the only node has room for.
+const ROOM: u64 = 4;
+const TTL: Duration = Duration::from_secs(5);
+
+fn config() -> Config {
+    Config {
+        eviction_high_watermark_ratio: 1.0,
+        eviction_ratio: 0.0,
+        lease_ttl: TTL,
+        commit_ack: CommitAck::Durable,
+        // The test advances the clock by more than any node may be silent.
+        suspect_after: Duration::from_secs(1 << 20),
+        drop_after: Duration::from_secs(1 << 21),
+        ..Config::default()
+    }
+}
+
+/// A pool whose only block, of key 1, is on a medium and not in memory.
+async fn on_a_medium(
+    directory: &std::path::Path,
+    disk: &Arc<Disk>,
+) -> (Arc<Pool>, Arc<Gated>, Arc<ManualClock>, Node) {
+    let clock = Arc::new(ManualClock::new(BootInstant(1_000_000)));
+    let (pool, store) = pool_at(directory, config(), Arc::clone(&clock) as _).await;
+    let join = |life| join(&pool, "n", life, ROOM * BLOCK, disk, 32 * MIB, 4 * MIB);
+    let node = join(1).await;
+    wait_for_attachment(disk).await;
+    put(&pool, 1, &patient()).await;
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    pool.drop_node(&node.node);
+    drop(node);
+    until("swept", || pool.blocks() == 0).await;
+    let node = join(2).await;
+    wait_for_media(&pool, 1..2).await;
+    (pool, store, clock, node)
+}
+
+/// Where the block of a key is, and until when its reader has a lease.
+fn lease(pool: &Pool, number: u64) -> (Extent, BootInstant) {
+    let key = key(number);
+    let found = pool.lookup(SPACE, &[key.as_ref()][..], true);
+    let block: &Found = found.answer[0].as_ref().expect("it is in memory");
+    let place = Extent {
+        segment: block.replicas[0].segment,
+        offset: block.replicas[0].offset,
+        length: Length(BLOCK),
+    };
+    (place, found.token)
+}
+
+/// Puts a block that may take the room of others, and says where.
+async fn put_somewhere(pool: &Arc<Pool>, key: &Key) -> Extent {
+    let granted = reserve_with(pool, key, BLOCK, &patient()).await.unwrap();
+    let place = Extent {
+        segment: granted.replicas[0].segment,
+        offset: granted.replicas[0].offset,
+        length: Length(BLOCK),
+    };
+    commit(pool, key, BLOCK, granted).await;
+    place
+}
+
+/// The next term over the same store. What the last one has not made durable is lost.
+async fn next_term(
+    store: &Arc<Gated>,
+    clock: &Arc<ManualClock>,
+    unwritten: tokio::sync::MutexGuard<'_, ()>,
+) -> Arc<Pool> {
+    let kept = Arc::clone(store) as Arc<dyn MetadataStore>;
+    let before = kept.epoch().await.unwrap();
+    let clock = Arc::clone(clock) as Arc<dyn Clock>;
+    let (next, at_once) = (Arc::clone(&kept), JournalOptions::default());
+    let leads = tokio::spawn(async move { support::lead(&next, config(), at_once, clock).await });
+    while kept.epoch().await.unwrap() == before {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    drop(unwritten);
+    leads.await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_that_a_load_filled_stays_shut_when_the_record_of_the_load_is_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = Disk::new(1);
+    let (pool, store, clock, node) = on_a_medium(directory.path(), &disk).await;
+    let unwritten = store.gate.lock().await;
+    assert!(comes_back(&pool, 1).await);
+    let (leased, token) = lease(&pool, 1);
+    let life = node.node.incarnation.0;
+
+    let pool = next_term(&store, &clock, unwritten).await;
+    assert!(pool.epoch > Epoch(1));
+    assert_eq!(pool.blocks(), 0, "the record of the load is durable");
+    let says = Registration {
+        loaded: vec![leased],
+        ..registration("n", life, ROOM * BLOCK)
+    };
+    let (node, session) = join_as(&pool, &says, Duration::ZERO).await;
+    // Memory is full soon, and the pool evicts.
+    for number in 10..10 + 5 * ROOM {
+        let place = put_somewhere(&pool, &key(number)).await;
+        assert_ne!(place, leased, "a reader may be at this place");
+    }
+    // The node's connection breaks, and the node says the same again.
+    pool.detach(&node, session);
+    join_as(&pool, &says, Duration::ZERO).await;
+    assert_eq!(node.segments(), [leased.segment]);
+    let place = put_somewhere(&pool, &key(100)).await;
+    assert_ne!(place, leased, "a reader may be at this place");
+
+    clock.advance(TTL * 2);
+    assert!(clock.now() > token);
+    let mut numbers = 101..;
+    let again =
+        async { while put_somewhere(&pool, &key(numbers.next().unwrap())).await != leased {} };
+    let waited = tokio::time::timeout(Duration::from_secs(20), again).await;
+    assert!(waited.is_ok(), "the place stays shut for ever");
+    pool.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_names_places_of_its_own_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = support::pool(directory.path(), config()).await;
+    let one = support::join(&pool, "one", 1, ROOM * BLOCK).await;
+    let other = Extent {
+        segment: one.segments()[0],
+        offset: kvpool_types::Offset(0),
+        length: Length(ROOM * BLOCK),
+    };
+    let says = Registration {
+        loaded: vec![other],
+        ..registration("two", 2, ROOM * BLOCK)
+    };
+    join_as(&pool, &says, Duration::ZERO).await;
+    let mut places = Vec::new();
+    for number in 0..2 * ROOM {
+        places.push(put_somewhere(&pool, &key(number)).await.segment);
+    }
+    let on_one = places.iter().filter(|place| **place == other.segment);
+    assert_eq!(on_one.count() as u64, ROOM, "its room was shut by another");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_need_not_name_a_load_once_its_record_is_durable() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = Disk::new(1);
+    let (pool, store, _clock, node) = on_a_medium(directory.path(), &disk).await;
+    let below = || pool.loads_recorded_below(&node.node);
+    let of_load = below();
+    let unwritten = store.gate.lock().await;
+    assert!(comes_back(&pool, 1).await);
+    for _ in 0..10 {
+        assert_eq!(below(), of_load, "the record may be lost");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(unwritten);
+    until("recorded", || below() > of_load).await;
+    // A load of another node would change nothing here.
+    assert!(below() > GrantId(of_load.0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_need_not_name_a_load_that_failed() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = Disk::new(1);
+    let (pool, _store, _clock, node) = on_a_medium(directory.path(), &disk).await;
+    let below = || pool.loads_recorded_below(&node.node);
+    let of_load = below();
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    let asking = tokio::spawn({
+        let pool = Arc::clone(&pool);
+        async move { comes_back(&pool, 1).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(below(), of_load, "the load is under way");
+    disk.blocks.lock().clear();
+    disk.loads_stall.store(false, Ordering::SeqCst);
+    assert!(!asking.await.unwrap(), "the disk lost the block");
+    until("given up", || below() > of_load).await;
+}
