@@ -12,7 +12,7 @@ use tokio::time::Instant;
 /// The copies that should stay at the last look, by the numbers of their keys. See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
-    seen: BTreeMap<u64, Version>,
+    seen: BTreeMap<u64, (Version, SegmentId)>,
     at: Option<Instant>,
 }
 
@@ -48,12 +48,12 @@ impl Copies {
     /// Looks at the leader's copies. Returns those that have left since the last look.
     pub(crate) fn look(&mut self, pool: &Pool, world: &World) -> Vec<Lost> {
         let plan = &world.plan;
-        // No zone was written twice until half of the disk was written.
+        // No zone was written twice until half of the disk was written. A zone may end with room for no block.
         let right: Vec<String> = (0..plan.nodes)
             .filter(|node| is_right(plan, *node))
             .filter(|node| {
                 let written = world.ssds.get(*node).map(|ssd| ssd.written());
-                written.is_some_and(|bytes| bytes < plan.disk_bytes / 2)
+                written.is_some_and(|bytes| bytes + 2 * plan.longest_block < plan.disk_bytes / 2)
             })
             .map(|node| format!("n{node}"))
             .collect();
@@ -64,11 +64,12 @@ impl Copies {
             .map(|medium| medium.record.id)
             .collect();
         let copies = pool.stored_copies().into_iter();
-        let copies: BTreeMap<(NamespaceId, String), (Version, bool)> = copies
+        let copies: BTreeMap<(NamespaceId, String), (Version, Option<SegmentId>)> = copies
             .map(|copy| {
-                let stays = copy.replicas.iter().any(|at| media.contains(&at.segment));
+                let mut places = copy.replicas.iter().map(|at| at.segment);
+                let on = places.find(|medium| media.contains(medium));
                 let place = (copy.namespace, copy.key.to_string());
-                (place, (copy.version, stays))
+                (place, (copy.version, on))
             })
             .collect();
         let (mut now, mut stay) = (BTreeMap::new(), BTreeMap::new());
@@ -79,18 +80,19 @@ impl Copies {
             };
             for key in plan.keys_of(tenant) {
                 let copy = copies.get(&(namespace, name(key).to_string()));
-                if let Some((version, stays)) = copy {
+                if let Some((version, on)) = copy {
                     now.insert(key, *version);
-                    if *stays {
-                        stay.insert(key, *version);
+                    if let Some(medium) = on {
+                        stay.insert(key, (*version, *medium));
                     }
                 }
             }
         }
         let since = self.at.replace(Instant::now());
         let before = std::mem::replace(&mut self.seen, stay);
-        let lost = before.into_iter().filter_map(|(key, version)| {
-            let has_left = now.get(&key) != Some(&version);
+        let lost = before.into_iter().filter_map(|(key, (version, medium))| {
+            // A disk that was written much since the last look may have taken the copy's zone.
+            let has_left = media.contains(&medium) && now.get(&key) != Some(&version);
             has_left.then_some(Lost {
                 key,
                 version,

@@ -36,6 +36,8 @@ pub(crate) struct Tenants {
     acknowledged: Mutex<BTreeMap<usize, NamespaceSettings>>,
     /// What each namespace had of a quota's item in one term, and the quota, at the last look.
     seen: Mutex<BTreeMap<Place, (u64, Option<u64>)>>,
+    /// The loads under way at the last look.
+    loads: Mutex<u64>,
 }
 
 impl Tenants {
@@ -45,6 +47,7 @@ impl Tenants {
             dice: Dice::new(seed, 6),
             acknowledged: Mutex::default(),
             seen: Mutex::default(),
+            loads: Mutex::default(),
         }
     }
 }
@@ -251,9 +254,12 @@ impl World {
 pub(crate) fn keep_their_rules(world: &World, pool: &Pool) -> Result<(), String> {
     let (views, _) = pool.namespaces_after("", usize::MAX);
     // A block that moves counts twice, and no quota holds it back.
-    let uses = pool.uses().into_iter();
-    let pulls = uses.filter(|one| one.holder == Holder::Pull);
+    let uses = pool.uses();
+    let pulls = uses.iter().filter(|one| one.holder == Holder::Pull);
     let moving: u64 = pulls.map(|pull| pull.range.end - pull.range.start).sum();
+    // A load that began before the quota ends with a block more.
+    let loads = uses.iter().filter(|one| one.holder == Holder::Load).count() as u64;
+    let loads_before = std::mem::replace(&mut *world.tenants.loads.lock(), loads);
     let mut seen = world.tenants.seen.lock();
     for view in views {
         let balance = view.balance;
@@ -272,7 +278,11 @@ pub(crate) fn keep_their_rules(world: &World, pool: &Pool) -> Result<(), String>
         }
         for (setting, has, more) in [
             (Setting::MemoryHard, balance.memory, moving),
-            (Setting::BlocksHard, balance.blocks + balance.puts, 0),
+            (
+                Setting::BlocksHard,
+                balance.blocks + balance.puts,
+                loads_before,
+            ),
         ] {
             let name = view.known.fields.name.to_string();
             let place = (pool.epoch, name, setting.label());
