@@ -93,6 +93,7 @@ impl Nodes {
                 epoch_proof: Default::default(),
                 segments: vec![(Length(setup.segment_bytes), None)],
                 held: Vec::new(),
+                loaded: Vec::new(),
                 can_pull: false,
                 wants_signed_reads: false,
             };

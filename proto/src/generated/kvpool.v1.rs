@@ -3187,7 +3187,7 @@ pub struct HeartbeatAck {
     /// as in Welcome
     #[prost(uint64, tag = "3")]
     pub clock_ms: u64,
-    /// Of this node's loads in this epoch, those under lower grants have durable records or will never be read. 0: not said.
+    /// Of the node's loads in this epoch, those under lower grants have durable records or were never read. 0: not said.
     #[prost(uint64, tag = "4")]
     pub loads_recorded_below: u64,
 }

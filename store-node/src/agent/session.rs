@@ -340,6 +340,7 @@ impl Session {
         let mut phase = Phase::Serving;
         let mut phases = context.phases.clone();
         loop {
+            let silent_at = (heard + patience).min(answered_at + patience * LATE_ANSWERS);
             // Heartbeats first: nothing that comes in, however much, makes one late.
             tokio::select! {
                 biased;
@@ -386,7 +387,7 @@ impl Session {
                     }
                 }
                 // Last: what has come and was not read yet, for want of time, is no silence.
-                () = sleep_until((heard + patience).min(answered_at + patience * LATE_ANSWERS)) => return Err(Failure::Silent(patience).into()),
+                () = sleep_until(silent_at) => return Err(Failure::Silent(patience).into()),
             }
         }
     }

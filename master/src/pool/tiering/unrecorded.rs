@@ -51,7 +51,7 @@ impl Unrecorded {
     }
 
     /// What to ask the journal about, unless it is being asked.
-    fn to_ask(&mut self) -> Vec<(Incarnation, GrantId)> {
+    fn take_to_ask(&mut self) -> Vec<(Incarnation, GrantId)> {
         if self.is_asking || self.logged.is_empty() {
             return Vec::new();
         }
@@ -83,7 +83,7 @@ impl Pool {
         let mut traffic = self.tiering.traffic.lock();
         let next = GrantId(self.next_version.load(Ordering::Acquire));
         let below = traffic.unrecorded.lowest(node).unwrap_or(next);
-        let asked = traffic.unrecorded.to_ask();
+        let asked = traffic.unrecorded.take_to_ask();
         drop(traffic);
         if !asked.is_empty() {
             let pool = Arc::clone(self);
