@@ -6,7 +6,7 @@ use crate::world::World;
 use kvpool_master::pool::Pool;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{SegmentId, Version};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
 
 /// The copies that should stay at the last look, by the numbers of their keys. See the module's documentation.
@@ -14,6 +14,8 @@ use tokio::time::Instant;
 pub(crate) struct Copies {
     seen: BTreeMap<u64, (Version, SegmentId)>,
     at: Option<Instant>,
+    /// The media whose zones are written a second time, or soon will be.
+    turned: BTreeSet<SegmentId>,
 }
 
 /// A copy that has left.
@@ -48,20 +50,22 @@ impl Copies {
     /// Looks at the leader's copies. Returns those that have left since the last look.
     pub(crate) fn look(&mut self, pool: &Pool, world: &World) -> Vec<Lost> {
         let plan = &world.plan;
-        // No zone was written twice until half of the disk was written. A zone may end with room for no block.
         let right: Vec<String> = (0..plan.nodes)
             .filter(|node| is_right(plan, *node))
-            .filter(|node| {
-                let written = world.ssds.get(*node).map(|ssd| ssd.written());
-                written.is_some_and(|bytes| bytes + 2 * plan.longest_block < plan.disk_bytes / 2)
-            })
             .map(|node| format!("n{node}"))
             .collect();
-        let media: Vec<SegmentId> = pool
-            .media()
+        let media = pool.media();
+        // The zones are written in a ring. The first is emptied when the last one is being written.
+        let turns = media.iter().map(|medium| &medium.record).filter(|medium| {
+            let zones = medium.size.0 / medium.zone.0.max(1);
+            u64::from(medium.cursor) + 1 >= zones
+        });
+        self.turned.extend(turns.map(|medium| medium.id));
+        let media: Vec<SegmentId> = media
             .into_iter()
-            .filter(|medium| right.contains(&medium.record.node.0))
-            .map(|medium| medium.record.id)
+            .map(|medium| medium.record)
+            .filter(|medium| right.contains(&medium.node.0) && !self.turned.contains(&medium.id))
+            .map(|medium| medium.id)
             .collect();
         let copies = pool.stored_copies().into_iter();
         let copies: BTreeMap<(NamespaceId, String), (Version, Option<SegmentId>)> = copies

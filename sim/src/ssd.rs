@@ -31,8 +31,6 @@ pub(crate) struct Ssd {
     net: Arc<Net>,
     pub(crate) reads: AtomicU64,
     pub(crate) writes: AtomicU64,
-    /// Bytes of data that its nodes asked to write.
-    written: AtomicU64,
     /// Whether there is a copy of it, or it is one.
     has_twin: AtomicBool,
     state: Mutex<State>,
@@ -81,7 +79,6 @@ impl Ssd {
             net: Arc::clone(net),
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
-            written: AtomicU64::new(0),
             has_twin: AtomicBool::new(false),
             state: Mutex::default(),
         })
@@ -149,11 +146,6 @@ impl Ssd {
     /// has a copy.
     pub(crate) fn is_sound(&self) -> bool {
         !self.state.lock().has_failed && !self.has_twin.load(Ordering::Relaxed)
-    }
-
-    /// Bytes of data that its nodes asked to write, over all of their lives.
-    pub(crate) fn written(&self) -> u64 {
-        self.written.load(Ordering::Relaxed)
     }
 
     /// Whether requests may fail now.
@@ -331,10 +323,6 @@ impl Engine for Handle {
         let is_data =
             matches!(request.op, Op::Read(_) | Op::Write(_)) && request.offset >= DATA_START;
         if is_data {
-            if let Op::Write(buffer) = &request.op {
-                let bytes = buffer.len() as u64;
-                self.0.ssd.written.fetch_add(bytes, Ordering::Relaxed);
-            }
             self.0.in_flight.fetch_add(1, Ordering::AcqRel);
             tokio::spawn(self.clone().run(request));
         } else {
