@@ -40,7 +40,7 @@ const VERIFICATIONS: usize = 1024;
 const REPORTS: usize = OUTBOX / 2;
 /// How soon tickets that found no room are tried again.
 const REPORT_PAUSE: Duration = Duration::from_millis(1);
-/// So many heartbeats without an answer end the session.
+/// The silence of a master that ends the session, in intervals of heartbeats.
 const SILENT_INTERVALS: u32 = 4;
 /// The same where there is another master to go to.
 const SILENT_INTERVALS_OF_SEVERAL: u32 = 3;
