@@ -14,6 +14,8 @@ use tokio::time::Instant;
 pub(crate) struct Copies {
     seen: BTreeMap<u64, (Version, SegmentId)>,
     at: Option<Instant>,
+    /// The zones that were being written at the last look.
+    cursors: BTreeMap<SegmentId, u32>,
     /// The media whose zones are written a second time, or soon will be.
     turned: BTreeSet<SegmentId>,
 }
@@ -58,7 +60,10 @@ impl Copies {
         // The zones are written in a ring. The first is emptied when the last one is being written.
         let turns = media.iter().map(|medium| &medium.record).filter(|medium| {
             let zones = medium.size.0 / medium.zone.0.max(1);
-            u64::from(medium.cursor) + 1 >= zones
+            let before = self.cursors.insert(medium.id, medium.cursor);
+            // A drain may write many zones between two looks.
+            let has_turned = before.is_some_and(|before| before > medium.cursor);
+            has_turned || u64::from(medium.cursor) + 1 >= zones
         });
         self.turned.extend(turns.map(|medium| medium.id));
         let media: Vec<SegmentId> = media
