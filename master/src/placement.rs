@@ -17,7 +17,7 @@ use crate::membership::StoreNode;
 use crate::replica::{BlockId, Replica};
 use draws::Draws;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{HostId, Length, Offset, SegmentId};
+use kvpool_types::{Extent, HostId, Length, Offset, SegmentId};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -169,18 +169,42 @@ impl Segment {
         Some(index)
     }
 
-    /// Allocates the range of a held grant as quarantined. `None` unless the whole range is free.
+    /// Allocates a range as quarantined. `None` unless the whole range is free.
     pub fn quarantine_at(&self, offset: Offset, length: Length) -> Option<ExtentIndex> {
         let mut extents = self.extents.lock();
         let index = extents.allocate_at(offset, length)?;
+        self.count_quarantined(&extents, [index]);
+        Some(index)
+    }
+
+    /// Allocates every free part of a range as quarantined, and says where each lies.
+    pub fn quarantine_free_in(&self, offset: Offset, length: Length) -> Vec<(ExtentIndex, Extent)> {
+        let mut extents = self.extents.lock();
+        let parts = extents.allocate_free_in(offset, length);
+        self.count_quarantined(&extents, parts.iter().map(|(index, _)| *index));
+        let extent = |(index, offset)| {
+            let extent = Extent {
+                segment: self.id,
+                offset,
+                length: extents.length(index),
+            };
+            (index, extent)
+        };
+        parts.into_iter().map(extent).collect()
+    }
+
+    /// Counts extents that were allocated as quarantined.
+    fn count_quarantined(&self, extents: &Extents, indexes: impl IntoIterator<Item = ExtentIndex>) {
+        let bytes: u64 = indexes
+            .into_iter()
+            .map(|index| extents.length(index).0)
+            .sum();
         self.used.store(extents.used().0, Ordering::Release);
-        let bytes = extents.length(index).0;
         self.quarantined.fetch_add(bytes, Ordering::AcqRel);
         debug_assert!(
-            self.is_balanced(&extents),
+            self.is_balanced(extents),
             "invariant: charges follow extents"
         );
-        Some(index)
     }
 
     /// Frees an extent that was allocated for a block that lies elsewhere.

@@ -3,14 +3,14 @@
 mod support;
 
 use bytesize::ByteSize;
+use kvpool_master::Config;
 use kvpool_master::clock::{BootInstant, Clock, ManualClock};
 use kvpool_master::pool::{Pool, ReserveOptions};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore, JournalOptions, LogSeq, MetadataStore};
-use kvpool_master::{CommitAck, Config};
 use kvpool_types::{Code, Key, Offset, SegmentId};
 use std::sync::Arc;
 use std::time::Duration;
-use support::{SPACE, commit, reserve_with};
+use support::{SPACE, commit, full_and_patient, reserve_with};
 
 const BLOCK: u64 = 64 << 10;
 /// The blocks that the only node has room for.
@@ -18,16 +18,7 @@ const ROOM: usize = 4;
 const TTL: Duration = Duration::from_secs(5);
 
 fn config() -> Config {
-    Config {
-        eviction_high_watermark_ratio: 1.0,
-        eviction_ratio: 0.0,
-        lease_ttl: TTL,
-        commit_ack: CommitAck::Durable,
-        // The test advances the clock by more than any node may be silent.
-        suspect_after: Duration::from_secs(1 << 20),
-        drop_after: Duration::from_secs(1 << 21),
-        ..Config::default()
-    }
+    full_and_patient(TTL)
 }
 
 /// A term that captures all shards as soon as it can.

@@ -52,7 +52,7 @@ use kvpool_types::{
     Checksum, Code, Epoch, Extent, GrantId, GrantSigner, Incarnation, Length, Offset, SegmentId,
     Version,
 };
-use loads::Recorded;
+use loads::Unrecorded;
 use ranges::Ranges;
 use reading::Reading;
 use record::{Record, Sums};
@@ -93,8 +93,8 @@ pub(crate) struct Term {
     pub(crate) segments: Vec<SegmentId>,
     /// By how many milliseconds the master's clock is ahead; `None`: the master signs no locations.
     pub(crate) ahead_ms: Option<i64>,
-    /// Loads below this grant need no mention when the node registers; `None`: the master does not say.
-    pub(crate) loads_recorded: Option<GrantId>,
+    /// Whether the master says which loads have durable records.
+    pub(crate) says_what_is_recorded: bool,
 }
 
 /// Why a welcome is not accepted.
@@ -200,8 +200,8 @@ pub(crate) struct Fence {
     wants_rights: bool,
     /// The reads under way, while permissions are asked for.
     reading: Arc<Reading>,
-    /// Which loads have durable records.
-    recorded: Recorded,
+    /// Loads whose records may not be durable.
+    unrecorded: Unrecorded,
     /// Every number that a segment has had in this process. A client unpins an extent under the segment's
     /// number at the time of the pin.
     numbers: HashMap<SegmentId, SegmentIndex>,
@@ -232,7 +232,7 @@ impl Fence {
             reads: None,
             wants_rights: false,
             reading: Arc::default(),
-            recorded: Recorded::default(),
+            unrecorded: Unrecorded::default(),
             numbers: HashMap::new(),
             spaces: spaces.collect(),
             peers: HashMap::new(),
@@ -310,11 +310,7 @@ impl Fence {
         }
         let reads = |ahead_ms| ReadTerm::new(&term.signer, self.incarnation, term.epoch, ahead_ms);
         self.reads = term.ahead_ms.map(reads);
-        let below = term.loads_recorded;
         self.term = Some(term);
-        if let Some(below) = below {
-            self.loads_recorded(below);
-        }
         Ok(aborts)
     }
 
@@ -328,7 +324,7 @@ impl Fence {
         for space in &mut self.spaces {
             space.records.clear();
         }
-        self.forget_loads();
+        self.unrecorded = Unrecorded::default();
         let mut aborts = self.close_everything();
         self.reading.all(&mut aborts);
         aborts
@@ -420,7 +416,7 @@ impl Fence {
                 held.map(move |(range, _)| extent(segment, range))
             })
             .collect();
-        // Each as it is, for the master shuts no range that is taken in part.
+        // Each once. Some overlap others.
         let mut seen: HashSet<Extent> = extents.iter().copied().collect();
         self.each_board_pin(|_, span| {
             let id = ids.get(span.segment.0);
@@ -498,7 +494,6 @@ impl Fence {
             epoch,
             grant,
             version: Version(grant.0),
-            is_load: false,
             sums,
         };
         space.records.insert(span.range, record);

@@ -188,12 +188,12 @@ impl Store {
         }
     }
 
-    /// Notes below which grant loads need no mention, as a master says it in a welcome or an answer to a heartbeat.
+    /// Notes below which grant loads need no mention, as a master says it in an answer to a heartbeat.
     pub(crate) fn loads_recorded(&self, below: GrantId) {
         self.shared.fence.write().loads_recorded(below);
     }
 
-    /// The extents of loads whose records may not be durable. Looks at every record, so it is for registrations.
+    /// The extents of loads whose records may not be durable.
     pub(crate) fn loaded(&self) -> Vec<Extent> {
         self.shared.fence.read().loaded()
     }

@@ -34,7 +34,7 @@ pub struct Registration {
     pub segments: Vec<(Length, Option<SegmentId>)>,
     /// Ranges that the node cannot fence yet.
     pub held: Vec<Extent>,
-    /// Ranges that loads from media wrote in earlier terms, and whose records may not be durable.
+    /// Ranges that loads from media wrote, and whose records may not be durable.
     pub loaded: Vec<Extent>,
     /// Whether the node can copy blocks from other nodes.
     pub can_pull: bool,

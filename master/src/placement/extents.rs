@@ -207,6 +207,31 @@ impl Extents {
         Some(ExtentIndex(self.carve(node, start, wanted)))
     }
 
+    /// Allocates every free part of a range, in the order of addresses, and says where each lies. The range is
+    /// rounded out to [`GRANULE`].
+    pub fn allocate_free_in(
+        &mut self,
+        offset: Offset,
+        length: Length,
+    ) -> Vec<(ExtentIndex, Offset)> {
+        let end = offset.0.saturating_add(length.0).div_ceil(GRANULE);
+        let mut at = offset.0 / GRANULE;
+        let mut parts = Vec::new();
+        while at < end {
+            let before = self.free_by_offset.range(..=at).next_back();
+            let here = before.filter(|(start, node)| **start + self.span(**node) > at);
+            let next = || self.free_by_offset.range(at..end).next();
+            let Some((&free_start, &node)) = here.or_else(next) else {
+                break;
+            };
+            let start = at.max(free_start);
+            at = end.min(free_start + self.span(node));
+            let part = self.carve(node, start, at - start);
+            parts.push((ExtentIndex(part), Offset(start * GRANULE)));
+        }
+        parts
+    }
+
     /// Frees an extent and joins it with free neighbours. Returns its bytes; zero for an index
     /// without an extent in use.
     pub fn free(&mut self, index: ExtentIndex) -> Length {

@@ -8,7 +8,7 @@ use crate::placement::Segment;
 use crate::placement::quarantine::Freed;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
-use kvpool_types::{Code, Extent, GrantKey, Length};
+use kvpool_types::{Code, GrantKey, Length};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -200,28 +200,29 @@ impl Pool {
         session
     }
 
-    /// Closes ranges that a node tells of and that no block and no grant of this term covers.
+    /// Closes what no block and no grant of this term covers of the ranges that a node tells of.
     ///
-    /// A loaded range belongs to a block that came back from a medium in an earlier term, and whose record was lost
-    /// with that term. A reader may have a lease on it. A held range belongs to a put of an earlier term, whose
-    /// writer may still write.
+    /// A loaded range may be of a block that came back from a medium in an earlier term, and whose record was lost
+    /// with that term. A reader may have a lease on it. A held range belongs to a put of an earlier term, whose writer
+    /// may still write. A neighbour that left before may be shut already, and take a part of the range.
     fn shut_told(&self, node: &StoreNode, registration: &Registration) {
         // A node may report only its own segments.
         let own = node.segments();
+        let leases_over = self.started.after(self.config.lease_ttl);
         let segments = self.placement.segments();
         let mut freed = Vec::new();
-        let loaded = registration.loaded.iter().map(|at| (at, self.lease_floor));
+        let loaded = registration.loaded.iter().map(|at| (at, leases_over));
         let held = registration.held.iter().map(|at| (at, BootInstant(0)));
         let told = loaded.chain(held);
-        for (extent, not_before) in told.filter(|(at, _)| own.contains(&at.segment)) {
-            let Some(segment) = segments.get(extent.segment) else {
+        for (at, not_before) in told.filter(|(at, _)| own.contains(&at.segment)) {
+            let Some(segment) = segments.get(at.segment) else {
                 continue;
             };
-            if let Some(index) = segment.quarantine_at(extent.offset, extent.length) {
+            for (index, extent) in segment.quarantine_free_in(at.offset, at.length) {
                 freed.push(Freed {
                     segment: Arc::clone(segment),
                     index,
-                    extent: Extent { ..*extent },
+                    extent,
                     grant: None,
                     before: self.next_grant(),
                     not_before,

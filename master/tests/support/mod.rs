@@ -127,6 +127,19 @@ pub(crate) async fn lead(
     Pool::lead(start, standby, term).await.unwrap()
 }
 
+/// Settings of a pool that evicts only when its memory is full, and whose nodes may be silent for long: a test may
+/// advance the clock.
+pub(crate) fn full_and_patient(lease_ttl: Duration) -> Config {
+    Config {
+        eviction_high_watermark_ratio: 1.0,
+        eviction_ratio: 0.0,
+        lease_ttl,
+        suspect_after: Duration::from_secs(1 << 20),
+        drop_after: Duration::from_secs(1 << 21),
+        ..Config::default()
+    }
+}
+
 /// The registration of a node with one segment.
 pub(crate) fn registration(name: &str, incarnation: u128, bytes: u64) -> Registration {
     Registration {

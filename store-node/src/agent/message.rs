@@ -93,7 +93,7 @@ pub(super) fn welcome(message: &proto::Welcome) -> Result<Welcome, Malformed> {
             signer: GrantKey(key.map_err(|_| Malformed::Key)?).signer(),
             segments: message.segment_ids.iter().copied().map(SegmentId).collect(),
             ahead_ms: clock::ahead_ms(message.clock_ms),
-            loads_recorded: grant(message.loads_recorded_below),
+            says_what_is_recorded: grant(message.loads_recorded_below).is_some(),
         },
         heartbeat_interval: Duration::from_millis(message.heartbeat_interval_ms),
         proof: message.epoch_proof.clone(),

@@ -340,7 +340,7 @@ impl Session {
         let mut phase = Phase::Serving;
         let mut phases = context.phases.clone();
         loop {
-            let silent_at = (heard + patience).min(answered_at + patience * LATE_ANSWERS);
+            let (silent_at, limit) = limit_of(heard, answered_at, patience);
             // Heartbeats first: nothing that comes in, however much, makes one late.
             tokio::select! {
                 biased;
@@ -387,7 +387,7 @@ impl Session {
                     }
                 }
                 // Last: what has come and was not read yet, for want of time, is no silence.
-                () = sleep_until(silent_at) => return Err(Failure::Silent(patience).into()),
+                () = sleep_until(silent_at) => return Err(Failure::Silent(limit).into()),
             }
         }
     }
@@ -556,6 +556,13 @@ impl Session {
             tracing::debug!("the master did not close the session after the goodbye");
         }
     }
+}
+
+/// When a session ends for want of answers, and the silence that this is.
+fn limit_of(heard: Instant, answered: Instant, patience: Duration) -> (Instant, Duration) {
+    let silence = (heard + patience, patience);
+    let late = patience * LATE_ANSWERS;
+    silence.min((answered + late, late))
 }
 
 fn envelope(body: ToMaster) -> proto::NodeMessage {

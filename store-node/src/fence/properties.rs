@@ -157,7 +157,7 @@ impl Model {
             signer: KEY.signer(),
             segments: vec![SEGMENT],
             ahead_ms: None,
-            loads_recorded: None,
+            says_what_is_recorded: false,
         };
         assert!(self.fence.enter(term).is_ok());
     }

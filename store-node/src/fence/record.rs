@@ -11,8 +11,6 @@ pub(super) struct Record {
     pub(super) grant: GrantId,
     /// The version of the block: the number of the grant, unless the block was copied here. 0: not known.
     pub(super) version: Version,
-    /// Whether the block came from a medium.
-    pub(super) is_load: bool,
     /// The checksums of its chunks.
     pub(super) sums: Sums,
 }

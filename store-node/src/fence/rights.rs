@@ -114,20 +114,16 @@ impl Fence {
         self.note_copy(extent, grant, |record| record.version = version);
     }
 
-    /// Changes the record of what was written to `extent` under `grant`, if it is still there.
-    pub(super) fn note_copy(
+    /// Changes the record of what was written to `extent` under `grant`. `None` when it is not there any more.
+    pub(super) fn note_copy<T>(
         &mut self,
         extent: &Extent,
         grant: GrantId,
-        change: impl FnOnce(&mut Record),
-    ) {
-        let Ok(span) = self.locate(extent) else {
-            return;
-        };
-        let space = self.spaces.get_mut(span.segment.0);
-        let record = space.and_then(|space| space.records.get_mut(span.range));
-        if let Some(record) = record.filter(|record| record.grant == grant) {
-            change(record);
-        }
+        change: impl FnOnce(&mut Record) -> T,
+    ) -> Option<(Span, T)> {
+        let span = self.locate(extent).ok()?;
+        let space = self.spaces.get_mut(span.segment.0)?;
+        let record = space.records.get_mut(span.range)?;
+        (record.grant == grant).then(|| (span, change(record)))
     }
 }

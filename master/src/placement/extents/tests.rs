@@ -7,6 +7,8 @@ const SIZE: u64 = 1 << 20;
 enum Step {
     Allocate(u64),
     At(u64, u64),
+    /// All that is free in a range, which may end behind the segment.
+    FreeIn(u64, u64),
     Free(usize),
     /// Frees this many extents in one call, starting at an index; some may come twice.
     FreeAll(Vec<usize>),
@@ -16,6 +18,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         3 => (1..SIZE / 4).prop_map(Step::Allocate),
         1 => (0..SIZE / GRANULE, 1..SIZE / 8).prop_map(|(at, length)| Step::At(at * GRANULE, length)),
+        1 => (0..SIZE, 1..SIZE / 8).prop_map(|(at, length)| Step::FreeIn(at, length)),
         3 => any::<usize>().prop_map(Step::Free),
         1 => proptest::collection::vec(any::<usize>(), 1..8).prop_map(Step::FreeAll),
     ];
@@ -92,6 +95,18 @@ proptest! {
                         live.push((index, Offset(offset), Length(rounded)));
                     }
                 }
+                Step::FreeIn(offset, length) => {
+                    let first = offset / GRANULE * GRANULE;
+                    let end = (offset + length).next_multiple_of(GRANULE).min(SIZE);
+                    for (index, at) in extents.allocate_free_in(Offset(offset), Length(length)) {
+                        let part = extents.length(index);
+                        prop_assert!(first <= at.0 && at.0 + part.0 <= end);
+                        live.push((index, at, part));
+                    }
+                    let free = free_map(&extents);
+                    let is_outside = |(at, length): &(Offset, Length)| at.0 + length.0 <= first || end <= at.0;
+                    prop_assert!(free.iter().all(is_outside), "a part of the range is still free");
+                }
                 Step::Free(pick) if !live.is_empty() => {
                     let (index, _, length) = live.swap_remove(pick % live.len());
                     prop_assert_eq!(extents.free(index), length);
@@ -126,7 +141,7 @@ proptest! {
         let mut live = Vec::new();
         for step in steps {
             match step {
-                Step::Allocate(length) | Step::At(_, length) => {
+                Step::Allocate(length) | Step::At(_, length) | Step::FreeIn(_, length) => {
                     if let Some((index, offset)) = first.allocate(Length(length)) {
                         live.push((index, offset, Length(length)));
                     }
@@ -190,6 +205,12 @@ fn impossible_allocations_are_refused() {
     assert!(extents.allocate_at(Offset(1), Length(64)).is_none());
     assert!(extents.allocate_at(Offset(6400), Length(1)).is_none());
     assert!(extents.allocate_at(Offset(64), Length(u64::MAX)).is_none());
+    assert!(
+        extents
+            .allocate_free_in(Offset(6400), Length(u64::MAX))
+            .is_empty()
+    );
+    assert!(extents.allocate_free_in(Offset(64), Length(0)).is_empty());
     assert_eq!(extents.used(), Length(0));
     assert!(Extents::new(Length(63)).allocate(Length(1)).is_none());
 }

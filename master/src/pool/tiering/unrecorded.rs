@@ -6,12 +6,14 @@
 
 use super::super::Pool;
 use super::Traffic;
+use crate::clock::BootInstant;
 use crate::membership::StoreNode;
 use crate::store::journal::Ack;
 use kvpool_types::{GrantId, Incarnation};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// The loads of all nodes.
 #[derive(Debug, Default)]
@@ -22,7 +24,13 @@ pub(super) struct Unrecorded {
     logged: Vec<(Incarnation, GrantId)>,
     /// True while the journal is asked whether `logged` is durable.
     is_asking: bool,
+    /// When it may be asked again.
+    ask_again: BootInstant,
 }
+
+/// How often the journal is asked. A question ends the wait of a group that fills, so it must not be asked at the
+/// heartbeat of each of many nodes.
+const ASK: Duration = Duration::from_millis(100);
 
 impl Unrecorded {
     pub(super) fn begin(&mut self, node: &StoreNode, grant: GrantId) {
@@ -50,12 +58,13 @@ impl Unrecorded {
         self.by_node.get(&node.incarnation)?.first().copied()
     }
 
-    /// What to ask the journal about, unless it is being asked.
-    fn take_to_ask(&mut self) -> Vec<(Incarnation, GrantId)> {
-        if self.is_asking || self.logged.is_empty() {
+    /// What to ask the journal about, unless it is being asked or was asked a moment ago.
+    fn take_to_ask(&mut self, now: BootInstant) -> Vec<(Incarnation, GrantId)> {
+        if self.is_asking || self.logged.is_empty() || now < self.ask_again {
             return Vec::new();
         }
         self.is_asking = true;
+        self.ask_again = now.after(ASK);
         std::mem::take(&mut self.logged)
     }
 }
@@ -83,7 +92,7 @@ impl Pool {
         let mut traffic = self.tiering.traffic.lock();
         let next = GrantId(self.next_version.load(Ordering::Acquire));
         let below = traffic.unrecorded.lowest(node).unwrap_or(next);
-        let asked = traffic.unrecorded.take_to_ask();
+        let asked = traffic.unrecorded.take_to_ask(self.now());
         drop(traffic);
         if !asked.is_empty() {
             let pool = Arc::clone(self);

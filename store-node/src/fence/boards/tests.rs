@@ -21,7 +21,7 @@ fn term(epoch: Epoch) -> Term {
         signer: KEY.signer(),
         segments: vec![SEGMENT, SegmentId(41)],
         ahead_ms: None,
-        loads_recorded: None,
+        says_what_is_recorded: false,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The master of term 5 has durable records of its loads below grant 1: of none.
+/// A fence whose master says which loads are recorded.
 fn fence() -> Fence {
     let mut fence = unwelcomed();
     fence.enter(saying(EPOCH.0)).unwrap();
@@ -12,7 +12,7 @@ fn fence() -> Fence {
 /// A term whose master says which loads are recorded.
 fn saying(epoch: u64) -> Term {
     Term {
-        loads_recorded: Some(GrantId(1)),
+        says_what_is_recorded: true,
         ..term(epoch)
     }
 }
