@@ -8,6 +8,11 @@ use kvpool_types::Length;
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// A time in whole milliseconds, rounded up, so that a short one is not taken for none.
+pub(crate) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
 /// A time on `CLOCK_BOOTTIME`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct BootTime(Duration);
@@ -150,6 +155,14 @@ impl Backoff {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_short_time_is_not_taken_for_none() {
+        assert_eq!(millis(Duration::ZERO), 0);
+        assert_eq!(millis(Duration::from_nanos(1)), 1);
+        assert_eq!(millis(Duration::from_millis(7)), 7);
+        assert_eq!(millis(Duration::MAX), u64::MAX);
+    }
 
     #[test]
     fn pauses_grow_to_their_bound_and_keep_half_of_it() {

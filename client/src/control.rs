@@ -17,7 +17,7 @@ mod survey;
 
 use crate::api::Limits;
 use crate::cache::Locations;
-use crate::clock::{Backoff, Deadline};
+use crate::clock::{Backoff, Deadline, millis};
 use crate::counters::Counting;
 use crate::errors::{ConnectError, ControlError};
 use crate::latencies::Measured;
@@ -186,6 +186,7 @@ impl Control {
             namespace: options.namespace.name.clone(),
             forward: false,
             trace: bytes::Bytes::new(),
+            wait_ms: 0,
         };
         let known = Arc::new(Known::new(caller, locations, Arc::clone(&counting)));
         let credentials = options.credentials();
@@ -423,14 +424,16 @@ impl Control {
         call: Call,
     ) -> Result<M::Reply, Failed> {
         let forwarded = route.leader.is_some();
-        let mut caller = self.known.caller(call.epoch);
-        caller.forward = forwarded;
-        message.set_caller(caller);
         let deadline = if forwarded && !call.waits {
             call.attempt().at_most(FORWARDED_ATTEMPT)
         } else {
             call.attempt()
         };
+        let mut caller = self.known.caller(call.epoch);
+        caller.forward = forwarded;
+        // 0 would mean that nothing is stated.
+        caller.wait_ms = millis(deadline.left()).max(1);
+        message.set_caller(caller);
         let sending = Sending {
             deadline,
             framed: (!forwarded && !call.aside).then_some(&*self.known),

@@ -108,15 +108,15 @@ pub(crate) fn code_of(raw: u32) -> Code {
     Code::from_peer(raw)
 }
 
-/// The answer for a block that lies on an SSD while memory has no room for it.
+/// The answer for a block that lies on an SSD and has not come back to memory yet.
 fn later() -> ControlError {
     ControlError::new(
         Code::Full,
-        "the block lies on an SSD, and memory has no room for it now",
+        "the block lies on an SSD, and did not come back in time: memory has no room, or the disk is slow",
     )
 }
 
-/// Whether a block exists that could not be brought back to memory.
+/// Whether a block exists that has not come back to memory yet.
 pub(crate) fn is_later(error: &ControlError) -> bool {
     error.code == Code::Full
 }

@@ -79,7 +79,7 @@ async fn a_block_comes_back_to_memory_that_is_full() {
         let keys: Vec<Key> = held.iter().map(|number| key(*number)).collect();
         let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
         let (asked, before) = (Instant::now(), disk.loads.load(Ordering::SeqCst));
-        let restored = pool.restore(SPACE, &keys[..]).await;
+        let restored = pool.restore(SPACE, &keys[..], Duration::MAX).await;
         assert!(!restored.left.is_empty(), "all of them are in memory");
         let loads = disk.loads.load(Ordering::SeqCst) - before;
         assert!(loads <= 2 * keys.len() as u64, "{loads}");
@@ -365,7 +365,7 @@ async fn removed_and_replaced_blocks_never_return() {
             for (number, version) in replaced {
                 let key = key(number);
                 let keys = [key.as_ref()];
-                let restored = pool.restore(SPACE, &keys[..]).await;
+                let restored = pool.restore(SPACE, &keys[..], Duration::MAX).await;
                 let answer = pool.lookup(SPACE, &keys[..], false).answer;
                 pool.end_restored(SPACE, &restored);
                 if let Some(Some(block)) = answer.into_iter().next() {

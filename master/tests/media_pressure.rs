@@ -3,10 +3,12 @@
 mod support;
 
 use kvpool_master::Config;
-use kvpool_master::pool::ReserveOptions;
+use kvpool_master::pool::{Holder, Pool, ReserveOptions};
 use kvpool_types::{Code, Key, KeyRef};
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::media::*;
 use support::{SPACE, item, pool, reserve_with};
 
@@ -100,6 +102,69 @@ async fn blocks_get_copies_beside_blocks_that_cannot_leave() {
             "{lost} of {evicted} left without a copy"
         );
     }
+}
+
+/// The numbers of the blocks that lie on the medium only.
+async fn on_medium_only(pool: &Arc<Pool>, numbers: Range<u64>) -> Vec<u64> {
+    let held = present(pool, numbers.clone()).await;
+    let keys: Vec<Key> = numbers.clone().map(key).collect();
+    let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+    let in_memory = pool.lookup(SPACE, &keys[..], false).answer;
+    let all = numbers.zip(held.into_iter().zip(in_memory));
+    all.filter_map(|(number, (held, found))| (held && found.is_none()).then_some(number))
+        .collect()
+}
+
+/// A lookup ends with the patience of its caller. Afterwards nothing is evicted and loaded for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_ends_with_the_patience_of_its_caller() {
+    const PATIENCE: Duration = Duration::from_millis(200);
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 8 * BLOCK, &disk, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    for number in 0..40 {
+        put_paced(&pool, number).await;
+    }
+    let lies_there = on_medium_only(&pool, 0..40).await;
+    assert!(lies_there.len() > 20, "{lies_there:?}");
+    let wanted = key(lies_there[0]);
+    let wanted = [wanted.as_ref()];
+
+    // A load that goes on is no failure: its caller may ask again.
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    let asked = Instant::now();
+    let restored = pool.restore(SPACE, &wanted[..], PATIENCE).await;
+    assert!(asked.elapsed() < Duration::from_secs(3));
+    assert_eq!(restored.left, [0]);
+    disk.loads_stall.store(false, Ordering::SeqCst);
+    assert!(comes_back(&pool, lies_there[0]).await);
+
+    // Every block in memory has a lease, so nothing leaves.
+    let all: Vec<Key> = (0..40).map(key).collect();
+    let all: Vec<KeyRef<'_>> = all.iter().map(Key::as_ref).collect();
+    let leased = pool.lookup(SPACE, &all[..], true);
+    let there = on_medium_only(&pool, 0..40).await;
+    let wanted = key(there[0]);
+    let wanted = [wanted.as_ref()];
+    let count = || {
+        (
+            pool.counters()["blocks_evicted_total"],
+            disk.loads.load(Ordering::SeqCst),
+        )
+    };
+    let before = count();
+    let asked = Instant::now();
+    let restored = pool.restore(SPACE, &wanted[..], PATIENCE).await;
+    assert!(asked.elapsed() < Duration::from_secs(3));
+    assert_eq!(restored.left, [0], "memory has room");
+    // A round of eviction may still have begun for it.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    pool.release(SPACE, &all[..], |_| Holder::of_any(leased.token));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(count(), before, "evictions and loads for nobody");
+    assert!(comes_back(&pool, there[0]).await);
 }
 
 /// Eviction takes the end of a chain first. Its blocks have copies all the same.

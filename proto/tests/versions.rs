@@ -45,6 +45,7 @@ fn both_ends_of_a_handshake_of_version_1_are_understood() {
                 namespace: "team-a".into(),
                 forward: false,
                 trace: Default::default(),
+                wait_ms: 0,
             }),
             spin_us: 50,
             features: 0,

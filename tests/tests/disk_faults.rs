@@ -164,6 +164,60 @@ async fn under(test: &str, fault: Fault, state: &str, heals: bool) {
     drop(disk);
 }
 
+/// A batch names blocks in memory and blocks on a disk that hangs. The disk takes none of the blocks in
+/// memory away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_gets_what_is_in_memory_beside_a_disk_that_hangs() {
+    const LENGTH: usize = 256 << 10;
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let disk = match FaultyDisk::mount(place.path()) {
+        Ok(disk) => disk,
+        Err(error) => {
+            eprintln!("SKIPPED a_batch_gets_what_is_in_memory: no FUSE here: {error:#}");
+            return;
+        }
+    };
+    let ssd = format!("path={},size=256MiB", disk.path().display());
+    let options = Options {
+        segment: SEGMENT.into(),
+        node: vec!["--ssd".into(), ssd],
+        ..Options::default()
+    };
+    let cluster = Cluster::start(options.master(&["--lease-ttl", "300ms"])).unwrap();
+    wait_for_state(&cluster, "ready");
+    let client = cluster.client().await.unwrap();
+    for number in 0..200 {
+        let key = key(number);
+        let put = PutBlock::new(key.clone(), source(&key, LENGTH));
+        let put = client.batch_put(vec![put], &PutOptions::default()).await;
+        assert!(put.iter().all(Result::is_ok), "{put:?}");
+    }
+    disk.set(Fault::Hangs);
+    // The first blocks lie on the disk by now, the last ones in memory.
+    let numbers: Vec<u64> = (0..4).chain(196..200).collect();
+    let to: Vec<_> = numbers.iter().map(|_| target(LENGTH)).collect();
+    let gets = numbers.iter().zip(&to);
+    let gets = gets.map(|(number, to)| GetBlock::new(key(*number), to.clone()));
+    // The get ends before the disk is known to be slow.
+    let options = GetOptions {
+        timeout: Some(Duration::from_secs(1)),
+        ..GetOptions::default()
+    };
+    let begun = Instant::now();
+    let got = client.batch_get(gets.collect(), &options).await;
+    println!("{got:?} in {:?}", begun.elapsed());
+    // A failed test must not wait for the disk.
+    disk.set(Fault::None);
+    for ((number, outcome), to) in numbers.iter().zip(got).zip(&to) {
+        match outcome.unwrap() {
+            GetOutcome::Hit { .. } => assert!(is_right(&key(*number), to, LENGTH)),
+            GetOutcome::Miss => assert!(*number < 4, "{number} was in memory"),
+        }
+    }
+    drop(cluster);
+    drop(disk);
+}
+
 macro_rules! faults {
     ($($test:ident: $fault:expr => $state:literal, $heals:literal;)*) => {$(
         #[tokio::test(flavor = "multi_thread")]

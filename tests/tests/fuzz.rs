@@ -277,6 +277,7 @@ fn messages_to_a_master_hold_whatever_comes() {
         namespace: "team-a".into(),
         forward: false,
         trace: Default::default(),
+        wait_ms: 0,
     };
     let packed = keys::pack(&[Key::from_digest([1; 32]), Key::from_digest([2; 32])]);
     let reserve = proto::ReserveRequest {

@@ -2,6 +2,7 @@
 
 use crate::api::PutOptions;
 use crate::cache::KnownNode;
+use crate::clock::millis;
 use crate::errors::ControlError;
 use crate::locate::{expect_answers, malformed, node_at};
 use kvpool_proto::{Reservation, ReservationColumns, ReserveReply, ReserveRequest};
@@ -156,22 +157,9 @@ fn of<T: Copy + Default>(column: &[T], at: usize) -> T {
     column.get(at).copied().unwrap_or_default()
 }
 
-/// A time in whole milliseconds, rounded up, so that a short one is not taken for none.
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_short_time_is_not_taken_for_none() {
-        assert_eq!(millis(Duration::ZERO), 0);
-        assert_eq!(millis(Duration::from_nanos(1)), 1);
-        assert_eq!(millis(Duration::from_millis(7)), 7);
-        assert_eq!(millis(Duration::MAX), u64::MAX);
-    }
 
     #[test]
     fn the_wait_for_room_leaves_time_to_write() {

@@ -35,12 +35,13 @@ use parking_lot::Mutex;
 use regex::Regex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The blocks of a task.
 #[derive(Clone, Debug)]
 pub enum Blocks<'k> {
-    /// Blocks of one namespace, by key.
-    Keys(NamespaceId, &'k [KeyRef<'k>]),
+    /// Blocks of one namespace, by key, and how long those on media may take to come back.
+    Keys(NamespaceId, &'k [KeyRef<'k>], Duration),
     /// The keys of a namespace that match a pattern.
     Pattern(NamespaceId, Regex),
     /// Every block that has a replica on the task's node.
@@ -156,10 +157,10 @@ impl Pool {
     ) -> Result<TaskView, TaskRefused> {
         self.check_wish(&wish, &blocks)?;
         let found = match blocks {
-            Blocks::Keys(namespace, keys) => {
+            Blocks::Keys(namespace, keys, patience) => {
                 let is_read = wish.change != Change::Drop && self.has_media();
                 let restored = match is_read {
-                    true => Some(self.restore(namespace, keys).await),
+                    true => Some(self.restore(namespace, keys, patience).await),
                     false => None,
                 };
                 let blocks = self.blocks_of(namespace, keys);

@@ -6,6 +6,7 @@ use kvpool_proto as proto;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::{BatchError, KeyBatch};
 use kvpool_types::{ClusterId, Code, HostId};
+use std::time::Duration;
 
 /// The most nodes that a put may prefer: as many as it may ask replicas.
 const MOST_PREFERRED: usize = 64;
@@ -17,6 +18,8 @@ pub(super) struct Caller {
     pub(super) namespace: NamespaceId,
     /// The caller's machine, if known.
     pub(super) host: Option<HostId>,
+    /// How long the answer may take.
+    pub(super) patience: Duration,
 }
 
 /// Checks a caller: right pool, no later term, known namespace.
@@ -38,7 +41,17 @@ pub(super) fn caller(pool: &Pool, caller: Option<&proto::Caller>) -> Result<Call
     Ok(Caller {
         namespace,
         host: HostId::from_slice(&caller.host_id),
+        patience: patience(caller.wait_ms),
     })
+}
+
+/// How long the master may work for a caller that waits for `wait_ms`. The rest is for the way of the answer.
+fn patience(wait_ms: u64) -> Duration {
+    match wait_ms {
+        // A client of an earlier build.
+        0 => Duration::MAX,
+        stated => Duration::from_millis(stated) * 3 / 4,
+    }
 }
 
 /// Counts a call against the rates of its namespace.

@@ -235,7 +235,7 @@ pub(crate) async fn present(pool: &Arc<Pool>, numbers: std::ops::Range<u64>) -> 
 pub(crate) async fn comes_back(pool: &Arc<Pool>, number: u64) -> bool {
     let key = key(number);
     let keys = [key.as_ref()];
-    let restored = pool.restore(SPACE, &keys[..]).await;
+    let restored = pool.restore(SPACE, &keys[..], Duration::MAX).await;
     let found = pool.lookup(SPACE, &keys[..], false).answer;
     pool.end_restored(SPACE, &restored);
     let Some(found) = found.into_iter().next().flatten() else {

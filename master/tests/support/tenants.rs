@@ -137,7 +137,7 @@ impl Tenant {
     pub(crate) async fn restore(&self, numbers: &[u64]) -> Vec<u64> {
         let keys: Vec<Key> = numbers.iter().map(|n| key(*n)).collect();
         let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
-        let restored = self.pool.restore(self.id, &keys[..]).await;
+        let restored = self.pool.restore(self.id, &keys[..], Duration::MAX).await;
         self.pool.end_restored(self.id, &restored);
         restored.left.iter().map(|index| numbers[*index]).collect()
     }

@@ -25,6 +25,10 @@ pub struct Caller {
     /// Empty unless the caller exports spans.
     #[prost(bytes = "bytes", tag = "7")]
     pub trace: ::prost::bytes::Bytes,
+    /// How long the caller waits for the answer. A master works no longer for it, and answers with what it has.
+    /// 0: not stated. A request that has a wait of its own follows that.
+    #[prost(uint64, tag = "8")]
+    pub wait_ms: u64,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -435,7 +439,8 @@ pub struct Location {
     pub version: u64,
     #[prost(message, repeated, tag = "5")]
     pub replicas: ::prost::alloc::vec::Vec<ReplicaLocation>,
-    /// With missing: the block lies on a medium, and memory has no room for it now. Ask again after giving leases back.
+    /// With missing: the block lies on a medium, and did not come back in the time of the caller. Memory has no room for
+    /// it, or its load goes on. Ask again after giving leases back.
     #[prost(bool, tag = "6")]
     pub later: bool,
 }

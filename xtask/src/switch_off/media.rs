@@ -400,4 +400,22 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-store-node",
         test: "a_master_that_speaks_without_answering_heartbeats_is_left_later_than_a_silent_one",
     },
+    Mechanism {
+        invariant: 8,
+        what: "a lookup works no longer than its caller waits",
+        file: "master/src/pool/tiering/restore.rs",
+        on: "deadline: now + patience.min(MOST_WAIT),",
+        off: "deadline: now + MOST_WAIT.max(patience.min(MOST_WAIT)),",
+        package: "kvpool-master",
+        test: "a_lookup_ends_with_the_patience_of_its_caller",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "a load that goes on when its caller has to go is not given up",
+        file: "master/src/pool/tiering/restore.rs",
+        on: "if now >= time.too_long {",
+        off: "if now >= time.deadline {",
+        package: "kvpool-master",
+        test: "a_lookup_ends_with_the_patience_of_its_caller",
+    },
 ];

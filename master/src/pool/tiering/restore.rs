@@ -42,7 +42,8 @@ pub struct Restored {
     /// The blocks that came back. Each has a lease with this token.
     held: Vec<Key>,
     token: BootInstant,
-    /// The indices of the keys whose blocks can be read from a medium, and for which memory had no room.
+    /// The indices of the keys whose blocks can be read from a medium. Memory had no room for them, or their
+    /// loads go on.
     pub left: Vec<usize>,
 }
 
@@ -53,6 +54,15 @@ struct Loads {
     ended: HashMap<BlockId, u32>,
     /// The copies that cannot be read.
     failed: HashSet<BlockId>,
+}
+
+/// The end of a wait for media.
+#[derive(Clone, Copy, Debug)]
+struct Time {
+    /// The lookup is answered.
+    deadline: tokio::time::Instant,
+    /// A load that goes on has failed.
+    too_long: tokio::time::Instant,
 }
 
 /// A copy to load.
@@ -108,12 +118,13 @@ enum Begun {
 
 impl Pool {
     /// Brings the blocks among `keys` that lie on media only back to memory, as far as possible
-    /// within some seconds. A block that does not come back reads as missing. Those that came back have
-    /// a lease until [`Pool::end_restored`].
+    /// within `patience`, and within some seconds. A block that does not come back reads as missing. Those
+    /// that came back have a lease until [`Pool::end_restored`].
     pub async fn restore<'k>(
         self: &Arc<Self>,
         namespace: NamespaceId,
         keys: impl Into<KeyBatch<'k>>,
+        patience: Duration,
     ) -> Restored {
         let keys = keys.into();
         let mut restored = Restored {
@@ -122,7 +133,11 @@ impl Pool {
             left: Vec::new(),
         };
         let mut loads = Loads::default();
-        let deadline = tokio::time::Instant::now() + MOST_WAIT;
+        let now = tokio::time::Instant::now();
+        let time = Time {
+            deadline: now + patience.min(MOST_WAIT),
+            too_long: now + MOST_WAIT,
+        };
         let readable = |loads: &Loads| {
             let mut wanted = self.on_media_only(namespace, &keys);
             wanted.retain(|one| !loads.failed.contains(&one.copy));
@@ -135,8 +150,7 @@ impl Pool {
             if wanted.is_empty() {
                 break;
             }
-            let loading =
-                self.load_all(namespace, &mut wanted, &mut loads, &mut restored, deadline);
+            let loading = self.load_all(namespace, &mut wanted, &mut loads, &mut restored, time);
             if !loading.await {
                 break;
             }
@@ -152,7 +166,7 @@ impl Pool {
         wanted: &mut Vec<Wanted>,
         loads: &mut Loads,
         restored: &mut Restored,
-        deadline: tokio::time::Instant,
+        time: Time,
     ) -> bool {
         let mut progress = tokio::time::Instant::now();
         let mut waits_for_quota: Option<QuotaWait<'_>> = None;
@@ -212,17 +226,17 @@ impl Pool {
             let now = tokio::time::Instant::now();
             let is_stuck =
                 !goes && !restored.held.is_empty() && now.duration_since(progress) > ROOM_PATIENCE;
-            if now >= deadline {
-                // A load that takes so long is not waited for again.
+            if now >= time.too_long {
+                // Such a load is not waited for again.
                 let begun = wanted.iter().filter(|one| one.is_begun);
                 loads.failed.extend(begun.map(|one| one.copy));
             }
-            if is_stuck || now >= deadline || !self.leads() || self.is_stopping() {
+            if is_stuck || now >= time.deadline || !self.leads() || self.is_stopping() {
                 return false;
             }
             let until = match waits {
-                true => deadline.min(now + RETRY),
-                false => deadline,
+                true => time.deadline.min(now + RETRY),
+                false => time.deadline,
             };
             let _late_or_loaded = tokio::time::timeout_at(until, loaded).await;
         }

@@ -108,7 +108,9 @@ impl Calls {
         admit(&self.pool, &caller, true)?;
         let restored = {
             let keys = unpack(&self.pool, &request.keys)?;
-            self.pool.restore(caller.namespace, &keys).await
+            self.pool
+                .restore(caller.namespace, &keys, caller.patience)
+                .await
         };
         let reply = self.locate(&caller, &request);
         self.pool.end_restored(caller.namespace, &restored);
