@@ -31,7 +31,7 @@ mod seat;
 mod terms;
 mod watchdog;
 
-pub use candidate::Candidate;
+pub use candidate::{Candidate, Surroundings};
 pub use members::report_alone;
 pub use recent_contacts::RecentContacts;
 pub use seat::{Known, NotLeading, Report, Role, Seat};

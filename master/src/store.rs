@@ -8,7 +8,7 @@
 //! ```
 //!
 //! * [`MetadataStore`] is the trait. [`EmbeddedStore`] serves a single master; [`etcd`] serves
-//!   several masters and elects one of them.
+//!   several masters and elects one of them, as [`ElectionStore`].
 //! * [`record`] is the codec of the stored bytes, which are opaque to a store.
 //! * [`journal`] makes groups, appends them and keeps the log short; [`recovery`] reads them.
 //! * [`conformance`] is the suite that every store passes.
@@ -17,6 +17,7 @@
 //! [`journal::Ack::Memory`]), and a position is given to one group only.
 
 pub mod conformance;
+mod election;
 mod embedded;
 mod error;
 pub mod etcd;
@@ -25,6 +26,7 @@ mod log_runs;
 pub mod record;
 pub mod recovery;
 
+pub use election::{Campaign, Claim, ElectionStore, Groups, Leader, Leaders};
 pub use embedded::{EmbeddedOptions, EmbeddedStore, set_aside};
 pub use error::{OpenError, StoreError};
 pub use etcd::{EtcdOptions, EtcdStore};

@@ -8,11 +8,12 @@ use bytes::Bytes;
 use bytesize::ByteSize;
 use etcd::{Writer, append, claim, group, open, started};
 use kvpool_etcd::testing::{Etcd, EtcdCluster, Setup};
-use kvpool_master::store::etcd::{Campaign, EtcdOptions, EtcdStore};
+use kvpool_master::store::etcd::{EtcdOptions, EtcdStore};
 use kvpool_master::store::record::VersionsGranted;
 use kvpool_master::store::{
-    Ack, Journal, JournalError, JournalOptions, LogSeq, MetadataStore, OpenError, Record,
-    RecoveryError, ShardIndex, SnapshotSource, StoreError, Target, conformance, recover,
+    Ack, Campaign, ElectionStore, Journal, JournalError, JournalOptions, LogSeq, MetadataStore,
+    OpenError, Record, RecoveryError, ShardIndex, SnapshotSource, StoreError, Target, conformance,
+    recover,
 };
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Epoch, Key, Version};

@@ -6,8 +6,10 @@ use bytes::Bytes;
 use bytesize::ByteSize;
 use etcd::{Writer, append, claim, group, next_of, open, started};
 use kvpool_etcd::testing::{Etcd, Setup};
-use kvpool_master::store::etcd::{Campaign, EtcdOptions, EtcdStore, Leader, LeaderWatch, LeaseId};
-use kvpool_master::store::{LogSeq, MetadataStore, ShardIndex, StoreError};
+use kvpool_master::store::etcd::{EtcdOptions, EtcdStore, LeaderWatch, LeaseId};
+use kvpool_master::store::{
+    Campaign, ElectionStore, Leader, LogSeq, MetadataStore, ShardIndex, StoreError,
+};
 use kvpool_types::Epoch;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

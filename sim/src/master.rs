@@ -1,37 +1,39 @@
 //! The process of a kvmaster: it stands by, is elected, leads its term, and steps down. The pool, its journal, the
-//! standby and the services are the production code. The election follows `kvpool_master::leadership`, over the
-//! store of the simulation instead of etcd.
+//! standby, the services and the election are the production code. The store of the simulation stands for etcd.
 
 use crate::clock::MachineClock;
 use crate::life::Life;
 use crate::net::{MasterPort, Net, master_address};
 use crate::plan::{Plan, Process};
 use crate::store::{Disk, Store};
+use async_trait::async_trait;
 use bytesize::ByteSize;
 use kvpool_master::Config;
 use kvpool_master::clock::Clock;
 use kvpool_master::directory::Policy;
-use kvpool_master::leadership::Seat;
+use kvpool_master::leadership::{Candidate, Seat, Surroundings};
 use kvpool_master::metrics::Metrics;
 use kvpool_master::overview::Watch;
 use kvpool_master::pool::{Pool, TermStart};
 use kvpool_master::service::{NodesService, PoolService};
 use kvpool_master::standby::Standby;
-use kvpool_master::store::{JournalOptions, LogSeq, MetadataStore, StoreError};
+use kvpool_master::store::{
+    Claim, ElectionStore, JournalOptions, MetadataStore, OpenError, StoreError,
+};
 use kvpool_master::term::Term;
 use kvpool_master::workers::Workers;
 use kvpool_types::{ClusterId, Epoch};
+use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
-/// How often a standby looks at the log and at who leads.
+/// How often a master is looked at.
 const LOOK: Duration = Duration::from_millis(40);
 /// How long stepping down may take.
 const RETIRING: Duration = Duration::from_secs(1);
-/// Bytes of the log that are read at once.
-const READ_BYTES: u64 = 1 << 20;
 /// How long a failed attempt waits.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -42,6 +44,7 @@ pub(crate) struct Master {
     pub(crate) clock: Arc<MachineClock>,
     pub(crate) seat: Arc<Seat>,
     net: Arc<Net>,
+    disk: Arc<Disk>,
     store: Arc<Store>,
     elects: bool,
     /// The process is asked to end.
@@ -96,6 +99,7 @@ impl Master {
         );
         let master = Arc::new(Self {
             number,
+            disk: Arc::clone(disk),
             store: Arc::new(Store::new(disk, number, &life)),
             life: life.clone(),
             clock: Arc::clone(clock),
@@ -132,7 +136,7 @@ impl Master {
     async fn run(&self) {
         loop {
             let ended = match self.elects {
-                true => self.stand_and_lead().await,
+                true => self.stand().await,
                 false => self.lead_alone().await,
             };
             if let Err(why) = ended {
@@ -148,15 +152,7 @@ impl Master {
             config: self.seat.config.clone(),
             cluster,
             store: Arc::clone(&self.store) as _,
-            journal: JournalOptions {
-                workers: Workers::Tasks,
-                appends_aside: true,
-                // Small, so that snapshots and cuts happen all the time.
-                log_bytes: ByteSize::kib(8),
-                capture_bytes: ByteSize::kib(4),
-                log_ratio: 1,
-                ..plain
-            },
+            journal: journal(plain),
             clock: Arc::clone(&self.clock) as _,
             metrics: Arc::clone(&self.seat.metrics),
         }
@@ -217,157 +213,91 @@ impl Master {
     async fn step_down(&self, pool: &Arc<Pool>, why: &str) {
         self.note(format_args!("steps down from epoch {}: {why}", pool.epoch));
         pool.term.end();
-        if self.elects {
-            let resigned = timeout(RETIRING, self.store.resign(pool.epoch)).await;
-            if !matches!(resigned, Ok(Ok(()))) {
-                self.note("has not said so to the store");
-            }
-        }
         self.seat.step_down(why);
         if timeout(RETIRING, pool.retire()).await.is_err() {
             pool.lapse();
         }
     }
 
-    /// Follows the log until nobody leads, then stands for election.
-    async fn stand_and_lead(&self) -> Result<(), Failure> {
-        let fail = |error: StoreError| error.to_string();
-        let cluster = self.cluster().await.map_err(fail)?;
-        let ttl = self.seat.config.leader_ttl;
-        let mut standby = self.load().await?;
-        let (epoch, term) = loop {
-            self.seat.follow(standby.applied());
-            match self.store.leader().await.map_err(fail)? {
-                // A leftover of an earlier life of this master.
-                Some(leader) if leader.master == self.number => {
-                    self.store.resign(leader.epoch).await.map_err(fail)?;
-                }
-                Some(leader) => {
-                    self.seat
-                        .learn(&master_address(leader.master), leader.epoch);
-                }
-                None => {
-                    self.seat.learn("", self.seat.known().epoch);
-                    let asked = self.clock.now();
-                    if let Some(epoch) = self.store.campaign(ttl).await.map_err(fail)? {
-                        let term = Term::until(epoch, asked.after(usable(ttl)));
-                        break (epoch, Arc::new(term));
-                    }
-                }
-            }
-            self.follow(&mut standby).await?;
-            sleep(LOOK).await;
+    /// One of several masters, until it is asked to end.
+    async fn stand(&self) -> Result<(), Failure> {
+        self.cluster().await.map_err(|error| error.to_string())?;
+        let claim = Claim {
+            id: format!("{:032x}", kvpool_seams::random::<u128>()),
+            address: master_address(self.number),
+            http_address: String::new(),
         };
-        self.note(format_args!("is elected for epoch {epoch}"));
-        let keeping = async {
-            loop {
-                sleep(ttl / 4).await;
-                let asked = self.clock.now();
-                match timeout(ttl / 3, self.store.keep_alive(epoch, ttl)).await {
-                    Ok(Ok(true)) => term.renew(asked.after(usable(ttl))),
-                    Ok(Ok(false)) => return "the store knows its lease no more".to_owned(),
-                    Ok(Err(_)) | Err(_) => {}
-                }
-            }
+        let surroundings = Around {
+            number: self.number,
+            life: self.life.clone(),
+            net: Arc::clone(&self.net),
+            disk: Arc::clone(&self.disk),
         };
-        let leading = async {
-            let promoted = timeout(ttl * 3, self.promote(standby, cluster, &term)).await;
-            let pool = match promoted {
-                Ok(Ok(pool)) => pool,
-                Ok(Err(why)) => return (None, why),
-                Err(_) => return (None, "it took too long to begin the term".to_owned()),
-            };
-            self.begin(&pool);
-            loop {
-                if let Err(why) = pool.healthy() {
-                    return (Some(pool), why);
-                }
-                if let Ok(Ok(Some(leader))) = timeout(LOOK * 4, self.store.leader()).await
-                    && leader.epoch > epoch
-                {
-                    return (Some(pool), format!("m{} was elected", leader.master));
-                }
-                tokio::select! {
-                    biased;
-                    later = pool.superseded() => {
-                        let _known = pool.give_way(later).await;
-                        return (Some(pool), format!("a node knows the later epoch {later}"));
-                    }
-                    () = self.retires.notified() => {
-                        return (Some(pool), "it is asked to end".to_owned());
-                    }
-                    () = sleep(LOOK) => {}
-                }
-            }
-        };
-        let (pool, why) = tokio::select! {
+        let candidate = Candidate::stand(
+            Arc::clone(&self.seat),
+            Arc::clone(&self.clock) as _,
+            claim,
+            Arc::new(surroundings),
+            journal(JournalOptions::default()),
+            None,
+        );
+        tokio::select! {
             biased;
-            why = keeping => (self.seat.pool().ok(), why),
-            ended = leading => ended,
-        };
-        match pool {
-            Some(pool) => self.step_down(&pool, &why).await,
-            None => {
-                term.end();
-                let _told = timeout(RETIRING, self.store.resign(epoch)).await;
-            }
+            () = self.retires.notified() => {}
+            never = self.tell_roles() => match never {},
         }
-        Err(why)
+        self.note("is asked to end");
+        candidate.stop().await;
+        Err("it has ended".to_owned())
     }
 
-    /// Applies what the log has behind the standby.
-    async fn follow(&self, standby: &mut Standby) -> Result<(), Failure> {
-        let fail = |error: StoreError| error.to_string();
-        let groups = self.store.read_log(standby.applied(), READ_BYTES).await;
-        for (seq, group) in groups.map_err(fail)? {
-            let applied = standby.apply(seq, &group);
-            applied.map_err(|error| error.to_string())?;
-        }
-        let span = self.store.log_span().await.map_err(fail)?;
-        if standby.applied() < span.cut {
-            return Err("the log was cut before this standby had read it".to_owned());
-        }
-        standby.forget(span.cut.min(standby.applied()));
-        Ok(())
-    }
-
-    async fn promote(
-        &self,
-        mut standby: Standby,
-        cluster: ClusterId,
-        term: &Arc<Term>,
-    ) -> Result<Arc<Pool>, Failure> {
-        let fail = |error: StoreError| error.to_string();
-        let begun = Instant::now();
-        let span = self.store.log_span().await.map_err(fail)?;
-        if standby.applied() < span.cut {
-            standby = self.load().await?;
-        }
-        while standby.applied() < span.last {
-            let groups = self.store.read_log(standby.applied(), READ_BYTES).await;
-            let groups: Vec<(LogSeq, bytes::Bytes)> = groups.map_err(fail)?;
-            if groups.is_empty() {
-                return Err(format!("the log ends before group {}", span.last));
+    /// Writes into the trace what the master is.
+    async fn tell_roles(&self) -> Infallible {
+        let mut told = String::new();
+        loop {
+            let role = match self.seat.pool() {
+                Ok(pool) => format!("leads in epoch {}", pool.epoch),
+                Err(why) => why.reason,
+            };
+            if role != told {
+                self.note(&role);
+                told = role;
             }
-            for (seq, group) in groups {
-                let applied = standby.apply(seq, &group);
-                applied.map_err(|error| error.to_string())?;
-            }
+            sleep(LOOK).await;
         }
-        let positions = self.store.snapshot_positions().await.map_err(fail)?;
-        standby.note(span.cut, positions);
-        let start = self.term_start(cluster, JournalOptions::default());
-        let pool = Pool::lead(start, standby, Arc::clone(term)).await;
-        let pool = pool.map_err(|error| error.to_string())?;
-        self.note(format_args!(
-            "is promoted within {} ms",
-            begun.elapsed().as_millis()
-        ));
-        Ok(pool)
     }
 }
 
-/// The part of a lease that its holder may use.
-fn usable(ttl: Duration) -> Duration {
-    ttl * 9 / 10
+/// What a candidate reaches.
+#[derive(Debug)]
+struct Around {
+    number: usize,
+    life: Life,
+    net: Arc<Net>,
+    disk: Arc<Disk>,
+}
+
+#[async_trait]
+impl Surroundings for Around {
+    async fn open(&self) -> Result<Arc<dyn ElectionStore>, OpenError> {
+        self.life.check().await;
+        Ok(Arc::new(Store::new(&self.disk, self.number, &self.life)))
+    }
+
+    async fn meet(&self, address: &str) -> io::Result<()> {
+        self.life.check().await;
+        self.net.meet(self.number, address).await
+    }
+}
+
+/// Small, so that snapshots and cuts happen all the time.
+fn journal(plain: JournalOptions) -> JournalOptions {
+    JournalOptions {
+        workers: Workers::Tasks,
+        appends_aside: true,
+        log_bytes: ByteSize::kib(8),
+        capture_bytes: ByteSize::kib(4),
+        log_ratio: 1,
+        ..plain
+    }
 }

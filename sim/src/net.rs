@@ -18,6 +18,7 @@ use prost::Message;
 use proto::node_message::Body;
 use proto::pool_server::Pool as _;
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -175,6 +176,28 @@ impl Net {
         seats
             .map(|(number, port)| (*number, Arc::clone(&port.seat)))
             .collect()
+    }
+
+    /// A connection between masters, until it ends.
+    pub(crate) async fn meet(&self, from: usize, address: &str) -> io::Result<()> {
+        let from = Process::Master(from);
+        let to = number_in(address).unwrap_or(usize::MAX);
+        let is_cut = |to| self.is_cut(from, to) || self.is_cut(to, from);
+        sleep(self.dice.micros(50, 1_500)).await;
+        if is_cut(Process::Master(to)) {
+            sleep(Duration::from_secs(1)).await;
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let port = self.masters.lock().get(&to).cloned();
+        let Some(port) = port else {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        };
+        port.life.over().await;
+        // The end is not heard across a cut.
+        while is_cut(Process::Master(to)) {
+            sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
     }
 
     pub(crate) fn node(&self, node: usize) -> Option<NodePort> {

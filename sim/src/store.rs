@@ -6,29 +6,33 @@ use crate::dice::Dice;
 use crate::life::Life;
 use async_trait::async_trait;
 use bytes::Bytes;
+use kvpool_master::store::etcd::{LeaseId, Maintained, Usage};
 use kvpool_master::store::{
-    LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot, SnapshotPositions, StoreError,
+    Campaign, Claim, ElectionStore, Groups, Leader, Leaders, LogSeq, LogSpan, MetadataStore,
+    ShardIndex, Snapshot, SnapshotPositions, StoreError,
 };
 use kvpool_types::{ClusterId, Epoch};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
-/// The master that the store names as the leader.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Leader {
-    pub(crate) master: usize,
-    pub(crate) epoch: Epoch,
-    expires: Instant,
-}
+/// How often a watch looks at the store.
+const LOOK: Duration = Duration::from_millis(20);
+/// Groups of the log that are read at once.
+const GROUPS: usize = 16;
 
 #[derive(Debug, Default)]
 struct State {
     cluster: Option<ClusterId>,
     epoch: Epoch,
+    /// When each lease ends, and how long a renewal lasts.
+    leases: BTreeMap<i64, (Instant, Duration)>,
     leader: Option<Leader>,
+    members: BTreeMap<String, (LeaseId, Bytes)>,
     cut: LogSeq,
     last: LogSeq,
     log: BTreeMap<LogSeq, Bytes>,
@@ -49,10 +53,33 @@ pub(crate) struct Disk {
 }
 
 impl State {
+    fn lives(&self, lease: LeaseId) -> bool {
+        let ends = self.leases.get(&lease.0);
+        ends.is_some_and(|(ends, _)| Instant::now() < *ends)
+    }
+
     /// The leader while its lease runs.
     fn leader(&mut self) -> Option<Leader> {
-        self.leader = self.leader.filter(|leader| Instant::now() < leader.expires);
-        self.leader
+        let leader = self.leader.take();
+        self.leader = leader.filter(|leader| self.lives(leader.lease));
+        self.leader.clone()
+    }
+
+    fn campaign(&mut self, lease: LeaseId, claim: &Claim) -> Result<Campaign, StoreError> {
+        match self.leader() {
+            Some(leader) if leader.lease == lease => Ok(Campaign::Won(leader.epoch)),
+            Some(leader) => Ok(Campaign::Lost(leader)),
+            None if self.lives(lease) => {
+                self.epoch.0 += 1;
+                self.leader = Some(Leader {
+                    claim: claim.clone(),
+                    epoch: self.epoch,
+                    lease,
+                });
+                Ok(Campaign::Won(self.epoch))
+            }
+            None => Err(no_answer("the lease has ended")),
+        }
     }
 
     fn check(&mut self, elects: bool, asked: Epoch) -> Result<(), StoreError> {
@@ -147,13 +174,21 @@ impl Disk {
     }
 }
 
-/// The store as one life of a master's process sees it.
-#[derive(Debug)]
+/// One connection of a master's life to the store.
+#[derive(Clone, Debug)]
 pub(crate) struct Store {
     disk: Arc<Disk>,
     master: usize,
     life: Life,
-    is_closed: std::sync::atomic::AtomicBool,
+    is_closed: Arc<AtomicBool>,
+    /// Writes of terms up to this one end.
+    abandoned: Arc<watch::Sender<Option<Epoch>>>,
+}
+
+fn no_answer(reason: &str) -> StoreError {
+    StoreError::Unavailable {
+        reason: reason.into(),
+    }
 }
 
 impl Store {
@@ -162,14 +197,15 @@ impl Store {
             disk: Arc::clone(disk),
             master,
             life: life.clone(),
-            is_closed: false.into(),
+            is_closed: Arc::default(),
+            abandoned: Arc::new(watch::Sender::new(None)),
         }
     }
 
     /// The way of one request to the store. A dead process gets no answer.
     async fn go(&self) -> Result<(), StoreError> {
         self.life.check().await;
-        if self.is_closed.load(std::sync::atomic::Ordering::Acquire) {
+        if self.is_closed.load(Ordering::Acquire) {
             return Err(StoreError::Closed);
         }
         sleep(self.disk.dice.micros(50, 1_500)).await;
@@ -202,17 +238,38 @@ impl Store {
         until.is_some_and(|until| Instant::now() < until)
     }
 
-    async fn write(
+    /// A write of a term. Where the term is abandoned meanwhile, the request may be on its way still.
+    async fn write<T: Send + 'static>(
         &self,
-        write: impl FnOnce(&mut State) -> Result<(), StoreError> + Send + 'static,
-    ) -> Result<(), StoreError> {
+        term: Epoch,
+        write: impl FnOnce(&mut State) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let mut abandoned = self.abandoned.subscribe();
+        let store = self.clone();
+        let mut request = Box::pin(async move { store.write_now(write).await });
+        tokio::select! {
+            biased;
+            _ = abandoned.wait_for(|until| Some(term) <= *until) => {}
+            written = &mut request => return written,
+        }
+        tokio::spawn(request);
+        Err(no_answer("the term is abandoned"))
+    }
+
+    async fn write_now<T: Send + 'static>(
+        &self,
+        write: impl FnOnce(&mut State) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
         self.go().await?;
         // A crash after the request has left: over a network it may arrive all the same.
         if self.life.is_over() && !self.disk.elects {
             self.life.check().await;
         }
         let is_lost = self.life.is_over() && self.disk.dice.chance(500);
-        if self.is_unknown() && !is_lost {
+        if is_lost {
+            self.life.check().await;
+        }
+        if self.is_unknown() {
             match self.disk.dice.below(3) {
                 0 => {
                     let _unsaid = write(&mut self.disk.state.lock());
@@ -228,60 +285,154 @@ impl Store {
                 _ => {}
             }
             self.come_back().await;
-            return Err(StoreError::Unavailable {
-                reason: "no answer".into(),
-            });
+            return Err(no_answer("no answer"));
         }
-        let written = if is_lost {
-            Ok(())
-        } else {
-            write(&mut self.disk.state.lock())
-        };
+        let written = write(&mut self.disk.state.lock());
         self.come_back().await;
         written
     }
+}
 
-    /// The leader now.
-    pub(crate) async fn leader(&self) -> Result<Option<Leader>, StoreError> {
+#[async_trait]
+impl ElectionStore for Store {
+    async fn grant_lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        self.read(|state| {
+            let next = state.leases.keys().next_back().map_or(1, |last| last + 1);
+            state.leases.insert(next, (Instant::now() + ttl, ttl));
+            LeaseId(next)
+        })
+        .await
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, StoreError> {
+        self.read(|state| {
+            let lives = state.lives(lease);
+            let (ends, ttl) = state.leases.get_mut(&lease.0).filter(|_| lives)?;
+            *ends = Instant::now() + *ttl;
+            Some(*ttl)
+        })
+        .await
+    }
+
+    async fn revoke_lease(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.read(|state| {
+            if let Some((ends, _)) = state.leases.get_mut(&lease.0) {
+                *ends = Instant::now();
+            }
+        })
+        .await
+    }
+
+    async fn leader(&self) -> Result<Option<Leader>, StoreError> {
         self.read(State::leader).await
     }
 
-    /// Becomes the leader for `ttl` if nobody is.
-    pub(crate) async fn campaign(&self, ttl: Duration) -> Result<Option<Epoch>, StoreError> {
-        let master = self.master;
-        self.read(move |state| {
-            if state.leader().is_some() {
-                return None;
+    async fn campaign(&self, lease: LeaseId, claim: &Claim) -> Result<Campaign, StoreError> {
+        let claim = claim.clone();
+        self.write_now(move |state| state.campaign(lease, &claim))
+            .await
+    }
+
+    async fn leaders(&self) -> Result<Box<dyn Leaders>, StoreError> {
+        Ok(Box::new(LeadersSeen {
+            store: self.clone(),
+            told: None,
+        }))
+    }
+
+    async fn groups(&self, after: LogSeq) -> Result<Box<dyn Groups>, StoreError> {
+        Ok(Box::new(GroupsRead {
+            store: self.clone(),
+            after,
+            found: Vec::new(),
+        }))
+    }
+
+    async fn put_member(&self, lease: LeaseId, id: &str, member: Bytes) -> Result<(), StoreError> {
+        self.read(|state| {
+            state.members.insert(id.to_owned(), (lease, member));
+        })
+        .await
+    }
+
+    async fn members(&self) -> Result<Vec<(String, Bytes)>, StoreError> {
+        self.read(|state| {
+            let mut members = std::mem::take(&mut state.members);
+            members.retain(|_, (lease, _)| state.lives(*lease));
+            state.members = members;
+            let members = state.members.iter();
+            members
+                .map(|(id, (_, member))| (id.clone(), member.clone()))
+                .collect()
+        })
+        .await
+    }
+
+    fn abandon(&self, epoch: Epoch) {
+        self.abandoned
+            .send_modify(|until| *until = Some(epoch).max(*until));
+    }
+
+    async fn maintain(&self, _: Epoch) -> Result<Maintained, StoreError> {
+        Ok(Maintained::default())
+    }
+
+    async fn usage(&self) -> Result<Usage, StoreError> {
+        Ok(Usage::default())
+    }
+}
+
+/// The leader, looked at all the time.
+#[derive(Debug)]
+struct LeadersSeen {
+    store: Store,
+    told: Option<Option<Leader>>,
+}
+
+#[async_trait]
+impl Leaders for LeadersSeen {
+    async fn next(&mut self) -> Result<Option<Leader>, StoreError> {
+        loop {
+            let leader = self.store.leader().await?;
+            if self.told.as_ref() != Some(&leader) {
+                self.told = Some(leader.clone());
+                return Ok(leader);
             }
-            state.epoch.0 += 1;
-            state.leader = Some(Leader {
-                master,
-                epoch: state.epoch,
-                expires: Instant::now() + ttl,
+            sleep(LOOK).await;
+        }
+    }
+}
+
+/// The log, read all the time.
+#[derive(Debug)]
+struct GroupsRead {
+    store: Store,
+    after: LogSeq,
+    /// What was read and not told, the next one last.
+    found: Vec<(LogSeq, Bytes)>,
+}
+
+#[async_trait]
+impl Groups for GroupsRead {
+    async fn next(&mut self) -> Result<(LogSeq, Bytes), StoreError> {
+        loop {
+            if let Some((seq, group)) = self.found.pop() {
+                self.after = seq;
+                return Ok((seq, group));
+            }
+            let after = self.after;
+            let read = self.store.read(|state| {
+                state.is_in_log(after)?;
+                let groups = state.log.range(after.next()..).take(GROUPS);
+                let groups = groups.map(|(seq, group)| (*seq, group.clone()));
+                Ok::<Vec<_>, StoreError>(groups.collect())
             });
-            Some(state.epoch)
-        })
-        .await
-    }
-
-    /// Renews the lease of the leader of `epoch`; false when it is gone.
-    pub(crate) async fn keep_alive(&self, epoch: Epoch, ttl: Duration) -> Result<bool, StoreError> {
-        self.read(move |state| {
-            let leads = state.leader().is_some_and(|leader| leader.epoch == epoch);
-            if let Some(leader) = state.leader.as_mut().filter(|_| leads) {
-                leader.expires = Instant::now() + ttl;
+            self.found = read.await??;
+            self.found.reverse();
+            if self.found.is_empty() {
+                sleep(LOOK).await;
             }
-            leads
-        })
-        .await
-    }
-
-    /// Ends the lease of the leader of `epoch`.
-    pub(crate) async fn resign(&self, epoch: Epoch) -> Result<(), StoreError> {
-        self.read(move |state| {
-            state.leader = state.leader.filter(|leader| leader.epoch != epoch);
-        })
-        .await
+        }
     }
 }
 
@@ -305,7 +456,7 @@ impl MetadataStore for Store {
 
     async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError> {
         let elects = self.disk.elects;
-        self.write(move |state| state.append(elects, epoch, seq, group))
+        self.write(epoch, move |state| state.append(elects, epoch, seq, group))
             .await
     }
 
@@ -343,7 +494,7 @@ impl MetadataStore for Store {
         chunks: Vec<Bytes>,
     ) -> Result<(), StoreError> {
         let elects = self.disk.elects;
-        self.write(move |state| {
+        self.write(epoch, move |state| {
             state.check(elects, epoch)?;
             state.is_in_log(seq)?;
             let before = state.snapshots.insert(shard, Snapshot { seq, chunks });
@@ -378,7 +529,7 @@ impl MetadataStore for Store {
 
     async fn truncate_log(&self, epoch: Epoch, through: LogSeq) -> Result<(), StoreError> {
         let elects = self.disk.elects;
-        self.write(move |state| {
+        self.write(epoch, move |state| {
             state.check(elects, epoch)?;
             if through <= state.cut {
                 return Ok(());
@@ -397,8 +548,7 @@ impl MetadataStore for Store {
     }
 
     async fn close(&self) -> Result<(), StoreError> {
-        self.is_closed
-            .store(true, std::sync::atomic::Ordering::Release);
+        self.is_closed.store(true, Ordering::Release);
         Ok(())
     }
 }

@@ -1,12 +1,16 @@
 //! The start and the end of the task that stands for election.
 
-use super::Seat;
 use super::observer::Observer;
 use super::terms::{RETRY, Run, Stand, told};
+use super::{Seat, watchdog};
 use crate::clock::Clock;
-use crate::store::etcd::{Claim, EtcdOptions, EtcdStore, TlsOptions};
-use crate::store::{MetadataStore, OpenError};
+use crate::store::etcd::TlsOptions;
+use crate::store::{Claim, ElectionStore, EtcdOptions, EtcdStore, JournalOptions, OpenError};
+use async_trait::async_trait;
+use bytesize::ByteSize;
 use kvpool_types::ClusterId;
+use std::fmt::Debug;
+use std::io;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -29,7 +33,33 @@ pub enum CandidateError {
     Open(#[from] OpenError),
 }
 
-/// A master that stands for election while it runs.
+/// What a candidate reaches outside of its process.
+#[async_trait]
+pub trait Surroundings: Debug + Send + Sync {
+    /// Opens a connection of its own to the store.
+    async fn open(&self) -> Result<Arc<dyn ElectionStore>, OpenError>;
+
+    /// Connects to the leader at `address` (`http://host:port`), and returns when the connection has
+    /// ended. Fails with [`io::ErrorKind::ConnectionRefused`] where nobody listens.
+    async fn meet(&self, address: &str) -> io::Result<()>;
+}
+
+/// etcd and the network.
+#[derive(Debug)]
+struct Etcd(EtcdOptions);
+
+#[async_trait]
+impl Surroundings for Etcd {
+    async fn open(&self) -> Result<Arc<dyn ElectionStore>, OpenError> {
+        Ok(Arc::new(EtcdStore::open(&self.0).await?))
+    }
+
+    async fn meet(&self, address: &str) -> io::Result<()> {
+        watchdog::meet(address).await
+    }
+}
+
+/// A master that stands for election while it runs. Its work ends at a drop, without a goodbye.
 #[derive(Debug)]
 pub struct Candidate {
     stop: watch::Sender<bool>,
@@ -45,14 +75,8 @@ impl Candidate {
         address: String,
         http_address: String,
     ) -> Result<Self, CandidateError> {
-        let options = etcd_options(&seat)?;
-        let claim = Claim {
-            id: format!("{:032x}", kvpool_seams::random::<u128>()),
-            address,
-            http_address,
-        };
-        let (stop, stopped) = watch::channel(false);
-        let store = match EtcdStore::open(&options).await {
+        let surroundings = Etcd(etcd_options(&seat)?);
+        let opened = match surroundings.open().await {
             Ok(store) => Some(store),
             // etcd may still come. Until then the seat reports what the master waits for.
             Err(error) if error.is_retryable() => {
@@ -62,18 +86,46 @@ impl Candidate {
             }
             Err(error) => return Err(error.into()),
         };
+        let claim = Claim {
+            id: format!("{:032x}", kvpool_seams::random::<u128>()),
+            address,
+            http_address,
+        };
+        let surroundings = Arc::new(surroundings);
+        let journal = journal_options();
+        Ok(Self::stand(
+            seat,
+            clock,
+            claim,
+            surroundings,
+            journal,
+            opened,
+        ))
+    }
+
+    /// The same with a store and a network of the caller's. `opened` is a store that is already open.
+    pub fn stand(
+        seat: Arc<Seat>,
+        clock: Arc<dyn Clock>,
+        claim: Claim,
+        surroundings: Arc<dyn Surroundings>,
+        journal: JournalOptions,
+        opened: Option<Arc<dyn ElectionStore>>,
+    ) -> Self {
+        let (stop, stopped) = watch::channel(false);
         let begin = Stand {
             seat,
             clock,
-            options,
             claim,
+            surroundings,
+            journal,
             stopped,
         };
-        let task = tokio::spawn(begin.run(store));
-        Ok(Self {
+        let task = tokio::spawn(begin.run(opened));
+        Self {
             stop,
             task: tokio::sync::Mutex::new(Some(task)),
-        })
+        }
     }
 
     /// Gives up the lead, so that another master can take it at once, and ends the task.
@@ -83,6 +135,14 @@ impl Candidate {
             && task.await.is_err()
         {
             tracing::error!("election task panicked");
+        }
+    }
+}
+
+impl Drop for Candidate {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.get_mut().take() {
+            task.abort();
         }
     }
 }
@@ -112,8 +172,19 @@ fn etcd_options(seat: &Seat) -> Result<EtcdOptions, CandidateError> {
     Ok(options)
 }
 
+/// etcd copies each value to all its members, so the log is kept shorter than on a local disk. An
+/// append also takes long enough to run on another thread.
+fn journal_options() -> JournalOptions {
+    JournalOptions {
+        log_bytes: ByteSize::mib(8),
+        log_ratio: 1,
+        appends_aside: true,
+        ..JournalOptions::default()
+    }
+}
+
 impl Stand {
-    async fn run(mut self, store: Option<EtcdStore>) {
+    async fn run(mut self, store: Option<Arc<dyn ElectionStore>>) {
         let mut stopped = self.stopped.clone();
         let mut run = tokio::select! {
             run = self.open(store) => run,
@@ -122,16 +193,15 @@ impl Stand {
         run.run().await;
     }
 
-    async fn open(&mut self, mut opened: Option<EtcdStore>) -> Run {
+    async fn open(&mut self, mut opened: Option<Arc<dyn ElectionStore>>) -> Run {
         loop {
             let store = match opened.take() {
                 Some(store) => Ok(store),
-                None => EtcdStore::open(&self.options).await,
+                None => self.surroundings.open().await,
             };
             let reason = match store {
                 Ok(store) => match store.cluster_id(ClusterId(kvpool_seams::random())).await {
                     Ok(cluster) => {
-                        let store = Arc::new(store);
                         return Run {
                             observer: Observer::start(Arc::clone(&store)),
                             stand: self.clone(),

@@ -1,9 +1,11 @@
 //! The thread that renews the leader's lease. Its own runtime and connection keep it on time,
 //! whatever load the master has.
 
+use super::Surroundings;
 use crate::clock::Clock;
-use crate::store::etcd::{EtcdOptions, EtcdStore, LeaseId};
+use crate::store::etcd::LeaseId;
 use crate::term::Term;
+use crate::workers::Workers;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,34 +32,39 @@ pub(super) struct Keeper {
 impl Keeper {
     /// Starts to renew `lease`, and `term` with it.
     pub(super) fn start(
-        options: EtcdOptions,
+        surroundings: Arc<dyn Surroundings>,
         lease: LeaseId,
         ttl: Duration,
         term: Arc<Term>,
         clock: Arc<dyn Clock>,
+        workers: Workers,
     ) -> io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
         let (told, lost) = watch::channel(false);
         let (stop, stopped) = oneshot::channel::<()>();
-        std::thread::Builder::new()
-            .name("kvm-lease".into())
-            .spawn(move || {
-                runtime.block_on(async {
-                    tokio::select! {
-                        () = keep(&options, lease, ttl, &term, &*clock) => {
-                            // A failure means that nobody waits for it any more.
-                            let _asked = told.send(true);
-                        }
-                        _ = stopped => {}
-                    }
-                });
-            })?;
+        let keeping = async move {
+            tokio::select! {
+                () = keep(&*surroundings, lease, ttl, &term, &*clock) => {
+                    // A failure means that nobody waits for it any more.
+                    let _asked = told.send(true);
+                }
+                _ = stopped => {}
+            }
+        };
+        match workers {
+            Workers::Threads => {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()?;
+                std::thread::Builder::new()
+                    .name("kvm-lease".into())
+                    .spawn(move || runtime.block_on(keeping))?;
+            }
+            Workers::Tasks => drop(tokio::spawn(keeping)),
+        }
         Ok(Self { lost, _stop: stop })
     }
 
-    /// Completes when etcd no longer knows the lease.
+    /// Completes when the store no longer knows the lease.
     pub(super) async fn lost(&self) {
         // An error means that the thread has ended and nobody renews the lease.
         let mut lost = self.lost.clone();
@@ -67,14 +74,14 @@ impl Keeper {
 
 /// Renews the lease until it is gone.
 async fn keep(
-    options: &EtcdOptions,
+    surroundings: &dyn Surroundings,
     lease: LeaseId,
     ttl: Duration,
     term: &Term,
     clock: &dyn Clock,
 ) {
     let store = loop {
-        match EtcdStore::open(options).await {
+        match surroundings.open().await {
             Ok(store) => break store,
             Err(error) => {
                 tracing::warn!(%error, "leader lease: renewal connection failed, retrying");
@@ -83,7 +90,7 @@ async fn keep(
         }
     };
     loop {
-        // etcd starts the TTL when it processes the request, which is not before this instant.
+        // The store starts the TTL when it processes the request, which is not before this instant.
         let sent = clock.now();
         let pause = match store.keep_alive(lease).await {
             Ok(Some(granted)) => {

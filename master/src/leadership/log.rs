@@ -1,8 +1,7 @@
 //! A task that reads the groups of the log as it grows.
 
 use super::terms::RETRY;
-use crate::store::etcd::EtcdStore;
-use crate::store::{LogSeq, MetadataStore, StoreError};
+use crate::store::{ElectionStore, LogSeq, StoreError};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +26,7 @@ pub(super) struct Groups {
 
 impl Groups {
     /// The groups behind `after`.
-    pub(super) fn follow(store: &Arc<EtcdStore>, after: LogSeq) -> Self {
+    pub(super) fn follow(store: &Arc<dyn ElectionStore>, after: LogSeq) -> Self {
         let cut = Arc::new(AtomicU64::new(0));
         let cutting = tokio::spawn(poll_cut(Arc::clone(store), Arc::clone(&cut)));
         let store = Arc::clone(store);
@@ -35,7 +34,7 @@ impl Groups {
         let task = tokio::spawn(async move {
             let mut after = after;
             loop {
-                let error = match follow(&store, &mut after, &sender).await {
+                let error = match follow(&*store, &mut after, &sender).await {
                     Ok(()) => return,
                     Err(error) => error,
                 };
@@ -76,7 +75,7 @@ impl Drop for Groups {
 
 /// The log's watch reports no cut. Without this question the standby would count the log's groups
 /// for ever.
-async fn poll_cut(store: Arc<EtcdStore>, cut: Arc<AtomicU64>) {
+async fn poll_cut(store: Arc<dyn ElectionStore>, cut: Arc<AtomicU64>) {
     loop {
         sleep(CUT_POLL).await;
         match store.log_span().await {
@@ -87,11 +86,11 @@ async fn poll_cut(store: Arc<EtcdStore>, cut: Arc<AtomicU64>) {
 }
 
 async fn follow(
-    store: &EtcdStore,
+    store: &dyn ElectionStore,
     after: &mut LogSeq,
     sender: &mpsc::Sender<Result<(LogSeq, Bytes), StoreError>>,
 ) -> Result<(), StoreError> {
-    let mut log = store.follow(*after).await?;
+    let mut log = store.groups(*after).await?;
     loop {
         let (seq, group) = log.next().await?;
         *after = seq;

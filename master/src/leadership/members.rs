@@ -1,14 +1,14 @@
 //! The state of all masters of a cluster, and of their store.
 
 use super::{Report, Seat};
-use crate::store::etcd::{Claim, EtcdStore, LeaseId};
-use crate::store::{MetadataStore, StoreError};
+use crate::store::etcd::LeaseId;
+use crate::store::{Claim, ElectionStore, MetadataStore, StoreError};
 use kvpool_proto as proto;
 use kvpool_types::ClusterId;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tokio::time::{MissedTickBehavior, interval};
+use std::time::Duration;
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// The interval of this exchange.
 const EVERY: Duration = Duration::from_secs(1);
@@ -48,13 +48,18 @@ impl Member {
 
 /// Publishes this master's state to the others, and theirs and the store's to the seat, until
 /// dropped.
-pub(super) async fn tell(seat: Arc<Seat>, store: Arc<EtcdStore>, claim: Claim, cluster: ClusterId) {
+pub(super) async fn tell(
+    seat: Arc<Seat>,
+    store: Arc<dyn ElectionStore>,
+    claim: Claim,
+    cluster: ClusterId,
+) {
     let mut lease = None;
     let mut times = interval(EVERY);
     times.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         times.tick().await;
-        if let Err(error) = tell_once(&seat, &store, &claim, cluster, &mut lease).await {
+        if let Err(error) = tell_once(&seat, &*store, &claim, cluster, &mut lease).await {
             tracing::debug!(%error, "member list or store status not updated, retrying");
             lease = None;
         }
@@ -63,7 +68,7 @@ pub(super) async fn tell(seat: Arc<Seat>, store: Arc<EtcdStore>, claim: Claim, c
 
 async fn tell_once(
     seat: &Seat,
-    store: &EtcdStore,
+    store: &dyn ElectionStore,
     claim: &Claim,
     cluster: ClusterId,
     lease: &mut Option<LeaseId>,

@@ -1,6 +1,6 @@
-//! The current leader according to etcd, as a value that tasks can wait on.
+//! The current leader according to the store, as a value that tasks can wait on.
 
-use crate::store::etcd::{EtcdStore, Leader};
+use crate::store::{ElectionStore, Leader};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -9,10 +9,10 @@ use tokio::task::JoinHandle;
 /// The delay before a broken watch is opened again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The leader according to etcd.
+/// The leader according to the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Leading {
-    /// etcd has not answered yet.
+    /// The store has not answered yet.
     #[default]
     Unknown,
     /// No master leads.
@@ -29,11 +29,11 @@ pub(super) struct Observer {
 }
 
 impl Observer {
-    pub(super) fn start(store: Arc<EtcdStore>) -> Self {
+    pub(super) fn start(store: Arc<dyn ElectionStore>) -> Self {
         let (told, seen) = watch::channel(Leading::Unknown);
         let task = tokio::spawn(async move {
             loop {
-                if let Err(error) = watch(&store, &told).await {
+                if let Err(error) = watch(&*store, &told).await {
                     tracing::warn!(%error, "watch of the leader key failed, retrying");
                 }
                 tokio::time::sleep(RETRY).await;
@@ -55,10 +55,10 @@ impl Drop for Observer {
 }
 
 async fn watch(
-    store: &EtcdStore,
+    store: &dyn ElectionStore,
     told: &watch::Sender<Leading>,
 ) -> Result<(), crate::store::StoreError> {
-    let mut changes = store.watch_leader().await?;
+    let mut changes = store.leaders().await?;
     loop {
         let leading = changes.next().await?.map_or(Leading::Nobody, Leading::By);
         told.send_if_modified(|known| {

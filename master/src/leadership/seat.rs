@@ -13,7 +13,8 @@ use kvpool_proto as proto;
 use kvpool_types::{ClusterId, Epoch};
 use parking_lot::RwLock;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// An older report does not describe the present.
 const FRESH: Duration = Duration::from_secs(3);

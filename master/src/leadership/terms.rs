@@ -3,14 +3,16 @@
 use super::keeper::{Keeper, usable};
 use super::log::Groups;
 use super::observer::{Leading, Observer};
-use super::{Seat, members, watchdog};
+use super::{Seat, Surroundings, members, watchdog};
 use crate::clock::Clock;
 use crate::pool::{Pool, SILENCE, StartError, TermStart};
 use crate::standby::{ApplyError, Standby};
-use crate::store::etcd::{Campaign, Claim, EtcdOptions, EtcdStore, Leader, LeaseId};
-use crate::store::{JournalOptions, MetadataStore, RecoveryError, StoreError};
+use crate::store::etcd::LeaseId;
+use crate::store::{
+    Campaign, Claim, ElectionStore, JournalOptions, Leader, RecoveryError, StoreError,
+};
 use crate::term::Term;
-use bytesize::ByteSize;
+use crate::workers::Workers;
 use kvpool_types::ClusterId;
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,7 +101,9 @@ struct Elected {
 pub(super) struct Stand {
     pub(super) seat: Arc<Seat>,
     pub(super) clock: Arc<dyn Clock>,
-    pub(super) options: EtcdOptions,
+    pub(super) surroundings: Arc<dyn Surroundings>,
+    /// Of the terms. Its workers also renew the lease.
+    pub(super) journal: JournalOptions,
     pub(super) claim: Claim,
     pub(super) stopped: watch::Receiver<bool>,
 }
@@ -107,7 +111,7 @@ pub(super) struct Stand {
 /// What the task needs.
 pub(super) struct Run {
     pub(super) stand: Stand,
-    pub(super) store: Arc<EtcdStore>,
+    pub(super) store: Arc<dyn ElectionStore>,
     pub(super) cluster: ClusterId,
     pub(super) observer: Observer,
     pub(super) revoked: Option<Instant>,
@@ -199,9 +203,12 @@ impl Run {
                 }
                 Leading::By(_) | Leading::Unknown => {}
             }
+            let surroundings = Arc::clone(&self.stand.surroundings);
             let refused = async {
                 match &now {
-                    Leading::By(leader) => watchdog::refuses(&leader.claim.address).await,
+                    Leading::By(leader) => {
+                        watchdog::refuses(&*surroundings, &leader.claim.address).await;
+                    }
                     _ => std::future::pending().await,
                 }
             };
@@ -233,11 +240,15 @@ impl Run {
     async fn load(&self) -> Result<Standby, Failure> {
         let (store, config) = (Arc::clone(&self.store), self.stand.seat.config.clone());
         let clock = Arc::clone(&self.stand.clock);
-        // The load is long work without a pause.
-        let loading = tokio::task::spawn_blocking(move || {
-            Handle::current().block_on(Standby::load(&*store, &config, clock))
-        });
-        Ok(loading.await.map_err(|_| Failure::Fault)??)
+        let load = async move { Standby::load(&*store, &config, clock).await };
+        match self.stand.journal.workers {
+            // The load is long work without a pause.
+            Workers::Threads => {
+                let loading = tokio::task::spawn_blocking(move || Handle::current().block_on(load));
+                Ok(loading.await.map_err(|_| Failure::Fault)??)
+            }
+            Workers::Tasks => Ok(load.await?),
+        }
     }
 
     /// Reports the leader to the seat. While this master leads, only its own end of term counts.
@@ -296,11 +307,12 @@ impl Run {
             Campaign::Won(epoch) => {
                 let term = Arc::new(Term::until(epoch, asked.after(usable(ttl))));
                 let keeper = Keeper::start(
-                    self.stand.options.clone(),
+                    Arc::clone(&self.stand.surroundings),
                     lease,
                     ttl,
                     Arc::clone(&term),
                     Arc::clone(&self.stand.clock),
+                    self.stand.journal.workers,
                 )?;
                 tracing::info!(%epoch, "elected");
                 Ok(Some(Elected {
@@ -369,7 +381,7 @@ impl Run {
             config: self.stand.seat.config.clone(),
             cluster: self.cluster,
             store: Arc::clone(&self.store) as _,
-            journal: journal_options(),
+            journal: self.stand.journal.clone(),
             clock: Arc::clone(&self.stand.clock),
             metrics: Arc::clone(&self.stand.seat.metrics),
         };
@@ -481,7 +493,7 @@ pub(super) async fn told(stopped: &mut watch::Receiver<bool>) {
 }
 
 /// Keeps the store small while the term lasts.
-async fn tend(store: Arc<EtcdStore>, term: Arc<Term>) {
+async fn tend(store: Arc<dyn ElectionStore>, term: Arc<Term>) {
     let mut times = interval(MAINTAIN);
     times.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !term.is_over() {
@@ -490,16 +502,5 @@ async fn tend(store: Arc<EtcdStore>, term: Arc<Term>) {
             Ok(done) => tracing::debug!(?done, "metadata store maintained"),
             Err(error) => tracing::warn!(%error, "metadata store maintenance failed"),
         }
-    }
-}
-
-/// etcd copies each value to all its members, so the log is kept shorter than on a local disk. An
-/// append also takes long enough to run on another thread.
-fn journal_options() -> JournalOptions {
-    JournalOptions {
-        log_bytes: ByteSize::mib(8),
-        log_ratio: 1,
-        appends_aside: true,
-        ..JournalOptions::default()
     }
 }

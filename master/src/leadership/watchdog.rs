@@ -1,6 +1,7 @@
 //! Checks whether a process listens at the leader's address. A killed process closes its sockets at
 //! once, seconds before its lease expires.
 
+use super::Surroundings;
 use std::io;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
@@ -18,23 +19,16 @@ const SILENT: Duration = Duration::from_millis(500);
 
 /// Completes when `address` (`http://host:port`) refuses connections. A silent or unreachable
 /// leader looks like a slow one; only its lease decides.
-pub(super) async fn refuses(address: &str) {
-    let address = address
-        .split_once("://")
-        .map_or(address, |(_, authority)| authority);
+pub(super) async fn refuses(surroundings: &dyn Surroundings, address: &str) {
     let mut refusals = 0;
     while refusals < REFUSALS {
-        match timeout(CONNECT, TcpStream::connect(address)).await {
-            Ok(Ok(mut stream)) => {
-                refusals = 0;
-                // The leader sends nothing. The read waits for the end of the connection.
-                let _ended = stream.read(&mut [0; 1]).await;
-            }
-            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+        match surroundings.meet(address).await {
+            Ok(()) => refusals = 0,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 refusals += 1;
                 sleep(AGAIN).await;
             }
-            Ok(Err(_)) | Err(_) => {
+            Err(_) => {
                 refusals = 0;
                 sleep(SILENT).await;
             }
@@ -42,10 +36,39 @@ pub(super) async fn refuses(address: &str) {
     }
 }
 
+/// Connects to `address`, and waits for the end of the connection.
+pub(super) async fn meet(address: &str) -> io::Result<()> {
+    let address = address
+        .split_once("://")
+        .map_or(address, |(_, authority)| authority);
+    let mut stream = timeout(CONNECT, TcpStream::connect(address)).await??;
+    // The leader sends nothing.
+    let _ended = stream.read(&mut [0; 1]).await;
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::{ElectionStore, OpenError};
+    use async_trait::async_trait;
+    use std::sync::Arc;
     use tokio::net::TcpListener;
+
+    /// Without a store.
+    #[derive(Debug)]
+    struct Network;
+
+    #[async_trait]
+    impl Surroundings for Network {
+        async fn open(&self) -> Result<Arc<dyn ElectionStore>, OpenError> {
+            unreachable!("nobody asks for a store")
+        }
+
+        async fn meet(&self, address: &str) -> io::Result<()> {
+            meet(address).await
+        }
+    }
 
     #[tokio::test]
     async fn a_closed_listener_is_noticed_at_once_and_a_live_one_never() {
@@ -57,7 +80,8 @@ mod tests {
                 kept.push(listener.accept().await.unwrap());
             }
         });
-        let noticed = refuses(&address);
+        let network = Network;
+        let noticed = refuses(&network, &address);
         let mut noticed = std::pin::pin!(noticed);
         assert!(
             timeout(Duration::from_millis(300), noticed.as_mut())

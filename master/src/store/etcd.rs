@@ -26,7 +26,7 @@ mod maintenance;
 mod snapshots;
 mod write;
 
-pub use election::{Campaign, Claim, Leader, LeaderWatch};
+pub use election::LeaderWatch;
 pub use follow::LogWatch;
 pub use kvpool_etcd::Tls as TlsOptions;
 pub use kvpool_etcd::kv::Revision;

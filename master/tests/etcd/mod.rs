@@ -4,8 +4,8 @@
 
 use bytes::Bytes;
 use kvpool_etcd::testing::Etcd;
-use kvpool_master::store::etcd::{Claim, EtcdOptions, EtcdStore, LogWatch};
-use kvpool_master::store::{LogSeq, MetadataStore, StoreError};
+use kvpool_master::store::etcd::{EtcdOptions, EtcdStore, LogWatch};
+use kvpool_master::store::{Claim, LogSeq, MetadataStore, StoreError};
 use kvpool_types::Epoch;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,14 +2,15 @@
 
 use super::keys::{Keys, corrupt, decimal};
 use super::write::{Term, epoch_of, floor};
-use super::{BACKOFF, EtcdStore, LeaseId, Revision};
-use crate::store::StoreError;
+use super::{BACKOFF, EtcdStore, LeaseId, Maintained, Revision, Usage};
+use crate::store::election::{Campaign, Claim, ElectionStore, Groups, Leader, Leaders};
+use crate::store::{LogSeq, StoreError};
+use async_trait::async_trait;
 use bytes::Bytes;
 use kvpool_etcd::kv::{Compare, KeyValue, Op, Range, Txn};
 use kvpool_etcd::watch::{Watch, WatchOptions};
 use kvpool_etcd::{Client, Error};
 use kvpool_types::Epoch;
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -17,37 +18,6 @@ use tokio::time::Instant;
 const TTL_SLACK: Duration = Duration::from_secs(1);
 /// How long a candidate asks what became of its claim, in request timeouts.
 const READ_BACK: u32 = 4;
-
-/// What a master that leads says of itself.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// Which life of which master it is: no two have the same.
-    pub id: String,
-    /// Where it serves the pool, `http://host:port`.
-    pub address: String,
-    /// Where it serves its metrics and probes.
-    pub http_address: String,
-}
-
-/// The leader.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leader {
-    /// Its own description of itself.
-    pub claim: Claim,
-    /// The epoch of its term.
-    pub epoch: Epoch,
-    /// The lease that its key is bound to; 0 where a term was begun without one.
-    pub lease: LeaseId,
-}
-
-/// How a campaign ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Campaign {
-    /// A new term has begun, with this epoch.
-    Won(Epoch),
-    /// Somebody leads.
-    Lost(Leader),
-}
 
 /// A term that was begun here, and as whose.
 #[derive(Clone, Debug)]
@@ -88,9 +58,9 @@ async fn find_leader(
     Ok((read.revision, leader.transpose()?))
 }
 
-impl EtcdStore {
-    /// Asks for a lease. It has to be renewed within `ttl`, or else it ends with its keys.
-    pub async fn grant_lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+#[async_trait]
+impl ElectionStore for EtcdStore {
+    async fn grant_lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
         self.check_open()?;
         let granted = self.client.lease_grant(ttl).await?;
         if granted.ttl < ttl || granted.ttl > ttl + TTL_SLACK {
@@ -103,31 +73,24 @@ impl EtcdStore {
         Ok(granted.id)
     }
 
-    /// Renews a lease once: its time from when etcd answered, or `None` if it is gone.
-    pub async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, StoreError> {
+    async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, StoreError> {
         self.check_open()?;
         Ok(self.client.lease_keep_alive(lease).await?)
     }
 
-    /// Ends a lease and deletes its keys. A lease that is gone already is no error.
-    pub async fn revoke_lease(&self, lease: LeaseId) -> Result<(), StoreError> {
+    async fn revoke_lease(&self, lease: LeaseId) -> Result<(), StoreError> {
         match self.client.lease_revoke(lease).await {
             Ok(()) | Err(Error::LeaseNotFound) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// The current leader.
-    pub async fn leader(&self) -> Result<Option<Leader>, StoreError> {
+    async fn leader(&self) -> Result<Option<Leader>, StoreError> {
         self.check_open()?;
         Ok(find_leader(&self.client, &self.keys).await?.1)
     }
 
-    /// Tries once to become the leader, as long as the lease lives.
-    ///
-    /// When it is not known whether that worked it is looked up. An error leaves it open: the key may
-    /// still be put, and another campaign with this lease then finds that it has won.
-    pub async fn campaign(&self, lease: LeaseId, claim: &Claim) -> Result<Campaign, StoreError> {
+    async fn campaign(&self, lease: LeaseId, claim: &Claim) -> Result<Campaign, StoreError> {
         self.check_open()?;
         let value = claim_value(claim)?;
         let txn = self
@@ -157,6 +120,52 @@ impl EtcdStore {
         Ok(Campaign::Won(epoch))
     }
 
+    async fn put_member(&self, lease: LeaseId, id: &str, member: Bytes) -> Result<(), StoreError> {
+        self.check_open()?;
+        let key = self.keys.member(id);
+        self.client.put(key, member, Some(lease)).await?;
+        Ok(())
+    }
+
+    async fn members(&self) -> Result<Vec<(String, Bytes)>, StoreError> {
+        self.check_open()?;
+        let found = self
+            .client
+            .range(Range::prefix(self.keys.members()))
+            .await?;
+        let member = |found: KeyValue| Some((self.keys.member_id(&found.key)?, found.value));
+        Ok(found.kvs.into_iter().filter_map(member).collect())
+    }
+
+    async fn leaders(&self) -> Result<Box<dyn Leaders>, StoreError> {
+        Ok(Box::new(self.watch_leader().await?))
+    }
+
+    async fn groups(&self, after: LogSeq) -> Result<Box<dyn Groups>, StoreError> {
+        Ok(Box::new(self.follow(after).await?))
+    }
+
+    fn abandon(&self, epoch: Epoch) {
+        self.abandon(epoch);
+    }
+
+    async fn maintain(&self, epoch: Epoch) -> Result<Maintained, StoreError> {
+        self.maintain(epoch).await
+    }
+
+    async fn usage(&self) -> Result<Usage, StoreError> {
+        self.usage().await
+    }
+}
+
+#[async_trait]
+impl Leaders for LeaderWatch {
+    async fn next(&mut self) -> Result<Option<Leader>, StoreError> {
+        self.next().await
+    }
+}
+
+impl EtcdStore {
     /// Finds out what became of a claim.
     async fn read_back(
         &self,
@@ -273,30 +282,6 @@ impl EtcdStore {
         let begun = self.client.txn(begin).await?;
         let created = begun.revision;
         Ok(begun.succeeded.then(|| (epoch_of(floor, created), created)))
-    }
-
-    /// Announces a master as long as the lease lives. `member` is JSON with at least an `address`.
-    pub async fn put_member(
-        &self,
-        lease: LeaseId,
-        id: &str,
-        member: Bytes,
-    ) -> Result<(), StoreError> {
-        self.check_open()?;
-        let key = self.keys.member(id);
-        self.client.put(key, member, Some(lease)).await?;
-        Ok(())
-    }
-
-    /// The masters that are announced, by id.
-    pub async fn members(&self) -> Result<Vec<(String, Bytes)>, StoreError> {
-        self.check_open()?;
-        let found = self
-            .client
-            .range(Range::prefix(self.keys.members()))
-            .await?;
-        let member = |found: KeyValue| Some((self.keys.member_id(&found.key)?, found.value));
-        Ok(found.kvs.into_iter().filter_map(member).collect())
     }
 
     /// Watches the leader.

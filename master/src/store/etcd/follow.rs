@@ -3,7 +3,8 @@
 use super::keys::Keys;
 use super::log::{ReadSize, group, position, seq_of};
 use super::{EtcdStore, Revision};
-use crate::store::{LogSeq, StoreError};
+use crate::store::{Groups, LogSeq, StoreError};
+use async_trait::async_trait;
 use bytes::Bytes;
 use kvpool_etcd::kv::{KeyValue, Op, Range, Txn};
 use kvpool_etcd::watch::{Event, Watch, WatchOptions};
@@ -143,5 +144,12 @@ impl LogWatch {
             self.source = Source::Behind(read.revision);
         }
         Ok(())
+    }
+}
+
+#[async_trait]
+impl Groups for LogWatch {
+    async fn next(&mut self) -> Result<(LogSeq, Bytes), StoreError> {
+        self.next().await
     }
 }

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const ROUND_EVERY: Duration = Duration::from_secs(30);
 
 /// What [`EtcdStore::maintain`] found and did.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Maintained {
     /// The bytes of the largest endpoint's file.
     pub db_size: u64,
@@ -38,7 +38,7 @@ pub struct Maintained {
 }
 
 /// How much etcd holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// The bytes of the largest endpoint's file.
     pub db_size: u64,
