@@ -243,6 +243,7 @@ fn may_lose(world: &World) -> bool {
             fault,
             Fault::Crash(Process::Node(_), _)
                 | Fault::Leave(..)
+                | Fault::LittleMemory(..)
                 | Fault::PowerCut(..)
                 | Fault::RolledBack(..)
                 | Fault::Cloned(..)

@@ -2,7 +2,7 @@
 //! failing one can be made smaller.
 
 use crate::dice::Dice;
-use kvpool_types::NamespaceSettings;
+use kvpool_types::{NamespaceSettings, Setting};
 use std::fmt;
 
 /// Keys of a namespace have numbers from a multiple of this one on.
@@ -50,6 +50,11 @@ pub enum Fault {
     StoreStalls(usize, u64),
     /// For so many milliseconds this master's writes to the store have an unknown outcome.
     StoreUnknown(usize, u64),
+    /// The store has no room for so many milliseconds.
+    StoreFull(u64),
+    /// The node is killed for want of memory, and starts again after so many milliseconds. From then on its machine has
+    /// so many hundredths of the planned memory.
+    LittleMemory(usize, u64, u64),
     /// The clock of this master jumps ahead by so many milliseconds, as after a suspension.
     ClockJumps(usize, u64),
     /// The node's machine loses its power, and starts again after so many milliseconds.
@@ -116,6 +121,11 @@ impl fmt::Display for Fault {
             Self::StoreUnknown(who, ms) => {
                 write!(f, "outcomes at the store are unknown to m{who} for {ms} ms")
             }
+            Self::StoreFull(ms) => write!(f, "the store is full for {ms} ms"),
+            Self::LittleMemory(who, percent, ms) => write!(
+                f,
+                "n{who} is killed for want of memory, starts again after {ms} ms with {percent} % of it"
+            ),
             Self::ClockJumps(who, ms) => write!(f, "the clock of m{who} jumps ahead by {ms} ms"),
             Self::PowerCut(who, ms) => {
                 write!(f, "n{who} loses its power, starts again after {ms} ms")
@@ -287,6 +297,7 @@ impl Plan {
             plan.draw_tenants();
         }
         plan.draw_disks();
+        plan.draw_scarcity();
         plan.faults.sort_by_key(|(at, _)| *at);
         plan
     }
@@ -358,6 +369,32 @@ impl Plan {
             };
             self.faults.push((dice.between(200, self.length_ms), fault));
         }
+    }
+
+    /// From a stream of its own.
+    fn draw_scarcity(&mut self) {
+        let dice = Dice::new(self.seed, 9);
+        if !dice.chance(400) {
+            return;
+        }
+        // Blocks that all stay need the memory that was planned for them.
+        let stay = |tenant: &Tenant| tenant.settings.get(Setting::Guaranteed).is_some();
+        let may_shrink = !self.keeps_all && !self.tenants.iter().any(stay);
+        for _ in 0..dice.between(1, 3) {
+            let ms = dice.between(30, [300, 1_500, 6_000][dice.index(3)]);
+            let fault = match may_shrink && dice.chance(500) {
+                true => Fault::LittleMemory(dice.index(self.nodes), dice.between(30, 95), ms),
+                false => Fault::StoreFull(ms),
+            };
+            self.faults.push((dice.between(200, self.length_ms), fault));
+        }
+    }
+
+    /// The bytes of each segment of a node with so many hundredths of the planned memory. The longest block has room.
+    pub fn segment_with(&self, percent: u64) -> u64 {
+        let planned = self.segment_bytes / self.segments as u64;
+        let least = (self.longest_block * 5 / 4).min(planned);
+        (planned * percent / 100).max(least).next_multiple_of(4096)
     }
 
     /// Whether nodes have disks.

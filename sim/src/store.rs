@@ -50,6 +50,7 @@ pub(crate) struct Disk {
     dice: Dice,
     stalled: Mutex<BTreeMap<usize, Instant>>,
     unknown: Mutex<BTreeMap<usize, Instant>>,
+    full: Mutex<Option<Instant>>,
 }
 
 impl State {
@@ -128,6 +129,7 @@ impl Disk {
             dice: Dice::new(seed, 1),
             stalled: Mutex::default(),
             unknown: Mutex::default(),
+            full: Mutex::default(),
         })
     }
 
@@ -141,8 +143,29 @@ impl Disk {
         self.unknown.lock().insert(master, Instant::now() + wait);
     }
 
+    /// Has no room for a while.
+    pub(crate) fn fill(&self, wait: Duration) {
+        *self.full.lock() = Some(Instant::now() + wait);
+    }
+
+    fn is_full(&self) -> bool {
+        let until = *self.full.lock();
+        until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Why nothing can be added now.
+    fn no_room(&self) -> Option<StoreError> {
+        self.is_full().then(|| match self.elects {
+            true => StoreError::NoSpace,
+            false => StoreError::DirectoryFull {
+                directory: "of the simulation".into(),
+            },
+        })
+    }
+
     /// Ends all faults.
     pub(crate) fn heal(&self) {
+        *self.full.lock() = None;
         self.stalled.lock().clear();
         self.unknown.lock().clear();
     }
@@ -256,6 +279,16 @@ impl Store {
         Err(no_answer("the term is abandoned"))
     }
 
+    async fn wait_for_room(&self, term: Epoch) -> Result<(), StoreError> {
+        while self.disk.is_full() {
+            if Some(term) <= *self.abandoned.borrow() {
+                return Err(no_answer("the term is abandoned"));
+            }
+            sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
     async fn write_now<T: Send + 'static>(
         &self,
         write: impl FnOnce(&mut State) -> Result<T, StoreError> + Send + 'static,
@@ -296,6 +329,9 @@ impl Store {
 #[async_trait]
 impl ElectionStore for Store {
     async fn grant_lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        if let Some(full) = self.disk.no_room() {
+            return Err(full);
+        }
         self.read(|state| {
             let next = state.leases.keys().next_back().map_or(1, |last| last + 1);
             state.leases.insert(next, (Instant::now() + ttl, ttl));
@@ -328,6 +364,9 @@ impl ElectionStore for Store {
     }
 
     async fn campaign(&self, lease: LeaseId, claim: &Claim) -> Result<Campaign, StoreError> {
+        if let Some(full) = self.disk.no_room() {
+            return Err(full);
+        }
         let claim = claim.clone();
         self.write_now(move |state| state.campaign(lease, &claim))
             .await
@@ -456,8 +495,21 @@ impl MetadataStore for Store {
 
     async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError> {
         let elects = self.disk.elects;
+        match self.disk.no_room() {
+            Some(full @ StoreError::DirectoryFull { .. }) => return Err(full),
+            // As for the outcome of a write to etcd, the store waits until there is room.
+            Some(_) => self.wait_for_room(epoch).await?,
+            None => {}
+        }
         self.write(epoch, move |state| state.append(elects, epoch, seq, group))
             .await
+    }
+
+    async fn make_room(&self, _: u64) -> Result<(), StoreError> {
+        match self.disk.no_room() {
+            Some(full) => Err(full),
+            None => Ok(()),
+        }
     }
 
     async fn log_span(&self) -> Result<LogSpan, StoreError> {
@@ -494,6 +546,9 @@ impl MetadataStore for Store {
         chunks: Vec<Bytes>,
     ) -> Result<(), StoreError> {
         let elects = self.disk.elects;
+        if let Some(full) = self.disk.no_room() {
+            return Err(full);
+        }
         self.write(epoch, move |state| {
             state.check(elects, epoch)?;
             state.is_in_log(seq)?;

@@ -164,6 +164,8 @@ pub(crate) struct World {
     has_healed: AtomicBool,
     /// The life of a node to which each segment's id was given first.
     pub(crate) segments: Mutex<BTreeMap<SegmentId, Incarnation>>,
+    /// How many hundredths of its memory each node has.
+    memory: Mutex<BTreeMap<usize, u64>>,
     /// What is known of the namespaces.
     pub(crate) tenants: Tenants,
     /// The chains that were seen in the pool.
@@ -211,6 +213,7 @@ impl World {
             lives: AtomicU64::new(0),
             has_healed: AtomicBool::new(false),
             segments: Mutex::default(),
+            memory: Mutex::default(),
             tenants: Tenants::new(plan.seed),
             chains: Mutex::default(),
             copies: Mutex::default(),
@@ -309,18 +312,15 @@ impl World {
 
     fn start_node(&self, number: usize) -> Result<(), String> {
         let life = Life::default();
+        let percent = self.memory.lock().get(&number).copied().unwrap_or(100);
+        let segment = Length(self.plan.segment_with(percent));
         let setup = Setup {
             name: format!("n{number}"),
             host: HostId(1 + number as u128),
             data_address: node_address(number),
             masters: (0..self.plan.masters()).map(master_address).collect(),
-            segments: vec![
-                Length(
-                    (self.plan.segment_bytes / self.plan.segments as u64).next_multiple_of(4096)
-                );
-                self.plan.segments
-            ],
-            held_per_client: Length(self.plan.segment_bytes),
+            segments: vec![segment; self.plan.segments],
+            held_per_client: Length(segment.0 * self.plan.segments as u64),
             asks_for_signed_reads: self.plan.has_signed_reads,
             disks: self.disks_of(number, &life),
         };
@@ -443,6 +443,11 @@ impl World {
             Fault::Cut(from, to, wait) => self.net.cut(from, to, ms(wait)),
             Fault::StoreStalls(master, wait) => self.disk.stall(master, ms(wait)),
             Fault::StoreUnknown(master, wait) => self.disk.forget_outcomes(master, ms(wait)),
+            Fault::StoreFull(wait) => self.disk.fill(ms(wait)),
+            Fault::LittleMemory(number, percent, down) => {
+                self.memory.lock().insert(number, percent);
+                self.crash(Process::Node(number), ms(down));
+            }
             Fault::Intruder(node) => {
                 spawn_local(Arc::clone(self).intrude(node));
             }

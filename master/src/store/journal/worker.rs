@@ -413,6 +413,10 @@ impl Worker {
         if self.is_full() && !self.end_append() {
             return false;
         }
+        if closing {
+            // There is no later attempt.
+            self.full_until = self.full_until.map(|_| Instant::now());
+        }
         self.look_for_room();
         if self.full_until.is_some() {
             // Nothing is appended meanwhile.
@@ -424,7 +428,8 @@ impl Worker {
             self.take_snapshot();
             return true;
         }
-        if !self.drain() {
+        // A full store takes nothing more: what has happened and is not durable is lost.
+        if self.full_until.is_none() && !self.drain() {
             return false;
         }
         // Later submissions are refused, so that the queue has an end.
