@@ -19,6 +19,9 @@ use tokio::time::Instant;
 /// How long after its begin a change may take effect: its call ends, and what was slow on its way arrives.
 const LATEST_EFFECT: Duration = Duration::from_secs(8);
 
+/// What is answered at once takes no longer than this.
+const ONE_ATTEMPT: Duration = Duration::from_millis(20);
+
 /// The number of a put.
 pub(crate) type PutNumber = u64;
 
@@ -44,6 +47,8 @@ struct Change {
     /// The bytes of a put; `None`: a removal.
     length: Option<usize>,
     replaces: bool,
+    /// How long its call took.
+    took: Duration,
 }
 
 /// All operations on one key.
@@ -91,6 +96,7 @@ impl History {
             outcome: Outcome::Running,
             length,
             replaces,
+            took: Duration::ZERO,
         };
         let changes = &mut self.keys.entry(key).or_default().changes;
         changes.insert(self.next, change);
@@ -101,6 +107,7 @@ impl History {
         let of_key = self.keys.entry(key).or_default();
         if let Some(change) = of_key.changes.get_mut(&number) {
             change.outcome = outcome;
+            change.took = change.begun.elapsed();
         }
     }
 
@@ -134,7 +141,9 @@ impl History {
                 Outcome::Running => true,
                 Outcome::Done(at) => at > since,
                 Outcome::Unknown => may_be_late,
-                Outcome::Present | Outcome::Failed => false,
+                // An earlier attempt may have had no answer, and its commit is done all the same.
+                Outcome::Present => change.took > ONE_ATTEMPT && may_be_late,
+                Outcome::Failed => false,
             }
         })
     }
