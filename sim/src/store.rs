@@ -232,19 +232,29 @@ impl Store {
             return Err(StoreError::Closed);
         }
         sleep(self.disk.dice.micros(50, 1_500)).await;
+        self.stalled().await;
+        Ok(())
+    }
+
+    /// The way of one answer from the store. A stall may hold it up after the request was done.
+    async fn come_back(&self) {
+        sleep(self.disk.dice.micros(50, 1_500)).await;
+        self.stalled().await;
+        self.life.check().await;
+    }
+
+    /// Returns when nothing holds up this master's messages to and from the store.
+    async fn stalled(&self) {
         loop {
             let until = self.disk.stalled.lock().get(&self.master).copied();
             match until {
-                Some(until) if until > Instant::now() => sleep_until(until).await,
-                _ => return Ok(()),
+                // Looked at again: faults may end before their time.
+                Some(until) if until > Instant::now() => {
+                    sleep_until(until.min(Instant::now() + LOOK)).await;
+                }
+                _ => return,
             }
         }
-    }
-
-    /// The way of one answer from the store.
-    async fn come_back(&self) {
-        sleep(self.disk.dice.micros(50, 1_500)).await;
-        self.life.check().await;
     }
 
     async fn read<T>(&self, read: impl FnOnce(&mut State) -> T) -> Result<T, StoreError> {

@@ -171,6 +171,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 4,
+        what: "a leader acts for a part of its lease only",
+        file: "master/src/leadership/keeper.rs",
+        on: "    ttl * 9 / 10",
+        off: "    ttl * 4",
+        package: "kvpool-sim",
+        test: "every_history_of_a_pool_keeps_every_rule",
+    },
+    Mechanism {
+        invariant: 4,
         what: "a master refuses whoever knows a later term",
         file: "master/src/service/request.rs",
         on: "if caller.epoch > pool.epoch.0 {",
