@@ -32,8 +32,8 @@ const RETRY: Duration = Duration::from_millis(2);
 /// How long a lookup that has brought some of its blocks waits for the room of the others. Its caller
 /// reads those it has, gives their leases back, and asks again.
 const ROOM_PATIENCE: Duration = Duration::from_millis(100);
-/// How long blocks that came back stay for their lookup, at most.
-const HOLD: Duration = Duration::from_secs(6);
+/// How much longer than the wait blocks that came back stay for their lookup, at most.
+const HOLD: Duration = Duration::from_secs(1);
 
 /// What a lookup may find in memory after [`Pool::restore`].
 #[must_use = "what came back is held until it is released"]
@@ -127,15 +127,16 @@ impl Pool {
         patience: Duration,
     ) -> Restored {
         let keys = keys.into();
+        let wait = patience.min(MOST_WAIT);
         let mut restored = Restored {
             held: Vec::new(),
-            token: self.now().after(HOLD),
+            token: self.now().after(wait + HOLD),
             left: Vec::new(),
         };
         let mut loads = Loads::default();
         let now = tokio::time::Instant::now();
         let time = Time {
-            deadline: now + patience.min(MOST_WAIT),
+            deadline: now + wait,
             too_long: now + MOST_WAIT,
         };
         let readable = |loads: &Loads| {
