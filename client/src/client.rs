@@ -12,7 +12,6 @@ use crate::dialer::Dialer;
 use crate::errors::{ConnectError, GetError, PutError};
 use crate::latencies::Latency;
 use crate::links::{Dial, Links};
-use crate::locate::or_missing;
 use crate::options::{Options, TransportChoice};
 use crate::releases::{Holding, Releases};
 use crate::revoker::Revoker;
@@ -362,16 +361,8 @@ impl Client {
         if let Some(located) = inner.locations.get(key, inner.control.epoch(), now) {
             return Ok(Some(located.length));
         }
-        let keys = std::slice::from_ref(key);
         // The get that follows finds the location in the cache.
-        let found = inner.lookup(keys, true, deadline).await?;
-        let Some(located) = found
-            .into_iter()
-            .next()
-            .map(or_missing)
-            .transpose()?
-            .flatten()
-        else {
+        let Some(located) = inner.lookup_one(key, deadline).await? else {
             return Ok(None);
         };
         holding.add_located(key, &located);

@@ -1,19 +1,19 @@
 //! What the operations of one client share.
 
 use crate::cache::{Located, Locations};
-use crate::clock::Deadline;
+use crate::clock::{Backoff, Deadline};
 use crate::control::Control;
 use crate::counters::Counting;
 use crate::errors::ControlError;
 use crate::gpu::Staging;
 use crate::links::Links;
-use crate::locate::{self, Found, How};
+use crate::locate::{self, Found, How, is_later};
 use crate::message_limits::MessageLimits;
 use crate::options::Options;
 use crate::releases::{Holding, Releases};
 use crate::revoker::Revoker;
 use kvpool_transport::rdma::Fabric;
-use kvpool_types::Key;
+use kvpool_types::{Code, Key};
 use std::sync::{Arc, OnceLock};
 
 /// See the module's documentation.
@@ -55,6 +55,23 @@ impl ClientContext {
             deadline,
         };
         locate::lookup(&self.control, &self.locations, keys, how).await
+    }
+
+    /// Asks the master where one block lies. While the block has not come back from an SSD this asks again. At the
+    /// deadline such a block is absent.
+    pub(crate) async fn lookup_one(&self, key: &Key, deadline: Deadline) -> Found {
+        let (mut backoff, mut was_later) = (Backoff::default(), false);
+        loop {
+            let found = self.lookup(std::slice::from_ref(key), true, deadline).await;
+            match found.and_then(|mut found| found.pop().unwrap_or(Ok(None))) {
+                Err(error) if is_later(&error) => was_later = true,
+                Err(error) if was_later && error.code == Code::DeadlineExceeded => return Ok(None),
+                found => return found,
+            }
+            if !deadline.pause(backoff.next()).await {
+                return Ok(None);
+            }
+        }
     }
 
     /// Holds no lease yet.

@@ -121,14 +121,6 @@ pub(crate) fn is_later(error: &ControlError) -> bool {
     error.code == Code::Full
 }
 
-/// The same answer for a caller that does not ask again: such a block is absent.
-pub(crate) fn or_missing(found: Found) -> Found {
-    found.or_else(|error| match is_later(&error) {
-        true => Ok(None),
-        false => Err(error),
-    })
-}
-
 /// A reply that cannot be read.
 pub(crate) fn malformed(what: impl std::fmt::Display) -> ControlError {
     ControlError::new(

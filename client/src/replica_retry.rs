@@ -5,7 +5,6 @@ use crate::clock::{Backoff, BootTime, Deadline};
 use crate::context::ClientContext;
 use crate::counters::Counting;
 use crate::errors::GetError;
-use crate::locate::or_missing;
 use crate::releases::Holding;
 use crate::replicas::{Choice, Next, Tried};
 use crate::reports::{self, Report};
@@ -204,15 +203,8 @@ impl<'a> ReplicaRetry<'a> {
     }
 
     async fn ask(&mut self) -> Result<Option<Arc<Located>>, GetError> {
-        let keys = std::slice::from_ref(self.key);
         self.begun = self.inner.locations.begin();
-        let found = self.inner.lookup(keys, true, self.deadline).await?;
-        let located = found
-            .into_iter()
-            .next()
-            .map(or_missing)
-            .transpose()?
-            .flatten();
+        let located = self.inner.lookup_one(self.key, self.deadline).await?;
         if let Some(located) = &located {
             self.holding.add_located(self.key, located);
         }

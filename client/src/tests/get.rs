@@ -1,7 +1,9 @@
 use super::{assert_soon, block, get_one, key, put_twice};
 use crate::testing::{Fault, Mode, Pool, pool, pool_with};
 use crate::{GetBlock, GetError, GetOptions, GetOutcome, PutOptions, Region};
-use kvpool_proto::{RenewReply, RenewRequest, ReportReplicasRequest, ReportedReplica};
+use kvpool_proto::{
+    Location, LookupReply, RenewReply, RenewRequest, ReportReplicasRequest, ReportedReplica,
+};
 use kvpool_types::wire::keys::unpack;
 use kvpool_types::{Code, Length, Offset};
 use parking_lot::Mutex;
@@ -413,4 +415,43 @@ async fn a_range_is_verified_by_its_chunks() {
         )
         .await;
     assert_eq!(outcome.unwrap_err().code(), Code::OutOfRange);
+}
+
+/// From now on the first `times` answers to lookups say that the block is on its way from an SSD.
+fn comes_later(pool: &Pool, times: usize) {
+    let mut told = 0;
+    pool.master
+        .on_answer("lookup", move |reply: &mut LookupReply| {
+            told += 1;
+            for location in reply.locations.iter_mut().filter(|_| told <= times) {
+                *location = Location {
+                    code: Code::Missing.to_wire().into(),
+                    later: true,
+                    ..Location::default()
+                };
+            }
+        });
+}
+
+#[tokio::test]
+async fn a_get_of_one_block_waits_for_it_to_come_from_an_ssd_until_the_deadline() {
+    let pool = pool().await;
+    put_twice(&pool, "a", b"right bytes").await;
+    comes_later(&pool, 2);
+    let asked = pool.master.calls("lookup");
+    let got = pool.client.get(&key("a")).await.unwrap();
+    assert_eq!(got.as_deref(), Some(&b"right bytes"[..]));
+    assert_eq!(pool.master.calls("lookup") - asked, 3);
+
+    put_twice(&pool, "b", b"right bytes").await;
+    comes_later(&pool, usize::MAX);
+    let begun = Instant::now();
+    let wait = Some(Duration::from_millis(300));
+    let outcome = pool
+        .client
+        .get_placed(&key("b"), wait, async |_| None)
+        .await;
+    assert_eq!(outcome, Ok(GetOutcome::Miss));
+    assert!(begun.elapsed() > Duration::from_millis(100));
+    assert_soon(begun, Duration::from_secs(2));
 }
