@@ -99,7 +99,7 @@ async fn begin_to(
         to: to.iter().map(name).collect(),
         evict: false,
     };
-    let blocks = Blocks::Keys(SPACE, &[key.as_ref()], Duration::MAX);
+    let blocks = Blocks::Keys(SPACE, &[key.as_ref()]);
     pool.change_replicas(wish, blocks).await.unwrap()
 }
 

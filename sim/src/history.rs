@@ -16,7 +16,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long after its begin a change may take effect: its call ends, and what was slow on its way arrives.
+/// How long after its begin a change may take effect: its call ends, and what was slow on its way arrives. A store
+/// that is full may hold it up longer.
 const LATEST_EFFECT: Duration = Duration::from_secs(8);
 
 /// What is answered at once takes no longer than this.
@@ -64,6 +65,7 @@ pub(crate) struct History {
     keys: BTreeMap<u64, OfKey>,
     next: PutNumber,
     grace: Duration,
+    latest: Duration,
 }
 
 /// The bytes that put `number` of `key` writes.
@@ -80,10 +82,11 @@ pub(crate) fn bytes_of(key: u64, number: PutNumber, length: usize) -> Vec<u8> {
 }
 
 impl History {
-    /// An empty history. A change is seen by all `grace` after its end.
-    pub(crate) fn new(grace: Duration) -> Self {
+    /// An empty history. A change is seen by all `grace` after its end. The store may hold one up for `held_up`.
+    pub(crate) fn new(grace: Duration, held_up: Duration) -> Self {
         Self {
             grace,
+            latest: LATEST_EFFECT + held_up,
             ..Self::default()
         }
     }
@@ -126,7 +129,7 @@ impl History {
     pub(crate) fn may_have_left(&self, key: u64, since: Instant) -> bool {
         let changes = self.keys.get(&key).into_iter();
         let mut changes = changes.flat_map(|of_key| of_key.changes.values());
-        changes.any(|change| change.replaces && change.begun + LATEST_EFFECT > since)
+        changes.any(|change| change.replaces && change.begun + self.latest > since)
     }
 
     /// Whether somebody put, removed or replaced blocks of the key after `since`, or may have.
@@ -134,7 +137,7 @@ impl History {
         let changes = self.keys.get(&key).into_iter();
         let mut changes = changes.flat_map(|of_key| of_key.changes.values());
         changes.any(|change| {
-            let may_be_late = change.begun + LATEST_EFFECT > since;
+            let may_be_late = change.begun + self.latest > since;
             match change.outcome {
                 // A removal that comes twice may take the next block of the key.
                 _ if change.length.is_none() => may_be_late,
@@ -225,7 +228,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_replaced_put_may_be_seen_for_one_grace_and_not_longer() {
-        let mut history = History::new(Duration::from_secs(1));
+        let mut history = History::new(Duration::from_secs(1), Duration::ZERO);
         let first = history.begin(1, Some(100), false);
         history.end(1, first, Outcome::Done(Instant::now()));
         tokio::time::advance(Duration::from_millis(5)).await;
@@ -245,7 +248,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn failed_puts_and_strange_bytes_are_noticed() {
-        let mut history = History::new(Duration::ZERO);
+        let mut history = History::new(Duration::ZERO, Duration::ZERO);
         let put = history.begin(1, Some(100), false);
         history.end(1, put, Outcome::Failed);
         assert!(

@@ -233,21 +233,21 @@ impl Master {
             net: Arc::clone(&self.net),
             disk: Arc::clone(&self.disk),
         };
-        let candidate = Candidate::stand(
+        let candidate = Mortal(Candidate::stand(
             Arc::clone(&self.seat),
             Arc::clone(&self.clock) as _,
             claim,
             Arc::new(surroundings),
             journal(JournalOptions::default()),
             None,
-        );
+        ));
         tokio::select! {
             biased;
             () = self.retires.notified() => {}
             never = self.tell_roles() => match never {},
         }
         self.note("is asked to end");
-        candidate.stop().await;
+        candidate.0.stop().await;
         Err("it has ended".to_owned())
     }
 
@@ -265,6 +265,15 @@ impl Master {
             }
             sleep(LOOK).await;
         }
+    }
+}
+
+/// A candidate that dies with its process.
+struct Mortal(Candidate);
+
+impl Drop for Mortal {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

@@ -145,7 +145,9 @@ impl Disk {
 
     /// Has no room for a while.
     pub(crate) fn fill(&self, wait: Duration) {
-        *self.full.lock() = Some(Instant::now() + wait);
+        let until = Some(Instant::now() + wait);
+        let mut full = self.full.lock();
+        *full = until.max(*full);
     }
 
     fn is_full(&self) -> bool {
@@ -289,6 +291,13 @@ impl Store {
         Err(no_answer("the term is abandoned"))
     }
 
+    /// Fails while the store is full.
+    async fn has_room(&self) -> Result<(), StoreError> {
+        self.go().await?;
+        self.life.check().await;
+        self.disk.no_room().map_or(Ok(()), Err)
+    }
+
     async fn wait_for_room(&self, term: Epoch) -> Result<(), StoreError> {
         while self.disk.is_full() {
             if Some(term) <= *self.abandoned.borrow() {
@@ -339,9 +348,7 @@ impl Store {
 #[async_trait]
 impl ElectionStore for Store {
     async fn grant_lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-        if let Some(full) = self.disk.no_room() {
-            return Err(full);
-        }
+        self.has_room().await?;
         self.read(|state| {
             let next = state.leases.keys().next_back().map_or(1, |last| last + 1);
             state.leases.insert(next, (Instant::now() + ttl, ttl));
@@ -374,9 +381,7 @@ impl ElectionStore for Store {
     }
 
     async fn campaign(&self, lease: LeaseId, claim: &Claim) -> Result<Campaign, StoreError> {
-        if let Some(full) = self.disk.no_room() {
-            return Err(full);
-        }
+        self.has_room().await?;
         let claim = claim.clone();
         self.write_now(move |state| state.campaign(lease, &claim))
             .await
@@ -398,10 +403,15 @@ impl ElectionStore for Store {
     }
 
     async fn put_member(&self, lease: LeaseId, id: &str, member: Bytes) -> Result<(), StoreError> {
-        self.read(|state| {
-            state.members.insert(id.to_owned(), (lease, member));
-        })
-        .await
+        self.has_room().await?;
+        let put = self.read(|state| match state.lives(lease) {
+            true => {
+                state.members.insert(id.to_owned(), (lease, member));
+                Ok(())
+            }
+            false => Err(no_answer("the lease has ended")),
+        });
+        put.await?
     }
 
     async fn members(&self) -> Result<Vec<(String, Bytes)>, StoreError> {
@@ -505,11 +515,10 @@ impl MetadataStore for Store {
 
     async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError> {
         let elects = self.disk.elects;
-        match self.disk.no_room() {
-            Some(full @ StoreError::DirectoryFull { .. }) => return Err(full),
+        match self.has_room().await {
             // As for the outcome of a write to etcd, the store waits until there is room.
-            Some(_) => self.wait_for_room(epoch).await?,
-            None => {}
+            Err(StoreError::NoSpace) => self.wait_for_room(epoch).await?,
+            has_room => has_room?,
         }
         self.write(epoch, move |state| state.append(elects, epoch, seq, group))
             .await
@@ -556,9 +565,7 @@ impl MetadataStore for Store {
         chunks: Vec<Bytes>,
     ) -> Result<(), StoreError> {
         let elects = self.disk.elects;
-        if let Some(full) = self.disk.no_room() {
-            return Err(full);
-        }
+        self.has_room().await?;
         self.write(epoch, move |state| {
             state.check(elects, epoch)?;
             state.is_in_log(seq)?;

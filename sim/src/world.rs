@@ -184,12 +184,17 @@ impl World {
         let net = Net::new(plan, &trace);
         // A reader may use a location until its lease ends; a fail-over takes the rest.
         let grace = Duration::from_millis(plan.lease_ms) + Duration::from_secs(4);
+        let full = plan.faults.iter().map(|(_, fault)| match fault {
+            Fault::StoreFull(wait) => *wait,
+            _ => 0,
+        });
+        let full = Duration::from_millis(full.sum());
         let clocks = (0u64..).zip(&plan.drift);
         Arc::new(Self {
             plan: Arc::clone(plan),
             load: Arc::new(Load {
                 net: Arc::clone(&net),
-                history: Mutex::new(History::new(grace)),
+                history: Mutex::new(History::new(grace, full)),
                 violations: Mutex::default(),
                 is_over: AtomicBool::new(false),
                 running: AtomicU64::new(0),
@@ -439,7 +444,12 @@ impl World {
                     spawn_local(Arc::clone(self).retire(master, ms(down)));
                 }
             }
-            Fault::Stop(process, wait) => self.net.stop(process, ms(wait)),
+            Fault::Stop(process, wait) => {
+                self.net.stop(process, ms(wait));
+                if let Process::Master(master) = process {
+                    self.disk.stall(master, ms(wait));
+                }
+            }
             Fault::Cut(from, to, wait) => self.net.cut(from, to, ms(wait)),
             Fault::StoreStalls(master, wait) => self.disk.stall(master, ms(wait)),
             Fault::StoreUnknown(master, wait) => self.disk.forget_outcomes(master, ms(wait)),

@@ -59,7 +59,7 @@ impl Surroundings for Etcd {
     }
 }
 
-/// A master that stands for election while it runs. Its work ends at a drop, without a goodbye.
+/// A master that stands for election while it runs.
 #[derive(Debug)]
 pub struct Candidate {
     stop: watch::Sender<bool>,
@@ -128,6 +128,16 @@ impl Candidate {
         }
     }
 
+    /// Ends the task as the death of the process would: nothing is given up.
+    pub fn abort(&self) {
+        // Whoever has the lock is ending the task.
+        if let Ok(mut task) = self.task.try_lock()
+            && let Some(task) = task.take()
+        {
+            task.abort();
+        }
+    }
+
     /// Gives up the lead, so that another master can take it at once, and ends the task.
     pub async fn stop(&self) {
         self.stop.send_replace(true);
@@ -135,14 +145,6 @@ impl Candidate {
             && task.await.is_err()
         {
             tracing::error!("election task panicked");
-        }
-    }
-}
-
-impl Drop for Candidate {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.get_mut().take() {
-            task.abort();
         }
     }
 }

@@ -40,8 +40,8 @@ use std::time::Duration;
 /// The blocks of a task.
 #[derive(Clone, Debug)]
 pub enum Blocks<'k> {
-    /// Blocks of one namespace, by key, and how long those on media may take to come back.
-    Keys(NamespaceId, &'k [KeyRef<'k>], Duration),
+    /// Blocks of one namespace, by key.
+    Keys(NamespaceId, &'k [KeyRef<'k>]),
     /// The keys of a namespace that match a pattern.
     Pattern(NamespaceId, Regex),
     /// Every block that has a replica on the task's node.
@@ -157,10 +157,10 @@ impl Pool {
     ) -> Result<TaskView, TaskRefused> {
         self.check_wish(&wish, &blocks)?;
         let found = match blocks {
-            Blocks::Keys(namespace, keys, patience) => {
+            Blocks::Keys(namespace, keys) => {
                 let is_read = wish.change != Change::Drop && self.has_media();
                 let restored = match is_read {
-                    true => Some(self.restore(namespace, keys, patience).await),
+                    true => Some(self.restore(namespace, keys, Duration::MAX).await),
                     false => None,
                 };
                 let blocks = self.blocks_of(namespace, keys);

@@ -25,8 +25,7 @@ pub struct Caller {
     /// Empty unless the caller exports spans.
     #[prost(bytes = "bytes", tag = "7")]
     pub trace: ::prost::bytes::Bytes,
-    /// How long the caller waits for the answer. A master works no longer for it, and answers with what it has.
-    /// 0: not stated. A request that has a wait of its own follows that.
+    /// How long the caller waits for the answer; 0: not stated. A lookup waits for media for a part of it.
     #[prost(uint64, tag = "8")]
     pub wait_ms: u64,
 }

@@ -170,6 +170,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "an_ended_grant_commits_nothing_and_its_room_waits_for_the_node",
     },
     Mechanism {
+        invariant: 1,
+        what: "a journal that ends asks a store without room once more",
+        file: "master/src/store/journal/worker.rs",
+        on: "let asks = self.full_until.is_none() || !std::mem::replace(&mut self.has_asked_last, true);",
+        off: "let asks = self.full_until.is_none();",
+        package: "kvpool-master",
+        test: "a_journal_that_ends_asks_a_store_without_room_once_more",
+    },
+    Mechanism {
         invariant: 4,
         what: "a leader acts for a part of its lease only",
         file: "master/src/leadership/keeper.rs",

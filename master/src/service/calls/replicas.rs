@@ -34,7 +34,7 @@ impl Calls {
             Named::Keys(packed) => {
                 let keys = unpack(&self.pool, &packed)?;
                 let keys: Vec<_> = keys.iter().collect();
-                let blocks = Blocks::Keys(caller.namespace, &keys, caller.patience);
+                let blocks = Blocks::Keys(caller.namespace, &keys);
                 self.pool.change_replicas(wish, blocks).await
             }
             Named::Pattern(text) => {

@@ -28,15 +28,21 @@ struct Faulty {
     lose: AtomicBool,
     /// The disk is full.
     full: AtomicBool,
+    /// The disk has room for a little only: it promises none.
+    promises_none: AtomicBool,
     appends: AtomicU64,
+}
+
+fn full() -> StoreError {
+    StoreError::DirectoryFull {
+        directory: "/data".into(),
+    }
 }
 
 impl Faulty {
     fn check_room(&self) -> Result<(), StoreError> {
         if self.full.load(Ordering::SeqCst) {
-            return Err(StoreError::DirectoryFull {
-                directory: "/data".into(),
-            });
+            return Err(full());
         }
         Ok(())
     }
@@ -65,6 +71,9 @@ impl MetadataStore for Faulty {
         self.store.append(epoch, seq, group).await
     }
     async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
+        if self.promises_none.load(Ordering::SeqCst) {
+            return Err(full());
+        }
         self.check_room()?;
         self.store.make_room(bytes).await
     }
@@ -136,6 +145,7 @@ async fn setup(options: JournalOptions) -> Setup {
         gate: tokio::sync::Mutex::new(()),
         lose: AtomicBool::new(false),
         full: AtomicBool::new(false),
+        promises_none: AtomicBool::new(false),
         appends: AtomicU64::new(0),
     });
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();

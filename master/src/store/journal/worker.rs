@@ -76,6 +76,7 @@ pub(super) fn start(
         group: Group::default(),
         in_flight: None,
         full_until: None,
+        has_asked_last: false,
         last_flush: Duration::ZERO,
         snapshot_running: false,
         closers: Vec::new(),
@@ -360,6 +361,8 @@ pub(super) struct Worker {
     in_flight: Option<InFlight>,
     /// While the store has no room: the time of the next attempt.
     full_until: Option<Instant>,
+    /// Whether a store without room was asked once more at the end.
+    has_asked_last: bool,
     /// The duration of the last append that this thread waited for.
     last_flush: Duration,
     snapshot_running: bool,
@@ -413,10 +416,6 @@ impl Worker {
         if self.is_full() && !self.end_append() {
             return false;
         }
-        if closing {
-            // There is no later attempt.
-            self.full_until = self.full_until.map(|_| Instant::now());
-        }
         self.look_for_room();
         if self.full_until.is_some() {
             // Nothing is appended meanwhile.
@@ -428,8 +427,9 @@ impl Worker {
             self.take_snapshot();
             return true;
         }
-        // A full store takes nothing more: what has happened and is not durable is lost.
-        if self.full_until.is_none() && !self.drain() {
+        // A store without room is asked once more: it may take what is left. What it refuses is lost.
+        let asks = self.full_until.is_none() || !std::mem::replace(&mut self.has_asked_last, true);
+        if asks && !self.drain() {
             return false;
         }
         // Later submissions are refused, so that the queue has an end.

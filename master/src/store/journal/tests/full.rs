@@ -71,3 +71,19 @@ async fn records_answered_from_memory_are_kept_until_there_is_room() {
     journal.close().await;
     assert_eq!(logged(store).await, [gone(1), gone(2), gone(3)]);
 }
+
+/// What is left is small, and the rest of a disk may take it.
+#[tokio::test]
+async fn a_journal_that_ends_asks_a_store_without_room_once_more() {
+    let setup = setup(JournalOptions::default()).await;
+    let (store, journal) = (&setup.store, &setup.journal);
+    store.full.store(true, Ordering::SeqCst);
+    store.promises_none.store(true, Ordering::SeqCst);
+    journal.insist(vec![gone(1)], Ack::Durable, |_| {});
+    while journal.has_room().is_ok() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    store.full.store(false, Ordering::SeqCst);
+    journal.close().await;
+    assert_eq!(logged(store).await, [gone(1)]);
+}
