@@ -4,15 +4,16 @@ mod support;
 
 use kvpool_master::Config;
 use kvpool_master::pool::{DescribedReplica, Pool, Removal, ReserveOptions};
-use kvpool_types::medium::footprint;
-use kvpool_types::{Code, Key, KeyRef, Length};
+use kvpool_proto::master_message::Body;
+use kvpool_types::medium::{Generation, footprint};
+use kvpool_types::{Code, Key, KeyRef, Length, MediumId};
 use rand::Rng;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use support::media::*;
-use support::{SPACE, commit, pool, reserve, reserve_with};
+use support::{SPACE, commit, pool, registration, reserve, reserve_with};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocks_leave_memory_and_come_back_on_use() {
@@ -699,4 +700,45 @@ async fn a_zone_is_not_written_while_a_load_reads_it() {
         0,
         "a zone was written under a load"
     );
+}
+
+/// A node says once that it has a medium, and once that it has attached it. The store may be full at either time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_medium_is_attached_when_a_full_store_has_room_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), Config::default()).await;
+    let registration = registration("n", 1, 8 * BLOCK);
+    let node = pool.register(&registration).await.unwrap();
+    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+    let session = pool.activate(&node, &registration, outbox);
+    let disk = Disk::new(1);
+    let offered = vec![disk.offer(64 * MIB, 4 * MIB)];
+
+    store.is_full.store(true, Ordering::SeqCst);
+    let (offering, of) = (Arc::clone(&pool), Arc::clone(&node));
+    let offer = tokio::spawn(async move { offering.media_offered(&of, session, offered).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(pool.media().is_empty(), "its record has room");
+    store.is_full.store(false, Ordering::SeqCst);
+    offer.await.unwrap().unwrap();
+    let attach = loop {
+        if let Some(Body::AttachMedium(attach)) = inbox.recv().await.unwrap().unwrap().body {
+            break attach;
+        }
+    };
+
+    store.is_full.store(true, Ordering::SeqCst);
+    let (attaching, of) = (Arc::clone(&pool), Arc::clone(&node));
+    let medium = MediumId::from_slice(&attach.medium_id).unwrap();
+    let generation = Generation(attach.generation);
+    let confirmed = tokio::spawn(async move {
+        attaching
+            .medium_attached(&of, session, medium, generation)
+            .await;
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(pool.media()[0].state, "attaching");
+    store.is_full.store(false, Ordering::SeqCst);
+    confirmed.await.unwrap();
+    assert_eq!(pool.media()[0].state, "ready");
 }

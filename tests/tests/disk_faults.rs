@@ -92,25 +92,51 @@ fn wait_for_state(cluster: &Cluster, state: &str) -> Duration {
     since.elapsed()
 }
 
+/// A pool with one node, whose disk the test spoils.
+struct Faulty {
+    cluster: Cluster,
+    disk: FaultyDisk,
+    _place: tempfile::TempDir,
+}
+
+impl Faulty {
+    /// `None` where no filesystem of a process can be mounted.
+    fn start(test: &str) -> Option<Self> {
+        let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let disk = match FaultyDisk::mount(place.path()) {
+            Ok(disk) => disk,
+            Err(error) => {
+                eprintln!("SKIPPED {test}: no FUSE here: {error:#}");
+                return None;
+            }
+        };
+        let ssd = format!("path={},size=256MiB", disk.path().display());
+        let options = Options {
+            segment: SEGMENT.into(),
+            node: vec!["--ssd".into(), ssd],
+            ..Options::default()
+        };
+        let cluster = Cluster::start(options.master(&["--lease-ttl", "300ms"])).unwrap();
+        wait_for_state(&cluster, "ready");
+        Some(Self {
+            cluster,
+            disk,
+            _place: place,
+        })
+    }
+}
+
 /// Runs a pool whose disk has this fault for some seconds. `heals` says whether the medium is in use
 /// again after the fault.
 async fn under(test: &str, fault: Fault, state: &str, heals: bool) {
-    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let disk = match FaultyDisk::mount(place.path()) {
-        Ok(disk) => disk,
-        Err(error) => {
-            eprintln!("SKIPPED {test}: no FUSE here: {error:#}");
-            return;
-        }
+    let Some(Faulty {
+        cluster,
+        disk,
+        _place,
+    }) = Faulty::start(test)
+    else {
+        return;
     };
-    let ssd = format!("path={},size=256MiB", disk.path().display());
-    let options = Options {
-        segment: SEGMENT.into(),
-        node: vec!["--ssd".into(), ssd],
-        ..Options::default()
-    };
-    let cluster = Cluster::start(options.master(&["--lease-ttl", "300ms"])).unwrap();
-    wait_for_state(&cluster, "ready");
     let client = cluster.client().await.unwrap();
     let churn = Churn::start(&client, SHAPE);
     let moves = |name: &str| {
@@ -169,22 +195,15 @@ async fn under(test: &str, fault: Fault, state: &str, heals: bool) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_gets_what_is_in_memory_beside_a_disk_that_hangs() {
     const LENGTH: usize = 256 << 10;
-    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let disk = match FaultyDisk::mount(place.path()) {
-        Ok(disk) => disk,
-        Err(error) => {
-            eprintln!("SKIPPED a_batch_gets_what_is_in_memory: no FUSE here: {error:#}");
-            return;
-        }
+    let test = "a_batch_gets_what_is_in_memory_beside_a_disk_that_hangs";
+    let Some(Faulty {
+        cluster,
+        disk,
+        _place,
+    }) = Faulty::start(test)
+    else {
+        return;
     };
-    let ssd = format!("path={},size=256MiB", disk.path().display());
-    let options = Options {
-        segment: SEGMENT.into(),
-        node: vec!["--ssd".into(), ssd],
-        ..Options::default()
-    };
-    let cluster = Cluster::start(options.master(&["--lease-ttl", "300ms"])).unwrap();
-    wait_for_state(&cluster, "ready");
     let client = cluster.client().await.unwrap();
     for number in 0..200 {
         let key = key(number);

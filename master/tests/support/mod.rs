@@ -23,15 +23,28 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, ClusterId, Code, Epoch, HostId, Incarnation, Key, Length, NodeName};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::Mutex;
 
 pub(crate) const SPACE: NamespaceId = NamespaceId(0);
 
-/// A store whose appends wait while the gate is held.
+/// A store whose appends wait while the gate is held, and which can be full.
 pub(crate) struct Gated {
     store: EmbeddedStore,
     pub(crate) gate: Mutex<()>,
+    pub(crate) is_full: AtomicBool,
+}
+
+impl Gated {
+    fn check_room(&self) -> Result<(), StoreError> {
+        match self.is_full.load(Ordering::SeqCst) {
+            true => Err(StoreError::DirectoryFull {
+                directory: "/data".into(),
+            }),
+            false => Ok(()),
+        }
+    }
 }
 
 #[async_trait]
@@ -47,7 +60,12 @@ impl MetadataStore for Gated {
     }
     async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError> {
         let _open = self.gate.lock().await;
+        self.check_room()?;
         self.store.append(epoch, seq, group).await
+    }
+    async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
+        self.check_room()?;
+        self.store.make_room(bytes).await
     }
     async fn log_span(&self) -> Result<LogSpan, StoreError> {
         self.store.log_span().await
@@ -98,6 +116,7 @@ pub(crate) async fn pool_at(
     let store = Arc::new(Gated {
         store: EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap(),
         gate: Mutex::default(),
+        is_full: AtomicBool::default(),
     });
     let metrics = Arc::new(Metrics::new().unwrap());
     let kept = Arc::clone(&store) as Arc<dyn MetadataStore>;

@@ -66,7 +66,7 @@ fn open(kind: TransportKind, segment: u64) -> Opened {
 
 /// A deadline that no test should reach.
 fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(60)
+    Instant::now() + Duration::from_secs(30)
 }
 
 /// The runtime that awaits all futures. A link opened inside it has a channel for small batches;

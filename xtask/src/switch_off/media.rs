@@ -418,4 +418,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_lookup_ends_with_the_patience_of_its_caller",
     },
+    Mechanism {
+        invariant: 8,
+        what: "an attachment waits for room in a full store",
+        file: "master/src/pool/tiering/attach.rs",
+        on: "goes_on && refused == Code::StoreFull && node.session_number() == Some(session)",
+        off: "goes_on && refused == Code::Ok && node.session_number() == Some(session)",
+        package: "kvpool-master",
+        test: "a_medium_is_attached_when_a_full_store_has_room_again",
+    },
 ];

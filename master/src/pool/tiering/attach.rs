@@ -39,6 +39,9 @@ pub struct OfferedMedium {
 /// restarts faster.
 const LONG_ABSENCE: Duration = Duration::from_secs(30);
 
+/// How long an attachment waits after the store had no room for its record. A node does not offer again by itself.
+const REFUSED_PAUSE: Duration = Duration::from_millis(500);
+
 /// What to do with an offered medium.
 enum Answer {
     /// Attach it under this record.
@@ -52,75 +55,108 @@ enum Answer {
 }
 
 impl Pool {
-    /// Processes a node's list of media.
+    /// Processes a node's list of media. While the store is full this waits for room.
     pub async fn media_offered(
         self: &Arc<Self>,
         node: &Arc<StoreNode>,
         session: u64,
         offered: Vec<OfferedMedium>,
     ) -> Result<(), RegisterError> {
-        let _one_at_a_time = self.registration.lock().await;
-        // An offer of an earlier session says what the medium was then. Its generation has perhaps grown since.
-        if node.session_number() != Some(session) {
-            return Ok(());
-        }
         for offer in offered {
-            if self.note_state(node, session, &offer) {
-                continue;
-            }
-            match self.judge_offer(node, &offer).await? {
-                Answer::Attach(medium) => {
-                    let (id, generation) = (medium.id, medium.generation);
-                    let pool = Arc::clone(self);
-                    let record = Record::Medium(medium.clone());
-                    self.log(vec![record], move || pool.set_medium(medium))
-                        .await
-                        .map_err(|code| {
-                            super::super::nodes::refuse(code, "the metadata store failed")
-                        })?;
-                    self.use_medium(node, session, id, &offer);
-                    order_attach(node, &offer, id, Generation(generation));
+            let mut is_again = false;
+            while let Err(refused) = self.medium_offered(node, session, &offer, is_again).await {
+                if !self.may_try_again(node, session, refused.code) {
+                    return Err(refused);
                 }
-                Answer::Continue(id, generation) => {
-                    self.use_medium(node, session, id, &offer);
-                    order_attach(node, &offer, id, generation);
-                }
-                Answer::Reset(known) => {
-                    if let Some(id) = known {
-                        self.drop_medium(id);
-                    }
-                    tracing::warn!(node = %node.name, medium = %offer.medium, generation = %offer.generation,
-                        "medium does not hold what the pool remembers: the node formats it");
-                    node.send(Body::ResetMedium(proto::ResetMedium {
-                        medium_id: bytes::Bytes::copy_from_slice(&offer.medium.to_bytes()),
-                    }));
-                }
-                Answer::Refuse => {
-                    tracing::error!(node = %node.name, medium = %offer.medium,
-                        "medium refused: another node that is connected has a medium with this id");
-                }
+                tokio::time::sleep(REFUSED_PAUSE).await;
+                is_again = true;
             }
         }
         Ok(())
     }
 
-    /// Notes the state of a medium that is in use in this session. False for any other.
-    fn note_state(&self, node: &StoreNode, session: u64, offer: &OfferedMedium) -> bool {
+    /// True when the store had no room for a record of this session, and may have some later.
+    fn may_try_again(&self, node: &StoreNode, session: u64, refused: Code) -> bool {
+        let goes_on = self.leads() && !self.is_stopping();
+        goes_on && refused == Code::StoreFull && node.session_number() == Some(session)
+    }
+
+    async fn medium_offered(
+        self: &Arc<Self>,
+        node: &Arc<StoreNode>,
+        session: u64,
+        offer: &OfferedMedium,
+        is_again: bool,
+    ) -> Result<(), RegisterError> {
+        let _one_at_a_time = self.registration.lock().await;
+        // An offer of an earlier session says what the medium was then. Its generation has perhaps grown since.
+        if node.session_number() != Some(session) {
+            return Ok(());
+        }
+        let is_in_use = self.in_use(node, session, offer.medium, |used| {
+            // A later offer may have come first. It knows the state better.
+            if !is_again {
+                used.state = offer.state;
+                self.tiering.loaded.notify_waiters();
+                used.namespaces.clone_from(&offer.namespaces);
+            }
+        });
+        if is_in_use {
+            return Ok(());
+        }
+        match self.judge_offer(node, offer).await? {
+            Answer::Attach(medium) => {
+                let (id, generation) = (medium.id, medium.generation);
+                let pool = Arc::clone(self);
+                let record = Record::Medium(medium.clone());
+                self.log(vec![record], move || pool.set_medium(medium))
+                    .await
+                    .map_err(|code| {
+                        super::super::nodes::refuse(code, "the metadata store failed")
+                    })?;
+                self.use_medium(node, session, id, offer);
+                order_attach(node, offer, id, Generation(generation));
+            }
+            Answer::Continue(id, generation) => {
+                self.use_medium(node, session, id, offer);
+                order_attach(node, offer, id, generation);
+            }
+            Answer::Reset(known) => {
+                if let Some(id) = known {
+                    self.drop_medium(id);
+                }
+                tracing::warn!(node = %node.name, medium = %offer.medium, generation = %offer.generation,
+                    "medium does not hold what the pool remembers: the node formats it");
+                node.send(Body::ResetMedium(proto::ResetMedium {
+                    medium_id: bytes::Bytes::copy_from_slice(&offer.medium.to_bytes()),
+                }));
+            }
+            Answer::Refuse => {
+                tracing::error!(node = %node.name, medium = %offer.medium,
+                    "medium refused: another node that is connected has a medium with this id");
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows the medium to `note` if it is in use in this session. False for any other.
+    fn in_use(
+        &self,
+        node: &StoreNode,
+        session: u64,
+        medium: MediumId,
+        note: impl FnOnce(&mut Use),
+    ) -> bool {
         let media = self.tier.media();
-        let Some(known) = media.iter().find(|known| known.medium == offer.medium) else {
+        let Some(known) = media.iter().find(|known| known.medium == medium) else {
             return false;
         };
         let mut traffic = self.tiering.traffic.lock();
-        let Some(used) = traffic.uses.get_mut(&known.id) else {
-            return false;
-        };
-        let is_same = used.session == session && used.node.incarnation == node.incarnation;
-        if is_same {
-            used.state = offer.state;
-            self.tiering.loaded.notify_waiters();
-            used.namespaces.clone_from(&offer.namespaces);
-        }
-        is_same
+        let used = traffic
+            .uses
+            .get_mut(&known.id)
+            .filter(|used| used.session == session && used.node.incarnation == node.incarnation);
+        used.map(note).is_some()
     }
 
     async fn judge_offer(
@@ -255,12 +291,15 @@ impl Pool {
         let Some(known) = media.into_iter().find(|known| known.medium == medium) else {
             return;
         };
-        let holder = known.holder();
-        if holder.generation != generation.0 || holder.node != node.name {
-            tracing::warn!(node = %node.name, %medium, %generation, "attachment of another generation confirmed");
-            return;
-        }
-        if holder.is_pending {
+        loop {
+            let holder = known.holder();
+            if holder.generation != generation.0 || holder.node != node.name {
+                tracing::warn!(node = %node.name, %medium, %generation, "attachment of another generation confirmed");
+                return;
+            }
+            if !holder.is_pending {
+                break;
+            }
             let record = record::Medium {
                 is_pending: false,
                 ..known.record()
@@ -271,19 +310,14 @@ impl Pool {
                     pool.set_medium(attached)
                 })
                 .await;
-            if let Err(code) = logged {
-                tracing::warn!(%medium, %code, "attachment not logged");
+            let Err(code) = logged else { break };
+            tracing::warn!(%medium, %code, "attachment not logged");
+            if !self.may_try_again(node, session, code) {
                 return;
             }
+            tokio::time::sleep(REFUSED_PAUSE).await;
         }
-        let is_current = {
-            let mut traffic = self.tiering.traffic.lock();
-            let used = traffic.uses.get_mut(&known.id);
-            let used = used.filter(|used| {
-                used.session == session && used.node.incarnation == node.incarnation
-            });
-            used.map(|used| used.is_attached = true).is_some()
-        };
+        let is_current = self.in_use(node, session, medium, |used| used.is_attached = true);
         if is_current {
             tracing::info!(node = %node.name, %medium, segment = %known.id, %generation, "medium attached");
             self.queue_all_of(std::slice::from_ref(node));
