@@ -1,0 +1,196 @@
+//! The election at the store of the simulation: leases, the leader's key, the members, and two watches.
+
+use super::{LOOK, State, Store, no_answer};
+use async_trait::async_trait;
+use bytes::Bytes;
+use kvpool_master::store::etcd::{LeaseId, Maintained, Usage};
+use kvpool_master::store::{
+    Campaign, Claim, ElectionStore, Groups, Leader, Leaders, LogSeq, StoreError,
+};
+use kvpool_types::Epoch;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// Groups of the log that are read at once.
+const GROUPS: usize = 16;
+
+impl State {
+    fn lives(&self, lease: LeaseId) -> bool {
+        let ends = self.leases.get(&lease.0);
+        ends.is_some_and(|(ends, _)| Instant::now() < *ends)
+    }
+
+    /// The leader while its lease runs.
+    pub(super) fn leader(&mut self) -> Option<Leader> {
+        let leader = self.leader.take();
+        self.leader = leader.filter(|leader| self.lives(leader.lease));
+        self.leader.clone()
+    }
+
+    fn campaign(&mut self, lease: LeaseId, claim: &Claim) -> Result<Campaign, StoreError> {
+        match self.leader() {
+            Some(leader) if leader.lease == lease => Ok(Campaign::Won(leader.epoch)),
+            Some(leader) => Ok(Campaign::Lost(leader)),
+            None if self.lives(lease) => {
+                self.epoch.0 += 1;
+                self.leader = Some(Leader {
+                    claim: claim.clone(),
+                    epoch: self.epoch,
+                    lease,
+                });
+                Ok(Campaign::Won(self.epoch))
+            }
+            None => Err(no_answer("the lease has ended")),
+        }
+    }
+}
+
+#[async_trait]
+impl ElectionStore for Store {
+    async fn grant_lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        self.has_room().await?;
+        self.read(|state| {
+            let next = state.leases.keys().next_back().map_or(1, |last| last + 1);
+            state.leases.insert(next, (Instant::now() + ttl, ttl));
+            LeaseId(next)
+        })
+        .await
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, StoreError> {
+        self.read(|state| {
+            let lives = state.lives(lease);
+            let (ends, ttl) = state.leases.get_mut(&lease.0).filter(|_| lives)?;
+            *ends = Instant::now() + *ttl;
+            Some(*ttl)
+        })
+        .await
+    }
+
+    async fn revoke_lease(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.read(|state| {
+            if let Some((ends, _)) = state.leases.get_mut(&lease.0) {
+                *ends = Instant::now();
+            }
+        })
+        .await
+    }
+
+    async fn leader(&self) -> Result<Option<Leader>, StoreError> {
+        self.read(State::leader).await
+    }
+
+    async fn campaign(&self, lease: LeaseId, claim: &Claim) -> Result<Campaign, StoreError> {
+        self.has_room().await?;
+        let claim = claim.clone();
+        self.write_now(move |state| state.campaign(lease, &claim))
+            .await
+    }
+
+    async fn leaders(&self) -> Result<Box<dyn Leaders>, StoreError> {
+        Ok(Box::new(LeadersSeen {
+            store: self.clone(),
+            told: None,
+        }))
+    }
+
+    async fn groups(&self, after: LogSeq) -> Result<Box<dyn Groups>, StoreError> {
+        Ok(Box::new(GroupsRead {
+            store: self.clone(),
+            after,
+            found: Vec::new(),
+        }))
+    }
+
+    async fn put_member(&self, lease: LeaseId, id: &str, member: Bytes) -> Result<(), StoreError> {
+        self.has_room().await?;
+        let put = self.read(|state| match state.lives(lease) {
+            true => {
+                state.members.insert(id.to_owned(), (lease, member));
+                Ok(())
+            }
+            false => Err(no_answer("the lease has ended")),
+        });
+        put.await?
+    }
+
+    async fn members(&self) -> Result<Vec<(String, Bytes)>, StoreError> {
+        self.read(|state| {
+            let mut members = std::mem::take(&mut state.members);
+            members.retain(|_, (lease, _)| state.lives(*lease));
+            state.members = members;
+            let members = state.members.iter();
+            members
+                .map(|(id, (_, member))| (id.clone(), member.clone()))
+                .collect()
+        })
+        .await
+    }
+
+    fn abandon(&self, epoch: Epoch) {
+        self.abandoned
+            .send_modify(|until| *until = Some(epoch).max(*until));
+    }
+
+    async fn maintain(&self, _: Epoch) -> Result<Maintained, StoreError> {
+        Ok(Maintained::default())
+    }
+
+    async fn usage(&self) -> Result<Usage, StoreError> {
+        Ok(Usage::default())
+    }
+}
+
+/// The leader, looked at all the time.
+#[derive(Debug)]
+struct LeadersSeen {
+    store: Store,
+    told: Option<Option<Leader>>,
+}
+
+#[async_trait]
+impl Leaders for LeadersSeen {
+    async fn next(&mut self) -> Result<Option<Leader>, StoreError> {
+        loop {
+            let leader = self.store.leader().await?;
+            if self.told.as_ref() != Some(&leader) {
+                self.told = Some(leader.clone());
+                return Ok(leader);
+            }
+            sleep(LOOK).await;
+        }
+    }
+}
+
+/// The log, read all the time.
+#[derive(Debug)]
+struct GroupsRead {
+    store: Store,
+    after: LogSeq,
+    /// What was read and not told, the next one last.
+    found: Vec<(LogSeq, Bytes)>,
+}
+
+#[async_trait]
+impl Groups for GroupsRead {
+    async fn next(&mut self) -> Result<(LogSeq, Bytes), StoreError> {
+        loop {
+            if let Some((seq, group)) = self.found.pop() {
+                self.after = seq;
+                return Ok((seq, group));
+            }
+            let after = self.after;
+            let read = self.store.read(|state| {
+                state.is_in_log(after)?;
+                let groups = state.log.range(after.next()..).take(GROUPS);
+                let groups = groups.map(|(seq, group)| (*seq, group.clone()));
+                Ok::<Vec<_>, StoreError>(groups.collect())
+            });
+            self.found = read.await??;
+            self.found.reverse();
+            if self.found.is_empty() {
+                sleep(LOOK).await;
+            }
+        }
+    }
+}
