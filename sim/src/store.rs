@@ -1,5 +1,5 @@
 //! A metadata store in memory, with the faults of real ones. It stalls, answers late, or does not say what became of
-//! a write. A crash takes what was not yet durable. It elects a leader as etcd does: by a key under a lease,
+//! a request. A crash takes what was not yet durable. It elects a leader as etcd does: by a key under a lease,
 //! which every write compares.
 
 mod election;
@@ -10,7 +10,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use kvpool_master::store::etcd::LeaseId;
 use kvpool_master::store::{
-    Leader, LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot, SnapshotPositions, StoreError,
+    Claim, Leader, LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot, SnapshotPositions,
+    StoreError,
 };
 use kvpool_types::{ClusterId, Epoch};
 use parking_lot::Mutex;
@@ -19,10 +20,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// How often what waits looks at the store again.
 const LOOK: Duration = Duration::from_millis(20);
+/// How long a request to a store over a network waits for its answer, as with etcd.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the start of a term is tried again, as with etcd.
+const TAKING_OVER: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 struct State {
@@ -178,6 +183,8 @@ pub(crate) struct Store {
     is_closed: Arc<AtomicBool>,
     /// Writes of terms up to this one end.
     abandoned: Arc<watch::Sender<Option<Epoch>>>,
+    /// As whom the latest term was begun here.
+    candidate: Arc<Mutex<Option<(LeaseId, Claim)>>>,
 }
 
 fn no_answer(reason: &str) -> StoreError {
@@ -194,6 +201,7 @@ impl Store {
             life: life.clone(),
             is_closed: Arc::default(),
             abandoned: Arc::new(watch::Sender::new(None)),
+            candidate: Arc::default(),
         }
     }
 
@@ -206,6 +214,20 @@ impl Store {
         sleep(self.disk.dice.micros(50, 1_500)).await;
         self.stalled().await;
         Ok(())
+    }
+
+    /// Waits for the answer to a request. Over a network that has an end, and the outcome is unknown.
+    async fn answered<T>(
+        &self,
+        request: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        if !self.disk.elects {
+            return request.await;
+        }
+        match timeout(REQUEST_TIMEOUT, request).await {
+            Ok(answer) => answer,
+            Err(_) => Err(no_answer("no answer in time")),
+        }
     }
 
     /// The way of one answer from the store. A stall may hold it up after the request was done.
@@ -229,12 +251,16 @@ impl Store {
         }
     }
 
-    async fn read<T>(&self, read: impl FnOnce(&mut State) -> T) -> Result<T, StoreError> {
-        self.go().await?;
-        self.life.check().await;
-        let found = read(&mut self.disk.state.lock());
-        self.come_back().await;
-        Ok(found)
+    /// A request that is made once, whatever becomes of it.
+    async fn ask<T>(&self, ask: impl FnOnce(&mut State) -> T) -> Result<T, StoreError> {
+        let asked = async {
+            self.go().await?;
+            self.life.check().await;
+            let found = ask(&mut self.disk.state.lock());
+            self.come_back().await;
+            Ok(found)
+        };
+        self.answered(asked).await
     }
 
     /// Whether the outcome of a write is to be unknown.
@@ -263,9 +289,12 @@ impl Store {
 
     /// Fails while the store is full.
     async fn has_room(&self) -> Result<(), StoreError> {
-        self.go().await?;
-        self.life.check().await;
-        self.disk.no_room().map_or(Ok(()), Err)
+        let asked = async {
+            self.go().await?;
+            self.life.check().await;
+            self.disk.no_room().map_or(Ok(()), Err)
+        };
+        self.answered(asked).await
     }
 
     async fn wait_for_room(&self, term: Epoch) -> Result<(), StoreError> {
@@ -318,19 +347,24 @@ impl Store {
 #[async_trait]
 impl MetadataStore for Store {
     async fn cluster_id(&self, fresh: ClusterId) -> Result<ClusterId, StoreError> {
-        self.read(|state| *state.cluster.get_or_insert(fresh)).await
+        self.ask(|state| *state.cluster.get_or_insert(fresh)).await
     }
 
     async fn epoch(&self) -> Result<Epoch, StoreError> {
-        self.read(|state| state.epoch).await
+        self.ask(|state| state.epoch).await
     }
 
+    /// The candidate that won here last leads the new term.
     async fn begin_epoch(&self, at_least: Epoch) -> Result<Epoch, StoreError> {
-        self.read(|state| {
-            state.epoch = Epoch(state.epoch.0 + 1).max(at_least);
-            state.epoch
-        })
-        .await
+        let candidate = self.candidate.lock().clone();
+        let limit = Instant::now() + TAKING_OVER;
+        loop {
+            let begun = self.ask(|state| state.take_over(at_least, candidate.as_ref()));
+            match begun.await.flatten() {
+                Err(error) if error.is_retryable() && Instant::now() < limit => sleep(LOOK).await,
+                begun => return begun,
+            }
+        }
     }
 
     async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError> {
@@ -356,7 +390,7 @@ impl MetadataStore for Store {
             cut: state.cut,
             last: state.last,
         };
-        self.read(span).await
+        self.ask(span).await
     }
 
     async fn read_log(
@@ -364,7 +398,7 @@ impl MetadataStore for Store {
         after: LogSeq,
         limit_bytes: u64,
     ) -> Result<Vec<(LogSeq, Bytes)>, StoreError> {
-        self.read(|state| {
+        self.ask(|state| {
             let mut bytes = 0;
             let groups = state.log.range(after.next()..);
             let fits = groups.take_while(|(_, group)| {
@@ -399,17 +433,16 @@ impl MetadataStore for Store {
     }
 
     async fn read_snapshot(&self, shard: ShardIndex) -> Result<Option<Snapshot>, StoreError> {
-        self.read(|state| state.snapshots.get(&shard).cloned())
-            .await
+        self.ask(|state| state.snapshots.get(&shard).cloned()).await
     }
 
     async fn snapshots(&self) -> Result<Vec<ShardIndex>, StoreError> {
-        self.read(|state| state.snapshots.keys().copied().collect())
+        self.ask(|state| state.snapshots.keys().copied().collect())
             .await
     }
 
     async fn snapshot_positions(&self) -> Result<SnapshotPositions, StoreError> {
-        self.read(|state| {
+        self.ask(|state| {
             let sized = state.snapshots.iter().map(|(shard, snapshot)| {
                 let bytes = snapshot.chunks.iter().map(|chunk| chunk.len() as u64).sum();
                 (*shard, (snapshot.seq, bytes))
@@ -448,29 +481,79 @@ impl MetadataStore for Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvpool_master::store::conformance::{self, Bench};
+    use kvpool_master::store::ElectionStore;
+    use kvpool_master::store::conformance::{self, Bench, election};
 
     /// The disk of the present store.
     #[derive(Default)]
-    struct Memory(parking_lot::Mutex<Option<Arc<Disk>>>);
+    struct Memory {
+        elects: bool,
+        disk: Mutex<Option<Arc<Disk>>>,
+    }
+
+    impl Memory {
+        fn make(&self) -> Arc<Store> {
+            *self.disk.lock() = Some(Disk::new(self.elects, 1));
+            self.connect()
+        }
+
+        fn connect(&self) -> Arc<Store> {
+            let disk = self.disk.lock().clone().unwrap();
+            Arc::new(Store::new(&disk, 0, &Life::default()))
+        }
+    }
 
     #[async_trait]
     impl Bench for Memory {
         async fn fresh(&self) -> Arc<dyn MetadataStore> {
-            let store = Store::new(&Disk::new(false, 1), 0, &Life::default());
-            *self.0.lock() = Some(Arc::clone(&store.disk));
-            Arc::new(store)
+            self.make()
         }
 
         async fn reopen(&self, store: Arc<dyn MetadataStore>) -> Arc<dyn MetadataStore> {
             drop(store);
-            let disk = self.0.lock().clone().unwrap();
-            Arc::new(Store::new(&disk, 0, &Life::default()))
+            self.connect()
+        }
+    }
+
+    #[async_trait]
+    impl election::Bench for Memory {
+        async fn fresh(&self) -> Arc<dyn ElectionStore> {
+            self.make()
+        }
+
+        async fn another(&self) -> Arc<dyn ElectionStore> {
+            self.connect()
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_store_of_the_simulation_passes_the_suite_of_all_stores() {
-        conformance::run(&Memory::default()).await;
+        for elects in [false, true] {
+            let disk = Mutex::default();
+            conformance::run(&Memory { elects, disk }).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_store_of_the_simulation_passes_the_suite_of_stores_that_elect() {
+        let elects = true;
+        let disk = Mutex::default();
+        election::run(&Memory { elects, disk }).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_to_a_store_that_stalls_has_an_end_and_an_unknown_outcome() {
+        let disk = Disk::new(true, 1);
+        let store = Store::new(&disk, 3, &Life::default());
+        let other = Store::new(&disk, 4, &Life::default());
+        disk.stall(3, Duration::from_secs(8));
+        let begun = Instant::now();
+        let unknown = store.leader().await;
+        assert!(matches!(unknown, Err(StoreError::Unavailable { .. })));
+        assert_eq!(begun.elapsed(), REQUEST_TIMEOUT);
+        assert_eq!(other.leader().await.unwrap(), None);
+        // A term that is taken over is tried again.
+        assert!(store.begin_epoch(Epoch(7)).await.unwrap() >= Epoch(7));
+        assert!(begun.elapsed() >= Duration::from_secs(8));
     }
 }

@@ -1,7 +1,9 @@
 //! The rules of a [`MetadataStore`] as one suite, which the tests of each implementation run.
 //!
 //! A check panics when the store breaks a rule, so only tests may call it. The suite is part of the
-//! library so that the tests of every implementation reach it.
+//! library so that the tests of every implementation reach it. [`election`] has the rules of a store that elects.
+
+pub mod election;
 
 use super::{LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot, StoreError};
 use async_trait::async_trait;

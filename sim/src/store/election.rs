@@ -1,6 +1,6 @@
 //! The election at the store of the simulation: leases, the leader's key, the members, and two watches.
 
-use super::{LOOK, State, Store, no_answer};
+use super::{LOOK, State, Store};
 use async_trait::async_trait;
 use bytes::Bytes;
 use kvpool_master::store::etcd::{LeaseId, Maintained, Usage};
@@ -13,9 +13,16 @@ use tokio::time::{Instant, sleep};
 
 /// Groups of the log that are read at once.
 const GROUPS: usize = 16;
+/// How long a candidate asks what became of its claim, as with etcd.
+const READ_BACK: Duration = Duration::from_secs(4);
+/// The lease of a term that was begun without an election.
+const NO_LEASE: LeaseId = LeaseId(0);
 
 impl State {
     fn lives(&self, lease: LeaseId) -> bool {
+        if lease == NO_LEASE {
+            return true;
+        }
         let ends = self.leases.get(&lease.0);
         ends.is_some_and(|(ends, _)| Instant::now() < *ends)
     }
@@ -29,19 +36,73 @@ impl State {
 
     fn campaign(&mut self, lease: LeaseId, claim: &Claim) -> Result<Campaign, StoreError> {
         match self.leader() {
-            Some(leader) if leader.lease == lease => Ok(Campaign::Won(leader.epoch)),
-            Some(leader) => Ok(Campaign::Lost(leader)),
-            None if self.lives(lease) => {
-                self.epoch.0 += 1;
-                self.leader = Some(Leader {
-                    claim: claim.clone(),
-                    epoch: self.epoch,
-                    lease,
-                });
-                Ok(Campaign::Won(self.epoch))
-            }
-            None => Err(no_answer("the lease has ended")),
+            Some(leader) => Ok(outcome(leader, lease, claim)),
+            None => self
+                .take_over(Epoch(0), Some(&(lease, claim.clone())))
+                .map(Campaign::Won),
         }
+    }
+
+    /// Begins a term with an epoch of at least `at_least`, whoever leads. Without a candidate its key has no
+    /// lease.
+    pub(super) fn take_over(
+        &mut self,
+        at_least: Epoch,
+        candidate: Option<&(LeaseId, Claim)>,
+    ) -> Result<Epoch, StoreError> {
+        let (lease, claim) = match candidate {
+            Some((lease, claim)) => (*lease, claim.clone()),
+            None => (NO_LEASE, nobody()),
+        };
+        if !self.lives(lease) {
+            return Err(StoreError::LeaseGone);
+        }
+        let epoch = Epoch(self.epoch.0 + 1).max(at_least);
+        self.epoch = epoch;
+        self.leader = Some(Leader {
+            claim,
+            epoch,
+            lease,
+        });
+        Ok(epoch)
+    }
+}
+
+fn nobody() -> Claim {
+    Claim {
+        id: String::new(),
+        address: String::new(),
+        http_address: String::new(),
+    }
+}
+
+/// How a campaign ended after which `leader` leads.
+fn outcome(leader: Leader, lease: LeaseId, claim: &Claim) -> Campaign {
+    if leader.lease == lease && leader.claim.id == claim.id {
+        Campaign::Won(leader.epoch)
+    } else {
+        Campaign::Lost(leader)
+    }
+}
+
+impl Store {
+    /// Finds out what became of a claim.
+    async fn read_back(
+        &self,
+        lease: LeaseId,
+        claim: &Claim,
+        mut error: StoreError,
+    ) -> Result<Campaign, StoreError> {
+        let limit = Instant::now() + READ_BACK;
+        while Instant::now() < limit {
+            match self.leader().await {
+                Ok(None) => break,
+                Ok(Some(leader)) => return Ok(outcome(leader, lease, claim)),
+                Err(later) => error = later,
+            }
+            sleep(LOOK).await;
+        }
+        Err(error)
     }
 }
 
@@ -49,7 +110,7 @@ impl State {
 impl ElectionStore for Store {
     async fn grant_lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
         self.has_room().await?;
-        self.read(|state| {
+        self.ask(|state| {
             let next = state.leases.keys().next_back().map_or(1, |last| last + 1);
             state.leases.insert(next, (Instant::now() + ttl, ttl));
             LeaseId(next)
@@ -58,7 +119,7 @@ impl ElectionStore for Store {
     }
 
     async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, StoreError> {
-        self.read(|state| {
+        self.ask(|state| {
             let lives = state.lives(lease);
             let (ends, ttl) = state.leases.get_mut(&lease.0).filter(|_| lives)?;
             *ends = Instant::now() + *ttl;
@@ -68,7 +129,7 @@ impl ElectionStore for Store {
     }
 
     async fn revoke_lease(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.read(|state| {
+        self.ask(|state| {
             if let Some((ends, _)) = state.leases.get_mut(&lease.0) {
                 *ends = Instant::now();
             }
@@ -77,14 +138,21 @@ impl ElectionStore for Store {
     }
 
     async fn leader(&self) -> Result<Option<Leader>, StoreError> {
-        self.read(State::leader).await
+        self.ask(State::leader).await
     }
 
     async fn campaign(&self, lease: LeaseId, claim: &Claim) -> Result<Campaign, StoreError> {
         self.has_room().await?;
-        let claim = claim.clone();
-        self.write_now(move |state| state.campaign(lease, &claim))
-            .await
+        let its = claim.clone();
+        let claimed = self.write_now(move |state| state.campaign(lease, &its));
+        let ended = match self.answered(claimed).await {
+            Err(error) if error.is_retryable() => self.read_back(lease, claim, error).await?,
+            ended => ended?,
+        };
+        if matches!(ended, Campaign::Won(_)) {
+            *self.candidate.lock() = Some((lease, claim.clone()));
+        }
+        Ok(ended)
     }
 
     async fn leaders(&self) -> Result<Box<dyn Leaders>, StoreError> {
@@ -104,18 +172,18 @@ impl ElectionStore for Store {
 
     async fn put_member(&self, lease: LeaseId, id: &str, member: Bytes) -> Result<(), StoreError> {
         self.has_room().await?;
-        let put = self.read(|state| match state.lives(lease) {
+        let put = self.ask(|state| match state.lives(lease) {
             true => {
                 state.members.insert(id.to_owned(), (lease, member));
                 Ok(())
             }
-            false => Err(no_answer("the lease has ended")),
+            false => Err(StoreError::LeaseGone),
         });
         put.await?
     }
 
     async fn members(&self) -> Result<Vec<(String, Bytes)>, StoreError> {
-        self.read(|state| {
+        self.ask(|state| {
             let mut members = std::mem::take(&mut state.members);
             members.retain(|_, (lease, _)| state.lives(*lease));
             state.members = members;
@@ -180,7 +248,7 @@ impl Groups for GroupsRead {
                 return Ok((seq, group));
             }
             let after = self.after;
-            let read = self.store.read(|state| {
+            let read = self.store.ask(|state| {
                 state.is_in_log(after)?;
                 let groups = state.log.range(after.next()..).take(GROUPS);
                 let groups = groups.map(|(seq, group)| (*seq, group.clone()));
