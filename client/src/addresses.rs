@@ -75,6 +75,7 @@ where
         let next_at = Instant::now() + STAGGER;
         loop {
             tokio::select! {
+                biased;
                 Some(ended) = attempts.next() => match ended {
                     Ok(opened) => return Some(Ok(opened)),
                     Err(error) => failed = Some(error),

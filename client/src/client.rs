@@ -381,9 +381,9 @@ async fn open_rdma(options: &Options) -> Result<Option<Arc<Fabric>>, ConnectErro
         return Ok(None);
     }
     let rdma = options.rdma.clone();
-    let opened = tokio::task::spawn_blocking(move || Fabric::shared(&rdma)).await;
-    let opened = opened.map_err(|panic| ConnectError::NoRdma(panic.to_string()))?;
-    match opened {
+    let opened = kvpool_seams::blocking(move || Fabric::shared(&rdma)).await;
+    let panicked = |_| ConnectError::NoRdma("a panic while devices were opened".to_owned());
+    match opened.map_err(panicked)? {
         Ok(fabric) => Ok(Some(fabric)),
         Err(reason) if options.transport == TransportChoice::Auto => {
             SAID.call_once(|| tracing::info!(%reason, "RDMA is off"));

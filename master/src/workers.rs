@@ -82,16 +82,14 @@ impl Workers {
         let (pool, mut wait) = (Arc::clone(pool), first);
         match self {
             Self::Threads => {
-                std::thread::Builder::new()
-                    .name(name.into())
-                    .spawn(move || {
-                        while !pool.is_stopping() {
-                            wake(&pool).wait(wait);
-                            if !pool.is_stopping() {
-                                wait = step(&pool);
-                            }
+                kvpool_seams::thread(name, move || {
+                    while !pool.is_stopping() {
+                        wake(&pool).wait(wait);
+                        if !pool.is_stopping() {
+                            wait = step(&pool);
                         }
-                    })?;
+                    }
+                })?;
             }
             Self::Tasks => {
                 tokio::spawn(async move {

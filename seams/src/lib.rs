@@ -1,5 +1,5 @@
-//! The seams between kvpool and the machine: the time since boot, randomness, the order of maps, and work on other
-//! threads.
+//! The seams between kvpool and the machine: the time since boot, randomness, the order of maps, threads, and work on
+//! other threads.
 //!
 //! The daemons and the client take these from here only. So a simulation can take the machine's place (ADR 0052):
 //! the feature `simulation` adds the module of that name. Without the feature, each function is a plain call of the
@@ -15,7 +15,9 @@ pub mod simulation;
 
 use rand::distr::uniform::{SampleRange, SampleUniform};
 use rand::distr::{Distribution, StandardUniform};
-use std::time::Duration;
+use std::io;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// The time since the machine's boot (`CLOCK_BOOTTIME`). It counts while the machine sleeps, and nobody can set it.
 pub fn boot_time() -> Duration {
@@ -52,6 +54,32 @@ pub fn random_range<T: SampleUniform>(range: impl SampleRange<T> + Clone) -> T {
         return value;
     }
     rand::random_range(range)
+}
+
+/// The end of a wait of at most `limit` that blocks its thread. In a simulation it is the present: while the only
+/// thread waits, nothing else happens.
+pub fn end_of_wait(limit: Duration) -> Instant {
+    #[cfg(feature = "simulation")]
+    if simulation::is_entered() {
+        return Instant::now();
+    }
+    Instant::now() + limit
+}
+
+/// Starts a thread with this name. A simulation has one thread only, and refuses.
+pub fn thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    #[cfg(feature = "simulation")]
+    if simulation::is_entered() {
+        return Err(io::Error::other(format!(
+            "the simulation has no thread for {name}"
+        )));
+    }
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(work)
 }
 
 /// Why [`blocking`] has no result: the work panicked, or the runtime shuts down.

@@ -81,7 +81,16 @@ mod tests {
         assert!(matches!(elsewhere, Ok(false)));
         drop(entered);
         assert!(!is_entered());
+        assert!(crate::thread("a", || ()).is_ok());
         let _again = enter(machine(4));
         assert_eq!(crate::random::<u64>(), first);
+    }
+
+    #[test]
+    fn a_simulation_has_one_thread_which_waits_for_nothing() {
+        let _entered = enter(machine(4));
+        assert!(crate::thread("a", || ()).is_err());
+        let limit = Duration::from_secs(60);
+        assert!(crate::end_of_wait(limit) < std::time::Instant::now() + limit);
     }
 }

@@ -93,14 +93,12 @@ impl Agent {
             .max_blocking_threads(VERIFIERS)
             .enable_all()
             .build()?;
-        let thread = std::thread::Builder::new()
-            .name("kvnode-agent".into())
-            .spawn(move || {
-                run_sooner();
-                runtime.block_on(context.run());
-                // A verification that is still reading must not hold up the end.
-                runtime.shutdown_background();
-            })?;
+        let thread = kvpool_seams::thread("kvnode-agent", move || {
+            run_sooner();
+            runtime.block_on(context.run());
+            // A verification that is still reading must not hold up the end.
+            runtime.shutdown_background();
+        })?;
         agent.thread = Some(thread);
         Ok(agent)
     }

@@ -221,20 +221,20 @@ impl Media {
         let mut media = Self::of(disks, arena, store);
         for number in 0..WORKERS {
             let shared = Arc::clone(&media.shared);
-            let worker = std::thread::Builder::new().name(format!("kvnode-media-{number}"));
             let run = move || shared.run(Duty::Serve, number == 0);
-            media.workers.push(worker.spawn(run)?);
+            let worker = kvpool_seams::thread(&format!("kvnode-media-{number}"), run)?;
+            media.workers.push(worker);
         }
         for number in 0..COPIERS {
             let shared = Arc::clone(&media.shared);
-            let copier = std::thread::Builder::new().name(format!("kvnode-copy-{number}"));
             let run = move || {
                 if let Err(error) = rustix::process::setpriority_process(None, NICE) {
                     tracing::debug!(%error, "copies to media are as urgent as all else");
                 }
                 shared.run(Duty::Copy, false);
             };
-            media.workers.push(copier.spawn(run)?);
+            let copier = kvpool_seams::thread(&format!("kvnode-copy-{number}"), run)?;
+            media.workers.push(copier);
         }
         Ok(media)
     }
@@ -398,13 +398,13 @@ impl Shared {
     }
 
     fn run(self: Arc<Self>, duty: Duty, flushes: bool) {
-        let mut tended = Instant::now();
-        while let Some(job) = self.next(duty, flushes.then_some(tended + TEND)) {
+        let mut tended = tokio::time::Instant::now();
+        while let Some(job) = self.next(duty, flushes.then(|| (tended + TEND).into_std())) {
             if let Some(job) = job {
                 self.serve(job);
             }
             if flushes && tended.elapsed() >= TEND {
-                tended = Instant::now();
+                tended = tokio::time::Instant::now();
                 self.tend();
             }
         }

@@ -166,9 +166,8 @@ impl Pulls {
     fn start(&self) -> bool {
         (0..WORKERS).all(|number| {
             let shared = Arc::clone(&self.shared);
-            let started = std::thread::Builder::new()
-                .name(format!("kvnode-pull-{number}"))
-                .spawn(move || shared.run());
+            let started =
+                kvpool_seams::thread(&format!("kvnode-pull-{number}"), move || shared.run());
             started
                 .inspect_err(|error| tracing::error!(%error, "no thread for pulls"))
                 .is_ok()

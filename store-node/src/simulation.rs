@@ -16,7 +16,7 @@ use kvpool_types::{HostId, Incarnation, Length, NodeName};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 pub use crate::pulls::Dial;
 
@@ -175,7 +175,7 @@ impl Node {
     /// Marks the media as clean, unless transfers are in progress. Call it after [`Node::leave`].
     pub fn detach(&self) {
         if let Some(media) = &self.media {
-            media.detach(Instant::now());
+            media.detach(kvpool_seams::end_of_wait(Duration::ZERO));
         }
     }
 

@@ -189,8 +189,9 @@ impl Stand {
     async fn run(mut self, store: Option<Arc<dyn ElectionStore>>) {
         let mut stopped = self.stopped.clone();
         let mut run = tokio::select! {
-            run = self.open(store) => run,
+            biased;
             () = told(&mut stopped) => return,
+            run = self.open(store) => run,
         };
         run.run().await;
     }

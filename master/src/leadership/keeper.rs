@@ -43,11 +43,12 @@ impl Keeper {
         let (stop, stopped) = oneshot::channel::<()>();
         let keeping = async move {
             tokio::select! {
+                biased;
+                _ = stopped => {}
                 () = keep(&*surroundings, lease, ttl, &term, &*clock) => {
                     // A failure means that nobody waits for it any more.
                     let _asked = told.send(true);
                 }
-                _ = stopped => {}
             }
         };
         match workers {
@@ -55,9 +56,7 @@ impl Keeper {
                 let runtime = tokio::runtime::Builder::new_current_thread()
                     .enable_all()
                     .build()?;
-                std::thread::Builder::new()
-                    .name("kvm-lease".into())
-                    .spawn(move || runtime.block_on(keeping))?;
+                kvpool_seams::thread("kvm-lease", move || runtime.block_on(keeping))?;
             }
             Workers::Tasks => drop(tokio::spawn(keeping)),
         }

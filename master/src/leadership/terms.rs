@@ -131,8 +131,9 @@ impl Run {
         loop {
             let began = Instant::now();
             let led = tokio::select! {
-                led = self.stand_by() => led,
+                biased;
                 () = told(&mut stopped) => break,
+                led = self.stand_by() => led,
             };
             match led {
                 Ok((elected, pool)) => {
@@ -154,8 +155,9 @@ impl Run {
                         .seat
                         .wait(format!("{error}; next try in {retry}"));
                     tokio::select! {
-                        () = sleep(wait) => {}
+                        biased;
                         () = told(&mut stopped) => break,
+                        () = sleep(wait) => {}
                     }
                 }
             }
@@ -214,13 +216,9 @@ impl Run {
             };
             let mut refused = std::pin::pin!(refused);
             loop {
+                // A log that grows all the time holds up no change of the leader.
                 tokio::select! {
-                    group = groups.next() => {
-                        let (seq, group) = group?;
-                        standby.apply(seq, &group)?;
-                        standby.forget(groups.cut());
-                        self.stand.seat.follow(seq);
-                    }
+                    biased;
                     changed = leading.changed() => {
                         // The observer lives as long as this task.
                         let _changed = changed;
@@ -231,6 +229,12 @@ impl Run {
                             self.depose(leader).await;
                         }
                         break;
+                    }
+                    group = groups.next() => {
+                        let (seq, group) = group?;
+                        standby.apply(seq, &group)?;
+                        standby.forget(groups.cut());
+                        self.stand.seat.follow(seq);
                     }
                 }
             }
@@ -244,7 +248,7 @@ impl Run {
         match self.stand.journal.workers {
             // The load is long work without a pause.
             Workers::Threads => {
-                let loading = tokio::task::spawn_blocking(move || Handle::current().block_on(load));
+                let loading = kvpool_seams::blocking(move || Handle::current().block_on(load));
                 Ok(loading.await.map_err(|_| Failure::Fault)??)
             }
             Workers::Tasks => Ok(load.await?),
@@ -336,6 +340,7 @@ impl Run {
     ) -> Result<(Elected, Arc<Pool>), Failure> {
         let backoff = self.stand.seat.config.leader_ttl * 3;
         let begun = tokio::select! {
+            biased;
             begun = timeout(backoff, self.promote(&elected, standby)) => {
                 begun.unwrap_or(Err(Failure::Slow(backoff)))
             }
@@ -403,6 +408,7 @@ impl Run {
         let tending = tokio::spawn(tend(Arc::clone(&self.store), Arc::clone(&elected.term)));
         let why = loop {
             tokio::select! {
+                biased;
                 () = told(&mut stopped) => break "kvmaster is stopping".to_owned(),
                 () = elected.keeper.lost() => {
                     break "etcd no longer knows this master's lease".to_owned();

@@ -6,7 +6,8 @@
 use crate::metrics::Totals;
 use serde::Serialize;
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// The number of points kept: five minutes of one point a second.
 const MOST: usize = 300;

@@ -2,8 +2,9 @@
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::time::Instant;
 
 /// The most listeners.
 const MOST: usize = 64;

@@ -14,7 +14,8 @@ use kvpool_types::Epoch;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 use tokio::time::{MissedTickBehavior, interval};
 
 /// The interval of samples and snapshots.
@@ -118,8 +119,9 @@ impl Watch {
             }
         };
         tokio::select! {
-            () = sampling => {}
+            biased;
             () = stopped => {}
+            () = sampling => {}
         }
         self.listeners.close();
     }
@@ -133,12 +135,12 @@ impl Watch {
         }
         // With 1,000 nodes this takes a millisecond, which calls of clients need not wait for.
         let watch = Arc::clone(self);
-        let published = tokio::task::spawn_blocking(move || {
+        let published = kvpool_seams::blocking(move || {
             let event = watch.event(last.saturating_sub(1));
             watch.listeners.publish(&event);
         });
-        if let Err(error) = published.await {
-            tracing::debug!(%error, "no snapshot was published");
+        if published.await.is_err() {
+            tracing::debug!("no snapshot was published");
         }
     }
 

@@ -38,8 +38,6 @@ pub(super) struct Disk {
     pub(super) health: Arc<Health>,
     /// Set when something was stored since the last flush.
     pub(super) is_dirty: Arc<AtomicBool>,
-    /// How long the transfers of the medium may take to end before it is attached anew.
-    settle: Duration,
 }
 
 #[derive(Debug)]
@@ -89,15 +87,7 @@ impl Disk {
             state,
             foreign: None,
             is_dirty: Arc::default(),
-            settle: SETTLE,
         })
-    }
-
-    /// Lets the medium not wait for its transfers: the caller does, in simulated time.
-    #[cfg(feature = "simulation")]
-    pub(super) fn without_waiting(mut self) -> Self {
-        self.settle = Duration::ZERO;
-        self
     }
 
     /// Requests to the device that have not ended.
@@ -197,7 +187,7 @@ impl Disk {
 
     /// Makes it a new medium of this pool.
     pub(super) fn format(&mut self, cluster: ClusterId) {
-        self.detach(Instant::now() + self.settle);
+        self.detach(kvpool_seams::end_of_wait(SETTLE));
         let (engine, arena) = (Arc::clone(&self.engine), Arc::clone(&self.arena));
         let id = MediumId(kvpool_seams::random());
         self.state = match Formatted::format(engine, arena, cluster, id) {
@@ -221,7 +211,7 @@ impl Disk {
         {
             return true;
         }
-        self.detach(Instant::now() + self.settle);
+        self.detach(kvpool_seams::end_of_wait(SETTLE));
         let failed = State::Failed("the master attached it before it was formatted".into());
         let State::Formatted(formatted) = std::mem::replace(&mut self.state, failed) else {
             return false;

@@ -29,7 +29,7 @@ impl Media {
             let path = PathBuf::from(format!("ssd{number}"));
             let disk = Disk::read(&config, path.clone(), engine, &arena)
                 .map_err(|source| MediaError::Refused { path, source })?;
-            disks.push(disk.without_waiting());
+            disks.push(disk);
         }
         let media = Self::of(disks, arena, store);
         let workers = (0..WORKERS).map(|_| Duty::Serve);

@@ -109,7 +109,7 @@ impl Shared {
     pub(super) fn begin_transfer(self: &Arc<Self>, order: Box<Order>) {
         let begun = match order.extents() {
             Some((from, to)) if from.segment.is_on_medium() => {
-                let until = Instant::now() + ROOM;
+                let until = kvpool_seams::end_of_wait(ROOM);
                 match self.load_target(&order, from, Some(until)) {
                     Ok(target) => {
                         self.begin_load(order, to, target);
@@ -187,7 +187,7 @@ impl Shared {
 
     /// Memory of the arena for a block that is stored.
     fn stage(&self, length: Length) -> Result<Staged, Code> {
-        let until = Instant::now() + ROOM;
+        let until = kvpool_seams::end_of_wait(ROOM);
         match Staged::take(&self.arena, length.0, Some(until)) {
             Ok(Some(staged)) => Ok(staged),
             Ok(None) => Err(Code::Full),

@@ -1,13 +1,29 @@
 //! Time, randomness and threads come through seams, so that the simulation owns them (ADR 0052).
 //!
-//! The check reads the crates that the simulation runs. Tests in them, and what runs beside the simulated code, such
-//! as ports and disks, use the machine: `xtask/ratchet.txt` counts how often, and the counts may only fall.
+//! The check reads the crates that the simulation runs. Tests in them use the machine, and so does what the simulation
+//! replaces (`REPLACED`).
 
 use super::ratchet::Check;
 use super::text::{Files, Finding, Line};
 
 /// The crates that the simulation runs.
 const SIMULATED: [&str; 3] = ["master/src/", "client/src/", "store-node/src/"];
+/// What the simulation replaces, by the beginning of the file's name.
+const REPLACED: [&str; 10] = [
+    // The daemons as programs: their settings, ports and signals.
+    "master/src/main.rs",
+    "master/src/server.rs",
+    "store-node/src/main.rs",
+    "store-node/src/node.rs",
+    // Connections: of frames, of gRPC, and of the data port.
+    "master/src/service/framed",
+    "client/src/control/framed",
+    "client/src/dialer.rs",
+    // Stores and devices.
+    "master/src/store/embedded",
+    "master/src/store/etcd",
+    "client/src/gpu/",
+];
 /// What asks the machine, and what to use instead.
 const MACHINE: [(&str, &str); 13] = [
     ("rand::random", "kvpool_seams::random"),
@@ -15,14 +31,8 @@ const MACHINE: [(&str, &str); 13] = [
     ("clock_gettime", "kvpool_seams::boot_time"),
     ("SystemTime::now", "a time that the caller gives"),
     ("spawn_blocking", "kvpool_seams::blocking"),
-    (
-        "thread::spawn",
-        "a step that kvpool_master::workers repeats",
-    ),
-    (
-        "thread::Builder",
-        "a step that kvpool_master::workers repeats",
-    ),
+    ("thread::spawn", "kvpool_seams::thread"),
+    ("thread::Builder", "kvpool_seams::thread"),
     ("thread::sleep", "tokio::time::sleep"),
     ("hashbrown::HashMap", "kvpool_seams::maps::HashMap"),
     ("hashbrown::HashSet", "kvpool_seams::maps::HashSet"),
@@ -40,12 +50,14 @@ fn find(files: &Files) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut of_file = String::new();
     let mut is_test = false;
+    let mut has_machines_instant = false;
     let mut selects: Option<Line<'_>> = None;
     for line in files.lines() {
         let finding = line.finding("");
         if finding.file != of_file {
             of_file.clone_from(&finding.file);
             is_test = !is_simulated(&of_file);
+            has_machines_instant = false;
             selects = None;
         }
         is_test |= line.text.trim() == "#[cfg(test)]";
@@ -59,9 +71,14 @@ fn find(files: &Files) -> Vec<Finding> {
             findings
                 .push(select.finding("`select!` polls in random order: begin it with `biased;`"));
         }
-        if text.contains("std::time::") && text.contains("Instant") {
-            findings
-                .push(line.finding("a monotonic time of the machine: use tokio::time::Instant"));
+        has_machines_instant |= text.starts_with("use std::time::") && text.contains("Instant");
+        let is_simulated_now = !has_machines_instant || text.contains("tokio::time::Instant::now");
+        if text.contains("std::time::Instant::now")
+            || text.contains("Instant::now") && !is_simulated_now
+        {
+            findings.push(line.finding(
+                "a monotonic time of the machine: use tokio::time::Instant or kvpool_seams::end_of_wait",
+            ));
         }
         for (machine, instead) in MACHINE {
             if text.contains(machine) {
@@ -79,11 +96,8 @@ fn is_simulated(file: &str) -> bool {
     let is_rust = file.ends_with(".rs");
     let of_tests =
         file.contains("/tests/") || file.contains("/testing/") || file.ends_with("/tests.rs");
-    is_rust
-        && !of_tests
-        && SIMULATED
-            .iter()
-            .any(|directory| file.starts_with(directory))
+    let begins = |with: &&str| file.starts_with(*with);
+    is_rust && !of_tests && SIMULATED.iter().any(begins) && !REPLACED.iter().any(begins)
 }
 
 #[cfg(test)]
@@ -98,8 +112,12 @@ mod tests {
     #[test]
     fn code_that_asks_the_machine_is_found_and_its_tests_are_not() {
         let text = "use std::time::{Duration, Instant};\n// rand::random\nlet id = rand::random();\n\
+                    let now = Instant::now();\nlet now = tokio::time::Instant::now();\n\
                     #[cfg(test)]\nmod tests {\n    rand::random();\n}\n";
-        assert_eq!(found("master/src/pool.rs", text), [1, 3]);
+        assert_eq!(found("master/src/pool.rs", text), [3, 4]);
+        let virtual_time = "use tokio::time::Instant;\nlet now = Instant::now();\n";
+        assert!(found("master/src/pool.rs", virtual_time).is_empty());
+        assert!(found("master/src/service/framed/stream.rs", text).is_empty());
         assert!(found("master/src/pool/tests.rs", text).is_empty());
         assert!(found("cli/src/main.rs", text).is_empty());
     }

@@ -118,19 +118,17 @@ impl Appending {
     fn thread(self) -> Result<Place, StartError> {
         let runtime = super::worker::runtime()?;
         let (groups, queue) = mpsc::channel::<(LogSeq, Bytes, Span)>();
-        let thread = std::thread::Builder::new()
-            .name("kvm-append".into())
-            .spawn(move || {
-                for (seq, group, span) in queue {
-                    let append = || runtime.block_on(self.store.append(self.epoch, seq, group));
-                    let outcome = span.in_scope(append);
-                    drop(span);
-                    if !self.report(outcome) {
-                        return;
-                    }
-                    self.store.tidy_after_append();
+        let thread = kvpool_seams::thread("kvm-append", move || {
+            for (seq, group, span) in queue {
+                let append = || runtime.block_on(self.store.append(self.epoch, seq, group));
+                let outcome = span.in_scope(append);
+                drop(span);
+                if !self.report(outcome) {
+                    return;
                 }
-            })?;
+                self.store.tidy_after_append();
+            }
+        })?;
         Ok(Place::Thread { groups, thread })
     }
 }

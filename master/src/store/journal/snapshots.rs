@@ -66,16 +66,14 @@ impl Writing {
     fn thread(self) -> Result<Place, StartError> {
         let runtime = super::worker::runtime()?;
         let (jobs, queue) = mpsc::channel::<Job>();
-        let thread = std::thread::Builder::new()
-            .name("kvm-snapshot".into())
-            .spawn(move || {
-                for job in queue {
-                    let outcome = runtime.block_on(self.run(job));
-                    if !self.report(outcome) {
-                        return;
-                    }
+        let thread = kvpool_seams::thread("kvm-snapshot", move || {
+            for job in queue {
+                let outcome = runtime.block_on(self.run(job));
+                if !self.report(outcome) {
+                    return;
                 }
-            })?;
+            }
+        })?;
         Ok(Place::Thread { jobs, thread })
     }
 }

@@ -100,15 +100,13 @@ pub(super) fn start(
         });
         return Ok(shared);
     }
-    std::thread::Builder::new()
-        .name("kvm-journal".into())
-        .spawn(move || {
-            let (worker, queue) = (worker, queue);
-            // On a fault dropped before the queue: whoever finds the queue gone finds the journal ended.
-            let ended = ended;
-            run(&worker, &queue);
-            end(worker, ended, queue);
-        })?;
+    kvpool_seams::thread("kvm-journal", move || {
+        let (worker, queue) = (worker, queue);
+        // On a fault dropped before the queue: whoever finds the queue gone finds the journal ended.
+        let ended = ended;
+        run(&worker, &queue);
+        end(worker, ended, queue);
+    })?;
     Ok(shared)
 }
 
