@@ -298,6 +298,7 @@ impl Plan {
         }
         plan.draw_disks();
         plan.draw_scarcity();
+        plan.draw_turnover();
         plan.faults.sort_by_key(|(at, _)| *at);
         plan
     }
@@ -385,6 +386,26 @@ impl Plan {
             let fault = match may_shrink && dice.chance(500) {
                 true => Fault::LittleMemory(dice.index(self.nodes), dice.between(30, 95), ms),
                 false => Fault::StoreFull(ms),
+            };
+            self.faults.push((dice.between(200, self.length_ms), fault));
+        }
+    }
+
+    /// From a stream of its own. Masters follow each other while leases of their predecessors run, and room is used
+    /// again soon.
+    fn draw_turnover(&mut self) {
+        let dice = Dice::new(self.seed, 11);
+        if !dice.chance(250) {
+            return;
+        }
+        self.lease_ms = dice.between(2_000, 6_000);
+        self.longest_pause = self.longest_pause.min(30_000);
+        for _ in 0..dice.between(2, 5) {
+            let master = dice.index(self.masters());
+            let ms = dice.between(30, 300);
+            let fault = match dice.below(3) {
+                0 => Fault::Crash(Process::Master(master), ms),
+                _ => Fault::Retire(master, ms),
             };
             self.faults.push((dice.between(200, self.length_ms), fault));
         }

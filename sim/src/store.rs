@@ -95,6 +95,14 @@ impl State {
     }
 }
 
+/// Lets a fault of this master go on for a while at least.
+fn prolong(faults: &Mutex<BTreeMap<usize, Instant>>, master: usize, wait: Duration) {
+    let mut faults = faults.lock();
+    let until = Instant::now() + wait;
+    let ends = faults.entry(master).or_insert(until);
+    *ends = until.max(*ends);
+}
+
 impl Disk {
     /// An empty store. With `elects`, only the elected leader writes.
     pub(crate) fn new(elects: bool, seed: u64) -> Arc<Self> {
@@ -110,12 +118,12 @@ impl Disk {
 
     /// Answers a master nothing for a while.
     pub(crate) fn stall(&self, master: usize, wait: Duration) {
-        self.stalled.lock().insert(master, Instant::now() + wait);
+        prolong(&self.stalled, master, wait);
     }
 
     /// Does not say for a while what became of a master's writes.
     pub(crate) fn forget_outcomes(&self, master: usize, wait: Duration) {
-        self.unknown.lock().insert(master, Instant::now() + wait);
+        prolong(&self.unknown, master, wait);
     }
 
     /// Has no room for a while.
@@ -216,18 +224,20 @@ impl Store {
         Ok(())
     }
 
-    /// Waits for the answer to a request. Over a network that has an end, and the outcome is unknown.
-    async fn answered<T>(
+    /// Waits for the answer to a request. Over a network the wait has an end, and the request is still on its way.
+    async fn answered<T: Send + 'static>(
         &self,
-        request: impl Future<Output = Result<T, StoreError>>,
+        request: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
         if !self.disk.elects {
             return request.await;
         }
-        match timeout(REQUEST_TIMEOUT, request).await {
-            Ok(answer) => answer,
-            Err(_) => Err(no_answer("no answer in time")),
+        let mut request = Box::pin(request);
+        if let Ok(answer) = timeout(REQUEST_TIMEOUT, &mut request).await {
+            return answer;
         }
+        tokio::spawn(request);
+        Err(no_answer("no answer in time"))
     }
 
     /// The way of one answer from the store. A stall may hold it up after the request was done.
@@ -252,12 +262,16 @@ impl Store {
     }
 
     /// A request that is made once, whatever becomes of it.
-    async fn ask<T>(&self, ask: impl FnOnce(&mut State) -> T) -> Result<T, StoreError> {
-        let asked = async {
-            self.go().await?;
-            self.life.check().await;
-            let found = ask(&mut self.disk.state.lock());
-            self.come_back().await;
+    async fn ask<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&mut State) -> T + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let store = self.clone();
+        let asked = async move {
+            store.go().await?;
+            store.life.check().await;
+            let found = ask(&mut store.disk.state.lock());
+            store.come_back().await;
             Ok(found)
         };
         self.answered(asked).await
@@ -276,6 +290,9 @@ impl Store {
         write: impl FnOnce(&mut State) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let mut abandoned = self.abandoned.subscribe();
+        if Some(term) <= *abandoned.borrow() {
+            return Err(no_answer("the term is abandoned"));
+        }
         let store = self.clone();
         let mut request = Box::pin(async move { store.write_now(write).await });
         tokio::select! {
@@ -287,14 +304,17 @@ impl Store {
         Err(no_answer("the term is abandoned"))
     }
 
-    /// Fails while the store is full.
+    /// Fails while the store is full. Waits for the end of a stall.
     async fn has_room(&self) -> Result<(), StoreError> {
-        let asked = async {
-            self.go().await?;
-            self.life.check().await;
-            self.disk.no_room().map_or(Ok(()), Err)
-        };
-        self.answered(asked).await
+        self.go().await?;
+        self.life.check().await;
+        self.disk.no_room().map_or(Ok(()), Err)
+    }
+
+    /// The same for a request that is made once.
+    async fn had_room(&self) -> Result<(), StoreError> {
+        let store = self.clone();
+        self.answered(async move { store.has_room().await }).await
     }
 
     async fn wait_for_room(&self, term: Epoch) -> Result<(), StoreError> {
@@ -347,7 +367,8 @@ impl Store {
 #[async_trait]
 impl MetadataStore for Store {
     async fn cluster_id(&self, fresh: ClusterId) -> Result<ClusterId, StoreError> {
-        self.ask(|state| *state.cluster.get_or_insert(fresh)).await
+        self.ask(move |state| *state.cluster.get_or_insert(fresh))
+            .await
     }
 
     async fn epoch(&self) -> Result<Epoch, StoreError> {
@@ -359,7 +380,8 @@ impl MetadataStore for Store {
         let candidate = self.candidate.lock().clone();
         let limit = Instant::now() + TAKING_OVER;
         loop {
-            let begun = self.ask(|state| state.take_over(at_least, candidate.as_ref()));
+            let its = candidate.clone();
+            let begun = self.ask(move |state| state.take_over(at_least, its.as_ref()));
             match begun.await.flatten() {
                 Err(error) if error.is_retryable() && Instant::now() < limit => sleep(LOOK).await,
                 begun => return begun,
@@ -398,7 +420,7 @@ impl MetadataStore for Store {
         after: LogSeq,
         limit_bytes: u64,
     ) -> Result<Vec<(LogSeq, Bytes)>, StoreError> {
-        self.ask(|state| {
+        self.ask(move |state| {
             let mut bytes = 0;
             let groups = state.log.range(after.next()..);
             let fits = groups.take_while(|(_, group)| {
@@ -433,7 +455,8 @@ impl MetadataStore for Store {
     }
 
     async fn read_snapshot(&self, shard: ShardIndex) -> Result<Option<Snapshot>, StoreError> {
-        self.ask(|state| state.snapshots.get(&shard).cloned()).await
+        self.ask(move |state| state.snapshots.get(&shard).cloned())
+            .await
     }
 
     async fn snapshots(&self) -> Result<Vec<ShardIndex>, StoreError> {

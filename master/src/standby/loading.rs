@@ -68,6 +68,8 @@ pub(super) struct Loading {
     leased_there: Vec<LeasedRanges>,
     /// Parents of the blocks in each shard's snapshot.
     parents: BTreeMap<ShardIndex, Vec<Parent>>,
+    /// Those that are in no snapshot. The log may have them: a shard's snapshot may be older than its children's.
+    absent_parents: Vec<Parent>,
     /// Commits to publish together.
     batch: Vec<Commit>,
     /// The shard whose snapshot contains the batch; `None` for the log.
@@ -95,6 +97,7 @@ impl Loading {
             leased: Leased::default(),
             leased_there: Vec::new(),
             parents: BTreeMap::new(),
+            absent_parents: Vec::new(),
             batch: Vec::new(),
             batch_of: None,
         }
@@ -103,7 +106,26 @@ impl Loading {
     /// Publishes the gathered commits.
     pub(super) fn finish(&mut self) {
         self.flush();
+        let absent = std::mem::take(&mut self.absent_parents);
+        self.link_parents(std::iter::once(absent));
         self.add_leased();
+    }
+
+    /// Links blocks to their parents, as far as these are there.
+    fn link_parents(&mut self, parents: impl Iterator<Item = Vec<Parent>>) {
+        let found = parents.map(|of_shard| {
+            // A separate list: a list collected in place would keep the memory of the keys.
+            let mut found = Vec::with_capacity(of_shard.len());
+            for parent in of_shard {
+                match self.directory.find(parent.namespace, parent.key.as_ref()) {
+                    Some(above) => found.push((parent.version, parent.block, above)),
+                    None => self.absent_parents.push(parent),
+                }
+            }
+            found
+        });
+        let found = found.collect();
+        self.directory.link_found(found);
     }
 
     /// Adds the list of the latest snapshot to the extents that blocks have left.
@@ -427,20 +449,9 @@ impl Target for Loading {
 
     fn snapshots_end(&mut self) {
         self.flush();
-        let directory = &self.directory;
-        let find = |parent: Parent| {
-            let above = directory.find(parent.namespace, parent.key.as_ref())?;
-            Some((parent.version, parent.block, above))
-        };
         // The keys of each shard are dropped as their blocks are found.
-        let parents = std::mem::take(&mut self.parents).into_values();
-        let found = parents.map(|of_shard| {
-            // A separate list: a list collected in place would keep the memory of the keys.
-            let mut found = Vec::with_capacity(of_shard.len());
-            found.extend(of_shard.into_iter().filter_map(find));
-            found
-        });
-        directory.link_found(found.collect());
+        let parents = std::mem::take(&mut self.parents);
+        self.link_parents(parents.into_values());
     }
 
     fn logged(&mut self, seq: LogSeq, record: Record) -> Result<(), RecoveryError> {

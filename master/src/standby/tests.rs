@@ -9,7 +9,7 @@ mod recorded;
 use super::*;
 use crate::clock::{BootInstant, ManualClock};
 use crate::placement::Extents;
-use crate::store::record::{self, Commit, Record, encode_group};
+use crate::store::record::{self, Commit, Record, encode_group, encode_snapshot};
 use crate::store::{EmbeddedOptions, EmbeddedStore, ShardIndex};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Epoch, Incarnation, Key, Length, NodeName, Offset, SegmentId};
@@ -386,6 +386,48 @@ async fn freed_extents_stay_closed_for_a_lease_ttl_unless_the_leader_grants_them
     clock.advance(Config::default().lease_ttl / 10);
     standby.recently_freed.tick(clock.now());
     assert_eq!(standby.recently_freed.len(), 0);
+}
+
+/// The snapshots of shards are written one after another, and a master may die in between.
+#[tokio::test]
+async fn a_block_keeps_its_parent_when_only_its_own_shard_has_a_snapshot() {
+    let place = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(place.path())).unwrap();
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    let mut leader = Leader::default();
+    let seed = Record::Seed(record::Seed { seed: 7 });
+    let mut groups = vec![vec![seed, leader.new_node()]];
+    for (key, child_of) in [(1, None), (4, Some(1))] {
+        groups.push(leader.records(&Change::Put { key, child_of }));
+    }
+    for (seq, records) in (1..).zip(&groups) {
+        let group = encode_group(records);
+        store.append(epoch, LogSeq(seq), group).await.unwrap();
+    }
+    let parent_of_4 = |standby: &Standby| {
+        let shard = standby.directory.shard_of_key(space(4), key(4).as_ref());
+        let mut blocks = standby.directory.snapshot(shard).into_iter();
+        blocks.find(|block| block.key == key(4)).unwrap().parent
+    };
+    let first = load(&store).await;
+    assert_eq!(parent_of_4(&first), Some(key(1)));
+    let shard = first.directory.shard_of_key(space(4), key(4).as_ref());
+    assert_ne!(
+        shard,
+        first.directory.shard_of_key(space(1), key(1).as_ref())
+    );
+    let of_shard = first.directory.snapshot(shard).into_iter();
+    let of_shard = of_shard.map(|block| Record::Commit(block.into()));
+    let snapshots = [
+        (ShardIndex::SYSTEM, 1, groups.swap_remove(0)),
+        (ShardIndex(shard), 3, of_shard.collect()),
+    ];
+    for (shard, seq, records) in snapshots {
+        let chunks = encode_snapshot(directory::SHARDS, records);
+        let put = store.put_snapshot(epoch, shard, LogSeq(seq), chunks);
+        put.await.unwrap();
+    }
+    assert_eq!(parent_of_4(&load(&store).await), Some(key(1)));
 }
 
 /// A master that dies and restarts at once has leases to honour too.

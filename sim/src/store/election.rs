@@ -109,8 +109,8 @@ impl Store {
 #[async_trait]
 impl ElectionStore for Store {
     async fn grant_lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-        self.has_room().await?;
-        self.ask(|state| {
+        self.had_room().await?;
+        self.ask(move |state| {
             let next = state.leases.keys().next_back().map_or(1, |last| last + 1);
             state.leases.insert(next, (Instant::now() + ttl, ttl));
             LeaseId(next)
@@ -119,7 +119,7 @@ impl ElectionStore for Store {
     }
 
     async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, StoreError> {
-        self.ask(|state| {
+        self.ask(move |state| {
             let lives = state.lives(lease);
             let (ends, ttl) = state.leases.get_mut(&lease.0).filter(|_| lives)?;
             *ends = Instant::now() + *ttl;
@@ -129,7 +129,7 @@ impl ElectionStore for Store {
     }
 
     async fn revoke_lease(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.ask(|state| {
+        self.ask(move |state| {
             if let Some((ends, _)) = state.leases.get_mut(&lease.0) {
                 *ends = Instant::now();
             }
@@ -142,9 +142,14 @@ impl ElectionStore for Store {
     }
 
     async fn campaign(&self, lease: LeaseId, claim: &Claim) -> Result<Campaign, StoreError> {
-        self.has_room().await?;
+        self.had_room().await?;
         let its = claim.clone();
-        let claimed = self.write_now(move |state| state.campaign(lease, &its));
+        let store = self.clone();
+        let claimed = async move {
+            store
+                .write_now(move |state| state.campaign(lease, &its))
+                .await
+        };
         let ended = match self.answered(claimed).await {
             Err(error) if error.is_retryable() => self.read_back(lease, claim, error).await?,
             ended => ended?,
@@ -171,10 +176,11 @@ impl ElectionStore for Store {
     }
 
     async fn put_member(&self, lease: LeaseId, id: &str, member: Bytes) -> Result<(), StoreError> {
-        self.has_room().await?;
-        let put = self.ask(|state| match state.lives(lease) {
+        self.had_room().await?;
+        let id = id.to_owned();
+        let put = self.ask(move |state| match state.lives(lease) {
             true => {
-                state.members.insert(id.to_owned(), (lease, member));
+                state.members.insert(id, (lease, member));
                 Ok(())
             }
             false => Err(StoreError::LeaseGone),
@@ -248,7 +254,7 @@ impl Groups for GroupsRead {
                 return Ok((seq, group));
             }
             let after = self.after;
-            let read = self.store.ask(|state| {
+            let read = self.store.ask(move |state| {
                 state.is_in_log(after)?;
                 let groups = state.log.range(after.next()..).take(GROUPS);
                 let groups = groups.map(|(seq, group)| (*seq, group.clone()));
