@@ -238,18 +238,19 @@ fn may_lose(world: &World) -> bool {
     }
     let faults = world.plan.faults.iter();
     let mut faults = faults.map(|(_, fault)| fault);
-    faults.any(|fault| {
-        matches!(
-            fault,
-            Fault::Crash(Process::Node(_), _)
-                | Fault::Leave(..)
-                | Fault::LittleMemory(..)
-                | Fault::PowerCut(..)
-                | Fault::RolledBack(..)
-                | Fault::Cloned(..)
-                | Fault::Disk(..)
-        )
-    })
+    world.plan.drops_nodes()
+        || faults.any(|fault| {
+            matches!(
+                fault,
+                Fault::Crash(Process::Node(_), _)
+                    | Fault::Leave(..)
+                    | Fault::LittleMemory(..)
+                    | Fault::PowerCut(..)
+                    | Fault::RolledBack(..)
+                    | Fault::Cloned(..)
+                    | Fault::Disk(..)
+            )
+        })
 }
 
 /// Invariant 5: every acknowledged block is readable.

@@ -5,15 +5,64 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::time::Duration;
 
+/// What has a stream of chance of its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stream {
+    /// The pool, its load and its first faults.
+    Plan,
+    /// The metadata store.
+    Store,
+    /// The network, and what runs over it.
+    Network,
+    /// The seams of the production code.
+    Seams,
+    /// The namespaces of a plan.
+    Tenants,
+    /// The administrator.
+    Administrator,
+    /// The disks of a plan, and their faults.
+    Disks,
+    /// The time until a silent node is dropped.
+    Drops,
+    /// Little room in the store, and little memory.
+    Scarcity,
+    /// The intruder, at each of its visits.
+    Intruder(u64),
+    /// How masters follow each other.
+    Turnover,
+    /// A task of a client, by the number of the client's life.
+    Task(u64, u64),
+}
+
+impl Stream {
+    /// No two are equal.
+    fn number(self) -> u64 {
+        match self {
+            Self::Plan => 0,
+            Self::Store => 1,
+            Self::Network => 2,
+            Self::Seams => 3,
+            Self::Tenants => 5,
+            Self::Administrator => 6,
+            Self::Disks => 7,
+            Self::Drops => 8,
+            Self::Scarcity => 9,
+            Self::Turnover => 11,
+            Self::Intruder(visit) => 100 + visit,
+            Self::Task(life, task) => 1_000 + 100 * life + task,
+        }
+    }
+}
+
 /// One stream of chance. Streams of one seed do not depend on each other, so a plan with fewer faults keeps the
 /// others as they are.
 #[derive(Debug)]
 pub(crate) struct Dice(Mutex<ChaCha8Rng>);
 
 impl Dice {
-    /// The stream `number` of `seed`.
-    pub(crate) fn new(seed: u64, number: u64) -> Self {
-        Self(Mutex::new(generator(seed, number)))
+    /// A stream of `seed`.
+    pub(crate) fn new(seed: u64, stream: Stream) -> Self {
+        Self(Mutex::new(generator(seed, stream)))
     }
 
     /// A number below `end`; 0 for an `end` of 0.
@@ -43,8 +92,8 @@ impl Dice {
 }
 
 /// The generator of a stream.
-pub(crate) fn generator(seed: u64, number: u64) -> ChaCha8Rng {
+pub(crate) fn generator(seed: u64, stream: Stream) -> ChaCha8Rng {
     let mut generator = ChaCha8Rng::seed_from_u64(seed);
-    generator.set_stream(number);
+    generator.set_stream(stream.number());
     generator
 }

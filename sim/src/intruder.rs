@@ -2,7 +2,7 @@
 //! reservation of nothing, the name of a node, an epoch that never was. All of it is to be refused.
 
 use crate::checks::leading;
-use crate::dice::Dice;
+use crate::dice::{Dice, Stream};
 use crate::load::name;
 use crate::net::NodePort;
 use crate::plan::{Process, tenant_name};
@@ -16,6 +16,7 @@ use kvpool_types::{Code, Epoch, Extent, Grant, GrantId, Incarnation, Length, Off
 use prost::Message;
 use proto::node_message::Body;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
@@ -38,7 +39,8 @@ impl Abort for NoConnection {
 impl World {
     /// Tries everything once at a node, and at its master.
     pub(crate) async fn intrude(self: Arc<Self>, node: usize) {
-        let dice = Dice::new(self.plan.seed, 7);
+        let visit = self.visits.fetch_add(1, Ordering::Relaxed);
+        let dice = Dice::new(self.plan.seed, Stream::Intruder(visit));
         if let Some(port) = self.net.node(node) {
             self.write_without_grant(&port, &dice);
             self.write_with_old_grants(&port, node);

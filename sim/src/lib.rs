@@ -6,7 +6,8 @@
 //!             ▲             ├─ nodes     fence, memory, session              (production)
 //!             │ shrink      ├─ clients   put, get, leases, masters           (production)
 //!             │             ├─ Net       calls, sessions, links              (simulated)
-//!           Report ◄────────┤─ Disk      log, snapshots, election            (simulated)
+//!           Report ◄────────┤─ Disk      the store: log, election            (simulated)
+//!                           ├─ Ssd       the devices of nodes                (simulated)
 //!        violation, trace   └─ checks    bytes, history, accounts, rest
 //! ```
 //!
@@ -35,6 +36,7 @@ mod net;
 mod plan;
 mod promises;
 mod shrink;
+mod spans;
 mod ssd;
 mod store;
 mod tenants;

@@ -253,17 +253,23 @@ impl SimLink {
             slice.read_at(Offset(at), piece);
             at += piece.len() as u64;
         }
-        if self.net.dice.chance(self.net.noise().flipped) {
-            let at = self.net.dice.index(bytes.len());
-            if let Some(byte) = bytes.get_mut(at) {
-                *byte ^= 1 << self.net.dice.below(8);
-            }
-            self.net.trace.note(
-                self.from,
-                format_args!("gets a wrong byte of {}", op.extent),
-            );
-        }
+        let flips = self.net.noise().flipped;
+        self.may_flip(flips, &mut bytes, "gets", &op.extent);
         Ok(bytes)
+    }
+
+    /// Makes a byte wrong in so many of 1000 transfers.
+    fn may_flip(&self, flips: u64, bytes: &mut [u8], verb: &str, extent: &Extent) {
+        let dice = &self.net.dice;
+        if !dice.chance(flips) {
+            return;
+        }
+        let at = dice.index(bytes.len());
+        if let Some(byte) = bytes.get_mut(at) {
+            *byte ^= 1 << dice.below(8);
+        }
+        let said = format_args!("{verb} a wrong byte of {extent}");
+        self.net.trace.note(self.from, said);
     }
 
     /// The time to the next piece of a write. A writer may stall for long; the node then ends the connection.
@@ -283,10 +289,12 @@ impl SimLink {
 
     /// The node's part of a write.
     async fn write_at_node(self, op: WriteOp) -> Result<Checksum, TransferError> {
-        let bytes: Vec<u8> = op.from.iter().flat_map(Slice::to_vec).collect();
+        let mut bytes: Vec<u8> = op.from.iter().flat_map(Slice::to_vec).collect();
         let mut sums = ChunkedSum::for_length(op.grant.extent.length);
         sums.update(&bytes);
         let sums = sums.finish();
+        let flips = self.net.noise().flipped_writes;
+        self.may_flip(flips, &mut bytes, "sends", &op.grant.extent);
         let code = if bytes.len() as u64 <= AT_ONCE {
             let request = WriteRequest {
                 incarnation: self.incarnation,

@@ -79,7 +79,7 @@ impl Network for Wires {
     }
 }
 
-/// The name of a key in its namespace; every third belongs to a chain behind the key before it.
+/// The name of a key in its namespace.
 pub(crate) fn name(key: u64) -> Key {
     let key = key % TENANT_KEYS;
     let text = if key.is_multiple_of(2) {
@@ -90,10 +90,10 @@ pub(crate) fn name(key: u64) -> Key {
     Key::parse(&text).expect("invariant: a short text is a key")
 }
 
-/// The key before a key in its chain.
+/// The key before a key in its chain. Chains have one to five blocks.
 pub(crate) fn parent_of(key: u64) -> Option<u64> {
     let in_namespace = key % TENANT_KEYS;
-    (in_namespace.is_multiple_of(3) && in_namespace > 0).then(|| key - 1)
+    (!matches!(in_namespace % 9, 0 | 1 | 4)).then(|| key - 1)
 }
 
 /// Connects a client; it tries until it can.

@@ -63,7 +63,7 @@ pub(crate) fn config(plan: &Plan) -> Config {
         max_wait: Duration::from_secs(5),
         heartbeat_interval: Duration::from_millis(200),
         suspect_after: Duration::from_millis(800),
-        drop_after: Duration::from_secs(20),
+        drop_after: Duration::from_millis(plan.drop_ms),
         leader_ttl: Duration::from_millis(1_500),
         eviction_policy: match plan.evicts_by_use {
             true => Policy::Lru,

@@ -1,9 +1,10 @@
 //! The network between the processes: it delays, reorders, repeats and loses messages, and is cut.
 
-use crate::dice::Dice;
+use crate::dice::{Dice, Stream};
 use crate::life::Life;
 use crate::plan::{Noise, Plan, Process};
 use crate::promises::Promises;
+use crate::spans::Spans;
 use crate::trace::Trace;
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code as GrpcCode, Request, Status};
 
@@ -54,8 +55,8 @@ pub(crate) struct Net {
     pub(crate) trace: Arc<Trace>,
     pub(crate) dice: Dice,
     noise: Mutex<Noise>,
-    cuts: Mutex<BTreeMap<(Process, Process), Instant>>,
-    stops: Mutex<BTreeMap<Process, Instant>>,
+    cuts: Spans<(Process, Process)>,
+    stops: Spans<Process>,
     masters: Mutex<BTreeMap<usize, Arc<MasterPort>>>,
     nodes: Mutex<BTreeMap<usize, NodePort>>,
     /// The last registration of each node, as an eavesdropper sees it.
@@ -127,10 +128,10 @@ impl Net {
     pub(crate) fn new(plan: &Plan, trace: &Arc<Trace>) -> Arc<Self> {
         Arc::new(Self {
             trace: Arc::clone(trace),
-            dice: Dice::new(plan.seed, 2),
+            dice: Dice::new(plan.seed, Stream::Network),
             noise: Mutex::new(plan.noise),
-            cuts: Mutex::default(),
-            stops: Mutex::default(),
+            cuts: Spans::default(),
+            stops: Spans::default(),
             masters: Mutex::default(),
             nodes: Mutex::default(),
             registrations: Mutex::default(),
@@ -232,38 +233,27 @@ impl Net {
     }
 
     pub(crate) fn cut(&self, from: Process, to: Process, wait: Duration) {
-        self.cuts.lock().insert((from, to), Instant::now() + wait);
+        self.cuts.begin((from, to), wait);
     }
 
     pub(crate) fn stop(&self, process: Process, wait: Duration) {
-        self.stops.lock().insert(process, Instant::now() + wait);
+        self.stops.begin(process, wait);
     }
 
     /// Ends all faults.
     pub(crate) fn heal(&self) {
         *self.noise.lock() = Noise::default();
-        self.cuts.lock().clear();
-        self.stops.lock().clear();
+        self.cuts.clear();
+        self.stops.clear();
     }
 
     pub(crate) fn is_cut(&self, from: Process, to: Process) -> bool {
-        let until = self.cuts.lock().get(&(from, to)).copied();
-        until.is_some_and(|until| Instant::now() < until)
+        self.cuts.lasts(&(from, to))
     }
 
     /// Returns once a process that was stopped goes on.
     pub(crate) async fn running(&self, process: Process) {
-        loop {
-            let until = self.stops.lock().get(&process).copied();
-            match until.filter(|until| Instant::now() < *until) {
-                Some(until) => {
-                    // Looked at again: faults may end before their time.
-                    let step = Instant::now() + Duration::from_millis(50);
-                    sleep_until(until.min(step)).await;
-                }
-                None => return,
-            }
-        }
+        self.stops.ended(&process).await;
     }
 
     /// A node lets bytes in. Nobody may read there under a lease.

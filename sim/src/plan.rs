@@ -1,12 +1,15 @@
 //! What a seed stands for: the pool, its load, and the faults, each with its time. A plan is plain data, so that a
 //! failing one can be made smaller.
 
-use crate::dice::Dice;
+use crate::dice::{Dice, Stream};
 use kvpool_types::{NamespaceSettings, Setting};
 use std::fmt;
 
 /// Keys of a namespace have numbers from a multiple of this one on.
 pub(crate) const TENANT_KEYS: u64 = 1_000;
+
+/// No node is silent for so many milliseconds.
+const LATE_DROP: u64 = 20_000;
 
 /// A process of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -165,8 +168,10 @@ pub struct Noise {
     pub twice: u64,
     /// A message takes up to some seconds, so later ones go before it.
     pub slow: u64,
-    /// A byte of a block is wrong after its transfer.
+    /// A byte of a block is wrong after a reader got it.
     pub flipped: u64,
+    /// A byte of a block is wrong on its way to a node. Readers notice it, so the block is lost.
+    pub flipped_writes: u64,
 }
 
 /// A namespace of the load.
@@ -216,6 +221,8 @@ pub struct Plan {
     pub length_ms: u64,
     /// The lease TTL in milliseconds.
     pub lease_ms: u64,
+    /// A node that is silent for so many milliseconds is dropped with its blocks in memory.
+    pub drop_ms: u64,
     /// Whether nothing is ever evicted, removed or replaced, so that every acknowledged block must stay.
     pub keeps_all: bool,
     /// The namespaces. Those of one process share one.
@@ -233,7 +240,7 @@ pub struct Plan {
 impl Plan {
     /// The plan of a seed.
     pub fn of(seed: u64) -> Self {
-        let dice = Dice::new(seed, 0);
+        let dice = Dice::new(seed, Stream::Plan);
         let electing = match dice.below(4) {
             0 => 0,
             1 | 2 => 2,
@@ -269,6 +276,7 @@ impl Plan {
             longest_block,
             length_ms: dice.between(4_000, 14_000),
             lease_ms: dice.between(300, 3_000),
+            drop_ms: LATE_DROP,
             keeps_all,
             tenants: vec![Tenant::default()],
             has_signed_reads: seed % 2 == 1,
@@ -280,6 +288,7 @@ impl Plan {
                 twice: noise(15),
                 slow: noise(25),
                 flipped: noise(15),
+                flipped_writes: 0,
             },
             faults: Vec::new(),
         };
@@ -296,16 +305,23 @@ impl Plan {
         if !keeps_all {
             plan.draw_tenants();
         }
+        if !plan.keeps_all && !plan.tenants.iter().any(Tenant::keeps_all) {
+            plan.noise.flipped_writes = plan.noise.flipped;
+        }
         plan.draw_disks();
         plan.draw_scarcity();
         plan.draw_turnover();
+        let drops = Dice::new(seed, Stream::Drops);
+        if drops.chance(200) {
+            plan.drop_ms = drops.between(1_200, 3_000);
+        }
         plan.faults.sort_by_key(|(at, _)| *at);
         plan
     }
 
     /// From a stream of its own, so that the rest of the plan is as without it.
     fn draw_tenants(&mut self) {
-        let dice = Dice::new(self.seed, 5);
+        let dice = Dice::new(self.seed, Stream::Tenants);
         if !dice.chance(400) {
             return;
         }
@@ -337,7 +353,7 @@ impl Plan {
 
     /// From a stream of its own.
     fn draw_disks(&mut self) {
-        let dice = Dice::new(self.seed, 7);
+        let dice = Dice::new(self.seed, Stream::Disks);
         if !dice.chance(500) {
             return;
         }
@@ -374,7 +390,7 @@ impl Plan {
 
     /// From a stream of its own.
     fn draw_scarcity(&mut self) {
-        let dice = Dice::new(self.seed, 9);
+        let dice = Dice::new(self.seed, Stream::Scarcity);
         if !dice.chance(400) {
             return;
         }
@@ -394,7 +410,7 @@ impl Plan {
     /// From a stream of its own. Masters follow each other while leases of their predecessors run, and room is used
     /// again soon.
     fn draw_turnover(&mut self) {
-        let dice = Dice::new(self.seed, 11);
+        let dice = Dice::new(self.seed, Stream::Turnover);
         if !dice.chance(250) {
             return;
         }
@@ -445,6 +461,11 @@ impl Plan {
         self.electing.max(1)
     }
 
+    /// Whether a silent node is dropped while faults go on.
+    pub fn drops_nodes(&self) -> bool {
+        self.drop_ms < LATE_DROP
+    }
+
     /// Whether a reader under a lease always finds the committed bytes: nothing makes bytes wrong on their way, and
     /// the clock of no master runs ahead of what readers count.
     pub fn reads_are_right(&self) -> bool {
@@ -467,8 +488,8 @@ impl Plan {
             3 => Fault::Crash(Process::Client(dice.index(self.clients)), ms),
             4 => Fault::Stop(self.draw_process(dice), ms),
             5 | 6 => {
-                let from = self.draw_process(dice);
-                Fault::Cut(from, self.draw_process(dice), ms)
+                let (from, to) = self.draw_pair(dice);
+                Fault::Cut(from, to, ms)
             }
             7 => Fault::StoreStalls(master, ms),
             8 => Fault::StoreUnknown(master, ms.min(400)),
@@ -477,6 +498,17 @@ impl Plan {
             14 => Fault::Retire(master, ms),
             11 | 12 => Fault::Drain(dice.index(self.nodes), ms),
             _ => Fault::Stop(Process::Node(dice.index(self.nodes)), ms),
+        }
+    }
+
+    /// Two processes that have a connection.
+    fn draw_pair(&self, dice: &Dice) -> (Process, Process) {
+        loop {
+            let (from, to) = (self.draw_process(dice), self.draw_process(dice));
+            let are_clients = matches!((from, to), (Process::Client(_), Process::Client(_)));
+            if from != to && !are_clients {
+                return (from, to);
+            }
         }
     }
 
@@ -507,7 +539,7 @@ impl fmt::Display for Plan {
         )?;
         writeln!(
             f,
-            "  {} keys, blocks to {} bytes, leases of {} ms, {} ms of load{}{}",
+            "  {} keys, blocks to {} bytes, leases of {} ms, {} ms of load{}{}{}",
             self.keys,
             self.longest_block,
             self.lease_ms,
@@ -521,6 +553,11 @@ impl fmt::Display for Plan {
                 ", signed locations"
             } else {
                 ""
+            },
+            if self.drops_nodes() {
+                format!(", silent nodes are dropped after {} ms", self.drop_ms)
+            } else {
+                String::new()
             }
         )?;
         if self.has_disks() {
@@ -558,10 +595,12 @@ impl fmt::Display for Plan {
             twice,
             slow,
             flipped,
+            flipped_writes,
         } = self.noise;
         writeln!(
             f,
-            "  of 1000 messages {lost} are lost, {twice} come twice, {slow} are slow, {flipped} have a wrong byte; \
+            "  of 1000 messages {lost} are lost, {twice} come twice, {slow} are slow; of 1000 blocks \
+             {flipped} have a wrong byte when they are read, and {flipped_writes} when they are written; \
              clocks drift by {:?} ppm",
             self.drift
         )?;

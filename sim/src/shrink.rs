@@ -67,6 +67,7 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
     add(&|plan| plan.noise.twice = 0);
     add(&|plan| plan.noise.slow = 0);
     add(&|plan| plan.noise.flipped = 0);
+    add(&|plan| plan.noise.flipped_writes = 0);
     add(&|plan| plan.disk_bytes = 0);
     add(&|plan| plan.tenants.truncate(1));
     add(&|plan| plan.clients = plan.clients.saturating_sub(1).max(1));

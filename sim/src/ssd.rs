@@ -102,10 +102,11 @@ impl Ssd {
     pub(crate) fn inflict(&self, fault: DiskFault, wait: Duration) {
         let until = Some(Instant::now() + wait);
         let mut state = self.state.lock();
+        // An earlier fault may go on for longer.
         match fault {
-            DiskFault::Stalls => state.stalls_until = until,
-            DiskFault::Fails => state.fails_until = until,
-            DiskFault::IsFull => state.full_until = until,
+            DiskFault::Stalls => state.stalls_until = until.max(state.stalls_until),
+            DiskFault::Fails => state.fails_until = until.max(state.fails_until),
+            DiskFault::IsFull => state.full_until = until.max(state.full_until),
             DiskFault::IsGone => (state.is_gone, state.has_failed) = (true, true),
             DiskFault::Rots => state.rot(&self.net.dice),
         }

@@ -4,8 +4,9 @@
 
 mod election;
 
-use crate::dice::Dice;
+use crate::dice::{Dice, Stream};
 use crate::life::Life;
+use crate::spans::Spans;
 use async_trait::async_trait;
 use bytes::Bytes;
 use kvpool_master::store::etcd::LeaseId;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// How often what waits looks at the store again.
 const LOOK: Duration = Duration::from_millis(20);
@@ -52,9 +53,9 @@ pub(crate) struct Disk {
     elects: bool,
     state: Mutex<State>,
     dice: Dice,
-    stalled: Mutex<BTreeMap<usize, Instant>>,
-    unknown: Mutex<BTreeMap<usize, Instant>>,
-    full: Mutex<Option<Instant>>,
+    stalled: Spans<usize>,
+    unknown: Spans<usize>,
+    full: Spans<()>,
 }
 
 impl State {
@@ -95,47 +96,36 @@ impl State {
     }
 }
 
-/// Lets a fault of this master go on for a while at least.
-fn prolong(faults: &Mutex<BTreeMap<usize, Instant>>, master: usize, wait: Duration) {
-    let mut faults = faults.lock();
-    let until = Instant::now() + wait;
-    let ends = faults.entry(master).or_insert(until);
-    *ends = until.max(*ends);
-}
-
 impl Disk {
     /// An empty store. With `elects`, only the elected leader writes.
     pub(crate) fn new(elects: bool, seed: u64) -> Arc<Self> {
         Arc::new(Self {
             elects,
             state: Mutex::default(),
-            dice: Dice::new(seed, 1),
-            stalled: Mutex::default(),
-            unknown: Mutex::default(),
-            full: Mutex::default(),
+            dice: Dice::new(seed, Stream::Store),
+            stalled: Spans::default(),
+            unknown: Spans::default(),
+            full: Spans::default(),
         })
     }
 
     /// Answers a master nothing for a while.
     pub(crate) fn stall(&self, master: usize, wait: Duration) {
-        prolong(&self.stalled, master, wait);
+        self.stalled.begin(master, wait);
     }
 
     /// Does not say for a while what became of a master's writes.
     pub(crate) fn forget_outcomes(&self, master: usize, wait: Duration) {
-        prolong(&self.unknown, master, wait);
+        self.unknown.begin(master, wait);
     }
 
     /// Has no room for a while.
     pub(crate) fn fill(&self, wait: Duration) {
-        let until = Some(Instant::now() + wait);
-        let mut full = self.full.lock();
-        *full = until.max(*full);
+        self.full.begin((), wait);
     }
 
     fn is_full(&self) -> bool {
-        let until = *self.full.lock();
-        until.is_some_and(|until| Instant::now() < until)
+        self.full.lasts(&())
     }
 
     /// Why nothing can be added now.
@@ -150,9 +140,9 @@ impl Disk {
 
     /// Ends all faults.
     pub(crate) fn heal(&self) {
-        *self.full.lock() = None;
-        self.stalled.lock().clear();
-        self.unknown.lock().clear();
+        self.full.clear();
+        self.stalled.clear();
+        self.unknown.clear();
     }
 
     /// The only master died: snapshots that were not flushed may be the old ones again.
@@ -249,16 +239,7 @@ impl Store {
 
     /// Returns when nothing holds up this master's messages to and from the store.
     async fn stalled(&self) {
-        loop {
-            let until = self.disk.stalled.lock().get(&self.master).copied();
-            match until {
-                // Looked at again: faults may end before their time.
-                Some(until) if until > Instant::now() => {
-                    sleep_until(until.min(Instant::now() + LOOK)).await;
-                }
-                _ => return,
-            }
-        }
+        self.disk.stalled.ended(&self.master).await;
     }
 
     /// A request that is made once, whatever becomes of it.
@@ -279,8 +260,7 @@ impl Store {
 
     /// Whether the outcome of a write is to be unknown.
     fn is_unknown(&self) -> bool {
-        let until = self.disk.unknown.lock().get(&self.master).copied();
-        until.is_some_and(|until| Instant::now() < until)
+        self.disk.unknown.lasts(&self.master)
     }
 
     /// A write of a term. Where the term is abandoned meanwhile, the request may be on its way still.

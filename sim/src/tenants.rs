@@ -1,7 +1,7 @@
 //! Namespaces that share the pool: their settings, an administrator who sets, changes and deletes them, and the rules
 //! that hold for them.
 
-use crate::dice::Dice;
+use crate::dice::{Dice, Stream};
 use crate::history::Outcome;
 use crate::life::Life;
 use crate::load::connect;
@@ -44,7 +44,7 @@ impl Tenants {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             changes: tokio::sync::Mutex::default(),
-            dice: Dice::new(seed, 6),
+            dice: Dice::new(seed, Stream::Administrator),
             acknowledged: Mutex::default(),
             seen: Mutex::default(),
             loads: Mutex::default(),

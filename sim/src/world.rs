@@ -4,7 +4,7 @@ use crate::chains::Chains;
 use crate::checks;
 use crate::clock::MachineClock;
 use crate::copies::Copies;
-use crate::dice::{Dice, generator};
+use crate::dice::{Dice, Stream, generator};
 use crate::entropy;
 use crate::history::History;
 use crate::life::Life;
@@ -139,7 +139,7 @@ fn run_here(plan: &Arc<Plan>) -> Report {
         let begun = Instant::now();
         let _entered = enter(Machine {
             now: Box::new(move || Duration::from_secs(100) + begun.elapsed()),
-            generator: Box::new(generator(plan.seed, 3)),
+            generator: Box::new(generator(plan.seed, Stream::Seams)),
         });
         let world = World::new(plan);
         let ended = world.run().await;
@@ -161,6 +161,8 @@ pub(crate) struct World {
     nodes: Mutex<BTreeMap<usize, Life>>,
     clients: Mutex<BTreeMap<usize, Life>>,
     lives: AtomicU64,
+    /// How often an intruder came.
+    pub(crate) visits: AtomicU64,
     has_healed: AtomicBool,
     /// The life of a node to which each segment's id was given first.
     pub(crate) segments: Mutex<BTreeMap<SegmentId, Incarnation>>,
@@ -216,6 +218,7 @@ impl World {
             nodes: Mutex::default(),
             clients: Mutex::default(),
             lives: AtomicU64::new(0),
+            visits: AtomicU64::new(0),
             has_healed: AtomicBool::new(false),
             segments: Mutex::default(),
             memory: Mutex::default(),
@@ -371,7 +374,7 @@ impl World {
         let life = Life::default();
         self.clients.lock().insert(number, life.clone());
         let world = Arc::clone(self);
-        let stream = 1_000 + 100 * self.lives.fetch_add(1, Ordering::Relaxed);
+        let lived = self.lives.fetch_add(1, Ordering::Relaxed);
         spawn_local(async move {
             let work = async {
                 let masters = world.plan.masters();
@@ -388,7 +391,7 @@ impl World {
                         who: Process::Client(number),
                         keys: world.plan.keys_of(tenant),
                         keeps_all: world.plan.keeps_all_of(tenant),
-                        dice: Dice::new(world.plan.seed, stream + task),
+                        dice: Dice::new(world.plan.seed, Stream::Task(lived, task)),
                         client: client.clone(),
                     };
                     task.run()

@@ -170,6 +170,20 @@ impl Quarantine {
         leased.map(|(_, item)| item.extent).collect()
     }
 
+    /// Shows every extent whose removal is durable.
+    pub(crate) fn each(&self, mut note: impl FnMut(Extent)) {
+        let leased = self.delayed.lock();
+        leased.items.values().for_each(|item| note(item.extent));
+        drop(leased);
+        for tickets in self.by_node.read().values() {
+            for ticket in tickets.open.lock().values() {
+                if let Ticket::Fence(run) = ticket {
+                    run.iter().for_each(|item| note(item.extent));
+                }
+            }
+        }
+    }
+
     /// The number of the next request.
     pub fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed) + 1

@@ -35,6 +35,8 @@ pub enum Holder {
     Pull,
     /// A block that comes back from a medium.
     Load,
+    /// Nobody yet: it was freed, and may be touched still.
+    Quarantine,
 }
 
 impl std::fmt::Display for Use {
@@ -44,6 +46,7 @@ impl std::fmt::Display for Use {
             Holder::Put => "the put",
             Holder::Pull => "a new replica",
             Holder::Load => "a load",
+            Holder::Quarantine => return f.write_str("what was freed"),
         };
         write!(f, "{holder} of version {}", self.version)
     }
@@ -110,6 +113,15 @@ impl Pool {
     /// The first difference, for people.
     pub fn audit(&self) -> Result<(), String> {
         let mut uses = self.uses();
+        self.quarantine.each(|extent| {
+            let end = extent.offset.0 + Extents::rounded(extent.length).0;
+            uses.push(Use {
+                segment: extent.segment,
+                range: extent.offset.0..end,
+                holder: Holder::Quarantine,
+                version: Version(0),
+            });
+        });
         uses.sort_by_key(|one| (one.segment, one.range.start, one.range.end));
         for pair in uses.windows(2) {
             if let [one, other] = pair
@@ -129,6 +141,8 @@ impl Pool {
             holder,
             ..
         } in uses
+            .into_iter()
+            .filter(|one| one.holder != Holder::Quarantine)
         {
             let of_segment = sums.entry(segment).or_default();
             *of_segment.entry(holder).or_default() += range.end - range.start;

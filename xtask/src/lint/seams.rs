@@ -60,8 +60,10 @@ fn find(files: &Files) -> Vec<Finding> {
             has_machines_instant = false;
             selects = None;
         }
-        is_test |= line.text.trim() == "#[cfg(test)]";
         let text = line.text.trim_start();
+        // A module in a file of its own ends with its line.
+        is_test &= !text.starts_with("mod tests;");
+        is_test |= text.trim_end() == "#[cfg(test)]";
         if is_test || text.starts_with("//") {
             continue;
         }
@@ -119,6 +121,8 @@ mod tests {
         assert!(found("master/src/pool.rs", virtual_time).is_empty());
         assert!(found("master/src/service/framed/stream.rs", text).is_empty());
         assert!(found("master/src/pool/tests.rs", text).is_empty());
+        let test_file = "#[cfg(test)]\nmod tests;\nlet id = rand::random();\n";
+        assert_eq!(found("master/src/pool.rs", test_file), [3]);
         assert!(found("cli/src/main.rs", text).is_empty());
     }
 

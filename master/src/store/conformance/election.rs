@@ -8,7 +8,7 @@ use bytes::Bytes;
 use kvpool_types::Epoch;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// A lease that outlives every check.
 const LONG: Duration = Duration::from_secs(60);
@@ -16,6 +16,8 @@ const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(1);
 /// How long a change of the leader or of the log may take to be told.
 const TOLD: Duration = Duration::from_secs(20);
+/// How long after its last renewal a short lease has ended at the latest.
+const GONE: Duration = Duration::from_secs(4);
 
 /// The source of the stores under test.
 #[async_trait]
@@ -152,8 +154,11 @@ async fn a_lease_that_is_not_renewed_ends_with_its_keys(bench: &dyn Bench) {
     let leader = next_leader(&mut *leaders).await.expect("nobody leads");
     assert_eq!((leader.claim, leader.epoch), (claim("a"), epoch));
     assert_eq!(expect(other.members().await), [("a".into(), "{}".into())]);
+    let renewed = Instant::now();
     assert_eq!(expect(store.keep_alive(lease).await), Some(SHORT));
     assert_eq!(next_leader(&mut *leaders).await, None);
+    let took = renewed.elapsed();
+    assert!(took > SHORT * 9 / 10 && took < GONE, "{took:?}");
     assert_eq!(expect(store.keep_alive(lease).await), None);
     assert_eq!(expect(other.members().await), []);
     assert_fenced(&*store, epoch, 1).await;
