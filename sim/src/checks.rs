@@ -37,6 +37,9 @@ pub(crate) fn leading(world: &World) -> Vec<(usize, Arc<Pool>)> {
 /// What holds at every moment: one leader, exact accounts, no two uses of one extent, and a segment's id names this
 /// segment for ever.
 pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
+    if let Some(collision) = world.ssds.iter().find_map(|ssd| ssd.collision()) {
+        return Err(collision);
+    }
     let leading = leading(world);
     if let [(one, first), (other, second), ..] = leading.as_slice() {
         return Err(format!(

@@ -181,8 +181,9 @@ impl World {
         };
         let granted = proto::ReserveReply::decode(reply).map(|reply| reply.reservations);
         let mut granted = granted.into_iter().flatten();
-        if granted.any(|one| one.code == u32::from(Code::Ok.to_wire())) {
-            self.load.violate("a put of no bytes is granted".to_owned());
+        if granted.any(|one| one.code != u32::from(Code::InvalidArgument.to_wire())) {
+            self.load
+                .violate("a put of no bytes is not refused as such".to_owned());
         }
     }
 
@@ -200,13 +201,15 @@ impl World {
             .iter()
             .any(|one| Some(one.incarnation) == incarnation)
         {
-            let stolen = proto::Register {
-                life_secret: vec![0x5a; 32].into(),
-                ..seen.clone()
-            };
-            if self.is_welcome(number, stolen).await {
-                self.load
-                    .violate(format!("a stranger is welcome as n{node}"));
+            for secret in [vec![0x5a; 32], Vec::new()] {
+                let stolen = proto::Register {
+                    life_secret: secret.into(),
+                    ..seen.clone()
+                };
+                if self.is_welcome(number, stolen).await {
+                    self.load
+                        .violate(format!("a stranger is welcome as n{node}"));
+                }
             }
         }
         let later = proto::Register {
@@ -215,7 +218,6 @@ impl World {
             life_secret: Vec::new().into(),
             epoch_seen: NO_EPOCH.0,
             epoch_proof: vec![0x5a; 32].into(),
-            segments: Vec::new(),
             held: Vec::new(),
             loaded: Vec::new(),
             ..seen

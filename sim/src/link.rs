@@ -20,7 +20,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
-use tokio::time::sleep;
 
 /// Blocks to this size are written in one step at the node.
 const AT_ONCE: u64 = 16 << 10;
@@ -245,7 +244,7 @@ impl SimLink {
         let mut at = 0;
         for piece in bytes.chunks_mut(PIECE) {
             if at > 0 {
-                sleep(self.net.dice.micros(20, 3_000)).await;
+                self.pause_of_peer().await;
             }
             if self.is_broken() {
                 return Err(error(Code::Unreachable, "the connection broke"));
@@ -272,8 +271,8 @@ impl SimLink {
         self.net.trace.note(self.from, said);
     }
 
-    /// The time to the next piece of a write. A writer may stall for long; the node then ends the connection.
-    async fn pause_of_writer(&self) {
+    /// The time to the next piece of a read or a write. A peer may stall for long; the node then ends the connection.
+    async fn pause_of_peer(&self) {
         let dice = &self.net.dice;
         let pause = match dice.chance(self.net.noise().slow) {
             true if dice.chance(200) => STALL,
@@ -318,7 +317,7 @@ impl SimLink {
                     let receiving = Receiving::new(&self, op.grant);
                     let mut at = 0;
                     for piece in bytes.chunks(PIECE) {
-                        self.pause_of_writer().await;
+                        self.pause_of_peer().await;
                         self.net.running(self.from).await;
                         if self.is_broken() || self.life.is_over() {
                             return Err(error(Code::Unreachable, "the connection broke"));

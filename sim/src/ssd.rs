@@ -11,8 +11,9 @@ use kvpool_types::medium::DATA_START;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
@@ -33,6 +34,9 @@ pub(crate) struct Ssd {
     pub(crate) writes: AtomicU64,
     /// Whether there is a copy of it, or it is one.
     has_twin: AtomicBool,
+    requests: AtomicU64,
+    /// Two requests that were in flight for the same bytes, one of them a write.
+    collision: Mutex<Option<String>>,
     state: Mutex<State>,
 }
 
@@ -64,7 +68,54 @@ impl std::fmt::Debug for Ssd {
 struct Opened {
     ssd: Arc<Ssd>,
     life: Life,
-    in_flight: AtomicUsize,
+    in_flight: Mutex<Vec<InFlight>>,
+}
+
+/// A request for data that has not ended.
+#[derive(Debug)]
+struct InFlight {
+    number: u64,
+    range: Range<u64>,
+    writes: bool,
+}
+
+impl Opened {
+    /// Notes a request that begins. Nobody writes where another request is in flight.
+    fn begins(&self, op: &Op, offset: u64) -> u64 {
+        let (writes, length) = match op {
+            Op::Read(buffer) => (false, buffer.len()),
+            Op::Write(buffer) => (true, buffer.len()),
+            Op::Flush | Op::Discard { .. } => (false, 0),
+        };
+        let range = offset..offset + length as u64;
+        let mut in_flight = self.in_flight.lock();
+        let meets = |other: &&InFlight| {
+            (writes || other.writes)
+                && range.start < other.range.end
+                && other.range.start < range.end
+        };
+        if let Some(other) = in_flight.iter().find(meets) {
+            let verb = |writes| if writes { "written" } else { "read" };
+            *self.ssd.collision.lock() = Some(format!(
+                "{range:?} of the disk of n{} is {} while {:?} is {}",
+                self.ssd.node,
+                verb(writes),
+                other.range,
+                verb(other.writes)
+            ));
+        }
+        let number = self.ssd.requests.fetch_add(1, Ordering::Relaxed);
+        in_flight.push(InFlight {
+            number,
+            range,
+            writes,
+        });
+        number
+    }
+
+    fn ended(&self, number: u64) {
+        self.in_flight.lock().retain(|one| one.number != number);
+    }
 }
 
 /// A handle for requests in flight.
@@ -80,6 +131,8 @@ impl Ssd {
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             has_twin: AtomicBool::new(false),
+            requests: AtomicU64::new(0),
+            collision: Mutex::default(),
             state: Mutex::default(),
         })
     }
@@ -94,7 +147,7 @@ impl Ssd {
         Arc::new(Handle(Arc::new(Opened {
             ssd: Arc::clone(self),
             life: life.clone(),
-            in_flight: AtomicUsize::new(0),
+            in_flight: Mutex::default(),
         })))
     }
 
@@ -147,6 +200,11 @@ impl Ssd {
     /// has a copy.
     pub(crate) fn is_sound(&self) -> bool {
         !self.state.lock().has_failed && !self.has_twin.load(Ordering::Relaxed)
+    }
+
+    /// What two requests did with the same bytes at a time.
+    pub(crate) fn collision(&self) -> Option<String> {
+        self.collision.lock().clone()
     }
 
     /// Whether requests may fail now.
@@ -295,12 +353,8 @@ impl State {
 
 impl Handle {
     /// A request that is in flight when its process dies is done in part, and its answer reaches nobody.
-    async fn run(self, Request { op, offset, done }: Request) {
-        let Opened {
-            ssd,
-            life,
-            in_flight,
-        } = &*self.0;
+    async fn run(self, number: u64, Request { op, offset, done }: Request) {
+        let Opened { ssd, life, .. } = &*self.0;
         let at = ssd.done_at();
         let lives = life.run(async {
             sleep_until(at).await;
@@ -314,8 +368,9 @@ impl Handle {
             return;
         }
         ssd.note(&op, offset);
-        done(ssd.perform(op, offset));
-        in_flight.fetch_sub(1, Ordering::AcqRel);
+        let completion = ssd.perform(op, offset);
+        self.0.ended(number);
+        done(completion);
     }
 }
 
@@ -324,8 +379,8 @@ impl Engine for Handle {
         let is_data =
             matches!(request.op, Op::Read(_) | Op::Write(_)) && request.offset >= DATA_START;
         if is_data {
-            self.0.in_flight.fetch_add(1, Ordering::AcqRel);
-            tokio::spawn(self.clone().run(request));
+            let number = self.0.begins(&request.op, request.offset);
+            tokio::spawn(self.clone().run(number, request));
         } else {
             let Request { op, offset, done } = request;
             done(self.0.ssd.perform(op, offset));
@@ -341,6 +396,6 @@ impl Engine for Handle {
     }
 
     fn in_flight(&self) -> usize {
-        self.0.in_flight.load(Ordering::Acquire)
+        self.0.in_flight.lock().len()
     }
 }

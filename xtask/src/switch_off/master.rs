@@ -13,6 +13,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_standby_shuts_a_range_whose_block_its_snapshot_lacked",
     },
     Mechanism {
+        invariant: 8,
+        what: "a load finds the parents that only the log has",
+        file: "master/src/standby/loading.rs",
+        on: "self.link_parents(std::iter::once(absent));",
+        off: "drop(absent);",
+        package: "kvpool-master",
+        test: "a_block_keeps_its_parent_when_only_its_own_shard_has_a_snapshot",
+    },
+    Mechanism {
         invariant: 3,
         what: "a load adds a snapshot's list of leased places at its position of the log",
         file: "master/src/standby/loading.rs",
