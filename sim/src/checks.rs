@@ -73,7 +73,11 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         }
         tenants::keep_their_rules(world, pool).map_err(|wrong| format!("at m{number}: {wrong}"))?;
         let promises = world.net.promises.as_ref();
-        if let Some(broken) = promises.and_then(|all| all.broken_by_pool(&pool.uses())) {
+        let broken = promises.and_then(|all| {
+            all.broken_by_pool(&pool.uses())
+                .or_else(|| all.broken_by_free_room(pool))
+        });
+        if let Some(broken) = broken {
             return Err(format!("at m{number} in epoch {}: {broken}", pool.epoch));
         }
     }

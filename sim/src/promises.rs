@@ -5,6 +5,7 @@
 
 use crate::plan::Process;
 use bytes::Bytes;
+use kvpool_master::pool::Pool;
 use kvpool_master::pool::audit::Use;
 use kvpool_proto as proto;
 use kvpool_types::wire::keys::unpack;
@@ -160,6 +161,27 @@ impl Promises {
             promise.node == node && promise.segment == segment && meet(&promise.range, range)
         });
         broken.map(ToString::to_string)
+    }
+
+    /// The promise that the pool breaks soon: the bytes are free, so whoever comes next gets them. A node without a
+    /// session gives no room.
+    pub(crate) fn broken_by_free_room(&self, pool: &Pool) -> Option<String> {
+        let now = Instant::now();
+        let promises = self.0.lock();
+        let segments = pool.placement.segments();
+        let mut open = promises.iter().filter(|promise| promise.until > now);
+        let broken = open.find(|promise| {
+            let segment = segments.get(promise.segment);
+            segment.is_some_and(|segment| {
+                segment.node.is_connected()
+                    && segment.node.incarnation == promise.node
+                    && segment.extents().longest_free().any(|free| {
+                        let start = free.offset.0;
+                        meet(&promise.range, &(start..start + free.length.0))
+                    })
+            })
+        });
+        broken.map(|promise| format!("{promise}, but these bytes are free"))
     }
 
     /// The promise that the pool breaks: other blocks, puts or pulls have the bytes.
