@@ -238,9 +238,9 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
     of_the_pool(world)
 }
 
-/// Whether a node lost its memory with blocks that had no other replica.
+/// Whether a node may have lost blocks that had no other replica: with its memory, or by a wrong byte.
 fn may_lose(world: &World) -> bool {
-    if world.left_early.load(Ordering::Acquire) {
+    if world.left_early.load(Ordering::Acquire) || world.plan.noise.flipped_writes > 0 {
         return true;
     }
     let faults = world.plan.faults.iter();
