@@ -307,14 +307,14 @@ impl Plan {
         }
         if !plan.keeps_all && !plan.tenants.iter().any(Tenant::keeps_all) {
             plan.noise.flipped_writes = plan.noise.flipped;
+            let drops = Dice::new(seed, Stream::Drops);
+            if drops.chance(250) {
+                plan.drop_ms = drops.between(1_200, 3_000);
+            }
         }
         plan.draw_disks();
         plan.draw_scarcity();
         plan.draw_turnover();
-        let drops = Dice::new(seed, Stream::Drops);
-        if drops.chance(200) {
-            plan.drop_ms = drops.between(1_200, 3_000);
-        }
         plan.faults.sort_by_key(|(at, _)| *at);
         plan
     }
