@@ -5,7 +5,7 @@ use crate::history::{History, Outcome, bytes_of};
 use crate::life::Life;
 use crate::link;
 use crate::net::{Net, master_address};
-use crate::plan::{Plan, Process, TENANT_KEYS};
+use crate::plan::{Plan, Process, TENANT_KEYS, tenant_name};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use kvpool_client::simulation::{Network, Unanswered};
@@ -14,14 +14,17 @@ use kvpool_client::{
     PutOptions, PutOutcome, Region, Remove, RemoveError, ReplicaBlocks, ReplicaChange, ReplicaWish,
     Timeouts, TransportChoice,
 };
+use kvpool_proto as proto;
 use kvpool_transport::{Link, TransferError};
+use kvpool_types::wire::keys::pack;
 use kvpool_types::{HostId, Incarnation};
 use parking_lot::Mutex;
+use prost::Message;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 /// How long operations may take.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -182,13 +185,14 @@ impl Task {
             let begun = Instant::now();
             self.load.running.fetch_add(1, Ordering::AcqRel);
             let running = Running(&self.load);
-            let what = match self.dice.below(20) {
+            let what = match self.dice.below(21) {
                 0..7 => self.put(self.batch_from(key), false).await,
                 7 if !self.keeps_all => self.put(self.batch_from(key), true).await,
                 8 if !self.keeps_all => self.remove(key).await,
                 9 => self.exist().await,
                 10 => self.prefix().await,
                 11 if self.plan.nodes > 1 => self.change_replicas().await,
+                12 => self.hold(self.batch_from(key)).await,
                 _ => self.get(self.batch_from(key)).await,
             };
             drop(running);
@@ -289,6 +293,37 @@ impl Task {
             format!("get of key {key}: {said}")
         });
         said.collect::<Vec<_>>().join("; ")
+    }
+
+    /// Takes leases, and neither reads nor gives them back, as a process with a view of the blocks.
+    async fn hold(&self, keys: Vec<u64>) -> String {
+        let net = &self.load.net;
+        let Some(cluster) = *net.cluster.lock() else {
+            return "nobody leads yet".to_owned();
+        };
+        let Process::Client(number) = self.who else {
+            return "no client".to_owned();
+        };
+        let names: Vec<Key> = keys.iter().copied().map(name).collect();
+        let request = proto::LookupRequest {
+            caller: Some(proto::Caller {
+                cluster_id: cluster.to_bytes().to_vec().into(),
+                client_id: vec![0x77; 16].into(),
+                host_id: vec![0x77; 16].into(),
+                namespace: tenant_name(self.plan.tenant_of(number)),
+                wait_ms: 1_000,
+                ..proto::Caller::default()
+            }),
+            keys: pack(&names).into(),
+            no_lease: false,
+        };
+        let master = master_address(self.dice.index(self.plan.masters()));
+        let request = request.encode_to_vec().into();
+        let call = Arc::clone(net).call(self.who, Life::default(), master, "Lookup", request);
+        match timeout(TIMEOUT, call).await {
+            Ok(Ok(_)) => format!("holds keys {keys:?}"),
+            _ => format!("does not hold keys {keys:?}"),
+        }
     }
 
     /// Looks at what a get has brought.
