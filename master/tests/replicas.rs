@@ -5,12 +5,13 @@ mod support;
 use kvpool_master::Config;
 use kvpool_master::membership::{Reported, StoreNode};
 use kvpool_master::placement::PlacementHints;
+use kvpool_master::placement::quarantine::Suspected;
 use kvpool_master::pool::{
     Blocks, Change, Holder, LeaseOf, Pool, ReserveOptions, TaskState, TaskView, Wish,
 };
 use kvpool_proto::master_message::Body;
 use kvpool_proto::{self as proto};
-use kvpool_types::{Code, Key, NodeName};
+use kvpool_types::{Code, Extent, Key, NodeName};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -297,6 +298,44 @@ async fn a_lease_of_a_place_ends_when_the_replica_has_moved() {
         assert_eq!(answer, [Code::Ok]);
         token = renewed;
     }
+}
+
+/// A damaged replica leaves a block that has another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_of_a_place_ends_when_the_replica_is_found_damaged() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_a_block(directory.path(), Duration::from_secs(4)).await;
+    let task = begin(&pool, Change::Copy, None, &key(1)).await;
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &task).await.changed, 1);
+    let keys = [key(1)];
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    let found = pool.lookup(SPACE, &keys[..], true);
+    let located = found.answer[0].clone().unwrap();
+    let replica = located
+        .replicas
+        .iter()
+        .find(|one| a.node.segments().contains(&one.segment));
+    let replica = replica.unwrap();
+    let extent = Extent {
+        segment: replica.segment,
+        offset: replica.offset,
+        length: located.length,
+    };
+    let suspected = Suspected {
+        namespace: SPACE,
+        key: key(1),
+        version: located.version,
+        extent,
+        checksum: located.checksum,
+    };
+    pool.verified(suspected, false);
+    assert_eq!(holders(&pool, &key(1)), ["b"]);
+    let renew = |token| pool.renew(SPACE, &keys[..], LeaseOf::Places, |_| Holder::of_any(token));
+    assert_eq!(renew(found.token).answer, [Code::LeaseEnded]);
+    let after = pool.lookup(SPACE, &keys[..], true).token;
+    assert_eq!(renew(after).answer, [Code::Ok]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

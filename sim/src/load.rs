@@ -28,6 +28,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// How long operations may take.
 const TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a call by hand may take.
+const ASKING: Duration = Duration::from_secs(1);
+/// How long leases are held at most before they are renewed or given back, in microseconds.
+const HELD: u64 = 1_500_000;
 /// How much later than its deadline a call may return.
 const GRACE: Duration = Duration::from_millis(600);
 
@@ -295,7 +299,8 @@ impl Task {
         said.collect::<Vec<_>>().join("; ")
     }
 
-    /// Takes leases, and neither reads nor gives them back, as a process with a view of the blocks.
+    /// Takes leases, as a process with a view of the blocks. Renews them later or gives them back, perhaps after
+    /// their end, or does neither.
     async fn hold(&self, keys: Vec<u64>) -> String {
         let net = &self.load.net;
         let Some(cluster) = *net.cluster.lock() else {
@@ -304,26 +309,72 @@ impl Task {
         let Process::Client(number) = self.who else {
             return "no client".to_owned();
         };
-        let names: Vec<Key> = keys.iter().copied().map(name).collect();
-        let request = proto::LookupRequest {
-            caller: Some(proto::Caller {
+        let caller = |epoch| {
+            Some(proto::Caller {
+                epoch,
                 cluster_id: cluster.to_bytes().to_vec().into(),
                 client_id: vec![0x77; 16].into(),
                 host_id: vec![0x77; 16].into(),
                 namespace: tenant_name(self.plan.tenant_of(number)),
                 wait_ms: 1_000,
                 ..proto::Caller::default()
-            }),
+            })
+        };
+        let names: Vec<Key> = keys.iter().copied().map(name).collect();
+        let lookup = proto::LookupRequest {
+            caller: caller(0),
             keys: pack(&names).into(),
             no_lease: false,
         };
+        let held = self.ask("Lookup", &lookup).await;
+        let held = held.and_then(|reply| proto::LookupReply::decode(reply).ok());
+        let Some((lease, reply)) = held.and_then(|reply| Some((reply.lease?, reply))) else {
+            return format!("does not hold keys {keys:?}");
+        };
+        let found = names.iter().zip(&reply.locations);
+        let found = found.filter(|(_, location)| !location.replicas.is_empty());
+        let (names, versions): (Vec<&Key>, Vec<u64>) = found
+            .map(|(name, location)| (name, location.version))
+            .unzip();
+        let packed: Bytes = pack(names).into();
+        let then = self.dice.below(4);
+        if then < 2 {
+            sleep(self.dice.micros(0, HELD)).await;
+        }
+        match then {
+            0 => {
+                let renewal = proto::RenewRequest {
+                    caller: caller(reply.epoch),
+                    keys: packed,
+                    token: lease.token,
+                    versions,
+                    ..proto::RenewRequest::default()
+                };
+                self.ask("Renew", &renewal).await;
+                format!("holds keys {keys:?}, and renews the lease")
+            }
+            1 => {
+                let release = proto::ReleaseRequest {
+                    caller: caller(reply.epoch),
+                    keys: packed,
+                    token: lease.token,
+                    versions,
+                    ..proto::ReleaseRequest::default()
+                };
+                self.ask("Release", &release).await;
+                format!("held keys {keys:?}")
+            }
+            _ => format!("holds keys {keys:?}"),
+        }
+    }
+
+    /// A call of some master by hand.
+    async fn ask(&self, method: &'static str, request: &impl Message) -> Option<Bytes> {
+        let net = Arc::clone(&self.load.net);
         let master = master_address(self.dice.index(self.plan.masters()));
         let request = request.encode_to_vec().into();
-        let call = Arc::clone(net).call(self.who, Life::default(), master, "Lookup", request);
-        match timeout(TIMEOUT, call).await {
-            Ok(Ok(_)) => format!("holds keys {keys:?}"),
-            _ => format!("does not hold keys {keys:?}"),
-        }
+        let call = net.call(self.who, Life::default(), master, method, request);
+        timeout(ASKING, call).await.ok()?.ok()
     }
 
     /// Looks at what a get has brought.

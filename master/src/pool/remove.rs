@@ -489,6 +489,9 @@ impl Pool {
         self.metrics.corrupt_replica();
         tracing::error!(%key, %version, %extent, "checksum mismatch on re-verification, replica dropped");
         let _until_submitted = self.evicting.read();
+        // Another replica may keep the block: whoever reads at this one must not renew a lease for it.
+        let moved = &self.quarantine.moved;
+        let leaving = moved.leaves(version, self.latest_token());
         let dropped = match self.has_replica_at(namespace, &key, version, place) {
             true => self
                 .directory
@@ -496,6 +499,10 @@ impl Pool {
             // It has left, and the block has perhaps another replica on the segment.
             false => None,
         };
+        match &dropped {
+            Some(dropped) => moved.left(leaving, dropped.lease_until),
+            None => moved.stays(leaving),
+        }
         // The replica leaves the directory before it leaves the hidden replicas, so no reader is
         // sent to it in between.
         self.hidden.write().remove(&place);

@@ -13,6 +13,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_standby_shuts_a_range_whose_block_its_snapshot_lacked",
     },
     Mechanism {
+        invariant: 3,
+        what: "a lease for a damaged replica that has left is not renewed",
+        file: "master/src/pool/remove.rs",
+        on: "Some(dropped) => moved.left(leaving, dropped.lease_until),",
+        off: "Some(_) => moved.stays(leaving),",
+        package: "kvpool-master",
+        test: "a_lease_of_a_place_ends_when_the_replica_is_found_damaged",
+    },
+    Mechanism {
         invariant: 8,
         what: "a load finds the parents that only the log has",
         file: "master/src/standby/loading.rs",

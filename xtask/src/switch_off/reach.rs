@@ -9,6 +9,7 @@ const IDENTITY: &str = "no certificates and no tokens are simulated";
 const HAND_OFF: &str = "the hand-off has a simulation of its own, in handoff/tests";
 const STORES: &str = "the metadata store is replaced";
 const COST: &str = "it saves work or time: without it nothing becomes wrong";
+const SIZE: &str = "no history is that large or that long";
 
 /// By the beginning of the mechanism's file.
 const BY_FILE: &[(&str, &str)] = &[
@@ -80,6 +81,21 @@ const BY_TEST: &[(&str, &str)] = &[
     (
         "the_puts_of_a_client_end_with_its_last_connection_and_no_others",
         SOCKETS,
+    ),
+    (
+        "a_batch_goes_on_when_any_other_writer_of_its_keys_ends",
+        COST,
+    ),
+    ("blocks_get_copies_beside_blocks_that_cannot_leave", COST),
+    ("a_chain_that_is_longer_than_memory_is_copied_whole", COST),
+    ("a_block_comes_back_to_memory_that_is_full", COST),
+    (
+        "a_batch_over_the_clients_cap_on_a_node_is_written_in_turns_under_the_same_grants",
+        SIZE,
+    ),
+    (
+        "a_standby_takes_no_more_memory_however_long_it_follows",
+        SIZE,
     ),
     (
         "a_block_whose_replicas_change_is_counted_all_the_while",
