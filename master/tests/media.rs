@@ -627,11 +627,16 @@ async fn a_question_for_presence_begins_the_loads() {
     assert_eq!(disk.loads.load(Ordering::SeqCst), 0, "no lease, no load");
     let asked = pool.exist(SPACE, &keys[..], true).answer;
     assert_eq!(asked.iter().filter(|is_held| **is_held).count(), on_media);
+    assert!(on_media > 4);
+    // A load that finds no room at this moment ends, and the next question begins it again.
     let in_memory = || {
         let found = pool.lookup(SPACE, &keys[..], false).answer;
-        found.iter().flatten().count()
+        let found = found.iter().flatten().count();
+        if found < on_media {
+            pool.exist(SPACE, &keys[..], true);
+        }
+        found
     };
-    assert!(on_media > 4);
     until("in memory", || in_memory() == on_media).await;
 }
 

@@ -1,5 +1,7 @@
 //! One history: the processes of a plan, its faults, and the checks.
 
+mod faults;
+
 use crate::chains::Chains;
 use crate::checks;
 use crate::clock::MachineClock;
@@ -32,14 +34,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 /// How often the rules of the whole pool are checked.
 const CHECK: Duration = Duration::from_millis(40);
-/// How long a node that is drained waits for its blocks to be moved.
-const DRAINING: Duration = Duration::from_secs(4);
 /// A history takes a tenth of a second. One that takes so much longer waits for a lock that it has.
 const MOST_REAL_TIME: Duration = Duration::from_secs(120);
 /// The rule that such a history breaks.
 pub(crate) const HANGS: &str = "the history does not end: a thread waits for itself";
-/// How long a node that leaves takes to say goodbye.
-const GOODBYE: Duration = Duration::from_millis(300);
 
 /// What a history came to.
 #[derive(Clone, Debug, Default)]
@@ -399,193 +397,6 @@ impl World {
                 futures::future::join_all(tasks).await;
             };
             life.run(work).await
-        });
-    }
-
-    fn inflict(self: &Arc<Self>, fault: Fault) {
-        let ms = Duration::from_millis;
-        match fault {
-            Fault::Crash(process, down) => self.crash(process, ms(down)),
-            Fault::PowerCut(number, down) => {
-                self.crash(Process::Node(number), ms(down));
-                if let Some(ssd) = self.ssds.get(number) {
-                    ssd.cut_power();
-                }
-            }
-            Fault::RolledBack(number, down) => {
-                self.crash(Process::Node(number), ms(down));
-                if let Some(ssd) = self.ssds.get(number) {
-                    ssd.roll_back();
-                }
-            }
-            Fault::Cloned(from, to, down) => {
-                let disks = self.ssds.get(from).zip(self.ssds.get(to));
-                if let Some((source, copy)) = disks.filter(|_| from != to) {
-                    self.crash(Process::Node(to), ms(down));
-                    copy.become_copy_of(source);
-                }
-            }
-            Fault::Disk(number, fault, wait) => {
-                if let Some(ssd) = self.ssds.get(number) {
-                    ssd.inflict(fault, ms(wait));
-                }
-            }
-            Fault::Leave(number, down) => {
-                self.losses.fetch_add(1, Ordering::AcqRel);
-                if let Some(port) = self.net.node(number) {
-                    spawn_local(Arc::clone(self).leave(port, number, ms(down)));
-                }
-            }
-            Fault::Drain(number, down) => {
-                if let Some(port) = self.net.node(number) {
-                    spawn_local(Arc::clone(self).drain(port, number, ms(down)));
-                }
-            }
-            Fault::Retire(number, down) => {
-                let master = self.masters.lock().get(&number).cloned();
-                if let Some(master) = master {
-                    spawn_local(Arc::clone(self).retire(master, ms(down)));
-                }
-            }
-            Fault::Stop(process, wait) => {
-                self.net.stop(process, ms(wait));
-                if let Process::Master(master) = process {
-                    self.disk.stall(master, ms(wait));
-                }
-            }
-            Fault::Cut(from, to, wait) => self.net.cut(from, to, ms(wait)),
-            Fault::StoreStalls(master, wait) => self.disk.stall(master, ms(wait)),
-            Fault::StoreUnknown(master, wait) => self.disk.forget_outcomes(master, ms(wait)),
-            Fault::StoreFull(wait) => self.disk.fill(ms(wait)),
-            Fault::LittleMemory(number, percent, down) => {
-                self.memory.lock().insert(number, percent);
-                self.crash(Process::Node(number), ms(down));
-            }
-            Fault::Intruder(node) => {
-                spawn_local(Arc::clone(self).intrude(node));
-            }
-            Fault::Quota(tenant, hard) => {
-                spawn_local(Arc::clone(self).change_quota(tenant, hard));
-            }
-            Fault::Delete(tenant, away) => {
-                spawn_local(Arc::clone(self).delete_tenant(tenant, ms(away)));
-            }
-            Fault::ClockJumps(master, by) => {
-                if let Some(clock) = self.clocks.get(master) {
-                    clock.jump(by);
-                }
-            }
-        }
-    }
-
-    /// A life of a master steps down and ends.
-    async fn retire(self: Arc<Self>, master: Arc<Master>, down: Duration) {
-        master.retire();
-        sleep(GOODBYE).await;
-        if !master.life.is_over() {
-            self.crash(Process::Master(master.number), down);
-        }
-    }
-
-    /// A life of a node says goodbye and ends.
-    async fn leave(self: Arc<Self>, port: NodePort, number: usize, down: Duration) {
-        port.node.leave();
-        sleep(GOODBYE).await;
-        if !port.life.is_over() {
-            port.node.detach();
-            self.crash(Process::Node(number), down);
-        }
-    }
-
-    /// As a node at SIGTERM: it leaves once the master says that no block waits to be moved, or after a while.
-    async fn drain(self: Arc<Self>, port: NodePort, number: usize, down: Duration) {
-        let losses = self.losses.load(Ordering::Acquire);
-        port.node.drain();
-        let until = Instant::now() + DRAINING;
-        let saved = loop {
-            match port.node.saved() {
-                None if Instant::now() < until && !port.life.is_over() => sleep(CHECK).await,
-                saved => break saved,
-            }
-        };
-        if port.life.is_over() {
-            return;
-        }
-        let left = saved.map_or("an unknown number of".to_owned(), |left| left.to_string());
-        let said = format_args!("leaves, {left} blocks have no other replica").to_string();
-        self.trace.note(Process::Node(number), said);
-        if saved != Some(0) {
-            self.left_early.store(true, Ordering::Release);
-            self.losses.fetch_add(1, Ordering::AcqRel);
-        } else if losses == self.losses.load(Ordering::Acquire)
-            && let Err(wrong) = checks::nothing_left_on(&self, port.node.incarnation())
-        {
-            self.load.violate(wrong);
-        }
-        if self.plan.has_disks() {
-            // Its blocks leave memory, and wait on its disk.
-            self.losses.fetch_add(1, Ordering::AcqRel);
-        }
-        self.leave(port, number, down).await;
-    }
-
-    fn crash(self: &Arc<Self>, process: Process, down: Duration) {
-        match process {
-            Process::Master(number) => {
-                let Some(master) = self.masters.lock().remove(&number) else {
-                    return;
-                };
-                master.kill();
-                if self.plan.electing == 0 {
-                    self.disk.lose_unflushed();
-                }
-            }
-            Process::Node(number) => {
-                let Some(life) = self.nodes.lock().remove(&number) else {
-                    return;
-                };
-                life.end();
-                self.net.close(process);
-                self.losses.fetch_add(1, Ordering::AcqRel);
-            }
-            Process::Client(number) => {
-                let Some(life) = self.clients.lock().remove(&number) else {
-                    return;
-                };
-                life.end();
-                if let Some(promises) = &self.net.promises {
-                    promises.forget(process);
-                }
-            }
-        }
-        let world = Arc::clone(self);
-        spawn_local(async move {
-            let until = Instant::now() + down;
-            while Instant::now() < until && !world.has_healed.load(Ordering::Acquire) {
-                sleep(CHECK).await;
-            }
-            world
-                .trace
-                .note("----", format_args!("{process} starts again"));
-            // A node whose disk fails does not start, and is tried again.
-            let is_failing =
-                |number: usize| world.ssds.get(number).is_some_and(|ssd| ssd.is_failing());
-            let started = match process {
-                Process::Master(number) => world.start_master(number),
-                Process::Node(number) => loop {
-                    match world.start_node(number) {
-                        Err(_) if is_failing(number) => sleep(CHECK).await,
-                        started => break started,
-                    }
-                },
-                Process::Client(number) => {
-                    world.start_client(number);
-                    Ok(())
-                }
-            };
-            if let Err(error) = started {
-                world.load.violate(error);
-            }
         });
     }
 }
