@@ -398,13 +398,14 @@ impl Shared {
     }
 
     fn run(self: Arc<Self>, duty: Duty, flushes: bool) {
-        let mut tended = tokio::time::Instant::now();
-        while let Some(job) = self.next(duty, flushes.then(|| (tended + TEND).into_std())) {
+        let now = tokio::time::Instant::now;
+        let mut due = now() + TEND;
+        while let Some(job) = self.next(duty, flushes.then(|| due.into_std())) {
             if let Some(job) = job {
                 self.serve(job);
             }
-            if flushes && tended.elapsed() >= TEND {
-                tended = tokio::time::Instant::now();
+            if flushes && now() >= due {
+                due = now() + TEND;
                 self.tend();
             }
         }

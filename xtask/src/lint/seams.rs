@@ -77,6 +77,7 @@ fn find(files: &Files) -> Vec<Finding> {
         let is_simulated_now = !has_machines_instant || text.contains("tokio::time::Instant::now");
         if text.contains("std::time::Instant::now")
             || text.contains("Instant::now") && !is_simulated_now
+            || text.contains(".elapsed()") && has_machines_instant
         {
             findings.push(line.finding(
                 "a monotonic time of the machine: use tokio::time::Instant or kvpool_seams::end_of_wait",
@@ -117,6 +118,8 @@ mod tests {
                     let now = Instant::now();\nlet now = tokio::time::Instant::now();\n\
                     #[cfg(test)]\nmod tests {\n    rand::random();\n}\n";
         assert_eq!(found("master/src/pool.rs", text), [3, 4]);
+        let passed = "use std::time::Instant;\nlet took = begun.elapsed();\n";
+        assert_eq!(found("master/src/pool.rs", passed), [2]);
         let virtual_time = "use tokio::time::Instant;\nlet now = Instant::now();\n";
         assert!(found("master/src/pool.rs", virtual_time).is_empty());
         assert!(found("master/src/service/framed/stream.rs", text).is_empty());
