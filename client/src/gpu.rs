@@ -18,7 +18,7 @@ use crate::clock::Deadline;
 use crate::errors::{GetError, PutError};
 use futures::StreamExt;
 use futures::stream;
-use kvpool_transport::gpu::{self, CopyEngine, Device, DeviceRange, GpuError};
+use kvpool_transport::gpu::{self, CopyEngine, Device, DeviceCopy, DeviceRange, GpuError};
 use kvpool_types::{Code, Length, Offset};
 use std::sync::Arc;
 
@@ -60,6 +60,11 @@ impl GpuBuffer {
 }
 
 impl GpuSlice {
+    /// The ordinal of its GPU.
+    pub const fn device(&self) -> u32 {
+        self.buffer.device.0
+    }
+
     /// The slice's length in bytes.
     pub const fn length(&self) -> Length {
         self.range.length
@@ -94,8 +99,8 @@ impl Client {
         })
     }
 
-    /// [`Client::batch_put`] from GPU memory. Kernels that write the buffers must have ended: the copies
-    /// are not ordered with the caller's streams.
+    /// [`Client::batch_put`] from GPU memory. The copies begin after the work that is queued on the device's
+    /// default stream. Kernels of other streams that use the buffers must have ended.
     ///
     /// # Errors
     ///
@@ -125,8 +130,9 @@ impl Client {
         in_turn(puts).await
     }
 
-    /// [`Client::batch_get`] into GPU memory: every byte that arrives there has been verified. Kernels
-    /// that are started after the return see them.
+    /// [`Client::batch_get`] into GPU memory: every byte that arrives there has been verified. The copies
+    /// begin after the work that is queued on the device's default stream. Kernels of other streams that use
+    /// the buffers must have ended. Kernels that are started after the return see the bytes.
     ///
     /// # Errors
     ///
@@ -178,20 +184,19 @@ impl Client {
         let mut host = Vec::with_capacity(group.blocks.len());
         let mut copies = Vec::with_capacity(group.blocks.len());
         for (block, from) in group.blocks.into_iter().zip(group.offsets) {
-            let (ranges, length) = ranges(&block.buffers);
+            let (pieces, length) = pieces(&block.buffers);
             let part = staged.part(from, length)?;
-            copies.push((ranges, part.clone()));
+            copies.push(DeviceCopy {
+                pieces,
+                host: part.clone(),
+            });
             host.push(PutBlock {
                 key: block.key,
                 parent: block.parent,
                 buffers: vec![part],
             });
         }
-        let copy = move |engine: &dyn CopyEngine, device| {
-            copies
-                .iter()
-                .try_for_each(|(ranges, part)| engine.copy_out(device, ranges, part))
-        };
+        let copy = move |engine: &dyn CopyEngine, device| engine.copy_out(device, &copies);
         staged.copy(copy, deadline).await?;
         let options = PutOptions {
             timeout: Some(deadline.left()),
@@ -221,9 +226,9 @@ impl Client {
         let mut host = Vec::with_capacity(group.blocks.len());
         let mut targets = Vec::with_capacity(group.blocks.len());
         for (block, from) in group.blocks.into_iter().zip(group.offsets) {
-            let (ranges, length) = ranges(&block.buffers);
+            let (pieces, length) = pieces(&block.buffers);
             let part = staged.part(from, length)?;
-            targets.push((ranges, part.clone()));
+            targets.push((pieces, part.clone()));
             host.push(GetBlock {
                 key: block.key,
                 buffers: vec![part],
@@ -237,17 +242,15 @@ impl Client {
         let hits = outcomes
             .iter()
             .zip(targets)
-            .filter_map(|(outcome, (ranges, part))| {
+            .filter_map(|(outcome, (pieces, part))| {
                 let Ok(GetOutcome::Hit { length, .. }) = outcome else {
                     return None;
                 };
-                Some((ranges, part.slice(Offset(0), *length)?))
+                let host = part.slice(Offset(0), *length)?;
+                Some(DeviceCopy { pieces, host })
             });
-        let hits: Vec<_> = hits.collect();
-        let copy = move |engine: &dyn CopyEngine, device| {
-            hits.iter()
-                .try_for_each(|(ranges, bytes)| engine.copy_in(device, bytes, ranges))
-        };
+        let hits: Vec<DeviceCopy> = hits.collect();
+        let copy = move |engine: &dyn CopyEngine, device| engine.copy_in(device, &hits);
         if let Err(NotStaged { code, message }) = staged.copy(copy, deadline).await {
             for outcome in &mut outcomes {
                 if matches!(outcome, Ok(GetOutcome::Hit { .. })) {
@@ -357,11 +360,11 @@ fn groups<T>(blocks: Vec<T>, buffers: impl Fn(&T) -> &Vec<GpuSlice>) -> Vec<Grou
     groups
 }
 
-/// The ranges of a block and their total length.
-fn ranges(slices: &[GpuSlice]) -> (Vec<DeviceRange>, Length) {
+/// The pieces of a block and their total length.
+fn pieces(slices: &[GpuSlice]) -> (Vec<DeviceRange>, Length) {
     let length = slices.iter().map(|slice| slice.length().0).sum();
-    let ranges = slices.iter().map(|slice| slice.range);
-    (ranges.collect(), Length(length))
+    let pieces = slices.iter().map(|slice| slice.range);
+    (pieces.collect(), Length(length))
 }
 
 async fn in_turn<T, F: Future<Output = Vec<T>>>(groups: impl Iterator<Item = F>) -> Vec<T> {

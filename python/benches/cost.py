@@ -14,53 +14,21 @@ import argparse
 import contextlib
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import kvpool
 import numpy as np
+from processes import pool_of_processes
 
 MIB = 1 << 20
 BLOCKS, KEYS = 32, 1024
 WARM_UP = 20
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextlib.contextmanager
-def pool_of_processes() -> Iterator[str]:
-    """A kvmaster and a kvstore-node; the master's URL."""
-    with tempfile.TemporaryDirectory() as dir, contextlib.ExitStack() as stack:
-        url = f"http://127.0.0.1:{free_port()}"
-        master = ["kvmaster", f"--listen={url[7:]}", f"--data-dir={dir}/master"]
-        node = ["kvstore-node", f"--master={url}", f"--listen=127.0.0.1:{free_port()}"]
-        node += ["--name=cost", "--segment=256MiB", f"--shm-path={dir}/node.sock"]
-        for command in (master, node):
-            http = free_port()
-            log = stack.enter_context(open(f"{dir}/{command[0]}.log", "wb"))
-            command.append(f"--http-listen=127.0.0.1:{http}")
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            ready = f"http://127.0.0.1:{http}/readyz"
-            for _ in range(200):
-                with contextlib.suppress(OSError), urllib.request.urlopen(ready, timeout=1):
-                    break
-                time.sleep(0.05)
-        yield url
 
 
 class Rust:

@@ -86,6 +86,16 @@ impl Memory {
         gpus.is_some_and(|gpus| gpus.device_of(range).is_ok())
     }
 
+    /// Whether the range begins or ends in a GPU's memory. The processor must not touch such a range.
+    fn touches_device(&self, address: usize, length: u64) -> bool {
+        let ends = [
+            Some(address),
+            address.checked_add(Length(length.saturating_sub(1)).as_usize()),
+        ];
+        let mut ends = ends.into_iter().flatten();
+        ends.any(|end| self.is_on_device(end, 1))
+    }
+
     /// Registers a range; `with_ports` registers it with the RDMA ports. A range that begins where another
     /// one does takes its place.
     ///
@@ -105,9 +115,10 @@ impl Memory {
             Registered::Device
         } else {
             let loan = Loan::new();
+            let is_host = length > 0 && !self.touches_device(address, length);
             // SAFETY: the caller promises it for at least as long as `loan` is out.
             let memory = unsafe { loan.lend(address, length) }
-                .filter(|_| length > 0)
+                .filter(|_| is_host)
                 .ok_or(RegisterError::NoMemory { address, length })?;
             Registered::Host {
                 with_ports: with_ports(&memory)?,
@@ -152,7 +163,7 @@ impl Memory {
         if let Some(part) = self.part(address, length) {
             return Some(loan.lend_part(part));
         }
-        if self.is_on_device(address, length) {
+        if self.touches_device(address, length) {
             return None;
         }
         // SAFETY: the caller's promise is this function's own.

@@ -61,7 +61,11 @@ use std::time::Duration;
 /// - an `(address, length)` pair of ints, whose memory the caller keeps alive.
 ///
 /// No transfer touches a buffer after its call has returned. Bytes move without a further copy, except that
-/// a GPU's bytes pass through pinned host memory. Work that writes GPU memory must end before the call.
+/// a GPU's bytes pass through pinned host memory.
+///
+/// Streams: a call waits for the work that torch's current stream, or the stream that an array names, has
+/// queued. The copies begin after the work of the default stream. An `(address, length)` pair names no stream:
+/// work on it in other streams must have ended. Work that is queued after the call sees the bytes.
 ///
 /// Batches: one result for each key, in order. A failed key has an Error in its place; the other keys are
 /// not affected. A wrong type raises TypeError before anything is done. A key named twice is served twice.

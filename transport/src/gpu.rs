@@ -15,8 +15,9 @@
 
 mod absent;
 mod cuda;
+mod rows;
 
-pub use cuda::{in_use, open};
+pub use cuda::{in_use, open, wait_for_stream};
 
 use crate::memory::{Region, Slice};
 use kvpool_types::{Length, Offset};
@@ -33,6 +34,15 @@ pub struct DeviceRange {
     pub address: u64,
     /// The length in bytes.
     pub length: Length,
+}
+
+/// The bytes of one block in two places: pieces of device memory, in order, and host memory.
+#[derive(Clone, Debug)]
+pub struct DeviceCopy {
+    /// The pieces, in the order of the bytes.
+    pub pieces: Vec<DeviceRange>,
+    /// The host memory.
+    pub host: Slice,
 }
 
 /// The ordinal of a GPU of this host.
@@ -75,22 +85,27 @@ pub trait CopyEngine: fmt::Debug + Send + Sync {
     /// [`GpuError::Driver`] when the driver has too little memory.
     fn pinned(&self, device: Device, length: Length) -> Result<Region, GpuError>;
 
-    /// Copies ranges of device memory, in order, to host memory that is at least as long. Blocks
-    /// until the bytes are there. The copy is not ordered with the caller's own streams: kernels
-    /// that write the ranges must have ended.
+    /// Copies the pieces of each block to its host memory, which is at least as long. Blocks until the bytes
+    /// are there.
+    ///
+    /// The copies begin after the work that was queued on the device's default stream. Kernels that write the
+    /// pieces on other streams must have ended: see [`wait_for_stream`].
     ///
     /// # Errors
     ///
     /// [`GpuError::Driver`], after which some of the bytes may have been copied.
-    fn copy_out(&self, device: Device, from: &[DeviceRange], to: &Slice) -> Result<(), GpuError>;
+    fn copy_out(&self, device: Device, copies: &[DeviceCopy]) -> Result<(), GpuError>;
 
-    /// Copies host memory to ranges of device memory, in order, that are at least as long in all.
-    /// Blocks until the bytes are there. Kernels that start afterwards see them.
+    /// Copies the host memory of each block to its pieces, which are at least as long in all. Blocks until the
+    /// bytes are there. Kernels that start afterwards see them.
+    ///
+    /// The copies begin after the work that was queued on the device's default stream, as in
+    /// [`CopyEngine::copy_out`].
     ///
     /// # Errors
     ///
     /// [`GpuError::Driver`], after which some of the bytes may have been copied.
-    fn copy_in(&self, device: Device, from: &Slice, to: &[DeviceRange]) -> Result<(), GpuError>;
+    fn copy_in(&self, device: Device, copies: &[DeviceCopy]) -> Result<(), GpuError>;
 }
 
 impl DeviceRange {

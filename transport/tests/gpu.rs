@@ -5,7 +5,8 @@
 #![allow(unsafe_code, reason = "the CUDA driver is a C library")]
 
 use cudarc::driver::{result, sys};
-use kvpool_transport::gpu::{self, CopyEngine, Device, DeviceRange, GpuError};
+use kvpool_transport::Slice;
+use kvpool_transport::gpu::{self, CopyEngine, Device, DeviceCopy, DeviceRange, GpuError};
 use kvpool_types::{Length, Offset};
 use std::sync::Arc;
 
@@ -53,6 +54,13 @@ fn engine(test: &str) -> Option<Arc<dyn CopyEngine>> {
     }
 }
 
+fn copy(pieces: &[DeviceRange], host: &Slice) -> [DeviceCopy; 1] {
+    [DeviceCopy {
+        pieces: pieces.to_vec(),
+        host: host.clone(),
+    }]
+}
+
 fn pattern(seed: usize, length: usize) -> Vec<u8> {
     let bytes = (0..length).map(|at| (at * 13 + seed * 101 + at / 4093) % 256);
     bytes.map(|byte| u8::try_from(byte).unwrap()).collect()
@@ -88,19 +96,138 @@ fn bytes_round_trip_through_device_memory() {
                 let base = (thread * 16 * MIB) as u64;
                 for round in 0..20 {
                     let bytes = pattern(thread * 100 + round, 5 * MIB + 17);
-                    let ranges = [
+                    let pieces = [
                         memory.range(base + 3, MIB),
                         memory.range(base + 9 * MIB as u64, 4 * MIB + 17),
                     ];
                     host.write_at(Offset(0), &bytes);
                     let given = host.slice(Offset(0), Length(bytes.len() as u64)).unwrap();
-                    engine.copy_in(device, &given, &ranges).unwrap();
+                    let copy = copy(&pieces, &given);
+                    engine.copy_in(device, &copy).unwrap();
                     host.write_at(Offset(0), &vec![0; bytes.len()]);
-                    engine.copy_out(device, &ranges, &given).unwrap();
+                    engine.copy_out(device, &copy).unwrap();
                     assert!(given.to_vec() == bytes, "thread {thread}, round {round}");
                 }
             });
         }
+    });
+}
+
+#[test]
+fn the_layers_of_many_blocks_move_in_one_call() {
+    const LAYERS: u64 = 64;
+    const PIECE: usize = 16 << 10;
+    const BLOCKS: u64 = 32;
+    let Some(engine) = engine("the_layers_of_many_blocks_move_in_one_call") else {
+        return;
+    };
+    let layer = BLOCKS * PIECE as u64;
+    // Two allocations; half of the layers lie in each.
+    let halves = [(); 2].map(|()| Allocated::new((LAYERS / 2 * layer) as usize));
+    let block_bytes = LAYERS as usize * PIECE;
+    let host = engine
+        .pinned(Device(0), Length(BLOCKS * block_bytes as u64))
+        .unwrap()
+        .whole();
+    let copies: Vec<DeviceCopy> = (0..BLOCKS)
+        .map(|block| {
+            let piece = |at: u64| {
+                let half = &halves[(at / (LAYERS / 2)) as usize];
+                half.range(at % (LAYERS / 2) * layer + block * PIECE as u64, PIECE)
+            };
+            let from = Offset(block * block_bytes as u64);
+            DeviceCopy {
+                pieces: (0..LAYERS).map(piece).collect(),
+                host: host.slice(from, Length(block_bytes as u64)).unwrap(),
+            }
+        })
+        .collect();
+    let bytes = pattern(7, BLOCKS as usize * block_bytes);
+    host.write_at(Offset(0), &bytes);
+    engine.copy_in(Device(0), &copies).unwrap();
+    host.write_at(Offset(0), &vec![0; bytes.len()]);
+    engine.copy_out(Device(0), &copies).unwrap();
+    assert!(host.to_vec() == bytes, "a piece is at another place");
+    // One piece alone, read from where it must lie.
+    let place = halves[1].range(3 * layer + 5 * PIECE as u64, PIECE);
+    let one = host.slice(Offset(0), Length(PIECE as u64)).unwrap();
+    engine.copy_out(Device(0), &copy(&[place], &one)).unwrap();
+    let from = 5 * block_bytes + (LAYERS as usize / 2 + 3) * PIECE;
+    assert!(one.to_vec() == bytes[from..from + PIECE]);
+}
+
+#[test]
+fn a_copy_follows_the_work_of_the_default_stream() {
+    let Some(engine) = engine("a_copy_follows_the_work_of_the_default_stream") else {
+        return;
+    };
+    let memory = Allocated::new(4 << 30);
+    let host = engine
+        .pinned(Device(0), Length(MIB as u64))
+        .unwrap()
+        .whole();
+    for round in 1..20_u8 {
+        let last = memory.range((4 << 30) - MIB as u64, MIB);
+        for _ in 0..4 {
+            // The last bytes get their value at the end of milliseconds of work.
+            // SAFETY: the memory is this test's own, and is freed after the copy has waited for this.
+            unsafe { sys::cuMemsetD8Async(memory.0, round, 4 << 30, std::ptr::null_mut()) }
+                .result()
+                .unwrap();
+        }
+        engine.copy_out(Device(0), &copy(&[last], &host)).unwrap();
+        assert_eq!(host.to_vec(), vec![round; MIB], "round {round}");
+    }
+}
+
+#[test]
+fn copies_and_allocations_go_beside_the_capture_of_a_graph() {
+    let Some(engine) = engine("copies_and_allocations_go_beside_the_capture_of_a_graph") else {
+        return;
+    };
+    let memory = Allocated::new(2 * MIB);
+    let (begun, captures) = std::sync::mpsc::channel();
+    let (copied, ends) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let memory = &memory;
+        let capturing = scope.spawn(move || {
+            let device = result::device::get(0).unwrap();
+            // SAFETY: the device is the driver's own, and its context is never released.
+            let context = unsafe { result::primary_ctx::retain(device) }.unwrap();
+            // SAFETY: the context was retained just now.
+            unsafe { result::ctx::set_current(context) }.unwrap();
+            let stream = result::stream::create(result::stream::StreamKind::NonBlocking).unwrap();
+            // In this mode no thread may allocate or wait, unless it says that it takes care itself.
+            let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+            // SAFETY: the stream is this thread's own.
+            unsafe { sys::cuStreamBeginCapture_v2(stream, mode) }
+                .result()
+                .unwrap();
+            // SAFETY: the memory outlives the graph, which is never launched.
+            unsafe { sys::cuMemsetD8Async(memory.0, 1, MIB, stream) }
+                .result()
+                .unwrap();
+            begun.send(()).unwrap();
+            ends.recv().unwrap();
+            let mut graph = std::ptr::null_mut();
+            // SAFETY: the driver writes the graph to `graph`, which lives here.
+            unsafe { sys::cuStreamEndCapture(stream, &raw mut graph) }
+                .result()
+                .unwrap();
+            assert!(!graph.is_null());
+        });
+        captures.recv().unwrap();
+        let host = engine.pinned(Device(0), Length(MIB as u64)).unwrap();
+        let bytes = pattern(3, MIB);
+        host.whole().write_at(Offset(0), &bytes);
+        let copies = copy(&[memory.range(MIB as u64, MIB)], &host.whole());
+        engine.copy_in(Device(0), &copies).unwrap();
+        host.whole().write_at(Offset(0), &vec![0; MIB]);
+        engine.copy_out(Device(0), &copies).unwrap();
+        assert!(host.whole().to_vec() == bytes);
+        drop(host);
+        copied.send(()).unwrap();
+        capturing.join().unwrap();
     });
 }
 
@@ -150,9 +277,9 @@ fn a_copy_restores_the_threads_context() {
         }
         let host = engine.pinned(Device(0), Length(MIB as u64)).unwrap();
         assert_eq!(current(), mine);
-        let range = [memory.range(0, MIB)];
-        engine.copy_in(Device(0), &host.whole(), &range).unwrap();
-        engine.copy_out(Device(0), &range, &host.whole()).unwrap();
+        let copy = copy(&[memory.range(0, MIB)], &host.whole());
+        engine.copy_in(Device(0), &copy).unwrap();
+        engine.copy_out(Device(0), &copy).unwrap();
         drop(host);
         assert_eq!(current(), mine);
     }

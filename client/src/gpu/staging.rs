@@ -252,7 +252,7 @@ fn panicked(error: &tokio::task::JoinError) -> NotStaged {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvpool_transport::gpu::DeviceRange;
+    use kvpool_transport::gpu::{DeviceCopy, DeviceRange};
     use std::time::Duration;
 
     /// Host memory that stands for pinned memory; nothing is copied.
@@ -268,12 +268,12 @@ mod tests {
             Ok(Region::allocate(length))
         }
 
-        fn copy_out(&self, _: Device, from: &[DeviceRange], _: &Slice) -> Result<(), GpuError> {
-            Err(GpuError::NotDeviceMemory(from[0]))
+        fn copy_out(&self, _: Device, copies: &[DeviceCopy]) -> Result<(), GpuError> {
+            Err(GpuError::NotDeviceMemory(copies[0].pieces[0]))
         }
 
-        fn copy_in(&self, _: Device, _: &Slice, to: &[DeviceRange]) -> Result<(), GpuError> {
-            Err(GpuError::NotDeviceMemory(to[0]))
+        fn copy_in(&self, _: Device, copies: &[DeviceCopy]) -> Result<(), GpuError> {
+            Err(GpuError::NotDeviceMemory(copies[0].pieces[0]))
         }
     }
 

@@ -8,8 +8,8 @@ use crate::testing::{Mode, Pool, pool_with};
 use crate::{
     GetBlock, GetError, GetOptions, GetOutcome, GpuBuffer, PutBlock, PutOptions, PutOutcome,
 };
-use kvpool_transport::gpu::{CopyEngine, Device, DeviceRange, GpuError};
-use kvpool_transport::{Region, Slice};
+use kvpool_transport::Region;
+use kvpool_transport::gpu::{CopyEngine, Device, DeviceCopy, DeviceRange, GpuError};
 use kvpool_types::{Code, Length, Offset};
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -80,25 +80,29 @@ impl CopyEngine for Emulated {
         Ok(Region::allocate(length))
     }
 
-    fn copy_out(&self, _: Device, from: &[DeviceRange], to: &Slice) -> Result<(), GpuError> {
+    fn copy_out(&self, _: Device, copies: &[DeviceCopy]) -> Result<(), GpuError> {
         self.check()?;
-        let mut at = 0;
-        for range in from {
-            let start = range.address - BASE;
-            to.write_at(Offset(at), &self.bytes(start..start + range.length.0));
-            at += range.length.0;
+        for DeviceCopy { pieces, host } in copies {
+            let mut at = 0;
+            for piece in pieces {
+                let start = piece.address - BASE;
+                host.write_at(Offset(at), &self.bytes(start..start + piece.length.0));
+                at += piece.length.0;
+            }
         }
         Ok(())
     }
 
-    fn copy_in(&self, _: Device, from: &Slice, to: &[DeviceRange]) -> Result<(), GpuError> {
+    fn copy_in(&self, _: Device, copies: &[DeviceCopy]) -> Result<(), GpuError> {
         self.check()?;
-        let bytes = from.to_vec();
-        let mut rest = bytes.as_slice();
-        for range in to {
-            let (part, after) = rest.split_at(range.length.as_usize().min(rest.len()));
-            self.fill(range.address - BASE, part);
-            rest = after;
+        for DeviceCopy { pieces, host } in copies {
+            let bytes = host.to_vec();
+            let mut rest = bytes.as_slice();
+            for piece in pieces {
+                let (part, after) = rest.split_at(piece.length.as_usize().min(rest.len()));
+                self.fill(piece.address - BASE, part);
+                rest = after;
+            }
         }
         Ok(())
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 from mooncake import _codes
@@ -35,19 +34,26 @@ class CudaTensorMethods(TensorMethods):
             if not fits:
                 log.error("%s: the tensor to read into is not contiguous", key)
             headers.append(header_of(tensor) if fits else b"")
-        found = [ctypes.create_string_buffer(max(len(header), 1)) for header in headers]
+        # A block's pieces are all on one device, so the header is read into the memory of the tensor's device.
+        found = [
+            torch.empty(max(len(header), 1), dtype=torch.uint8, device=tensor.device)
+            for header, tensor in zip(headers, tensors_list)
+        ]
         lengths = [tensor.numel() * tensor.element_size() for tensor in tensors_list]
         # An address of 0 is refused, so a tensor that is not contiguous is left as it is.
         places = [
-            [ctypes.addressof(place) if header else 0, tensor.data_ptr()][: 2 if length else 1]
+            [place.data_ptr() if header else 0, tensor.data_ptr()][: 2 if length else 1]
             for place, header, tensor, length in zip(found, headers, tensors_list, lengths)
         ]
         sizes = [[len(header), length][: len(place)] for header, length, place in zip(headers, lengths, places)]
+        # Addresses follow the default stream alone.
+        for device in {tensor.device for tensor in tensors_list if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
         answers = self._native.get_into_many(keys, places, sizes)
         for at, (header, length) in enumerate(zip(headers, lengths)):
             if answers[at] < 0:
                 continue
-            if found[at].raw != header or answers[at] != len(header) + length:
+            if bytes(found[at].tolist()) != header or answers[at] != len(header) + length:
                 log.error("%s: the stored tensor has another dtype or shape", keys[at])
                 answers[at] = _codes.PARAMETERS
             else:

@@ -12,11 +12,13 @@ use crate::loan::Loan;
 use crate::places::Placed;
 use crate::pool::open::Open;
 use kvpool_client::{GpuSlice, Slice};
+use kvpool_transport::gpu;
 use kvpool_types::{Code, Length};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView, PyString, PyTuple};
+use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -37,6 +39,10 @@ pub(crate) struct Buffers<'a, 'py> {
     loan: Loan,
     taken: Vec<Taken>,
     objects: Vec<Bound<'py, PyAny>>,
+    /// The streams whose work on the memory must have ended.
+    streams: BTreeSet<u64>,
+    /// The GPUs with memory on which torch may have queued work.
+    of_torch: BTreeSet<u32>,
 }
 
 /// Memory by its place.
@@ -46,6 +52,18 @@ pub(crate) struct Range {
     pub(crate) length: u64,
     /// Whether who names it says that it is a GPU's. An address alone says nothing.
     pub(crate) is_device: bool,
+    pub(crate) stream: Stream,
+}
+
+/// The stream on which the owner of a GPU's memory works with it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stream {
+    /// The default stream, which copies follow anyway.
+    Default,
+    /// The stream on which torch queues work at present.
+    OfTorch,
+    /// The stream with this handle of CUDA's.
+    Named(u64),
 }
 
 /// The memory of one block.
@@ -98,6 +116,7 @@ impl Taken {
             address: self.0.buf.expose_provenance(),
             length: u64::try_from(self.0.len).unwrap_or_default(),
             is_device: false,
+            stream: Stream::Default,
         }
     }
 }
@@ -128,6 +147,11 @@ pub(crate) fn name(
     }
     // SAFETY: the object is alive.
     if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
+        // CuPy's arrays have the buffer protocol too, and refuse it.
+        if let Some(range) = cuda_array_of(object, usage)? {
+            let named = range.map(|range| Named { range, taken: None });
+            return Ok(Some(named));
+        }
         if holds_objects(object)? {
             return Ok(Some(Err(Fault::invalid(
                 "an array of Python objects cannot be a block: object addresses are valid only in this process",
@@ -187,6 +211,7 @@ fn pair_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>> 
             address,
             length,
             is_device: false,
+            stream: Stream::Default,
         })
     };
     Ok(Some(range().ok_or_else(|| {
@@ -231,7 +256,23 @@ fn tensor_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>
         address,
         length,
         is_device,
+        stream: Stream::OfTorch,
     })))
+}
+
+/// The handles of the streams on which torch queues work at present, on these GPUs.
+fn streams_of_torch(py: Python<'_>, gpus: &BTreeSet<u32>) -> PyResult<Vec<u64>> {
+    let modules = py.import("sys")?.getattr("modules")?;
+    let torch = modules.call_method1("get", ("torch",))?;
+    if gpus.is_empty() || torch.is_none() {
+        return Ok(Vec::new());
+    }
+    let cuda = torch.getattr("cuda")?;
+    let current = |gpu: &u32| {
+        let stream = cuda.call_method1("current_stream", (*gpu,))?;
+        stream.getattr("cuda_stream")?.extract()
+    };
+    gpus.iter().map(current).collect()
 }
 
 /// The memory of an array on a GPU, as CuPy, Numba and others show theirs.
@@ -250,6 +291,11 @@ fn cuda_array_of(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Resul
         return Ok(Some(Err(Fault::invalid(message))));
     };
     let strides = shown.call_method1("get", ("strides",))?;
+    // None says that nothing is to be waited for.
+    let stream = shown.call_method1("get", ("stream",))?;
+    let stream = stream
+        .extract::<Option<u64>>()?
+        .map_or(Stream::Default, Stream::Named);
     let mut length = item;
     let mut is_contiguous = true;
     let strides: Vec<i64> = match strides.is_none() {
@@ -271,6 +317,7 @@ fn cuda_array_of(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Resul
             address,
             length,
             is_device: true,
+            stream,
         })
     }))
 }
@@ -286,6 +333,8 @@ impl<'a, 'py> Buffers<'a, 'py> {
             loan: Loan::new(),
             taken: Vec::new(),
             objects: Vec::new(),
+            streams: BTreeSet::new(),
+            of_torch: BTreeSet::new(),
         }
     }
 
@@ -330,7 +379,17 @@ impl<'a, 'py> Buffers<'a, 'py> {
         let memory = &self.open.memory;
         if range.is_device || (taken.is_none() && memory.is_on_device(address, length)) {
             self.objects.push(object.clone());
-            return Ok(Piece::Device(device_slice(self.open, range)?));
+            let slice = device_slice(self.open, range)?;
+            match range.stream {
+                Stream::Default => {}
+                Stream::OfTorch => {
+                    self.of_torch.insert(slice.device());
+                }
+                Stream::Named(stream) => {
+                    self.streams.insert(stream);
+                }
+            }
+            return Ok(Piece::Device(slice));
         }
         // SAFETY: a buffer that was taken stays for as long as `self` holds it, which is until the
         // loan is returned; a tensor's or a pair's memory is there by the caller's promise, and the
@@ -348,19 +407,26 @@ impl<'a, 'py> Buffers<'a, 'py> {
         Ok(Piece::Host(slice))
     }
 
-    /// Does the work of the call without the interpreter's lock, and waits until no transfer uses any
-    /// of the memory.
+    /// Does the work of the call without the interpreter's lock, once the work that the callers' streams have
+    /// queued has ended, and waits until no transfer uses any of the memory.
     pub(crate) fn run<T: Send>(self, work: impl FnOnce() -> T + Send) -> Result<T, Fault> {
         let Self {
             py,
             loan,
             taken,
             objects,
+            mut streams,
+            of_torch,
             ..
         } = self;
+        let of_torch = streams_of_torch(py, &of_torch);
+        let of_torch = of_torch
+            .map_err(|error| Fault::new(Code::Internal, format!("torch names no stream: {error}")));
+        streams.extend(of_torch?);
         let (done, returned) = py.detach(|| {
+            let waited = streams.into_iter().try_for_each(gpu::wait_for_stream);
             // Memory is waited for also when the work panics: its owner must not free it before.
-            let done = catch_unwind(AssertUnwindSafe(work));
+            let done = waited.map(|()| catch_unwind(AssertUnwindSafe(work)));
             (done, loan.returned())
         });
         if let Err(still_lent) = returned {
@@ -369,8 +435,12 @@ impl<'a, 'py> Buffers<'a, 'py> {
             return Err(Fault::new(Code::Internal, still_lent.to_string()));
         }
         match done {
-            Ok(done) => Ok(done),
-            Err(panic) => resume_unwind(panic),
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(panic)) => resume_unwind(panic),
+            Err(error) => Err(Fault::new(
+                Code::Internal,
+                format!("the work queued on a block's stream did not end: {error}"),
+            )),
         }
     }
 }

@@ -6,11 +6,12 @@
 #![allow(unsafe_code, reason = "the CUDA driver is a C library")]
 
 use super::absent::Absent;
-use super::{CopyEngine, Device, DeviceRange, GpuError};
-use crate::memory::{Region, Slice};
-use cudarc::driver::result::{self, DriverError, stream};
+use super::rows::{Rows, rows};
+use super::{CopyEngine, Device, DeviceCopy, DeviceRange, GpuError};
+use crate::memory::Region;
+use cudarc::driver::result::{self, DriverError, event, stream};
 use cudarc::driver::sys;
-use kvpool_types::{Length, Offset};
+use kvpool_types::Length;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -19,6 +20,9 @@ use std::sync::{Arc, OnceLock};
 
 /// A flag of `cuMemHostAlloc`: pinned for all contexts.
 const PORTABLE: u32 = 1;
+
+/// The handle of the default stream, in every context.
+const DEFAULT_STREAM: u64 = 1;
 
 /// Opens the GPUs of this host. The process looks for the driver once, and logs once that it is
 /// absent.
@@ -48,6 +52,29 @@ pub fn in_use() -> Option<Arc<dyn CopyEngine>> {
     open().ok()
 }
 
+/// Waits until the work has ended that is queued on a stream of this process. `stream` is CUDA's handle of
+/// it; 2 means the calling thread's own default stream.
+///
+/// It returns at once for the default stream (0 or 1), because copies begin after its work.
+///
+/// # Errors
+///
+/// [`GpuError::Unavailable`] without a driver, and [`GpuError::Driver`] for a stream that is captured into a
+/// graph or whose work failed.
+pub fn wait_for_stream(stream: u64) -> Result<(), GpuError> {
+    if stream <= DEFAULT_STREAM {
+        return Ok(());
+    }
+    open()?;
+    // SAFETY: the handle is the caller's own stream. The driver refuses what is none of its streams.
+    unsafe { stream::synchronize(handle(stream)) }.map_err(failed("cuStreamSynchronize"))
+}
+
+/// The driver's handle of a stream.
+fn handle(stream: u64) -> sys::CUstream {
+    std::ptr::with_exposed_provenance_mut(Length(stream).as_usize())
+}
+
 /// Whether the process has loaded the driver.
 fn is_loaded() -> bool {
     let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
@@ -71,18 +98,25 @@ struct Cuda {
 #[derive(Debug)]
 struct Gpu {
     context: sys::CUcontext,
-    /// Streams that no copy uses.
-    idle: Mutex<Vec<Stream>>,
+    /// Queues that no copy uses.
+    idle: Mutex<Vec<Queue>>,
 }
 
-/// Restores the calling thread's context when dropped. A context belongs to a thread, so this stays
-/// on its thread.
+/// Restores the calling thread's context and its capture mode when dropped. Both belong to a thread, so this
+/// stays on its thread.
 struct Entered {
-    before: sys::CUcontext,
+    context: sys::CUcontext,
+    /// `None` as long as the mode was not changed.
+    mode: Option<sys::CUstreamCaptureMode>,
 }
 
+/// Where the copies of one call run.
 #[derive(Debug)]
-struct Stream(sys::CUstream);
+struct Queue {
+    stream: sys::CUstream,
+    /// Marks the end of the work of the default stream that was queued before the call.
+    before: sys::CUevent,
+}
 
 /// Pinned host memory, freed with the last region over it.
 struct Pinned {
@@ -92,10 +126,10 @@ struct Pinned {
 
 // SAFETY: contexts, streams and pinned memory are handles that any thread may use.
 unsafe impl Send for Gpu {}
-// SAFETY: as above; a lock hands out the streams.
+// SAFETY: as above; a lock hands out the queues.
 unsafe impl Sync for Gpu {}
 // SAFETY: as for `Gpu`.
-unsafe impl Send for Stream {}
+unsafe impl Send for Queue {}
 // SAFETY: as for `Gpu`; `Pinned` is only freed.
 unsafe impl Send for Pinned {}
 // SAFETY: as for `Gpu`; nothing reads `Pinned`.
@@ -158,16 +192,27 @@ impl Cuda {
     fn copy(
         &self,
         device: Device,
-        enqueue: impl FnOnce(sys::CUstream) -> Result<(), GpuError>,
+        copies: &[DeviceCopy],
+        enqueue: impl Fn(&Rows, *mut c_void, sys::CUstream) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
         let gpu = self.gpu(device)?;
         let _entered = gpu.enter()?;
-        let stream = gpu.stream()?;
-        let enqueued = enqueue(stream.0);
+        let queue = gpu.queue()?;
+        let enqueued = queue.follow_default_stream().and_then(|()| {
+            for copy in copies {
+                for rows in rows(&copy.pieces, copy.host.length(), allocation_end) {
+                    let host = copy.host.slice(rows.from, rows.length());
+                    let host = host.ok_or_else(too_short)?;
+                    enqueue(&rows, host.as_ptr().cast(), queue.stream)?;
+                }
+            }
+            Ok(())
+        });
         // SAFETY: no other call uses the stream until it is returned below.
-        let ended = unsafe { stream::synchronize(stream.0) }.map_err(failed("cuStreamSynchronize"));
+        let ended =
+            unsafe { stream::synchronize(queue.stream) }.map_err(failed("cuStreamSynchronize"));
         if ended.is_ok() {
-            gpu.idle.lock().push(stream);
+            gpu.idle.lock().push(queue);
         }
         enqueued.and(ended)
     }
@@ -202,50 +247,55 @@ impl CopyEngine for Cuda {
         Ok(unsafe { Region::from_raw(start.cast(), length, keeper) })
     }
 
-    fn copy_out(&self, device: Device, from: &[DeviceRange], to: &Slice) -> Result<(), GpuError> {
-        self.copy(device, |stream| {
-            let mut at = 0;
-            for range in from {
-                let target = to.slice(Offset(at), range.length).ok_or_else(too_short)?;
-                // SAFETY: the target lies in `to`, whose memory outlives the copy, which is waited
-                // for. The source was checked to be device memory.
-                unsafe {
-                    sys::cuMemcpyDtoHAsync_v2(
-                        target.as_ptr().cast(),
-                        range.address,
-                        range.length.as_usize(),
-                        stream,
-                    )
-                }
-                .result()
-                .map_err(failed("cuMemcpyDtoHAsync"))?;
-                at += range.length.0;
+    fn copy_out(&self, device: Device, copies: &[DeviceCopy]) -> Result<(), GpuError> {
+        for copy in copies {
+            let length: u64 = copy.pieces.iter().map(|piece| piece.length.0).sum();
+            if length > copy.host.length().0 {
+                return Err(too_short());
             }
-            Ok(())
+        }
+        self.copy(device, copies, |rows, host, stream| {
+            let width = Length(rows.width).as_usize();
+            if rows.height > 1 {
+                let copy = sys::CUDA_MEMCPY2D {
+                    dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+                    dstHost: host,
+                    dstPitch: width,
+                    ..rows.on_device()
+                };
+                // SAFETY: as below.
+                return unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream) }
+                    .result()
+                    .map_err(failed("cuMemcpy2DAsync"));
+            }
+            // SAFETY: the target lies in a block's host memory, which outlives the copy, because `copy` waits
+            // for it. The source was checked to be device memory.
+            unsafe { sys::cuMemcpyDtoHAsync_v2(host, rows.address, width, stream) }
+                .result()
+                .map_err(failed("cuMemcpyDtoHAsync"))
         })
     }
 
-    fn copy_in(&self, device: Device, from: &Slice, to: &[DeviceRange]) -> Result<(), GpuError> {
-        self.copy(device, |stream| {
-            let mut at = 0;
-            for range in to {
-                let length = Length(range.length.0.min(from.length().0 - at));
-                let source = from.slice(Offset(at), length).ok_or_else(too_short)?;
-                // SAFETY: the source lies in `from`, whose memory outlives the copy, which is
-                // waited for. The target was checked to be device memory.
-                unsafe {
-                    sys::cuMemcpyHtoDAsync_v2(
-                        range.address,
-                        source.as_ptr().cast_const().cast(),
-                        length.as_usize(),
-                        stream,
-                    )
-                }
-                .result()
-                .map_err(failed("cuMemcpyHtoDAsync"))?;
-                at += length.0;
+    fn copy_in(&self, device: Device, copies: &[DeviceCopy]) -> Result<(), GpuError> {
+        self.copy(device, copies, |rows, host, stream| {
+            let width = Length(rows.width).as_usize();
+            if rows.height > 1 {
+                let copy = sys::CUDA_MEMCPY2D {
+                    srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+                    srcHost: host.cast_const(),
+                    srcPitch: width,
+                    ..rows.on_device()
+                };
+                // SAFETY: as below.
+                return unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream) }
+                    .result()
+                    .map_err(failed("cuMemcpy2DAsync"));
             }
-            Ok(())
+            // SAFETY: the source lies in a block's host memory, which outlives the copy, because `copy` waits
+            // for it. The target was checked to be device memory.
+            unsafe { sys::cuMemcpyHtoDAsync_v2(rows.address, host.cast_const(), width, stream) }
+                .result()
+                .map_err(failed("cuMemcpyHtoDAsync"))
         })
     }
 }
@@ -261,25 +311,87 @@ impl Gpu {
             .map_err(failed("cuCtxGetCurrent"))?;
         // SAFETY: the context is retained for the life of the process.
         unsafe { result::ctx::set_current(self.context) }.map_err(failed("cuCtxSetCurrent"))?;
-        Ok(Entered { before })
+        // The guard comes first: it restores the context also when the mode cannot be set.
+        let mut entered = Entered {
+            context: before,
+            mode: None,
+        };
+        // Another thread may be capturing its own streams into a graph. In its default mode that forbids
+        // other threads to allocate and to wait, and would fail both the capture and this call.
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the driver exchanges the thread's mode with `mode`, which lives here.
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }
+            .result()
+            .map_err(failed("cuThreadExchangeStreamCaptureMode"))?;
+        entered.mode = Some(mode);
+        Ok(entered)
     }
 
-    /// A non-blocking stream, which is not ordered with other work of the device.
-    fn stream(&self) -> Result<Stream, GpuError> {
-        if let Some(stream) = self.idle.lock().pop() {
-            return Ok(stream);
+    /// A queue that no other call uses. Its stream is not ordered with other work of the device.
+    fn queue(&self) -> Result<Queue, GpuError> {
+        if let Some(queue) = self.idle.lock().pop() {
+            return Ok(queue);
         }
-        stream::create(stream::StreamKind::NonBlocking)
-            .map(Stream)
-            .map_err(failed("cuStreamCreate"))
+        let before = event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+            .map_err(failed("cuEventCreate"))?;
+        let stream =
+            stream::create(stream::StreamKind::NonBlocking).map_err(failed("cuStreamCreate"))?;
+        Ok(Queue { stream, before })
+    }
+}
+
+impl Queue {
+    /// Makes the next copies wait for the work that is queued on the default stream now. Later work of that
+    /// stream does not wait for the copies.
+    fn follow_default_stream(&self) -> Result<(), GpuError> {
+        // SAFETY: the event and the stream are this queue's own, and the default stream always exists.
+        unsafe { event::record(self.before, handle(DEFAULT_STREAM)) }
+            .map_err(failed("cuEventRecord"))?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: as above.
+        unsafe { stream::wait_event(self.stream, self.before, flags) }
+            .map_err(failed("cuStreamWaitEvent"))
+    }
+}
+
+impl Rows {
+    /// The driver's description of a copy, with the device's side on both sides.
+    const fn on_device(&self) -> sys::CUDA_MEMCPY2D {
+        let kind = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        let pitch = Length(self.pitch).as_usize();
+        sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: kind,
+            srcHost: std::ptr::null(),
+            srcDevice: self.address,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: kind,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: self.address,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: pitch,
+            WidthInBytes: Length(self.width).as_usize(),
+            Height: Length(self.height).as_usize(),
+        }
     }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
+        if let Some(mut mode) = self.mode {
+            // SAFETY: the driver exchanges the thread's mode with `mode`, which lives here.
+            let restored = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+            if let Err(error) = restored.result() {
+                tracing::warn!(?error, "restoring the thread's capture mode failed");
+            }
+        }
         // SAFETY: it was the thread's context just now, or null, and no call in between destroys a
         // context.
-        if let Err(error) = unsafe { result::ctx::set_current(self.before) } {
+        if let Err(error) = unsafe { result::ctx::set_current(self.context) } {
             tracing::warn!(?error, "restoring the thread's CUDA context failed");
         }
     }
@@ -304,6 +416,17 @@ fn attribute(which: sys::CUpointer_attribute, address: u64) -> Option<u32> {
     let asked =
         unsafe { sys::cuPointerGetAttribute((&raw mut value).cast::<c_void>(), which, address) };
     asked.result().is_ok().then_some(value)
+}
+
+/// Where the allocation of a device address ends. Unknown, it is the address itself: then nothing is joined.
+fn allocation_end(address: u64) -> u64 {
+    let (mut start, mut length) = (0, 0);
+    // SAFETY: the driver writes both values, which live here.
+    let asked = unsafe { sys::cuMemGetAddressRange_v2(&raw mut start, &raw mut length, address) };
+    match asked.result() {
+        Ok(()) => start.saturating_add(length as u64),
+        Err(_) => address,
+    }
 }
 
 fn failed(call: &'static str) -> impl FnOnce(DriverError) -> GpuError {
