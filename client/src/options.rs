@@ -93,7 +93,7 @@ fn token_file() -> Option<PathBuf> {
 /// connections than cores do not help. A second one always does, because each end of the first sometimes
 /// waits for the other.
 fn connections() -> usize {
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let cores = kvpool_seams::cores().unwrap_or(2);
     cores.clamp(2, 4)
 }
 

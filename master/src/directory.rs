@@ -101,7 +101,7 @@ impl Options {
     /// The default settings under a random `seed`: the number of stripes follows the number of
     /// cores.
     pub fn new(seed: u64) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = kvpool_seams::cores().unwrap_or(1);
         Self {
             stripes: cores.saturating_mul(STRIPES_PER_CORE),
             interner: InternerLimit::default(),

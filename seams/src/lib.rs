@@ -1,5 +1,5 @@
-//! The seams between kvpool and the machine: the time since boot, randomness, the order of maps, threads, and work on
-//! other threads.
+//! The seams between kvpool and the machine: the time since boot, randomness, the order of maps, the number of cores,
+//! threads, and work on other threads.
 //!
 //! The daemons and the client take these from here only. So a simulation can take the machine's place (ADR 0052):
 //! the feature `simulation` adds the module of that name. Without the feature, each function is a plain call of the
@@ -64,6 +64,16 @@ pub fn end_of_wait(limit: Duration) -> Instant {
         return Instant::now();
     }
     Instant::now() + limit
+}
+
+/// The number of the machine's cores that this process may use, if it can be told. In a simulation the seed chooses
+/// it, so histories do not depend on the machine that runs them.
+pub fn cores() -> Option<usize> {
+    #[cfg(feature = "simulation")]
+    if let Some(cores) = simulation::draw(|generator| 1 << (generator.next_u32() % 6)) {
+        return Some(cores);
+    }
+    std::thread::available_parallelism().ok().map(usize::from)
 }
 
 /// Starts a thread with this name. A simulation has one thread only, and refuses.

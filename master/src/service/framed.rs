@@ -106,7 +106,7 @@ pub fn serve(
     stopped: watch::Receiver<bool>,
     tasks: &mut JoinSet<()>,
 ) -> GrpcConnections {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = kvpool_seams::cores().unwrap_or(1);
     let shared = Arc::new(Shared {
         open: seat.connections(),
         callers: Callers::new(MOST_CALLERS, MOST_CALLERS_BYTES),

@@ -232,7 +232,7 @@ impl Standby {
         self.freed_copies(&removed.replicas, removed.length);
     }
 
-    fn freed_copies(&mut self, copies: &[Replica], length: Length) {
+    pub(super) fn freed_copies(&mut self, copies: &[Replica], length: Length) {
         let segments = self.placement.segments();
         for copy in copies {
             if let Some(segment) = segments.get(copy.segment) {

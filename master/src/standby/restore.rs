@@ -184,10 +184,10 @@ impl Standby {
             });
         segments.set_owners(owned);
         drop(segments);
-        // A commit older than the present version takes no room.
+        // A later commit has replaced this one, perhaps in the same batch. Its readers may have leases.
         for (published, block) in published.iter().zip(&placed) {
             if published.id.is_none() {
-                self.placement.segments().release(&block.replicas);
+                self.freed_copies(&block.replicas, block.length);
             }
         }
         published

@@ -474,6 +474,11 @@ async fn freed_extents_in_the_log_stay_closed_for_a_lease_ttl_after_a_load() {
 }
 
 /// A master that acknowledges from memory logs both versions together.
+/// Lets the time pass for which freed extents stay closed.
+fn leases_end(standby: &mut Standby) {
+    standby.recently_freed.tick(BootInstant(u64::MAX));
+}
+
 #[tokio::test]
 async fn two_versions_of_a_key_in_one_group_are_one_block() {
     let directory = tempfile::tempdir().unwrap();
@@ -496,11 +501,12 @@ async fn two_versions_of_a_key_in_one_group_are_one_block() {
     standby.apply(LogSeq(1), &encode_group(&group)).unwrap();
     let versions: Vec<Version> = contents(&standby).into_iter().map(|b| b.1).collect();
     assert_eq!(versions, [Version(2)]);
+    leases_end(&mut standby);
     assert_eq!(used(&standby), [Extents::rounded(Length(100)).0]);
 }
 
 #[tokio::test]
-async fn a_commit_that_is_older_than_what_is_there_takes_no_room() {
+async fn a_commit_that_is_older_than_what_is_there_takes_room_until_its_leases_end() {
     let directory = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
     let mut standby = load(&store).await;
@@ -517,6 +523,8 @@ async fn a_commit_that_is_older_than_what_is_there_takes_no_room() {
         standby.apply(seq, &encode_group(records)).unwrap();
     }
     let one = Extents::rounded(Length(100)).0;
-    assert_eq!(used(&standby), [one]);
     assert_eq!(contents(&standby).len(), 1);
+    assert_eq!(used(&standby), [2 * one]);
+    leases_end(&mut standby);
+    assert_eq!(used(&standby), [one]);
 }

@@ -25,12 +25,13 @@ const REPLACED: [&str; 10] = [
     "client/src/gpu/",
 ];
 /// What asks the machine, and what to use instead.
-const MACHINE: [(&str, &str); 13] = [
+const MACHINE: [(&str, &str); 14] = [
     ("rand::random", "kvpool_seams::random"),
     ("rand::rng", "kvpool_seams::random"),
     ("clock_gettime", "kvpool_seams::boot_time"),
     ("SystemTime::now", "a time that the caller gives"),
     ("spawn_blocking", "kvpool_seams::blocking"),
+    ("available_parallelism", "kvpool_seams::cores"),
     ("thread::spawn", "kvpool_seams::thread"),
     ("thread::Builder", "kvpool_seams::thread"),
     ("thread::sleep", "tokio::time::sleep"),

@@ -151,3 +151,15 @@ async fn a_standby_shuts_a_range_whose_block_its_snapshot_lacked() {
     let places: Vec<u64> = shut.iter().map(|left| left.offset.0 / GRANULE).collect();
     assert_eq!(places, [3, 4]);
 }
+
+/// A block comes back to memory, is read under a lease, and is replaced, all in one group of the log.
+#[tokio::test]
+async fn a_standby_shuts_the_place_of_a_block_that_was_replaced_in_the_same_group() {
+    let bench = Bench::new(&[]).await;
+    let mut standby = load(&bench.store).await;
+    let group = encode_group(&[commit(1, 1, 3), commit(2, 2, 4), commit(1, 3, 5)]);
+    standby.apply(LogSeq(2), &group).unwrap();
+    let shut = standby.recently_freed.take();
+    let places: Vec<u64> = shut.iter().map(|left| left.offset.0 / GRANULE).collect();
+    assert_eq!(places, [3]);
+}
