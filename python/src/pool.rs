@@ -63,9 +63,10 @@ use std::time::Duration;
 /// No transfer touches a buffer after its call has returned. Bytes move without a further copy, except that
 /// a GPU's bytes pass through pinned host memory.
 ///
-/// Streams: a call waits for the work that torch's current stream, or the stream that an array names, has
-/// queued. The copies begin after the work of the default stream. An `(address, length)` pair names no stream:
-/// work on it in other streams must have ended. Work that is queued after the call sees the bytes.
+/// Streams: for GPU memory a call waits for the work that torch's current stream, or the stream that an array
+/// names, has queued. These waits do not end by the timeout. The copies begin after the work of the default
+/// stream. An `(address, length)` pair names no stream: work on it in other streams must have ended. Work that
+/// is queued after the call sees the bytes. Pinned host memory is host memory: work on it must have ended.
 ///
 /// Batches: one result for each key, in order. A failed key has an Error in its place; the other keys are
 /// not affected. A wrong type raises TypeError before anything is done. A key named twice is served twice.

@@ -195,6 +195,19 @@ def test_an_array_on_a_gpu_that_cannot_be_used_as_asked_says_why(pool: kvpool.Po
     assert "memory of a GPU" in str(failed)
 
 
+def test_an_array_of_the_host_that_a_gpu_reaches_too_is_host_memory(pool: kvpool.Pool) -> None:
+    class Mapped(numpy.ndarray):
+        """As Numba's mapped arrays are."""
+
+        __cuda_array_interface__ = property(lambda self: CudaArray(self).__cuda_array_interface__)
+
+    source, target = numpy.arange(256, dtype="float32").view(Mapped), numpy.zeros(256, "float32").view(Mapped)
+    key = next(_keys)
+    assert pool.put(key, source) is True
+    assert pool.batch_get([key], [target]) == [1024]
+    assert (target == source).all()
+
+
 def test_torch_tensors_are_used_in_place(pool: kvpool.Pool) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     source = torch.arange(4096, dtype=torch.float32).to(torch.bfloat16)

@@ -67,7 +67,7 @@ pub fn end_of_wait(limit: Duration) -> Instant {
 }
 
 /// The number of the machine's cores that this process may use, if it can be told. In a simulation the seed chooses
-/// it, so histories do not depend on the machine that runs them.
+/// it anew for each caller, so histories do not depend on the machine that runs them.
 pub fn cores() -> Option<usize> {
     #[cfg(feature = "simulation")]
     if let Some(cores) = simulation::draw(|generator| 1 << (generator.next_u32() % 6)) {

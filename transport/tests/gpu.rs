@@ -115,44 +115,44 @@ fn bytes_round_trip_through_device_memory() {
 
 #[test]
 fn the_layers_of_many_blocks_move_in_one_call() {
-    const LAYERS: u64 = 64;
+    const LAYERS: usize = 64;
     const PIECE: usize = 16 << 10;
-    const BLOCKS: u64 = 32;
+    const BLOCKS: usize = 32;
     let Some(engine) = engine("the_layers_of_many_blocks_move_in_one_call") else {
         return;
     };
-    let layer = BLOCKS * PIECE as u64;
+    let layer = BLOCKS * PIECE;
     // Two allocations; half of the layers lie in each.
-    let halves = [(); 2].map(|()| Allocated::new((LAYERS / 2 * layer) as usize));
-    let block_bytes = LAYERS as usize * PIECE;
+    let halves = [(); 2].map(|()| Allocated::new(LAYERS / 2 * layer));
+    let block_bytes = LAYERS * PIECE;
     let host = engine
-        .pinned(Device(0), Length(BLOCKS * block_bytes as u64))
+        .pinned(Device(0), Length((BLOCKS * block_bytes) as u64))
         .unwrap()
         .whole();
     let copies: Vec<DeviceCopy> = (0..BLOCKS)
         .map(|block| {
-            let piece = |at: u64| {
-                let half = &halves[(at / (LAYERS / 2)) as usize];
-                half.range(at % (LAYERS / 2) * layer + block * PIECE as u64, PIECE)
+            let piece = |at: usize| {
+                let from = at % (LAYERS / 2) * layer + block * PIECE;
+                halves[at / (LAYERS / 2)].range(from as u64, PIECE)
             };
-            let from = Offset(block * block_bytes as u64);
+            let from = Offset((block * block_bytes) as u64);
             DeviceCopy {
                 pieces: (0..LAYERS).map(piece).collect(),
                 host: host.slice(from, Length(block_bytes as u64)).unwrap(),
             }
         })
         .collect();
-    let bytes = pattern(7, BLOCKS as usize * block_bytes);
+    let bytes = pattern(7, BLOCKS * block_bytes);
     host.write_at(Offset(0), &bytes);
     engine.copy_in(Device(0), &copies).unwrap();
     host.write_at(Offset(0), &vec![0; bytes.len()]);
     engine.copy_out(Device(0), &copies).unwrap();
     assert!(host.to_vec() == bytes, "a piece is at another place");
     // One piece alone, read from where it must lie.
-    let place = halves[1].range(3 * layer + 5 * PIECE as u64, PIECE);
+    let place = halves[1].range((3 * layer + 5 * PIECE) as u64, PIECE);
     let one = host.slice(Offset(0), Length(PIECE as u64)).unwrap();
     engine.copy_out(Device(0), &copy(&[place], &one)).unwrap();
-    let from = 5 * block_bytes + (LAYERS as usize / 2 + 3) * PIECE;
+    let from = 5 * block_bytes + (LAYERS / 2 + 3) * PIECE;
     assert!(one.to_vec() == bytes[from..from + PIECE]);
 }
 
@@ -217,6 +217,8 @@ fn copies_and_allocations_go_beside_the_capture_of_a_graph() {
             assert!(!graph.is_null());
         });
         captures.recv().unwrap();
+        // It ends the capture also when something below panics.
+        let copied = copied;
         let host = engine.pinned(Device(0), Length(MIB as u64)).unwrap();
         let bytes = pattern(3, MIB);
         host.whole().write_at(Offset(0), &bytes);

@@ -473,12 +473,12 @@ async fn freed_extents_in_the_log_stay_closed_for_a_lease_ttl_after_a_load() {
     );
 }
 
-/// A master that acknowledges from memory logs both versions together.
 /// Lets the time pass for which freed extents stay closed.
 fn leases_end(standby: &mut Standby) {
     standby.recently_freed.tick(BootInstant(u64::MAX));
 }
 
+/// A master that acknowledges from memory logs both versions together.
 #[tokio::test]
 async fn two_versions_of_a_key_in_one_group_are_one_block() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,7 +1,8 @@
 //! The memory of a caller's blocks: what Python objects name, lent for one call.
 
 // UNSAFETY: takes and gives back Python buffers, and lends what lies behind them. A buffer that is taken
-// stays where it is until it is given back, which is what `Buffers` holds it for.
+// stays where it is until it is given back, which is what `Buffers` holds it for. Streams of CUDA are named
+// by their handles.
 #![allow(
     unsafe_code,
     reason = "the buffer protocol and tensors name memory by its address"
@@ -39,8 +40,8 @@ pub(crate) struct Buffers<'a, 'py> {
     loan: Loan,
     taken: Vec<Taken>,
     objects: Vec<Bound<'py, PyAny>>,
-    /// The streams whose work on the memory must have ended.
-    streams: BTreeSet<u64>,
+    /// The streams whose work on the memory must have ended, each with its GPU.
+    streams: BTreeSet<(u32, u64)>,
     /// The GPUs with memory on which torch may have queued work.
     of_torch: BTreeSet<u32>,
 }
@@ -147,17 +148,22 @@ pub(crate) fn name(
     }
     // SAFETY: the object is alive.
     if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
-        // CuPy's arrays have the buffer protocol too, and refuse it.
-        if let Some(range) = cuda_array_of(object, usage)? {
-            let named = range.map(|range| Named { range, taken: None });
-            return Ok(Some(named));
-        }
         if holds_objects(object)? {
             return Ok(Some(Err(Fault::invalid(
                 "an array of Python objects cannot be a block: object addresses are valid only in this process",
             ))));
         }
-        let taken = Taken::new(object, usage)?;
+        let taken = match Taken::new(object, usage) {
+            Ok(taken) => taken,
+            // CuPy's arrays have the buffer protocol too, and refuse it.
+            Err(refused) => {
+                let Some(range) = cuda_array_of(object, usage)? else {
+                    return Err(refused);
+                };
+                let named = range.map(|range| Named { range, taken: None });
+                return Ok(Some(named));
+            }
+        };
         return Ok(Some(taken.map(|taken| Named {
             range: taken.range(),
             taken: Some(taken),
@@ -261,7 +267,7 @@ fn tensor_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>
 }
 
 /// The handles of the streams on which torch queues work at present, on these GPUs.
-fn streams_of_torch(py: Python<'_>, gpus: &BTreeSet<u32>) -> PyResult<Vec<u64>> {
+fn streams_of_torch(py: Python<'_>, gpus: &BTreeSet<u32>) -> PyResult<Vec<(u32, u64)>> {
     let modules = py.import("sys")?.getattr("modules")?;
     let torch = modules.call_method1("get", ("torch",))?;
     if gpus.is_empty() || torch.is_none() {
@@ -270,7 +276,7 @@ fn streams_of_torch(py: Python<'_>, gpus: &BTreeSet<u32>) -> PyResult<Vec<u64>> 
     let cuda = torch.getattr("cuda")?;
     let current = |gpu: &u32| {
         let stream = cuda.call_method1("current_stream", (*gpu,))?;
-        stream.getattr("cuda_stream")?.extract()
+        Ok((*gpu, stream.getattr("cuda_stream")?.extract()?))
     };
     gpus.iter().map(current).collect()
 }
@@ -386,7 +392,7 @@ impl<'a, 'py> Buffers<'a, 'py> {
                     self.of_torch.insert(slice.device());
                 }
                 Stream::Named(stream) => {
-                    self.streams.insert(stream);
+                    self.streams.insert((slice.device(), stream));
                 }
             }
             return Ok(Piece::Device(slice));
@@ -407,8 +413,8 @@ impl<'a, 'py> Buffers<'a, 'py> {
         Ok(Piece::Host(slice))
     }
 
-    /// Does the work of the call without the interpreter's lock, once the work that the callers' streams have
-    /// queued has ended, and waits until no transfer uses any of the memory.
+    /// Waits for the work that the caller's streams have queued, and does the work of the call. It returns when
+    /// no transfer uses any of the memory. All of this is without the interpreter's lock.
     pub(crate) fn run<T: Send>(self, work: impl FnOnce() -> T + Send) -> Result<T, Fault> {
         let Self {
             py,
@@ -424,7 +430,11 @@ impl<'a, 'py> Buffers<'a, 'py> {
             .map_err(|error| Fault::new(Code::Internal, format!("torch names no stream: {error}")));
         streams.extend(of_torch?);
         let (done, returned) = py.detach(|| {
-            let waited = streams.into_iter().try_for_each(gpu::wait_for_stream);
+            let waited = streams.into_iter().try_for_each(|(device, stream)| {
+                // SAFETY: torch's streams live as long as the process. Who names a stream of its own in the
+                // interface of CUDA's arrays promises that it exists.
+                unsafe { gpu::wait_for_stream(gpu::Device(device), stream) }
+            });
             // Memory is waited for also when the work panics: its owner must not free it before.
             let done = waited.map(|()| catch_unwind(AssertUnwindSafe(work)));
             (done, loan.returned())

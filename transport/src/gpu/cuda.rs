@@ -31,6 +31,10 @@ const DEFAULT_STREAM: u64 = 1;
 ///
 /// [`GpuError::Unavailable`] without a driver or a GPU.
 pub fn open() -> Result<Arc<dyn CopyEngine>, GpuError> {
+    opened().map(|cuda| cuda as Arc<dyn CopyEngine>)
+}
+
+fn opened() -> Result<Arc<Cuda>, GpuError> {
     static CUDA: OnceLock<Result<Arc<Cuda>, GpuError>> = OnceLock::new();
     let cuda = CUDA.get_or_init(|| {
         let opened = Cuda::open();
@@ -39,7 +43,7 @@ pub fn open() -> Result<Arc<dyn CopyEngine>, GpuError> {
         }
         opened.map(Arc::new)
     });
-    cuda.clone().map(|cuda| cuda as Arc<dyn CopyEngine>)
+    cuda.clone()
 }
 
 /// The GPUs, if this process has loaded the driver already. Until then no address can be device
@@ -52,22 +56,51 @@ pub fn in_use() -> Option<Arc<dyn CopyEngine>> {
     open().ok()
 }
 
-/// Waits until the work has ended that is queued on a stream of this process. `stream` is CUDA's handle of
-/// it; 2 means the calling thread's own default stream.
+/// Waits until the work has ended that is queued on a stream of a GPU. `stream` is CUDA's handle of it; 2 means
+/// the calling thread's own default stream. The wait has no end of its own.
 ///
 /// It returns at once for the default stream (0 or 1), because copies begin after its work.
 ///
 /// # Errors
 ///
-/// [`GpuError::Unavailable`] without a driver, and [`GpuError::Driver`] for a stream that is captured into a
-/// graph or whose work failed.
-pub fn wait_for_stream(stream: u64) -> Result<(), GpuError> {
+/// [`GpuError::Unavailable`] without a driver. [`GpuError::Driver`] if the work failed, and for a stream that is
+/// being captured into a graph, whose capture goes on.
+///
+/// # Safety
+///
+/// The handle must be that of a stream which exists until the return.
+pub unsafe fn wait_for_stream(device: Device, stream: u64) -> Result<(), GpuError> {
     if stream <= DEFAULT_STREAM {
         return Ok(());
     }
-    open()?;
-    // SAFETY: the handle is the caller's own stream. The driver refuses what is none of its streams.
-    unsafe { stream::synchronize(handle(stream)) }.map_err(failed("cuStreamSynchronize"))
+    let gpu = opened()?.gpu(device)?;
+    let _entered = gpu.enter()?;
+    let stream = handle(stream);
+    // A wait for such a stream would end its capture.
+    // SAFETY: the caller promises that the stream exists.
+    if unsafe { is_captured(stream) }? {
+        return Err(GpuError::Driver {
+            call: "cuStreamIsCapturing",
+            reason: "the stream is being captured into a graph".to_owned(),
+        });
+    }
+    // SAFETY: as above.
+    unsafe { stream::synchronize(stream) }.map_err(failed("cuStreamSynchronize"))
+}
+
+/// Whether a stream is being captured into a graph. For the default stream it is an error of the driver that another
+/// stream is, which waits for it.
+///
+/// # Safety
+///
+/// The stream must exist.
+unsafe fn is_captured(stream: sys::CUstream) -> Result<bool, GpuError> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the driver writes the status to `status`, which lives here. The stream exists.
+    unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) }
+        .result()
+        .map_err(failed("cuStreamIsCapturing"))?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
 /// The driver's handle of a stream.
@@ -334,9 +367,14 @@ impl Gpu {
         }
         let before = event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
             .map_err(failed("cuEventCreate"))?;
-        let stream =
-            stream::create(stream::StreamKind::NonBlocking).map_err(failed("cuStreamCreate"))?;
-        Ok(Queue { stream, before })
+        match stream::create(stream::StreamKind::NonBlocking) {
+            Ok(stream) => Ok(Queue { stream, before }),
+            Err(error) => {
+                // SAFETY: the event was created just now, and nothing uses it.
+                let _destroyed = unsafe { event::destroy(before) };
+                Err(failed("cuStreamCreate")(error))
+            }
+        }
     }
 }
 
@@ -344,6 +382,9 @@ impl Queue {
     /// Makes the next copies wait for the work that is queued on the default stream now. Later work of that
     /// stream does not wait for the copies.
     fn follow_default_stream(&self) -> Result<(), GpuError> {
+        // An event on it would end the capture of a stream that waits for it.
+        // SAFETY: the default stream always exists.
+        unsafe { is_captured(handle(DEFAULT_STREAM)) }?;
         // SAFETY: the event and the stream are this queue's own, and the default stream always exists.
         unsafe { event::record(self.before, handle(DEFAULT_STREAM)) }
             .map_err(failed("cuEventRecord"))?;

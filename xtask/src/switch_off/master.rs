@@ -14,6 +14,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 3,
+        what: "a standby shuts the place of a block that was replaced in the same group of the log",
+        file: "master/src/standby/restore.rs",
+        on: "self.freed_copies(&block.replicas, block.length);",
+        off: "self.placement.segments().release(&block.replicas);",
+        package: "kvpool-master",
+        test: "a_standby_shuts_the_place_of_a_block_that_was_replaced_in_the_same_group",
+    },
+    Mechanism {
+        invariant: 3,
         what: "a lease for a damaged replica that has left is not renewed",
         file: "master/src/pool/remove.rs",
         on: "Some(dropped) => moved.left(leaving, dropped.lease_until),",
