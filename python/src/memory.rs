@@ -2,7 +2,7 @@
 
 use crate::loan::{GRACE, Loan, StillLent};
 use kvpool_transport::Slice;
-use kvpool_transport::gpu::{self, CopyEngine, DeviceRange};
+use kvpool_transport::gpu::{self, CopyEngine, DeviceRange, Side};
 use kvpool_transport::rdma::RegisteredBuffer;
 use kvpool_types::{Length, Offset};
 use parking_lot::Mutex;
@@ -76,24 +76,14 @@ impl Memory {
         }
     }
 
-    /// Whether the range is a GPU's memory, as far as [`Memory::look_for_gpus`] has found GPUs.
-    pub(crate) fn is_on_device(&self, address: usize, length: u64) -> bool {
+    /// Whose memory the range is, as far as [`Memory::look_for_gpus`] has found GPUs.
+    pub(crate) fn side(&self, address: usize, length: u64) -> Side {
         let range = DeviceRange {
             address: address as u64,
             length: Length(length),
         };
         let gpus = self.gpus.get();
-        gpus.is_some_and(|gpus| gpus.device_of(range).is_ok())
-    }
-
-    /// Whether the range begins or ends in a GPU's memory. The processor must not touch such a range.
-    fn touches_device(&self, address: usize, length: u64) -> bool {
-        let ends = [
-            Some(address),
-            address.checked_add(Length(length.saturating_sub(1)).as_usize()),
-        ];
-        let mut ends = ends.into_iter().flatten();
-        ends.any(|end| self.is_on_device(end, 1))
+        gpus.map_or(Side::Host, |gpus| gpus.side_of(range))
     }
 
     /// Registers a range; `with_ports` registers it with the RDMA ports. A range that begins where another
@@ -111,14 +101,14 @@ impl Memory {
         with_ports: impl FnOnce(&Slice) -> std::io::Result<RegisteredBuffer>,
     ) -> Result<(), RegisterError> {
         self.look_for_gpus();
-        let registered = if self.is_on_device(address, length) {
+        let side = self.side(address, length);
+        let registered = if let Side::Gpu(_) = side {
             Registered::Device
         } else {
             let loan = Loan::new();
-            let is_host = length > 0 && !self.touches_device(address, length);
             // SAFETY: the caller promises it for at least as long as `loan` is out.
             let memory = unsafe { loan.lend(address, length) }
-                .filter(|_| is_host)
+                .filter(|_| length > 0 && side == Side::Host)
                 .ok_or(RegisterError::NoMemory { address, length })?;
             Registered::Host {
                 with_ports: with_ports(&memory)?,
@@ -152,22 +142,30 @@ impl Memory {
             .collect()
     }
 
-    /// Lends a range of host memory for a call: as part of a registered one where it lies in one. `None`
-    /// when it cannot be that.
+    /// Lends a range of host memory for a call: as part of a registered one where it lies in one.
+    ///
+    /// # Errors
+    ///
+    /// The range cannot be host memory: it is a GPU's, or neither's.
     ///
     /// # Safety
     ///
     /// As for [`Loan::lend`].
     #[allow(unsafe_code, reason = "passes the caller's promise on")]
-    pub(crate) unsafe fn lend(&self, loan: &Loan, address: usize, length: u64) -> Option<Slice> {
+    pub(crate) unsafe fn lend(
+        &self,
+        loan: &Loan,
+        address: usize,
+        length: u64,
+    ) -> Result<Slice, Side> {
         if let Some(part) = self.part(address, length) {
-            return Some(loan.lend_part(part));
+            return Ok(loan.lend_part(part));
         }
-        if self.touches_device(address, length) {
-            return None;
+        match self.side(address, length) {
+            // SAFETY: the caller's promise is this function's own.
+            Side::Host => unsafe { loan.lend(address, length) }.ok_or(Side::Neither),
+            other => Err(other),
         }
-        // SAFETY: the caller's promise is this function's own.
-        unsafe { loan.lend(address, length) }
     }
 
     /// The range as part of the registered one that holds it.

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kvpool
@@ -37,6 +37,20 @@ def some_bytes(torch: Any, count: int, seed: int = 1) -> Any:
     """Random bytes on the GPU."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     return torch.randint(0, 256, (count,), dtype=torch.uint8, device="cuda", generator=generator)
+
+
+def beside_a_capture(torch: Any, work: Callable[[], None]) -> None:
+    """Does the work on another thread while this one captures a graph, and replays the graph."""
+    graph, counter = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        counter += 1
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        counter += 1
+    graph.replay()
+    torch.cuda.synchronize()
+    assert counter.item() == 2
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "bfloat16", "float32", "int64", "float8_e4m3fn"])
@@ -137,16 +151,8 @@ def test_a_put_on_another_thread_waits_beside_a_capture(torch_on_gpu: Any, pool:
     with torch.cuda.stream(stream):
         torch.cuda._sleep(LONG)
         block.fill_(7)
-    graph, counter = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
-    with torch.cuda.graph(graph, capture_error_mode="global"):
-        counter += 1
-        thread = threading.Thread(target=move)
-        thread.start()
-        thread.join()
+    beside_a_capture(torch, move)
     assert outcomes == [True] and pool.get(key) == b"\x07" * MIB
-    graph.replay()
-    torch.cuda.synchronize()
-    assert counter.item() == 1
 
 
 @pytest.mark.parametrize("stream", ["default", "own"])
@@ -261,17 +267,8 @@ def test_blocks_move_beside_the_capture_of_a_graph(torch_on_gpu: Any, make_pool:
             outcomes.append(pool.put("captured", (block.data_ptr(), MIB)))
             outcomes.append(pool.batch_get(["captured"], [(other.data_ptr(), MIB)]))
 
-    graph, counter = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
-    with torch.cuda.graph(graph, capture_error_mode="global"):
-        counter += 1
-        thread = threading.Thread(target=move)
-        thread.start()
-        thread.join()
-        counter += 1
+    beside_a_capture(torch, move)
     assert outcomes == [True, [MIB]] and torch.equal(other, block)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert counter.item() == 2
 
 
 EXPANDABLE = """

@@ -49,6 +49,17 @@ pub struct DeviceCopy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Device(pub u32);
 
+/// Whose memory a range is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The host's, as far as the GPUs' driver knows.
+    Host,
+    /// All of it is this GPU's.
+    Gpu(Device),
+    /// The processor must not touch it, and no GPU has all of it.
+    Neither,
+}
+
 /// Why a GPU operation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -71,12 +82,34 @@ pub enum GpuError {
 
 /// Moves bytes between device memory and pinned host memory.
 pub trait CopyEngine: fmt::Debug + Send + Sync {
+    /// The GPU that an address belongs to; `None` for an address of the host.
+    fn device_at(&self, address: u64) -> Option<Device>;
+
     /// The GPU of the range.
     ///
     /// # Errors
     ///
     /// [`GpuError::NotDeviceMemory`] unless the whole range lies on one GPU.
-    fn device_of(&self, range: DeviceRange) -> Result<Device, GpuError>;
+    fn device_of(&self, range: DeviceRange) -> Result<Device, GpuError> {
+        match self.side_of(range) {
+            Side::Gpu(device) => Ok(device),
+            Side::Host | Side::Neither => Err(GpuError::NotDeviceMemory(range)),
+        }
+    }
+
+    /// Whose memory the range is, by its ends. It asks about two addresses.
+    fn side_of(&self, range: DeviceRange) -> Side {
+        let last = range.length.0.saturating_sub(1);
+        let last = range.address.checked_add(last);
+        let last = last.map(|last| self.device_at(last));
+        match (self.device_at(range.address), last) {
+            (None, Some(None)) => Side::Host,
+            (Some(first), Some(Some(last))) if first == last && range.length.0 > 0 => {
+                Side::Gpu(first)
+            }
+            _ => Side::Neither,
+        }
+    }
 
     /// Allocates pinned host memory, which the copy engines read and write directly.
     ///
@@ -122,5 +155,59 @@ impl DeviceRange {
 impl fmt::Debug for DeviceRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "device {:#x}+{}", self.address, self.length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two GPUs with 100 addresses each, from 1000 and from 1100 on.
+    #[derive(Debug)]
+    struct Addresses;
+
+    impl CopyEngine for Addresses {
+        fn device_at(&self, address: u64) -> Option<Device> {
+            match address {
+                1000..1100 => Some(Device(0)),
+                1100..1200 => Some(Device(1)),
+                _ => None,
+            }
+        }
+
+        fn pinned(&self, _: Device, length: Length) -> Result<Region, GpuError> {
+            Ok(Region::allocate(length))
+        }
+
+        fn copy_out(&self, _: Device, _: &[DeviceCopy]) -> Result<(), GpuError> {
+            Ok(())
+        }
+
+        fn copy_in(&self, _: Device, _: &[DeviceCopy]) -> Result<(), GpuError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_range_that_is_partly_a_gpus_is_neither_sides() {
+        let (gpu, host) = (Side::Gpu(Device(0)), Side::Host);
+        for (address, length, side) in [
+            (0, 1000, host),
+            (1200, 50, host),
+            (0, 0, host),
+            (1000, 100, gpu),
+            (1099, 1, gpu),
+            (990, 20, Side::Neither),
+            (1190, 20, Side::Neither),
+            (1090, 20, Side::Neither),
+            (1050, 0, Side::Neither),
+            (u64::MAX, 2, Side::Neither),
+        ] {
+            let length = Length(length);
+            let range = DeviceRange { address, length };
+            assert_eq!(Addresses.side_of(range), side, "{range:?}");
+            let device = Addresses.device_of(range);
+            assert_eq!(device.is_ok(), side == gpu, "{range:?}");
+        }
     }
 }

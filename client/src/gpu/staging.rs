@@ -252,7 +252,7 @@ fn panicked(error: &tokio::task::JoinError) -> NotStaged {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvpool_transport::gpu::{DeviceCopy, DeviceRange};
+    use kvpool_transport::gpu::DeviceCopy;
     use std::time::Duration;
 
     /// Host memory that stands for pinned memory; nothing is copied.
@@ -260,8 +260,8 @@ mod tests {
     struct Heap;
 
     impl CopyEngine for Heap {
-        fn device_of(&self, range: DeviceRange) -> Result<Device, GpuError> {
-            Err(GpuError::NotDeviceMemory(range))
+        fn device_at(&self, _: u64) -> Option<Device> {
+            None
         }
 
         fn pinned(&self, _: Device, length: Length) -> Result<Region, GpuError> {

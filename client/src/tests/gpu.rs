@@ -61,18 +61,9 @@ impl Emulated {
 }
 
 impl CopyEngine for Emulated {
-    fn device_of(&self, range: DeviceRange) -> Result<Device, GpuError> {
-        let on = |address: u64| {
-            let at = address.checked_sub(BASE)? / DEVICE_BYTES as u64;
-            (at < 2).then(|| Device(u32::try_from(at).unwrap()))
-        };
-        let last = range
-            .address
-            .saturating_add(range.length.0.saturating_sub(1));
-        match (on(range.address), on(last)) {
-            (Some(first), Some(last)) if first == last && range.length.0 > 0 => Ok(first),
-            _ => Err(GpuError::NotDeviceMemory(range)),
-        }
+    fn device_at(&self, address: u64) -> Option<Device> {
+        let at = address.checked_sub(BASE)? / DEVICE_BYTES as u64;
+        (at < 2).then(|| Device(u32::try_from(at).unwrap()))
     }
 
     fn pinned(&self, _: Device, length: Length) -> Result<Region, GpuError> {

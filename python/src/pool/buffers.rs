@@ -13,7 +13,7 @@ use crate::loan::Loan;
 use crate::places::Placed;
 use crate::pool::open::Open;
 use kvpool_client::{GpuSlice, Slice};
-use kvpool_transport::gpu;
+use kvpool_transport::gpu::{self, Side};
 use kvpool_types::{Code, Length};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -268,9 +268,12 @@ fn tensor_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>
 
 /// The handles of the streams on which torch queues work at present, on these GPUs.
 fn streams_of_torch(py: Python<'_>, gpus: &BTreeSet<u32>) -> PyResult<Vec<(u32, u64)>> {
+    if gpus.is_empty() {
+        return Ok(Vec::new());
+    }
     let modules = py.import("sys")?.getattr("modules")?;
     let torch = modules.call_method1("get", ("torch",))?;
-    if gpus.is_empty() || torch.is_none() {
+    if torch.is_none() {
         return Ok(Vec::new());
     }
     let cuda = torch.getattr("cuda")?;
@@ -383,34 +386,37 @@ impl<'a, 'py> Buffers<'a, 'py> {
             address, length, ..
         } = range;
         let memory = &self.open.memory;
-        if range.is_device || (taken.is_none() && memory.is_on_device(address, length)) {
-            self.objects.push(object.clone());
-            let slice = device_slice(self.open, range)?;
-            match range.stream {
-                Stream::Default => {}
-                Stream::OfTorch => {
-                    self.of_torch.insert(slice.device());
+        if !range.is_device {
+            // SAFETY: a buffer that was taken stays for as long as `self` holds it, which is until the
+            // loan is returned; a tensor's or a pair's memory is there by the caller's promise, and the
+            // object is held as long.
+            match unsafe { memory.lend(&self.loan, address, length) } {
+                Ok(slice) => {
+                    match taken {
+                        Some(taken) => self.taken.push(taken),
+                        None => self.objects.push(object.clone()),
+                    }
+                    return Ok(Piece::Host(slice));
                 }
-                Stream::Named(stream) => {
-                    self.streams.insert((slice.device(), stream));
+                Err(Side::Gpu(_)) if taken.is_none() => {}
+                Err(_) => {
+                    let message = format!("{length} bytes at {address:#x} are not host memory");
+                    return Err(Fault::invalid(message));
                 }
             }
-            return Ok(Piece::Device(slice));
         }
-        // SAFETY: a buffer that was taken stays for as long as `self` holds it, which is until the
-        // loan is returned; a tensor's or a pair's memory is there by the caller's promise, and the
-        // object is held as long.
-        let slice = unsafe { memory.lend(&self.loan, address, length) };
-        match taken {
-            Some(taken) => self.taken.push(taken),
-            None => self.objects.push(object.clone()),
+        self.objects.push(object.clone());
+        let slice = device_slice(self.open, range)?;
+        match range.stream {
+            Stream::Default => {}
+            Stream::OfTorch => {
+                self.of_torch.insert(slice.device());
+            }
+            Stream::Named(stream) => {
+                self.streams.insert((slice.device(), stream));
+            }
         }
-        let slice = slice.ok_or_else(|| {
-            Fault::invalid(format!(
-                "{length} bytes at {address:#x} are not host memory"
-            ))
-        })?;
-        Ok(Piece::Host(slice))
+        Ok(Piece::Device(slice))
     }
 
     /// Waits for the work that the caller's streams have queued, and does the work of the call. It returns when

@@ -7,7 +7,7 @@
 
 use super::absent::Absent;
 use super::rows::{Rows, rows};
-use super::{CopyEngine, Device, DeviceCopy, DeviceRange, GpuError};
+use super::{CopyEngine, Device, DeviceCopy, GpuError};
 use crate::memory::Region;
 use cudarc::driver::result::{self, DriverError, event, stream};
 use cudarc::driver::sys;
@@ -205,22 +205,6 @@ impl Cuda {
         Ok(gpu)
     }
 
-    /// The device that an address belongs to.
-    fn device_at(&self, address: u64) -> Option<Device> {
-        let kind: u32 = attribute(
-            sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-            address,
-        )?;
-        if kind != sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 {
-            return None;
-        }
-        attribute(
-            sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-            address,
-        )
-        .map(Device)
-    }
-
     /// Enqueues copies on one stream and waits for them, also when `enqueue` failed half-way.
     fn copy(
         &self,
@@ -252,14 +236,19 @@ impl Cuda {
 }
 
 impl CopyEngine for Cuda {
-    fn device_of(&self, range: DeviceRange) -> Result<Device, GpuError> {
-        let last = range.length.0.checked_sub(1);
-        let last = last.and_then(|last| range.address.checked_add(last));
-        let first = self.device_at(range.address);
-        match (first, last.and_then(|last| self.device_at(last))) {
-            (Some(first), Some(last)) if first == last => Ok(first),
-            _ => Err(GpuError::NotDeviceMemory(range)),
+    fn device_at(&self, address: u64) -> Option<Device> {
+        let kind: u32 = attribute(
+            sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            address,
+        )?;
+        if kind != sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 {
+            return None;
         }
+        attribute(
+            sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            address,
+        )
+        .map(Device)
     }
 
     fn pinned(&self, device: Device, length: Length) -> Result<Region, GpuError> {

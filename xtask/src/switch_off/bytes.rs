@@ -4,6 +4,24 @@ use super::Mechanism;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 1,
+        what: "a range that is partly a GPU's is taken for neither side's memory",
+        file: "transport/src/gpu.rs",
+        on: "(None, Some(None)) => Side::Host,",
+        off: "(None, _) => Side::Host,",
+        package: "kvpool-transport",
+        test: "a_range_that_is_partly_a_gpus_is_neither_sides",
+    },
+    Mechanism {
+        invariant: 1,
+        what: "rows of pieces that one copy moves stay inside one allocation",
+        file: "transport/src/gpu/rows.rs",
+        on: "(piece.address + piece.length.0 <= end).then_some(joined)",
+        off: "(end > 0).then_some(joined)",
+        package: "kvpool-transport",
+        test: "rows_end_with_their_allocation",
+    },
+    Mechanism {
         invariant: 8,
         what: "a put takes the place of its own grant whose write failed",
         file: "client/src/put/machine.rs",

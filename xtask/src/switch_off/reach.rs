@@ -15,6 +15,7 @@ const SIZE: &str = "no history is that large or that long";
 const BY_FILE: &[(&str, &str)] = &[
     ("disk/src/file.rs", FILES),
     ("handoff/", HAND_OFF),
+    ("transport/src/gpu", "no GPU is simulated"),
     ("transport/src/peer/", HAND_OFF),
     ("transport/src/service/", SOCKETS),
     ("transport/src/shm/", SOCKETS),

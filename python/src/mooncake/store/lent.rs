@@ -14,6 +14,7 @@ use crate::loan::{Loan, StillLent};
 use crate::memory::Memory;
 use kvpool_client::GpuSlice;
 use kvpool_transport::Slice;
+use kvpool_transport::gpu::Side;
 use kvpool_types::Length;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
@@ -45,7 +46,7 @@ impl<'m> Lent<'m> {
         let (address, length) = (usize::try_from(address.value()?).ok()?, length.value()?);
         // SAFETY: the Python caller promises that it is memory until the call returns, and no call
         // returns before `returned` has.
-        unsafe { self.pool.memory.lend(&self.loan, address, length) }
+        unsafe { self.pool.memory.lend(&self.loan, address, length) }.ok()
     }
 
     /// Ranges in order, of host memory or all of one GPU's memory. `None` if the lists differ in length or a
@@ -62,8 +63,9 @@ impl<'m> Lent<'m> {
         }
         let is_on_device = ranges.first().is_some_and(|(address, length)| {
             let at = address.value().and_then(|at| usize::try_from(at).ok());
-            at.zip(length.value())
-                .is_some_and(|(at, length)| self.pool.memory.is_on_device(at, length))
+            at.zip(length.value()).is_some_and(|(at, length)| {
+                matches!(self.pool.memory.side(at, length), Side::Gpu(_))
+            })
         });
         let ranges = ranges.into_iter();
         if is_on_device {
