@@ -59,6 +59,7 @@ pub struct ClientTls {
 struct Configs {
     grpc: Arc<ClientConfig>,
     frames: Arc<ClientConfig>,
+    data: Arc<ClientConfig>,
 }
 
 impl std::fmt::Debug for ClientTls {
@@ -86,9 +87,17 @@ impl ClientTls {
         let watched = watched.into_iter().flatten().collect();
         let files = files.clone();
         let configs = Reloaded::open(watched, move || {
+            let new = ClientFiles {
+                min_version: Version::Tls13,
+                ..files.clone()
+            };
+            let mut data = config(&new, &ca, ALPN_FRAMES)?;
+            // A session on a socket seals its own records.
+            data.enable_secret_extraction = true;
             Ok(Configs {
-                grpc: config(&files, &ca, ALPN_GRPC)?,
-                frames: config(&files, &ca, ALPN_FRAMES)?,
+                grpc: config(&files, &ca, ALPN_GRPC)?.into(),
+                frames: config(&files, &ca, ALPN_FRAMES)?.into(),
+                data: data.into(),
             })
         })?;
         Ok(Some(Self {
@@ -126,9 +135,14 @@ impl ClientTls {
         Arc::clone(&self.configs.get().grpc)
     }
 
-    /// The configuration of the next handshake for frames.
+    /// The configuration of the next handshake for frames with a master.
     pub fn frames(&self) -> Arc<ClientConfig> {
         Arc::clone(&self.configs.get().frames)
+    }
+
+    /// The same with a data port, where TLS is of version 1.3.
+    pub(crate) fn data(&self) -> Arc<ClientConfig> {
+        Arc::clone(&self.configs.get().data)
     }
 
     /// The name that the certificate of the server at `HOST:PORT` must have.
@@ -162,7 +176,7 @@ fn config(
     files: &ClientFiles,
     ca: &std::path::Path,
     alpn: &[u8],
-) -> Result<Arc<ClientConfig>, TlsError> {
+) -> Result<ClientConfig, TlsError> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(files.min_version.spoken())
         .map_err(|error| TlsError::BadPair(error.to_string()))?
@@ -175,7 +189,7 @@ fn config(
     };
     config.alpn_protocols = vec![alpn.to_vec()];
     config.resumption = Resumption::disabled();
-    Ok(Arc::new(config))
+    Ok(config)
 }
 
 #[cfg(test)]

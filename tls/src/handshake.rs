@@ -1,41 +1,67 @@
 //! Handshakes on sockets of threads: a client's by a deadline, a server's without waiting.
 
+mod steps;
+#[cfg(test)]
+pub(crate) mod tests;
+
 use crate::client::ClientTls;
 use crate::session::{Session, invalid};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags};
+use rustls::ServerConfig;
+use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConnection, ServerConfig, ServerConnection};
-use std::io::{self, Read, Write};
+use rustls::server::UnbufferedServerConnection;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use steps::{Next, Side, Steps};
 
 /// The most bytes that a caller may send for its handshake. A client's certificates fit many times.
 const MOST_BYTES: usize = 64 << 10;
 
-/// A socket as reader and writer.
-struct Socket<'a>(BorrowedFd<'a>, RecvFlags);
+/// The bytes that are received at a time.
+const RECEIVED: usize = 4 << 10;
 
-impl Read for Socket<'_> {
-    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        let (_, count) = rustix::net::recv(self.0, room, self.1)?;
-        Ok(count)
+/// Sends once, and keeps what the socket does not take. Receives once otherwise. Returns the bytes that
+/// arrived.
+fn move_bytes<S: Side>(
+    steps: &mut Steps<S>,
+    socket: BorrowedFd<'_>,
+    flags: RecvFlags,
+) -> io::Result<usize> {
+    if !steps.to_send.is_empty() {
+        let mut sending = SendFlags::NOSIGNAL;
+        if flags.contains(RecvFlags::DONTWAIT) {
+            sending |= SendFlags::DONTWAIT;
+        }
+        let sent = rustix::net::send(socket, &steps.to_send, sending)?;
+        if sent == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        steps.to_send.drain(..sent);
+        return Ok(0);
     }
+    let mut piece = [0; RECEIVED];
+    let (_, count) = rustix::net::recv(socket, &mut piece, flags)?;
+    if count == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let arrived = piece.get(..count).unwrap_or_default();
+    steps.received.extend_from_slice(arrived);
+    Ok(count)
 }
 
-impl Write for Socket<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut flags = SendFlags::NOSIGNAL;
-        if self.1.contains(RecvFlags::DONTWAIT) {
-            flags |= SendFlags::DONTWAIT;
-        }
-        Ok(rustix::net::send(self.0, bytes, flags)?)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+/// Tells the peer why the handshake failed, if it still reads.
+fn refuse<S: Side>(
+    steps: &mut Steps<S>,
+    socket: BorrowedFd<'_>,
+    flags: RecvFlags,
+    error: rustls::Error,
+) -> io::Error {
+    while !steps.to_send.is_empty() && move_bytes(steps, socket, flags).is_ok() {}
+    invalid(error)
 }
 
 /// The client's handshake for frames on a connected blocking socket, by `deadline`. Changes the
@@ -50,9 +76,17 @@ pub fn connect_socket(
     socket: BorrowedFd<'_>,
     deadline: Instant,
 ) -> io::Result<Session> {
-    let mut connection = ClientConnection::new(tls.frames(), name).map_err(invalid)?;
-    let mut stream = Socket(socket, RecvFlags::empty());
-    while connection.is_handshaking() || connection.wants_write() {
+    let side = UnbufferedClientConnection::new(tls.data(), name).map_err(invalid)?;
+    let mut steps = Steps::new(side);
+    let flags = RecvFlags::empty();
+    loop {
+        if steps.to_send.is_empty() {
+            match steps.advance() {
+                Ok(Next::Finish) => break,
+                Ok(Next::Send | Next::Receive) => {}
+                Err(error) => return Err(refuse(&mut steps, socket, flags, error)),
+            }
+        }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
@@ -61,41 +95,31 @@ pub fn connect_socket(
         let limit = Some(left.max(Duration::from_millis(1)));
         set_socket_timeout(socket, Timeout::Recv, limit)?;
         set_socket_timeout(socket, Timeout::Send, limit)?;
-        let moved = if connection.wants_write() {
-            connection.write_tls(&mut stream)
-        } else {
-            connection.read_tls(&mut stream)
-        };
-        match moved {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => {}
+        match move_bytes(&mut steps, socket, flags) {
             Err(error)
                 if matches!(
                     error.kind(),
                     io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
                 ) => {}
-            Err(error) => return Err(error),
-        }
-        if let Err(error) = connection.process_new_packets() {
-            // The server learns why, if it still reads.
-            while connection.wants_write() && connection.write_tls(&mut stream).is_ok() {}
-            return Err(invalid(error));
+            moved => drop(moved?),
         }
     }
-    Ok(Session::new(connection))
+    let agreed = steps.finish().map_err(invalid)?;
+    Session::agreed(agreed).map_err(invalid)
 }
 
 /// A server's handshake, driven by the events of its socket.
 pub struct ServerHandshake {
-    connection: ServerConnection,
+    steps: Steps<UnbufferedServerConnection>,
     received: usize,
 }
 
 impl ServerHandshake {
     /// Begins one. Fails only on a configuration that cannot be.
     pub fn begin(config: Arc<ServerConfig>) -> io::Result<Self> {
+        let side = UnbufferedServerConnection::new(config).map_err(invalid)?;
         Ok(Self {
-            connection: ServerConnection::new(config).map_err(invalid)?,
+            steps: Steps::new(side),
             received: 0,
         })
     }
@@ -107,30 +131,23 @@ impl ServerHandshake {
     /// The peer has gone, speaks no TLS, is not trusted, or has sent more than 64 KiB. The peer is
     /// told by an alert.
     pub fn advance(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
-        let mut stream = Socket(socket, RecvFlags::DONTWAIT);
+        let flags = RecvFlags::DONTWAIT;
         loop {
-            while self.connection.wants_write() {
-                // A new socket has room for a flight; one without is given up.
-                if self.connection.write_tls(&mut stream)? == 0 {
-                    return Err(io::ErrorKind::WriteZero.into());
-                }
+            // A new socket has room for a flight; one without is given up.
+            while !self.steps.to_send.is_empty() {
+                move_bytes(&mut self.steps, socket, flags)?;
             }
-            if !self.connection.is_handshaking() {
-                return Ok(true);
+            match self.steps.advance() {
+                Ok(Next::Finish) => return Ok(true),
+                Ok(Next::Send) => continue,
+                Ok(Next::Receive) => {}
+                Err(error) => return Err(refuse(&mut self.steps, socket, flags, error)),
             }
-            match self.connection.read_tls(&mut stream) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            match move_bytes(&mut self.steps, socket, flags) {
                 Ok(count) => self.received += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
-            }
-            let judged = self.connection.process_new_packets();
-            if let Err(error) = judged {
-                while self.connection.wants_write()
-                    && self.connection.write_tls(&mut stream).is_ok()
-                {}
-                return Err(invalid(error));
             }
             if self.received > MOST_BYTES {
                 return Err(io::Error::new(
@@ -142,7 +159,12 @@ impl ServerHandshake {
     }
 
     /// The session of a complete handshake. Its buffer is small until [`Session::widen`].
-    pub fn finish(self) -> Session {
-        Session::of_caller(self.connection)
+    ///
+    /// # Errors
+    ///
+    /// The handshake is not complete.
+    pub fn finish(self) -> io::Result<Session> {
+        let agreed = self.steps.finish().map_err(invalid)?;
+        Session::of_caller(agreed).map_err(invalid)
     }
 }

@@ -75,7 +75,7 @@ impl std::str::FromStr for ClientAuth {
 pub enum Port {
     /// gRPC and frames of a master.
     Control,
-    /// Frames of a store node.
+    /// Frames of a store node. TLS is of version 1.3.
     Data,
     /// Probes, metrics and views. Probes have no certificate, so none is asked for.
     Http,
@@ -164,10 +164,17 @@ impl Configs {
             ClientAuth::All => (true, true),
         };
         let build = |asked, needed, alpn: &[&[u8]]| config(files, asked, needed, alpn);
+        let new = ServerFiles {
+            min_version: Version::Tls13,
+            ..files.clone()
+        };
+        let mut data = config(&new, asked, needed, &[ALPN_FRAMES])?;
+        // A session on a socket seals its own records.
+        data.enable_secret_extraction = true;
         Ok(Self {
-            control: build(asked, needed, &[ALPN_GRPC, ALPN_FRAMES])?,
-            data: build(asked, needed, &[ALPN_FRAMES])?,
-            http: build(false, false, &[ALPN_HTTP, ALPN_GRPC])?,
+            control: build(asked, needed, &[ALPN_GRPC, ALPN_FRAMES])?.into(),
+            data: data.into(),
+            http: build(false, false, &[ALPN_HTTP, ALPN_GRPC])?.into(),
         })
     }
 }
@@ -177,7 +184,7 @@ fn config(
     asked: bool,
     needed: bool,
     alpn: &[&[u8]],
-) -> Result<Arc<ServerConfig>, TlsError> {
+) -> Result<ServerConfig, TlsError> {
     let builder = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(files.min_version.spoken())
         .map_err(|error| TlsError::BadPair(error.to_string()))?;
@@ -207,5 +214,5 @@ fn config(
     // resumption saves little.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
-    Ok(Arc::new(config))
+    Ok(config)
 }

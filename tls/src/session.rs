@@ -1,40 +1,42 @@
 //! A TLS connection after its handshake, over a socket that somebody else owns.
 //!
-//! One thread receives while others send. Neither direction waits for the other's socket: the lock on
-//! the connection is held only while bytes are encrypted or decrypted. Records leave in the order in
-//! which they were encrypted, since a sender holds the lock on what is unsent until it is sent.
+//! One thread receives while others send. Neither direction waits for the other's socket: no lock is held
+//! during I/O but that of the own direction. Records leave in the order in which they were encrypted, since
+//! a sender holds the lock on what is unsent until it is sent.
+//!
+//! ```text
+//!   blocks, frames ──fill──► records, or buffered ──► unsent ──send──► socket
+//!   blocks, frames ◄─take─── records, or buffered ◄──────────receive── socket
+//! ```
 
+mod buffered;
+mod records;
+mod unsent;
+
+pub(crate) use records::{Agreed, Rekeys};
+
+use buffered::Buffered;
 use parking_lot::Mutex;
+use records::Records;
 use rustls::Connection;
-use std::io::{self, Read, Write};
+use std::io;
+use unsent::Unsent;
 
-/// The bytes that are received at a time: four records.
-const RECEIVED: usize = 64 << 10;
-/// The same from a peer that has yet to say who it is. Anybody can be one, so it costs little memory.
-const RECEIVED_OF_CALLER: usize = 4 << 10;
 /// The plaintext that is encrypted before it is sent: what stays in a core's cache.
 pub(crate) const PIECE: usize = 64 << 10;
 
 /// See the module's documentation.
 pub struct Session {
-    connection: Mutex<Connection>,
-    incoming: Mutex<Incoming>,
+    kind: Kind,
     unsent: Mutex<Unsent>,
 }
 
-/// Ciphertext that has arrived.
-struct Incoming {
-    bytes: Box<[u8]>,
-    /// The part that is not decrypted yet.
-    start: usize,
-    end: usize,
-}
-
-/// Ciphertext that no socket has taken.
-#[derive(Default)]
-struct Unsent {
-    bytes: Vec<u8>,
-    sent: usize,
+/// Who makes records of bytes.
+enum Kind {
+    /// rustls, in buffers of its own.
+    Buffered(Buffered),
+    /// This crate, in place. The secrets are those of a handshake that rustls made.
+    Records(Records),
 }
 
 impl std::fmt::Debug for Session {
@@ -43,37 +45,38 @@ impl std::fmt::Debug for Session {
     }
 }
 
+impl From<Kind> for Session {
+    fn from(kind: Kind) -> Self {
+        Self {
+            kind,
+            unsent: Mutex::default(),
+        }
+    }
+}
+
 impl Session {
     /// Takes over a connection whose handshake is complete.
     pub fn new(connection: impl Into<Connection>) -> Self {
-        Self::with_room(connection.into(), RECEIVED)
+        Kind::Buffered(Buffered::new(connection.into())).into()
+    }
+
+    /// A session of what a handshake agreed on.
+    pub(crate) fn agreed(agreed: Agreed) -> Result<Self, rustls::Error> {
+        let records = Records::new(agreed)?;
+        records.widen();
+        Ok(Kind::Records(records).into())
     }
 
     /// The same with a small buffer, for a peer that has yet to say who it is.
-    pub(crate) fn of_caller(connection: impl Into<Connection>) -> Self {
-        Self::with_room(connection.into(), RECEIVED_OF_CALLER)
-    }
-
-    fn with_room(mut connection: Connection, room: usize) -> Self {
-        // Senders bound what they encrypt at a time.
-        connection.set_buffer_limit(None);
-        Self {
-            connection: Mutex::new(connection),
-            incoming: Mutex::new(Incoming {
-                bytes: vec![0; room].into_boxed_slice(),
-                start: 0,
-                end: 0,
-            }),
-            unsent: Mutex::default(),
-        }
+    pub(crate) fn of_caller(agreed: Agreed) -> Result<Self, rustls::Error> {
+        Ok(Kind::Records(Records::new(agreed)?).into())
     }
 
     /// Makes the buffer of a caller as large as that of any other session: it has said who it is.
     pub fn widen(&self) {
-        let mut incoming = self.incoming.lock();
-        let mut bytes = std::mem::take(&mut incoming.bytes).into_vec();
-        bytes.resize(RECEIVED, 0);
-        incoming.bytes = bytes.into_boxed_slice();
+        if let Kind::Records(records) = &self.kind {
+            records.widen();
+        }
     }
 
     /// Fills `room` with at least one decrypted byte. `receive` is called when none is left from
@@ -81,50 +84,40 @@ impl Session {
     pub fn receive(
         &self,
         room: &mut [u8],
-        mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
+        receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let mut incoming = self.incoming.lock();
-        loop {
-            let got = self.decrypt(&mut incoming, room)?;
-            if let Some(count) = got {
-                return Ok(count);
-            }
-            let count = receive(&mut incoming.bytes)?;
-            if count == 0 {
-                return Ok(0);
-            }
-            (incoming.start, incoming.end) = (0, count);
+        self.receive_with(receive, |plain| {
+            let count = plain.len().min(room.len());
+            let (now, _) = plain.split_at(count);
+            let (room, _) = room.split_at_mut(count);
+            room.copy_from_slice(now);
+            count
+        })
+    }
+
+    /// As [`Session::receive`]: lends the decrypted bytes of one record to `take`, which returns how many of
+    /// them it took. The rest stays. Returns that number, and 0 when the peer has ended the connection.
+    pub fn receive_with(
+        &self,
+        receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
+        take: impl FnOnce(&[u8]) -> usize,
+    ) -> io::Result<usize> {
+        match &self.kind {
+            Kind::Buffered(buffered) => buffered.receive(receive, take),
+            Kind::Records(records) => records.receive(receive, take),
         }
     }
 
     /// Whether bytes are at hand that no event of the socket will announce.
     pub fn has_received(&self) -> bool {
-        let incoming = self.incoming.lock();
-        let state = self.connection.lock().process_new_packets();
-        incoming.start < incoming.end
-            || state.map_or(true, |state| state.plaintext_bytes_to_read() > 0)
-    }
-
-    /// Decrypts until there is plaintext; `None` when more must be received first.
-    fn decrypt(&self, incoming: &mut Incoming, room: &mut [u8]) -> io::Result<Option<usize>> {
-        let mut connection = self.connection.lock();
-        loop {
-            match connection.reader().read(room) {
-                Ok(count) => return Ok(Some(count)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
-            let Incoming { bytes, start, end } = incoming;
-            let Some(mut rest) = bytes.get(*start..*end).filter(|rest| !rest.is_empty()) else {
-                return Ok(None);
-            };
-            *start += connection.read_tls(&mut rest)?;
-            connection.process_new_packets().map_err(invalid)?;
+        match &self.kind {
+            Kind::Buffered(buffered) => buffered.has_received(),
+            Kind::Records(records) => records.has_received(),
         }
     }
 
     /// Encrypts `plain`, and sends it and what was unsent before. On an error the rest stays for
-    /// [`Session::flush`]; `plain` then counts as taken.
+    /// [`Session::flush`]; what of `plain` was encrypted then counts as taken.
     pub fn send(
         &self,
         plain: &[u8],
@@ -134,6 +127,32 @@ impl Session {
         for piece in plain.chunks(PIECE) {
             self.encrypt(piece, &mut unsent)?;
             unsent.drain(&mut send)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Session::send`] of `length` bytes that `fill` writes, in order, into each room that it is given.
+    pub fn send_filled(
+        &self,
+        length: usize,
+        mut fill: impl FnMut(&mut [u8]),
+        mut send: impl FnMut(&[u8]) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        let mut unsent = self.unsent.lock();
+        let mut left = length;
+        let mut buffer = Vec::new();
+        while left > 0 {
+            let count = left.min(PIECE);
+            match &self.kind {
+                Kind::Buffered(buffered) => {
+                    buffer.resize(count, 0);
+                    fill(&mut buffer);
+                    buffered.encrypt(&buffer, &mut unsent)?;
+                }
+                Kind::Records(records) => records.encrypt(count, &mut fill, &mut unsent)?,
+            }
+            unsent.drain(&mut send)?;
+            left -= count;
         }
         Ok(())
     }
@@ -163,32 +182,22 @@ impl Session {
 
     /// Whether a socket has yet to take some bytes.
     pub fn has_unsent(&self) -> bool {
-        !self.unsent.lock().bytes.is_empty()
+        !self.unsent.lock().is_empty()
     }
 
-    fn encrypt(&self, piece: &[u8], unsent: &mut Unsent) -> io::Result<()> {
-        let mut connection = self.connection.lock();
-        connection.writer().write_all(piece)?;
-        while connection.wants_write() {
-            connection.write_tls(&mut unsent.bytes)?;
-        }
-        Ok(())
-    }
-}
-
-impl Unsent {
-    fn drain(&mut self, send: &mut impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
-        while let Some(rest) = self.bytes.get(self.sent..).filter(|rest| !rest.is_empty()) {
-            match send(rest) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(count) => self.sent += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+    fn encrypt(&self, mut piece: &[u8], unsent: &mut Unsent) -> io::Result<()> {
+        match &self.kind {
+            Kind::Buffered(buffered) => buffered.encrypt(piece, unsent),
+            Kind::Records(records) => {
+                let count = piece.len();
+                let fill = &mut |room: &mut [u8]| {
+                    let (now, rest) = piece.split_at(room.len());
+                    room.copy_from_slice(now);
+                    piece = rest;
+                };
+                records.encrypt(count, fill, unsent)
             }
         }
-        self.bytes.clear();
-        self.sent = 0;
-        Ok(())
     }
 }
 

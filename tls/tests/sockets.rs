@@ -1,5 +1,11 @@
 //! Handshakes and sessions over real sockets.
 
+use kvpool_tls::rustls::crypto::CryptoProvider;
+use kvpool_tls::rustls::crypto::ring::default_provider;
+use kvpool_tls::rustls::pki_types::pem::PemObject as _;
+use kvpool_tls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use kvpool_tls::rustls::version::TLS13;
+use kvpool_tls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use kvpool_tls::testing::{Authority, Life};
 use kvpool_tls::{
     ClientAuth, ClientTls, Port, ServerFiles, ServerHandshake, ServerTls, Session, Version,
@@ -48,7 +54,7 @@ fn accept(tls: &ServerTls, socket: &TcpStream) -> io::Result<Session> {
         assert!(Instant::now() < limit, "the handshake does not end");
         std::thread::sleep(Duration::from_millis(1));
     }
-    Ok(handshake.finish())
+    handshake.finish()
 }
 
 fn open() -> Ends {
@@ -142,6 +148,74 @@ fn a_caller_has_a_small_buffer_until_it_is_known() {
     assert!(received == bytes);
     assert_eq!(rooms.first(), Some(&4096));
     assert_eq!(rooms.last(), Some(&(64 << 10)), "{rooms:?}");
+}
+
+/// A peer that leaves its records to rustls, with each cipher, and with new keys on both sides.
+#[test]
+fn every_cipher_is_the_one_of_rustls() {
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new(directory.path(), "authority");
+    let tls = server_tls(&authority);
+    let pair = authority.sign("client", Life::Valid);
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_file(&authority.ca).unwrap())
+        .unwrap();
+    let all = default_provider().cipher_suites;
+    let suites: Vec<_> = all
+        .into_iter()
+        .filter(|suite| suite.tls13().is_some())
+        .collect();
+    assert_eq!(suites.len(), 3);
+    for suite in suites {
+        let provider = CryptoProvider {
+            cipher_suites: vec![suite],
+            ..default_provider()
+        };
+        let config = ClientConfig::builder_with_provider(provider.into())
+            .with_protocol_versions(&[&TLS13])
+            .unwrap()
+            .with_root_certificates(roots.clone());
+        let cert = CertificateDer::from_pem_file(&pair.cert).unwrap();
+        let key = PrivateKeyDer::from_pem_file(&pair.key).unwrap();
+        let config = config.with_client_auth_cert(vec![cert], key).unwrap();
+        let (client, server) = sockets();
+        let serving = {
+            let tls = tls.clone();
+            std::thread::spawn(move || {
+                let session = accept(&tls, &server).unwrap();
+                // What it receives it sends back.
+                let mut room = vec![0; 200_000];
+                loop {
+                    let mut stream = &server;
+                    let count = session.receive(&mut room, |room| stream.read(room));
+                    match count.unwrap() {
+                        0 => return,
+                        count => {
+                            let send = |bytes: &[u8]| stream.write(bytes);
+                            session.send(&room[..count], send).unwrap();
+                        }
+                    }
+                }
+            })
+        };
+        let name = "localhost".try_into().unwrap();
+        let connection = ClientConnection::new(config.into(), name).unwrap();
+        let mut stream = StreamOwned::new(connection, client);
+        for length in [1, 100_000, 16_384] {
+            let bytes = pattern(length);
+            for _ in 0..2 {
+                stream.write_all(&bytes).unwrap();
+                let mut answer = vec![0; length];
+                stream.read_exact(&mut answer).unwrap();
+                assert!(answer == bytes, "{suite:?} {length}");
+            }
+            stream.conn.refresh_traffic_keys().unwrap();
+        }
+        stream.conn.send_close_notify();
+        stream.flush().unwrap();
+        serving.join().unwrap();
+    }
 }
 
 /// A sender that waits for its socket must not keep the receiver of the same session from emptying

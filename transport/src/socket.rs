@@ -27,10 +27,8 @@ use std::time::Duration;
 
 /// The most pieces of memory in one call.
 const MAX_VECTORS: usize = 1024;
-/// The bytes that are encrypted at a time.
-const SEALED: usize = 64 << 10;
-/// The bytes that are decrypted at a time: one record.
-const OPENED: usize = 16 << 10;
+/// The most bytes of a frame that a socket with room takes as a whole: one record.
+const RECORD: usize = 16 << 10;
 
 /// Memory to send from, in order.
 #[derive(Default)]
@@ -82,16 +80,13 @@ impl<'a> Gather<'a> {
     }
 
     fn send_sealed(mut self, socket: BorrowedFd<'_>, tls: &Session) -> io::Result<()> {
-        let mut piece = vec![0; SEALED.min(self.0.left())];
-        loop {
-            let count = self.0.copy_out(&mut piece);
-            let Some(plain) = piece.get(..count).filter(|plain| !plain.is_empty()) else {
-                return Ok(());
-            };
-            tls.send(plain, |bytes| {
-                Ok(rustix::net::send(socket, bytes, SendFlags::NOSIGNAL)?)
-            })?;
-        }
+        let length = self.0.left();
+        let fill = |room: &mut [u8]| {
+            self.0.copy_out(room);
+        };
+        tls.send_filled(length, fill, |bytes| {
+            Ok(rustix::net::send(socket, bytes, SendFlags::NOSIGNAL)?)
+        })
     }
 }
 
@@ -155,14 +150,13 @@ impl<'a> Scatter<'a> {
     }
 
     fn receive_sealed(&mut self, socket: BorrowedFd<'_>, tls: &Session) -> io::Result<usize> {
-        let mut opened = [0; OPENED];
-        let (room, _) = opened.split_at_mut(OPENED.min(self.0.left()));
-        if room.is_empty() {
+        if self.is_full() {
             return Ok(0);
         }
-        let count = tls.receive(room, |bytes| receive_into(socket, bytes))?;
-        self.0.copy_in(room.get(..count).unwrap_or_default());
-        Ok(count)
+        tls.receive_with(
+            |bytes| receive_into(socket, bytes),
+            |plain| self.0.copy_in(plain),
+        )
     }
 }
 
@@ -206,8 +200,9 @@ impl Vectors<'_> {
         filled
     }
 
-    /// Fills the vectors from `bytes`, which fit, and uses them up.
-    fn copy_in(&mut self, mut bytes: &[u8]) {
+    /// Fills the vectors from the begin of `bytes`, and uses them up. Returns the number of bytes.
+    fn copy_in(&mut self, mut bytes: &[u8]) -> usize {
+        let all = bytes.len();
         while let Some(vector) = self.all.get(self.next)
             && !bytes.is_empty()
         {
@@ -224,6 +219,7 @@ impl Vectors<'_> {
             self.advance(now.len());
             bytes = rest;
         }
+        all - bytes.len()
     }
 
     fn push(&mut self, start: *mut u8, length: usize) {
@@ -314,7 +310,7 @@ pub(crate) fn send_whole_now<'s>(socket: impl Into<WireRef<'s>>, bytes: &[u8]) -
 /// Sends a small frame when the socket has room for much more than that.
 fn send_sealed_now(socket: BorrowedFd<'_>, tls: &Session, bytes: &[u8]) -> io::Result<()> {
     let mut poll = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
-    let has_room = bytes.len() <= OPENED
+    let has_room = bytes.len() <= RECORD
         && rustix::event::poll(&mut poll, Some(&rustix::event::Timespec::default()))? > 0;
     if !has_room {
         return Err(io::ErrorKind::WouldBlock.into());

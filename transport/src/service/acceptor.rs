@@ -288,7 +288,11 @@ impl Caller {
             match &mut self.stage {
                 Stage::Handshake(handshake) => match handshake.advance(self.socket.as_fd()) {
                     Ok(false) => return CallerEvent::More,
-                    Ok(true) => self.finish_handshake(),
+                    Ok(true) => {
+                        if let Err(error) = self.finish_handshake() {
+                            return CallerEvent::End(End::Io(error));
+                        }
+                    }
                     Err(error) => return CallerEvent::End(End::Io(error)),
                 },
                 Stage::Header(bytes) => {
@@ -320,11 +324,12 @@ impl Caller {
 }
 
 impl Caller {
-    fn finish_handshake(&mut self) {
+    fn finish_handshake(&mut self) -> io::Result<()> {
         let next = Stage::Header(Vec::with_capacity(HEADER_BYTES));
         if let Stage::Handshake(handshake) = std::mem::replace(&mut self.stage, next) {
-            self.socket.begin_session(handshake.finish());
+            self.socket.begin_session(handshake.finish()?);
         }
+        Ok(())
     }
 }
 

@@ -244,7 +244,7 @@ fn a_refusal_does_not_wait_for_a_peer_that_does_not_read() {
     // Less than the frame needs, so that the socket has room and yet not enough.
     rustix::net::sockopt::set_socket_send_buffer_size(&socket, 4 << 10).unwrap();
     let mut wire = Wire::from(OwnedFd::from(socket));
-    wire.begin_session(handshake.finish());
+    wire.begin_session(handshake.finish().unwrap());
     let (says, ended) = mpsc::channel();
     std::thread::spawn(move || {
         let frame = vec![0; 15 << 10];

@@ -1,0 +1,174 @@
+//! A handshake without a socket: what rustls makes of the bytes that have arrived.
+
+use crate::session::{Agreed, Rekeys};
+use rustls::client::UnbufferedClientConnection;
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{ConnectionState, EncodeError, EncodeTlsData, UnbufferedStatus};
+use rustls::{AlertDescription, Error, ExtractedSecrets, SupportedCipherSuite};
+
+/// One end of a handshake.
+pub(super) trait Side: Sized {
+    /// What rustls knows of this end.
+    type Data;
+
+    /// Goes on with the records in `received`.
+    fn process<'c, 'i>(
+        &'c mut self,
+        received: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data>;
+
+    /// Whether a message waits that [`Side::process`] will give at once.
+    fn has_message(&self) -> bool;
+
+    /// The secrets of a complete handshake, and what says the next ones.
+    fn secrets(self) -> Result<(ExtractedSecrets, Box<dyn Rekeys>, SupportedCipherSuite), Error>;
+}
+
+macro_rules! side {
+    ($connection:ty, $data:ty) => {
+        impl Side for $connection {
+            type Data = $data;
+
+            fn process<'c, 'i>(
+                &'c mut self,
+                received: &'i mut [u8],
+            ) -> UnbufferedStatus<'c, 'i, $data> {
+                self.process_tls_records(received)
+            }
+
+            fn has_message(&self) -> bool {
+                self.wants_write()
+            }
+
+            fn secrets(
+                self,
+            ) -> Result<(ExtractedSecrets, Box<dyn Rekeys>, SupportedCipherSuite), Error> {
+                let (secrets, rekeys) = self.dangerous_into_kernel_connection()?;
+                let suite = rekeys.negotiated_cipher_suite();
+                Ok((secrets, Box::new(rekeys), suite))
+            }
+        }
+    };
+}
+
+side!(
+    UnbufferedClientConnection,
+    rustls::client::ClientConnectionData
+);
+side!(
+    UnbufferedServerConnection,
+    rustls::server::ServerConnectionData
+);
+
+/// What a handshake needs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// [`Steps::to_send`] goes to the peer.
+    Send,
+    /// More of the peer's bytes go to [`Steps::received`].
+    Receive,
+    /// It is complete.
+    Finish,
+}
+
+/// See the module's documentation.
+pub(super) struct Steps<S> {
+    side: S,
+    /// What has arrived and is not processed.
+    pub(super) received: Vec<u8>,
+    /// What the peer has yet to get.
+    pub(super) to_send: Vec<u8>,
+    /// What the peer sent behind its handshake.
+    plain: Vec<u8>,
+}
+
+impl<S: Side> Steps<S> {
+    pub(super) const fn new(side: S) -> Self {
+        Self {
+            side,
+            received: Vec::new(),
+            to_send: Vec::new(),
+            plain: Vec::new(),
+        }
+    }
+
+    /// Goes on with what has arrived. After an error [`Steps::to_send`] has what tells the peer of it.
+    pub(super) fn advance(&mut self) -> Result<Next, Error> {
+        loop {
+            let UnbufferedStatus { discard, state } = self.side.process(&mut self.received);
+            let next = match state {
+                Ok(ConnectionState::EncodeTlsData(data)) => {
+                    encode(data, &mut self.to_send).map(|()| None)
+                }
+                Ok(ConnectionState::TransmitTlsData(data)) => {
+                    data.done();
+                    Ok(Some(Next::Send))
+                }
+                Ok(ConnectionState::BlockedHandshake) => Ok(Some(Next::Receive)),
+                Ok(ConnectionState::WriteTraffic(_)) => Ok(Some(Next::Finish)),
+                Ok(ConnectionState::ReadTraffic(mut data)) => loop {
+                    match data.next_record() {
+                        Some(Ok(record)) => self.plain.extend_from_slice(record.payload),
+                        Some(Err(error)) => break Err(error),
+                        None => break Ok(None),
+                    }
+                },
+                Ok(_) => Err(Error::AlertReceived(AlertDescription::CloseNotify)),
+                Err(error) => Err(error),
+            };
+            self.received.drain(..discard.min(self.received.len()));
+            match next {
+                Ok(None) => {}
+                Ok(Some(next)) => return Ok(next),
+                Err(error) => {
+                    self.queue_alert();
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// rustls panics when it is asked to go on after an error: it is asked for its alert alone.
+    fn queue_alert(&mut self) {
+        while self.side.has_message() {
+            let state = self.side.process(&mut self.received).state;
+            let Ok(ConnectionState::EncodeTlsData(alert)) = state else {
+                return;
+            };
+            if encode(alert, &mut self.to_send).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// What a complete handshake has agreed on.
+    pub(super) fn finish(self) -> Result<Agreed, Error> {
+        let (secrets, rekeys, suite) = self.side.secrets()?;
+        let suite = suite.tls13().ok_or(Error::HandshakeNotComplete)?;
+        Ok(Agreed {
+            secrets,
+            rekeys,
+            records_of_key: suite.common.confidentiality_limit,
+            plain: self.plain,
+            sealed: self.received,
+        })
+    }
+}
+
+/// Appends a message to `to_send`.
+fn encode<Data>(mut message: EncodeTlsData<'_, Data>, to_send: &mut Vec<u8>) -> Result<(), Error> {
+    let start = to_send.len();
+    loop {
+        let room = to_send.get_mut(start..).unwrap_or_default();
+        match message.encode(room) {
+            Ok(written) => {
+                to_send.truncate(start + written);
+                return Ok(());
+            }
+            Err(EncodeError::InsufficientSize(needed)) => {
+                to_send.resize(start + needed.required_size, 0);
+            }
+            Err(error) => return Err(Error::General(error.to_string())),
+        }
+    }
+}
