@@ -49,7 +49,7 @@ fn move_bytes<S: Side>(
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     let arrived = piece.get(..count).unwrap_or_default();
-    steps.received.extend_from_slice(arrived);
+    steps.arrived.extend_from_slice(arrived);
     Ok(count)
 }
 

@@ -5,7 +5,9 @@ use kvpool_tls::rustls::crypto::ring::default_provider;
 use kvpool_tls::rustls::pki_types::pem::PemObject as _;
 use kvpool_tls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use kvpool_tls::rustls::version::TLS13;
-use kvpool_tls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use kvpool_tls::rustls::{
+    ClientConfig, ClientConnection, RootCertStore, ServerConnection, StreamOwned,
+};
 use kvpool_tls::testing::{Authority, Life};
 use kvpool_tls::{
     ClientAuth, ClientTls, Port, ServerFiles, ServerHandshake, ServerTls, Session, Version,
@@ -214,6 +216,55 @@ fn every_cipher_is_the_one_of_rustls() {
         }
         stream.conn.send_close_notify();
         stream.flush().unwrap();
+        serving.join().unwrap();
+    }
+}
+
+/// A node of an earlier build leaves its records to rustls: its new keys and its refusals are understood.
+#[test]
+fn a_server_that_leaves_its_records_to_rustls_is_understood() {
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new(directory.path(), "authority");
+    let tls = server_tls(&authority);
+    let pair = authority.sign("client", Life::Valid);
+    for pair in [Some(&pair), None] {
+        let client = ClientTls::open(&authority.client(pair)).unwrap().unwrap();
+        let (ours, theirs) = sockets();
+        let config = tls.config(Port::Data);
+        let is_known = pair.is_some();
+        let serving = std::thread::spawn(move || {
+            let connection = ServerConnection::new(config).unwrap();
+            let mut stream = StreamOwned::new(connection, theirs);
+            let mut room = vec![0; 50_000];
+            for _ in 0..3 {
+                let received = stream.read_exact(&mut room);
+                assert_eq!(received.is_ok(), is_known);
+                if !is_known {
+                    // The refusal has left.
+                    let _rest = stream.sock.read(&mut room);
+                    return;
+                }
+                stream.conn.refresh_traffic_keys().unwrap();
+                stream.write_all(&room).unwrap();
+            }
+        });
+        let name = client.name_of("localhost:1").unwrap();
+        let session = connect_socket(&client, name, ours.as_fd(), soon()).unwrap();
+        let bytes = pattern(50_000);
+        let mut stream = &ours;
+        if is_known {
+            for _ in 0..3 {
+                session.send(&bytes, |bytes| stream.write(bytes)).unwrap();
+                let mut answer = vec![0; bytes.len()];
+                receive_exact((&ours, &session), &mut answer);
+                assert!(answer == bytes);
+            }
+        } else {
+            let told = session.receive(&mut [0; 9], |room| stream.read(room));
+            let told = told.unwrap_err().to_string();
+            assert!(told.contains("CertificateRequired"), "{told}");
+        }
+        drop(ours);
         serving.join().unwrap();
     }
 }

@@ -200,7 +200,7 @@ impl Vectors<'_> {
         filled
     }
 
-    /// Fills the vectors from the begin of `bytes`, and uses them up. Returns the number of bytes.
+    /// Fills the vectors from the start of `bytes`, and uses them up. Returns the number of bytes.
     fn copy_in(&mut self, mut bytes: &[u8]) -> usize {
         let all = bytes.len();
         while let Some(vector) = self.all.get(self.next)

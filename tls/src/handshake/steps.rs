@@ -4,7 +4,10 @@ use crate::session::{Agreed, Rekeys};
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, EncodeTlsData, UnbufferedStatus};
-use rustls::{AlertDescription, Error, ExtractedSecrets, SupportedCipherSuite};
+use rustls::{Error, ExtractedSecrets, SupportedCipherSuite};
+
+/// The bytes of a record's head: kind, version, and the length of the rest.
+const HEAD: usize = 5;
 
 /// One end of a handshake.
 pub(super) trait Side: Sized {
@@ -65,7 +68,7 @@ side!(
 pub(super) enum Next {
     /// [`Steps::to_send`] goes to the peer.
     Send,
-    /// More of the peer's bytes go to [`Steps::received`].
+    /// More of the peer's bytes go to [`Steps::arrived`].
     Receive,
     /// It is complete.
     Finish,
@@ -74,28 +77,31 @@ pub(super) enum Next {
 /// See the module's documentation.
 pub(super) struct Steps<S> {
     side: S,
-    /// What has arrived and is not processed.
-    pub(super) received: Vec<u8>,
+    /// What has arrived and rustls has not seen. What lies behind the handshake is not for rustls.
+    pub(super) arrived: Vec<u8>,
+    /// The bytes that rustls lacks of the record that it has begun to see.
+    lacking: usize,
+    /// What rustls has seen and has not used up.
+    shown: Vec<u8>,
     /// What the peer has yet to get.
     pub(super) to_send: Vec<u8>,
-    /// What the peer sent behind its handshake.
-    plain: Vec<u8>,
 }
 
 impl<S: Side> Steps<S> {
     pub(super) const fn new(side: S) -> Self {
         Self {
             side,
-            received: Vec::new(),
+            arrived: Vec::new(),
+            lacking: 0,
+            shown: Vec::new(),
             to_send: Vec::new(),
-            plain: Vec::new(),
         }
     }
 
     /// Goes on with what has arrived. After an error [`Steps::to_send`] has what tells the peer of it.
     pub(super) fn advance(&mut self) -> Result<Next, Error> {
         loop {
-            let UnbufferedStatus { discard, state } = self.side.process(&mut self.received);
+            let UnbufferedStatus { discard, state } = self.side.process(&mut self.shown);
             let next = match state {
                 Ok(ConnectionState::EncodeTlsData(data)) => {
                     encode(data, &mut self.to_send).map(|()| None)
@@ -106,19 +112,13 @@ impl<S: Side> Steps<S> {
                 }
                 Ok(ConnectionState::BlockedHandshake) => Ok(Some(Next::Receive)),
                 Ok(ConnectionState::WriteTraffic(_)) => Ok(Some(Next::Finish)),
-                Ok(ConnectionState::ReadTraffic(mut data)) => loop {
-                    match data.next_record() {
-                        Some(Ok(record)) => self.plain.extend_from_slice(record.payload),
-                        Some(Err(error)) => break Err(error),
-                        None => break Ok(None),
-                    }
-                },
-                Ok(_) => Err(Error::AlertReceived(AlertDescription::CloseNotify)),
+                Ok(_) => Err(Error::General("the peer has ended its handshake".into())),
                 Err(error) => Err(error),
             };
-            self.received.drain(..discard.min(self.received.len()));
+            self.shown.drain(..discard.min(self.shown.len()));
             match next {
                 Ok(None) => {}
+                Ok(Some(Next::Receive)) if self.show() => {}
                 Ok(Some(next)) => return Ok(next),
                 Err(error) => {
                     self.queue_alert();
@@ -128,10 +128,24 @@ impl<S: Side> Steps<S> {
         }
     }
 
+    /// Shows rustls what has arrived, up to the end of a record. False when nothing has.
+    fn show(&mut self) -> bool {
+        if self.lacking == 0 {
+            let Some(&[_, _, _, high, low]) = self.arrived.first_chunk::<HEAD>() else {
+                return false;
+            };
+            self.lacking = HEAD + usize::from(u16::from_be_bytes([high, low]));
+        }
+        let count = self.lacking.min(self.arrived.len());
+        self.shown.extend(self.arrived.drain(..count));
+        self.lacking -= count;
+        count > 0
+    }
+
     /// rustls panics when it is asked to go on after an error: it is asked for its alert alone.
     fn queue_alert(&mut self) {
         while self.side.has_message() {
-            let state = self.side.process(&mut self.received).state;
+            let state = self.side.process(&mut self.shown).state;
             let Ok(ConnectionState::EncodeTlsData(alert)) = state else {
                 return;
             };
@@ -143,14 +157,16 @@ impl<S: Side> Steps<S> {
 
     /// What a complete handshake has agreed on.
     pub(super) fn finish(self) -> Result<Agreed, Error> {
+        if !self.shown.is_empty() {
+            return Err(Error::HandshakeNotComplete);
+        }
         let (secrets, rekeys, suite) = self.side.secrets()?;
         let suite = suite.tls13().ok_or(Error::HandshakeNotComplete)?;
         Ok(Agreed {
             secrets,
             rekeys,
             records_of_key: suite.common.confidentiality_limit,
-            plain: self.plain,
-            sealed: self.received,
+            sealed: self.arrived,
         })
     }
 }

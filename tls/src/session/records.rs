@@ -1,8 +1,11 @@
 //! The records of TLS 1.3, sealed and opened in place.
 //!
-//! rustls makes the handshake, and says the keys and each next pair of them ([`Rekeys`]). ring seals and
-//! opens. This module knows the layout of a record (RFC 8446, section 5) and three messages that follow a
-//! handshake: a new key, a ticket and an alert.
+//! rustls makes the handshake, and gives the keys and later each key that follows ([`Rekeys`]). ring seals
+//! and opens. This module knows the layout of a record (RFC 8446, section 5) and three messages that follow
+//! a handshake: a new key, a ticket and an alert.
+//!
+//! After a wrong record nothing more is received. The peer is told by the end of the connection, not by an
+//! alert.
 //!
 //! ADR 0046 says why records are kept here.
 
@@ -56,9 +59,7 @@ pub(crate) struct Agreed {
     pub(crate) rekeys: Box<dyn Rekeys>,
     /// The most records of one key.
     pub(crate) records_of_key: u64,
-    /// Plaintext that came with the end of the handshake.
-    pub(crate) plain: Vec<u8>,
-    /// The begin of a record that did.
+    /// The records that came with its end, and the start of one.
     pub(crate) sealed: Vec<u8>,
 }
 
@@ -115,6 +116,8 @@ struct Incoming {
     /// The records without data since the last one with some.
     idle: u32,
     ended: bool,
+    /// Why nothing more is received.
+    failed: Option<Error>,
 }
 
 impl Key {
@@ -169,13 +172,12 @@ impl Key {
         let nonce = self.nonce()?;
         let inside = self.key.open_in_place(nonce, aad, sealed);
         let inside = inside.map_err(|_| Error::DecryptError)?;
-        let last = inside.iter().rposition(|&byte| byte != 0);
-        let kind = last.and_then(|last| Some((*inside.get(last)?, last)));
-        let (kind, length) = kind.ok_or(PeerMisbehaved::IllegalTlsInnerPlaintext)?;
-        if length > PLAIN {
+        if inside.len() > PLAIN + 1 {
             return Err(Error::PeerSentOversizedRecord);
         }
-        Ok((kind, length))
+        let last = inside.iter().rposition(|&byte| byte != 0);
+        let kind = last.and_then(|last| Some((*inside.get(last)?, last)));
+        Ok(kind.ok_or(PeerMisbehaved::IllegalTlsInnerPlaintext)?)
     }
 }
 
@@ -185,21 +187,18 @@ impl Records {
             secrets,
             rekeys,
             records_of_key,
-            plain,
             sealed,
         } = agreed;
-        let middle = plain.len();
-        let mut bytes = plain;
-        bytes.extend_from_slice(&sealed);
         Ok(Self {
             incoming: Mutex::new(Incoming {
                 key: Key::new(secrets.rx)?,
-                plain: 0..middle,
-                sealed: middle..bytes.len(),
-                bytes,
+                plain: 0..0,
+                sealed: 0..sealed.len(),
+                bytes: sealed,
                 piece: RECEIVED_OF_CALLER,
                 idle: 0,
                 ended: false,
+                failed: None,
             }),
             sealing: Mutex::new(Sealing {
                 key: Key::new(secrets.tx)?,
@@ -217,8 +216,10 @@ impl Records {
 
     pub(super) fn has_received(&self) -> bool {
         let incoming = self.incoming.lock();
-        // A head that is wrong is at hand too: to receive says what is wrong.
-        !incoming.plain.is_empty() || !matches!(incoming.record(), Ok(None))
+        // An error is at hand too: to receive says what is wrong.
+        !incoming.plain.is_empty()
+            || incoming.failed.is_some()
+            || !matches!(incoming.record(), Ok(None))
     }
 
     pub(super) fn receive(
@@ -237,8 +238,16 @@ impl Records {
             if incoming.ended {
                 return Ok(0);
             }
-            if self.open_next(&mut incoming).map_err(invalid)? {
-                continue;
+            if let Some(error) = &incoming.failed {
+                return Err(invalid(error.clone()));
+            }
+            match self.open_next(&mut incoming) {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => {
+                    incoming.failed = Some(error);
+                    continue;
+                }
             }
             let count = receive(incoming.room())?;
             if count == 0 {
@@ -295,7 +304,8 @@ impl Records {
         let mut sealing = self.sealing.lock();
         let mut left = count;
         while left > 0 {
-            if sealing.key.next >= sealing.limit || self.owes_key.swap(false, Ordering::AcqRel) {
+            let owes_key = self.owes_key.swap(false, Ordering::AcqRel);
+            if sealing.key.next >= sealing.limit || owes_key {
                 self.change_key(&mut sealing, unsent).map_err(invalid)?;
             }
             let length = left.min(PLAIN);
@@ -314,6 +324,7 @@ impl Records {
     fn change_key(&self, sealing: &mut Sealing, unsent: &mut Unsent) -> Result<(), Error> {
         // The length is three bytes, and the last one says that the peer may keep its own key.
         const SAID: [u8; 5] = [message::NEW_KEY, 0, 0, 1, 0];
+        let next = Key::new(self.rekeys.lock().sending()?)?;
         let whole = HEAD + SAID.len() + 1 + TAG;
         let record = unsent.room(whole);
         if let Some(room) = record.get_mut(HEAD..HEAD + SAID.len()) {
@@ -321,7 +332,7 @@ impl Records {
         }
         sealing.key.seal(kind::HANDSHAKE, SAID.len(), record)?;
         unsent.grow(whole);
-        sealing.key = Key::new(self.rekeys.lock().sending()?)?;
+        sealing.key = next;
         Ok(())
     }
 }
@@ -337,8 +348,11 @@ impl Incoming {
             return Err(InvalidMessage::InvalidContentType.into());
         }
         let length = usize::from(u16::from_be_bytes([high, low]));
-        if !(TAG < length && length <= SEALED) {
+        if length > SEALED {
             return Err(InvalidMessage::MessageTooLarge.into());
+        }
+        if length <= TAG {
+            return Err(InvalidMessage::MessageTooShort.into());
         }
         let start = self.sealed.start + HEAD;
         let is_whole = bytes.len() >= HEAD + length;

@@ -87,11 +87,12 @@ fn pattern(length: usize) -> Vec<u8> {
 fn a_key_changes_before_its_limit_and_no_byte_is_lost() {
     let world = World::new();
     let pair = pair(&world, Some(3));
-    let bytes = pattern(40 * PLAIN + 9);
+    // More keys in a row than records without data may come.
+    let bytes = pattern(80 * PLAIN + 9);
     let (plain, ended) = pair.opened(&pair.sealed(&bytes));
     ended.unwrap();
     assert!(plain == bytes);
-    // 41 records of data, two with each key, and the message about the next one.
+    // 81 records of data, two with each key, and the message about the next one.
     let sealing = pair.records().sealing.lock();
     assert_eq!(sealing.key.next, 1, "records of the last key");
 }
@@ -115,6 +116,8 @@ fn a_peer_that_wants_a_new_key_gets_it_before_the_next_data() {
     ended.unwrap();
     assert_eq!(plain, b"answer");
     assert_eq!(sealed(&pair.receiver, b"again").len(), HEAD + 5 + 1 + TAG);
+    // It was no wish for another key: two peers would change keys for ever.
+    assert_eq!(pair.sealed(b"again").len(), HEAD + 5 + 1 + TAG);
 }
 
 #[test]
@@ -132,6 +135,10 @@ fn a_changed_repeated_missing_or_swapped_record_is_an_error_and_gives_no_byte() 
             let waits = ended.is_ok() && (3..5).contains(&place);
             assert!(waits || ended.is_err(), "{place} {bit}");
             assert!(plain.is_empty(), "{place} {bit}");
+            // The next record is sound, and no hole may come before it.
+            let (plain, again) = pair.opened(&[]);
+            assert!(waits || again.is_err(), "{place} {bit}");
+            assert!(plain.is_empty() && (waits || pair.receiver.has_received()));
         }
     }
     for order in [&[0, 0][..], &[1], &[1, 0]] {
@@ -154,6 +161,7 @@ fn padding_tickets_and_empty_records_give_no_byte() {
     sent.extend(pair.record(kind::DATA, &[]));
     // The kind of a padded record stands before the zeros: 23, and then two of them.
     sent.extend(pair.record(0, &[b'a', kind::DATA, 0]));
+    sent.extend(pair.record(kind::ALERT, &[1, 90]));
     sent.extend(pair.sealed(b"bc"));
     sent.extend(pair.record(kind::ALERT, &[1, 0]));
     sent.extend(pair.sealed(b"after the end"));
@@ -165,7 +173,11 @@ fn padding_tickets_and_empty_records_give_no_byte() {
 #[test]
 fn what_no_session_has_is_an_error() {
     let world = World::new();
-    let wrong: [(&str, u8, &[u8]); 10] = [
+    let long = [1; PLAIN + 1];
+    let padded = [&[b'a', kind::DATA][..], &[0; PLAIN]].concat();
+    let wrong: [(&str, u8, &[u8]); 12] = [
+        ("a long record", kind::DATA, &long),
+        ("a record with much padding", 0, &padded),
         ("an alert", kind::ALERT, &[2, 40]),
         ("half an alert", kind::ALERT, &[2]),
         ("a kind", 99, b"x"),
