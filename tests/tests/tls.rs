@@ -145,8 +145,8 @@ fn ports_speak_tls_1_3_and_older_versions_only_where_they_are_asked_for() {
     }
     let cluster = start(1, &["--tls-min-version", "1.2"]);
     for (name, address, alpn) in ports(&cluster) {
-        // Whoever calls a data port is of this project, and speaks 1.3.
-        let expected = !name.contains("data");
+        // Whoever speaks frames is of this project, and speaks 1.3.
+        let expected = alpn != "kvpool/1";
         let (works, said) = s_client(address, alpn, &["-tls1_2"]);
         assert_eq!(works && said.contains("GCM"), expected, "{name}: {said}");
         let (works, said) = s_client(address, alpn, &["-tls1_1"]);

@@ -59,7 +59,6 @@ pub struct ClientTls {
 struct Configs {
     grpc: Arc<ClientConfig>,
     frames: Arc<ClientConfig>,
-    data: Arc<ClientConfig>,
 }
 
 impl std::fmt::Debug for ClientTls {
@@ -91,13 +90,12 @@ impl ClientTls {
                 min_version: Version::Tls13,
                 ..files.clone()
             };
-            let mut data = config(&new, &ca, ALPN_FRAMES)?;
-            // A session on a socket seals its own records.
-            data.enable_secret_extraction = true;
+            let mut frames = config(&new, &ca, ALPN_FRAMES)?;
+            // A session seals its own records.
+            frames.enable_secret_extraction = true;
             Ok(Configs {
                 grpc: config(&files, &ca, ALPN_GRPC)?.into(),
-                frames: config(&files, &ca, ALPN_FRAMES)?.into(),
-                data: data.into(),
+                frames: frames.into(),
             })
         })?;
         Ok(Some(Self {
@@ -135,14 +133,9 @@ impl ClientTls {
         Arc::clone(&self.configs.get().grpc)
     }
 
-    /// The configuration of the next handshake for frames with a master.
+    /// The configuration of the next handshake for frames, whose TLS is of version 1.3.
     pub fn frames(&self) -> Arc<ClientConfig> {
         Arc::clone(&self.configs.get().frames)
-    }
-
-    /// The same with a data port, where TLS is of version 1.3.
-    pub(crate) fn data(&self) -> Arc<ClientConfig> {
-        Arc::clone(&self.configs.get().data)
     }
 
     /// The name that the certificate of the server at `HOST:PORT` must have.

@@ -5,6 +5,7 @@ mod steps;
 pub(crate) mod tests;
 
 use crate::client::ClientTls;
+use crate::frames::too_long;
 use crate::session::{Session, invalid};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags};
@@ -16,10 +17,10 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use steps::{Next, Side, Steps};
+pub(crate) use steps::{Next, Side, Steps};
 
 /// The most bytes that a caller may send for its handshake. A client's certificates fit many times.
-const MOST_BYTES: usize = 64 << 10;
+pub(crate) const MOST_BYTES: usize = 64 << 10;
 
 /// The bytes that are received at a time.
 const RECEIVED: usize = 4 << 10;
@@ -76,7 +77,7 @@ pub fn connect_socket(
     socket: BorrowedFd<'_>,
     deadline: Instant,
 ) -> io::Result<Session> {
-    let side = UnbufferedClientConnection::new(tls.data(), name).map_err(invalid)?;
+    let side = UnbufferedClientConnection::new(tls.frames(), name).map_err(invalid)?;
     let mut steps = Steps::new(side);
     let flags = RecvFlags::empty();
     loop {
@@ -150,10 +151,7 @@ impl ServerHandshake {
                 Err(error) => return Err(error),
             }
             if self.received > MOST_BYTES {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    "the handshake is too long",
-                ));
+                return Err(too_long());
             }
         }
     }

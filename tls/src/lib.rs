@@ -16,6 +16,7 @@
 
 mod client;
 mod error;
+mod frames;
 #[cfg(feature = "grpc")]
 pub mod grpc;
 mod handshake;
@@ -28,6 +29,7 @@ pub mod testing;
 
 pub use client::{ClientFiles, ClientTls};
 pub use error::{TlsError, is_certificate_refusal};
+pub use frames::{Caller, FrameStream, accept, connect};
 pub use handshake::{ServerHandshake, connect_socket};
 pub use rustls;
 pub use server::{ClientAuth, Port, ServerFiles, ServerTls, Version};

@@ -168,11 +168,13 @@ impl Configs {
             min_version: Version::Tls13,
             ..files.clone()
         };
+        let mut control = build(asked, needed, &[ALPN_GRPC, ALPN_FRAMES])?;
         let mut data = config(&new, asked, needed, &[ALPN_FRAMES])?;
-        // A session on a socket seals its own records.
+        // A session seals its own records.
+        control.enable_secret_extraction = true;
         data.enable_secret_extraction = true;
         Ok(Self {
-            control: build(asked, needed, &[ALPN_GRPC, ALPN_FRAMES])?.into(),
+            control: control.into(),
             data: data.into(),
             http: build(false, false, &[ALPN_HTTP, ALPN_GRPC])?.into(),
         })

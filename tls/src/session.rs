@@ -5,38 +5,29 @@
 //! a sender holds the lock on what is unsent until it is sent.
 //!
 //! ```text
-//!   blocks, frames ──fill──► records, or buffered ──► unsent ──send──► socket
-//!   blocks, frames ◄─take─── records, or buffered ◄──────────receive── socket
+//!   blocks, frames ──fill──► records ──► unsent ──send──► socket
+//!   blocks, frames ◄─take─── records ◄──────────receive── socket
 //! ```
 
-mod buffered;
 mod records;
 mod unsent;
 
 pub(crate) use records::{Agreed, Rekeys};
 
-use buffered::Buffered;
 use parking_lot::Mutex;
 use records::Records;
-use rustls::Connection;
 use std::io;
 use unsent::Unsent;
 
-/// The plaintext that is encrypted before it is sent: what stays in a core's cache.
-pub(crate) const PIECE: usize = 64 << 10;
+/// The bytes of blocks that are encrypted before they are sent: what stays in a core's cache.
+const PIECE: usize = 64 << 10;
+/// The same of a message: one record. The peer decrypts it while the next one is encrypted.
+const RECORD: usize = 16 << 10;
 
 /// See the module's documentation.
 pub struct Session {
-    kind: Kind,
+    records: Records,
     unsent: Mutex<Unsent>,
-}
-
-/// Who makes records of bytes.
-enum Kind {
-    /// rustls, in buffers of its own.
-    Buffered(Buffered),
-    /// This crate, in place. The secrets are those of a handshake that rustls made.
-    Records(Records),
 }
 
 impl std::fmt::Debug for Session {
@@ -45,38 +36,25 @@ impl std::fmt::Debug for Session {
     }
 }
 
-impl From<Kind> for Session {
-    fn from(kind: Kind) -> Self {
-        Self {
-            kind,
-            unsent: Mutex::default(),
-        }
-    }
-}
-
 impl Session {
-    /// Takes over a connection whose handshake is complete.
-    pub fn new(connection: impl Into<Connection>) -> Self {
-        Kind::Buffered(Buffered::new(connection.into())).into()
-    }
-
     /// A session of what a handshake agreed on.
     pub(crate) fn agreed(agreed: Agreed) -> Result<Self, rustls::Error> {
-        let records = Records::new(agreed)?;
-        records.widen();
-        Ok(Kind::Records(records).into())
+        let session = Self::of_caller(agreed)?;
+        session.widen();
+        Ok(session)
     }
 
     /// The same with a small buffer, for a peer that has yet to say who it is.
     pub(crate) fn of_caller(agreed: Agreed) -> Result<Self, rustls::Error> {
-        Ok(Kind::Records(Records::new(agreed)?).into())
+        Ok(Self {
+            records: Records::new(agreed)?,
+            unsent: Mutex::default(),
+        })
     }
 
     /// Makes the buffer of a caller as large as that of any other session: it has said who it is.
     pub fn widen(&self) {
-        if let Kind::Records(records) = &self.kind {
-            records.widen();
-        }
+        self.records.widen();
     }
 
     /// Fills `room` with at least one decrypted byte. `receive` is called when none is left from
@@ -102,18 +80,12 @@ impl Session {
         receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
         take: impl FnOnce(&[u8]) -> usize,
     ) -> io::Result<usize> {
-        match &self.kind {
-            Kind::Buffered(buffered) => buffered.receive(receive, take),
-            Kind::Records(records) => records.receive(receive, take),
-        }
+        self.records.receive(receive, take)
     }
 
     /// Whether bytes are at hand that no event of the socket will announce.
     pub fn has_received(&self) -> bool {
-        match &self.kind {
-            Kind::Buffered(buffered) => buffered.has_received(),
-            Kind::Records(records) => records.has_received(),
-        }
+        self.records.has_received()
     }
 
     /// Encrypts `plain`, and sends it and what was unsent before. On an error the rest stays for
@@ -124,7 +96,7 @@ impl Session {
         mut send: impl FnMut(&[u8]) -> io::Result<usize>,
     ) -> io::Result<()> {
         let mut unsent = self.unsent.lock();
-        for piece in plain.chunks(PIECE) {
+        for piece in plain.chunks(RECORD) {
             self.encrypt(piece, &mut unsent)?;
             unsent.drain(&mut send)?;
         }
@@ -140,26 +112,18 @@ impl Session {
     ) -> io::Result<()> {
         let mut unsent = self.unsent.lock();
         let mut left = length;
-        let mut buffer = Vec::new();
         while left > 0 {
             let count = left.min(PIECE);
-            match &self.kind {
-                Kind::Buffered(buffered) => {
-                    buffer.resize(count, 0);
-                    fill(&mut buffer);
-                    buffered.encrypt(&buffer, &mut unsent)?;
-                }
-                Kind::Records(records) => records.encrypt(count, &mut fill, &mut unsent)?,
-            }
+            self.records.encrypt(count, &mut fill, &mut unsent)?;
             unsent.drain(&mut send)?;
             left -= count;
         }
         Ok(())
     }
 
-    /// As [`Session::send`] of at most one piece, for a sender that must not wait. Returns the bytes of
-    /// `plain` that were taken, all of it for a small frame. Fails with `WouldBlock`, and takes none,
-    /// while the socket has not taken what was unsent before.
+    /// As [`Session::send`], for a sender that must not wait. Returns the bytes of `plain` that were taken, all
+    /// of them for a small frame. Fails with `WouldBlock`, and takes none, while the socket has not taken
+    /// what was unsent before.
     pub fn send_some(
         &self,
         plain: &[u8],
@@ -167,12 +131,17 @@ impl Session {
     ) -> io::Result<usize> {
         let mut unsent = self.unsent.lock();
         unsent.drain(&mut send)?;
-        let piece = plain.get(..PIECE).unwrap_or(plain);
-        self.encrypt(piece, &mut unsent)?;
-        match unsent.drain(&mut send) {
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            _ => Ok(piece.len()),
+        let mut taken = 0;
+        for piece in plain.chunks(RECORD) {
+            self.encrypt(piece, &mut unsent)?;
+            taken += piece.len();
+            match unsent.drain(&mut send) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
         }
+        Ok(taken)
     }
 
     /// Sends what is unsent.
@@ -185,19 +154,14 @@ impl Session {
         !self.unsent.lock().is_empty()
     }
 
-    fn encrypt(&self, mut piece: &[u8], unsent: &mut Unsent) -> io::Result<()> {
-        match &self.kind {
-            Kind::Buffered(buffered) => buffered.encrypt(piece, unsent),
-            Kind::Records(records) => {
-                let count = piece.len();
-                let fill = &mut |room: &mut [u8]| {
-                    let (now, rest) = piece.split_at(room.len());
-                    room.copy_from_slice(now);
-                    piece = rest;
-                };
-                records.encrypt(count, fill, unsent)
-            }
-        }
+    fn encrypt(&self, piece: &[u8], unsent: &mut Unsent) -> io::Result<()> {
+        let mut rest = piece;
+        let mut fill = |room: &mut [u8]| {
+            let (now, later) = rest.split_at(room.len());
+            room.copy_from_slice(now);
+            rest = later;
+        };
+        self.records.encrypt(piece.len(), &mut fill, unsent)
     }
 }
 

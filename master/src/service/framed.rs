@@ -29,7 +29,7 @@ use connection::Connection;
 use futures::Stream;
 pub use grpc::{GrpcStream, Origin};
 use kvpool_daemon::callers::{Caller, Callers};
-use kvpool_tls::{ALPN_FRAMES, Port, ServerTls, Session};
+use kvpool_tls::{Port, ServerTls};
 use kvpool_types::Code;
 use kvpool_types::wire::frame::MAGIC;
 use rustix::net::sockopt;
@@ -185,7 +185,8 @@ async fn sort(
                 // The first byte tells the protocols apart, so a slow sender is no reason to wait.
                 first.first() == MAGIC.to_le_bytes().first()
             }
-            Incoming::Tls(stream) => stream.get_ref().1.alpn_protocol() == Some(ALPN_FRAMES),
+            Incoming::Tls(_) => false,
+            Incoming::Frames(_) => true,
         };
         if !is_framed {
             return Ok((stream, None));
@@ -213,10 +214,12 @@ async fn sort(
             caller.settle();
             let (stream, session) = match stream {
                 Incoming::Plain(stream) => (stream, None),
-                Incoming::Tls(stream) => {
-                    let (stream, connection) = stream.into_inner();
-                    (stream, Some(Arc::new(Session::new(connection))))
+                Incoming::Frames(stream) => {
+                    let (stream, session) = stream.into_parts();
+                    session.widen();
+                    (stream, Some(Arc::new(session)))
                 }
+                Incoming::Tls(_) => return Err(wire::Error::Closed),
             };
             let stream = stream.into_std()?;
             stream.set_nonblocking(false)?;

@@ -10,7 +10,7 @@ use rustls::{Error, ExtractedSecrets, SupportedCipherSuite};
 const HEAD: usize = 5;
 
 /// One end of a handshake.
-pub(super) trait Side: Sized {
+pub(crate) trait Side: Sized {
     /// What rustls knows of this end.
     type Data;
 
@@ -65,7 +65,7 @@ side!(
 
 /// What a handshake needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(crate) enum Next {
     /// [`Steps::to_send`] goes to the peer.
     Send,
     /// More of the peer's bytes go to [`Steps::arrived`].
@@ -75,20 +75,20 @@ pub(super) enum Next {
 }
 
 /// See the module's documentation.
-pub(super) struct Steps<S> {
+pub(crate) struct Steps<S> {
     side: S,
     /// What has arrived and rustls has not seen. What lies behind the handshake is not for rustls.
-    pub(super) arrived: Vec<u8>,
+    pub(crate) arrived: Vec<u8>,
     /// The bytes that rustls lacks of the record that it has begun to see.
     lacking: usize,
     /// What rustls has seen and has not used up.
     shown: Vec<u8>,
     /// What the peer has yet to get.
-    pub(super) to_send: Vec<u8>,
+    pub(crate) to_send: Vec<u8>,
 }
 
 impl<S: Side> Steps<S> {
-    pub(super) const fn new(side: S) -> Self {
+    pub(crate) const fn new(side: S) -> Self {
         Self {
             side,
             arrived: Vec::new(),
@@ -99,7 +99,7 @@ impl<S: Side> Steps<S> {
     }
 
     /// Goes on with what has arrived. After an error [`Steps::to_send`] has what tells the peer of it.
-    pub(super) fn advance(&mut self) -> Result<Next, Error> {
+    pub(crate) fn advance(&mut self) -> Result<Next, Error> {
         loop {
             let UnbufferedStatus { discard, state } = self.side.process(&mut self.shown);
             let next = match state {
@@ -156,7 +156,7 @@ impl<S: Side> Steps<S> {
     }
 
     /// What a complete handshake has agreed on.
-    pub(super) fn finish(self) -> Result<Agreed, Error> {
+    pub(crate) fn finish(self) -> Result<Agreed, Error> {
         if !self.shown.is_empty() {
             return Err(Error::HandshakeNotComplete);
         }

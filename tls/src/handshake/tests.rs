@@ -39,7 +39,7 @@ impl World {
 
     fn begin(&self) -> (Client, Server) {
         let name = self.client.name_of("localhost:1").unwrap();
-        let client = UnbufferedClientConnection::new(self.client.data(), name).unwrap();
+        let client = UnbufferedClientConnection::new(self.client.frames(), name).unwrap();
         let server = self.server.config(Port::Data);
         let server = UnbufferedServerConnection::new(server).unwrap();
         (Steps::new(client), Steps::new(server))

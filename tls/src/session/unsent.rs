@@ -47,15 +47,3 @@ impl Unsent {
         Ok(())
     }
 }
-
-impl io::Write for Unsent {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.room(bytes.len()).copy_from_slice(bytes);
-        self.grow(bytes.len());
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}

@@ -7,7 +7,6 @@
 )]
 
 use crate::wire::Wire;
-use kvpool_tls::tokio_rustls::TlsConnector;
 use kvpool_tls::{ClientTls, Session};
 use rustix::net::{RecvFlags, SendFlags};
 use std::io;
@@ -41,13 +40,10 @@ impl Stream {
         authority: &str,
     ) -> io::Result<Self> {
         let name = tls.name_of(authority).map_err(io::Error::other)?;
-        let stream = TcpStream::connect(address).await?;
+        let mut stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        let stream = TlsConnector::from(tls.frames())
-            .connect(name, stream)
-            .await?;
-        let (stream, connection) = stream.into_inner();
-        Ok(Self::Tls(stream, Box::new(Session::new(connection))))
+        let session = kvpool_tls::connect(tls, name, &mut stream).await?;
+        Ok(Self::Tls(stream, Box::new(session)))
     }
 
     pub(super) fn from_socket(socket: Wire) -> io::Result<Self> {

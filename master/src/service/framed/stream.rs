@@ -1,10 +1,9 @@
 //! The stream of a connection, plain or TLS: of a caller on the runtime, and of a framed connection on
 //! its thread.
 
-use kvpool_tls::Session;
 use kvpool_tls::rustls::ServerConfig;
-use kvpool_tls::tokio_rustls::TlsAcceptor;
 use kvpool_tls::tokio_rustls::server::TlsStream;
+use kvpool_tls::{Caller, FrameStream, Session};
 use rustix::net::{RecvFlags, SendFlags};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream as Socket};
@@ -19,7 +18,10 @@ use tokio::net::TcpStream;
 #[derive(Debug)]
 pub(super) enum Incoming {
     Plain(TcpStream),
+    /// gRPC over TLS.
     Tls(Box<TlsStream<TcpStream>>),
+    /// Frames over TLS.
+    Frames(Box<FrameStream>),
 }
 
 impl Incoming {
@@ -28,14 +30,16 @@ impl Incoming {
         config: Arc<ServerConfig>,
         stream: TcpStream,
     ) -> io::Result<Self> {
-        let stream = TlsAcceptor::from(config).accept(stream).await?;
-        Ok(Self::Tls(Box::new(stream)))
+        Ok(match kvpool_tls::accept(config, stream).await? {
+            Caller::Grpc(stream) => Self::Tls(stream),
+            Caller::Frames(stream) => Self::Frames(stream),
+        })
     }
 
-    /// Whether the peer presented a certificate, which the handshake has verified.
+    /// Whether a peer that speaks gRPC presented a certificate, which the handshake has verified.
     pub(super) fn has_peer_certificate(&self) -> bool {
         match self {
-            Self::Plain(_) => false,
+            Self::Plain(_) | Self::Frames(_) => false,
             Self::Tls(stream) => stream.get_ref().1.peer_certificates().is_some(),
         }
     }
@@ -47,6 +51,7 @@ macro_rules! either {
         match $stream {
             Incoming::Plain($inner) => $call,
             Incoming::Tls($inner) => $call,
+            Incoming::Frames($inner) => $call,
         }
     };
 }
