@@ -2,10 +2,11 @@
 
 use crate::chains::Orphan;
 use crate::copies::Lost;
+use crate::dice::{Dice, Stream};
 use crate::history::bytes_of;
 use crate::intruder::NO_EPOCH;
 use crate::life::Life;
-use crate::load::{connect, name};
+use crate::load::{Task, connect, name};
 use crate::plan::{Fault, Process, Tenant, tenant_name};
 use crate::tenants;
 use crate::world::World;
@@ -232,6 +233,7 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
             all_is_there(world, &life, tenant).await?;
         }
     }
+    nothing_comes_back(world, &life).await;
     tenants::have_their_settings(world, &pool)?;
     world.settle_tenants().await?;
     has_room(world, &client).await?;
@@ -278,6 +280,29 @@ async fn all_is_there(world: &World, life: &Life, tenant: usize) -> Result<(), S
         }
     }
     Ok(())
+}
+
+/// No block is there that was removed or replaced. The history judges each get.
+async fn nothing_comes_back(world: &World, life: &Life) {
+    // Nobody remembers a location any more.
+    sleep(Duration::from_millis(world.plan.lease_ms) + SETTLED).await;
+    for tenant in 0..world.plan.tenants.len() {
+        let name_of_all = tenant_name(tenant);
+        let client = connect(&world.net, 99, life, world.plan.masters(), &name_of_all).await;
+        let task = Task {
+            load: Arc::clone(&world.load),
+            plan: Arc::clone(&world.plan),
+            who: Process::Client(99),
+            keys: world.plan.keys_of(tenant),
+            keeps_all: true,
+            dice: Dice::new(
+                world.plan.seed,
+                Stream::Task(u64::from(u32::MAX), tenant as u64),
+            ),
+            client,
+        };
+        task.get_all().await;
+    }
 }
 
 /// The room of each segment, for a reader of a failed history.

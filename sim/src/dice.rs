@@ -30,6 +30,10 @@ pub(crate) enum Stream {
     Intruder(u64),
     /// How masters follow each other.
     Turnover,
+    /// The bytes that flip on their way.
+    Flips,
+    /// Leaders that die just after a promise.
+    Deaths,
     /// A task of a client, by the number of the client's life.
     Task(u64, u64),
 }
@@ -48,6 +52,8 @@ impl Stream {
             Self::Drops => 8,
             Self::Scarcity => 9,
             Self::Turnover => 11,
+            Self::Flips => 12,
+            Self::Deaths => 13,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

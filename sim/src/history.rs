@@ -5,8 +5,8 @@
 //!
 //! 1. The bytes are those of one put of this key, whole.
 //! 2. That put had begun before the get ended, and did not fail.
-//! 3. No later upsert or removal of the key had ended long before the get began. Long is one lease and the time of a
-//!    fail-over: until then a reader may use a location that it remembers.
+//! 3. No later put that stored its bytes, and no later removal, had ended long before the get began. Long is one lease
+//!    and the time of a fail-over: until then a reader may use a location that it remembers.
 //! 4. A version names one put.
 
 use crate::entropy::splitmix;
@@ -189,9 +189,8 @@ impl History {
             return Ok(number);
         };
         for (later, change) in &of_key.changes {
-            let replaces = change.length.is_none() || change.replaces;
+            // A put that stores its bytes found no block of its key.
             if let Outcome::Done(seen) = change.outcome
-                && replaces
                 && change.begun > done
                 && seen + self.grace < begun
             {
@@ -201,7 +200,7 @@ impl History {
                     if change.length.is_none() {
                         "removal"
                     } else {
-                        "upsert"
+                        "put"
                     },
                 ));
             }
@@ -237,7 +236,7 @@ mod tests {
         tokio::time::advance(Duration::from_millis(900)).await;
         assert_eq!(seen(&mut history, first, 1), Ok(first));
         tokio::time::advance(Duration::from_millis(200)).await;
-        assert!(seen(&mut history, first, 1).unwrap_err().contains("upsert"));
+        assert!(seen(&mut history, first, 1).unwrap_err().contains("of put"));
         assert_eq!(seen(&mut history, second, 2), Ok(second));
         assert!(
             seen(&mut history, second, 1)

@@ -14,12 +14,14 @@ use kvpool_client::{
     PutOptions, PutOutcome, Region, Remove, RemoveError, ReplicaBlocks, ReplicaChange, ReplicaWish,
     Timeouts, TransportChoice,
 };
+use kvpool_master::directory::StoredBlock;
 use kvpool_proto as proto;
 use kvpool_transport::{Link, TransferError};
 use kvpool_types::wire::keys::pack;
-use kvpool_types::{HostId, Incarnation};
+use kvpool_types::{Code, HostId, Incarnation};
 use parking_lot::Mutex;
 use prost::Message;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -189,14 +191,14 @@ impl Task {
             let begun = Instant::now();
             self.load.running.fetch_add(1, Ordering::AcqRel);
             let running = Running(&self.load);
-            let what = match self.dice.below(21) {
+            let what = match self.dice.below(22) {
                 0..7 => self.put(self.batch_from(key), false).await,
                 7 if !self.keeps_all => self.put(self.batch_from(key), true).await,
                 8 if !self.keeps_all => self.remove(key).await,
                 9 => self.exist().await,
                 10 => self.prefix().await,
                 11 if self.plan.nodes > 1 => self.change_replicas().await,
-                12 => self.hold(self.batch_from(key)).await,
+                12 | 13 => self.hold(self.to_hold(key)).await,
                 _ => self.get(self.batch_from(key)).await,
             };
             drop(running);
@@ -269,7 +271,7 @@ impl Task {
             .await;
         let (ended, said) = match removed {
             // A leased block stays; then nothing says that it is gone.
-            Ok(removed) if removed.removed > 0 => {
+            Ok(removed) if removed.removed > 0 || removed.codes == [Code::Missing] => {
                 (Outcome::Done(Instant::now()), format!("{removed:?}"))
             }
             Ok(removed) => (Outcome::Failed, format!("{removed:?}")),
@@ -297,6 +299,15 @@ impl Task {
             format!("get of key {key}: {said}")
         });
         said.collect::<Vec<_>>().join("; ")
+    }
+
+    /// Gets every block of the namespace.
+    pub(crate) async fn get_all(&self) {
+        for first in self.keys.clone().step_by(8) {
+            let keys = (first..self.keys.end.min(first + 8)).collect();
+            let what = self.get(keys).await;
+            self.note(what);
+        }
     }
 
     /// Takes leases, as a process with a view of the blocks. Renews them later or gives them back, perhaps after
@@ -337,6 +348,13 @@ impl Task {
             .map(|(name, location)| (name, location.version))
             .unzip();
         let packed: Bytes = pack(names).into();
+        if !self.keeps_all && self.dice.chance(200) {
+            // The versions that it holds leave their places at once.
+            return format!(
+                "holds keys {keys:?}; {}",
+                self.put(keys.clone(), true).await
+            );
+        }
         let then = self.dice.below(4);
         if then < 2 {
             sleep(self.dice.micros(0, HELD)).await;
@@ -366,6 +384,44 @@ impl Task {
             }
             _ => format!("holds keys {keys:?}"),
         }
+    }
+
+    /// Some keys to hold: half the time of blocks that lie on disks alone.
+    fn to_hold(&self, key: u64) -> Vec<u64> {
+        if self.plan.has_disks() && self.dice.chance(500) {
+            let cold = self.cold_keys();
+            if !cold.is_empty() {
+                let first = self.dice.index(cold.len());
+                return cold.into_iter().skip(first).take(3).collect();
+            }
+        }
+        self.batch_from(key)
+    }
+
+    /// The keys of this namespace whose blocks have a copy on a disk, and no replica in memory.
+    fn cold_keys(&self) -> Vec<u64> {
+        let Process::Client(number) = self.who else {
+            return Vec::new();
+        };
+        let masters = self.load.net.masters().into_iter();
+        let mut pools = masters.filter_map(|(_, seat)| seat.pool().ok());
+        let Some(pool) = pools.find(|pool| pool.leads()) else {
+            return Vec::new();
+        };
+        let Ok(namespace) = pool.namespace(&tenant_name(self.plan.tenant_of(number))) else {
+            return Vec::new();
+        };
+        let keys_of = |blocks: Vec<StoredBlock>| -> BTreeSet<String> {
+            let here = blocks.into_iter();
+            let here = here.filter(|block| block.namespace == namespace);
+            here.map(|block| block.key.to_string()).collect()
+        };
+        let (copies, blocks) = (keys_of(pool.stored_copies()), keys_of(pool.stored_blocks()));
+        let is_cold = |key: &u64| {
+            let text = name(*key).to_string();
+            copies.contains(&text) && !blocks.contains(&text)
+        };
+        self.keys.clone().filter(is_cold).collect()
     }
 
     /// A call of some master by hand.

@@ -396,7 +396,11 @@ impl Net {
         life.check().await;
         if let (Some(promises), Ok(reply)) = (&self.promises, &reply) {
             match method {
-                "Lookup" => promises.located(from, asked, &asks, reply),
+                "Lookup" => {
+                    if let Some(wrong) = promises.located(from, asked, &asks, reply) {
+                        self.violations.lock().push(wrong);
+                    }
+                }
                 "Renew" => promises.renewed(from, asked, &asks, reply),
                 _ => {}
             }

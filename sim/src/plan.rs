@@ -45,6 +45,8 @@ pub enum Fault {
     Drain(usize, u64),
     /// The master steps down as at SIGTERM, ends, and starts again after so many milliseconds.
     Retire(usize, u64),
+    /// The leader dies just after a reader has got a lease, and starts again after so many milliseconds.
+    LeaderDies(u64),
     /// The process stops (SIGSTOP): nothing leaves it and nothing reaches it for so many milliseconds.
     Stop(Process, u64),
     /// No message passes from the first to the second for so many milliseconds.
@@ -117,6 +119,12 @@ impl fmt::Display for Fault {
             }
             Self::Retire(who, ms) => {
                 write!(f, "m{who} steps down and ends, starts again after {ms} ms")
+            }
+            Self::LeaderDies(ms) => {
+                write!(
+                    f,
+                    "the leader dies after a lease, starts again after {ms} ms"
+                )
             }
             Self::Stop(who, ms) => write!(f, "{who} is stopped for {ms} ms"),
             Self::Cut(from, to, ms) => write!(f, "nothing passes from {from} to {to} for {ms} ms"),
@@ -305,6 +313,10 @@ impl Plan {
         if !keeps_all {
             plan.draw_tenants();
         }
+        // A block with a wrong byte is lost, which excuses what is missing: half of the histories have none.
+        if Dice::new(seed, Stream::Flips).chance(500) {
+            plan.noise.flipped = 0;
+        }
         if !plan.keeps_all && !plan.tenants.iter().any(Tenant::keeps_all) {
             plan.noise.flipped_writes = plan.noise.flipped;
             let drops = Dice::new(seed, Stream::Drops);
@@ -315,6 +327,7 @@ impl Plan {
         plan.draw_disks();
         plan.draw_scarcity();
         plan.draw_turnover();
+        plan.draw_deaths();
         plan.faults.sort_by_key(|(at, _)| *at);
         plan
     }
@@ -424,6 +437,24 @@ impl Plan {
                 _ => Fault::Retire(master, ms),
             };
             self.faults.push((dice.between(200, self.length_ms), fault));
+        }
+    }
+
+    /// From a stream of its own. Readers of the next leader hold leases of the one that died.
+    fn draw_deaths(&mut self) {
+        let dice = Dice::new(self.seed, Stream::Deaths);
+        if !dice.chance(300) {
+            return;
+        }
+        self.lease_ms = dice.between(2_000, 6_000);
+        self.longest_pause = self.longest_pause.min(30_000);
+        for _ in 0..dice.between(1, 3) {
+            let at = dice.between(200, self.length_ms);
+            // Two leaders in a row die within one lease.
+            for later in 0..dice.between(1, 2) {
+                let fault = Fault::LeaderDies(dice.between(30, 300));
+                self.faults.push((at + 700 * later, fault));
+            }
         }
     }
 

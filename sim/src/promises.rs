@@ -31,7 +31,7 @@ struct Promise {
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
-pub(crate) struct Promises(Mutex<Vec<Promise>>);
+pub(crate) struct Promises(Mutex<Vec<Promise>>, Mutex<Option<Instant>>);
 
 impl std::fmt::Display for Promise {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -59,20 +59,32 @@ fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
 }
 
 impl Promises {
-    /// A reader that asked at `asked` has got this answer.
-    pub(crate) fn located(&self, reader: Process, asked: Instant, request: &Bytes, reply: &Bytes) {
+    /// A reader that asked at `asked` has got this answer. Returns what is wrong with it.
+    pub(crate) fn located(
+        &self,
+        reader: Process,
+        asked: Instant,
+        request: &Bytes,
+        reply: &Bytes,
+    ) -> Option<String> {
         let (Ok(request), Ok(reply)) = (
             proto::LookupRequest::decode(request.clone()),
             proto::LookupReply::decode(reply.clone()),
         ) else {
-            return;
+            return None;
         };
-        let Some(lease) = reply.lease.filter(|lease| lease.ttl_ms > 0) else {
-            return;
-        };
+        let known = request.caller.map_or(0, |caller| caller.epoch);
+        if reply.epoch < known {
+            return Some(format!(
+                "{reader} knows epoch {known}, and gets locations of epoch {}",
+                reply.epoch
+            ));
+        }
+        let lease = reply.lease.filter(|lease| lease.ttl_ms > 0)?;
         let until = end_of(lease, asked);
         let mut promises = self.0.lock();
         promises.retain(|promise| promise.until > Instant::now());
+        let before = promises.len();
         let keys = unpack(&request.keys).flatten();
         for (key, location) in keys.zip(&reply.locations) {
             for replica in &location.replicas {
@@ -93,6 +105,16 @@ impl Promises {
                 });
             }
         }
+        if promises.len() > before {
+            *self.1.lock() = Some(Instant::now());
+        }
+        None
+    }
+
+    /// Whether a reader has got a location just now.
+    pub(crate) fn is_fresh(&self) -> bool {
+        const FRESH: Duration = Duration::from_millis(20);
+        self.1.lock().is_some_and(|last| last.elapsed() < FRESH)
     }
 
     /// A reader that asked at `asked` has renewed leases.

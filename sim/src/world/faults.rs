@@ -13,6 +13,9 @@ use tokio::time::{Instant, sleep};
 
 /// How long a node that is drained waits for its blocks to be moved.
 const DRAINING: Duration = Duration::from_secs(4);
+/// How long a lease is waited for, and how often it is looked for.
+const WATCH: Duration = Duration::from_secs(3);
+const MOMENT: Duration = Duration::from_millis(3);
 /// How long a process that leaves takes to say goodbye.
 const GOODBYE: Duration = Duration::from_millis(300);
 
@@ -63,6 +66,9 @@ impl World {
                     spawn_local(Arc::clone(self).retire(master, ms(down)));
                 }
             }
+            Fault::LeaderDies(down) => {
+                spawn_local(Arc::clone(self).kill_after_a_promise(ms(down)));
+            }
             Fault::Stop(process, wait) => {
                 self.net.stop(process, ms(wait));
                 if let Process::Master(master) = process {
@@ -91,6 +97,20 @@ impl World {
                     clock.jump(by);
                 }
             }
+        }
+    }
+
+    /// Waits for a lease, and kills who gave it. What that master has not logged yet is lost.
+    async fn kill_after_a_promise(self: Arc<Self>, down: Duration) {
+        let until = Instant::now() + WATCH;
+        while Instant::now() < until && !self.has_healed.load(Ordering::Acquire) {
+            let promises = self.net.promises.as_ref();
+            let is_fresh = promises.is_some_and(|promises| promises.is_fresh());
+            if is_fresh && let Some((leader, _)) = checks::leading(&self).first() {
+                self.crash(Process::Master(*leader), down);
+                return;
+            }
+            sleep(MOMENT).await;
         }
     }
 
