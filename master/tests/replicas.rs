@@ -3,19 +3,22 @@
 mod support;
 
 use kvpool_master::Config;
+use kvpool_master::clock::BootClock;
 use kvpool_master::membership::{Reported, StoreNode};
 use kvpool_master::placement::PlacementHints;
 use kvpool_master::placement::quarantine::Suspected;
 use kvpool_master::pool::{
     Blocks, Change, Holder, LeaseOf, Pool, ReserveOptions, TaskState, TaskView, Wish,
 };
+use kvpool_master::store::MetadataStore;
+use kvpool_master::store::journal::JournalOptions;
 use kvpool_proto::master_message::Body;
 use kvpool_proto::{self as proto};
 use kvpool_types::{Code, Extent, Key, NodeName};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{SPACE, commit, pool, registration, reserve, reserve_with};
+use support::{SPACE, commit, lead, pool, registration, reserve, reserve_with};
 
 const BLOCK: u64 = 64 << 10;
 const MIB: u64 = 1 << 20;
@@ -234,6 +237,34 @@ async fn a_version_that_is_logged_before_the_replica_does_not_get_it() {
     assert_eq!((ended.changed, ended.gone), (0, 1), "{ended:?}");
     assert_eq!(holders(&pool, &key(1)), ["a"]);
     wait_used(&pool, BLOCK).await;
+    drop(a);
+}
+
+/// The log of a move may be late, as in a full store, and its target may be gone by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_whose_move_is_logged_after_its_target_went_is_there_in_the_next_term() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), Config::default()).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let b = join(&pool, "b", 2).await;
+    let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
+    let pull = b.next().await;
+    let shut = store.gate.lock().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    pool.drop_node(&b.node);
+    drop(shut);
+    end(&pool, &task).await;
+    assert_eq!(holders(&pool, &key(1)), ["a"]);
+    // The records of the dropped node are durable too.
+    put(&pool, &key(2)).await;
+    let store = store as Arc<dyn MetadataStore>;
+    let journal = JournalOptions::default();
+    let next = lead(&store, Config::default(), journal, Arc::new(BootClock)).await;
+    let blocks = next.stored_blocks();
+    let block = blocks.iter().find(|block| block.key == key(1));
+    assert!(block.is_some(), "the block is lost with the old term");
     drop(a);
 }
 

@@ -3,17 +3,19 @@
 use crate::load::{name, parent_of};
 use crate::plan::{Plan, tenant_name};
 use kvpool_master::pool::Pool;
-use kvpool_types::Version;
 use kvpool_types::ids::NamespaceId;
+use kvpool_types::{SegmentId, Version};
 use std::collections::BTreeMap;
 use tokio::time::Instant;
 
 /// A block that was put while the block before it was there.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Link {
     child: Version,
     parent: Version,
     since: Instant,
+    /// Where the parent was at the last look.
+    places: Vec<SegmentId>,
 }
 
 /// The chains that were seen. See the module's documentation.
@@ -36,20 +38,32 @@ impl Chains {
     /// Looks at the leader's blocks. Returns those whose parent has left before them.
     pub(crate) fn look(&mut self, pool: &Pool, plan: &Plan) -> Vec<Orphan> {
         let stored = pool.stored_blocks().into_iter();
-        let versions: BTreeMap<(NamespaceId, String), Version> = stored
-            .map(|block| ((block.namespace, block.key.to_string()), block.version))
+        let stored: BTreeMap<(NamespaceId, String), (Version, Vec<SegmentId>)> = stored
+            .map(|block| {
+                let places = block.replicas.iter().map(|replica| replica.segment);
+                let named = (block.namespace, block.key.to_string());
+                (named, (block.version, places.collect()))
+            })
             .collect();
         let mut now: BTreeMap<u64, Version> = BTreeMap::new();
+        let mut places: BTreeMap<u64, Vec<SegmentId>> = BTreeMap::new();
         for tenant in 0..plan.tenants.len() {
             let Ok(namespace) = pool.namespace(&tenant_name(tenant)) else {
                 continue;
             };
-            let present = plan.keys_of(tenant).filter_map(|key| {
-                let version = versions.get(&(namespace, name(key).to_string()))?;
-                Some((key, *version))
-            });
-            now.extend(present);
+            for key in plan.keys_of(tenant) {
+                if let Some((version, at)) = stored.get(&(namespace, name(key).to_string())) {
+                    now.insert(key, *version);
+                    places.insert(key, at.clone());
+                }
+            }
         }
+        let segments = pool.placement.segments();
+        let is_lost = |link: &Link| {
+            link.places
+                .iter()
+                .all(|place| segments.get(*place).is_none())
+        };
         self.links
             .retain(|key, link| now.get(key) == Some(&link.child));
         let mut orphans = Vec::new();
@@ -57,7 +71,11 @@ impl Chains {
             let Some(parent) = parent_of(*key) else {
                 continue;
             };
-            match self.links.get(key).copied() {
+            match self.links.get(key).cloned() {
+                // It went with its node.
+                Some(link) if !now.contains_key(&parent) && is_lost(&link) => {
+                    self.links.remove(key);
+                }
                 Some(link) if !now.contains_key(&parent) => {
                     self.links.remove(key);
                     let since = link.since;
@@ -82,10 +100,16 @@ impl Chains {
                             child: *child,
                             parent: *version,
                             since: Instant::now(),
+                            places: Vec::new(),
                         };
                         self.links.insert(*key, link);
                     }
                 }
+            }
+        }
+        for (key, link) in &mut self.links {
+            if let Some(at) = parent_of(*key).and_then(|parent| places.get(&parent)) {
+                link.places.clone_from(at);
             }
         }
         self.seen = now;

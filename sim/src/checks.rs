@@ -11,14 +11,18 @@ use crate::plan::{Fault, Process, Tenant, tenant_name};
 use crate::tenants;
 use crate::world::World;
 use kvpool_client::{Client, PutOutcome};
+use kvpool_master::directory::StoredBlock;
 use kvpool_master::pool::Pool;
 use kvpool_master::replica::Replica;
 use kvpool_types::{Incarnation, Setting};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
+/// Disks with fewer bytes for blocks are written more than once.
+const RING: u64 = 48 << 20;
 /// Once faults and load end, every call ends within this time.
 const CALLS_END: Duration = Duration::from_secs(8);
 /// Once nothing runs, the pool is at rest within this time: grants and leases end, all extents are fenced, and
@@ -65,8 +69,8 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
                 ));
             }
         }
-        // A block that comes back from a disk has left its chain.
-        if !may_lose(world) && !world.plan.has_disks() {
+        // A block that comes back from a disk has left its chain, and one with a wrong byte is dropped.
+        if world.plan.noise.flipped_writes == 0 && !world.plan.has_disks() {
             parents_stay(world, pool)?;
         }
         if world.plan.has_disks() {
@@ -188,6 +192,27 @@ fn unrest(world: &World) -> Result<Arc<Pool>, String> {
     Ok(Arc::clone(pool))
 }
 
+/// The leader's pool, once it has been at rest for `settled`.
+async fn at_rest(world: &World, settled: Duration) -> Result<Arc<Pool>, String> {
+    let begun = Instant::now();
+    let mut at_rest: Option<Instant> = None;
+    loop {
+        match unrest(world) {
+            Ok(pool) => {
+                let since = *at_rest.get_or_insert_with(Instant::now);
+                if since.elapsed() >= settled || world.has_failed() {
+                    return Ok(pool);
+                }
+            }
+            Err(why) if begun.elapsed() > REST || world.has_failed() => {
+                return Err(format!("the pool does not come to rest: {why}"));
+            }
+            Err(_) => at_rest = None,
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// The end of a history: every call ends, the pool comes to rest, and it works.
 pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
     let begun = Instant::now();
@@ -199,30 +224,15 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
         sleep(Duration::from_millis(20)).await;
     }
     let begun = Instant::now();
-    let mut at_rest: Option<Instant> = None;
-    let (pool, since) = loop {
-        match unrest(world) {
-            Ok(pool) => {
-                let since = *at_rest.get_or_insert_with(Instant::now);
-                if since.elapsed() >= SETTLED {
-                    break (pool, since);
-                }
-            }
-            Err(why) if begun.elapsed() > REST => {
-                return Err(format!("the pool does not come to rest: {why}"));
-            }
-            Err(_) => at_rest = None,
-        }
-        sleep(Duration::from_millis(20)).await;
-        if world.has_failed() {
-            return Ok(());
-        }
-    };
+    let pool = at_rest(world, SETTLED).await?;
+    if world.has_failed() {
+        return Ok(());
+    }
     world.trace.note(
         "----",
         format_args!(
             "at rest within {} ms, {} blocks",
-            (since - begun).as_millis(),
+            (begun.elapsed() - SETTLED).as_millis(),
             pool.blocks()
         ),
     );
@@ -237,6 +247,7 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
     tenants::have_their_settings(world, &pool)?;
     world.settle_tenants().await?;
     has_room(world, &client).await?;
+    the_next_leader_knows_all(world).await?;
     of_the_pool(world)
 }
 
@@ -303,6 +314,55 @@ async fn nothing_comes_back(world: &World, life: &Life) {
         };
         task.get_all().await;
     }
+}
+
+/// A leader that follows at rest has the same blocks at the same places.
+async fn the_next_leader_knows_all(world: &Arc<World>) -> Result<(), String> {
+    let pool = at_rest(world, Duration::ZERO).await?;
+    let before = all_of(&pool);
+    let epoch = pool.epoch;
+    drop(pool);
+    if let Some((number, _)) = leading(world).first() {
+        world.crash(Process::Master(*number), Duration::ZERO);
+    }
+    let pool = at_rest(world, Duration::ZERO).await?;
+    if pool.epoch == epoch {
+        return Err("a master that died still leads".to_owned());
+    }
+    let after = all_of(&pool);
+    // A small disk is a ring, and the new leader may write there again.
+    let is_ring = world.plan.disk_bytes < RING;
+    let mut lost = before.difference(&after);
+    let lost = lost.find(|line| !is_ring || line.starts_with("block"));
+    // It may write a copy at once.
+    let mut made = after.difference(&before);
+    let made = made.find(|line| line.starts_with("block"));
+    match (lost, made) {
+        (None, None) => Ok(()),
+        (lost, made) => Err(format!(
+            "the pool was at rest, and the next leader lacks {lost:?} and has {made:?}"
+        )),
+    }
+}
+
+/// Every block and every copy, with its places.
+fn all_of(pool: &Pool) -> BTreeSet<String> {
+    let line = |kind: &str, block: StoredBlock| {
+        let place = |at: &Replica| format!("{} in {}", at.offset, at.segment);
+        let mut places: Vec<String> = block.replicas.iter().map(place).collect();
+        places.sort();
+        let (namespace, key, version) = (block.namespace, block.key, block.version);
+        format!("{kind} {namespace:?} {key} {version} at {places:?}")
+    };
+    let blocks = pool
+        .stored_blocks()
+        .into_iter()
+        .map(|block| line("block", block));
+    let copies = pool
+        .stored_copies()
+        .into_iter()
+        .map(|block| line("copy", block));
+    blocks.chain(copies).collect()
 }
 
 /// The room of each segment, for a reader of a failed history.

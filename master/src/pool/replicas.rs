@@ -21,12 +21,14 @@ pub(super) use mover::start;
 use tasks::Task;
 pub use tasks::{Change, TaskId, TaskState, TaskView};
 
-use super::Pool;
 use super::remove::STEP;
+use super::tiering::Moved;
+use super::{FreedReplicas, Pool};
 use crate::clock::BootInstant;
 use crate::directory::{Spared, Tick};
 use crate::membership::StoreNode;
 use crate::replica::{BlockId, Replica};
+use crate::store::record::{self, Record};
 use crate::workers::{Wake, Workers};
 use kvpool_proto::{self as proto, master_message::Body};
 use kvpool_types::ids::NamespaceId;
@@ -135,6 +137,36 @@ impl Pool {
         match &spared {
             Spared::Dropped(dropped) => moved.left(leaving, dropped.lease_until),
             Spared::Missing | Spared::Last => moved.stays(leaving),
+        }
+        spared
+    }
+
+    /// As [`Self::drop_spare`], and logs it. The directory goes first: what the log says then holds here too,
+    /// whichever node is dropped meanwhile.
+    fn drop_spare_logged(self: &Arc<Self>, block: &Moved, gone: &Replica) -> Spared {
+        let Moved {
+            namespace,
+            ref key,
+            version,
+            length,
+            ..
+        } = *block;
+        let _until_submitted = self.evicting.read();
+        let spared = self.drop_spare(namespace, key.as_ref(), version, gone);
+        if let Spared::Dropped(dropped) = &spared {
+            let freed = self.freed(std::iter::once(FreedReplicas {
+                replicas: &[dropped.replica],
+                version,
+                length,
+                not_before: dropped.lease_until.max(self.lease_floor_of(version)),
+            }));
+            let record = Record::ReplicaGone(record::ReplicaGone {
+                namespace,
+                key: key.clone(),
+                version,
+                segment: gone.segment,
+            });
+            self.free_once_logged(vec![record], freed);
         }
         spared
     }

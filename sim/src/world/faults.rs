@@ -166,7 +166,7 @@ impl World {
     }
 
     /// A process dies, and starts again after a while.
-    fn crash(self: &Arc<Self>, process: Process, down: Duration) {
+    pub(crate) fn crash(self: &Arc<Self>, process: Process, down: Duration) {
         match process {
             Process::Master(number) => {
                 let Some(master) = self.masters.lock().remove(&number) else {

@@ -4,6 +4,17 @@ use super::Mechanism;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 5,
+        what: "a move gives up its source in the log once the new replica is there",
+        file: "master/src/pool/replicas/pulls.rs",
+        on: ".submit_now(records, Ack::Durable, move |durable| match durable {",
+        off: ".submit_now(records.into_iter().chain(pull.dropped.map(|gone| Record::ReplicaGone(record::ReplicaGone { \
+              namespace, key: key.clone(), version, segment: gone.segment }))).collect(), Ack::Durable, \
+              move |durable| match durable {",
+        package: "kvpool-master",
+        test: "a_block_whose_move_is_logged_after_its_target_went_is_there_in_the_next_term",
+    },
+    Mechanism {
         invariant: 1,
         what: "a node records a pulled block only with the checksum of its commit",
         file: "store-node/src/pulls.rs",

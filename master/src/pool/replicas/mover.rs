@@ -1,8 +1,8 @@
 //! The thread that works through tasks: it chooses source and target, and orders pulls.
 
+use super::super::Pool;
 use super::super::quotas::OverQuota;
 use super::super::tiering::{Moved, WantedRoom};
-use super::super::{FreedReplicas, Pool};
 use super::pulls::Pull;
 use super::tasks::{Change, Outcome, Task};
 use super::{Wish, Work};
@@ -11,7 +11,6 @@ use crate::directory::{Goal, Spared, Tick};
 use crate::membership::StoreNode;
 use crate::placement::{Extents, Segments};
 use crate::replica::Replica;
-use crate::store::record::{self, Record};
 use crate::workers::Workers;
 use kvpool_types::{Code, Extent, GrantId, NodeName};
 use std::sync::Arc;
@@ -147,38 +146,16 @@ impl Pool {
             let message = "this is the last replica of the block that can be read".to_owned();
             return Step::Ended(Outcome::Failed(Code::Leased, message));
         }
-        let Moved {
-            namespace,
-            ref key,
-            version,
-            length,
-            ..
-        } = found.moved;
-        let _until_submitted = self.evicting.read();
-        let spared = self.drop_spare(namespace, key.as_ref(), version, &gone);
-        let dropped = match spared {
-            Spared::Dropped(dropped) => dropped,
+        match self.drop_spare_logged(&found.moved, &gone) {
+            Spared::Dropped(_) => {}
             Spared::Missing => return Step::Ended(Outcome::Gone),
             Spared::Last => {
                 let message = "it is the block's last replica".to_owned();
                 return Step::Ended(Outcome::Failed(Code::Leased, message));
             }
-        };
-        let freed = self.freed(std::iter::once(FreedReplicas {
-            replicas: &[dropped.replica],
-            version,
-            length,
-            not_before: dropped.lease_until.max(self.lease_floor_of(version)),
-        }));
-        let record = Record::ReplicaGone(record::ReplicaGone {
-            namespace,
-            key: key.clone(),
-            version,
-            segment: gone.segment,
-        });
-        self.free_once_logged(vec![record], freed);
+        }
         self.metrics.replica_dropped();
-        Step::Ended(Outcome::Changed(length))
+        Step::Ended(Outcome::Changed(found.moved.length))
     }
 
     /// Orders the pull of a block for a copy or a move.

@@ -5,7 +5,7 @@ use super::super::{FreedReplicas, Pool};
 use super::Work;
 use super::tasks::{Change, Outcome, Task};
 use crate::clock::BootInstant;
-use crate::directory::{Added, Spared};
+use crate::directory::Added;
 use crate::membership::StoreNode;
 use crate::replica::{BlockId, Replica};
 use crate::store::journal::Ack;
@@ -360,21 +360,14 @@ impl Pool {
         if pull.dropped.is_some() && pull.target.drains() {
             return self.pull_failed(pull, Code::Draining);
         }
-        let mut records = vec![Record::ReplicaAdded(record::ReplicaAdded {
+        // The replica that a move drops is logged when this one is there: its node may be dropped before.
+        let records = vec![Record::ReplicaAdded(record::ReplicaAdded {
             namespace,
             key: key.clone(),
             version,
             segment: pull.to.segment,
             offset: pull.to.offset,
         })];
-        records.extend(pull.dropped.map(|dropped| {
-            Record::ReplicaGone(record::ReplicaGone {
-                namespace,
-                key: key.clone(),
-                version,
-                segment: dropped.segment,
-            })
-        }));
         let pool = Arc::clone(self);
         self.journal()
             .submit_now(records, Ack::Durable, move |durable| match durable {
@@ -405,16 +398,7 @@ impl Pool {
             Added::Missing => self.replica_came_late(pull),
         }
         if let Some(dropped) = pull.dropped.filter(|_| added != Added::Missing) {
-            let spared = self.drop_spare(namespace, key.as_ref(), version, &dropped);
-            if let Spared::Dropped(dropped) = spared {
-                let freed = self.freed(std::iter::once(FreedReplicas {
-                    replicas: &[dropped.replica],
-                    version,
-                    length,
-                    not_before: dropped.lease_until.max(self.lease_floor_of(version)),
-                }));
-                self.free(freed);
-            }
+            self.drop_spare_logged(&pull.block, &dropped);
         }
         let outcome = match added {
             Added::To(_) => Outcome::Changed(length),
