@@ -8,9 +8,12 @@ use cudarc::driver::{result, sys};
 use kvpool_transport::Slice;
 use kvpool_transport::gpu::{self, CopyEngine, Device, DeviceCopy, DeviceRange, GpuError};
 use kvpool_types::{Length, Offset};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const MIB: usize = 1 << 20;
+
+/// Held by a test: one captures a graph, and whoever allocates on another thread ends the capture.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Device memory of the first GPU.
 struct Allocated(sys::CUdeviceptr);
@@ -42,9 +45,10 @@ impl Drop for Allocated {
     }
 }
 
-fn engine(test: &str) -> Option<Arc<dyn CopyEngine>> {
+fn engine(test: &str) -> Option<(Arc<dyn CopyEngine>, MutexGuard<'static, ()>)> {
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     match gpu::open() {
-        Ok(engine) => Some(engine),
+        Ok(engine) => Some((engine, alone)),
         Err(error) => {
             assert!(matches!(error, GpuError::Unavailable(_)), "{error}");
             assert_eq!(gpu::open().unwrap_err(), error, "it is looked for once");
@@ -79,7 +83,7 @@ fn the_gpus_are_in_use_once_the_driver_is_loaded() {
 
 #[test]
 fn bytes_round_trip_through_device_memory() {
-    let Some(engine) = engine("bytes_round_trip_through_device_memory") else {
+    let Some((engine, _alone)) = engine("bytes_round_trip_through_device_memory") else {
         return;
     };
     let memory = Allocated::new(64 * MIB);
@@ -118,7 +122,7 @@ fn the_layers_of_many_blocks_move_in_one_call() {
     const LAYERS: usize = 64;
     const PIECE: usize = 16 << 10;
     const BLOCKS: usize = 32;
-    let Some(engine) = engine("the_layers_of_many_blocks_move_in_one_call") else {
+    let Some((engine, _alone)) = engine("the_layers_of_many_blocks_move_in_one_call") else {
         return;
     };
     let layer = BLOCKS * PIECE;
@@ -158,7 +162,7 @@ fn the_layers_of_many_blocks_move_in_one_call() {
 
 #[test]
 fn a_copy_follows_the_work_of_the_default_stream() {
-    let Some(engine) = engine("a_copy_follows_the_work_of_the_default_stream") else {
+    let Some((engine, _alone)) = engine("a_copy_follows_the_work_of_the_default_stream") else {
         return;
     };
     let memory = Allocated::new(4 << 30);
@@ -182,7 +186,8 @@ fn a_copy_follows_the_work_of_the_default_stream() {
 
 #[test]
 fn copies_and_allocations_go_beside_the_capture_of_a_graph() {
-    let Some(engine) = engine("copies_and_allocations_go_beside_the_capture_of_a_graph") else {
+    let Some((engine, _alone)) = engine("copies_and_allocations_go_beside_the_capture_of_a_graph")
+    else {
         return;
     };
     let memory = Allocated::new(2 * MIB);
@@ -235,7 +240,7 @@ fn copies_and_allocations_go_beside_the_capture_of_a_graph() {
 
 #[test]
 fn memory_outside_the_device_is_refused() {
-    let Some(engine) = engine("memory_outside_the_device_is_refused") else {
+    let Some((engine, _alone)) = engine("memory_outside_the_device_is_refused") else {
         return;
     };
     let memory = Allocated::new(MIB);
@@ -260,7 +265,7 @@ fn memory_outside_the_device_is_refused() {
 #[test]
 fn a_copy_restores_the_threads_context() {
     let test = "a_copy_restores_the_threads_context";
-    let Some(engine) = engine(test) else {
+    let Some((engine, _alone)) = engine(test) else {
         return;
     };
     let memory = Allocated::new(MIB);
