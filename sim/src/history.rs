@@ -136,30 +136,19 @@ impl History {
     pub(crate) fn may_have_changed(&self, key: u64, since: Instant) -> bool {
         let changes = self.keys.get(&key).into_iter();
         let mut changes = changes.flat_map(|of_key| of_key.changes.values());
-        changes.any(|change| self.may_take_effect(change, since))
-    }
-
-    /// Whether somebody removed or replaced a block of the key after `since`, or may have: a put that found the key
-    /// present replaced nothing.
-    pub(crate) fn may_have_been_replaced(&self, key: u64, since: Instant) -> bool {
-        let changes = self.keys.get(&key).into_iter();
-        let mut changes = changes.flat_map(|of_key| of_key.changes.values());
-        changes.any(|change| change.replaces && self.may_take_effect(change, since))
-    }
-
-    /// Whether a change was done after `since`, or may have been.
-    fn may_take_effect(&self, change: &Change, since: Instant) -> bool {
-        let may_be_late = change.begun + self.latest > since;
-        match change.outcome {
-            // A removal that comes twice may take the next block of the key.
-            _ if change.length.is_none() => may_be_late,
-            Outcome::Running => true,
-            Outcome::Done(at) => at > since,
-            Outcome::Unknown => may_be_late,
-            // An earlier attempt may have had no answer, and its commit is done all the same.
-            Outcome::Present => change.took > ONE_ATTEMPT && may_be_late,
-            Outcome::Failed => false,
-        }
+        changes.any(|change| {
+            let may_be_late = change.begun + self.latest > since;
+            match change.outcome {
+                // A removal that comes twice may take the next block of the key.
+                _ if change.length.is_none() => may_be_late,
+                Outcome::Running => true,
+                Outcome::Done(at) => at > since,
+                Outcome::Unknown => may_be_late,
+                // An earlier attempt may have had no answer, and its commit is done all the same.
+                Outcome::Present => change.took > ONE_ATTEMPT && may_be_late,
+                Outcome::Failed => false,
+            }
+        })
     }
 
     /// Judges what a get saw, which `who` began at `begun`.
