@@ -1,5 +1,7 @@
 //! The rules of the whole pool, checked all the time and at the end.
 
+use crate::absence;
+use crate::budget;
 use crate::chains::Orphan;
 use crate::copies::Lost;
 use crate::dice::{Dice, Stream};
@@ -7,7 +9,9 @@ use crate::history::bytes_of;
 use crate::intruder::NO_EPOCH;
 use crate::life::Life;
 use crate::load::{Task, connect, name};
+use crate::pins::Unpinned;
 use crate::plan::{Fault, Process, Tenant, tenant_name};
+use crate::rest;
 use crate::tenants;
 use crate::world::World;
 use kvpool_client::{Client, PutOutcome};
@@ -75,6 +79,10 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         }
         if world.plan.has_disks() {
             copies_stay(world, pool)?;
+            budget::is_kept(world, pool.epoch.0)?;
+        }
+        if !world.plan.pins.is_empty() {
+            pins_stay(world, pool)?;
         }
         tenants::keep_their_rules(world, pool).map_err(|wrong| format!("at m{number}: {wrong}"))?;
         let promises = world.net.promises.as_ref();
@@ -116,6 +124,26 @@ fn copies_stay(world: &World, pool: &Pool) -> Result<(), String> {
         if !history.may_have_changed(key, since) {
             return Err(format!(
                 "the copy of key {key}, version {version}, has left its disk, and nothing took it"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A hard-pinned block leaves only when its key changes, or with its last place.
+fn pins_stay(world: &World, pool: &Pool) -> Result<(), String> {
+    let left = world.pins.lock().look(pool, world)?;
+    let history = world.load.history.lock();
+    for Unpinned {
+        key,
+        version,
+        since,
+    } in left
+    {
+        // A put replaces also a block that nobody can reach just then.
+        if !history.may_have_changed(key, since) {
+            return Err(format!(
+                "the hard-pinned block of key {key}, version {version}, has left the pool"
             ));
         }
     }
@@ -245,8 +273,12 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
     }
     nothing_comes_back(world, &life).await;
     tenants::have_their_settings(world, &pool)?;
+    absence::is_forgotten(world, &pool)?;
     world.settle_tenants().await?;
+    rest::quotas_are_reached(world).await?;
+    rest::eviction_ends(world).await?;
     has_room(world, &client).await?;
+    rest::soft_quotas_count(world).await?;
     the_next_leader_knows_all(world).await?;
     of_the_pool(world)
 }
@@ -268,6 +300,7 @@ fn may_lose(world: &World) -> bool {
                     | Fault::PowerCut(..)
                     | Fault::RolledBack(..)
                     | Fault::Cloned(..)
+                    | Fault::NewDisk(..)
                     | Fault::Disk(..)
             )
         })
@@ -389,7 +422,8 @@ fn rooms(world: &World) -> String {
 async fn has_room(world: &World, client: &Client) -> Result<(), String> {
     // Blocks that stay, or that others may not evict, may leave no room in one piece for the largest.
     let has_share = |tenant: &Tenant| tenant.settings.get(Setting::Guaranteed).is_some();
-    let length = match world.plan.tenants.iter().any(has_share) {
+    let stays = world.plan.tenants.iter().any(has_share) || !world.plan.pins.is_empty();
+    let length = match stays {
         true => world.plan.longest_block.min(4096),
         false => world.plan.longest_block,
     };

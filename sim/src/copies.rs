@@ -33,9 +33,10 @@ pub(crate) struct Lost {
 fn is_right(plan: &Plan, node: usize) -> bool {
     let mut faults = plan.faults.iter().map(|(_, fault)| *fault);
     !faults.any(|fault| match fault {
-        Fault::PowerCut(who, _) | Fault::RolledBack(who, _) | Fault::Cloned(_, who, _) => {
-            who == node
-        }
+        Fault::PowerCut(who, _)
+        | Fault::RolledBack(who, _)
+        | Fault::Cloned(_, who, _)
+        | Fault::NewDisk(who, _) => who == node,
         Fault::Disk(who, fault, _) => who == node && fault != DiskFault::Stalls,
         _ => false,
     })

@@ -30,6 +30,16 @@ pub(crate) enum Stream {
     Intruder(u64),
     /// How masters follow each other.
     Turnover,
+    /// The keys whose blocks are pinned.
+    Pins,
+    /// The budget of writes to disks.
+    Budget,
+    /// Disks that are replaced.
+    Absence,
+    /// Quotas of copies.
+    MediaQuotas,
+    /// When the administrator comes.
+    LateSettings,
     /// The bytes that flip on their way.
     Flips,
     /// Leaders that die just after a promise.
@@ -52,8 +62,13 @@ impl Stream {
             Self::Drops => 8,
             Self::Scarcity => 9,
             Self::Turnover => 11,
-            Self::Flips => 12,
-            Self::Deaths => 13,
+            Self::Pins => 12,
+            Self::Budget => 13,
+            Self::Absence => 14,
+            Self::MediaQuotas => 15,
+            Self::LateSettings => 16,
+            Self::Flips => 17,
+            Self::Deaths => 18,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

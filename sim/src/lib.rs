@@ -20,6 +20,8 @@
 //! cargo xtask simulate --seed 4711 --trace     # one, with its trace
 //! ```
 
+mod absence;
+mod budget;
 mod chains;
 mod checks;
 mod clock;
@@ -33,8 +35,10 @@ mod link;
 mod load;
 mod master;
 mod net;
+mod pins;
 mod plan;
 mod promises;
+mod rest;
 mod shrink;
 mod spans;
 mod ssd;

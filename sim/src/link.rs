@@ -257,11 +257,11 @@ impl SimLink {
         Ok(bytes)
     }
 
-    /// Makes a byte wrong in so many of 1000 transfers.
-    fn may_flip(&self, flips: u64, bytes: &mut [u8], verb: &str, extent: &Extent) {
+    /// Makes a byte wrong in so many of 1000 transfers. Says whether it did.
+    fn may_flip(&self, flips: u64, bytes: &mut [u8], verb: &str, extent: &Extent) -> bool {
         let dice = &self.net.dice;
         if !dice.chance(flips) {
-            return;
+            return false;
         }
         let at = dice.index(bytes.len());
         if let Some(byte) = bytes.get_mut(at) {
@@ -269,6 +269,7 @@ impl SimLink {
         }
         let said = format_args!("{verb} a wrong byte of {extent}");
         self.net.trace.note(self.from, said);
+        true
     }
 
     /// The time to the next piece of a read or a write. A peer may stall for long; the node then ends the connection.
@@ -293,7 +294,9 @@ impl SimLink {
         sums.update(&bytes);
         let sums = sums.finish();
         let flips = self.net.noise().flipped_writes;
-        self.may_flip(flips, &mut bytes, "sends", &op.grant.extent);
+        if self.may_flip(flips, &mut bytes, "sends", &op.grant.extent) {
+            self.net.damage.note(&op.grant.extent);
+        }
         let code = if bytes.len() as u64 <= AT_ONCE {
             let request = WriteRequest {
                 incarnation: self.incarnation,

@@ -234,7 +234,10 @@ impl Task {
         self.load.net.trace.note(self.who, what);
     }
 
-    async fn put(&self, keys: Vec<u64>, replaces: bool) -> String {
+    async fn put(&self, mut keys: Vec<u64>, replaces: bool) -> String {
+        // What is said of pins holds for all blocks of a call.
+        let hard_pin = keys.first().is_some_and(|key| self.plan.pins(*key));
+        keys.retain(|key| self.plan.pins(*key) == hard_pin);
         let history = || self.load.history.lock();
         let mut puts = Vec::with_capacity(keys.len());
         let mut blocks = Vec::with_capacity(keys.len());
@@ -251,6 +254,7 @@ impl Task {
         let options = PutOptions {
             replicas: u32::try_from(self.dice.between(1, 2)).unwrap_or(1),
             upsert: replaces,
+            hard_pin,
             ..PutOptions::default()
         };
         let mut outcomes = self.client.batch_put(blocks, &options).await.into_iter();
@@ -282,6 +286,9 @@ impl Task {
     }
 
     async fn remove(&self, key: u64) -> String {
+        if self.plan.pins(key) {
+            return self.remove_pinned(key).await;
+        }
         let number = self.load.history.lock().begin(key, None, true);
         let removed = self
             .client

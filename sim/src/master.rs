@@ -64,6 +64,9 @@ pub(crate) fn config(plan: &Plan) -> Config {
         heartbeat_interval: Duration::from_millis(200),
         suspect_after: Duration::from_millis(800),
         drop_after: Duration::from_millis(plan.drop_ms),
+        ssd_drop_after: plan
+            .ssd_drop_ms
+            .map_or(Config::default().ssd_drop_after, Duration::from_millis),
         leader_ttl: Duration::from_millis(1_500),
         eviction_policy: match plan.evicts_by_use {
             true => Policy::Lru,

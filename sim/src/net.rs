@@ -2,6 +2,7 @@
 
 use crate::dice::{Dice, Stream};
 use crate::life::Life;
+use crate::pins::Damage;
 use crate::plan::{Noise, Plan, Process};
 use crate::promises::Promises;
 use crate::spans::Spans;
@@ -70,6 +71,8 @@ pub(crate) struct Net {
     receives: Mutex<Vec<Receive>>,
     /// Whether readers must always find the right bytes, because nothing makes bytes wrong and no lease ends early.
     reads_are_right: bool,
+    /// Where blocks became wrong on their way.
+    pub(crate) damage: Damage,
     /// What masters promised to readers, where no lease ends early.
     pub(crate) promises: Option<Promises>,
     pub(crate) violations: Mutex<Vec<String>>,
@@ -139,6 +142,7 @@ impl Net {
             cluster: Mutex::default(),
             messages: AtomicU64::new(0),
             receives: Mutex::default(),
+            damage: Damage::default(),
             reads_are_right: plan.reads_are_right(),
             promises: plan.leases_are_kept().then(Promises::default),
             violations: Mutex::default(),

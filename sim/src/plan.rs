@@ -69,6 +69,8 @@ pub enum Fault {
     /// The second node dies, and gets a copy of the disk of the first as it was when the first began to use it. It
     /// starts again after so many milliseconds.
     Cloned(usize, usize, u64),
+    /// The node dies, and starts again after so many milliseconds with a blank disk.
+    NewDisk(usize, u64),
     /// The disk of the node goes wrong in this way for so many milliseconds.
     Disk(usize, DiskFault, u64),
     /// An intruder tries whatever nobody may, at this node and its master.
@@ -149,6 +151,10 @@ impl fmt::Display for Fault {
                 f,
                 "n{to} crashes and gets an old copy of the disk of n{from}, starts again after {ms} ms"
             ),
+            Self::NewDisk(who, ms) => write!(
+                f,
+                "n{who} crashes and gets a blank disk, starts again after {ms} ms"
+            ),
             Self::Disk(who, fault, ms) => write!(f, "the disk of n{who} {fault} for {ms} ms"),
             Self::Intruder(node) => write!(f, "an intruder tries n{node}"),
             Self::Quota(tenant, bytes) => {
@@ -213,6 +219,8 @@ pub struct Plan {
     pub disk_bytes: u64,
     /// How often a node may write its disk in a day; `None` for no limit.
     pub writes_per_day: Option<u64>,
+    /// A medium that is absent for so many milliseconds is forgotten; `None` for a day.
+    pub ssd_drop_ms: Option<u64>,
     /// Whether eviction goes by the last use alone, and not by chains.
     pub evicts_by_use: bool,
     /// The longest pause of a task between two calls, in microseconds.
@@ -235,6 +243,10 @@ pub struct Plan {
     pub keeps_all: bool,
     /// The namespaces. Those of one process share one.
     pub tenants: Vec<Tenant>,
+    /// How late the first settings of namespaces come, in milliseconds.
+    pub settings_late_ms: u64,
+    /// The keys whose blocks are hard-pinned.
+    pub pins: Vec<u64>,
     /// Whether nodes ask for locations that the leader signed.
     pub has_signed_reads: bool,
     /// By how many parts of a million the clock of each master runs fast.
@@ -275,6 +287,7 @@ impl Plan {
             segment_bytes,
             segments: usize::try_from(dice.between(1, 2)).unwrap_or(1),
             disk_bytes: 0,
+            ssd_drop_ms: None,
             evicts_by_use: false,
             longest_pause: 150_000,
             writes_per_day: None,
@@ -287,6 +300,8 @@ impl Plan {
             drop_ms: LATE_DROP,
             keeps_all,
             tenants: vec![Tenant::default()],
+            settings_late_ms: 0,
+            pins: Vec::new(),
             has_signed_reads: seed % 2 == 1,
             drift: (0..electing.max(1))
                 .map(|_| i64::try_from(dice.below(1000)).unwrap_or(0) - 500)
@@ -328,6 +343,11 @@ impl Plan {
         plan.draw_scarcity();
         plan.draw_turnover();
         plan.draw_deaths();
+        plan.draw_absence();
+        plan.draw_media_quotas();
+        plan.draw_late_settings();
+        plan.draw_pins();
+        plan.draw_budget();
         plan.faults.sort_by_key(|(at, _)| *at);
         plan
     }
@@ -595,7 +615,7 @@ impl fmt::Display for Plan {
             let limit = self.writes_per_day;
             writeln!(
                 f,
-                "  each node has a disk of {} KiB{}{}",
+                "  each node has a disk of {} KiB{}{}{}",
                 self.disk_bytes >> 10,
                 if self.evicts_by_use {
                     ", eviction goes by use"
@@ -604,6 +624,9 @@ impl fmt::Display for Plan {
                 },
                 limit.map_or(String::new(), |limit| format!(
                     ", which may be written {limit} times a day"
+                )),
+                self.ssd_drop_ms.map_or(String::new(), |ms| format!(
+                    "; one that is absent for {ms} ms is forgotten"
                 ))
             )?;
         }
@@ -620,6 +643,13 @@ impl fmt::Display for Plan {
                 let settings: Vec<String> = settings.collect();
                 writeln!(f, "  {}: {}", tenant_name(tenant), settings.join(", "))?;
             }
+        }
+        if self.settings_late_ms > 0 {
+            let ms = self.settings_late_ms;
+            writeln!(f, "  the first settings come after {ms} ms")?;
+        }
+        if !self.pins.is_empty() {
+            writeln!(f, "  blocks of keys {:?} are hard-pinned", self.pins)?;
         }
         let Noise {
             lost,

@@ -3,6 +3,7 @@
 //!
 //! Superblocks and flushes are answered at once, because the node waits for them on the simulation's only thread.
 
+use crate::budget::Ledger;
 use crate::life::Life;
 use crate::net::Net;
 use crate::plan::{DiskFault, Process};
@@ -32,6 +33,7 @@ pub(crate) struct Ssd {
     net: Arc<Net>,
     pub(crate) reads: AtomicU64,
     pub(crate) writes: AtomicU64,
+    pub(crate) ledger: Ledger,
     /// Whether there is a copy of it, or it is one.
     has_twin: AtomicBool,
     requests: AtomicU64,
@@ -87,6 +89,9 @@ impl Opened {
             Op::Write(buffer) => (true, buffer.len()),
             Op::Flush | Op::Discard { .. } => (false, 0),
         };
+        if writes {
+            self.ssd.ledger.add(length as u64);
+        }
         let range = offset..offset + length as u64;
         let mut in_flight = self.in_flight.lock();
         let meets = |other: &&InFlight| {
@@ -130,6 +135,7 @@ impl Ssd {
             net: Arc::clone(net),
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
+            ledger: Ledger::default(),
             has_twin: AtomicBool::new(false),
             requests: AtomicU64::new(0),
             collision: Mutex::default(),
@@ -139,6 +145,7 @@ impl Ssd {
 
     /// Opens the disk for one life of the node. Its earlier life has ended, and no request of it is in flight.
     pub(crate) fn open(self: &Arc<Self>, life: &Life) -> Arc<dyn Engine> {
+        self.ledger.begin();
         let mut state = self.state.lock();
         state.is_gone = false;
         state.has_failed = false;
@@ -174,6 +181,13 @@ impl Ssd {
     pub(crate) fn roll_back(&self) {
         let mut state = self.state.lock();
         state.granules = state.image.clone();
+        state.durable.clear();
+    }
+
+    /// The disk is a new one.
+    pub(crate) fn become_blank(&self) {
+        let mut state = self.state.lock();
+        state.granules.clear();
         state.durable.clear();
     }
 

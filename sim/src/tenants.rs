@@ -8,8 +8,8 @@ use crate::load::connect;
 use crate::plan::{Tenant, tenant_name};
 use crate::world::World;
 use kvpool_client::{Client, Namespace};
-use kvpool_master::pool::Pool;
 use kvpool_master::pool::audit::Holder;
+use kvpool_master::pool::{NamespaceView, Pool};
 use kvpool_types::{Epoch, NamespaceSettings, Setting};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -22,6 +22,9 @@ use tokio::time::{Instant, sleep, timeout};
 const ADMINISTRATOR: usize = 98;
 /// How long the administrator tries to change something.
 const TRIES: Duration = Duration::from_secs(8);
+
+/// How long copies may be under way.
+const UNDER_WAY: Duration = Duration::from_secs(3);
 
 /// A term, a namespace, and the label of what is counted.
 type Place = (Epoch, String, &'static str);
@@ -38,6 +41,16 @@ pub(crate) struct Tenants {
     seen: Mutex<BTreeMap<Place, (u64, Option<u64>)>>,
     /// The loads under way at the last look.
     loads: Mutex<u64>,
+    /// The quota of copies of each namespace in one term, since when, and the most copies it had then.
+    media: Mutex<BTreeMap<(Epoch, String), MediaQuota>>,
+}
+
+/// See [`Tenants`].
+#[derive(Clone, Copy, Debug)]
+struct MediaQuota {
+    hard: u64,
+    since: Instant,
+    most: u64,
 }
 
 impl Tenants {
@@ -48,6 +61,36 @@ impl Tenants {
             acknowledged: Mutex::default(),
             seen: Mutex::default(),
             loads: Mutex::default(),
+            media: Mutex::default(),
+        }
+    }
+
+    /// Copies stop at the hard quota of media. Those that were under way when it came end somewhat later.
+    fn watch_media(&self, epoch: Epoch, view: &NamespaceView) -> Result<(), String> {
+        let name = view.known.fields.name.to_string();
+        let has = view.balance.media;
+        let mut media = self.media.lock();
+        let Some(hard) = view.known.settings.get(Setting::MediaHard) else {
+            media.remove(&(epoch, name));
+            return Ok(());
+        };
+        let new = MediaQuota {
+            hard,
+            since: Instant::now(),
+            most: 0,
+        };
+        let quota = media.entry((epoch, name.clone())).or_insert(new);
+        if quota.hard != hard {
+            *quota = new;
+        }
+        if quota.since.elapsed() < UNDER_WAY {
+            quota.most = quota.most.max(has);
+        }
+        match has > hard.max(quota.most) {
+            true => Err(format!(
+                "{name} has {has} on media, above its quota of {hard}"
+            )),
+            false => Ok(()),
         }
     }
 }
@@ -149,6 +192,9 @@ impl World {
 
     /// Creates the namespaces of the plan that have settings.
     pub(crate) async fn set_up_tenants(self: Arc<Self>) {
+        if self.plan.settings_late_ms > 0 {
+            sleep(Duration::from_millis(self.plan.settings_late_ms)).await;
+        }
         let _one_at_a_time = self.tenants.changes.lock().await;
         let client = self.administrator().await;
         for (tenant, settings) in (0..).zip(self.plan.tenants.iter().map(|one| one.settings)) {
@@ -156,6 +202,25 @@ impl World {
                 self.set(&client, tenant, settings).await;
             }
         }
+    }
+
+    /// Creates a namespace with these settings, in a pool at rest.
+    pub(crate) async fn set_up(
+        &self,
+        name: &str,
+        settings: &NamespaceSettings,
+    ) -> Result<(), String> {
+        let client = self.administrator().await;
+        let fields = Namespace {
+            name: name.to_owned(),
+            ..Namespace::default()
+        };
+        let what = format!("{name} gets {settings:?}");
+        let created = insist(self, &what, async || {
+            client.create_namespace(fields.clone(), settings).await
+        });
+        let created = created.await.map(drop);
+        created.ok_or_else(|| format!("{name} cannot be created in a pool at rest"))
     }
 
     async fn set(&self, client: &Client, tenant: usize, settings: NamespaceSettings) {
@@ -299,6 +364,7 @@ pub(crate) fn keep_their_rules(world: &World, pool: &Pool) -> Result<(), String>
             }
             seen.insert(place, (has, hard));
         }
+        world.tenants.watch_media(pool.epoch, &view)?;
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use crate::link::Dialer;
 use crate::load::{Load, Task, connect};
 use crate::master::Master;
 use crate::net::{Net, NodePort, master_address, node_address};
+use crate::pins::Pins;
 use crate::plan::{Fault, Plan, Process, tenant_name};
 use crate::ssd::Ssd;
 use crate::store::Disk;
@@ -172,6 +173,8 @@ pub(crate) struct World {
     pub(crate) chains: Mutex<Chains>,
     /// The copies that were seen on disks.
     pub(crate) copies: Mutex<Copies>,
+    /// The hard-pinned blocks that were seen.
+    pub(crate) pins: Mutex<Pins>,
     /// How many nodes lost their memory, with blocks that had perhaps no other replica.
     pub(crate) losses: AtomicU64,
     /// Whether a node left before all of its blocks were moved.
@@ -223,6 +226,7 @@ impl World {
             tenants: Tenants::new(plan.seed),
             chains: Mutex::default(),
             copies: Mutex::default(),
+            pins: Mutex::default(),
             losses: AtomicU64::new(0),
             left_early: AtomicBool::new(false),
         })

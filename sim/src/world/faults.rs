@@ -44,6 +44,12 @@ impl World {
                     copy.become_copy_of(source);
                 }
             }
+            Fault::NewDisk(number, down) => {
+                self.crash(Process::Node(number), ms(down));
+                if let Some(ssd) = self.ssds.get(number) {
+                    ssd.become_blank();
+                }
+            }
             Fault::Disk(number, fault, wait) => {
                 if let Some(ssd) = self.ssds.get(number) {
                     ssd.inflict(fault, ms(wait));
@@ -137,6 +143,10 @@ impl World {
     async fn drain(self: Arc<Self>, port: NodePort, number: usize, down: Duration) {
         let losses = self.losses.load(Ordering::Acquire);
         port.node.drain();
+        self.ssds
+            .get(number)
+            .into_iter()
+            .for_each(|ssd| ssd.ledger.drain());
         let until = Instant::now() + DRAINING;
         let saved = loop {
             match port.node.saved() {

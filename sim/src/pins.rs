@@ -1,0 +1,225 @@
+//! Hard pins: some keys are put with one. Their blocks stay, in memory or on a disk, until the key changes or the last
+//! place of the block is lost.
+
+use crate::dice::{Dice, Stream};
+use crate::load::{Task, name, parent_of};
+use crate::plan::{DiskFault, Fault, Plan, Tenant, tenant_name};
+use crate::world::World;
+use kvpool_client::Remove;
+use kvpool_master::directory::StoredBlock;
+use kvpool_master::pool::Pool;
+use kvpool_master::replica::Replica;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Extent, Offset, SegmentId, Setting, Version};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use tokio::time::Instant;
+
+/// One of so many keys is pinned.
+const KEYS: u64 = 16;
+
+/// A pinned block at the last look.
+#[derive(Clone, Debug)]
+struct Seen {
+    version: Version,
+    memory: Vec<SegmentId>,
+    media: Vec<SegmentId>,
+}
+
+/// What was seen of pinned blocks, by the numbers of their keys. See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Pins {
+    seen: BTreeMap<u64, Seen>,
+    /// The blocks with a byte that became wrong on its way.
+    damaged: BTreeSet<Version>,
+    at: Option<Instant>,
+}
+
+/// A pinned block that has left.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unpinned {
+    pub(crate) key: u64,
+    pub(crate) version: Version,
+    /// When it was seen last.
+    pub(crate) since: Instant,
+}
+
+impl Tenant {
+    fn may_pin(&self) -> bool {
+        let limits = [
+            Setting::MemoryHard,
+            Setting::BlocksHard,
+            Setting::MediaHard,
+            Setting::Guaranteed,
+        ];
+        !self.keeps_all() && limits.iter().all(|one| self.settings.get(*one).is_none())
+    }
+}
+
+impl Plan {
+    /// From a stream of its own. Pinned blocks fill at most half of a node's memory.
+    pub(crate) fn draw_pins(&mut self) {
+        let dice = Dice::new(self.seed, Stream::Pins);
+        let mut faults = self.faults.iter().map(|(_, fault)| fault);
+        let is_scarce = faults.any(|fault| matches!(fault, Fault::LittleMemory(..)));
+        if self.keeps_all || is_scarce || !dice.chance(600) {
+            return;
+        }
+        let mut most = self.segment_bytes / 2 / self.longest_block;
+        for (number, tenant) in self.tenants.iter().enumerate() {
+            let mut faults = self.faults.iter().map(|(_, fault)| *fault);
+            let changes =
+                faults.any(|fault| matches!(fault, Fault::Quota(who, _) if who == number));
+            if changes || !tenant.may_pin() {
+                continue;
+            }
+            // With policy `prefix` a pinned block holds those before it in its chain.
+            let keys = self.keys_of(number);
+            let count = ((keys.end - keys.start) / KEYS).clamp(1, most.max(1));
+            let mut first: Vec<u64> = keys.filter(|key| parent_of(*key).is_none()).collect();
+            for _ in 0..count.min(most) {
+                if !first.is_empty() {
+                    self.pins.push(first.swap_remove(dice.index(first.len())));
+                    most -= 1;
+                }
+            }
+        }
+    }
+
+    /// Whether blocks of the key are hard-pinned.
+    pub(crate) fn pins(&self, key: u64) -> bool {
+        self.pins.contains(&key)
+    }
+
+    /// Whether nothing in this history takes what is on the disk of the node.
+    fn keeps_disk(&self, node: usize) -> bool {
+        let mut faults = self.faults.iter().map(|(_, fault)| *fault);
+        !faults.any(|fault| match fault {
+            Fault::PowerCut(who, _)
+            | Fault::RolledBack(who, _)
+            | Fault::Cloned(_, who, _)
+            | Fault::NewDisk(who, _) => who == node,
+            Fault::Disk(who, DiskFault::IsGone | DiskFault::Rots, _) => who == node,
+            _ => false,
+        })
+    }
+}
+
+impl Task {
+    /// A removal without force takes no pinned block.
+    pub(crate) async fn remove_pinned(&self, key: u64) -> String {
+        let keys = Remove::Keys(vec![name(key)]);
+        let said = match self.client.remove(keys, false).await {
+            Ok(removed) if removed.removed > 0 => {
+                let wrong = format!("a removal without force took the pinned block of key {key}");
+                self.load.violate(wrong);
+                "took it".to_owned()
+            }
+            Ok(removed) => format!("{removed:?}"),
+            Err(error) => error.to_string(),
+        };
+        format!("remove of the pinned key {key}: {said}")
+    }
+}
+
+/// Where bytes of blocks became wrong on their way to a node.
+#[derive(Debug, Default)]
+pub(crate) struct Damage(Mutex<BTreeSet<(SegmentId, Offset)>>);
+
+impl Damage {
+    pub(crate) fn note(&self, extent: &Extent) {
+        self.0.lock().insert((extent.segment, extent.offset));
+    }
+
+    fn is_at(&self, replicas: &[Replica]) -> bool {
+        let places = self.0.lock();
+        let mut replicas = replicas.iter();
+        replicas.any(|at| places.contains(&(at.segment, at.offset)))
+    }
+}
+
+/// Blocks by their namespaces and keys.
+fn by_name(blocks: Vec<StoredBlock>) -> BTreeMap<(NamespaceId, String), StoredBlock> {
+    let blocks = blocks.into_iter();
+    blocks
+        .map(|block| ((block.namespace, block.key.to_string()), block))
+        .collect()
+}
+
+impl Pins {
+    /// Looks at the leader's pinned blocks. Returns those that have left, though one of their places is there.
+    pub(crate) fn look(&mut self, pool: &Pool, world: &World) -> Result<Vec<Unpinned>, String> {
+        let plan = &world.plan;
+        let memory = by_name(pool.stored_blocks());
+        let media = by_name(pool.stored_copies());
+        let mut now = BTreeMap::new();
+        for tenant in 0..plan.tenants.len() {
+            let Ok(namespace) = pool.namespace(&tenant_name(tenant)) else {
+                continue;
+            };
+            for key in plan.keys_of(tenant).filter(|key| plan.pins(*key)) {
+                let place = (namespace, name(key).to_string());
+                let forms = [memory.get(&place), media.get(&place)];
+                for form in forms.into_iter().flatten() {
+                    if !form.hard_pin {
+                        return Err(format!(
+                            "key {key}, version {}, was put with a hard pin, which it has lost in {:?}",
+                            form.version, form.replicas
+                        ));
+                    }
+                }
+                let Some(latest) = forms.into_iter().flatten().map(|form| form.version).max()
+                else {
+                    continue;
+                };
+                let places = forms.map(|form| {
+                    let form = form.filter(|form| form.version == latest);
+                    let replicas = form.map(|form| form.replicas.iter()).into_iter().flatten();
+                    replicas.map(|at| at.segment).collect::<Vec<_>>()
+                });
+                if let Some(block) = forms[0]
+                    && world.net.damage.is_at(&block.replicas)
+                {
+                    self.damaged.insert(block.version);
+                }
+                let [memory, media] = places;
+                let version = latest;
+                now.insert(
+                    key,
+                    Seen {
+                        version,
+                        memory,
+                        media,
+                    },
+                );
+            }
+        }
+        let right: Vec<String> = (0..plan.nodes)
+            .filter(|node| plan.keeps_disk(*node))
+            .map(|node| format!("n{node}"))
+            .collect();
+        let views = pool.media().into_iter().map(|view| view.record);
+        let disks: Vec<SegmentId> = views
+            .filter(|medium| right.contains(&medium.node.0))
+            .map(|medium| medium.id)
+            .collect();
+        let segments = pool.placement.segments();
+        let is_there = |id: &SegmentId| segments.get(*id).is_some_and(|one| one.node.is_readable());
+        let since = self.at.replace(Instant::now());
+        let before = std::mem::replace(&mut self.seen, now);
+        let left = before.into_iter().filter_map(|(key, seen)| {
+            let stays = match seen.memory.is_empty() {
+                true => seen.media.iter().any(|id| disks.contains(id)),
+                false => seen.memory.iter().all(is_there),
+            };
+            let now = self.seen.get(&key).map(|now| now.version);
+            let has_left = stays && now != Some(seen.version);
+            (has_left && !self.damaged.contains(&seen.version)).then_some(Unpinned {
+                key,
+                version: seen.version,
+                since: since?,
+            })
+        });
+        Ok(left.collect())
+    }
+}
