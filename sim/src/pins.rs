@@ -163,7 +163,7 @@ impl Pins {
                 for form in forms.into_iter().flatten() {
                     if !form.hard_pin {
                         return Err(format!(
-                            "key {key}, version {}, was put with a hard pin, which it has lost in {:?}",
+                            "key {key}, version {}, has lost its hard pin in {:?}",
                             form.version, form.replicas
                         ));
                     }

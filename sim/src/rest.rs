@@ -22,9 +22,9 @@ const CALM: Duration = Duration::from_millis(1_200);
 /// The length of the blocks that fill memory: any block that leaves gives room for one.
 const LENGTH: usize = 4096;
 /// The blocks of a namespace that leaves first, and of one that leaves last.
-const BLOCKS: u64 = 6;
+const BLOCKS: usize = 6;
 /// The blocks of one put.
-const BATCH: u64 = 8;
+const BATCH: usize = 8;
 /// The bytes of a pool that is filled. More would take long.
 const SMALL: u64 = 3 << 20;
 
@@ -149,7 +149,7 @@ pub(crate) async fn soft_quotas_count(world: &World) -> Result<(), String> {
         let settings = NamespaceSettings::default().with(Setting::MemorySoft, quota);
         world.set_up(name, &settings).await?;
         let client = connect(&world.net, 99, &life, plan.masters(), name).await;
-        if put(&client, 1..1 + BLOCKS, LENGTH).await < 6 {
+        if put(&client, 1..1 + BLOCKS as u64, LENGTH).await < BLOCKS {
             return Ok(());
         }
         clients.push(client);
@@ -161,15 +161,15 @@ pub(crate) async fn soft_quotas_count(world: &World) -> Result<(), String> {
     };
     let within = held("within");
     let filler = connect(&world.net, 99, &life, plan.masters(), "filler").await;
-    for first in (1..plan.segment_bytes / LENGTH as u64).step_by(8) {
+    for first in (1..plan.segment_bytes / LENGTH as u64).step_by(BATCH) {
         // Names of keys repeat after a thousand of them.
-        let stored = put(&filler, first..first + BATCH, LENGTH).await;
+        let stored = put(&filler, first..first + BATCH as u64, LENGTH).await;
         if stored == 0 || held("above") <= soft {
             return Ok(());
         }
         if held("within") < within {
             return Err(format!(
-                "a block within a soft quota has left, while a namespace has {} bytes above one of {soft}",
+                "a block within a soft quota left before a namespace with {}, above its own of {soft}",
                 held("above")
             ));
         }
