@@ -3,7 +3,7 @@
 use crate::absence;
 use crate::budget;
 use crate::chains::Orphan;
-use crate::copies::Lost;
+use crate::copies::{Lost, is_right};
 use crate::dice::{Dice, Stream};
 use crate::history::bytes_of;
 use crate::intruder::NO_EPOCH;
@@ -364,9 +364,12 @@ async fn the_next_leader_knows_all(world: &Arc<World>) -> Result<(), String> {
     }
     let after = all_of(&pool);
     // A small disk is a ring, and the new leader may write there again.
-    let is_ring = world.plan.disk_bytes < RING;
+    let plan = &world.plan;
+    let copies_stay = plan.disk_bytes >= RING
+        && plan.noise.flipped_writes == 0
+        && (0..plan.nodes).all(|node| is_right(plan, node));
     let mut lost = before.difference(&after);
-    let lost = lost.find(|line| !is_ring || line.starts_with("block"));
+    let lost = lost.find(|line| copies_stay || line.starts_with("block"));
     // It may write a copy at once.
     let mut made = after.difference(&before);
     let made = made.find(|line| line.starts_with("block"));

@@ -30,7 +30,7 @@ pub(crate) struct Lost {
 }
 
 /// Whether nothing in this history takes copies from the disk of the node.
-fn is_right(plan: &Plan, node: usize) -> bool {
+pub(crate) fn is_right(plan: &Plan, node: usize) -> bool {
     let mut faults = plan.faults.iter().map(|(_, fault)| *fault);
     !faults.any(|fault| match fault {
         Fault::PowerCut(who, _)
