@@ -20,18 +20,19 @@ mod restore;
 #[cfg(test)]
 mod tests;
 
-use crate::clock::Clock;
+use crate::clock::{BootInstant, Clock};
 use crate::config::Config;
 use crate::directory::{self, Directory};
 use crate::membership::Members;
 use crate::namespaces::Namespaces;
-use crate::placement::Placement;
+use crate::placement::{Placement, Segment};
 use crate::store::record::{Record, RecordError};
 use crate::store::{LogSeq, LogState, MetadataStore, RecoveryError, recover};
 use crate::tier::Tier;
-use kvpool_types::{NamespaceSettings, Version};
+use kvpool_types::{NamespaceSettings, SegmentId, Version};
 use loading::Loading;
 use recently_freed::RecentlyFreed;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// The durable metadata, as far as the log has been applied.
@@ -53,6 +54,8 @@ pub struct Standby {
     pub(crate) state: LogState,
     /// Extents freed so recently that the leader's leases may protect them.
     pub(crate) recently_freed: RecentlyFreed,
+    /// Segments that are gone, since when, oldest first. Their replicas are still in the directory.
+    sweeps: VecDeque<(BootInstant, SegmentId, Arc<Segment>)>,
     options: directory::Options,
     high_watermark: f64,
     clock: Arc<dyn Clock>,
@@ -135,6 +138,7 @@ impl Standby {
             next_segment,
             state: recovered.state,
             recently_freed: RecentlyFreed::new(config.lease_ttl),
+            sweeps: VecDeque::new(),
             options: directory::Options { seed, ..options },
             high_watermark: config.eviction_high_watermark_ratio,
             clock,

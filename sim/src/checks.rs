@@ -99,7 +99,8 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
 
 /// Eviction takes no block before the blocks behind it in its chain.
 fn parents_stay(world: &World, pool: &Pool) -> Result<(), String> {
-    let orphans = world.chains.lock().look(pool, &world.plan);
+    let losses = world.losses.load(Ordering::Acquire);
+    let orphans = world.chains.lock().look(pool, &world.plan, losses);
     let history = world.load.history.lock();
     for Orphan { key, parent, since } in orphans {
         if !history.may_have_left(parent, since) {

@@ -90,7 +90,7 @@ impl Pool {
     /// the term may grant.
     pub async fn lead(
         start: TermStart,
-        standby: Standby,
+        mut standby: Standby,
         term: Arc<Term>,
     ) -> Result<Arc<Self>, StartError> {
         let TermStart {
@@ -103,6 +103,7 @@ impl Pool {
         } = start;
         let (now, workers) = (clock.now(), journal.workers);
         let epoch = term.epoch;
+        standby.sweep_all();
         let Standby {
             directory,
             tier,

@@ -288,6 +288,7 @@ async fn compare(all: Vec<Change>, wait: Duration) {
         let group = encode_group(&records);
         store.append(epoch, seq, group.clone()).await.unwrap();
         follower.apply(seq, &group).unwrap();
+        follower.sweep_all();
         clock.advance(wait);
     }
     let loaded = load_settled(&store).await;

@@ -5,6 +5,15 @@ use super::Mechanism;
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 5,
+        what: "a standby adds a replica to a block whose segment is gone",
+        file: "master/src/standby/apply.rs",
+        on: "self.sweeps.push_back((since, id, segment));",
+        off: "self.sweeps.push_back((since, id, segment)); self.sweep_all();",
+        package: "kvpool-master",
+        test: "a_replica_that_is_logged_after_the_end_of_the_others_segment_counts",
+    },
+    Mechanism {
+        invariant: 5,
         what: "a move gives up its source in the log once the new replica is there",
         file: "master/src/pool/replicas/pulls.rs",
         on: ".submit_now(records, Ack::Durable, move |durable| match durable {",

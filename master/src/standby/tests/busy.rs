@@ -46,6 +46,7 @@ impl Writer {
         let group = encode_group(records);
         store.append(self.epoch, seq, group.clone()).await.unwrap();
         self.standby.apply(seq, &group).unwrap();
+        self.standby.sweep_all();
     }
 
     async fn snapshot(&mut self, store: &EmbeddedStore, shard: ShardIndex) {
@@ -202,6 +203,7 @@ async fn load_beside(all: Vec<Change>) {
     let groups = busy.store.read_log(loaded.applied(), u64::MAX).await;
     for (seq, group) in groups.unwrap() {
         loaded.apply(seq, &group).unwrap();
+        loaded.sweep_all();
     }
     let writer = busy.writer.into_inner();
     assert_eq!(loaded.applied(), writer.standby.applied());
