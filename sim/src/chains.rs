@@ -28,7 +28,7 @@ pub(crate) struct Chains {
     /// The blocks at the last look.
     seen: BTreeMap<u64, Version>,
     links: BTreeMap<u64, Link>,
-    /// How many nodes had lost blocks at the last look, and until when that excuses what is missing: a block may have
+    /// How many nodes had lost blocks at the last look, and until when that excuses what is missing. A block may have
     /// moved to such a node since the look before.
     losses: u64,
     excused_until: Option<Instant>,

@@ -117,8 +117,8 @@ fn mutated_handshakes_end_in_an_error_or_an_agreement() {
         let (mut client, mut server) = world.begin();
         let mut ended = [false; 2];
         for _flight in 0..8 {
-            for end in 0..2 {
-                if ended[end] {
+            for (end, ended) in ended.iter_mut().enumerate() {
+                if *ended {
                     continue;
                 }
                 let (result, to_send) = if end == 0 {
@@ -128,10 +128,10 @@ fn mutated_handshakes_end_in_an_error_or_an_agreement() {
                 };
                 let mut said = std::mem::take(to_send);
                 match result {
-                    Ok(Next::Finish) => ended[end] = true,
+                    Ok(Next::Finish) => *ended = true,
                     Ok(_) => {}
                     Err(_) => {
-                        ended[end] = true;
+                        *ended = true;
                         refused += 1;
                         told += usize::from(!said.is_empty());
                     }
