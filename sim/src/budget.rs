@@ -57,8 +57,8 @@ impl Plan {
     }
 }
 
-/// No disk has more copies written than its budget allows. That is what collects in the time and a quarter of a zone. For
-/// each term, and for each life of its node, it is a block more.
+/// No disk has more copies written than its budget allows. That is what collects in the time and a quarter of a zone.
+/// For each term, and for each life of its node, it is a block more.
 pub(crate) fn is_kept(world: &World, terms: u64) -> Result<(), String> {
     let plan = &world.plan;
     let Some(limit) = plan.writes_per_day.filter(|_| plan.pins.is_empty()) else {
