@@ -482,15 +482,18 @@ impl Pool {
     fn free_once_logged(self: &Arc<Self>, mut records: Vec<Record>, freed: Vec<Freed>) {
         let now = self.now();
         let leased = freed.iter().filter(|item| item.not_before > now);
-        records.extend(snapshot::leased_ranges(
-            leased.map(|item| item.extent).collect(),
-        ));
+        let leased: Vec<_> = leased.map(|item| (item.extent, item.not_before)).collect();
+        let extents = leased.iter().map(|(extent, _)| *extent);
+        records.extend(snapshot::leased_ranges(extents.collect()));
+        // A snapshot may be written before the records are.
+        let number = self.quarantine.leaves(leased);
         let pool = Arc::clone(self);
         self.journal()
             .insist(records, Ack::Durable, move |durable| {
                 if durable.is_ok() {
                     pool.free(freed);
                 }
+                pool.quarantine.has_left(number);
             });
     }
 

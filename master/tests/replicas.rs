@@ -255,7 +255,8 @@ async fn a_block_whose_move_is_logged_after_its_target_went_is_there_in_the_next
     tokio::time::sleep(Duration::from_millis(50)).await;
     pool.drop_node(&b.node);
     drop(shut);
-    end(&pool, &task).await;
+    let ended = end(&pool, &task).await;
+    assert_eq!((ended.changed, ended.failed), (0, 1), "{ended:?}");
     assert_eq!(holders(&pool, &key(1)), ["a"]);
     // The records of the dropped node are durable too.
     put(&pool, &key(2)).await;

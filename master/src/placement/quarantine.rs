@@ -92,6 +92,8 @@ pub struct Quarantine {
     /// Leases on replicas that have left their blocks.
     pub moved: MovedLeases,
     delayed: Mutex<Delayed>,
+    /// Extents that left under leases and whose removal is on its way to the log, by a number.
+    leaving: Mutex<BTreeMap<u64, Vec<(Extent, BootInstant)>>>,
     next: AtomicU64,
     by_node: RwLock<HashMap<Incarnation, Arc<NodeTickets>>>,
 }
@@ -163,11 +165,41 @@ impl Quarantine {
         taking.map(|(_, bytes)| bytes).sum()
     }
 
-    /// The extents whose leases run after `now`.
+    /// The extents whose leases run after `now`. Their removal need not be durable yet.
     pub fn leased(&self, now: BootInstant) -> Vec<Extent> {
+        // First those on their way: none is missed that arrives meanwhile.
+        let leaving = self.leaving.lock();
+        let leaving = leaving.values().flatten().filter(|(_, end)| *end > now);
+        let mut all: Vec<Extent> = leaving.map(|(extent, _)| *extent).collect();
         let delayed = self.delayed.lock();
         let leased = delayed.items.range((BootInstant(now.0 + 1), 0)..);
-        leased.map(|(_, item)| item.extent).collect()
+        let known = all.len();
+        for (_, item) in leased {
+            let is_known = |extent: &Extent| {
+                (extent.segment, extent.offset) == (item.extent.segment, item.extent.offset)
+            };
+            if !all.iter().take(known).any(is_known) {
+                all.push(item.extent);
+            }
+        }
+        all
+    }
+
+    /// Extents leave whose removal is not durable yet. Returns the number for [`Quarantine::has_left`].
+    pub(crate) fn leaves(&self, extents: Vec<(Extent, BootInstant)>) -> Option<u64> {
+        if extents.is_empty() {
+            return None;
+        }
+        let number = self.number();
+        self.leaving.lock().insert(number, extents);
+        Some(number)
+    }
+
+    /// Their removal is durable, and they have been taken, or the journal has ended.
+    pub(crate) fn has_left(&self, number: Option<u64>) {
+        if let Some(number) = number {
+            self.leaving.lock().remove(&number);
+        }
     }
 
     /// Shows every extent whose removal is durable.

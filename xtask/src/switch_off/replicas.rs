@@ -4,6 +4,15 @@ use super::Mechanism;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 3,
+        what: "snapshots list leased places whose removal is on its way to the log",
+        file: "master/src/placement/quarantine.rs",
+        on: "self.leaving.lock().insert(number, extents);",
+        off: "drop(extents);",
+        package: "kvpool-master",
+        test: "extents_on_their_way_to_the_log_are_listed_while_leases_on_them_run",
+    },
+    Mechanism {
         invariant: 5,
         what: "a standby adds a replica to a block whose segment is gone",
         file: "master/src/standby/apply.rs",

@@ -227,3 +227,24 @@ fn a_gone_node_is_not_asked_to_verify() {
     assert!(!told.quarantine.verify(&node, suspected));
     assert!(told.quarantine.by_node.read().is_empty());
 }
+
+/// A snapshot that is written before the records of a removal tells the next leader of the leases all the same.
+#[test]
+fn extents_on_their_way_to_the_log_are_listed_while_leases_on_them_run() {
+    let quarantine = Quarantine::default();
+    let extent = |offset| Extent {
+        segment: SegmentId(1),
+        offset: Offset(offset),
+        length: Length(100),
+    };
+    let until = BootInstant(50);
+    let number = quarantine.leaves(vec![(extent(0), until), (extent(4096), BootInstant(70))]);
+    assert_eq!(
+        quarantine.leased(BootInstant(40)),
+        [extent(0), extent(4096)]
+    );
+    assert_eq!(quarantine.leased(until), [extent(4096)]);
+    quarantine.has_left(number);
+    assert!(quarantine.leased(BootInstant(40)).is_empty());
+    assert_eq!(quarantine.leaves(Vec::new()), None);
+}

@@ -391,22 +391,34 @@ impl Pool {
         let added = self
             .directory
             .add_replica(namespace, key.as_ref(), version, pull.to);
-        match added {
+        let is_there = match added {
             Added::To(block) => self.replica_is_there(pull, block),
             // A later load of the log finds the replica there too, and ignores this one.
-            Added::There => self.free_target(pull),
-            Added::Missing => self.replica_came_late(pull),
-        }
-        if let Some(dropped) = pull.dropped.filter(|_| added != Added::Missing) {
+            Added::There => {
+                self.free_target(pull);
+                let segments = self.placement.segments();
+                segments.get(pull.to.segment).is_some()
+            }
+            Added::Missing => {
+                self.replica_came_late(pull);
+                false
+            }
+        };
+        // A source is given up for a replica that is there, and for no other.
+        if let Some(dropped) = pull.dropped.filter(|_| is_there) {
             self.drop_spare_logged(&pull.block, &dropped);
         }
         let outcome = match added {
-            Added::To(_) => Outcome::Changed(length),
+            Added::To(_) if is_there => Outcome::Changed(length),
+            Added::To(_) => {
+                let left = format!("node {} has left", pull.target.name);
+                Outcome::Failed(Code::Unreachable, left)
+            }
             Added::There | Added::Missing => Outcome::Gone,
         };
-        match (pull.task.wish.change, added) {
-            (Change::Move, Added::To(_)) => self.metrics.replica_moved(length),
-            (_, Added::To(_)) => self.metrics.replica_copied(length),
+        match (pull.task.wish.change, &outcome) {
+            (Change::Move, Outcome::Changed(_)) => self.metrics.replica_moved(length),
+            (_, Outcome::Changed(_)) => self.metrics.replica_copied(length),
             _ => {}
         }
         self.replicas.pulls.lock().has_changed(pull);
@@ -414,7 +426,8 @@ impl Pool {
         self.replicas.wake();
     }
 
-    fn replica_is_there(self: &Arc<Self>, pull: &Pull, block: BlockId) {
+    /// What follows when the directory has the replica. False when its node has left meanwhile.
+    fn replica_is_there(self: &Arc<Self>, pull: &Pull, block: BlockId) -> bool {
         let Moved {
             namespace,
             ref key,
@@ -431,7 +444,7 @@ impl Pool {
             // The node was dropped before the replica was published.
             self.directory
                 .drop_replica(namespace, key.as_ref(), version, pull.to.segment);
-            return;
+            return false;
         }
         // It takes room like a block that was put: the blocks before it must have their copies sooner.
         let put = Put {
@@ -444,6 +457,7 @@ impl Pool {
             replicas: std::slice::from_ref(&pull.to),
         };
         self.queue_for_media(std::iter::once(put));
+        true
     }
 
     /// The block was evicted before its replica was published, and the record of that may be behind the
