@@ -53,7 +53,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 3,
         what: "the extent of a moved replica waits for the leases on the block",
-        file: "master/src/pool/replicas/pulls.rs",
+        file: "master/src/pool/replicas.rs",
         on: "not_before: dropped.lease_until.max(self.lease_floor_of(version)),",
         off: "not_before: self.lease_floor_of(version),",
         package: "kvpool-master",
