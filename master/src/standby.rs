@@ -17,23 +17,24 @@ mod freed_ranges;
 mod loading;
 mod recently_freed;
 mod restore;
+mod sweeps;
 #[cfg(test)]
 mod tests;
 
-use crate::clock::{BootInstant, Clock};
+use crate::clock::Clock;
 use crate::config::Config;
 use crate::directory::{self, Directory};
 use crate::membership::Members;
 use crate::namespaces::Namespaces;
-use crate::placement::{Placement, Segment};
+use crate::placement::Placement;
 use crate::store::record::{Record, RecordError};
 use crate::store::{LogSeq, LogState, MetadataStore, RecoveryError, recover};
 use crate::tier::Tier;
-use kvpool_types::{NamespaceSettings, SegmentId, Version};
+use kvpool_types::{NamespaceSettings, Version};
 use loading::Loading;
 use recently_freed::RecentlyFreed;
-use std::collections::VecDeque;
 use std::sync::Arc;
+use sweeps::Sweeps;
 
 /// The durable metadata, as far as the log has been applied.
 pub struct Standby {
@@ -54,8 +55,7 @@ pub struct Standby {
     pub(crate) state: LogState,
     /// Extents freed so recently that the leader's leases may protect them.
     pub(crate) recently_freed: RecentlyFreed,
-    /// Segments that are gone, since when, oldest first. Their replicas are still in the directory.
-    sweeps: VecDeque<(BootInstant, SegmentId, Arc<Segment>)>,
+    sweeps: Sweeps,
     options: directory::Options,
     high_watermark: f64,
     clock: Arc<dyn Clock>,
@@ -138,7 +138,7 @@ impl Standby {
             next_segment,
             state: recovered.state,
             recently_freed: RecentlyFreed::new(config.lease_ttl),
-            sweeps: VecDeque::new(),
+            sweeps: Sweeps::default(),
             options: directory::Options { seed, ..options },
             high_watermark: config.eviction_high_watermark_ratio,
             clock,
@@ -161,7 +161,8 @@ impl Standby {
             standby.set_medium(medium);
         }
         standby.tier.place_staged();
-        standby.allocate_extents(&mut left);
+        let absent = standby.allocate_extents(&mut left);
+        standby.sweeps.keep_places(absent);
         standby.directory.order_by_version();
         standby.keep_shut(left);
         tracing::debug!(

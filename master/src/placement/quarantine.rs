@@ -173,15 +173,9 @@ impl Quarantine {
         let mut all: Vec<Extent> = leaving.map(|(extent, _)| *extent).collect();
         let delayed = self.delayed.lock();
         let leased = delayed.items.range((BootInstant(now.0 + 1), 0)..);
-        let known = all.len();
-        for (_, item) in leased {
-            let is_known = |extent: &Extent| {
-                (extent.segment, extent.offset) == (item.extent.segment, item.extent.offset)
-            };
-            if !all.iter().take(known).any(is_known) {
-                all.push(item.extent);
-            }
-        }
+        all.extend(leased.map(|(_, item)| item.extent));
+        all.sort_unstable_by_key(|extent| (extent.segment, extent.offset));
+        all.dedup();
         all
     }
 

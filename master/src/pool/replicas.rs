@@ -151,7 +151,6 @@ impl Pool {
             length,
             ..
         } = *block;
-        let _until_submitted = self.evicting.read();
         let spared = self.drop_spare(namespace, key.as_ref(), version, gone);
         if let Spared::Dropped(dropped) = &spared {
             let freed = self.freed(std::iter::once(FreedReplicas {

@@ -101,9 +101,9 @@ impl Pool {
             clock,
             metrics,
         } = start;
+        standby.sweep_all();
         let (now, workers) = (clock.now(), journal.workers);
         let epoch = term.epoch;
-        standby.sweep_all();
         let Standby {
             directory,
             tier,

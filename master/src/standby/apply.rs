@@ -9,13 +9,6 @@ use crate::store::record::{self, Commit, Record};
 use crate::tier::Tier;
 use kvpool_types::{KeyRef, Length, SegmentId, Version};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// The number of slots of a segment's table that one step of dropping the segment examines.
-const STEP: u32 = 4096;
-/// How long blocks wait for another replica when their segment is gone. A leader drops the replicas of a segment some
-/// time after it has logged the end of the segment. Until then it adds replicas to these blocks.
-const LATE_REPLICAS: Duration = Duration::from_secs(30);
 
 impl Standby {
     /// Applies the group behind the last one. After an error the standby must be loaded again.
@@ -45,19 +38,9 @@ impl Standby {
         self.commit(commits);
         self.state.span.last = seq;
         self.state.runs.push(seq, group.len() as u64);
-        let now = self.clock.now();
-        self.recently_freed.tick(now);
-        while let Some((since, ..)) = self.sweeps.front()
-            && now.since(*since) >= LATE_REPLICAS
-        {
-            self.sweep_one();
-        }
+        self.recently_freed.tick(self.clock.now());
+        self.sweep();
         Ok(())
-    }
-
-    /// Drops the replicas on all segments that are gone: the log has ended.
-    pub(crate) fn sweep_all(&mut self) {
-        while self.sweep_one() {}
     }
 
     /// Forgets the groups that were cut from the log, and records the snapshots that replace them.
@@ -221,24 +204,8 @@ impl Standby {
     fn drop_segment(&mut self, id: SegmentId) {
         if let Some(segment) = self.placement.remove(id) {
             self.recently_freed.forget(id);
-            let since = self.clock.now();
-            self.sweeps.push_back((since, id, segment));
+            self.sweeps.keep_segment(segment);
         }
-    }
-
-    /// Drops the replicas on the segment that has been gone for longest. False when there is none.
-    fn sweep_one(&mut self) -> bool {
-        let Some((_, id, segment)) = self.sweeps.pop_front() else {
-            return false;
-        };
-        let mut place = Some(0);
-        while let Some(from) = place {
-            let (_, next) = self
-                .directory
-                .drop_segment(id, || segment.extents(), from, STEP);
-            place = next;
-        }
-        true
     }
 
     /// Keeps ranges closed that this standby did not see blocks leave: it was loaded from a snapshot without them.

@@ -42,14 +42,14 @@ impl Placed {
 impl Standby {
     /// Allocates the extents of all blocks in the order of their addresses. So at most one range of
     /// a segment is free behind the allocated ones. A range with a block is no longer among the
-    /// freed ranges.
-    pub(super) fn allocate_extents(&self, left: &mut FreedRanges) {
+    /// freed ranges. Returns the replicas whose segments are gone.
+    pub(super) fn allocate_extents(&self, left: &mut FreedRanges) -> Vec<ReplicaStart> {
+        let mut absent = Vec::new();
         let segments = self.placement.segments();
         let mut before: Option<Placed> = None;
         for place in self.directory.replica_starts() {
             let Some(segment) = segments.get(place.segment) else {
-                // A segment that is absent is gone, and its replica with it.
-                self.directory.drop_replica_at(&place);
+                absent.push(place);
                 continue;
             };
             let Some(found) = self.directory.summary(place.block) else {
@@ -82,6 +82,7 @@ impl Standby {
             left.take(place.segment, place.offset, found.length);
             before = Some(next);
         }
+        absent
     }
 
     fn set_extent(&self, segment: &Segment, placed: &Placed) {

@@ -238,11 +238,13 @@ fn used(standby: &Standby) -> Vec<u64> {
     segments.iter().map(|segment| segment.used()).collect()
 }
 
+/// A standby that was loaded at the end of the log.
 async fn load(store: &EmbeddedStore) -> Standby {
     let clock = Arc::new(ManualClock::new(BootInstant(1)));
-    Standby::load(store, &Config::default(), clock)
-        .await
-        .unwrap()
+    let standby = Standby::load(store, &Config::default(), clock).await;
+    let mut standby = standby.unwrap();
+    standby.sweep_all();
+    standby
 }
 
 /// A standby for which every earlier lease is over.
@@ -288,9 +290,9 @@ async fn compare(all: Vec<Change>, wait: Duration) {
         let group = encode_group(&records);
         store.append(epoch, seq, group.clone()).await.unwrap();
         follower.apply(seq, &group).unwrap();
-        follower.sweep_all();
         clock.advance(wait);
     }
+    follower.sweep_all();
     let loaded = load_settled(&store).await;
     assert_eq!(contents(&follower), contents(&loaded));
     assert_eq!(follower.applied(), loaded.applied());

@@ -4,6 +4,24 @@ use super::Mechanism;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 5,
+        what: "a load keeps blocks whose segment is gone until the log has ended",
+        file: "master/src/standby.rs",
+        on: "standby.sweeps.keep_places(absent);",
+        off: "standby.sweeps.keep_places(absent); standby.sweep_all();",
+        package: "kvpool-master",
+        test: "a_replica_that_is_logged_after_the_end_of_the_others_segment_counts",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "a pause of a standby does not count for late replicas",
+        file: "master/src/standby/sweeps.rs",
+        on: "if pause < FOLLOWS {",
+        off: "if pause > Duration::ZERO {",
+        package: "kvpool-master",
+        test: "a_replica_that_is_logged_after_the_end_of_the_others_segment_counts",
+    },
+    Mechanism {
         invariant: 3,
         what: "snapshots list leased places whose removal is on its way to the log",
         file: "master/src/placement/quarantine.rs",
@@ -16,8 +34,8 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         invariant: 5,
         what: "a standby adds a replica to a block whose segment is gone",
         file: "master/src/standby/apply.rs",
-        on: "self.sweeps.push_back((since, id, segment));",
-        off: "self.sweeps.push_back((since, id, segment)); self.sweep_all();",
+        on: "self.sweeps.keep_segment(segment);",
+        off: "self.sweeps.keep_segment(segment); self.sweep_all();",
         package: "kvpool-master",
         test: "a_replica_that_is_logged_after_the_end_of_the_others_segment_counts",
     },

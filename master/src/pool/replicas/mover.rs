@@ -146,6 +146,7 @@ impl Pool {
             let message = "this is the last replica of the block that can be read".to_owned();
             return Step::Ended(Outcome::Failed(Code::Leased, message));
         }
+        let _until_submitted = self.evicting.read();
         match self.drop_spare_logged(&found.moved, &gone) {
             Spared::Dropped(_) => {}
             Spared::Missing => return Step::Ended(Outcome::Gone),

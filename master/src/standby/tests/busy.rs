@@ -46,7 +46,6 @@ impl Writer {
         let group = encode_group(records);
         store.append(self.epoch, seq, group.clone()).await.unwrap();
         self.standby.apply(seq, &group).unwrap();
-        self.standby.sweep_all();
     }
 
     async fn snapshot(&mut self, store: &EmbeddedStore, shard: ShardIndex) {
@@ -203,9 +202,10 @@ async fn load_beside(all: Vec<Change>) {
     let groups = busy.store.read_log(loaded.applied(), u64::MAX).await;
     for (seq, group) in groups.unwrap() {
         loaded.apply(seq, &group).unwrap();
-        loaded.sweep_all();
     }
-    let writer = busy.writer.into_inner();
+    let mut writer = busy.writer.into_inner();
+    writer.standby.sweep_all();
+    loaded.sweep_all();
     assert_eq!(loaded.applied(), writer.standby.applied());
     assert_eq!(contents(&loaded), contents(&writer.standby));
     clock.advance(Config::default().lease_ttl * 2);

@@ -286,7 +286,6 @@ async fn compare_copies(steps: Vec<Step>) {
     let group = encode_group(&beginning);
     store.append(epoch, seq, group.clone()).await.unwrap();
     follower.apply(seq, &group).unwrap();
-    follower.sweep_all();
     // The secret of the shards is known before any shard's snapshot.
     let first = std::iter::once(Step::Snapshot(directory::SHARDS));
     for step in first.chain(steps) {
@@ -309,9 +308,9 @@ async fn compare_copies(steps: Vec<Step>) {
         let group = encode_group(&records);
         store.append(epoch, seq, group.clone()).await.unwrap();
         follower.apply(seq, &group).unwrap();
-        follower.sweep_all();
         clock.advance(Config::default().lease_ttl * 2);
     }
+    follower.sweep_all();
     assert_eq!(copies(&follower), model.places(), "followed");
     let loaded = load_settled(&store).await;
     assert_eq!(copies(&loaded), model.places(), "loaded");

@@ -1,7 +1,6 @@
 //! Blocks that moved off a node which is gone, loaded from snapshots of different moments.
 
 use super::*;
-use crate::clock::BootClock;
 use crate::store::record::encode_snapshot;
 
 const SPACE: NamespaceId = NamespaceId(0);
@@ -16,43 +15,59 @@ fn segment(number: u32) -> Record {
     })
 }
 
+/// The block of key `number`, whose only replica is on segment 1.
+fn commit(number: u8) -> Record {
+    Record::Commit(Commit {
+        namespace: SPACE,
+        key: key(number),
+        version: Version(number.into()),
+        length: Length(100),
+        checksum: Checksum(1),
+        replicas: smallvec![(SegmentId(1), Offset(u64::from(number) * GRANULE))],
+        parent: None,
+        hard_pin: false,
+    })
+}
+
+/// The block of key 1 gets a replica on segment 2.
+fn added() -> Record {
+    Record::ReplicaAdded(record::ReplicaAdded {
+        namespace: SPACE,
+        key: key(1),
+        version: Version(1),
+        segment: SegmentId(2),
+        offset: Offset(GRANULE),
+    })
+}
+
+/// Segment 1 is gone.
+fn gone() -> Record {
+    Record::SegmentGone(record::SegmentGone { id: SegmentId(1) })
+}
+
+fn beginning() -> Vec<Record> {
+    let seed = Record::Seed(record::Seed { seed: 7 });
+    vec![seed, segment(1), segment(2)]
+}
+
 /// Loads a pool whose only block moved from segment 1 to segment 2, before segment 1 was gone. The system's snapshot
 /// is behind all of it. `has_block` says whether there is a snapshot of the block's shard from before the move.
 async fn load_after_a_move(has_block: bool) -> Vec<Place> {
     let directory = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
-    let (version, offset) = (Version(1), Offset(GRANULE));
     let seed = Record::Seed(record::Seed { seed: 7 });
-    let commit = Record::Commit(Commit {
-        namespace: SPACE,
-        key: key(1),
-        version,
-        length: Length(100),
-        checksum: Checksum(1),
-        replicas: smallvec![(SegmentId(1), Offset(0))],
-        parent: None,
-        hard_pin: false,
-    });
-    let added = Record::ReplicaAdded(record::ReplicaAdded {
-        namespace: SPACE,
-        key: key(1),
-        version,
-        segment: SegmentId(2),
-        offset,
-    });
     let left = Record::ReplicaGone(record::ReplicaGone {
         namespace: SPACE,
         key: key(1),
-        version,
+        version: Version(1),
         segment: SegmentId(1),
     });
-    let gone = Record::SegmentGone(record::SegmentGone { id: SegmentId(1) });
     let groups = [
-        vec![seed.clone(), segment(1), segment(2)],
-        vec![commit.clone()],
-        vec![added, left],
-        vec![gone],
+        beginning(),
+        vec![commit(1)],
+        vec![added(), left],
+        vec![gone()],
     ];
     for (seq, records) in (1..).zip(&groups) {
         let group = encode_group(records);
@@ -65,7 +80,7 @@ async fn load_after_a_move(has_block: bool) -> Vec<Place> {
     if has_block {
         let shard = load(&store).await.directory;
         let shard = ShardIndex(shard.shard_of_key(SPACE, key(1).as_ref()));
-        let put = store.put_snapshot(epoch, shard, LogSeq(2), snapshot(vec![commit]));
+        let put = store.put_snapshot(epoch, shard, LogSeq(2), snapshot(vec![commit(1)]));
         put.await.unwrap();
     }
     contents(&load(&store).await)
@@ -80,52 +95,61 @@ async fn a_block_that_moved_off_a_node_that_is_gone_is_loaded_whichever_snapshot
     }
 }
 
-/// A leader drops the replicas of a segment some time after it has logged the end of the segment. Meanwhile a replica
-/// that was on its way may be added.
-#[tokio::test]
-async fn a_replica_that_is_logged_after_the_end_of_the_others_segment_counts() {
+/// Follows a log of these groups, which this standby loads up to a group, with a pause of `pause` before each.
+async fn follow(groups: &[Vec<Record>], loaded: usize, pause: Duration) -> Standby {
     let directory = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
-    let version = Version(1);
-    let commit = |number: u8, version| {
-        Record::Commit(Commit {
-            namespace: SPACE,
-            key: key(number),
-            version,
-            length: Length(100),
-            checksum: Checksum(1),
-            replicas: smallvec![(SegmentId(1), Offset(u64::from(number) * GRANULE))],
-            parent: None,
-            hard_pin: false,
-        })
-    };
-    let added = Record::ReplicaAdded(record::ReplicaAdded {
-        namespace: SPACE,
-        key: key(1),
-        version,
-        segment: SegmentId(2),
-        offset: Offset(0),
-    });
-    let gone = Record::SegmentGone(record::SegmentGone { id: SegmentId(1) });
-    let seed = Record::Seed(record::Seed { seed: 7 });
-    let first = encode_group(&[seed, segment(1), segment(2)]);
-    store.append(epoch, LogSeq(1), first).await.unwrap();
-    let clock: Arc<dyn Clock> = Arc::new(BootClock);
-    let standby = Standby::load(&store, &Config::default(), clock).await;
-    let mut standby = standby.unwrap();
-    let groups = [
-        vec![commit(1, version), commit(2, Version(2))],
-        vec![gone],
-        vec![added],
-    ];
-    for (seq, records) in (2..).zip(&groups) {
-        standby.apply(LogSeq(seq), &encode_group(records)).unwrap();
+    let clock = Arc::new(ManualClock::new(BootInstant(1)));
+    let numbered: Vec<_> = (1..).map(LogSeq).zip(groups).collect();
+    let (before, after) = numbered.split_at(loaded);
+    for (seq, records) in before {
+        store
+            .append(epoch, *seq, encode_group(*records))
+            .await
+            .unwrap();
     }
-    standby.sweep_all();
-    let blocks: Vec<_> = (0..directory::SHARDS)
-        .flat_map(|shard| standby.directory.snapshot(shard))
-        .map(|block| (block.key, block.replicas[0].segment, block.replicas.len()))
-        .collect();
-    assert_eq!(blocks, [(key(1), SegmentId(2), 1)]);
+    let config = Config::default();
+    let standby = Standby::load(&store, &config, Arc::clone(&clock) as _);
+    let mut standby = standby.await.unwrap();
+    for (seq, records) in after {
+        clock.advance(pause);
+        standby.apply(*seq, &encode_group(*records)).unwrap();
+    }
+    standby
+}
+
+/// A replica may be on its way when the segment of the others goes. The leader keeps such a block, and so does a
+/// standby, wherever it was in the log.
+#[tokio::test]
+async fn a_replica_that_is_logged_after_the_end_of_the_others_segment_counts() {
+    let groups = [
+        beginning(),
+        vec![commit(1), commit(2)],
+        vec![gone()],
+        vec![added()],
+    ];
+    for loaded in 1..=groups.len() {
+        // A pause at the standby says nothing of the leader.
+        for pause in [0, 100, 3_600_000] {
+            let pause = Duration::from_millis(pause);
+            let mut standby = follow(&groups, loaded, pause).await;
+            standby.sweep_all();
+            let expected = (key(1), Version(1), vec![(SegmentId(2), Offset(GRANULE))]);
+            assert_eq!(contents(&standby), [expected], "{loaded} {pause:?}");
+            assert_eq!(standby.blocks(), 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_standby_that_follows_drops_what_was_on_a_segment_that_is_gone() {
+    let mut groups = vec![beginning(), vec![commit(1)], vec![gone()]];
+    let other = |until| Record::VersionsGranted(record::VersionsGranted { until });
+    groups.extend((3..70).map(|number| vec![other(Version(number))]));
+    for loaded in [1, 3] {
+        let follow = |count: usize| follow(&groups[..count], loaded, Duration::from_millis(500));
+        assert_eq!(follow(50).await.blocks(), 1);
+        assert_eq!(follow(70).await.blocks(), 0);
+    }
 }
