@@ -89,6 +89,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         let broken = promises.and_then(|all| {
             all.broken_by_pool(&pool.uses())
                 .or_else(|| all.broken_by_free_room(pool))
+                .or_else(|| all.forgotten_by(pool))
         });
         if let Some(broken) = broken {
             return Err(format!("at m{number} in epoch {}: {broken}", pool.epoch));

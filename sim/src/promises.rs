@@ -9,7 +9,7 @@ use kvpool_master::pool::Pool;
 use kvpool_master::pool::audit::Use;
 use kvpool_proto as proto;
 use kvpool_types::wire::keys::unpack;
-use kvpool_types::{Code, Incarnation, Key, SegmentId};
+use kvpool_types::{Code, Incarnation, Key, SegmentId, Version};
 use parking_lot::Mutex;
 use prost::Message;
 use std::ops::Range;
@@ -22,6 +22,7 @@ struct Promise {
     reader: Process,
     key: Key,
     token: u64,
+    epoch: u64,
     version: u64,
     node: Incarnation,
     segment: SegmentId,
@@ -97,6 +98,7 @@ impl Promises {
                     reader,
                     key: key.to_key(),
                     token: lease.token,
+                    epoch: reply.epoch,
                     version: location.version,
                     node,
                     segment: SegmentId(replica.segment),
@@ -204,6 +206,26 @@ impl Promises {
             })
         });
         broken.map(|promise| format!("{promise}, but these bytes are free"))
+    }
+
+    /// The promise that its own leader has forgotten: the block may leave before the reader's lease ends.
+    pub(crate) fn forgotten_by(&self, pool: &Pool) -> Option<String> {
+        const SLACK: Duration = Duration::from_millis(2);
+        let now = Instant::now();
+        let promises = self.0.lock();
+        let mut open = promises
+            .iter()
+            .filter(|promise| promise.until > now && promise.epoch == pool.epoch.0)
+            .peekable();
+        open.peek()?;
+        let terms = pool.lease_terms();
+        open.find_map(|promise| {
+            let term = *terms.get(&Version(promise.version))?;
+            (now + term + SLACK < promise.until).then(|| {
+                let term = term.as_millis();
+                format!("{promise}, but the leases on the block end in {term} ms")
+            })
+        })
     }
 
     /// The promise that the pool breaks: other blocks, puts or pulls have the bytes.

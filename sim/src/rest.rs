@@ -5,7 +5,7 @@ use crate::dice::{Dice, Stream};
 use crate::history::bytes_of;
 use crate::life::Life;
 use crate::load::{connect, name};
-use crate::plan::{DiskFault, Fault, Plan, Tenant, tenant_name};
+use crate::plan::{DiskFault, Fault, Plan, tenant_name};
 use crate::world::World;
 use kvpool_client::{Client, PutBlock, PutOptions, Region};
 use kvpool_master::pool::Pool;
@@ -145,8 +145,8 @@ pub(crate) async fn soft_quotas_count(world: &World) -> Result<(), String> {
         // Somebody may need room of one segment.
         return Ok(());
     }
-    let has_share = |tenant: &Tenant| tenant.settings.get(Setting::Guaranteed).is_some();
-    if plan.has_disks() || plan.tenants.iter().any(has_share) {
+
+    if plan.has_disks() {
         // A block may wait for its copy, and others may not leave.
         return Ok(());
     }

@@ -47,7 +47,7 @@ pub struct Goal {
 }
 
 /// How early the blocks of an order go. Lower ones go first.
-type Precedence = (bool, u64);
+pub(super) type Precedence = (bool, u64);
 
 /// A next victim of one order and stripe, as it was when it was looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,8 +89,8 @@ impl<'d> Choice<'d> {
 
     fn precedence(&self, order: u32) -> Precedence {
         match self.account(order) {
-            Some((account, tenant)) => (!is_above_soft(account, tenant), tenant.priority()),
-            None => (true, DEFAULT_PRIORITY),
+            Some((account, tenant)) => precedence(account, tenant),
+            None => OF_OTHERS,
         }
     }
 
@@ -156,6 +156,19 @@ impl Candidate {
         let mut same = all.filter(|rank| *rank as u8 == self.rank);
         same.next().unwrap_or(Rank::Ordinary)
     }
+}
+
+/// The precedence of namespaces without settings.
+const OF_OTHERS: Precedence = (true, DEFAULT_PRIORITY);
+
+fn precedence(account: &Account, tenant: &Tenant) -> Precedence {
+    (!is_above_soft(account, tenant), tenant.priority())
+}
+
+/// How early the blocks of a namespace go.
+pub(super) fn precedence_of(accounts: &Accounts, id: NamespaceId) -> Precedence {
+    let tenant = accounts.tenant(id);
+    tenant.map_or(OF_OTHERS, |tenant| precedence(accounts.of(id), &tenant))
 }
 
 fn is_above_soft(account: &Account, tenant: &Tenant) -> bool {

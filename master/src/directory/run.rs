@@ -4,7 +4,7 @@
 use super::BlockId;
 use super::Directory;
 use super::block::Removed;
-use super::evict_tenants::is_guaranteed;
+use super::evict_tenants::{Precedence, is_guaranteed, precedence_of};
 use super::lineage::Aftermath;
 use super::queues::Rank;
 use crate::clock::BootInstant;
@@ -29,6 +29,9 @@ const LARGEST_FAMILY: usize = 64;
 /// The cost of a byte of the most recent block; a byte of the oldest costs [`OLDEST`].
 const NEWEST: u64 = 1024;
 const OLDEST: u64 = 256;
+
+/// How many times as much a block costs whose namespace is not above a soft quota.
+const WITHIN_SOFT: u64 = 16;
 
 /// Blocks of earlier terms count as leased until a time, because this term does not know their
 /// leases.
@@ -131,8 +134,9 @@ impl Directory {
         node != NONE && self.common.lineage.lock().has_children(node)
     }
 
-    /// Extents on `segment` of blocks that are among the next victims. Those of namespaces that cannot
-    /// give `length` bytes come last: a run around them would cross their guaranteed shares.
+    /// Extents on `segment` of blocks that are among the next victims, in the order of eviction. Those of
+    /// namespaces that cannot give `length` bytes come last: a run around them would cross their guaranteed
+    /// shares.
     fn oldest_on(&self, segment: SegmentId, length: Length) -> Vec<ExtentIndex> {
         let accounts = self.accounts();
         let mut found = Vec::new();
@@ -142,11 +146,12 @@ impl Directory {
                 for (tick, slot) in stripe.queues.firsts(rank) {
                     let replicas = stripe.replicas(slot);
                     if let Some(replica) = replicas.iter().find(|r| r.segment == segment) {
-                        let keeps_all = accounts.has_tenants() && {
+                        let place = accounts.has_tenants().then(|| {
                             let namespace = stripe.namespace(slot, &self.common);
-                            is_guaranteed(accounts, namespace, length.0)
-                        };
-                        found.push((keeps_all, rank as u8, tick, replica.extent));
+                            let keeps_all = is_guaranteed(accounts, namespace, length.0);
+                            (keeps_all, precedence_of(accounts, namespace))
+                        });
+                        found.push((place, rank as u8, tick, replica.extent));
                     }
                 }
             }
@@ -342,20 +347,29 @@ impl<'d> Search<'d> {
         };
         let scaled = u128::from(NEWEST - OLDEST) * u128::from(age) / u128::from(self.newest_tick);
         let weight = OLDEST + u64::try_from(scaled).unwrap_or(NEWEST);
-        let cost = stripe.weight(slot).saturating_mul(weight);
+        let mut cost = stripe.weight(slot).saturating_mul(weight);
+        let mut of_share = None;
         let accounts = self.directory.accounts();
-        let of_share = accounts.has_tenants().then(|| {
+        if accounts.has_tenants() {
             let namespace = stripe.namespace(slot, &self.directory.common);
-            let share = accounts.tenant(namespace)?.get(Setting::Guaranteed);
-            share.map(|_| (namespace, stripe.footprint(slot)))
-        });
+            cost = cost.saturating_mul(scale(precedence_of(accounts, namespace)));
+            let tenant = accounts.tenant(namespace);
+            let share = tenant.and_then(|tenant| tenant.get(Setting::Guaranteed));
+            of_share = share.map(|_| (namespace, stripe.footprint(slot)));
+        }
         Some(Victim {
             id,
             version,
             cost,
-            of_share: of_share.flatten(),
+            of_share,
         })
     }
+}
+
+/// Blocks whose namespace gives its blocks early cost less.
+fn scale((is_within_soft, priority): Precedence) -> u64 {
+    let quota = if is_within_soft { WITHIN_SOFT } else { 1 };
+    quota.saturating_mul(priority.saturating_add(1))
 }
 
 /// The ranges of a candidate run. A block in several families counts once.

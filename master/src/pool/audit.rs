@@ -10,6 +10,7 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Length, SegmentId, Version, medium};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Duration;
 
 /// Bytes of a segment, and who has them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +68,18 @@ impl Pool {
         shards
             .flat_map(|shard| self.tier.directory().snapshot(shard))
             .collect()
+    }
+
+    /// How long the leases on each block in memory run on, by the block's version.
+    pub fn lease_terms(&self) -> BTreeMap<Version, Duration> {
+        let now = self.now();
+        let mut terms = BTreeMap::new();
+        let all = self.directory.scan(&[], usize::MAX, |block| {
+            let left = block.lease_until().0.saturating_sub(now.0);
+            terms.insert(block.version(), Duration::from_millis(left));
+        });
+        debug_assert_eq!(all, Ok(None), "an empty page is the start");
+        terms
     }
 
     /// Orders that no node has answered, loads that have not ended, and removals on their way to the log.

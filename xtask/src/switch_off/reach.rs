@@ -1,5 +1,5 @@
 //! What the simulation of a pool cannot notice, and why: parts that it replaces or leaves out (ADR 0052), and
-//! mechanisms that save work only.
+//! mechanisms without which nothing becomes wrong.
 
 use super::Mechanism;
 
@@ -9,7 +9,9 @@ const IDENTITY: &str = "no certificates and no tokens are simulated";
 const HAND_OFF: &str = "the hand-off has a simulation of its own, in handoff/tests";
 const STORES: &str = "the metadata store is replaced";
 const COST: &str = "it saves work or time: without it nothing becomes wrong";
+const MISS: &str = "without it a block is missed, or evicted in vain: nothing becomes wrong";
 const SIZE: &str = "no history is that large or that long";
+const ONE_THREAD: &str = "in one thread nobody looks while it happens";
 
 /// By the beginning of the mechanism's file.
 const BY_FILE: &[(&str, &str)] = &[
@@ -17,12 +19,14 @@ const BY_FILE: &[(&str, &str)] = &[
     ("handoff/", HAND_OFF),
     ("transport/src/gpu", "no GPU is simulated"),
     ("transport/src/peer/", HAND_OFF),
-    ("transport/src/service/", SOCKETS),
+    ("transport/src/service", SOCKETS),
     ("transport/src/shm/", SOCKETS),
     ("transport/src/socket.rs", SOCKETS),
     ("transport/src/wire.rs", SOCKETS),
     ("types/src/wire/frame.rs", SOCKETS),
     ("store-node/src/fence/boards.rs", SOCKETS),
+    ("store-node/src/serve.rs", SOCKETS),
+    ("store-node/src/node.rs", SOCKETS),
     ("tls/", IDENTITY),
     ("daemon/", IDENTITY),
     ("cli/", IDENTITY),
@@ -30,6 +34,7 @@ const BY_FILE: &[(&str, &str)] = &[
     ("master/src/service/nodes.rs", IDENTITY),
     ("master/src/service/passing.rs", IDENTITY),
     ("client/src/dialer.rs", IDENTITY),
+    ("client/src/links.rs", IDENTITY),
     ("master/src/store/embedded/", STORES),
     ("master/src/store/etcd/", STORES),
     ("seams/", "time is replaced"),
@@ -42,77 +47,84 @@ const BY_FILE: &[(&str, &str)] = &[
     ("master/src/pool/put_queue.rs", COST),
 ];
 
-/// By the mechanism's test.
-const BY_TEST: &[(&str, &str)] = &[
-    ("an_idle_pool_writes_nothing_to_a_small_medium", COST),
-    ("a_drain_ends_when_the_medium_is_full", COST),
-    ("a_node_refuses_a_medium_and_its_copy_together", FILES),
-    ("a_stopped_", SOCKETS),
+/// By what the mechanism is.
+const BY_WHAT: &[(&str, &[&str])] = &[
     (
-        "only_the_oldest_blocks_leave_while_the_room_of_others_is_fenced",
         COST,
-    ),
-    ("the_blocks_of_a_dead_node_are_met_once_and_not_again", COST),
-    (
-        "a_pool_filled_to_three_times_its_size_fails_no_put_and_tears_no_read",
-        COST,
-    ),
-    ("a_source_sends_no_more_than_its_bandwidth", COST),
-    (
-        "blocks_whose_writes_failed_are_put_again_at_once_however_many_they_are",
-        COST,
-    ),
-    (
-        "a_batch_that_was_granted_a_part_asks_for_the_rest_without_a_pause",
-        COST,
-    ),
-    (
-        "a_gets_lease_ends_with_the_get_and_its_location_stays_known",
-        COST,
-    ),
-    (
-        "a_client_of_a_known_namespace_connects_while_others_are_changed_and_deleted",
-        COST,
+        &[
+            "a copy that was dropped is written again only if its block was used",
+            "a drain ends when its medium holds what was used last",
+            "a put waits for room that is being fenced, and evicts no neighbours for it",
+            "what lies on a node that takes no blocks is met once",
+            "a round stops at its goal",
+            "a source sends no more than the bandwidth of replicas",
+            "a put takes the place of its own grant whose write failed",
+            "what was refused beside grants is asked for at once",
+            "a get gives its lease back",
+            "a known namespace is found without a lock",
+            "equal candidates leave the heap together",
+            "a namespace without blocks is put in order without a walk",
+            "a batch goes on at the end of any other writer",
+            "turns follow what eviction reaches",
+            "with policy prefix every block has its turn once most of memory is used",
+            "a block that comes back makes its room in a full memory",
+            "stores are ordered without a walk over all blocks",
+            "a master that speaks is not silent",
+            "a lookup works no longer than its caller waits",
+            "a deletion has a lock of its own",
+            "the search for a run begins where shares allow one",
+        ],
     ),
     (
-        "a_stripe_that_is_looked_at_often_leaves_one_candidate",
-        COST,
+        MISS,
+        &[
+            "a block that is evicted while it is copied keeps its copy",
+            "a copy that was used since its zone was written moves on",
+            "a stopping node copies the blocks that were used last first",
+            "blocks whose copies are lost get others",
+            "a draining node serves the blocks on its media",
+            "a lease on a copy is renewed on the medium",
+            "a load that goes on when its caller has to go is not given up",
+            "blocks that wait for room count below the quota",
+            "only a lookup that waits asks for room below its quota",
+            "no room is made for a block that no quota takes",
+            "a run of neighbours is judged as a whole",
+        ],
     ),
-    ("only_a_namespace_with_blocks_is_put_in_order", COST),
     (
-        "the_puts_of_a_client_end_with_its_last_connection_and_no_others",
+        SIZE,
+        &[
+            "writes over the client's cap on a node take turns",
+            "a standby forgets what the log no longer holds",
+            "the copies on a medium that is absent for long do not count",
+        ],
+    ),
+    (
+        ONE_THREAD,
+        &[
+            "a block whose replicas change is counted all the while",
+            "a walk leaves the line of a drain",
+        ],
+    ),
+    (FILES, &["a node refuses a medium beside its copy"]),
+    (
         SOCKETS,
-    ),
-    (
-        "a_batch_goes_on_when_any_other_writer_of_its_keys_ends",
-        COST,
-    ),
-    ("blocks_get_copies_beside_blocks_that_cannot_leave", COST),
-    ("a_chain_that_is_longer_than_memory_is_copied_whole", COST),
-    ("a_block_comes_back_to_memory_that_is_full", COST),
-    (
-        "a_batch_over_the_clients_cap_on_a_node_is_written_in_turns_under_the_same_grants",
-        SIZE,
-    ),
-    (
-        "a_standby_takes_no_more_memory_however_long_it_follows",
-        SIZE,
-    ),
-    (
-        "a_block_whose_replicas_change_is_counted_all_the_while",
-        "in one thread nobody looks while it happens",
+        &[
+            "a node fences nothing that a process holds or views",
+            "a node fences nothing that a view has pinned on a board",
+            "the puts of a client that is gone end",
+        ],
     ),
 ];
 
 /// Why the simulation cannot notice that the mechanism is off; `None` where it could.
 pub(super) fn out_of_reach(mechanism: &Mechanism) -> Option<&'static str> {
-    let by_file = BY_FILE
-        .iter()
-        .find(|(file, _)| mechanism.file.starts_with(file));
-    let by_test = BY_TEST
-        .iter()
-        .find(|(test, _)| mechanism.test.starts_with(test));
-    by_file.or(by_test).map(|(_, reason)| *reason)
+    let mut by_file = BY_FILE.iter();
+    let by_file = by_file.find(|(file, _)| mechanism.file.starts_with(file));
+    let mut by_what = BY_WHAT.iter();
+    let by_what = by_what.find(|(_, all)| all.contains(&mechanism.what));
+    let reason = by_file.map(|(_, reason)| *reason);
+    reason.or_else(|| by_what.map(|(reason, _)| *reason))
 }
 
 #[cfg(test)]
@@ -126,8 +138,8 @@ mod tests {
         for (file, _) in BY_FILE {
             assert!(all().any(|one| one.file.starts_with(file)), "{file}");
         }
-        for (test, _) in BY_TEST {
-            assert!(all().any(|one| one.test.starts_with(test)), "{test}");
+        for what in BY_WHAT.iter().flat_map(|(_, all)| *all) {
+            assert!(all().any(|one| one.what == *what), "{what}");
         }
     }
 }

@@ -207,6 +207,23 @@ fn a_run_crosses_no_guaranteed_share() {
     assert_eq!((full.run(3), left(&full)), (None, 30));
 }
 
+/// Their blocks are the youngest: a run that counts recency alone takes others.
+#[test]
+fn a_run_takes_blocks_above_a_soft_quota_and_of_low_priority_first() {
+    const EARLY: NamespaceId = NamespaceId(9);
+    let settings = [
+        NamespaceSettings::default().with(Setting::MemorySoft, UNIT),
+        NamespaceSettings::default().with(Setting::Priority, 0),
+    ];
+    for early in settings {
+        let full = Full::of(64, |_| None, |n| if n < 48 { NS } else { EARLY });
+        full.directory.accounts().set(EARLY, &early);
+        full.directory.reorder();
+        let evicted = full.run(5).unwrap();
+        assert!(evicted.iter().all(|n| *n >= 48), "{early:?}: {evicted:?}");
+    }
+}
+
 #[test]
 fn victims_that_are_protected_after_they_were_chosen_stay() {
     let full = Full::new(8, |_| None);
