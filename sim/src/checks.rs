@@ -5,12 +5,13 @@ use crate::budget;
 use crate::chains::Orphan;
 use crate::copies::{Lost, is_right};
 use crate::dice::{Dice, Stream};
+use crate::drains::may_lose_blocks;
 use crate::history::bytes_of;
 use crate::intruder::NO_EPOCH;
 use crate::life::Life;
 use crate::load::{Task, connect, name};
 use crate::pins::Unpinned;
-use crate::plan::{Fault, Process, Tenant, tenant_name};
+use crate::plan::{Process, Tenant, tenant_name};
 use crate::rest;
 use crate::tenants;
 use crate::world::World;
@@ -290,22 +291,8 @@ fn may_lose(world: &World) -> bool {
     if world.left_early.load(Ordering::Acquire) || world.plan.noise.flipped_writes > 0 {
         return true;
     }
-    let faults = world.plan.faults.iter();
-    let mut faults = faults.map(|(_, fault)| fault);
-    world.plan.drops_nodes()
-        || faults.any(|fault| {
-            matches!(
-                fault,
-                Fault::Crash(Process::Node(_), _)
-                    | Fault::Leave(..)
-                    | Fault::LittleMemory(..)
-                    | Fault::PowerCut(..)
-                    | Fault::RolledBack(..)
-                    | Fault::Cloned(..)
-                    | Fault::NewDisk(..)
-                    | Fault::Disk(..)
-            )
-        })
+    let mut faults = world.plan.faults.iter();
+    world.plan.drops_nodes() || faults.any(|(_, fault)| may_lose_blocks(fault))
 }
 
 /// Invariant 5: every acknowledged block is readable.

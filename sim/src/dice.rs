@@ -44,6 +44,10 @@ pub(crate) enum Stream {
     Flips,
     /// Leaders that die just after a promise.
     Deaths,
+    /// Nodes that leave while nothing else takes a block.
+    Quiet,
+    /// Disks that fail while their nodes start.
+    Relapses,
     /// A task of a client, by the number of the client's life.
     Task(u64, u64),
 }
@@ -69,6 +73,8 @@ impl Stream {
             Self::LateSettings => 16,
             Self::Flips => 17,
             Self::Deaths => 18,
+            Self::Quiet => 19,
+            Self::Relapses => 20,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

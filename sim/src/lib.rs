@@ -27,6 +27,7 @@ mod checks;
 mod clock;
 mod copies;
 mod dice;
+mod drains;
 mod entropy;
 mod history;
 mod intruder;
