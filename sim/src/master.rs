@@ -49,6 +49,7 @@ pub(crate) struct Master {
     elects: bool,
     /// The process is asked to end.
     retires: Notify,
+    has_retired: AtomicBool,
     _stop: watch::Sender<bool>,
 }
 
@@ -110,6 +111,7 @@ impl Master {
             net: Arc::clone(net),
             elects: plan.electing > 0,
             retires: Notify::new(),
+            has_retired: AtomicBool::new(false),
             _stop: stop,
         });
         let running = Arc::clone(&master);
@@ -119,6 +121,7 @@ impl Master {
 
     /// As at SIGTERM: a leader steps down at once. The caller ends the process.
     pub(crate) fn retire(&self) {
+        self.has_retired.store(true, Ordering::Release);
         self.retires.notify_one();
     }
 
@@ -145,6 +148,9 @@ impl Master {
             if let Err(why) = ended {
                 self.note(format_args!("{why}"));
                 self.seat.wait(why);
+            }
+            if self.has_retired.load(Ordering::Acquire) {
+                return;
             }
             sleep(RETRY).await;
         }

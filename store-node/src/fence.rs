@@ -278,8 +278,8 @@ impl Fence {
         census
     }
 
-    /// Enters a term. A higher epoch ends all grants of the one before: their receives are aborted,
-    /// and what their holders write does not count any more.
+    /// Enters a term. A higher epoch ends all grants of the one before: their receives are aborted, and what their
+    /// holders write does not count any more. Reads of signed locations are aborted too.
     pub(crate) fn enter(&mut self, term: Term) -> Result<Aborts, TermError> {
         if term.segments.len() != self.spaces.len() {
             return Err(TermError::SegmentCount {
@@ -299,12 +299,12 @@ impl Fence {
         {
             return Err(TermError::Renumbered);
         }
-        let aborts = if term.epoch > seen {
+        let mut aborts = Vec::new();
+        if term.epoch > seen {
             self.boards.open(term.epoch);
-            self.close_everything()
-        } else {
-            Vec::new()
-        };
+            aborts = self.close_everything();
+            self.reading.all(&mut aborts);
+        }
         for (position, &id) in term.segments.iter().enumerate() {
             self.numbers.insert(id, SegmentIndex(position));
         }

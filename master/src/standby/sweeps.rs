@@ -14,7 +14,8 @@ use std::time::Duration;
 
 /// How long a replica may be late. A leader drops those of a segment within seconds.
 const LATEST: Duration = Duration::from_secs(30);
-/// Groups of the log that are further apart say nothing about the time between them at the leader.
+/// A longer pause between two groups counts as this one. The standby itself may have paused, and then gets groups that
+/// the leader logged long ago.
 const FOLLOWS: Duration = Duration::from_secs(1);
 /// The number of slots of a segment's table that one step of dropping the segment examines.
 const STEP: u32 = 4096;
@@ -24,7 +25,7 @@ const STEP: u32 = 4096;
 pub(super) struct Sweeps {
     /// What is to be dropped, oldest first, and how long this standby had followed when it came.
     waiting: VecDeque<(Duration, Absent)>,
-    /// How long this standby has followed the log without a pause.
+    /// How long this standby has followed the log. Pauses count in part.
     followed: Duration,
     last: BootInstant,
 }
@@ -55,10 +56,7 @@ impl Sweeps {
 
     /// A group was applied.
     pub(super) fn follow(&mut self, now: BootInstant) {
-        let pause = now.since(self.last);
-        if pause < FOLLOWS {
-            self.followed += pause;
-        }
+        self.followed += now.since(self.last).min(FOLLOWS);
         self.last = now;
     }
 

@@ -124,8 +124,8 @@ impl World {
     async fn retire(self: Arc<Self>, master: Arc<Master>, down: Duration) {
         master.retire();
         sleep(GOODBYE).await;
-        if !master.life.is_over() {
-            self.crash(Process::Master(master.number), down);
+        if !master.life.is_over() && self.end_master(master.number) {
+            self.start_again(Process::Master(master.number), down);
         }
     }
 
@@ -175,14 +175,23 @@ impl World {
         self.leave(port, number, down).await;
     }
 
-    /// A process dies, and starts again after a while.
+    /// Ends the process of a master. False when it has ended before.
+    fn end_master(&self, number: usize) -> bool {
+        let master = self.masters.lock().remove(&number);
+        let lived = master.is_some();
+        if let Some(master) = master {
+            master.kill();
+        }
+        lived
+    }
+
+    /// A process dies, and starts again after a while. The machine of the only master loses its power.
     pub(crate) fn crash(self: &Arc<Self>, process: Process, down: Duration) {
         match process {
             Process::Master(number) => {
-                let Some(master) = self.masters.lock().remove(&number) else {
+                if !self.end_master(number) {
                     return;
-                };
-                master.kill();
+                }
                 if self.plan.electing == 0 {
                     self.disk.lose_unflushed();
                 }
@@ -205,6 +214,10 @@ impl World {
                 }
             }
         }
+        self.start_again(process, down);
+    }
+
+    fn start_again(self: &Arc<Self>, process: Process, down: Duration) {
         let world = Arc::clone(self);
         spawn_local(async move {
             let until = Instant::now() + down;

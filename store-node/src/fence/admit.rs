@@ -360,6 +360,12 @@ impl Fence {
                 format!("{extent} is pinned by a view"),
             ));
         }
+        if self.wants_rights() && self.reading.overlaps(&span) {
+            return Err(refused(
+                Code::InProgress,
+                format!("{extent} is being read"),
+            ));
+        }
         if let Some((_, touch)) = space.touches.overlapping(span.range).next() {
             return Err(refused(
                 Code::InProgress,

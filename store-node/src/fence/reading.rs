@@ -1,7 +1,8 @@
 //! Reads over TCP that are under way, where locations are signed.
 //!
 //! A client may take its bytes slowly. Until it has them, the extent must not get another block: those bytes may be
-//! another tenant's. So a ticket waits for such reads, and reads that take long are aborted.
+//! another tenant's. So a ticket waits for such reads, and reads that take long are aborted. A new term has no tickets of
+//! the term before: it aborts all reads, and no write begins where one has not ended.
 //!
 //! Without tokens no read is noted. Whoever reads verifies checksums, and takes no byte of another block for its own.
 
@@ -96,6 +97,15 @@ impl Reading {
             .range(from..to)
             .filter(|(_, read)| now >= read.begun + LONGEST);
         aborts.extend(late.map(|(_, read)| Arc::clone(&read.abort)));
+    }
+
+    /// Whether bytes of `span` are being read.
+    pub(super) fn overlaps(&self, span: &Span) -> bool {
+        let segment = span.segment.0;
+        let to = (segment, span.range.end.0, 0);
+        let table = self.0.lock();
+        let mut reads = table.reads.range((segment, 0, 0)..to);
+        reads.any(|(_, read)| read.end > span.range.start)
     }
 
     /// Collects all reads.

@@ -83,6 +83,33 @@ fn a_location_counts_in_its_own_term_and_life_only() {
     assert_eq!(proven(&fence, item), Code::WrongIncarnation);
 }
 
+/// The tickets that waited for the read ended with their term, and the next leader may give the extent away.
+#[test]
+fn a_read_ends_with_its_term_and_keeps_its_extent_until_then() {
+    let mut fence = asking();
+    let block = extent(64, 64);
+    put(&mut fence, 7, block);
+    let connection = Arc::new(Aborted::default());
+    let abort: Arc<dyn Abort> = Arc::clone(&connection) as _;
+    let reading = fence.begin_read(fence.locate(&block).unwrap(), &abort);
+    let next = Term {
+        ahead_ms: Some(0),
+        ..term(EPOCH.0 + 1)
+    };
+    let aborts = fence.enter(next).unwrap();
+    aborts.iter().for_each(|abort| abort.abort());
+    assert_eq!(connection.0.load(Ordering::Relaxed), 1);
+    let later = |id, extent| KEY.sign(INCARNATION, Epoch(EPOCH.0 + 1), GrantId(id), extent);
+    for (id, overlapping) in [(1 << 50, block), (1 << 51, extent(0, 128))] {
+        let refused = write(&mut fence, &later(id, overlapping));
+        assert_eq!(refused, Code::InProgress, "{overlapping}");
+    }
+    assert_eq!(write(&mut fence, &later(1 << 52, extent(128, 64))), Code::Ok);
+    assert_eq!(write(&mut fence, &later(1 << 53, extent(0, 64))), Code::Ok);
+    drop(reading);
+    assert_eq!(write(&mut fence, &later(1 << 54, block)), Code::Ok);
+}
+
 #[test]
 fn nothing_is_asked_without_tokens_or_under_a_master_that_signs_nothing() {
     let block = extent(0, 64);
