@@ -33,6 +33,8 @@ const CALLS_END: Duration = Duration::from_secs(8);
 /// Once nothing runs, the pool is at rest within this time: grants and leases end, all extents are fenced, and
 /// nodes that were away are back.
 const REST: Duration = Duration::from_secs(40);
+/// How long a signed location counts at most.
+const LOCATIONS_END: Duration = Duration::from_secs(70);
 /// How long rest must last. A message that was slow when faults ended is on its way for up to 3 s. A node whose
 /// heartbeats wait behind it becomes suspect, and nobody reads from it meanwhile.
 const SETTLED: Duration = Duration::from_secs(4);
@@ -86,13 +88,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
             pins_stay(world, pool)?;
         }
         tenants::keep_their_rules(world, pool).map_err(|wrong| format!("at m{number}: {wrong}"))?;
-        let promises = world.net.promises.as_ref();
-        let broken = promises.and_then(|all| {
-            all.broken_by_pool(&pool.uses())
-                .or_else(|| all.broken_by_free_room(pool))
-                .or_else(|| all.forgotten_by(pool))
-        });
-        if let Some(broken) = broken {
+        if let Some(broken) = world.net.promises.broken_by(pool) {
             return Err(format!("at m{number} in epoch {}: {broken}", pool.epoch));
         }
     }
@@ -282,6 +278,7 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
     rest::eviction_ends(world).await?;
     has_room(world, &client).await?;
     rest::soft_quotas_count(world).await?;
+    intruders_find_nothing(world).await;
     the_next_leader_knows_all(world).await?;
     of_the_pool(world)
 }
@@ -338,20 +335,33 @@ async fn nothing_comes_back(world: &World, life: &Life) {
     }
 }
 
+/// What readers once showed to nodes opens nothing any more. In some histories all signed locations have ended.
+async fn intruders_find_nothing(world: &Arc<World>) {
+    if world.plan.seed % 16 == 1 {
+        sleep(LOCATIONS_END).await;
+    }
+    for node in 0..world.plan.nodes {
+        Arc::clone(world).intrude(node).await;
+    }
+}
+
 /// A leader that follows at rest has the same blocks at the same places.
 async fn the_next_leader_knows_all(world: &Arc<World>) -> Result<(), String> {
     let pool = at_rest(world, Duration::ZERO).await?;
     let before = all_of(&pool);
     let epoch = pool.epoch;
     drop(pool);
+    // Of other masters, which may have led before.
+    let mut evicted = 0;
     if let Some((number, _)) = leading(world).first() {
         world.crash(Process::Master(*number), Duration::ZERO);
+        evicted = world.evicted();
     }
     let pool = at_rest(world, Duration::ZERO).await?;
     if pool.epoch == epoch {
         return Err("a master that died still leads".to_owned());
     }
-    if rest::evicted(&pool) > 0 {
+    if world.evicted() > evicted {
         // It made room in a full memory.
         return Ok(());
     }

@@ -4,15 +4,15 @@
 use crate::checks::leading;
 use crate::dice::{Dice, Stream};
 use crate::load::name;
-use crate::net::NodePort;
-use crate::plan::{Process, tenant_name};
+use crate::net::{NodePort, Shown};
+use crate::plan::{Fault, Process, tenant_name};
 use crate::world::World;
 use kvpool_master::pool::Pool;
 use kvpool_proto as proto;
 use kvpool_transport::host::Abort;
 use kvpool_types::wire::data::{ReadItem, WriteRequest};
 use kvpool_types::wire::keys::pack;
-use kvpool_types::{Code, Epoch, Extent, Grant, GrantId, Incarnation, Length, Offset};
+use kvpool_types::{Code, Epoch, Extent, Grant, GrantId, Incarnation, Length, ReadRight, Version};
 use prost::Message;
 use proto::node_message::Body;
 use std::sync::Arc;
@@ -25,6 +25,8 @@ use tokio_stream::wrappers::ReceiverStream;
 const INTRUDER: usize = 97;
 /// An epoch that no history reaches.
 pub(crate) const NO_EPOCH: Epoch = Epoch(1_000_000);
+/// How late a node may know what a master's clock shows, in milliseconds.
+const LATE: u64 = 500;
 /// How long a master may take to answer a registration.
 const ANSWER: Duration = Duration::from_millis(500);
 
@@ -45,6 +47,7 @@ impl World {
             self.write_without_grant(&port, &dice);
             self.write_with_old_grants(&port, node);
             self.read_without_location(&port);
+            self.read_with_old_locations(&port);
         }
         self.reserve_nothing().await;
         self.register_as(node).await;
@@ -65,17 +68,40 @@ impl World {
         (is_here && port.node.is_connected()).then_some(pool)
     }
 
-    /// Bytes of a node's first segment, whoever has them.
-    fn some_extent(pool: &Pool, port: &NodePort) -> Option<Extent> {
+    /// Free bytes of a node.
+    fn free_extent(pool: &Pool, port: &NodePort) -> Option<Extent> {
         let segments = pool.placement.segments();
         let incarnation = port.node.incarnation();
         let mut all = segments.iter();
         let segment = all.find(|segment| segment.node.incarnation == incarnation)?;
+        let free = segment.extents().longest_free().next()?;
         Some(Extent {
             segment: segment.id,
-            offset: Offset(0),
-            length: Length(4096),
+            offset: free.offset,
+            length: free.length.min(Length(4096)),
         })
+    }
+
+    /// The extents of blocks at a node, with their versions.
+    fn blocks_at(pool: &Pool, port: &NodePort) -> Vec<(Extent, Version)> {
+        let segments = pool.placement.segments();
+        let incarnation = port.node.incarnation();
+        let is_here = |segment| {
+            let segment = segments.get(segment);
+            segment.is_some_and(|segment| segment.node.incarnation == incarnation)
+        };
+        let mut found = Vec::new();
+        for block in pool.stored_blocks() {
+            for replica in block.replicas.iter().filter(|one| is_here(one.segment)) {
+                let extent = Extent {
+                    segment: replica.segment,
+                    offset: replica.offset,
+                    length: block.length,
+                };
+                found.push((extent, block.version));
+            }
+        }
+        found
     }
 
     fn write(&self, port: &NodePort, grant: Grant, what: &str) {
@@ -102,32 +128,83 @@ impl World {
         let Some(pool) = self.leader_of(port).filter(|_| self.plan.has_signed_reads) else {
             return;
         };
-        let Some(extent) = Self::some_extent(&pool, port) else {
-            return;
-        };
-        let item = ReadItem::whole(extent);
-        let abort: Arc<dyn Abort> = Arc::new(NoConnection);
-        let host = port.node.host();
-        let incarnation = port.node.incarnation();
-        let is_read = host
-            .admit_read(pool.epoch, incarnation, &item, &abort)
-            .is_ok();
-        if is_read || host.sums(pool.epoch, incarnation, &item).is_ok() {
-            self.load
-                .violate("a node reads without a signed location".to_owned());
+        for (extent, _) in Self::blocks_at(&pool, port) {
+            if Self::may_read(port, pool.epoch, &ReadItem::whole(extent)) {
+                self.load
+                    .violate("a node reads without a signed location".to_owned());
+            }
         }
     }
 
-    /// Writes over whatever is there, with a grant that nobody signed.
+    /// Reads with locations that were signed for others: changed, after their end, and after their blocks have left.
+    fn read_with_old_locations(&self, port: &NodePort) {
+        let Some(pool) = self.leader_of(port).filter(|_| self.plan.has_signed_reads) else {
+            return;
+        };
+        let blocks = Self::blocks_at(&pool, port);
+        for shown in self.net.locations_of(port.node.incarnation()) {
+            let right = shown.right;
+            let read = |right| {
+                let item = ReadItem::whole(shown.extent).with(Some(right));
+                Self::may_read(port, shown.epoch, &item)
+            };
+            let later = ReadRight {
+                deadline_ms: right.deadline_ms + 60_000,
+                ..right
+            };
+            if read(later) {
+                self.load
+                    .violate("a node believes a changed location".to_owned());
+            }
+            let mut here = blocks.iter();
+            let is_other =
+                here.any(|(extent, version)| *extent == shown.extent && *version != right.version);
+            let is_over = self.is_over(&pool, &shown);
+            if (is_over || is_other) && read(right) {
+                let version = right.version;
+                let why = if is_over {
+                    "past its end"
+                } else {
+                    "of a block that has left"
+                };
+                self.load.violate(format!(
+                    "a node believes a location of version {version} {why}"
+                ));
+            }
+        }
+    }
+
+    /// Whether a location of the present term has ended. The node knows the master's clock by its heartbeats.
+    fn is_over(&self, pool: &Pool, shown: &Shown) -> bool {
+        let is_steady = !self
+            .plan
+            .faults
+            .iter()
+            .any(|(_, fault)| matches!(fault, Fault::ClockJumps(..)));
+        is_steady && shown.epoch == pool.epoch && shown.right.deadline_ms + LATE < pool.clock_ms()
+    }
+
+    /// Whether the node would send these bytes, or say their checksums.
+    fn may_read(port: &NodePort, epoch: Epoch, item: &ReadItem) -> bool {
+        let abort: Arc<dyn Abort> = Arc::new(NoConnection);
+        let host = port.node.host();
+        let incarnation = port.node.incarnation();
+        let is_read = host.admit_read(epoch, incarnation, item, &abort).is_ok();
+        is_read || host.sums(epoch, incarnation, item).is_ok()
+    }
+
+    /// Writes to free bytes, with a grant that nobody signed.
     fn write_without_grant(&self, port: &NodePort, dice: &Dice) {
         let Some((_, pool)) = self.leader() else {
             return;
         };
-        if let Some(extent) = Self::some_extent(&pool, port) {
+        if let Some(extent) = Self::free_extent(&pool, port) {
+            // Later than all grants of this term.
+            let id = (pool.epoch.0 << 40) + (1 << 39) + dice.below(1 << 38);
             let grant = Grant {
                 extent,
                 epoch: pool.epoch,
-                id: GrantId(dice.below(1 << 40)),
+                id: GrantId(id),
                 mac: [0x5a; 16],
             };
             self.write(port, grant, "a grant that nobody signed");

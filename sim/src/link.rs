@@ -85,6 +85,32 @@ impl Drop for Receiving {
     }
 }
 
+/// Bytes that a node sends to a reader who showed a signed location.
+struct Reading {
+    net: Arc<Net>,
+    life: Life,
+    extent: Extent,
+}
+
+impl Reading {
+    fn new(link: &SimLink, extent: Extent) -> Self {
+        let (net, life) = (Arc::clone(&link.net), link.port.life.clone());
+        net.reads.lock().push((life.clone(), extent));
+        Self { net, life, extent }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let mut reads = self.net.reads.lock();
+        let is_it =
+            |(life, extent): &(Life, Extent)| life.is_same(&self.life) && *extent == self.extent;
+        if let Some(at) = reads.iter().position(is_it) {
+            reads.swap_remove(at);
+        }
+    }
+}
+
 fn error(code: Code, message: impl Into<String>) -> TransferError {
     TransferError {
         code,
@@ -240,6 +266,10 @@ impl SimLink {
             .host()
             .admit_read(epoch, self.incarnation, &item, &abort)
             .map_err(refused)?;
+        let _reading = item.right.map(|right| {
+            self.net.located(self.incarnation, epoch, op.extent, right);
+            Reading::new(&self, op.extent)
+        });
         let mut bytes = vec![0; slice.length().as_usize()];
         let mut at = 0;
         for piece in bytes.chunks_mut(PIECE) {
@@ -309,6 +339,7 @@ impl SimLink {
             let codes = self.host().write_now(&request, &payload);
             if codes.first() == Some(&Code::Ok) {
                 self.net.admitted(self.incarnation, &op.grant);
+                drop(Receiving::new(&self, op.grant));
             }
             codes.first().copied().unwrap_or(Code::Internal)
         } else {

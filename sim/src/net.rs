@@ -14,7 +14,7 @@ use kvpool_master::leadership::Seat;
 use kvpool_master::service::{NodeInbox, NodesService, PoolService};
 use kvpool_proto as proto;
 use kvpool_store_node::simulation::{Inbox, Node, Outgoing};
-use kvpool_types::{ClusterId, Code, Grant, Incarnation};
+use kvpool_types::{ClusterId, Code, Epoch, Extent, Grant, Incarnation, ReadRight};
 use parking_lot::Mutex;
 use prost::Message;
 use proto::node_message::Body;
@@ -64,6 +64,10 @@ pub(crate) struct Net {
     registrations: Mutex<BTreeMap<usize, proto::Register>>,
     /// Grants that were used lately, at each node's life.
     grants: Mutex<VecDeque<(Incarnation, Grant)>>,
+    /// Signed locations that were shown lately.
+    locations: Mutex<VecDeque<Shown>>,
+    /// Reads of signed locations in progress, each at a life of a node.
+    pub(crate) reads: Mutex<Vec<(Life, Extent)>>,
     /// The pool's id, once a master has said it.
     pub(crate) cluster: Mutex<Option<ClusterId>>,
     pub(crate) messages: AtomicU64,
@@ -73,9 +77,18 @@ pub(crate) struct Net {
     reads_are_right: bool,
     /// Where blocks became wrong on their way.
     pub(crate) damage: Damage,
-    /// What masters promised to readers, where no lease ends early.
-    pub(crate) promises: Option<Promises>,
+    /// What masters promised to readers.
+    pub(crate) promises: Promises,
     pub(crate) violations: Mutex<Vec<String>>,
+}
+
+/// A signed location that a node took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shown {
+    pub(crate) node: Incarnation,
+    pub(crate) epoch: Epoch,
+    pub(crate) extent: Extent,
+    pub(crate) right: ReadRight,
 }
 
 /// Bytes that a node lets in.
@@ -86,9 +99,9 @@ pub(crate) struct Receive {
 }
 
 impl Receive {
-    fn meets(&self, other: &Self) -> bool {
-        let (one, two) = (self.grant.extent, other.grant.extent);
-        self.life.is_same(&other.life)
+    fn meets(&self, life: &Life, two: &Extent) -> bool {
+        let one = self.grant.extent;
+        self.life.is_same(life)
             && one.segment == two.segment
             && one.offset.0 < two.offset.0 + two.length.0
             && two.offset.0 < one.offset.0 + one.length.0
@@ -144,7 +157,9 @@ impl Net {
             receives: Mutex::default(),
             damage: Damage::default(),
             reads_are_right: plan.reads_are_right(),
-            promises: plan.leases_are_kept().then(Promises::default),
+            promises: Promises::new(plan.leases_are_kept()),
+            locations: Mutex::default(),
+            reads: Mutex::default(),
             violations: Mutex::default(),
         })
     }
@@ -270,19 +285,53 @@ impl Net {
         drop(grants);
         let extent = grant.extent;
         let range = extent.offset.0..extent.offset.0 + extent.length.0;
-        let promises = self.promises.as_ref();
-        if let Some(broken) =
-            promises.and_then(|all| all.broken_by_write(node, extent.segment, &range))
-        {
+        let broken = self.promises.broken_by_write(node, extent.segment, &range);
+        if let Some(broken) = broken {
             let broken = format!("{broken}, but grant {} writes there", grant.id);
             self.violations.lock().push(broken);
         }
     }
 
-    /// Bytes begin to arrive at a node. No two receives touch one byte, whatever the fence says.
+    /// A node takes a signed location.
+    pub(crate) fn located(
+        &self,
+        node: Incarnation,
+        epoch: Epoch,
+        extent: Extent,
+        right: ReadRight,
+    ) {
+        let mut locations = self.locations.lock();
+        locations.push_back(Shown {
+            node,
+            epoch,
+            extent,
+            right,
+        });
+        if locations.len() > GRANTS {
+            locations.pop_front();
+        }
+    }
+
+    /// Signed locations that were shown to a node's life.
+    pub(crate) fn locations_of(&self, node: Incarnation) -> Vec<Shown> {
+        let locations = self.locations.lock();
+        let of_node = locations.iter().filter(|shown| shown.node == node);
+        of_node.copied().collect()
+    }
+
+    /// Bytes begin to arrive at a node. No two receives touch one byte, whatever the fence says. No reader who showed
+    /// a signed location gets such a byte.
     pub(crate) fn receive(&self, begun: &Receive) {
+        let mut reads = self.reads.lock().clone().into_iter();
+        if let Some((_, extent)) = reads.find(|(life, extent)| begun.meets(life, extent)) {
+            self.violations.lock().push(format!(
+                "grant {} writes to {} while a reader gets the bytes of {extent}",
+                begun.grant.id, begun.grant.extent
+            ));
+        }
         let mut receives = self.receives.lock();
-        if let Some(other) = receives.iter().find(|other| other.meets(begun)) {
+        let meets = |other: &&Receive| other.meets(&begun.life, &begun.grant.extent);
+        if let Some(other) = receives.iter().find(meets) {
             let (one, two) = (other.grant, begun.grant);
             self.violations.lock().push(format!(
                 "grants {} and {} write to {} and {} at once",
@@ -332,8 +381,8 @@ impl Net {
         let broken = |what: &str| Unanswered::Failed(Status::new(GrpcCode::Unavailable, what));
         life.check().await;
         let asked = Instant::now();
-        if let Some(promises) = self.promises.as_ref().filter(|_| method == "Release") {
-            promises.released(from, &request);
+        if method == "Release" {
+            self.promises.released(from, &request);
         }
         if method == "ReportReplicas" && self.reads_are_right && reports_wrong_bytes(&request) {
             let wrong = format!("{from} found other bytes than were committed, under a lease");
@@ -398,7 +447,8 @@ impl Net {
             return Err(broken("the connection broke"));
         }
         life.check().await;
-        if let (Some(promises), Ok(reply)) = (&self.promises, &reply) {
+        if let Ok(reply) = &reply {
+            let promises = &self.promises;
             match method {
                 "Lookup" => {
                     if let Some(wrong) = promises.located(from, asked, &asks, reply) {

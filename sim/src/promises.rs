@@ -31,8 +31,13 @@ struct Promise {
 }
 
 /// See the module's documentation.
-#[derive(Debug, Default)]
-pub(crate) struct Promises(Mutex<Vec<Promise>>, Mutex<Option<Instant>>);
+#[derive(Debug)]
+pub(crate) struct Promises {
+    /// Whether no lease ends early.
+    are_kept: bool,
+    all: Mutex<Vec<Promise>>,
+    last: Mutex<Option<Instant>>,
+}
 
 impl std::fmt::Display for Promise {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -60,6 +65,25 @@ fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
 }
 
 impl Promises {
+    /// None are judged where leases may end early.
+    pub(crate) fn new(are_kept: bool) -> Self {
+        Self {
+            are_kept,
+            all: Mutex::default(),
+            last: Mutex::default(),
+        }
+    }
+
+    /// The promise that the pool breaks.
+    pub(crate) fn broken_by(&self, pool: &Pool) -> Option<String> {
+        if !self.are_kept {
+            return None;
+        }
+        self.broken_by_pool(&pool.uses())
+            .or_else(|| self.broken_by_free_room(pool))
+            .or_else(|| self.forgotten_by(pool))
+    }
+
     /// A reader that asked at `asked` has got this answer. Returns what is wrong with it.
     pub(crate) fn located(
         &self,
@@ -83,7 +107,7 @@ impl Promises {
         }
         let lease = reply.lease.filter(|lease| lease.ttl_ms > 0)?;
         let until = end_of(lease, asked);
-        let mut promises = self.0.lock();
+        let mut promises = self.all.lock();
         promises.retain(|promise| promise.until > Instant::now());
         let before = promises.len();
         let keys = unpack(&request.keys).flatten();
@@ -108,7 +132,7 @@ impl Promises {
             }
         }
         if promises.len() > before {
-            *self.1.lock() = Some(Instant::now());
+            *self.last.lock() = Some(Instant::now());
         }
         None
     }
@@ -116,7 +140,7 @@ impl Promises {
     /// Whether a reader has got a location just now.
     pub(crate) fn is_fresh(&self) -> bool {
         const FRESH: Duration = Duration::from_millis(20);
-        self.1.lock().is_some_and(|last| last.elapsed() < FRESH)
+        self.last.lock().is_some_and(|last| last.elapsed() < FRESH)
     }
 
     /// A reader that asked at `asked` has renewed leases.
@@ -133,7 +157,7 @@ impl Promises {
         if request.presence {
             return;
         }
-        let mut promises = self.0.lock();
+        let mut promises = self.all.lock();
         for (key, code) in unpack(&request.keys).flatten().zip(reply.codes) {
             let key = key.to_key();
             let is_kept = |promise: &&mut Promise| {
@@ -163,12 +187,12 @@ impl Promises {
             promise.reader == reader
                 && keys.any(|(at, key)| *key == promise.key && token(at) == promise.token)
         };
-        self.0.lock().retain(|promise| !is_released(promise));
+        self.all.lock().retain(|promise| !is_released(promise));
     }
 
     /// A reader has died.
     pub(crate) fn forget(&self, reader: Process) {
-        self.0.lock().retain(|promise| promise.reader != reader);
+        self.all.lock().retain(|promise| promise.reader != reader);
     }
 
     /// The promise that a write to these bytes of a node breaks.
@@ -178,8 +202,11 @@ impl Promises {
         segment: SegmentId,
         range: &Range<u64>,
     ) -> Option<String> {
+        if !self.are_kept {
+            return None;
+        }
         let now = Instant::now();
-        let promises = self.0.lock();
+        let promises = self.all.lock();
         let mut open = promises.iter().filter(|promise| promise.until > now);
         let broken = open.find(|promise| {
             promise.node == node && promise.segment == segment && meet(&promise.range, range)
@@ -189,9 +216,9 @@ impl Promises {
 
     /// The promise that the pool breaks soon: the bytes are free, so whoever comes next gets them. A node without a
     /// session gives no room.
-    pub(crate) fn broken_by_free_room(&self, pool: &Pool) -> Option<String> {
+    fn broken_by_free_room(&self, pool: &Pool) -> Option<String> {
         let now = Instant::now();
-        let promises = self.0.lock();
+        let promises = self.all.lock();
         let segments = pool.placement.segments();
         let mut open = promises.iter().filter(|promise| promise.until > now);
         let broken = open.find(|promise| {
@@ -209,10 +236,10 @@ impl Promises {
     }
 
     /// The promise that its own leader has forgotten: the block may leave before the reader's lease ends.
-    pub(crate) fn forgotten_by(&self, pool: &Pool) -> Option<String> {
+    fn forgotten_by(&self, pool: &Pool) -> Option<String> {
         const SLACK: Duration = Duration::from_millis(2);
         let now = Instant::now();
-        let promises = self.0.lock();
+        let promises = self.all.lock();
         let mut open = promises
             .iter()
             .filter(|promise| promise.until > now && promise.epoch == pool.epoch.0)
@@ -229,9 +256,9 @@ impl Promises {
     }
 
     /// The promise that the pool breaks: other blocks, puts or pulls have the bytes.
-    pub(crate) fn broken_by_pool(&self, uses: &[Use]) -> Option<String> {
+    fn broken_by_pool(&self, uses: &[Use]) -> Option<String> {
         let now = Instant::now();
-        let promises = self.0.lock();
+        let promises = self.all.lock();
         let open = promises.iter().filter(|promise| promise.until > now);
         open.flat_map(|promise| uses.iter().map(move |other| (promise, other)))
             .find(|(promise, other)| {

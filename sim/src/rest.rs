@@ -96,11 +96,6 @@ pub(crate) async fn quotas_are_reached(world: &World) -> Result<(), String> {
     }
 }
 
-pub(crate) fn evicted(pool: &Pool) -> u64 {
-    let counters = pool.metrics.snapshot();
-    counters.get("blocks_evicted_total").copied().unwrap_or(0)
-}
-
 /// Once a put of each namespace has its room, nothing more is evicted.
 pub(crate) async fn eviction_ends(world: &World) -> Result<(), String> {
     let life = Life::default();
@@ -113,10 +108,9 @@ pub(crate) async fn eviction_ends(world: &World) -> Result<(), String> {
         put(&client, 900..901, 64).await;
     }
     sleep(SETTLED).await;
-    let pool = leader(world)?;
-    let before = evicted(&pool);
+    let before = world.evicted();
     sleep(CALM).await;
-    let after = evicted(&pool);
+    let after = world.evicted();
     match before == after {
         true => Ok(()),
         false => Err(format!(

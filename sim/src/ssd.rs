@@ -197,8 +197,10 @@ impl Ssd {
         let mut state = self.state.lock();
         state.granules = image;
         state.durable.clear();
-        drop(state);
-        // No master takes both.
+    }
+
+    /// One of the two is a copy of the other. No master takes both.
+    pub(crate) fn twins(&self, source: &Self) {
         for twin in [self, source] {
             twin.has_twin.store(true, Ordering::Relaxed);
         }

@@ -362,7 +362,12 @@ pub(crate) fn keep_their_rules(world: &World, pool: &Pool) -> Result<(), String>
                     place.1
                 ));
             }
-            seen.insert(place, (has, hard));
+            // What moves now counts once again when it has moved.
+            let kept = match setting {
+                Setting::MemoryHard if before == hard => has.min(had),
+                _ => has,
+            };
+            seen.insert(place, (kept, hard));
         }
         world.tenants.watch_media(pool.epoch, &view)?;
     }

@@ -254,6 +254,17 @@ impl World {
         }
     }
 
+    /// The blocks that the living masters have evicted.
+    pub(crate) fn evicted(&self) -> u64 {
+        let masters = self.masters.lock();
+        let counters = masters
+            .values()
+            .map(|master| master.seat.metrics.snapshot());
+        counters
+            .filter_map(|all| all.get("blocks_evicted_total").copied())
+            .sum()
+    }
+
     async fn run(self: &Arc<Self>) -> Result<(), String> {
         for master in 0..self.plan.masters() {
             self.start_master(master)?;

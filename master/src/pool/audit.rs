@@ -70,6 +70,11 @@ impl Pool {
             .collect()
     }
 
+    /// The time on the clock by which this term's locations end, in milliseconds.
+    pub fn clock_ms(&self) -> u64 {
+        self.now().0
+    }
+
     /// How long the leases on each block in memory run on, by the block's version.
     pub fn lease_terms(&self) -> BTreeMap<Version, Duration> {
         let now = self.now();

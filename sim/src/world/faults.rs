@@ -5,6 +5,7 @@ use crate::checks;
 use crate::master::Master;
 use crate::net::NodePort;
 use crate::plan::{Fault, Process};
+use crate::ssd::Ssd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,6 +17,8 @@ const DRAINING: Duration = Duration::from_secs(4);
 /// How long a lease is waited for, and how often it is looked for.
 const WATCH: Duration = Duration::from_secs(3);
 const MOMENT: Duration = Duration::from_millis(3);
+/// How long the requests of a dead process go on. A process starts later again.
+const DEATH: Duration = Duration::from_millis(1);
 /// How long a process that leaves takes to say goodbye.
 const GOODBYE: Duration = Duration::from_millis(300);
 
@@ -27,28 +30,25 @@ impl World {
             Fault::Crash(process, down) => self.crash(process, ms(down)),
             Fault::PowerCut(number, down) => {
                 self.crash(Process::Node(number), ms(down));
-                if let Some(ssd) = self.ssds.get(number) {
-                    ssd.cut_power();
-                }
+                self.after_death(number, Ssd::cut_power);
             }
             Fault::RolledBack(number, down) => {
                 self.crash(Process::Node(number), ms(down));
-                if let Some(ssd) = self.ssds.get(number) {
-                    ssd.roll_back();
-                }
+                self.after_death(number, Ssd::roll_back);
             }
             Fault::Cloned(from, to, down) => {
                 let disks = self.ssds.get(from).zip(self.ssds.get(to));
                 if let Some((source, copy)) = disks.filter(|_| from != to) {
                     self.crash(Process::Node(to), ms(down));
-                    copy.become_copy_of(source);
+                    let source = Arc::clone(source);
+                    // Before the node can open it again.
+                    copy.twins(&source);
+                    self.after_death(to, move |copy| copy.become_copy_of(&source));
                 }
             }
             Fault::NewDisk(number, down) => {
                 self.crash(Process::Node(number), ms(down));
-                if let Some(ssd) = self.ssds.get(number) {
-                    ssd.become_blank();
-                }
+                self.after_death(number, Ssd::become_blank);
             }
             Fault::Disk(number, fault, wait) => {
                 if let Some(ssd) = self.ssds.get(number) {
@@ -106,13 +106,23 @@ impl World {
         }
     }
 
+    /// Changes a disk once the requests of its dead node are done in part.
+    fn after_death(&self, node: usize, change: impl FnOnce(&Ssd) + 'static) {
+        if let Some(ssd) = self.ssds.get(node).cloned() {
+            spawn_local(async move {
+                sleep(DEATH).await;
+                change(&ssd);
+            });
+        }
+    }
+
     /// Waits for a lease, and kills who gave it. What that master has not logged yet is lost.
     async fn kill_after_a_promise(self: Arc<Self>, down: Duration) {
         let until = Instant::now() + WATCH;
         while Instant::now() < until && !self.has_healed.load(Ordering::Acquire) {
-            let promises = self.net.promises.as_ref();
-            let is_fresh = promises.is_some_and(|promises| promises.is_fresh());
-            if is_fresh && let Some((leader, _)) = checks::leading(&self).first() {
+            if self.net.promises.is_fresh()
+                && let Some((leader, _)) = checks::leading(&self).first()
+            {
                 self.crash(Process::Master(*leader), down);
                 return;
             }
@@ -209,9 +219,7 @@ impl World {
                     return;
                 };
                 life.end();
-                if let Some(promises) = &self.net.promises {
-                    promises.forget(process);
-                }
+                self.net.promises.forget(process);
             }
         }
         self.start_again(process, down);

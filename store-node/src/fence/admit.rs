@@ -361,10 +361,7 @@ impl Fence {
             ));
         }
         if self.wants_rights() && self.reading.overlaps(&span) {
-            return Err(refused(
-                Code::InProgress,
-                format!("{extent} is being read"),
-            ));
+            return Err(refused(Code::InProgress, format!("{extent} is being read")));
         }
         if let Some((_, touch)) = space.touches.overlapping(span.range).next() {
             return Err(refused(

@@ -104,7 +104,10 @@ fn a_read_ends_with_its_term_and_keeps_its_extent_until_then() {
         let refused = write(&mut fence, &later(id, overlapping));
         assert_eq!(refused, Code::InProgress, "{overlapping}");
     }
-    assert_eq!(write(&mut fence, &later(1 << 52, extent(128, 64))), Code::Ok);
+    assert_eq!(
+        write(&mut fence, &later(1 << 52, extent(128, 64))),
+        Code::Ok
+    );
     assert_eq!(write(&mut fence, &later(1 << 53, extent(0, 64))), Code::Ok);
     drop(reading);
     assert_eq!(write(&mut fence, &later(1 << 54, block)), Code::Ok);
