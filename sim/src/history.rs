@@ -4,7 +4,7 @@
 //! key:
 //!
 //! 1. The bytes are those of one put of this key, whole.
-//! 2. That put had begun before the get ended, and did not fail.
+//! 2. That put did not fail.
 //! 3. No later put that stored its bytes, and no later removal, had ended long before the get began. Long is one lease
 //!    and the time of a fail-over: until then a reader may use a location that it remembers.
 //! 4. A version names one put.

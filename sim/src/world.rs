@@ -26,18 +26,21 @@ use kvpool_types::{HostId, Incarnation, Length, SegmentId};
 use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 use tokio::task::{LocalSet, spawn_local};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// How often the rules of the whole pool are checked.
 const CHECK: Duration = Duration::from_millis(40);
 /// A history takes a tenth of a second. One that takes so much longer waits for a lock that it has.
 const MOST_REAL_TIME: Duration = Duration::from_secs(120);
-/// The rule that such a history breaks.
+/// The longest time at rest, which is simulated.
+const RESTS: Duration = Duration::from_secs(600);
+/// The rule that a history breaks which takes too long.
 pub(crate) const HANGS: &str = "the history does not end: a thread waits for itself";
 
 /// What a history came to.
@@ -97,8 +100,13 @@ pub fn run(plan: &Plan) -> Report {
         .spawn(move || {
             entropy::seed_thread(plan.seed);
             IS_SIMULATED.set(true);
+            let report = catch_unwind(AssertUnwindSafe(|| run_here(&plan)));
+            let report = report.unwrap_or_else(|_| Report {
+                violation: Some(PANICS.with_borrow(|panics| panics.join("; "))),
+                ..Report::default()
+            });
             // The other end waits until now, or has given up.
-            let _given_up = done.send(run_here(&plan));
+            let _given_up = done.send(report);
         });
     let broken = |what: String| Report {
         violation: Some(what),
@@ -297,7 +305,8 @@ impl World {
             self.disk.heal();
             self.ssds.iter().for_each(|ssd| ssd.heal());
             self.load.is_over.store(true, Ordering::Release);
-            checks::come_to_rest(self).await?;
+            let rest = timeout(RESTS, checks::come_to_rest(self)).await;
+            rest.map_err(|_| "what is asked of a pool at rest does not end".to_owned())??;
         }
         checker.abort();
         Ok(())

@@ -6,10 +6,10 @@ use anyhow::Result;
 /// Which histories to run.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How many seeds to run
-    #[arg(long, default_value_t = 300)]
-    seeds: u64,
-    /// The first seed; with `--trace` and no `--seeds`, the only one
+    /// How many seeds to run [default: 300; 1 with `--seed` and `--trace`]
+    #[arg(long)]
+    seeds: Option<u64>,
+    /// The first seed [default: 0]
     #[arg(long)]
     seed: Option<u64>,
     /// Print the trace of each history
@@ -29,11 +29,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     if args.release {
         run.arg("--release");
     }
-    let seeds = if args.trace && args.seed.is_some() {
-        1
-    } else {
-        args.seeds
-    };
+    let is_one = args.trace && args.seed.is_some();
+    let seeds = args.seeds.unwrap_or(if is_one { 1 } else { 300 });
     run.args(["--", "--seeds", &seeds.to_string()]);
     run.args(["--seed", &args.seed.unwrap_or(0).to_string()]);
     if args.trace {

@@ -43,6 +43,9 @@ const MECHANISMS: [&[Mechanism]; 7] = [
 /// The longest time for the seeds of one mechanism.
 const MOST_SECONDS: &str = "900";
 
+/// What `timeout` exits with when it ended its command.
+const OUT_OF_TIME: i32 = 124;
+
 const UNNOTICED: &str = "NOT NOTICED";
 const OUT_OF_REACH: &str = "out of reach";
 
@@ -103,6 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
             Verdict::Noticed => "noticed",
             Verdict::Unnoticed => UNNOTICED,
             Verdict::Broken => "DOES NOT BUILD",
+            Verdict::Late => "DOES NOT END",
         };
         *tally.entry(verdict).or_default() += 1;
         println!("invariant {invariant}, without \"{what}\": {verdict} by {by}");
@@ -118,6 +122,8 @@ enum Verdict {
     Noticed,
     Unnoticed,
     Broken,
+    /// The seeds took longer than [`MOST_SECONDS`].
+    Late,
 }
 
 /// Does `attempt` while the mechanism is off in the copy of the tree.
@@ -159,6 +165,9 @@ fn try_seeds(seeds: u64, tree: &Path, build: &Path) -> Result<(Verdict, String)>
         .context("cannot run the simulator")?;
     if output.status.success() {
         return Ok((Verdict::Unnoticed, format!("{seeds} seeds")));
+    }
+    if output.status.code() == Some(OUT_OF_TIME) {
+        return Ok((Verdict::Late, format!("{MOST_SECONDS} s of seeds")));
     }
     // The last line of a failing run names its seed. A simulator that ended otherwise noticed as well.
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -10,7 +10,7 @@
 //!
 //! **Architecture Invariant:** a replica is visible after its record is durable, and its record names
 //! the version whose bytes the target verified. A block that was removed or replaced meanwhile gets no
-//! replica, and a move drops the old replica in the same group that adds the new one.
+//! replica. A move gives up the old replica in a later group of the log, once the new one is in the directory.
 
 mod heat;
 mod mover;

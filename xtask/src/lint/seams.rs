@@ -50,22 +50,30 @@ pub(super) const CHECK: Check = Check {
 fn find(files: &Files) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut of_file = String::new();
-    let mut is_test = false;
+    let mut is_replaced = false;
+    // How far an item of tests is indented, while its lines go by.
+    let mut of_tests = None;
     let mut has_machines_instant = false;
     let mut selects: Option<Line<'_>> = None;
     for line in files.lines() {
         let finding = line.finding("");
         if finding.file != of_file {
             of_file.clone_from(&finding.file);
-            is_test = !is_simulated(&of_file);
+            is_replaced = !is_simulated(&of_file);
+            of_tests = None;
             has_machines_instant = false;
             selects = None;
         }
-        let text = line.text.trim_start();
-        // A module in a file of its own ends with its line.
-        is_test &= !text.starts_with("mod tests;");
-        is_test |= text.trim_end() == "#[cfg(test)]";
-        if is_test || text.starts_with("//") {
+        let text = line.text.trim();
+        let indent = line.text.len() - line.text.trim_start().len();
+        if text == "#[cfg(test)]" {
+            of_tests = Some(indent);
+        } else if of_tests == Some(indent) && text.ends_with([';', '}', ',']) {
+            // The item's last line, or its only one.
+            of_tests = None;
+            continue;
+        }
+        if is_replaced || of_tests.is_some() || text.starts_with("//") {
             continue;
         }
         if let Some(select) = selects.take()
@@ -125,6 +133,8 @@ mod tests {
         assert!(found("master/src/pool.rs", virtual_time).is_empty());
         assert!(found("master/src/service/framed/stream.rs", text).is_empty());
         assert!(found("master/src/pool/tests.rs", text).is_empty());
+        let test_method = "#[cfg(test)]\nfn a(\n    b: C,\n) {\n    rand::random()\n}\nlet id = rand::random();\n";
+        assert_eq!(found("master/src/pool.rs", test_method), [7]);
         let test_file = "#[cfg(test)]\nmod tests;\nlet id = rand::random();\n";
         assert_eq!(found("master/src/pool.rs", test_file), [3]);
         assert!(found("cli/src/main.rs", text).is_empty());

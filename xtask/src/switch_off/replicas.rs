@@ -14,10 +14,10 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
-        what: "a pause of a standby does not count for late replicas",
+        what: "a long pause of a standby counts in part for late replicas",
         file: "master/src/standby/sweeps.rs",
-        on: "if pause < FOLLOWS {",
-        off: "if pause > Duration::ZERO {",
+        on: "now.since(self.last).min(FOLLOWS)",
+        off: "now.since(self.last).max(FOLLOWS)",
         package: "kvpool-master",
         test: "a_replica_that_is_logged_after_the_end_of_the_others_segment_counts",
     },

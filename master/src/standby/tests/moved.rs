@@ -148,8 +148,11 @@ async fn a_standby_that_follows_drops_what_was_on_a_segment_that_is_gone() {
     let other = |until| Record::VersionsGranted(record::VersionsGranted { until });
     groups.extend((3..70).map(|number| vec![other(Version(number))]));
     for loaded in [1, 3] {
-        let follow = |count: usize| follow(&groups[..count], loaded, Duration::from_millis(500));
-        assert_eq!(follow(50).await.blocks(), 1);
-        assert_eq!(follow(70).await.blocks(), 0);
+        let follow = |count, pause| follow(&groups[..count], loaded, Duration::from_millis(pause));
+        assert_eq!(follow(50, 500).await.blocks(), 1);
+        assert_eq!(follow(70, 500).await.blocks(), 0);
+        // The log of a quiet pool.
+        assert_eq!(follow(20, 60_000).await.blocks(), 1);
+        assert_eq!(follow(50, 60_000).await.blocks(), 0);
     }
 }
