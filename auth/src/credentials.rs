@@ -164,7 +164,11 @@ impl TokenFile {
         };
         let mut state = self.state.write();
         if state.failure.as_ref() != Some(&failure) {
-            tracing::warn!(%path, failure, "token file cannot be used, the token before stays");
+            let rest = match state.current.number {
+                0 => "there is no token",
+                _ => "the token before stays",
+            };
+            tracing::warn!(%path, failure, rest, "token file cannot be used");
             state.failure = Some(failure);
         }
     }

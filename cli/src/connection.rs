@@ -1,10 +1,11 @@
 //! The connection options of every command, and the exit codes of a client's errors.
 
 use crate::exit;
+use anyhow::Context as _;
 use clap::Args;
 use kvpool_client::{
     Client, ClientFiles, ConnectError, ControlError, Credentials, GetError, NodeStats, Options,
-    PutError, RemoveError, Timeouts, TransportChoice,
+    PoolStats, PutError, RemoveError, Timeouts, TransportChoice,
 };
 use kvpool_types::Code;
 use kvpool_types::namespace::Namespace;
@@ -187,7 +188,23 @@ impl Connection {
     ///
     /// No master answers, or the master refuses the client. The error carries the exit code.
     pub async fn connect(&self) -> anyhow::Result<Client> {
+        self.check_token_file()?;
         Client::connect(self.options()).await.map_err(connect_error)
+    }
+}
+
+impl Connection {
+    /// A command without its token would be refused for another reason than the true one.
+    fn check_token_file(&self) -> anyhow::Result<()> {
+        let Some(file) = &self.token_file else {
+            return Ok(());
+        };
+        let what = || format!("the token file {}", file.display());
+        let text = std::fs::read_to_string(file).with_context(what)?;
+        if text.trim().is_empty() {
+            anyhow::bail!("{} is empty", what());
+        }
+        Ok(())
     }
 }
 
@@ -288,6 +305,15 @@ pub fn put_error(error: PutError) -> anyhow::Error {
         return exit::Unreachable(error.to_string()).into();
     }
     error.into()
+}
+
+/// What a caller is told whose token shows no more of a pool than its namespaces.
+pub(crate) const HIDDEN: &str =
+    "this token does not show the pool's nodes and room: use one with the role operator or admin";
+
+/// Whether the token of `connection` shows no more of the pool than its namespaces.
+pub(crate) fn is_hidden(connection: &Connection, stats: &PoolStats) -> bool {
+    connection.token_file.is_some() && stats.capacity.0 == 0 && stats.nodes.is_empty()
 }
 
 /// The message about a pool without live nodes: the cause and the remedy. `nodes` are those that the leader

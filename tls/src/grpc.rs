@@ -1,5 +1,7 @@
 //! gRPC channels to addresses `http://host:port` and `https://host:port`.
 
+mod watched;
+
 use crate::TLS_SCHEME;
 use crate::client::ClientTls;
 use crate::error::TlsError;
@@ -10,6 +12,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
+use watched::Watched;
 
 /// What is wrong with an `https://` address where no authority is known.
 pub const NO_AUTHORITY: &str = "the address is https://, and no authority is trusted: name its \
@@ -19,12 +22,17 @@ pub const NO_AUTHORITY: &str = "the address is https://, and no authority is tru
 pub const PLAIN_REFUSED: &str = "the address has no TLS, and this process calls masters with TLS only: \
     start that master with --tls-cert and --tls-key";
 
+/// What is wrong with an `https://` address whose port is plain.
+const NO_TLS: &str = "the port does not speak TLS: call it with http://, or give it a certificate";
+
 /// The way to one server.
 #[derive(Clone, Debug)]
 pub struct GrpcWay {
     endpoint: Endpoint,
-    /// The client's side and `host:port`, for TLS.
-    tls: Option<(ClientTls, String)>,
+    /// `host:port`.
+    authority: String,
+    /// The client's side, for TLS.
+    tls: Option<ClientTls>,
 }
 
 impl GrpcWay {
@@ -35,8 +43,11 @@ impl GrpcWay {
             if tls.is_some_and(ClientTls::refuses_plain) {
                 return Err(GrpcAddressError::Plain);
             }
+            let endpoint = Endpoint::from_shared(address.to_owned())?;
+            let authority = endpoint.uri().authority();
             return Ok(Self {
-                endpoint: Endpoint::from_shared(address.to_owned())?,
+                authority: authority.map_or_else(String::new, ToString::to_string),
+                endpoint,
                 tls: None,
             });
         };
@@ -46,7 +57,8 @@ impl GrpcWay {
         Ok(Self {
             // tonic leaves TLS to the connector when the address is plain.
             endpoint: Endpoint::from_shared(format!("http://{authority}"))?,
-            tls: Some((tls.clone(), authority)),
+            authority,
+            tls: Some(tls.clone()),
         })
     }
 
@@ -55,33 +67,40 @@ impl GrpcWay {
     pub fn with(self, change: impl FnOnce(Endpoint) -> Endpoint) -> Self {
         Self {
             endpoint: change(self.endpoint),
-            tls: self.tls,
+            ..self
         }
     }
 
     /// A channel that connects when it is first used. It takes the current certificates each time.
     pub fn lazy(self) -> Channel {
+        let authority = self.authority;
         match self.tls {
-            None => self.endpoint.connect_lazy(),
-            Some((tls, authority)) => {
+            None => {
+                let connect = move |_: Uri| connect_plain(authority.clone());
                 self.endpoint
-                    .connect_with_connector_lazy(service_fn(move |_: Uri| {
-                        connect(tls.clone(), authority.clone())
-                    }))
+                    .connect_with_connector_lazy(service_fn(connect))
+            }
+            Some(tls) => {
+                let connect = move |_: Uri| connect(tls.clone(), authority.clone());
+                self.endpoint
+                    .connect_with_connector_lazy(service_fn(connect))
             }
         }
     }
 
     /// A connected channel.
     pub async fn connect(self) -> Result<Channel, tonic::transport::Error> {
+        let authority = self.authority;
         match self.tls {
-            None => self.endpoint.connect().await,
-            Some((tls, authority)) => {
-                self.endpoint
-                    .connect_with_connector(service_fn(move |_: Uri| {
-                        connect(tls.clone(), authority.clone())
-                    }))
-                    .await
+            None => {
+                let connect = move |_: Uri| connect_plain(authority.clone());
+                let connected = self.endpoint.connect_with_connector(service_fn(connect));
+                connected.await
+            }
+            Some(tls) => {
+                let connect = move |_: Uri| connect(tls.clone(), authority.clone());
+                let connected = self.endpoint.connect_with_connector(service_fn(connect));
+                connected.await
             }
         }
     }
@@ -105,10 +124,29 @@ pub enum GrpcAddressError {
     Plain,
 }
 
-async fn connect(tls: ClientTls, authority: String) -> io::Result<TokioIo<TlsStream<TcpStream>>> {
+/// What gRPC runs over.
+type Stream<S> = TokioIo<Watched<S>>;
+
+async fn connect_plain(authority: String) -> io::Result<Stream<TcpStream>> {
+    let stream = TcpStream::connect(&authority).await?;
+    stream.set_nodelay(true)?;
+    Ok(TokioIo::new(Watched::new(stream, authority, false)))
+}
+
+async fn connect(tls: ClientTls, authority: String) -> io::Result<Stream<TlsStream<TcpStream>>> {
     let name = tls.name_of(&authority).map_err(io::Error::other)?;
     let stream = TcpStream::connect(&authority).await?;
     stream.set_nodelay(true)?;
-    let stream = TlsConnector::from(tls.grpc()).connect(name, stream).await?;
-    Ok(TokioIo::new(stream))
+    let connected = TlsConnector::from(tls.grpc()).connect(name, stream).await;
+    let stream = connected.map_err(|error| match speaks_no_tls(&error) {
+        true => io::Error::new(error.kind(), NO_TLS),
+        false => error,
+    })?;
+    Ok(TokioIo::new(Watched::new(stream, authority, true)))
+}
+
+/// Whether the first bytes of the peer are no TLS.
+fn speaks_no_tls(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+    matches!(cause, Some(rustls::Error::InvalidMessage(_)))
 }

@@ -1,7 +1,7 @@
 //! `kvctl bench`.
 
 use crate::cluster::{Cluster, CommitAck, LOOPBACK, Plan, Policy, Security};
-use crate::connection::{Connection, control_error};
+use crate::connection::{Connection, control_error, is_hidden};
 use crate::context::Context;
 use crate::load::{self, Load, Operation, Report};
 use crate::{exit, output};
@@ -153,10 +153,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
 
 async fn measure(args: &Args, connection: &Connection) -> anyhow::Result<Report> {
     let stats = connection.connect().await?.stats().await;
-    let capacity = stats.map_err(control_error)?.capacity.0;
-    // A token without the role `operator` does not show the pool's size.
-    let is_hidden = capacity == 0 && connection.token_file.is_some();
-    let capacity = (!is_hidden).then_some(capacity);
+    let stats = stats.map_err(control_error)?;
+    let capacity = (!is_hidden(connection, &stats)).then_some(stats.capacity.0);
     load::run(&args.load(capacity)?, connection).await
 }
 

@@ -1,6 +1,6 @@
 //! `kvctl put`.
 
-use crate::connection::{no_node, parse_key, put_error};
+use crate::connection::{is_hidden, no_node, parse_key, put_error};
 use crate::context::Context;
 use crate::exit;
 use crate::output;
@@ -68,11 +68,11 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let put = client.batch_put(vec![block], &options).await.pop();
     let put = match put.context("the client returned no outcome for this put")? {
         Err(error) if error.code() == Code::NoNodes => {
-            let nodes = client
-                .stats()
-                .await
-                .map_or_else(|_| Vec::new(), |stats| stats.nodes);
-            let why = no_node(&context.connection, &nodes);
+            let why = match client.stats().await {
+                Ok(stats) if is_hidden(&context.connection, &stats) => error.to_string(),
+                Ok(stats) => no_node(&context.connection, &stats.nodes),
+                Err(_) => no_node(&context.connection, &[]),
+            };
             return Err(exit::Unreachable(format!("the block was not put: {why}")).into());
         }
         put => put.map_err(put_error)?,

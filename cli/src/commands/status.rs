@@ -4,7 +4,7 @@ mod media;
 mod problems;
 mod rates;
 
-use crate::connection::{control_error, no_node};
+use crate::connection::{HIDDEN, control_error, is_hidden, no_node};
 use crate::context::Context;
 use crate::output::{self, Format};
 use crate::stats::percent;
@@ -132,7 +132,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         stats = later;
     }
     let mut wrong = problems::of(&stats);
-    if !stats.nodes.iter().any(|node| node.state == "live") {
+    if is_hidden(&context.connection, &stats) {
+        wrong.insert(0, HIDDEN.to_owned());
+    } else if !stats.nodes.iter().any(|node| node.state == "live") {
         wrong.insert(0, no_node(&context.connection, &stats.nodes));
     }
     let status = Status {

@@ -4,7 +4,7 @@ use super::exposure;
 use super::host::Host;
 use super::node::Node;
 use super::pool::Pool;
-use crate::connection::{Connection, Transport};
+use crate::connection::{Connection, HIDDEN, Transport};
 use crate::{exit, output};
 use serde::Serialize;
 
@@ -118,6 +118,8 @@ fn of_masters(pool: &Pool, findings: &mut Vec<Finding>) {
             (_, false) => (Weight::Fails, failure.reason.clone()),
         };
         add(weight, text);
+    } else if pool.is_hidden {
+        add(Weight::Note, HIDDEN.to_owned());
     } else if !pool.nodes.iter().any(is_live) {
         let text = "the pool has no live node: nothing can be put".to_owned();
         add(Weight::Unreachable, text);
@@ -148,6 +150,18 @@ fn of_node(node: &Node, transport: Transport) -> Vec<Finding> {
         };
         let text = format!("node {} cannot be reached: {}", node.name, tried.join("; "));
         findings.push(Finding::new(weight, text));
+    }
+    let tcp = node.ways.iter().find(|way| way.transport == Transport::Tcp);
+    if let Some(tcp) = tcp
+        && node.way.is_some_and(|way| way != Transport::Tcp)
+        && is_live(node)
+        && !tcp.works
+    {
+        let text = format!(
+            "node {} is reached from this host alone: tcp: {}",
+            node.name, tcp.reason
+        );
+        findings.push(Finding::new(Weight::Note, text));
     }
     findings
 }
@@ -199,6 +213,10 @@ mod tests {
         let fine = vec![way(Transport::Tcp, true)];
         let fine = node("live", Some(Transport::Tcp), fine);
         assert!(of_node(&fine, Transport::Auto).is_empty());
+        let near = vec![way(Transport::Shm, true), way(Transport::Tcp, false)];
+        let found = of_node(&node("live", Some(Transport::Shm), near), Transport::Auto);
+        assert_eq!(weights(&found), [Weight::Note]);
+        assert!(found[0].text.contains("this host alone: tcp: because"));
     }
 
     #[test]

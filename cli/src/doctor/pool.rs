@@ -2,7 +2,7 @@
 
 use super::host::Host;
 use super::node::{Node, Prober};
-use crate::connection::{Connection, Transport, connect_error, control_error};
+use crate::connection::{Connection, Transport, connect_error, control_error, is_hidden};
 use crate::{exit, masters, media};
 use futures::future::join_all;
 use kvpool_client::{Client, Options, PoolStats, TransportChoice};
@@ -28,6 +28,8 @@ pub(crate) struct Pool {
     pub(crate) leader: Option<String>,
     pub(crate) masters: Vec<Master>,
     pub(crate) nodes: Vec<Node>,
+    /// Whether the token does not show the nodes.
+    pub(crate) is_hidden: bool,
     /// What is wrong with its media.
     #[serde(skip)]
     pub(crate) media: Vec<String>,
@@ -75,12 +77,14 @@ impl Pool {
             leader: None,
             masters: Vec::new(),
             nodes: Vec::new(),
+            is_hidden: false,
             media: Vec::new(),
         };
         let found = async {
             pool.ask_masters(connection).await?;
             let (client, stats) = stats(connection).await?;
             pool.media = media::problems(&stats.media);
+            pool.is_hidden = is_hidden(connection, &stats);
             let rdma = match (fabric, &host.rdma.reason) {
                 (Some(fabric), _) => Ok(fabric.clone()),
                 (None, reason) => Err(reason.clone().unwrap_or_default()),

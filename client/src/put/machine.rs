@@ -668,7 +668,7 @@ fn node_failed(error: Option<&TransferError>) -> bool {
     error.is_some_and(|error| {
         matches!(
             error.code,
-            Code::Unreachable | Code::DeadlineExceeded | Code::Draining
+            Code::Unreachable | Code::DeadlineExceeded | Code::Draining | Code::InvalidArgument
         )
     })
 }
@@ -677,6 +677,8 @@ fn node_failed(error: Option<&TransferError>) -> bool {
 fn transfer_failed(error: TransferError) -> PutError {
     let code = match error.code {
         Code::GrantRefused | Code::AlreadyWritten | Code::IncarnationDropped => Code::GrantEnded,
+        // This client takes no certificate of this node, or cannot call its address. Another node may be right.
+        Code::InvalidArgument => Code::Unreachable,
         code => code,
     };
     PutError::Failed {

@@ -573,3 +573,28 @@ async fn what_is_wrong_with_a_block_is_said_before_anything_is_sent() {
     assert_eq!(pool.master.calls("reserve"), 0);
     assert_eq!(pool.client.counters().put_errors, 1);
 }
+
+/// The certificate of one node is wrong, and the rest of the pool goes on.
+#[tokio::test]
+async fn a_block_goes_to_another_node_where_one_is_not_trusted() {
+    let pool = pool().await;
+    pool.nodes.set(1, Mode::Fails(Code::InvalidArgument));
+    for n in 0..8 {
+        let put = vec![block(&format!("key-{n}"), &[7; 4096])];
+        let stored = pool.client.batch_put(put, &PutOptions::default()).await;
+        assert_eq!(stored, [STORED], "{n}");
+    }
+    pool.nodes.set(2, Mode::Fails(Code::InvalidArgument));
+    let soon = PutOptions {
+        timeout: Some(Duration::from_millis(300)),
+        ..PutOptions::default()
+    };
+    let failed = pool
+        .client
+        .batch_put(vec![block("none", &[7; 4096])], &soon)
+        .await
+        .remove(0);
+    let failed = failed.unwrap_err();
+    assert_eq!(failed.code(), Code::Unreachable);
+    assert!(failed.to_string().contains("as told"), "{failed}");
+}

@@ -25,7 +25,6 @@ const BY_FILE: &[(&str, &str)] = &[
     ("transport/src/wire.rs", SOCKETS),
     ("types/src/wire/frame.rs", SOCKETS),
     ("store-node/src/fence/boards.rs", SOCKETS),
-    ("store-node/src/serve.rs", SOCKETS),
     ("store-node/src/node.rs", SOCKETS),
     ("tls/", IDENTITY),
     ("daemon/", IDENTITY),

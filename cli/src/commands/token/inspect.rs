@@ -4,7 +4,7 @@ use super::{ISSUER, JWKS, POLICY};
 use crate::context::Context;
 use crate::exit;
 use anyhow::Context as _;
-use kvpool_auth::{AuthSettings, Authority, now, peek};
+use kvpool_auth::{AuthSettings, Authority, Role, now, peek};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
@@ -66,18 +66,23 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
         Ok::<_, anyhow::Error>(authority.judge(token))
     });
     let judged = judged.transpose()?;
+    let judged = judged.map(|judged| match judged {
+        Ok(known) if known.any_roles().is_empty() => {
+            Err("the policy gives its subject no role".to_owned())
+        }
+        Ok(known) => Ok(known.any_roles()),
+        Err(error) => Err(error.to_string()),
+    });
     let is_refused = matches!(judged, Some(Err(_)));
+    let (roles, refused) = judged.map_or((None, None), |judged| match judged {
+        Ok(roles) => (Some(roles.iter().map(Role::label).collect()), None),
+        Err(why) => (None, Some(why)),
+    });
     let shown = Shown {
         claims,
         expires_in: expires.map(|at| at.saturating_sub(i64::try_from(now()).unwrap_or(i64::MAX))),
-        refused: judged
-            .as_ref()
-            .and_then(|one| one.as_ref().err())
-            .map(ToString::to_string),
-        roles: judged.and_then(Result::ok).map(|known| {
-            let roles = known.any_roles();
-            roles.iter().map(kvpool_auth::Role::label).collect()
-        }),
+        roles,
+        refused,
     };
     context.output.show(&shown, table)?;
     if is_refused {
@@ -105,9 +110,6 @@ fn table(shown: &Shown) -> String {
     });
     lines.push(match (&shown.roles, &shown.refused) {
         (_, Some(why)) => format!("refused: {why}"),
-        (Some(roles), None) if roles.is_empty() => {
-            "verified; the policy gives it no role".to_owned()
-        }
         (Some(roles), None) => format!("verified; roles: {}", roles.join(", ")),
         (None, None) => "not verified: add --dir".to_owned(),
     });

@@ -1,0 +1,109 @@
+//! Connections that say why they end. gRPC's own errors only say that they did.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// The first byte of a TLS record that holds an alert. No HTTP/2 connection begins with it.
+const ALERT: u8 = 21;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Watched<S> {
+    stream: S,
+    authority: String,
+    has_tls: bool,
+    /// Whether a byte was received.
+    has_begun: bool,
+}
+
+impl<S> Watched<S> {
+    pub(super) const fn new(stream: S, authority: String, has_tls: bool) -> Self {
+        Self {
+            stream,
+            authority,
+            has_tls,
+            has_begun: false,
+        }
+    }
+
+    fn tell(&self, error: &io::Error) {
+        let authority = &self.authority;
+        tracing::warn!(authority, %error, "a connection was refused");
+    }
+}
+
+/// An alert, by which the peer says why it ends the connection.
+fn is_alert(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+    matches!(cause, Some(rustls::Error::AlertReceived(_)))
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buffer.filled().len();
+        let read = ready!(Pin::new(&mut this.stream).poll_read(context, buffer));
+        if let Err(error) = &read
+            && is_alert(error)
+        {
+            this.tell(error);
+        }
+        let first = buffer.filled().get(before).copied();
+        let is_first = !std::mem::replace(&mut this.has_begun, true);
+        if is_first && !this.has_tls && first == Some(ALERT) {
+            let why = "the port speaks TLS: call it with https://";
+            let error = io::Error::new(io::ErrorKind::InvalidData, why);
+            this.tell(&error);
+            return Poll::Ready(Err(error));
+        }
+        Poll::Ready(read)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    /// The second byte that a plain caller reads from a port that sends these.
+    async fn second_of(bytes: &[u8]) -> io::Result<u8> {
+        let (mut server, client) = tokio::io::duplex(64);
+        server.write_all(bytes).await?;
+        let mut client = Watched::new(client, "master:7070".to_owned(), false);
+        client.read_u8().await?;
+        client.read_u8().await
+    }
+
+    #[tokio::test]
+    async fn a_plain_caller_of_a_tls_port_is_told_so() {
+        let alert = [21, 3, 3, 0, 2, 2, 50];
+        let refused = second_of(&alert).await.unwrap_err();
+        assert!(refused.to_string().contains("speaks TLS"), "{refused}");
+        // Only the first byte says what the port speaks.
+        assert_eq!(second_of(&[0, 21]).await.unwrap(), 21);
+    }
+}
