@@ -168,25 +168,60 @@ impl SigningKey {
 ///
 /// [`IssueError`] when the file holds something else, or cannot be written.
 pub fn publish(key: &SigningKey, path: &Path) -> Result<(), IssueError> {
-    let mut set = match secret_file::read(path) {
-        Ok((text, _)) => serde_json::from_str(&text).map_err(|error| {
-            IssueError::Failed(format!("{} is no JWKS: {error}", path.display()))
-        })?,
-        Err(SecretFileError::Io { source, .. })
+    let mut set = match read_set(path) {
+        Err(IssueError::File(SecretFileError::Io { source, .. }))
             if source.kind() == std::io::ErrorKind::NotFound =>
         {
             json!({ "keys": [] })
         }
-        Err(error) => return Err(error.into()),
+        read => read?,
     };
-    let keys = set.get_mut("keys").and_then(Value::as_array_mut);
-    let keys = keys.ok_or_else(|| IssueError::Failed(format!("{} is no JWKS", path.display())))?;
     let id = Value::from(key.id());
+    let keys = keys_of(&mut set, path)?;
     if !keys.iter().any(|known| known.get("kid") == Some(&id)) {
         keys.push(key.public_jwk());
     }
-    let text = serde_json::to_string_pretty(&set)
-        .map_err(|error| IssueError::Failed(error.to_string()))?;
+    write_set(&set, path)
+}
+
+/// Removes the key with this id from the JWKS file at `path`.
+///
+/// # Errors
+///
+/// [`IssueError`] when the file is no JWKS, or cannot be written.
+pub fn withdraw(id: &str, path: &Path) -> Result<(), IssueError> {
+    let mut set = read_set(path)?;
+    let keys = keys_of(&mut set, path)?;
+    keys.retain(|known| known.get("kid").and_then(Value::as_str) != Some(id));
+    write_set(&set, path)
+}
+
+/// The ids of the keys in the JWKS file at `path`.
+///
+/// # Errors
+///
+/// [`IssueError`] when the file is no JWKS.
+pub fn key_ids(path: &Path) -> Result<Vec<String>, IssueError> {
+    let mut set = read_set(path)?;
+    let keys = keys_of(&mut set, path)?.iter();
+    let ids = keys.filter_map(|known| known.get("kid")?.as_str());
+    Ok(ids.map(str::to_owned).collect())
+}
+
+fn read_set(path: &Path) -> Result<Value, IssueError> {
+    let (text, _) = secret_file::read(path)?;
+    serde_json::from_str(&text)
+        .map_err(|error| IssueError::Failed(format!("{} is no JWKS: {error}", path.display())))
+}
+
+fn keys_of<'s>(set: &'s mut Value, path: &Path) -> Result<&'s mut Vec<Value>, IssueError> {
+    let keys = set.get_mut("keys").and_then(Value::as_array_mut);
+    keys.ok_or_else(|| IssueError::Failed(format!("{} is no JWKS", path.display())))
+}
+
+fn write_set(set: &Value, path: &Path) -> Result<(), IssueError> {
+    let text =
+        serde_json::to_string_pretty(set).map_err(|error| IssueError::Failed(error.to_string()))?;
     Ok(secret_file::write(path, &(text + "\n"), 0o644)?)
 }
 

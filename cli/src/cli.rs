@@ -84,7 +84,7 @@ impl Cli {
             Command::Node(args) => node::run(args, context).await,
             Command::Replica(args) => replica::run(args, context).await,
             Command::Ssd(args) => ssd::run(args, context).await,
-            Command::Token(args) => token::run(args, context),
+            Command::Token(args) => token::run(args, context).await,
             Command::Bench(args) => bench::run(args, context).await,
             Command::Demo(args) => demo::run(args, context).await,
             Command::Replay(args) => replay::run(args, context).await,

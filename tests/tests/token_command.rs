@@ -66,3 +66,60 @@ fn a_subject_with_a_rule_gets_no_second_one() {
         "{said}"
     );
 }
+
+/// The ids of the keys that the pool would believe.
+fn believed(directory: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(directory.join("jwks.json")).unwrap();
+    let set: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let keys = set["keys"].as_array().unwrap();
+    let ids = keys.iter().map(|key| key["kid"].as_str().unwrap());
+    ids.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_key_is_rotated_and_forgotten_and_tokens_follow() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path();
+    let run = |words: &[&str]| {
+        let output = Command::new(path_of("kvctl").unwrap())
+            .arg("token")
+            .args(words)
+            .arg("--dir")
+            .arg(path)
+            .output()
+            .unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        (output.status.code(), said)
+    };
+    let (code, said) = create(path, &["--role", "writer", "--in", "x"]);
+    assert_eq!(code, Some(0), "{said}");
+    let token = path.join("a.token");
+    let token = token.to_str().unwrap();
+    let first = believed(path);
+    let (code, said) = run(&["rotate", "--wait", "10ms"]);
+    assert_eq!(code, Some(0), "{said}");
+    let both = believed(path);
+    assert_eq!(both.len(), 2, "{both:?}");
+    assert!(said.contains(&both[0]) && said.contains(&both[1]), "{said}");
+    let (code, said) = run(&["inspect", token]);
+    assert_eq!(code, Some(0), "a token of the key before is good: {said}");
+
+    // The key that signs stays, and so does everything when the id is wrong.
+    for (kid, why) in [(&*both[1], "rotate"), ("none", &*both[0])] {
+        let (code, said) = run(&["forget", kid]);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains(why), "{said}");
+        assert_eq!(believed(path), both);
+    }
+    let (code, said) = run(&["forget", &first[0]]);
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(believed(path), both[1..]);
+    let (code, said) = run(&["inspect", token]);
+    assert_ne!(code, Some(0), "{said}");
+    assert!(said.contains("no key of the JWKS"), "{said}");
+    let (code, said) = create(path, &["--replace"]);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = run(&["inspect", token]);
+    assert_eq!(code, Some(0), "{said}");
+}

@@ -1,6 +1,6 @@
 //! `kvctl token create`.
 
-use super::{ISSUER, JWKS, POLICY};
+use super::{ISSUER, JWKS, POLICY, SIGNING_KEY};
 use crate::context::Context;
 use crate::exit;
 use anyhow::Context as _;
@@ -170,7 +170,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
         ))
         .into());
     }
-    let key = signing_key(&in_dir("signing-key.json"))?;
+    let key = signing_key(&in_dir(SIGNING_KEY))?;
     publish(&key, &in_dir(JWKS))?;
     let begins = now();
     let expires = begins.saturating_add(args.ttl.as_secs());
