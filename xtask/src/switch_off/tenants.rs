@@ -186,6 +186,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 8,
+        what: "a run of neighbours takes blocks above a soft quota first",
+        file: "master/src/directory/run.rs",
+        on: "            cost = cost.saturating_mul(scale(precedence_of(accounts, namespace)));\n",
+        off: "",
+        package: "kvpool-master",
+        test: "a_run_takes_blocks_above_a_soft_quota_and_of_low_priority_first",
+    },
+    Mechanism {
+        invariant: 8,
         what: "a run of neighbours is judged as a whole",
         file: "master/src/directory/run.rs",
         on: " && self.leaves_shares(&window) {",
