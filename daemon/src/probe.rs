@@ -36,6 +36,8 @@ const HEAD: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(30);
 /// The most connections whose request has not come yet; over it the oldest one is closed.
 const MOST_CALLERS: usize = 256;
+/// The most connections whose request has come; over it the oldest one is closed.
+const MOST_ANSWERED: usize = 512;
 /// The most requests that are answered at a time; more are answered with 503.
 const MOST_REQUESTS: usize = 256;
 /// The largest head of a request, in bytes.
@@ -140,6 +142,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let callers = Callers::new(MOST_CALLERS, u64::MAX);
+    let answered = Callers::new(MOST_ANSWERED, u64::MAX);
     let places = Arc::new(Semaphore::new(MOST_REQUESTS));
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
@@ -151,13 +154,17 @@ pub async fn serve(
         };
         match accepted {
             Ok((stream, _)) => {
-                let (router, places) = (router.clone(), Arc::clone(&places));
+                let port = Answers {
+                    router: router.clone(),
+                    answered: Arc::clone(&answered),
+                    places: Arc::clone(&places),
+                };
                 let caller = callers.admit();
                 match tls.clone() {
-                    None => connections.spawn(converse(stream, router, caller, places)),
+                    None => connections.spawn(port.converse(stream, caller)),
                     Some(tls) => connections.spawn(async move {
                         if let Some(stream) = handshake(stream, &tls, &caller).await {
-                            converse(stream, router, caller, places).await;
+                            port.converse(stream, caller).await;
                         }
                     }),
                 };
@@ -165,7 +172,7 @@ pub async fn serve(
             Err(error) => {
                 // Most likely there are no descriptors left. Callers hold some.
                 tracing::warn!(%error, "cannot accept an HTTP connection");
-                if !callers.displace_oldest() {
+                if !callers.displace_oldest() && !answered.displace_oldest() {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             }
@@ -196,56 +203,83 @@ async fn handshake(
     None
 }
 
-/// Serves one connection.
-async fn converse(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+/// How a port answers.
+struct Answers {
     router: Router,
-    caller: Caller,
+    /// The connections whose request has come. They may take long to read the answer.
+    answered: Arc<Callers>,
     places: Arc<Semaphore>,
-) {
-    let caller = Arc::new(caller);
-    let router = TowerToHyperService::new(router);
-    let heard = Arc::clone(&caller);
-    let (came, coming) = watch::channel(false);
-    let service = service_fn(move |request: hyper::Request<Incoming>| {
-        heard.settle();
-        let _ = came.send(true);
-        let place = Arc::clone(&places).try_acquire_owned();
-        let router = router.clone();
-        async move {
-            match place {
-                Ok(_place) => router.call(request).await,
-                Err(_) => Ok(probe(Err("too many requests at once".to_owned()))),
+}
+
+impl Answers {
+    /// Serves one connection.
+    async fn converse(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        caller: Caller,
+    ) {
+        let Self {
+            router,
+            answered,
+            places,
+        } = self;
+        let caller = Arc::new(caller);
+        let router = TowerToHyperService::new(router);
+        let heard = Arc::clone(&caller);
+        let (came, mut coming) = watch::channel(false);
+        let service = service_fn(move |request: hyper::Request<Incoming>| {
+            heard.settle();
+            let _ = came.send(true);
+            let place = Arc::clone(&places).try_acquire_owned();
+            let router = router.clone();
+            async move {
+                match place {
+                    Ok(_place) => router.call(request).await,
+                    Err(_) => Ok(probe(Err("too many requests at once".to_owned()))),
+                }
             }
+        });
+        // HTTP/2 is what gRPC calls speak, which are told where they belong ([`redirect_grpc`]).
+        let mut http = auto::Builder::new(TokioExecutor::new());
+        http.http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD)
+            .max_buf_size(MOST_HEAD.into())
+            .keep_alive(false);
+        http.http2()
+            .timer(TokioTimer::new())
+            .max_header_list_size(MOST_HEAD.into())
+            .max_concurrent_streams(1);
+        let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
+        // Which version it speaks is read without a time limit of its own.
+        let heard = tokio::select! {
+            ended = connection.as_mut() => {
+                tell_end(ended);
+                return;
+            }
+            heard = tokio::time::timeout(HEAD, coming.changed()) => heard,
+            () = caller.displaced() => return,
+        };
+        if heard.is_err() {
+            tracing::debug!("HTTP connection closed: no request within {HEAD:?}");
+            return;
         }
-    });
-    // HTTP/2 is what gRPC calls speak, which are told where they belong ([`redirect_grpc`]).
-    let mut http = auto::Builder::new(TokioExecutor::new());
-    http.http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
-        .max_buf_size(MOST_HEAD.into())
-        .keep_alive(false);
-    http.http2()
-        .timer(TokioTimer::new())
-        .max_header_list_size(MOST_HEAD.into())
-        .max_concurrent_streams(1);
-    // Which version it speaks is read without a time limit of its own.
-    let silent = async {
-        tokio::time::sleep(HEAD).await;
-        if *coming.borrow() {
-            std::future::pending::<()>().await;
+        let place = answered.admit();
+        // An HTTP/2 connection would take further requests.
+        connection.as_mut().graceful_shutdown();
+        tokio::select! {
+            ended = tokio::time::timeout(LONGEST, connection) => match ended {
+                Ok(ended) => tell_end(ended),
+                Err(_) => tracing::debug!("HTTP connection closed: still open after {LONGEST:?}"),
+            },
+            () = place.displaced() => {}
         }
-    };
-    let connection = http.serve_connection(TokioIo::new(stream), service);
-    tokio::select! {
-        ended = tokio::time::timeout(LONGEST, connection) => match ended {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "HTTP connection failed"),
-            Err(_) => tracing::debug!("HTTP connection closed: still open after {LONGEST:?}"),
-        },
-        () = caller.displaced() => {}
-        () = silent => tracing::debug!("HTTP connection closed: no request within {HEAD:?}"),
+    }
+}
+
+fn tell_end<E: std::fmt::Display>(ended: Result<(), E>) {
+    if let Err(error) = ended {
+        tracing::debug!(%error, "HTTP connection failed");
     }
 }
 
@@ -403,6 +437,65 @@ mod tests {
         ] {
             assert!(answer.lines().any(|is| is == line), "{line} in {answer}");
         }
+    }
+
+    /// Asks over HTTP/2, as a caller that sends its frames by hand.
+    async fn ask_http2(addr: SocketAddr) -> TcpStream {
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+        // GET http://x/healthz, with nothing after it.
+        let mut head = vec![0x82, 0x86, 0x04, 8];
+        head.extend_from_slice(b"/healthz");
+        head.extend_from_slice(&[0x01, 1, b'x']);
+        bytes.extend_from_slice(&settings);
+        bytes.extend_from_slice(&[0, 0, u8::try_from(head.len()).unwrap(), 1, 5, 0, 0, 0, 1]);
+        bytes.extend_from_slice(&head);
+        stream.write_all(&bytes).await.unwrap();
+        stream
+    }
+
+    /// Reads frames to the connection's end. Answers pings where that is asked. Gives the frames' types.
+    async fn frames(stream: &mut TcpStream, answers_pings: bool) -> Vec<u8> {
+        const PING: u8 = 6;
+        let mut types = Vec::new();
+        let mut head = [0; 9];
+        while stream.read_exact(&mut head).await.is_ok() {
+            let [high, middle, low, kind, flags, ..] = head;
+            let mut body =
+                vec![0; usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low)];
+            stream.read_exact(&mut body).await.unwrap();
+            types.push(kind);
+            if kind == PING && flags == 0 && answers_pings {
+                let mut pong = vec![0, 0, 8, PING, 1, 0, 0, 0, 0];
+                pong.extend_from_slice(&body);
+                stream.write_all(&pong).await.unwrap();
+            }
+        }
+        types
+    }
+
+    #[tokio::test]
+    async fn an_http2_connection_ends_after_its_answer() {
+        let server = start(Router::new()).await;
+        let mut stream = ask_http2(server.addr).await;
+        let frames = timeout(HEAD, frames(&mut stream, true)).await.unwrap();
+        const DATA: u8 = 0;
+        assert!(frames.contains(&DATA), "{frames:?}");
+    }
+
+    #[tokio::test]
+    async fn connections_that_linger_after_their_answer_are_bounded() {
+        let server = start(Router::new()).await;
+        let mut lingering = Vec::new();
+        for _ in 0..MOST_ANSWERED + 20 {
+            lingering.push(ask_http2(server.addr).await);
+        }
+        // The oldest made room for the newest.
+        for mut stream in lingering.drain(..20) {
+            timeout(HEAD, frames(&mut stream, false)).await.unwrap();
+        }
+        assert_eq!(fetch(server.addr, "/healthz").await.0, 200);
     }
 
     #[tokio::test]

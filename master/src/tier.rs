@@ -166,7 +166,7 @@ impl Tier {
         let namespace = commit.namespace;
         let before = self.remove(namespace, key.as_ref(), |other| other <= version);
         let Some(extent) = medium.allocate_at(offset, commit.length, namespace) else {
-            tracing::error!(%key, %segment, %offset,
+            tracing::error!(key = %key.shown(), %segment, %offset,
                 "copy dropped from the metadata: its range is not free or exceeds its medium");
             return false;
         };
@@ -336,7 +336,7 @@ impl Tier {
                 (medium, _) => {
                     let dropped = self.directory.drop_replica_at(&place);
                     if let (Some(dropped), Some(_)) = (dropped, medium) {
-                        tracing::error!(key = %dropped.key, segment = %place.segment, offset = %place.offset,
+                        tracing::error!(key = %dropped.key.shown(), segment = %place.segment, offset = %place.offset,
                             "copy dropped from the metadata: its range overlaps another copy or exceeds its medium");
                     }
                 }

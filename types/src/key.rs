@@ -74,6 +74,11 @@ impl Key {
         KeyRef::parse(text, &mut [0; 32]).map(KeyRef::to_key)
     }
 
+    /// The key for a log.
+    pub fn shown(&self) -> ShownKey<'_> {
+        ShownKey(self.as_ref())
+    }
+
     /// The key's parts.
     pub fn as_ref(&self) -> KeyRef<'_> {
         match &self.0 {
@@ -156,6 +161,17 @@ impl KeyRef<'_> {
             Self::Digest { prefix, suffix, .. } => prefix.len() + HEX_DIGITS + suffix.len(),
             Self::Text(text) => text.len(),
         }
+    }
+}
+
+/// A key as a log shows it: control characters are escaped, so that no key writes a line of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct ShownKey<'a>(KeyRef<'a>);
+
+impl fmt::Display for ShownKey<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.0.to_string();
+        text.escape_debug().fmt(f)
     }
 }
 

@@ -43,7 +43,7 @@ pub use ids::{
     NodeName, Offset, SegmentId, Version,
 };
 pub use incarnation_secret::IncarnationSecret;
-pub use key::{Key, KeyRef};
+pub use key::{Key, KeyRef, ShownKey};
 pub use namespace::Namespace;
 pub use read_right::{ReadRight, ReadSigner};
 pub use tenancy::{NamespaceSettings, Setting, SettingsError};

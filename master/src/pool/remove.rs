@@ -452,7 +452,7 @@ impl Pool {
             return;
         };
         let node_name = &node.name;
-        tracing::warn!(%key, %version, node = %node_name, "client reported a checksum mismatch, replica hidden");
+        tracing::warn!(key = %key.shown(), %version, node = %node_name, "client reported a checksum mismatch, replica hidden");
         let extent = kvpool_types::Extent {
             segment,
             offset,
@@ -482,12 +482,12 @@ impl Pool {
         } = suspected;
         let place = (extent.segment, extent.offset);
         if matches {
-            tracing::info!(%key, %version, "replica re-verified, its checksum matches");
+            tracing::info!(key = %key.shown(), %version, "replica re-verified, its checksum matches");
             self.hidden.write().remove(&place);
             return;
         }
         self.metrics.corrupt_replica();
-        tracing::error!(%key, %version, %extent, "checksum mismatch on re-verification, replica dropped");
+        tracing::error!(key = %key.shown(), %version, %extent, "checksum mismatch on re-verification, replica dropped");
         let _until_submitted = self.evicting.read();
         // Another replica may keep the block: whoever reads at this one must not renew a lease for it.
         let moved = &self.quarantine.moved;

@@ -95,7 +95,7 @@ impl Standby {
     fn leave_out(&self, place: &ReplicaStart) {
         if let Some(dropped) = self.directory.drop_replica_at(place) {
             tracing::error!(
-                key = %dropped.key,
+                key = %dropped.key.shown(),
                 segment = %place.segment,
                 offset = %place.offset,
                 "replica dropped from the metadata: its extent overlaps a later block or exceeds its segment"
@@ -245,7 +245,7 @@ impl Standby {
                     offset: *offset,
                 }),
                 None => tracing::error!(
-                    %key,
+                    key = %key.shown(),
                     segment = %id,
                     %offset,
                     "replica dropped from the metadata: its extent is not free or exceeds its segment"

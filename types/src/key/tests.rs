@@ -9,6 +9,15 @@ fn digest_parts(key: &Key) -> Option<(&str, &str)> {
 }
 
 #[test]
+fn a_key_writes_no_line_of_its_own_into_a_log() {
+    let hex = "0123456789abcdef".repeat(4);
+    let key = Key::parse(&format!("a\n{hex}\u{1b}[2J b\"é")).unwrap();
+    let shown = key.shown().to_string();
+    assert!(!shown.contains(char::is_control), "{shown}");
+    assert!(shown.contains(&hex) && shown.contains('é'), "{shown}");
+}
+
+#[test]
 fn a_run_of_exactly_64_lower_case_digits_is_a_digest() {
     let hex = "0123456789abcdef".repeat(4);
     for (text, parts) in [

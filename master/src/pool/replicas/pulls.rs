@@ -299,7 +299,7 @@ impl Pool {
             target,
             ..
         } = pull;
-        tracing::debug!(key = %block.key, node = %target.name, %code, "replica not pulled");
+        tracing::debug!(key = %block.key.shown(), node = %target.name, %code, "replica not pulled");
         work.failures += 1;
         let now = self.now();
         match work.failures < MOST_FAILURES {

@@ -426,7 +426,7 @@ impl Pool {
         }
         if too_long > 0 && too_long == target.media.len() {
             self.metrics.copy_too_long();
-            tracing::debug!(key = %block.key, length = %block.length,
+            tracing::debug!(key = %block.key.shown(), length = %block.length,
                 "block gets no copy: it is longer than a zone of every medium of its node");
         }
         turn

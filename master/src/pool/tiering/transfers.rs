@@ -235,7 +235,7 @@ impl Pool {
                 }
                 (Direction::Store, code) => {
                     let key = &transfer.block.key;
-                    tracing::debug!(%key, %code, "copy to a medium failed");
+                    tracing::debug!(key = %key.shown(), %code, "copy to a medium failed");
                     self.give_up_transfer(transfer);
                 }
                 (Direction::Forward { .. }, Code::Ok) => {
@@ -326,7 +326,7 @@ impl Pool {
         });
         if !is_recorded {
             self.leave_zones(transfer);
-            tracing::debug!(%key, %version, "copy not recorded: the block has gone, or its key changes");
+            tracing::debug!(key = %key.shown(), %version, "copy not recorded: the block has gone, or its key changes");
         }
         self.store_ended(transfer, is_recorded);
         is_recorded
@@ -483,10 +483,10 @@ impl Pool {
             Direction::Load { .. } | Direction::Store => transfer.place,
         };
         if !self.lies_at(block, read) {
-            tracing::debug!(key = %block.key, offset = %read.offset, "copy moved before it was read");
+            tracing::debug!(key = %block.key.shown(), offset = %read.offset, "copy moved before it was read");
             return;
         }
-        tracing::error!(key = %block.key, version = %block.version, segment = %transfer.place.medium,
+        tracing::error!(key = %block.key.shown(), version = %block.version, segment = %transfer.place.medium,
             offset = %transfer.place.offset, "copy on a medium is wrong, dropped");
         let gone = record::ReplicaGone {
             namespace: block.namespace,

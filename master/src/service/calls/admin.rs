@@ -9,7 +9,7 @@ use crate::service::request::{check_lengths, check_term, unpack};
 use crate::service::rights::{Allowed, Operation};
 use kvpool_proto as proto;
 use kvpool_types::{Code, MediumId, NamespaceSettings, SegmentId, Version};
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 
 impl Calls {
     pub(in crate::service) async fn create_namespace(
@@ -303,6 +303,23 @@ impl Calls {
     }
 }
 
+/// The longest pattern, in bytes. A class of letters takes four bytes, and 700 ranges of characters.
+const LONGEST_PATTERN: usize = 1024;
+/// The memory that a compiled pattern may take, in bytes.
+const LARGEST_PATTERN: usize = 1 << 20;
+
 pub(super) fn pattern(text: &str) -> Result<Regex, Refused> {
-    Regex::new(text).map_err(|error| refused(Code::InvalidArgument, error.to_string()))
+    if text.len() > LONGEST_PATTERN {
+        let why = format!(
+            "the pattern has {} bytes, and {LONGEST_PATTERN} are allowed",
+            text.len()
+        );
+        return Err(refused(Code::InvalidArgument, why));
+    }
+    let mut builder = RegexBuilder::new(text);
+    let built = builder
+        .size_limit(LARGEST_PATTERN)
+        .dfa_size_limit(LARGEST_PATTERN)
+        .build();
+    built.map_err(|error| refused(Code::InvalidArgument, error.to_string()))
 }

@@ -13,6 +13,9 @@ use tonic::metadata::MetadataMap;
 /// The metadata entry that carries the token.
 const AUTHORIZATION: &str = "authorization";
 
+/// The most characters of what a caller named in an audit line.
+const LONGEST_NAMED: usize = 512;
+
 /// A caller. While tokens are off nobody is named, and everything is allowed.
 #[derive(Clone, Debug, Default)]
 pub(in crate::service) struct Who(Option<Arc<Identity>>);
@@ -40,7 +43,7 @@ impl Who {
         self.watches_pool() || self.may(Operation::UseNamespace, namespace).is_ok()
     }
 
-    /// Writes the audit line of one call.
+    /// Writes the audit line of one call. What the caller named is cut after [`LONGEST_NAMED`] characters.
     pub(in crate::service) fn note(
         &self,
         operation: Operation,
@@ -49,6 +52,8 @@ impl Who {
     ) {
         let subject = self.0.as_ref().map_or("anonymous", |known| known.subject());
         let outcome = outcome.map_or_else(|refused| refused.code.label(), |()| "ok");
+        let end = what.char_indices().nth(LONGEST_NAMED);
+        let what = end.map_or(what, |(end, _)| what.get(..end).unwrap_or_default());
         tracing::info!(target: "audit", subject, operation = operation.label(), what, outcome, "call");
     }
 }
