@@ -122,6 +122,11 @@ impl Caller {
         Arc::clone(&self.displaced).notified_owned()
     }
 
+    /// Closes it.
+    pub fn displace(&self) {
+        self.callers.present.lock().displace(self.number);
+    }
+
     /// Notes that so many bytes have come from it and are held.
     pub fn received(&self, bytes: u64) {
         let mut present = self.callers.present.lock();

@@ -77,7 +77,9 @@ impl PoolService {
         There: Future<Output = Result<Response<R>, Status>>,
     {
         let (metadata, extensions, message) = request.into_parts();
-        let allowed = bearer_of(&self.seat.guard, &metadata).allow(message)?;
+        let allowed = bearer_of(&self.seat.guard, &metadata)
+            .allow(message)
+            .inspect_err(|_| Origin::refused_of(&extensions))?;
         Origin::settle_of(&extensions)?;
         let refused = match calls_at(&self.seat, allowed.caller()) {
             Ok(calls) => {

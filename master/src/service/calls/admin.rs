@@ -323,3 +323,21 @@ pub(super) fn pattern(text: &str) -> Result<Regex, Refused> {
         .build();
     built.map_err(|error| refused(Code::InvalidArgument, error.to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_is_bounded_in_length_and_in_what_it_takes() {
+        let code = |text: &str| pattern(text).map_or_else(|refused| refused.code, |_| Code::Ok);
+        assert_eq!(code("^model-7/.*[37]$"), Code::Ok);
+        assert_eq!(code(&"a".repeat(LONGEST_PATTERN)), Code::Ok);
+        assert_eq!(
+            code(&"a".repeat(LONGEST_PATTERN + 1)),
+            Code::InvalidArgument
+        );
+        assert_eq!(code("(\\pL{100}){100}"), Code::InvalidArgument);
+        assert_eq!(code("("), Code::InvalidArgument);
+    }
+}

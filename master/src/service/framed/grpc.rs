@@ -13,13 +13,17 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::server::Connected;
 
 use crate::service::refused::{Refused, refused};
+
+/// After so many refused calls a connection that made no other one is closed. The answers to more would take memory
+/// until they are read.
+const MOST_REFUSED: u32 = 8;
 
 /// A connection as its calls see it.
 #[derive(Clone, Debug)]
@@ -28,6 +32,8 @@ pub struct Origin(Arc<Identity>);
 #[derive(Debug)]
 struct Identity {
     is_known: AtomicBool,
+    /// The refused calls.
+    refused: AtomicU32,
     has_certificate: bool,
     caller: Caller,
     places: Arc<Semaphore>,
@@ -60,6 +66,17 @@ impl Origin {
     /// [`Origin::settle`] for a request's connection, if it is watched.
     pub(in crate::service) fn settle_of(request: &tonic::Extensions) -> Result<(), Refused> {
         request.get::<Self>().map_or(Ok(()), Self::settle)
+    }
+
+    /// A call was refused: nobody knows the caller, or it may not do that.
+    pub(in crate::service) fn refused_of(request: &tonic::Extensions) {
+        let Some(Self(identity)) = request.get::<Self>() else {
+            return;
+        };
+        let refused = identity.refused.fetch_add(1, Ordering::Relaxed) + 1;
+        if refused >= MOST_REFUSED && !identity.is_known.load(Ordering::Acquire) {
+            identity.caller.displace();
+        }
     }
 
     /// Whether the caller presented a certificate, which the handshake has verified.
@@ -99,6 +116,7 @@ impl GrpcStream {
         };
         let identity = Identity {
             is_known: AtomicBool::new(false),
+            refused: AtomicU32::new(0),
             has_certificate: stream.has_peer_certificate(),
             caller,
             places,
@@ -205,15 +223,39 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
-    #[tokio::test]
-    async fn a_displaced_caller_fails_at_every_read_and_write() {
+    async fn accepted(most: usize) -> (TcpStream, GrpcStream, Arc<Callers>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
-        let (_client, (stream, _)) = (client.unwrap(), accepted.unwrap());
-        let callers = Callers::new(1, 1 << 20);
+        let callers = Callers::new(most, 1 << 20);
         let places = Arc::new(Semaphore::new(1));
-        let mut stream = GrpcStream::new(Incoming::Plain(stream), callers.admit(), places);
+        let stream = Incoming::Plain(accepted.unwrap().0);
+        let stream = GrpcStream::new(stream, callers.admit(), places);
+        (client.unwrap(), stream, callers)
+    }
+
+    #[tokio::test]
+    async fn a_caller_whose_calls_are_refused_is_closed_and_a_known_one_is_not() {
+        for is_known in [false, true] {
+            let (_client, mut stream, _callers) = accepted(1).await;
+            let origin = stream.connect_info();
+            if is_known {
+                origin.settle().unwrap();
+            }
+            let mut request = tonic::Extensions::default();
+            request.insert(origin);
+            for _ in 1..MOST_REFUSED {
+                Origin::refused_of(&request);
+            }
+            stream.write_all(b"x").await.unwrap();
+            Origin::refused_of(&request);
+            assert_eq!(stream.write_all(b"x").await.is_ok(), is_known);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_displaced_caller_fails_at_every_read_and_write() {
+        let (_client, mut stream, callers) = accepted(1).await;
         callers.displace_all();
         for _ in 0..2 {
             let read = stream.read_u8().await;
