@@ -31,6 +31,7 @@ mod evictor;
 mod inspect;
 mod nodes;
 mod overview;
+mod proven;
 mod put_queue;
 mod quotas;
 mod read;
@@ -75,6 +76,7 @@ use crate::workers::Wake;
 use crate::writers::Writers;
 use kvpool_types::{ClusterId, Epoch, Extent, GrantId, Length, Offset, SegmentId, Version};
 use parking_lot::{Mutex, RwLock};
+use proven::Proven;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -136,6 +138,8 @@ pub struct Pool {
     /// Replicas that a client reported with a wrong checksum and whose node has not re-verified
     /// them yet.
     hidden: RwLock<HashSet<(SegmentId, Offset)>>,
+    /// Those that were found right lately.
+    proven: Mutex<Proven>,
     /// Notified when a node's state changes, and at the term's end.
     changed: Notify,
     put_queue: put_queue::PutQueue,

@@ -455,3 +455,32 @@ async fn a_get_of_one_block_waits_for_it_to_come_from_an_ssd_until_the_deadline(
     assert!(begun.elapsed() > Duration::from_millis(100));
     assert_soon(begun, Duration::from_secs(2));
 }
+
+/// Whoever reports without end hides a block once, and not for ever.
+#[tokio::test]
+async fn a_replica_that_was_found_right_is_not_hidden_again_at_once() {
+    let pool = pool().await;
+    let options = PutOptions::default();
+    let put = pool.client.batch_put(vec![block("a", b"bytes")], &options);
+    assert!(put.await[0].is_ok());
+    let master = pool.master.pool();
+    let stored = master.stored_blocks().remove(0);
+    let (key, segment) = (stored.key.as_ref(), stored.replicas[0].segment);
+    let report = || {
+        let reports = [(key, stored.version, segment, Code::ChecksumMismatch)];
+        assert_eq!(master.report(stored.namespace, &reports), [Code::Ok]);
+    };
+    let is_found = || {
+        let found = master.lookup(stored.namespace, &[key][..], false);
+        found.answer[0].is_some()
+    };
+    report();
+    assert!(!is_found(), "nobody knows yet whether it is right");
+    let begun = Instant::now();
+    while !is_found() {
+        assert_soon(begun, Duration::from_secs(2));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    report();
+    assert!(is_found());
+}

@@ -393,7 +393,7 @@ impl Pool {
     }
 
     /// Records reports of clients about replicas. A wrong checksum hides the replica until its node
-    /// has re-verified it. An unreachable node is judged by its heartbeats alone.
+    /// has re-verified it. One that its node found right a moment ago stays visible. An unreachable node is judged by its heartbeats alone.
     pub fn report(
         &self,
         namespace: NamespaceId,
@@ -439,7 +439,9 @@ impl Pool {
         let Replica {
             segment, offset, ..
         } = replica;
-        if !self.hidden.write().insert((segment, offset)) {
+        let place = (segment, offset);
+        let is_right = self.proven.lock().has(place, version, self.now());
+        if is_right || !self.hidden.write().insert(place) {
             return;
         }
         let node = self
@@ -448,7 +450,7 @@ impl Pool {
             .get(segment)
             .map(|s| Arc::clone(&s.node));
         let Some(node) = node else {
-            self.hidden.write().remove(&(segment, offset));
+            self.hidden.write().remove(&place);
             return;
         };
         let node_name = &node.name;
@@ -467,7 +469,7 @@ impl Pool {
         };
         if !self.quarantine.verify(&node, suspected) {
             // The node was dropped meanwhile: its replicas are no longer found, so none needs to be hidden.
-            self.hidden.write().remove(&(segment, offset));
+            self.hidden.write().remove(&place);
         }
     }
 
@@ -483,6 +485,7 @@ impl Pool {
         let place = (extent.segment, extent.offset);
         if matches {
             tracing::info!(key = %key.shown(), %version, "replica re-verified, its checksum matches");
+            self.proven.lock().note(place, version, self.now());
             self.hidden.write().remove(&place);
             return;
         }

@@ -159,6 +159,7 @@ impl Pool {
             versions_until: AtomicU64::new(first_version.0 + VERSION_WINDOW),
             segment_ids: SegmentIds::new(next_segment),
             hidden: RwLock::default(),
+            proven: Mutex::default(),
             changed: tokio::sync::Notify::new(),
             put_queue: super::put_queue::PutQueue::default(),
             quotas: super::quotas::QuotaQueue::default(),

@@ -30,6 +30,7 @@ const BY_FILE: &[(&str, &str)] = &[
     ("daemon/", IDENTITY),
     ("cli/", IDENTITY),
     ("master/src/service/rights", IDENTITY),
+    ("master/src/service/framed/", SOCKETS),
     ("master/src/service/nodes.rs", IDENTITY),
     ("master/src/service/passing.rs", IDENTITY),
     ("client/src/dialer.rs", IDENTITY),
@@ -77,6 +78,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         MISS,
         &[
+            "a replica that was found right is not hidden again at once",
             "a block that is evicted while it is copied keeps its copy",
             "a copy that was used since its zone was written moves on",
             "a stopping node copies the blocks that were used last first",
@@ -93,6 +95,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         SIZE,
         &[
+            "a pattern has a length",
             "writes over the client's cap on a node take turns",
             "a standby forgets what the log no longer holds",
             "the copies on a medium that is absent for long do not count",
