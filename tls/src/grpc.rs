@@ -13,6 +13,7 @@ use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 use watched::Watched;
+pub use watched::refusal;
 
 /// What is wrong with an `https://` address where no authority is known.
 pub const NO_AUTHORITY: &str = "the address is https://, and no authority is trusted: name its \

@@ -2,16 +2,19 @@
 
 use crate::errors::ControlError;
 use kvpool_proto::CODE_METADATA;
+use kvpool_tls::grpc::refusal;
 use kvpool_types::Code;
 use std::error::Error;
 use tonic::Status;
 
 /// The error that `status`, from the master at `address`, stands for.
 pub(super) fn error(address: &str, method: &str, status: &Status) -> ControlError {
-    ControlError::new(
-        code(status),
-        format!("{method} at {address}: {}", status.message()),
-    )
+    let code = code(status);
+    // gRPC says only that the connection ended.
+    let why = address.rsplit('/').find(|part| !part.is_empty());
+    let why = why.filter(|_| code == Code::Unreachable).and_then(refusal);
+    let why = why.as_deref().unwrap_or(status.message());
+    ControlError::new(code, format!("{method} at {address}: {why}"))
 }
 
 /// The master's own code where it gave one; else what gRPC's code says of the connection.

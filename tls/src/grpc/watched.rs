@@ -1,9 +1,34 @@
 //! Connections that say why they end. gRPC's own errors only say that they did.
 
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// How long the reason of a refusal explains a failed call.
+const EXPLAINS: Duration = Duration::from_secs(10);
+/// After this time the same reason is logged again.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// Why each server refused a connection of this process: the reason, its time, and when it was logged.
+static REFUSALS: Mutex<BTreeMap<String, Refusal>> = Mutex::new(BTreeMap::new());
+
+struct Refusal {
+    why: String,
+    at: Instant,
+    logged: Instant,
+}
+
+/// Why the server at `host:port` refused a connection of this process a moment ago.
+#[must_use]
+pub fn refusal(authority: &str) -> Option<String> {
+    let refusals = REFUSALS.lock();
+    let refusal = refusals.get(authority)?;
+    (refusal.at.elapsed() < EXPLAINS).then(|| refusal.why.clone())
+}
 
 /// The first byte of a TLS record that holds an alert. No HTTP/2 connection begins with it.
 const ALERT: u8 = 21;
@@ -28,9 +53,17 @@ impl<S> Watched<S> {
         }
     }
 
+    /// Notes a refusal. A client tries again and again, and a log has each reason once a minute.
     fn tell(&self, error: &io::Error) {
-        let authority = &self.authority;
-        tracing::warn!(authority, %error, "a connection was refused");
+        let (authority, why, at) = (&self.authority, error.to_string(), Instant::now());
+        let mut refusals = REFUSALS.lock();
+        let before = refusals.get(authority);
+        let same = before.filter(|before| before.why == why && before.logged.elapsed() < AGAIN);
+        let logged = same.map_or(at, |same| same.logged);
+        if logged == at {
+            tracing::warn!(authority, %error, "a connection was refused");
+        }
+        refusals.insert(authority.clone(), Refusal { why, at, logged });
     }
 }
 
@@ -103,6 +136,8 @@ mod tests {
         let alert = [21, 3, 3, 0, 2, 2, 50];
         let refused = second_of(&alert).await.unwrap_err();
         assert!(refused.to_string().contains("speaks TLS"), "{refused}");
+        assert_eq!(refusal("master:7070"), Some(refused.to_string()));
+        assert_eq!(refusal("other:7070"), None);
         // Only the first byte says what the port speaks.
         assert_eq!(second_of(&[0, 21]).await.unwrap(), 21);
     }
