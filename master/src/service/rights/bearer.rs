@@ -10,6 +10,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 use tonic::metadata::MetadataMap;
 
+/// The subject in audit lines of a caller whose token is missing or refused.
+const UNKNOWN: &str = "unknown";
 /// The metadata entry that carries the token.
 const AUTHORIZATION: &str = "authorization";
 
@@ -48,9 +50,13 @@ impl Who {
         outcome: Result<(), &Refused>,
     ) {
         let subject = self.0.as_ref().map_or("anonymous", |known| known.subject());
-        let outcome = outcome.map_or_else(|refused| refused.code.label(), |()| "ok");
-        tracing::info!(target: "audit", subject, operation = operation.label(), what, outcome, "call");
+        note(subject, operation, what, outcome);
     }
+}
+
+fn note(subject: &str, operation: Operation, what: &str, outcome: Result<(), &Refused>) {
+    let outcome = outcome.map_or_else(|refused| refused.code.label(), |()| "ok");
+    tracing::info!(target: "audit", subject, operation = operation.label(), what, outcome, "call");
 }
 
 /// A request whose caller may make it.
@@ -109,8 +115,21 @@ impl Bearer {
     }
 
     /// The same caller with a new token.
-    pub(in crate::service) fn renewed(self, token: String) -> Self {
-        Self::new(self.guard, Token::from(token))
+    pub(in crate::service) fn renewed(&self, token: String) -> Self {
+        Self::new(self.guard.clone(), Token::from(token))
+    }
+
+    /// Writes the audit line of a call that is refused, perhaps because nobody knows who makes it.
+    pub(in crate::service) fn note_refused(
+        &self,
+        operation: Operation,
+        what: &str,
+        refused: &Refused,
+    ) {
+        match self.who() {
+            Ok(who) => who.note(operation, what, Err(refused)),
+            Err(_) => note(UNKNOWN, operation, what, Err(refused)),
+        }
     }
 
     /// Who calls now: keys, policy and time may have changed since the token was judged.
@@ -145,8 +164,12 @@ impl Bearer {
             let who = Who(None);
             return Ok(Allowed { request, who });
         }
-        let who = self.who()?;
         let operation = request.operation();
+        let who = self.who().inspect_err(|refused| {
+            if operation.is_audited() {
+                note(UNKNOWN, operation, &request.about(), Err(refused));
+            }
+        })?;
         let namespace = match request.namespace() {
             "" => DEFAULT_NAMESPACE,
             named => named,
