@@ -104,7 +104,7 @@ async fn frames_over_an_older_version_are_refused_by_name() {
     });
     let (stream, _) = listener.accept().await.unwrap();
     let refused = accept(tls.config(Port::Control), stream).await;
-    let refused = refused.err().expect("a refusal").to_string();
+    let refused = refused.expect_err("a refusal").to_string();
     assert!(refused.contains("frames need TLS 1.3"), "{refused}");
     calling.join().unwrap();
 }
