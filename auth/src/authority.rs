@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// How often the files are looked at.
 const LOOK: Duration = Duration::from_secs(1);
+/// What is said of a JWKS without a key that can verify a token.
+const NO_KEY: &str = "it has no key for signatures with EdDSA (Ed25519), ES256 (P-256) or RS256";
 /// The most tokens whose verification is remembered.
 const MOST_REMEMBERED: usize = 4096;
 
@@ -139,13 +141,18 @@ impl Authority {
         Ok(identity)
     }
 
-    /// Reads the files, and uses them if they changed. A file that cannot be used changes nothing.
+    /// Reads the files, and uses them if they changed. A file that cannot be used changes nothing. A JWKS
+    /// without keys can be used: it takes the last key away, and then every caller is refused.
     fn look(&self) -> Result<bool, AuthorityError> {
         let texts = Rules::texts(&self.settings)?;
         if texts == self.rules.read().texts {
             return Ok(false);
         }
         let fresh = Rules::parse(&self.settings, texts)?;
+        if fresh.keys.len() == 0 {
+            let jwks = self.settings.jwks.display();
+            tracing::error!(%jwks, "{NO_KEY}: from now on every caller is refused; add a key to let callers in");
+        }
         let mut rules = self.rules.write();
         *rules = Arc::new(fresh);
         let mut remembered = self.remembered.lock();
@@ -163,8 +170,16 @@ impl Rules {
         ))
     }
 
+    /// As of a daemon that starts: without keys it would be of no use to anybody.
     fn read(settings: &AuthSettings) -> Result<Self, AuthorityError> {
-        Self::parse(settings, Self::texts(settings)?)
+        let rules = Self::parse(settings, Self::texts(settings)?)?;
+        if rules.keys.len() == 0 {
+            return Err(AuthorityError::Keys {
+                path: settings.jwks.clone(),
+                problem: NO_KEY.to_owned(),
+            });
+        }
+        Ok(rules)
     }
 
     fn parse(settings: &AuthSettings, texts: (String, String)) -> Result<Self, AuthorityError> {

@@ -133,8 +133,9 @@ pub struct Exposed {
     pub addr: SocketAddr,
 }
 
-/// Judges the ports of a daemon: on loopback all is well. Beyond it, either guard is enough to start, and
-/// without both only `insecure` is. Logs what is left open: one warning for ports with the same guards.
+/// Judges where the ports of a daemon listen. A port on loopback needs no guard. A port beyond loopback needs TLS or
+/// tokens, and `insecure` allows it without both. A warning names each risk that is left. Ports with the same guards
+/// share one.
 ///
 /// # Errors
 ///

@@ -59,7 +59,7 @@ impl Callers {
             let Some((&oldest, _)) = present.callers.first_key_value() else {
                 break;
             };
-            present.displace(oldest);
+            present.displace(oldest, "too many callers before hello, closing the oldest");
         }
         let number = present.next;
         present.next += 1;
@@ -80,14 +80,17 @@ impl Callers {
         let mut present = self.present.lock();
         let oldest = present.callers.first_key_value().map(|(number, _)| *number);
         oldest.is_some_and(|oldest| {
-            present.displace(oldest);
+            present.displace(oldest, "no descriptor is free, closing the oldest caller");
             true
         })
     }
 
     /// Displaces everybody: the port is being closed.
     pub fn displace_all(&self) {
-        while self.displace_oldest() {}
+        let mut present = self.present.lock();
+        while let Some((&oldest, _)) = present.callers.first_key_value() {
+            present.displace(oldest, "the port is being closed, and a caller with it");
+        }
     }
 
     /// How many callers there are.
@@ -103,9 +106,9 @@ impl Present {
         Some(entry)
     }
 
-    fn displace(&mut self, number: u64) {
+    fn displace(&mut self, number: u64, why: &'static str) {
         if let Some(entry) = self.remove(number) {
-            tracing::debug!("too many callers before hello, closing the oldest");
+            tracing::debug!("{why}");
             entry.displaced.notify_one();
         }
     }
@@ -140,7 +143,10 @@ impl Caller {
             let Some((&heaviest, _)) = heaviest else {
                 break;
             };
-            present.displace(heaviest);
+            present.displace(
+                heaviest,
+                "callers before hello hold too many bytes, closing the one with the most",
+            );
         }
     }
 

@@ -108,6 +108,7 @@ impl Settings {
             key: self.key.clone(),
             server_name: self.server_name.clone(),
             min_version: self.min_version,
+            problem: None,
         })?;
         Ok(Tls { server, client })
     }

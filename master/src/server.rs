@@ -32,6 +32,12 @@ use tokio::task::JoinSet;
 /// How long requests in progress may take to end after the master stops.
 const DRAIN: Duration = Duration::from_secs(3);
 
+/// The most calls of one gRPC connection that are under way at a time. A caller who has shown no token yet
+/// pays a few bytes for a call, and the master some KiB, so there must be a bound.
+/// A standby has one connection for all calls that it passes on, and many of them wait. Later calls wait at
+/// the sender for their turn.
+const MOST_CALLS: u32 = 256;
+
 /// A running kvmaster.
 #[derive(Debug)]
 pub struct Server {
@@ -279,6 +285,7 @@ fn serve(
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .initial_stream_window_size(4 << 20)
         .initial_connection_window_size(16 << 20)
+        .max_concurrent_streams(MOST_CALLS)
         .add_service(clients)
         .add_service(nodes);
     let incoming = framed::serve(Arc::clone(seat), grpc, tls.server, stopped.clone(), tasks);

@@ -33,6 +33,48 @@ impl std::fmt::Debug for RenewToken {
     }
 }
 
+/// A registration is logged without the secret of the node's life and the proof of its term.
+impl std::fmt::Debug for Register {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Register")
+            .field("min_version", &self.min_version)
+            .field("max_version", &self.max_version)
+            .field("cluster_id", &self.cluster_id)
+            .field("name", &self.name)
+            .field("incarnation", &self.incarnation)
+            .field("data_address", &self.data_address)
+            .field("shm_path", &self.shm_path)
+            .field("host_id", &self.host_id)
+            .field("epoch_seen", &self.epoch_seen)
+            .field("segments", &self.segments)
+            .field("held", &self.held)
+            .field("checksum_algorithm", &self.checksum_algorithm)
+            .field("has_life_secret", &!self.life_secret.is_empty())
+            .field("has_epoch_proof", &!self.epoch_proof.is_empty())
+            .field("can_pull", &self.can_pull)
+            .field("wants_signed_reads", &self.wants_signed_reads)
+            .field("loaded", &self.loaded)
+            .finish()
+    }
+}
+
+/// A welcome is logged without the key of the term's grants and the proof of the term.
+impl std::fmt::Debug for Welcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Welcome")
+            .field("version", &self.version)
+            .field("cluster_id", &self.cluster_id)
+            .field("epoch", &self.epoch)
+            .field("segment_ids", &self.segment_ids)
+            .field("has_grant_key", &!self.grant_key.is_empty())
+            .field("heartbeat_interval_ms", &self.heartbeat_interval_ms)
+            .field("has_epoch_proof", &!self.epoch_proof.is_empty())
+            .field("clock_ms", &self.clock_ms)
+            .field("loads_recorded_below", &self.loads_recorded_below)
+            .finish()
+    }
+}
+
 /// The oldest control protocol version spoken here.
 pub const MIN_VERSION: u32 = 1;
 /// The newest control protocol version spoken here: since 2 there are standbys, which say who leads and

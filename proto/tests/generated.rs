@@ -11,8 +11,13 @@ fn check(crate_dir: &Path, protos: &[&str], name: &str, server: bool) {
     let mut prost = tonic_prost_build::Config::new();
     prost.protoc_executable(protoc_bin_vendored::protoc_bin_path().unwrap());
     prost.bytes(["."]);
-    // They carry tokens, which no log may show. `src/lib.rs` prints them without.
-    prost.skip_debug(["kvpool.v1.HelloRequest", "kvpool.v1.RenewToken"]);
+    // They carry tokens, secrets and keys, which no log may show. `src/lib.rs` prints them without.
+    prost.skip_debug([
+        "kvpool.v1.HelloRequest",
+        "kvpool.v1.RenewToken",
+        "kvpool.v1.Register",
+        "kvpool.v1.Welcome",
+    ]);
     let proto_dir = crate_dir.join("proto");
     let protos: Vec<_> = protos.iter().map(|proto| proto_dir.join(proto)).collect();
     tonic_prost_build::configure()

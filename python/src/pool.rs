@@ -233,6 +233,7 @@ impl Pool {
             key: tls_key.or(named.key),
             server_name: tls_server_name.or(named.server_name),
             min_version: named.min_version,
+            problem: named.problem,
         };
         let options =
             connect_options(master, namespace, transport, token, token_file, tls, &times)?;

@@ -24,25 +24,38 @@ pub struct ClientFiles {
     pub server_name: Option<String>,
     /// The oldest version.
     pub min_version: Version,
+    /// Why these settings cannot be used: the environment names a version that is none. [`ClientTls::open`] says it.
+    pub problem: Option<String>,
 }
 
 impl ClientFiles {
     /// What the environment names: `KVPOOL_TLS_CA`, `KVPOOL_TLS_CERT`, `KVPOOL_TLS_KEY`,
-    /// `KVPOOL_TLS_SERVER_NAME` and `KVPOOL_TLS_MIN_VERSION`. An empty variable counts as none, and a
-    /// version that is none of ours as 1.3.
+    /// `KVPOOL_TLS_SERVER_NAME` and `KVPOOL_TLS_MIN_VERSION`. An empty variable counts as none.
     pub fn from_environment() -> Self {
+        Self::named_by(|name| std::env::var(name).ok())
+    }
+
+    fn named_by(variable: impl Fn(&str) -> Option<String>) -> Self {
         let text = |name: &str| {
-            let value = std::env::var(format!("KVPOOL_TLS_{name}"));
-            value.ok().filter(|value| !value.is_empty())
+            let value = variable(&format!("KVPOOL_TLS_{name}"));
+            value.filter(|value| !value.is_empty())
+        };
+        let version = text("MIN_VERSION").map(|version| version.parse());
+        let (min_version, problem) = match version {
+            None => (Version::default(), None),
+            Some(Ok(version)) => (version, None),
+            Some(Err(why)) => (
+                Version::default(),
+                Some(format!("KVPOOL_TLS_MIN_VERSION: {why}")),
+            ),
         };
         Self {
             ca: text("CA").map(PathBuf::from),
             cert: text("CERT").map(PathBuf::from),
             key: text("KEY").map(PathBuf::from),
             server_name: text("SERVER_NAME"),
-            min_version: text("MIN_VERSION")
-                .and_then(|version| version.parse().ok())
-                .unwrap_or_default(),
+            min_version,
+            problem,
         }
     }
 }
@@ -69,7 +82,14 @@ impl std::fmt::Debug for ClientTls {
 
 impl ClientTls {
     /// Reads the files; `None` where no authority is named.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be used, or the settings cannot.
     pub fn open(files: &ClientFiles) -> Result<Option<Self>, TlsError> {
+        if let Some(problem) = &files.problem {
+            return Err(TlsError::BadSetting(problem.clone()));
+        }
         let Some(ca) = files.ca.clone() else {
             return Ok(None);
         };
@@ -189,6 +209,24 @@ fn config(
 mod tests {
     use super::*;
     use crate::testing::Authority;
+
+    #[test]
+    fn the_environment_names_a_version_of_tls_or_is_refused() {
+        let version = |value: &str| {
+            let value = value.to_owned();
+            ClientFiles::named_by(move |name| {
+                (name == "KVPOOL_TLS_MIN_VERSION").then(|| value.clone())
+            })
+        };
+        assert_eq!(version("1.2").min_version, Version::Tls12);
+        for usual in ["", "1.3"] {
+            let files = version(usual);
+            assert_eq!(files.min_version, Version::Tls13);
+            assert!(ClientTls::open(&files).unwrap().is_none());
+        }
+        let refused = ClientTls::open(&version("1,2")).unwrap_err().to_string();
+        assert_eq!(refused, "KVPOOL_TLS_MIN_VERSION: `1,2` is not 1.2 or 1.3");
+    }
 
     #[test]
     fn a_caller_that_was_given_https_alone_refuses_plain_addresses_beyond_this_host() {

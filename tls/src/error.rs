@@ -29,6 +29,9 @@ pub enum TlsError {
     /// Settings that go together were not given together.
     #[error("{0}")]
     Incomplete(&'static str),
+    /// A setting has a value that is none.
+    #[error("{0}")]
+    BadSetting(String),
     /// The name is neither a DNS name nor an IP address.
     #[error("`{0}` is not a server name: give a DNS name or an IP address")]
     BadName(String),

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::task::coop::poll_proceed;
 use tokio_rustls::server::{StartHandshake, TlsStream};
 
 /// A caller of a port that gRPC and frames share.
@@ -142,6 +143,9 @@ impl FrameStream {
     }
 }
 
+// `try_read` and `try_write` cost a task nothing of its turn. A peer whose bytes never run out would keep the
+// thread, and no time limit would be looked at. So each read and each write takes one unit of the turn.
+
 fn would_block<T>(result: &io::Result<T>) -> bool {
     matches!(result, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
@@ -156,6 +160,7 @@ impl AsyncRead for FrameStream {
         if room.is_empty() {
             return Poll::Ready(Ok(()));
         }
+        let turn = ready!(poll_proceed(context));
         loop {
             let read = self
                 .session
@@ -164,6 +169,7 @@ impl AsyncRead for FrameStream {
                 ready!(self.stream.poll_read_ready(context))?;
                 continue;
             }
+            turn.made_progress();
             buffer.advance(read?);
             return Poll::Ready(Ok(()));
         }
@@ -176,10 +182,12 @@ impl AsyncWrite for FrameStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        let turn = ready!(poll_proceed(context));
         loop {
             let send = |bytes: &[u8]| self.stream.try_write(bytes);
             let written = self.session.send_some(bytes, send);
             if !would_block(&written) {
+                turn.made_progress();
                 return Poll::Ready(written);
             }
             ready!(self.stream.poll_write_ready(context))?;

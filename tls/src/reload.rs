@@ -4,7 +4,7 @@
 //! that tells of changes. Kubernetes replaces a mounted secret by a link, which changes the inode.
 
 use crate::error::TlsError;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,23 +24,48 @@ pub(crate) struct Reloaded<T> {
 
 struct State<T> {
     value: Arc<T>,
+    /// The files that the value was made of.
     stamps: Vec<Option<Stamp>>,
     looked: Instant,
     /// A thread is looking at the files, or reading them.
     is_looking: bool,
+    /// Why the files could not be used at the last look.
+    failure: Option<String>,
 }
 
-/// What changes when a file is written or replaced.
+impl<T> State<T> {
+    /// Keeps why the files cannot be used. True when the log has not said it yet.
+    fn is_new_failure(&mut self, failure: String) -> bool {
+        let is_new = self.failure.as_ref() != Some(&failure);
+        self.failure = Some(failure);
+        is_new
+    }
+}
+
+/// What changes when a file is written, replaced, or given to another user.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
     inode: u64,
     size: u64,
     modified: (i64, i64),
+    /// The change of the inode, which no program can set back.
+    changed: (i64, i64),
 }
 
 /// Says at its end that nobody looks any more, also when the load panicked.
 struct Looking<'a, T>(&'a Mutex<State<T>>);
+
+impl<'a, T> Looking<'a, T> {
+    /// Ends the look. The next one cannot begin before the caller has stored what it found.
+    fn end(self) -> MutexGuard<'a, State<T>> {
+        let mut state = self.0.lock();
+        state.is_looking = false;
+        // The drop would wait for the lock that is held here.
+        std::mem::forget(self);
+        state
+    }
+}
 
 impl<T> Drop for Looking<'_, T> {
     fn drop(&mut self) {
@@ -65,6 +90,7 @@ impl<T> Reloaded<T> {
                 stamps,
                 looked: Instant::now(),
                 is_looking: false,
+                failure: None,
             }),
         })
     }
@@ -83,21 +109,27 @@ impl<T> Reloaded<T> {
         let looking = Looking(&self.state);
         let stamps = stamps(&self.files);
         let loaded = (stamps != before).then(|| (self.load)());
-        drop(looking);
-        let mut state = self.state.lock();
+        let mut state = looking.end();
         state.looked = Instant::now();
-        // Also after a failure: the same files are not read again, and the log says it once.
-        state.stamps = stamps;
         match loaded {
-            None => {}
+            // The files are those of the value, also when they were others in between.
+            None => state.failure = None,
             Some(Ok(value)) => {
                 state.value = Arc::new(value);
+                state.stamps = stamps;
+                state.failure = None;
                 tracing::info!(files = ?self.files, "TLS certificates reloaded");
             }
-            Some(Err(error)) => tracing::warn!(
-                %error,
-                "changed TLS files cannot be used: the certificates loaded before stay in use"
-            ),
+            // The stamps stay those of the value, so the next look reads the files again. The reason may have
+            // been one that leaves no trace in them: no descriptor was free, or no memory.
+            Some(Err(error)) => {
+                if state.is_new_failure(error.to_string()) {
+                    tracing::warn!(
+                        %error,
+                        "changed TLS files cannot be used: the certificates loaded before stay in use"
+                    );
+                }
+            }
         }
         Arc::clone(&state.value)
     }
@@ -111,6 +143,7 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
             inode: found.ino(),
             size: found.len(),
             modified: (found.mtime(), found.mtime_nsec()),
+            changed: (found.ctime(), found.ctime_nsec()),
         })
     };
     files.iter().map(stamp).collect()
@@ -119,6 +152,63 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    impl<T> Reloaded<T> {
+        /// The value of a look at the files, however long ago the last one was.
+        fn look(&self) -> Arc<T> {
+            std::thread::sleep(LOOK + Duration::from_millis(50));
+            self.get()
+        }
+    }
+
+    /// As when no descriptor was free, or the file was unreadable until it was given to this user.
+    #[test]
+    fn files_that_could_not_be_read_once_are_read_again_and_the_log_says_it_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("value");
+        std::fs::write(&file, "1").unwrap();
+        let loads = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&loads);
+        let value = Reloaded::open(vec![file.clone()], move || {
+            match counted.fetch_add(1, Ordering::Relaxed) {
+                1 | 2 => Err(TlsError::Incomplete("no descriptor is free")),
+                load => Ok(load),
+            }
+        })
+        .unwrap();
+        std::fs::write(&file, "22").unwrap();
+        assert_eq!(*value.look(), 0);
+        let failure = || value.state.lock().failure.clone();
+        let why = failure().expect("a failure");
+        assert!(!value.state.lock().is_new_failure(why.clone()));
+        assert_eq!(*value.look(), 0);
+        assert_eq!(failure(), Some(why));
+        assert_eq!((*value.look(), failure()), (3, None));
+        // The value is that of the files now.
+        assert_eq!(*value.look(), 3);
+        assert_eq!(loads.load(Ordering::Relaxed), 4);
+        assert!(value.state.lock().is_new_failure("another one".to_owned()));
+    }
+
+    /// As by a program that copies times too.
+    #[test]
+    fn a_file_of_the_same_size_and_time_counts_as_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("value");
+        std::fs::write(&file, "1").unwrap();
+        let time = std::fs::metadata(&file).unwrap().modified().unwrap();
+        let source = file.clone();
+        let value = Reloaded::open(vec![file.clone()], move || {
+            Ok(std::fs::read_to_string(&source).unwrap())
+        })
+        .unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        std::fs::write(&file, "2").unwrap();
+        let written = std::fs::File::options().write(true).open(&file).unwrap();
+        written.set_modified(time).unwrap();
+        assert_eq!(*value.look(), "2");
+    }
 
     /// As where the files are on a file system that does not answer.
     #[test]

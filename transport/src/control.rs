@@ -11,7 +11,7 @@ use crate::link::{ReadOp, SumsOp, TransferError, WriteOp};
 use crate::memory::Slice;
 use crate::outcomes::{Batch, unreachable};
 use crate::shm::fds::receive_with_fd;
-use crate::socket::{Gather, Scatter, send_some, shut_down, wait_to_receive};
+use crate::socket::{Gather, Scatter, flush, has_unsent, send_some, shut_down, wait_to_receive};
 use crate::split::{pack, source};
 use crate::wire::Wire;
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, Statuses, SumsReply};
@@ -51,7 +51,8 @@ struct ControlShared {
 }
 
 struct ControlState {
-    /// Frames to send, in order. The first may be the unsent end of a frame.
+    /// Frames to send, in order. The first may be the unsent end of a frame. It is empty when that end is
+    /// encrypted already, and waits in the TLS session.
     queue: VecDeque<Vec<u8>>,
     /// Whether a thread is sending. Other threads then only queue.
     sending: bool,
@@ -305,7 +306,7 @@ impl ControlShared {
         frame.drain(..sent);
         let mut state = self.state.lock();
         state.sending = false;
-        if !frame.is_empty() {
+        if !frame.is_empty() || has_unsent(&self.socket) {
             state.queue.push_front(frame);
         }
         let left = !state.queue.is_empty() || state.closing;
@@ -319,7 +320,8 @@ impl ControlShared {
         while let Some(frame) = self.next_frame() {
             let mut gather = Gather::default();
             gather.push_bytes(&frame);
-            if let Err(error) = gather.send_all(&self.socket) {
+            let sent = flush(&self.socket).and_then(|()| gather.send_all(&self.socket));
+            if let Err(error) = sent {
                 self.fail(&unreachable(error));
                 return;
             }

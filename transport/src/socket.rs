@@ -27,8 +27,8 @@ use std::time::Duration;
 
 /// The most pieces of memory in one call.
 const MAX_VECTORS: usize = 1024;
-/// The most bytes of a frame that a socket with room takes as a whole: one record.
-const RECORD: usize = 16 << 10;
+/// How bytes are sent by a caller that must not wait.
+const NOW: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 
 /// Memory to send from, in order.
 #[derive(Default)]
@@ -276,48 +276,46 @@ pub(crate) fn wait_to_receive<'s>(socket: impl Into<WireRef<'s>>) -> io::Result<
 
 /// Sends what the socket takes without blocking. Returns the number of bytes.
 ///
-/// With TLS a frame goes as a whole or not at all, since a record cannot be sent in part.
+/// With TLS, encrypted bytes that the socket did not take count as sent. They wait in the session: see
+/// [`has_unsent`] and [`flush`]. To poll for room first would not do: the kernel promises less room than a record has.
 pub(crate) fn send_some<'s>(socket: impl Into<WireRef<'s>>, mut bytes: &[u8]) -> usize {
     let wire = socket.into();
     let socket = wire.socket();
     let all = bytes.len();
     if let Some(tls) = wire.tls() {
-        return send_sealed_now(socket, tls, bytes).map_or(0, |()| all);
+        let sent = tls.send_some(bytes, |bytes| Ok(rustix::net::send(socket, bytes, NOW)?));
+        return sent.unwrap_or(0);
     }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     while !bytes.is_empty()
-        && let Ok(sent) = rustix::net::send(socket, bytes, flags)
+        && let Ok(sent) = rustix::net::send(socket, bytes, NOW)
     {
         bytes = bytes.get(sent..).unwrap_or_default();
     }
     all - bytes.len()
 }
 
+/// Whether bytes that count as sent wait in a TLS session.
+pub(crate) fn has_unsent<'s>(socket: impl Into<WireRef<'s>>) -> bool {
+    socket.into().tls().is_some_and(Session::has_unsent)
+}
+
+/// Sends what waits in a TLS session. Fails as [`Gather::send_all`] does.
+pub(crate) fn flush<'s>(socket: impl Into<WireRef<'s>>) -> io::Result<()> {
+    let wire = socket.into();
+    let Some(tls) = wire.tls() else {
+        return Ok(());
+    };
+    tls.flush(|bytes| {
+        let sent = rustix::net::send(wire.socket(), bytes, SendFlags::NOSIGNAL)?;
+        Ok(sent)
+    })
+}
+
 /// Sends a frame if the socket takes all of it at once, and never waits. Otherwise the peer gets a part at most,
 /// and the connection is of no use any more.
 pub(crate) fn send_whole_now<'s>(socket: impl Into<WireRef<'s>>, bytes: &[u8]) -> bool {
     let wire = socket.into();
-    let Some(tls) = wire.tls() else {
-        return send_some(wire.socket(), bytes) == bytes.len();
-    };
-    let now = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    let sent = tls.send_some(bytes, |bytes| {
-        Ok(rustix::net::send(wire.socket(), bytes, now)?)
-    });
-    sent.is_ok_and(|sent| sent == bytes.len()) && !tls.has_unsent()
-}
-
-/// Sends a small frame when the socket has room for much more than that.
-fn send_sealed_now(socket: BorrowedFd<'_>, tls: &Session, bytes: &[u8]) -> io::Result<()> {
-    let mut poll = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
-    let has_room = bytes.len() <= RECORD
-        && rustix::event::poll(&mut poll, Some(&rustix::event::Timespec::default()))? > 0;
-    if !has_room {
-        return Err(io::ErrorKind::WouldBlock.into());
-    }
-    tls.send(bytes, |bytes| {
-        Ok(rustix::net::send(socket, bytes, SendFlags::NOSIGNAL)?)
-    })
+    send_some(wire, bytes) == bytes.len() && !has_unsent(wire)
 }
 
 fn moved(count: isize) -> io::Result<usize> {

@@ -286,6 +286,40 @@ fn changed_files_are_believed_within_two_seconds_and_bad_ones_change_nothing() {
 }
 
 #[test]
+fn the_last_key_can_be_taken_away_and_a_missing_file_takes_none_away() {
+    let it = fixture();
+    let token = it.key.sign_claims(&claims()).unwrap();
+    it.authority.judge(&token).unwrap();
+    let jwks = &it.authority.settings.jwks;
+    let published = std::fs::read_to_string(jwks).unwrap();
+    let refusal = || it.authority.judge(&token).map(drop);
+    for (text, wanted) in [
+        (r#"{"keys":[]}"#, Err(TokenError::Signature)),
+        (published.as_str(), Ok(())),
+        (
+            r#"{"keys":[{"kty":"oct","k":"AAAA"}]}"#,
+            Err(TokenError::Signature),
+        ),
+        (published.as_str(), Ok(())),
+    ] {
+        // In one step, because the authority's own thread reads the file too.
+        let next = jwks.with_extension("next");
+        std::fs::write(&next, text).unwrap();
+        std::fs::rename(&next, jwks).unwrap();
+        it.authority.look().unwrap();
+        assert_eq!(refusal(), wanted, "{text}");
+    }
+    for text in ["", "[]", r#"{"key":[]}"#] {
+        std::fs::write(jwks, text).unwrap();
+        assert!(it.authority.look().is_err(), "{text}");
+        assert_eq!(refusal(), Ok(()), "{text}");
+    }
+    std::fs::remove_file(jwks).unwrap();
+    assert!(it.authority.look().is_err());
+    assert_eq!(refusal(), Ok(()));
+}
+
+#[test]
 fn files_that_everybody_can_write_are_refused() {
     let it = fixture();
     let settings = settings(&it.directory);

@@ -4,9 +4,11 @@
 //!
 //! ```text
 //!            ┌─ "PRI * HTTP/2.0" ─► tonic (grpc.rs)
-//!  accept ───┤                              (with TLS: after the handshake, by ALPN)
+//!  accept ───┤
 //!            └─ "KVP1" ─ greeting ─► a thread that reads, calls, and answers (connection.rs)
 //! ```
+//!
+//! With TLS the first message of the handshake tells, by the protocols that it offers (ALPN). ADR 0046 has more.
 //!
 //! A framed connection has its own thread with blocking I/O. The slowest part of a small call is a
 //! wake-up between threads, so one thread does everything. A connection gets its thread after its

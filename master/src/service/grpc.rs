@@ -80,7 +80,15 @@ impl PoolService {
         let allowed = bearer_of(&self.seat.guard, &metadata)
             .allow(message)
             .inspect_err(|_| Origin::refused_of(&extensions))?;
-        Origin::settle_of(&extensions)?;
+        let operation = allowed.operation();
+        let audited = operation.is_audited();
+        let line = audited.then(|| (allowed.who().clone(), allowed.about()));
+        let note = |outcome: Result<(), &Refused>| {
+            if let Some((who, about)) = &line {
+                who.note(operation, about, outcome);
+            }
+        };
+        Origin::settle_of(&extensions).inspect_err(|refused| note(Err(refused)))?;
         let refused = match calls_at(&self.seat, allowed.caller()) {
             Ok(calls) => {
                 let begun = Instant::now();
@@ -88,6 +96,7 @@ impl PoolService {
                 let span = call_span(name, &*allowed);
                 let reply = here(calls, allowed).instrument(span).await;
                 noting.took(name, begun.elapsed());
+                note(reply.as_ref().map(|_| ()));
                 return Ok(Response::new(reply?));
             }
             Err(refused) => refused,

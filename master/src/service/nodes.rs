@@ -3,7 +3,6 @@
 use super::framed::Origin;
 use super::refused::{Refused, refused};
 use super::rights::{Bearer, Operation, Who, bearer_of};
-use super::status::status;
 use crate::leadership::Seat;
 use crate::membership::{Outbox, Registration, Reported, StoreNode};
 use crate::pool::{OfferedMedium, Pool, RegisterError};
@@ -61,13 +60,15 @@ impl proto::nodes_server::Nodes for NodesService {
         request: Request<Streaming<proto::NodeMessage>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
         let origin = request.extensions().get::<Origin>().cloned();
+        let bearer = bearer_of(&self.seat.guard, request.metadata());
         if self.needs_certificate && !origin.as_ref().is_some_and(Origin::has_certificate) {
-            return Err(status(
+            let refused = refused(
                 Code::Unauthenticated,
                 "this master takes store nodes with a certificate only: pass --tls-cert, --tls-key and --tls-ca",
-            ));
+            );
+            bearer.note_refused(Operation::Session, "", &refused);
+            return Err(refused.into());
         }
-        let bearer = bearer_of(&self.seat.guard, request.metadata());
         check_node(&bearer, "")?;
         let outgoing = self.open(origin, bearer, Box::pin(request.into_inner()));
         Ok(Response::new(UnboundedReceiverStream::new(outgoing)))
@@ -104,12 +105,15 @@ impl NodesService {
                     body: Some(FromNode::Register(register)),
                 })) => register,
                 _ => {
-                    let error = status(Code::Malformed, "a session must begin with a registration");
-                    let _left = outbox.send(Err(error));
+                    let why = "a session must begin with a registration";
+                    let refused = refused(Code::Malformed, why);
+                    bearer.note_refused(Operation::Session, "", &refused);
+                    let _left = outbox.send(Err(refused.into()));
                     return;
                 }
             };
             if let Some(Err(refused)) = origin.as_ref().map(Origin::settle) {
+                bearer.note_refused(Operation::Session, &first.name, &refused);
                 let _left = outbox.send(Err(refused.into()));
                 return;
             }
@@ -164,11 +168,14 @@ impl NodesService {
 
 /// The caller behind `bearer`, if it may be a store node. A refusal leaves an audit line about the node `name`.
 fn check_node(bearer: &Bearer, name: &str) -> Result<Who, Refused> {
+    judge_node(bearer).inspect_err(|refused| {
+        bearer.note_refused(Operation::Session, name, refused);
+    })
+}
+
+fn judge_node(bearer: &Bearer) -> Result<Who, Refused> {
     let who = bearer.who()?;
-    if let Err(refused) = who.may(Operation::Session, "") {
-        who.note(Operation::Session, name, Err(&refused));
-        return Err(refused);
-    }
+    who.may(Operation::Session, "")?;
     Ok(who)
 }
 
@@ -320,11 +327,21 @@ async fn converse(
         };
         let Some(body) = message.body else { continue };
         if let FromNode::RenewToken(renewed) = body {
-            bearer = bearer.renewed(renewed.token);
+            let next = bearer.renewed(renewed.token);
+            match judge_node(&next) {
+                Ok(_) => bearer = next,
+                // The session goes on for as long as the token before is good.
+                Err(refused) => tracing::warn!(
+                    node = %node.name,
+                    code = %refused.code,
+                    refused.message,
+                    "the node's new token is refused and not used: write a good one to its token file"
+                ),
+            }
             continue;
         }
         // Heartbeats come all the time, so a session ends soon after its token or its right does.
-        if let Err(refused) = check_node(&bearer, "") {
+        if let Err(refused) = check_node(&bearer, &node.name.0) {
             tracing::warn!(node = %node.name, code = %refused.code, refused.message, "node session ended");
             return;
         }

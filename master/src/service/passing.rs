@@ -83,7 +83,7 @@ called! {
     DescribeRequest: Describe
     ReportReplicasRequest: ReportReplicas
     StatsRequest: Stats
-    ChangeReplicasRequest: ChangeReplicas
+    ChangeReplicasRequest: ChangeReplicas, from
     DrainNodeRequest: DrainNode, name
     ClusterRequest: Cluster
     ChangeNamespaceRequest: ChangeNamespace, name
@@ -166,6 +166,10 @@ impl Called for proto::ReplicaTasksRequest {
         } else {
             Operation::ReplicaTasks
         }
+    }
+
+    fn about(&self) -> String {
+        format!("{} tasks", self.ids.len())
     }
 }
 

@@ -1,7 +1,9 @@
 //! Who may call what, over every way into a master: the table of rights against real ports.
 
+mod audit;
 mod callers;
 mod calls;
+mod sessions;
 
 use callers::{Caller, Fixture, NAMESPACE};
 use kvpool_auth::Roles;

@@ -3054,6 +3054,7 @@ pub mod master_message {
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct Register {
     #[prost(uint32, tag = "1")]
     pub min_version: u32,
@@ -3129,6 +3130,7 @@ pub struct ExtentRange {
 /// After it the node accepts writes under this epoch's grants and no older one.
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct Welcome {
     #[prost(uint32, tag = "1")]
     pub version: u32,

@@ -161,7 +161,9 @@ impl<S: Side> Steps<S> {
             return Err(Error::HandshakeNotComplete);
         }
         let (secrets, rekeys, suite) = self.side.secrets()?;
-        let suite = suite.tls13().ok_or(Error::HandshakeNotComplete)?;
+        let suite = suite.tls13().ok_or_else(|| {
+            Error::General("frames need TLS 1.3, and the peer speaks an older version".to_owned())
+        })?;
         Ok(Agreed {
             secrets,
             rekeys,

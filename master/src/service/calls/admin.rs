@@ -3,7 +3,6 @@
 use super::tenancy::read_settings;
 use super::{Calls, millis, wire};
 use crate::pool::{Detached, NamespaceRefused, Removal};
-use crate::service::passing::Called;
 use crate::service::refused::{Refused, refused};
 use crate::service::request::{check_lengths, check_term, unpack};
 use crate::service::rights::{Allowed, Operation};
@@ -86,12 +85,8 @@ impl Calls {
         request: Allowed<proto::RemoveRequest>,
     ) -> Result<proto::RemoveReply, Refused> {
         use proto::remove_request::What;
-        let operation = request.operation();
         let caller = self.writer(request.caller.as_ref())?;
-        let (request, who) = request.open();
-        let namespace = request
-            .caller
-            .map_or_else(String::new, |from| from.namespace);
+        let (request, _) = request.open();
         let what = request.what.ok_or_else(|| {
             refused(
                 Code::InvalidArgument,
@@ -126,11 +121,8 @@ impl Calls {
                 ));
             }
         };
-        let report = report.map_err(|code| refused(code, "the removal could not be made durable"));
-        if operation.is_audited() {
-            who.note(operation, &namespace, report.as_ref().map(|_| ()));
-        }
-        let report = report?;
+        let report =
+            report.map_err(|code| refused(code, "the removal could not be made durable"))?;
         Ok(proto::RemoveReply {
             epoch: self.pool.epoch.0,
             removed: report.removed,
@@ -251,11 +243,7 @@ impl Calls {
             .ok_or_else(|| refused(Code::Malformed, "a medium id has 16 bytes"))?;
         let detached = self.pool.detach_medium(id, request.with_copies).await;
         let detached = detached
-            .map_err(|code| refused(code, "that the medium is gone could not be made durable"));
-        let outcome = detached.as_ref().map(|_| ());
-        let what = id.to_string();
-        request.who().note(Operation::DetachMedium, &what, outcome);
-        let detached = detached?;
+            .map_err(|code| refused(code, "that the medium is gone could not be made durable"))?;
         let mut reply = proto::DetachMediumReply {
             epoch: self.pool.epoch.0,
             ..Default::default()

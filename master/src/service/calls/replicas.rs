@@ -5,7 +5,7 @@ use super::{Calls, millis};
 use crate::pool::{Blocks, Change, TaskId, TaskRefused, TaskState, TaskView, Wish};
 use crate::service::refused::{Refused, refused};
 use crate::service::request::unpack;
-use crate::service::rights::{Allowed, Operation};
+use crate::service::rights::Allowed;
 use kvpool_proto as proto;
 use kvpool_types::{Code, NodeName};
 use proto::change_replicas_request::Blocks as Named;
@@ -16,8 +16,7 @@ impl Calls {
         request: Allowed<proto::ChangeReplicasRequest>,
     ) -> Result<proto::ReplicaTask, Refused> {
         let caller = self.writer(request.caller.as_ref())?;
-        let (request, who) = request.open();
-        let about = request.from.clone();
+        let (request, _) = request.open();
         let wish = Wish {
             change: change_of(request.change)?,
             from: (!request.from.is_empty()).then_some(NodeName(request.from)),
@@ -46,9 +45,8 @@ impl Calls {
                 return Err(refused(Code::InvalidArgument, "false names no block"));
             }
         };
-        let task = task.map_err(|TaskRefused { code, message }| refused(code, message));
-        who.note(Operation::ChangeReplicas, &about, task.as_ref().map(|_| ()));
-        Ok(self.task(task?))
+        let task = task.map_err(|TaskRefused { code, message }| refused(code, message))?;
+        Ok(self.task(task))
     }
 
     pub(in crate::service) async fn drain_node(
@@ -58,10 +56,8 @@ impl Calls {
         self.writer(request.caller.as_ref())?;
         let node = NodeName(request.name.clone());
         let task = self.pool.drain_node(&node).await;
-        let task = task.map_err(|TaskRefused { code, message }| refused(code, message));
-        let outcome = task.as_ref().map(|_| ());
-        request.who().note(Operation::DrainNode, &node.0, outcome);
-        Ok(self.task(task?))
+        let task = task.map_err(|TaskRefused { code, message }| refused(code, message))?;
+        Ok(self.task(task))
     }
 
     pub(in crate::service) fn replica_tasks(
@@ -75,8 +71,6 @@ impl Calls {
                 return Err(refused(Code::InvalidArgument, "name the tasks to cancel"));
             }
             self.pool.cancel_replica_tasks(&ids);
-            let what = format!("{} tasks", ids.len());
-            request.who().note(Operation::CancelTasks, &what, Ok(()));
         } else {
             self.caller(request.caller.as_ref())?;
         }

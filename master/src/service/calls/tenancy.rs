@@ -4,7 +4,7 @@ use super::Calls;
 use crate::pool::{NamespaceRefused, NamespaceView};
 use crate::service::refused::{Refused, refused};
 use crate::service::request::{check_leads, check_term};
-use crate::service::rights::{Allowed, Operation};
+use crate::service::rights::Allowed;
 use kvpool_proto as proto;
 use kvpool_types::{Code, NamespaceSettings, Setting};
 
@@ -36,9 +36,6 @@ impl Calls {
             NamespaceRefused::Settings(error) => refused(Code::InvalidArgument, error.to_string()),
             NamespaceRefused::Code(code) => refused_because(code, &request.name, "changed"),
         });
-        let outcome = changed.as_ref().map(|_| ());
-        let who = request.who();
-        who.note(Operation::ChangeNamespace, &request.name, outcome);
         changed?;
         let view = self.pool.namespace_view(&request.name);
         Ok(proto::NamespaceReply {
@@ -56,11 +53,7 @@ impl Calls {
             .pool
             .delete_namespace(&request.name, request.with_blocks);
         let removed = deleted.await;
-        let removed = removed.map_err(|code| refused_because(code, &request.name, "deleted"));
-        let outcome = removed.as_ref().map(|_| ());
-        let who = request.who();
-        who.note(Operation::DeleteNamespace, &request.name, outcome);
-        let removed = removed?;
+        let removed = removed.map_err(|code| refused_because(code, &request.name, "deleted"))?;
         Ok(proto::DeleteNamespaceReply {
             epoch: self.pool.epoch.0,
             removed,

@@ -22,6 +22,9 @@ use tokio::sync::OwnedSemaphorePermit;
 const MOST_BYTES: u64 = (8 << 10) + kvpool_auth::MAX_TOKEN_BYTES as u64;
 /// The longest polling that a client may ask for.
 const MOST_SPIN: Duration = Duration::from_micros(100);
+/// The most bytes that a refused caller may send behind its hello. A hello is smaller, and a caller that sends
+/// more is not one that waits for the reason.
+const MOST_DRAINED: u64 = 64 << 10;
 /// How long a refused caller may take to read the reason.
 const LINGER: Duration = Duration::from_millis(500);
 
@@ -122,11 +125,39 @@ async fn tell(stream: &mut Incoming, frame: &[u8]) -> Result<(), Error> {
         stream.write_all(frame).await?;
         stream.shutdown().await?;
         let mut scratch = [0; 4 << 10];
-        while stream.read(&mut scratch).await? > 0 {}
+        let mut rest = stream.take(MOST_DRAINED);
+        while rest.read(&mut scratch).await? > 0 {}
         Ok::<_, std::io::Error>(())
     };
     match tokio::time::timeout(LINGER, told).await {
         Ok(told) => Ok(told?),
         Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::{TcpListener, TcpStream};
+
+    #[tokio::test]
+    async fn a_refused_caller_that_goes_on_sending_is_not_read_to_its_end() {
+        const SENT: usize = 256 << 10;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (caller, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let mut caller = caller.unwrap();
+        let mut stream = Incoming::Plain(accepted.unwrap().0);
+        let sending = tokio::spawn(async move {
+            let _refused = caller.write_all(&vec![7; SENT]).await;
+            let _refused = caller.shutdown().await;
+            caller
+        });
+        tell(&mut stream, b"why").await.unwrap();
+        let mut left = vec![0; SENT];
+        let left = stream.read(&mut left).await.unwrap();
+        assert!(left > 0, "everything was read");
+        drop(stream);
+        let _caller = sending.await.unwrap();
     }
 }

@@ -10,6 +10,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 use tonic::metadata::MetadataMap;
 
+/// The subject in audit lines of a caller whose token is missing or refused.
+const UNKNOWN: &str = "unknown";
 /// The metadata entry that carries the token.
 const AUTHORIZATION: &str = "authorization";
 
@@ -43,7 +45,7 @@ impl Who {
         self.watches_pool() || self.may(Operation::UseNamespace, namespace).is_ok()
     }
 
-    /// Writes the audit line of one call. What the caller named is cut after [`LONGEST_NAMED`] characters.
+    /// Writes the audit line of one call.
     pub(in crate::service) fn note(
         &self,
         operation: Operation,
@@ -51,11 +53,16 @@ impl Who {
         outcome: Result<(), &Refused>,
     ) {
         let subject = self.0.as_ref().map_or("anonymous", |known| known.subject());
-        let outcome = outcome.map_or_else(|refused| refused.code.label(), |()| "ok");
-        let end = what.char_indices().nth(LONGEST_NAMED);
-        let what = end.map_or(what, |(end, _)| what.get(..end).unwrap_or_default());
-        tracing::info!(target: "audit", subject, operation = operation.label(), what, outcome, "call");
+        note(subject, operation, what, outcome);
     }
+}
+
+/// What the caller named is cut after [`LONGEST_NAMED`] characters.
+fn note(subject: &str, operation: Operation, what: &str, outcome: Result<(), &Refused>) {
+    let outcome = outcome.map_or_else(|refused| refused.code.label(), |()| "ok");
+    let end = what.char_indices().nth(LONGEST_NAMED);
+    let what = end.map_or(what, |(end, _)| what.get(..end).unwrap_or_default());
+    tracing::info!(target: "audit", subject, operation = operation.label(), what, outcome, "call");
 }
 
 /// A request whose caller may make it.
@@ -114,8 +121,21 @@ impl Bearer {
     }
 
     /// The same caller with a new token.
-    pub(in crate::service) fn renewed(self, token: String) -> Self {
-        Self::new(self.guard, Token::from(token))
+    pub(in crate::service) fn renewed(&self, token: String) -> Self {
+        Self::new(self.guard.clone(), Token::from(token))
+    }
+
+    /// Writes the audit line of a call that is refused, perhaps because nobody knows who makes it.
+    pub(in crate::service) fn note_refused(
+        &self,
+        operation: Operation,
+        what: &str,
+        refused: &Refused,
+    ) {
+        match self.who() {
+            Ok(who) => who.note(operation, what, Err(refused)),
+            Err(_) => note(UNKNOWN, operation, what, Err(refused)),
+        }
     }
 
     /// Who calls now: keys, policy and time may have changed since the token was judged.
@@ -150,8 +170,12 @@ impl Bearer {
             let who = Who(None);
             return Ok(Allowed { request, who });
         }
-        let who = self.who()?;
         let operation = request.operation();
+        let who = self.who().inspect_err(|refused| {
+            if operation.is_audited() {
+                note(UNKNOWN, operation, &request.about(), Err(refused));
+            }
+        })?;
         let namespace = match request.namespace() {
             "" => DEFAULT_NAMESPACE,
             named => named,
