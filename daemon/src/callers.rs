@@ -127,7 +127,8 @@ impl Caller {
 
     /// Closes it.
     pub fn displace(&self) {
-        self.callers.present.lock().displace(self.number);
+        let mut present = self.callers.present.lock();
+        present.displace(self.number, "its calls were refused");
     }
 
     /// Notes that so many bytes have come from it and are held.

@@ -79,7 +79,11 @@ impl PoolService {
         let (metadata, extensions, message) = request.into_parts();
         let allowed = bearer_of(&self.seat.guard, &metadata)
             .allow(message)
-            .inspect_err(|_| Origin::refused_of(&extensions))?;
+            .inspect_err(|refused| {
+                if refused.code != Code::Forbidden {
+                    Origin::refused_of(&extensions);
+                }
+            })?;
         let operation = allowed.operation();
         let audited = operation.is_audited();
         let line = audited.then(|| (allowed.who().clone(), allowed.about()));

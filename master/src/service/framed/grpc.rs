@@ -23,7 +23,7 @@ use crate::service::refused::{Refused, refused};
 
 /// After so many refused calls a connection that made no other one is closed. The answers to more would take memory
 /// until they are read.
-const MOST_REFUSED: u32 = 8;
+const MOST_REFUSED: u32 = 64;
 
 /// A connection as its calls see it.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ impl Origin {
         request.get::<Self>().map_or(Ok(()), Self::settle)
     }
 
-    /// A call was refused: nobody knows the caller, or it may not do that.
+    /// A call was refused, because nobody knows the caller.
     pub(in crate::service) fn refused_of(request: &tonic::Extensions) {
         let Some(Self(identity)) = request.get::<Self>() else {
             return;
