@@ -168,7 +168,7 @@ fn precedence(account: &Account, tenant: &Tenant) -> Precedence {
 /// How early the blocks of a namespace go.
 pub(super) fn precedence_of(accounts: &Accounts, id: NamespaceId) -> Precedence {
     let tenant = accounts.tenant(id);
-    tenant.map_or(OF_OTHERS, |tenant| precedence(accounts.of(id), &tenant))
+    tenant.map_or(OF_OTHERS, |tenant| precedence(accounts.of(id), tenant))
 }
 
 fn is_above_soft(account: &Account, tenant: &Tenant) -> bool {
