@@ -393,7 +393,8 @@ impl Pool {
     }
 
     /// Records reports of clients about replicas. A wrong checksum hides the replica until its node
-    /// has re-verified it. One that its node found right a moment ago stays visible. An unreachable node is judged by its heartbeats alone.
+    /// has re-verified it. One that its node found right a moment ago stays visible. An unreachable node is
+    /// judged by its heartbeats alone.
     pub fn report(
         &self,
         namespace: NamespaceId,
@@ -454,7 +455,10 @@ impl Pool {
             return;
         };
         let node_name = &node.name;
-        tracing::warn!(key = %key.shown(), %version, node = %node_name, "client reported a checksum mismatch, replica hidden");
+        tracing::warn!(
+            key = %key.shown(), %version, node = %node_name,
+            "client reported a checksum mismatch, replica hidden"
+        );
         let extent = kvpool_types::Extent {
             segment,
             offset,

@@ -1,8 +1,8 @@
 //! Reads over TCP that are under way, where locations are signed.
 //!
 //! A client may take its bytes slowly. Until it has them, the extent must not get another block: those bytes may be
-//! another tenant's. So a ticket waits for such reads, and reads that take long are aborted. A new term has no tickets of
-//! the term before: it aborts all reads, and no write begins where one has not ended.
+//! another tenant's. So a ticket waits for such reads, and reads that take long are aborted. A new term has no tickets
+//! of the term before: it aborts all reads, and no write begins where one has not ended.
 //!
 //! Without tokens no read is noted. Whoever reads verifies checksums, and takes no byte of another block for its own.
 
