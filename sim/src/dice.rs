@@ -48,6 +48,8 @@ pub(crate) enum Stream {
     Quiet,
     /// Disks that fail while their nodes start.
     Relapses,
+    /// The lengths of blocks.
+    Lengths,
     /// A task of a client, by the number of the client's life.
     Task(u64, u64),
 }
@@ -75,6 +77,7 @@ impl Stream {
             Self::Deaths => 18,
             Self::Quiet => 19,
             Self::Relapses => 20,
+            Self::Lengths => 21,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

@@ -12,6 +12,11 @@ impl Plan {
             return;
         }
         self.faults.retain(|(_, fault)| !may_lose_blocks(fault));
+        // Puts are under way when nodes leave.
+        self.clients = self.clients.max(2);
+        self.tasks = 3;
+        self.longest_pause = self.longest_pause.min(40_000);
+        self.noise.slow = self.noise.slow.max(50);
         let mut at = 0;
         for _ in 0..dice.between(1, 4) {
             at += dice.between(300, 3_000);

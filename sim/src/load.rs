@@ -242,7 +242,8 @@ impl Task {
         let mut puts = Vec::with_capacity(keys.len());
         let mut blocks = Vec::with_capacity(keys.len());
         for key in keys {
-            let length = self.dice.between(17, self.plan.longest_block);
+            let any = self.dice.between(17, self.plan.longest_block);
+            let length = self.plan.one_length.unwrap_or(any);
             let length = usize::try_from(length).unwrap_or(17);
             let number = history().begin(key, Some(length), replaces);
             let bytes = bytes_of(key, number, length);

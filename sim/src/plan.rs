@@ -234,6 +234,8 @@ pub struct Plan {
     pub keys: u64,
     /// The longest block.
     pub longest_block: u64,
+    /// The length of every block, if all have one.
+    pub one_length: Option<u64>,
     /// How long faults and load go on, in milliseconds.
     pub length_ms: u64,
     /// The lease TTL in milliseconds.
@@ -329,9 +331,10 @@ impl fmt::Display for Plan {
         )?;
         writeln!(
             f,
-            "  {} keys, blocks to {} bytes, leases of {} ms, {} ms of load{}{}{}",
+            "  {} keys, blocks {} {} bytes, leases of {} ms, {} ms of load{}{}{}",
             self.keys,
-            self.longest_block,
+            self.one_length.map_or("to", |_| "of"),
+            self.one_length.unwrap_or(self.longest_block),
             self.lease_ms,
             self.length_ms,
             if self.keeps_all {

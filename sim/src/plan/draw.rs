@@ -42,6 +42,7 @@ impl Plan {
             tasks: usize::try_from(dice.between(1, 3)).unwrap_or(1),
             keys,
             longest_block,
+            one_length: None,
             length_ms: dice.between(4_000, 14_000),
             lease_ms: dice.between(300, 3_000),
             drop_ms: LATE_DROP,
@@ -86,6 +87,7 @@ impl Plan {
                 plan.drop_ms = drops.between(1_200, 3_000);
             }
         }
+        plan.draw_lengths();
         plan.draw_disks();
         plan.draw_scarcity();
         plan.draw_relapses();
@@ -167,6 +169,14 @@ impl Plan {
                 _ => Fault::Disk(node, DiskFault::Rots, ms),
             };
             self.faults.push((dice.between(200, self.length_ms), fault));
+        }
+    }
+
+    /// From a stream of its own. Engines put blocks of one length, and their places are used again as they were.
+    fn draw_lengths(&mut self) {
+        let dice = Dice::new(self.seed, Stream::Lengths);
+        if dice.chance(350) {
+            self.one_length = Some(dice.between(self.longest_block / 4, self.longest_block / 2));
         }
     }
 
