@@ -417,7 +417,16 @@ async fn nothing_that_a_pool_says_holds_a_secret() {
         }
         // A signing key, and tokens by it.
         let keys = at.join("keys").display().to_string();
-        let create = ["token", "create", "--subject", "x", "--dir", &keys];
+        let create = [
+            "token",
+            "create",
+            "--subject",
+            "x",
+            "--role",
+            "operator",
+            "--dir",
+            &keys,
+        ];
         let made = output("kvctl", &create, &garbage);
         let token = at.join("keys/x.token").display().to_string();
         let inspect = ["token", "inspect", &token, "--dir", &keys];

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// The most masters that are known at a time, those that were given aside.
@@ -90,8 +90,9 @@ pub(super) struct Masters {
     /// What carries all calls in a simulation.
     carrier: Option<Arc<dyn Carry>>,
     state: Mutex<State>,
-    /// Raised whenever a search came to something: to a route, or to nobody.
-    heard: watch::Sender<u64>,
+    /// Told whenever a search came to something: to a route, or to nobody. It wakes calls in the order in which they
+    /// began to wait; a watch channel wakes them in random order.
+    heard: Notify,
 }
 
 #[derive(Debug)]
@@ -175,7 +176,6 @@ impl Masters {
         // A single one need not be asked whether it leads before it is called.
         let alone = announced.is_empty() && masters.len() == 1;
         let first = masters.first().filter(|_| alone);
-        let (heard, _) = watch::channel(0);
         Ok(Arc::new(Self {
             known,
             announced,
@@ -184,7 +184,7 @@ impl Masters {
             tls,
             background,
             carrier,
-            heard,
+            heard: Notify::new(),
             state: Mutex::new(State {
                 route: first.map(|first| Route::to(Arc::clone(first), None)),
                 routes: 0,
@@ -219,10 +219,10 @@ impl Masters {
             }
             state.waiting += 1;
             self.search_on(&mut state);
-            (Waiting(self), self.heard.subscribe())
+            (Waiting(self), Box::pin(self.heard.notified()))
         };
         loop {
-            let waited = deadline.run(heard.changed()).await;
+            let waited = deadline.run(heard.as_mut()).await;
             let mut state = self.state.lock();
             if let Some(route) = state.usable_route() {
                 return Ok(route);
@@ -237,6 +237,7 @@ impl Masters {
             }
             // It ended for want of calls that wait, just before this one did.
             self.search_on(&mut state);
+            heard.set(self.heard.notified());
         }
     }
 
@@ -388,7 +389,7 @@ impl Masters {
         }
         state.nobody = Some(why);
         state.seeking = state.waiting > 0 && !state.usable;
-        self.heard.send_modify(|number| *number += 1);
+        self.heard.notify_waiters();
         state.seeking
     }
 
@@ -410,7 +411,7 @@ impl Masters {
         state.failed = None;
         state.nobody = None;
         state.probe_at = Instant::now() + PROBE_INTERVAL;
-        self.heard.send_modify(|number| *number += 1);
+        self.heard.notify_waiters();
     }
 
     /// Begins a search unless one is under way.

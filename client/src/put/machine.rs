@@ -28,6 +28,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Instrument;
 
+/// How long another node is looked for when this client refuses the certificate of one.
+const ELSEWHERE: Duration = Duration::from_millis(1_500);
+
 /// Below this remaining time a failed connection does not prove that no master is there.
 const HURRY: Duration = Duration::from_millis(100);
 /// The time limit of an answer to a reserve, beyond its wait for room.
@@ -57,6 +60,8 @@ struct Item<'a> {
     backoff: Backoff,
     /// Why the last attempt failed.
     last: Option<PutError>,
+    /// When a node was first met whose certificate or address this client refuses.
+    untrusted_since: Option<Instant>,
     /// Whether the answer to a commit was lost: the block may be visible, whatever comes after.
     unknown: bool,
     /// The requests under which the master may hold a grant for the key: the one of the present grant, and those
@@ -134,6 +139,7 @@ impl<'a> PutBatch<'a> {
                 stage: Stage::Waiting,
                 backoff: Backoff::default(),
                 last: None,
+                untrusted_since: None,
                 unknown: false,
                 granted_by: Vec::new(),
             })
@@ -413,7 +419,11 @@ impl<'a> PutBatch<'a> {
                             if error.code == Code::StaleEpoch {
                                 self.inner.control.hear_of_newer_term();
                             }
-                            if self.failed(at, transfer_failed(error)) {
+                            let error = transfer_failed(error);
+                            if self.may_be_trusted_elsewhere(at, &error) {
+                                self.item(at).last = Some(error);
+                                again.push(at);
+                            } else if self.failed(at, error) {
                                 again.push(at);
                             }
                         }
@@ -584,6 +594,16 @@ impl<'a> PutBatch<'a> {
         self.commit();
     }
 
+    /// Whether a write is tried again that failed because this client refuses the node's certificate or address. The
+    /// node stays as it is, and another one may be right. Where none is, the put ends soon.
+    fn may_be_trusted_elsewhere(&mut self, at: usize, error: &PutError) -> bool {
+        let has_time = !self.deadline.has_passed();
+        let since = &mut self.item(at).untrusted_since;
+        error.code() == Code::InvalidArgument
+            && has_time
+            && since.get_or_insert_with(Instant::now).elapsed() < ELSEWHERE
+    }
+
     /// Records a failed attempt. Whether the block is to be put again; else it is settled.
     fn failed(&mut self, at: usize, error: PutError) -> bool {
         if !error.is_retryable() {
@@ -677,8 +697,6 @@ fn node_failed(error: Option<&TransferError>) -> bool {
 fn transfer_failed(error: TransferError) -> PutError {
     let code = match error.code {
         Code::GrantRefused | Code::AlreadyWritten | Code::IncarnationDropped => Code::GrantEnded,
-        // This client takes no certificate of this node, or cannot call its address. Another node may be right.
-        Code::InvalidArgument => Code::Unreachable,
         code => code,
     };
     PutError::Failed {
