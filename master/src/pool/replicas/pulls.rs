@@ -393,11 +393,11 @@ impl Pool {
             .add_replica(namespace, key.as_ref(), version, pull.to);
         let is_there = match added {
             Added::To(block) => self.replica_is_there(pull, block),
-            // A later load of the log finds the replica there too, and ignores this one.
+            // Another task brought the block here since this one looked, so the source stays: the block would have a
+            // replica less. A later load of the log finds the replica there too, and ignores this one.
             Added::There => {
                 self.free_target(pull);
-                let segments = self.placement.segments();
-                segments.get(pull.to.segment).is_some()
+                false
             }
             Added::Missing => {
                 self.replica_came_late(pull);
