@@ -304,9 +304,19 @@ impl Pool {
         keys: &[(NamespaceId, Key)],
     ) -> Vec<bool> {
         let allow = |_: &BlockRef<'_>| Verdict::Remove;
+        // A block that was on a medium alone may be back in memory: the record of its load was on its way to the log,
+        // before that of the removal.
+        let come_back = |at: usize| {
+            let (namespace, key) = keys.get(at)?;
+            self.directory.find(*namespace, key.as_ref())
+        };
         let removed: Vec<Option<Removed>> = blocks
             .iter()
-            .map(|(id, version)| self.directory.remove_by_id((*id)?, *version, allow))
+            .enumerate()
+            .map(|(at, (id, version))| {
+                let id = id.or_else(|| come_back(at))?;
+                self.directory.remove_by_id(id, *version, allow)
+            })
             .collect();
         let left = removed.iter().flatten().map(|removed| self.left(removed));
         self.free(self.freed(left));
