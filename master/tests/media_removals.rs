@@ -93,6 +93,55 @@ async fn a_block_whose_removal_is_not_logged_yet_does_not_come_back() {
     assert!(!comes_back(&pool, 1).await, "removed");
 }
 
+/// The record of a load is on its way to the log when the block is removed, which is on its medium alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_that_comes_back_just_before_its_removal_is_removed_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_attachment(&disk).await;
+    put(&pool, 1, &patient()).await;
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    pool.drop_node(&node.node);
+    drop(node);
+    let _node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_media(&pool, 1..2).await;
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    let spawn_load = || {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move { comes_back(&pool, 1).await })
+    };
+    let loading = spawn_load();
+    until("ordered", || pool.bytes_due() > 0).await;
+    let gate = store.gate.lock().await;
+    // An append that waits: what comes behind it is one group.
+    let other = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move { put(&pool, 2, &patient()).await })
+    };
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    disk.loads_stall.store(false, Ordering::SeqCst);
+    until("loaded", || disk.loads.load(Ordering::SeqCst) > 0).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let removal = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move {
+            let key = key(1);
+            let removed = pool.remove(SPACE, &[key.as_ref()], true).await;
+            removed.unwrap().removed
+        })
+    };
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    drop(gate);
+    assert_eq!(removal.await.unwrap(), 1);
+    let _seen_or_not = loading.await.unwrap();
+    other.await.unwrap();
+    assert_eq!(present(&pool, 1..2).await, [false], "removed");
+    assert!(!comes_back(&pool, 1).await, "removed");
+}
+
 /// The log refuses the removal within the call, which has locks then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_removal_that_a_closed_log_refuses_ends() {

@@ -427,4 +427,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_medium_is_attached_when_a_full_store_has_room_again",
     },
+    Mechanism {
+        invariant: 2,
+        what: "a removal takes the block that comes back from a medium just before it",
+        file: "master/src/pool/remove.rs",
+        on: "id.or_else(|| come_back(at))?",
+        off: "id.or_else(|| come_back(at).filter(|_| false))?",
+        package: "kvpool-master",
+        test: "a_block_that_comes_back_just_before_its_removal_is_removed_too",
+    },
 ];
