@@ -3,12 +3,13 @@
 mod support;
 
 use kvpool_master::Config;
+use kvpool_master::pool::Pool;
 use kvpool_types::{Key, KeyRef};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use support::media::*;
-use support::{SPACE, pool};
+use support::{Gated, SPACE, pool};
 
 /// The store of a block ends while the block's removal is on its way to the log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -50,38 +51,64 @@ async fn a_block_whose_removal_is_not_logged_yet_gets_no_copy() {
     assert_eq!(present(&pool, 0..10).await, [false; 10], "removed");
 }
 
+/// A pool whose block 1 lies on a medium alone, at a node in its second life.
+struct Cold {
+    pool: Arc<Pool>,
+    store: Arc<Gated>,
+    disk: Arc<Disk>,
+    _node: Node,
+    _directory: tempfile::TempDir,
+}
+
+impl Cold {
+    async fn block() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, store) = pool(directory.path(), Config::default()).await;
+        let disk = Disk::new(1);
+        let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+        wait_for_attachment(&disk).await;
+        put(&pool, 1, &patient()).await;
+        pool.draining(&node.node, false);
+        until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+        pool.drop_node(&node.node);
+        drop(node);
+        let node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+        wait_for_media(&pool, 1..2).await;
+        Self {
+            pool,
+            store,
+            disk,
+            _node: node,
+            _directory: directory,
+        }
+    }
+}
+
+/// Begins to load block 1. The task says whether it came back.
+async fn load(pool: &Arc<Pool>) -> tokio::task::JoinHandle<bool> {
+    let loading = Arc::clone(pool);
+    let loading = tokio::spawn(async move { comes_back(&loading, 1).await });
+    until("ordered", || pool.bytes_due() > 0).await;
+    loading
+}
+
+/// Removes block 1. Returns how many blocks left.
+async fn remove(pool: Arc<Pool>) -> u64 {
+    let removed = pool.remove(SPACE, &[key(1).as_ref()], true).await;
+    removed.unwrap().removed
+}
+
 /// A removal that is on its way to the log also ends the load of the block.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_whose_removal_is_not_logged_yet_does_not_come_back() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, store) = pool(directory.path(), Config::default()).await;
-    let disk = Disk::new(1);
-    let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
-    wait_for_attachment(&disk).await;
-    put(&pool, 1, &patient()).await;
-    pool.draining(&node.node, false);
-    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
-    pool.drop_node(&node.node);
-    drop(node);
-    let _node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
-    wait_for_media(&pool, 1..2).await;
+    let cold = Cold::block().await;
+    let Cold {
+        pool, store, disk, ..
+    } = &cold;
     disk.loads_stall.store(true, Ordering::SeqCst);
-    let loading = {
-        let pool = Arc::clone(&pool);
-        tokio::spawn(async move { comes_back(&pool, 1).await })
-    };
-    until("ordered", || pool.bytes_due() > 0).await;
+    let loading = load(pool).await;
     let gate = store.gate.lock().await;
-    let removal = {
-        let pool = Arc::clone(&pool);
-        tokio::spawn(async move {
-            let key = key(1);
-            pool.remove(SPACE, &[key.as_ref()], true)
-                .await
-                .unwrap()
-                .removed
-        })
-    };
+    let removal = tokio::spawn(remove(Arc::clone(pool)));
     tokio::time::sleep(Duration::from_millis(50)).await;
     disk.loads_stall.store(false, Ordering::SeqCst);
     until("loaded", || disk.loads.load(Ordering::SeqCst) > 0).await;
@@ -89,57 +116,37 @@ async fn a_block_whose_removal_is_not_logged_yet_does_not_come_back() {
     drop(gate);
     assert_eq!(removal.await.unwrap(), 1);
     let _seen_or_not = loading.await.unwrap();
-    assert_eq!(present(&pool, 1..2).await, [false], "removed");
-    assert!(!comes_back(&pool, 1).await, "removed");
+    assert_eq!(present(pool, 1..2).await, [false], "removed");
+    assert!(!comes_back(pool, 1).await, "removed");
 }
 
 /// The record of a load is on its way to the log when the block is removed, which is on its medium alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_that_comes_back_just_before_its_removal_is_removed_too() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, store) = pool(directory.path(), Config::default()).await;
-    let disk = Disk::new(1);
-    let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
-    wait_for_attachment(&disk).await;
-    put(&pool, 1, &patient()).await;
-    pool.draining(&node.node, false);
-    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
-    pool.drop_node(&node.node);
-    drop(node);
-    let _node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
-    wait_for_media(&pool, 1..2).await;
+    let cold = Cold::block().await;
+    let Cold {
+        pool, store, disk, ..
+    } = &cold;
     disk.loads_stall.store(true, Ordering::SeqCst);
-    let spawn_load = || {
-        let pool = Arc::clone(&pool);
-        tokio::spawn(async move { comes_back(&pool, 1).await })
-    };
-    let loading = spawn_load();
-    until("ordered", || pool.bytes_due() > 0).await;
+    let loading = load(pool).await;
     let gate = store.gate.lock().await;
     // An append that waits: what comes behind it is one group.
     let other = {
-        let pool = Arc::clone(&pool);
+        let pool = Arc::clone(pool);
         tokio::spawn(async move { put(&pool, 2, &patient()).await })
     };
     tokio::time::sleep(Duration::from_millis(50)).await;
     disk.loads_stall.store(false, Ordering::SeqCst);
     until("loaded", || disk.loads.load(Ordering::SeqCst) > 0).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let removal = {
-        let pool = Arc::clone(&pool);
-        tokio::spawn(async move {
-            let key = key(1);
-            let removed = pool.remove(SPACE, &[key.as_ref()], true).await;
-            removed.unwrap().removed
-        })
-    };
+    let removal = tokio::spawn(remove(Arc::clone(pool)));
     tokio::time::sleep(Duration::from_millis(50)).await;
     drop(gate);
     assert_eq!(removal.await.unwrap(), 1);
     let _seen_or_not = loading.await.unwrap();
     other.await.unwrap();
-    assert_eq!(present(&pool, 1..2).await, [false], "removed");
-    assert!(!comes_back(&pool, 1).await, "removed");
+    assert_eq!(present(pool, 1..2).await, [false], "removed");
+    assert!(!comes_back(pool, 1).await, "removed");
 }
 
 /// The log refuses the removal within the call, which has locks then.

@@ -1,6 +1,7 @@
 //! An authority, and what it signs, for tests and benchmarks.
 
-use crate::client::ClientFiles;
+use crate::client::{ClientFiles, ClientTls};
+use crate::server::{ClientAuth, ServerFiles, ServerTls, Version};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose, date_time_ymd,
@@ -83,6 +84,21 @@ impl Authority {
             std::fs::rename(&partial, path).unwrap();
         }
         pair
+    }
+
+    /// A server with a new certificate, which asks for none, and a client that presents none. Panics when they cannot
+    /// be made.
+    pub fn ends(&self) -> (ServerTls, ClientTls) {
+        let pair = self.sign("server", Life::Valid);
+        let server = ServerTls::open(ServerFiles {
+            cert: pair.cert,
+            key: pair.key,
+            client_ca: None,
+            client_auth: ClientAuth::None,
+            min_version: Version::Tls13,
+        });
+        let client = ClientTls::open(&self.client(None)).unwrap();
+        (server.unwrap(), client.unwrap())
     }
 
     /// A client that trusts this authority, and presents `pair`.

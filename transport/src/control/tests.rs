@@ -1,11 +1,8 @@
 use super::Control;
 use crate::frame::decode_header;
 use crate::wire::Wire;
-use kvpool_tls::testing::{Authority, Life};
-use kvpool_tls::{
-    ClientAuth, ClientTls, Port, ServerFiles, ServerHandshake, ServerTls, Session, Version,
-    connect_socket,
-};
+use kvpool_tls::testing::Authority;
+use kvpool_tls::{Port, ServerHandshake, Session, connect_socket};
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest};
 use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::{HEADER_BYTES, Op};
@@ -115,16 +112,7 @@ fn frames_are_sent_whole_and_in_order_by_any_thread() {
 fn sealed() -> (Wire, (TcpStream, Session)) {
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new(directory.path(), "authority");
-    let pair = authority.sign("server", Life::Valid);
-    let server = ServerTls::open(ServerFiles {
-        cert: pair.cert,
-        key: pair.key,
-        client_ca: None,
-        client_auth: ClientAuth::None,
-        min_version: Version::Tls13,
-    })
-    .unwrap();
-    let client = ClientTls::open(&authority.client(None)).unwrap().unwrap();
+    let (server, client) = authority.ends();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     // From the start: a peer that has once announced more room gets larger segments, which are taken whole.
     sockopt::set_socket_recv_buffer_size(&listener, 1).unwrap();

@@ -6,10 +6,8 @@ use crate::handshake::End;
 use crate::host::Refused;
 use crate::socket::send_whole_now;
 use kvpool_tls::rustls::{ClientConnection, StreamOwned};
-use kvpool_tls::testing::{Authority, Life};
-use kvpool_tls::{
-    ClientAuth, ClientTls, Port, ServerFiles, ServerHandshake, ServerTls, Version, connect_socket,
-};
+use kvpool_tls::testing::Authority;
+use kvpool_tls::{ClientTls, Port, ServerHandshake, ServerTls, connect_socket};
 use kvpool_types::Code;
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op};
 use std::io::{Read, Write};
@@ -113,16 +111,8 @@ impl Serve for Sealed {
 fn settings() -> (ServerTls, ClientTls, TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new(directory.path(), "authority");
-    let pair = authority.sign("server", Life::Valid);
-    let server = ServerTls::open(ServerFiles {
-        cert: pair.cert,
-        key: pair.key,
-        client_ca: None,
-        client_auth: ClientAuth::None,
-        min_version: Version::Tls13,
-    });
-    let client = ClientTls::open(&authority.client(None)).unwrap().unwrap();
-    (server.unwrap(), client, directory)
+    let (server, client) = authority.ends();
+    (server, client, directory)
 }
 
 type Stream = StreamOwned<ClientConnection, TcpStream>;
