@@ -200,6 +200,10 @@ impl Connection {
             return Ok(());
         };
         let what = || format!("the token file {}", file.display());
+        // A pipe gives its bytes once, to the client library.
+        if std::fs::metadata(file).is_ok_and(|there| !there.is_file() && !there.is_dir()) {
+            return Ok(());
+        }
         let text = std::fs::read_to_string(file).with_context(what)?;
         if text.trim().is_empty() {
             anyhow::bail!("{} is empty", what());
@@ -311,9 +315,10 @@ pub fn put_error(error: PutError) -> anyhow::Error {
 pub(crate) const HIDDEN: &str =
     "this token does not show the pool's nodes and room: use one with the role operator or admin";
 
-/// Whether the token of `connection` shows no more of the pool than its namespaces.
-pub(crate) fn is_hidden(connection: &Connection, stats: &PoolStats) -> bool {
-    connection.token_file.is_some() && stats.capacity.0 == 0 && stats.nodes.is_empty()
+/// Whether the caller's token shows no more of the pool than its namespaces. Whoever sees all sees counters, also of a
+/// pool that is empty.
+pub(crate) fn is_hidden(stats: &PoolStats) -> bool {
+    stats.counters.is_empty()
 }
 
 /// The message about a pool without live nodes: the cause and the remedy. `nodes` are those that the leader

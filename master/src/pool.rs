@@ -16,10 +16,12 @@
 //! 1. the table of segments;
 //! 2. the hidden replicas;
 //! 3. the reservations;
-//! 4. the traffic of media, and behind it the keys that leave;
+//! 4. the keys that leave, and behind them the traffic of media;
 //! 5. the hard quotas of one namespace, and behind them the pulls;
 //! 6. stripes of the directory in the order of their numbers, then their lineage;
 //! 7. the extents of one segment, with no stripe locked.
+//!
+//! The replicas that were found right lately have a lock behind which no other is taken.
 //!
 //! A thread takes the read lock of the table of segments only once at a time. A waiting writer goes
 //! before new readers, so a second read lock of the same thread would deadlock.

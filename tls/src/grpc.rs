@@ -5,13 +5,16 @@ mod watched;
 use crate::TLS_SCHEME;
 use crate::client::ClientTls;
 use crate::error::TlsError;
+use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
+use std::future::Future;
 use std::io;
+use std::pin::Pin;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint, Uri};
-use tower::service_fn;
+use tower::{BoxError, ServiceExt as _, service_fn};
 use watched::Watched;
 pub use watched::refusal;
 
@@ -30,10 +33,8 @@ const NO_TLS: &str = "the port does not speak TLS: call it with http://, or give
 #[derive(Clone, Debug)]
 pub struct GrpcWay {
     endpoint: Endpoint,
-    /// `host:port`.
-    authority: String,
-    /// The client's side, for TLS.
-    tls: Option<ClientTls>,
+    /// The client's side and `host:port`, for TLS.
+    tls: Option<(ClientTls, String)>,
 }
 
 impl GrpcWay {
@@ -44,11 +45,8 @@ impl GrpcWay {
             if tls.is_some_and(ClientTls::refuses_plain) {
                 return Err(GrpcAddressError::Plain);
             }
-            let endpoint = Endpoint::from_shared(address.to_owned())?;
-            let authority = endpoint.uri().authority();
             return Ok(Self {
-                authority: authority.map_or_else(String::new, ToString::to_string),
-                endpoint,
+                endpoint: Endpoint::from_shared(address.to_owned())?,
                 tls: None,
             });
         };
@@ -58,8 +56,7 @@ impl GrpcWay {
         Ok(Self {
             // tonic leaves TLS to the connector when the address is plain.
             endpoint: Endpoint::from_shared(format!("http://{authority}"))?,
-            authority,
-            tls: Some(tls.clone()),
+            tls: Some((tls.clone(), authority)),
         })
     }
 
@@ -74,14 +71,13 @@ impl GrpcWay {
 
     /// A channel that connects when it is first used. It takes the current certificates each time.
     pub fn lazy(self) -> Channel {
-        let authority = self.authority;
         match self.tls {
             None => {
-                let connect = move |_: Uri| connect_plain(authority.clone());
+                let connect = plain_connector(&self.endpoint);
                 self.endpoint
                     .connect_with_connector_lazy(service_fn(connect))
             }
-            Some(tls) => {
+            Some((tls, authority)) => {
                 let connect = move |_: Uri| connect(tls.clone(), authority.clone());
                 self.endpoint
                     .connect_with_connector_lazy(service_fn(connect))
@@ -91,14 +87,13 @@ impl GrpcWay {
 
     /// A connected channel.
     pub async fn connect(self) -> Result<Channel, tonic::transport::Error> {
-        let authority = self.authority;
         match self.tls {
             None => {
-                let connect = move |_: Uri| connect_plain(authority.clone());
+                let connect = plain_connector(&self.endpoint);
                 let connected = self.endpoint.connect_with_connector(service_fn(connect));
                 connected.await
             }
-            Some(tls) => {
+            Some((tls, authority)) => {
                 let connect = move |_: Uri| connect(tls.clone(), authority.clone());
                 let connected = self.endpoint.connect_with_connector(service_fn(connect));
                 connected.await
@@ -125,13 +120,28 @@ pub enum GrpcAddressError {
     Plain,
 }
 
+type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
 /// What gRPC runs over.
 type Stream<S> = TokioIo<Watched<S>>;
 
-async fn connect_plain(authority: String) -> io::Result<Stream<TcpStream>> {
-    let stream = TcpStream::connect(&authority).await?;
-    stream.set_nodelay(true)?;
-    Ok(TokioIo::new(Watched::new(stream, authority, false)))
+/// Connects as tonic does by itself: to the address of a name that answers first, within the endpoint's time.
+fn plain_connector(
+    endpoint: &Endpoint,
+) -> impl Fn(Uri) -> BoxFuture<'static, Result<Stream<TcpStream>, BoxError>> + Clone + Send + 'static
+{
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(endpoint.get_connect_timeout());
+    move |uri: Uri| {
+        let connector = connector.clone();
+        Box::pin(async move {
+            let authority = uri.authority().map(ToString::to_string);
+            let stream = connector.oneshot(uri).await?.into_inner();
+            let watched = Watched::new(stream, authority.unwrap_or_default(), false);
+            Ok(TokioIo::new(watched))
+        })
+    }
 }
 
 async fn connect(tls: ClientTls, authority: String) -> io::Result<Stream<TlsStream<TcpStream>>> {

@@ -135,10 +135,9 @@ impl Session {
         for piece in plain.chunks(RECORD) {
             self.encrypt(piece, &mut unsent)?;
             taken += piece.len();
-            match unsent.drain(&mut send) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
+            // Whatever stops it, the piece is encrypted, and must not be given again. The next call meets the error.
+            if unsent.drain(&mut send).is_err() {
+                break;
             }
         }
         Ok(taken)

@@ -154,7 +154,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
 async fn measure(args: &Args, connection: &Connection) -> anyhow::Result<Report> {
     let stats = connection.connect().await?.stats().await;
     let stats = stats.map_err(control_error)?;
-    let capacity = (!is_hidden(connection, &stats)).then_some(stats.capacity.0);
+    let capacity = (!is_hidden(&stats)).then_some(stats.capacity.0);
     load::run(&args.load(capacity)?, connection).await
 }
 

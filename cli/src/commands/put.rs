@@ -69,7 +69,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let put = match put.context("the client returned no outcome for this put")? {
         Err(error) if error.code() == Code::NoNodes => {
             let why = match client.stats().await {
-                Ok(stats) if is_hidden(&context.connection, &stats) => error.to_string(),
+                Ok(stats) if is_hidden(&stats) => error.to_string(),
                 Ok(stats) => no_node(&context.connection, &stats.nodes),
                 Err(_) => no_node(&context.connection, &[]),
             };

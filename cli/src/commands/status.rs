@@ -132,7 +132,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         stats = later;
     }
     let mut wrong = problems::of(&stats);
-    if is_hidden(&context.connection, &stats) {
+    if is_hidden(&stats) {
         wrong.insert(0, HIDDEN.to_owned());
     } else if !stats.nodes.iter().any(|node| node.state == "live") {
         wrong.insert(0, no_node(&context.connection, &stats.nodes));
@@ -242,5 +242,16 @@ mod tests {
                 .map(|(name, value)| ((*name).to_owned(), *value))
                 .collect(),
         }
+    }
+
+    /// An operator of an empty pool sees all that there is.
+    #[test]
+    fn a_pool_without_nodes_is_not_taken_for_a_hidden_one() {
+        let mut seen = stats(&[("puts_total", 0)]);
+        seen.nodes.clear();
+        seen.capacity = kvpool_types::Length(0);
+        assert!(!is_hidden(&seen));
+        seen.counters.clear();
+        assert!(is_hidden(&seen));
     }
 }

@@ -84,7 +84,7 @@ impl Pool {
             pool.ask_masters(connection).await?;
             let (client, stats) = stats(connection).await?;
             pool.media = media::problems(&stats.media);
-            pool.is_hidden = is_hidden(connection, &stats);
+            pool.is_hidden = is_hidden(&stats);
             let rdma = match (fabric, &host.rdma.reason) {
                 (Some(fabric), _) => Ok(fabric.clone()),
                 (None, reason) => Err(reason.clone().unwrap_or_default()),

@@ -610,6 +610,8 @@ impl<'a> PutBatch<'a> {
             self.settle(at, Err(error));
             return false;
         }
+        // What keeps the block from being put is something else now.
+        self.item(at).untrusted_since = None;
         let over = self.deadline.has_passed();
         let hurried = self.deadline.left() < HURRY;
         let item = self.item(at);

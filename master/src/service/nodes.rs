@@ -67,9 +67,10 @@ impl proto::nodes_server::Nodes for NodesService {
                 "this master takes store nodes with a certificate only: pass --tls-cert, --tls-key and --tls-ca",
             );
             bearer.note_refused(Operation::Session, "", &refused);
+            Origin::refused_of(request.extensions());
             return Err(refused.into());
         }
-        check_node(&bearer, "")?;
+        check_node(&bearer, "").inspect_err(|_| Origin::refused_of(request.extensions()))?;
         let outgoing = self.open(origin, bearer, Box::pin(request.into_inner()));
         Ok(Response::new(UnboundedReceiverStream::new(outgoing)))
     }

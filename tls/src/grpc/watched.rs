@@ -89,6 +89,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         }
         let first = buffer.filled().get(before).copied();
         let is_first = !std::mem::replace(&mut this.has_begun, true);
+        if is_first && first.is_some() {
+            REFUSALS.lock().remove(&this.authority);
+        }
         if is_first && !this.has_tls && first == Some(ALERT) {
             let why = "the port speaks TLS: call it with https://";
             let error = io::Error::new(io::ErrorKind::InvalidData, why);

@@ -404,7 +404,8 @@ impl Pool {
                 false
             }
         };
-        // A source is given up for a replica that is there, and for no other.
+        // A source is given up for a replica that is there, and for no other. The mover holds the lock of evictions for
+        // this; the journal's thread may not wait for an eviction, which waits for the journal.
         if let Some(dropped) = pull.dropped.filter(|_| is_there) {
             self.drop_spare_logged(&pull.block, &dropped);
         }
