@@ -23,6 +23,7 @@ mod policy;
 mod roles;
 mod secret_file;
 mod settings;
+mod toml_problem;
 
 pub use authority::{Authority, AuthorityError};
 pub use claims::{Claims, TokenError, bearer, peek};
@@ -31,6 +32,7 @@ pub use policy::{Identity, Policy, PolicyError};
 pub use roles::{Role, Roles};
 pub use secret_file::{SecretFileError, is_readable_by_others};
 pub use settings::AuthSettings;
+pub use toml_problem::toml_problem;
 
 /// The longest token, in bytes. The token and the rest of a hello fit the limit for callers.
 pub const MAX_TOKEN_BYTES: usize = 8 << 10;

@@ -3,6 +3,7 @@
 use crate::claims::Claims;
 use crate::pattern::Pattern;
 use crate::roles::{Role, Roles};
+use crate::toml_problem::toml_problem;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ const MOST_RULES: usize = 10_000;
 pub enum PolicyError {
     /// The text is no policy.
     #[error("{0}")]
-    Unreadable(Box<toml::de::Error>),
+    Unreadable(String),
     /// A rule can never apply, or says nothing.
     #[error("rule {number}: {problem}")]
     Rule {
@@ -69,8 +70,8 @@ impl Policy {
     ///
     /// [`PolicyError`] when the text is no policy, or when a rule says nothing.
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
-        let policy: Self =
-            toml::from_str(text).map_err(|error| PolicyError::Unreadable(Box::new(error)))?;
+        let policy: Self = toml::from_str(text)
+            .map_err(|error| PolicyError::Unreadable(toml_problem(text, &error)))?;
         let bad = |at: usize, problem: &str| PolicyError::Rule {
             number: at + 1,
             problem: problem.to_owned(),

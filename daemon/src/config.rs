@@ -23,6 +23,7 @@ use figment::error::Kind;
 use figment::providers::Serialized;
 use figment::value::{Dict, Value};
 use figment::{Figment, Metadata, Profile, Provider};
+use kvpool_auth::toml_problem;
 use kvpool_etcd::discover::split_list;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -42,12 +43,12 @@ pub enum ConfigError {
         source: io::Error,
     },
     /// The file is not TOML.
-    #[error("{} is not valid TOML: {source}", path.display())]
+    #[error("{} is not valid TOML: {problem}", path.display())]
     BadToml {
         /// The file.
         path: PathBuf,
         /// Where in the file, and why.
-        source: Box<toml::de::Error>,
+        problem: String,
     },
     /// A key that no setting has.
     #[error("unknown setting `{key}` in {origin}: expected {expected}")]
@@ -138,9 +139,9 @@ fn read_file(path: &Path) -> Result<Layer, ConfigError> {
         path: path.to_owned(),
         source,
     })?;
-    let table: toml::Table = text.parse().map_err(|source| ConfigError::BadToml {
+    let table: toml::Table = text.parse().map_err(|error| ConfigError::BadToml {
         path: path.to_owned(),
-        source: Box::new(source),
+        problem: toml_problem(&text, &error),
     })?;
     Layer::serialize(path.display().to_string(), &table)
 }

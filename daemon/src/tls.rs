@@ -4,6 +4,9 @@
 //! daemons that it calls, and presents its own certificate to them.
 
 use kvpool_tls::{ClientAuth, ClientFiles, ClientTls, ServerFiles, ServerTls, TlsError, Version};
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntGauge, Registry};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -114,7 +117,34 @@ impl Settings {
     }
 }
 
+/// The end of a daemon's certificate, for `/metrics`.
+struct Expiry {
+    tls: Option<ServerTls>,
+    gauge: IntGauge,
+}
+
+impl Collector for Expiry {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.gauge.set(self.tls.as_ref().map_or(0, ServerTls::ends));
+        self.gauge.collect()
+    }
+}
+
 impl Tls {
+    /// Adds to `registry` when the certificate ends. The metric's name begins with `prefix`, which may be empty.
+    pub fn watch(&self, registry: &Registry, prefix: &str) -> Result<(), prometheus::Error> {
+        let gauge = IntGauge::new(
+            format!("{prefix}tls_certificate_expires_timestamp_seconds"),
+            "When the certificate of the ports expires; 0 without TLS.",
+        )?;
+        let tls = self.server.clone();
+        registry.register(Box::new(Expiry { tls, gauge }))
+    }
+
     /// What an address of this daemon's gRPC begins with.
     pub const fn scheme(&self) -> &'static str {
         match self.server {

@@ -92,6 +92,7 @@ impl Server {
         let ready_file = config.ready_file.clone();
         let clock = Arc::new(BootClock);
         let metrics = Arc::new(Metrics::new()?);
+        tls.watch(metrics.registry(), "kvpool_master_")?;
         let seat = Seat::new(
             config.clone(),
             Arc::clone(&metrics),

@@ -129,7 +129,11 @@ impl History {
     pub(crate) fn may_have_left(&self, key: u64, since: Instant) -> bool {
         let changes = self.keys.get(&key).into_iter();
         let mut changes = changes.flat_map(|of_key| of_key.changes.values());
-        changes.any(|change| change.replaces && change.begun + self.latest > since)
+        changes.any(|change| {
+            // An earlier attempt was granted while nobody could reach the block, and replaced it.
+            let replaced_early = change.outcome == Outcome::Present && change.took > ONE_ATTEMPT;
+            (change.replaces || replaced_early) && change.begun + self.latest > since
+        })
     }
 
     /// Whether somebody put, removed or replaced blocks of the key after `since`, or may have.

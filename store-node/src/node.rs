@@ -193,6 +193,7 @@ impl Node {
         let segments = allocate(&config).await?;
         let total: u64 = segments.iter().map(|segment| segment.size().0).sum();
         let metrics = Metrics::new()?;
+        tls.watch(&metrics.registry(), "")?;
         let limits = Limits {
             held_per_client: share(Length(total), config.max_held_ratio),
         };

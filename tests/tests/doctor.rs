@@ -1,7 +1,8 @@
 //! What `kvctl doctor` says of a pool that is well, of one with a dead node, and of none.
 
 use kvpool_tests::daemon::path_of;
-use kvpool_tests::{Cluster, Options};
+use kvpool_tests::guard::Tokens;
+use kvpool_tests::{Cluster, Daemon, Options};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::process::{Command, Output};
@@ -136,4 +137,51 @@ fn a_pool_that_is_not_there_is_a_finding_and_an_exit_code_when_it_was_named() {
         table.contains("this host") && table.contains("fails: "),
         "{table}"
     );
+}
+
+/// A node that lacks the flags of tokens serves its blocks to whoever reaches it, and nothing else says so.
+#[test]
+fn a_node_that_takes_callers_without_a_token_is_named() {
+    let tokens = Tokens::new().unwrap();
+    let cluster = Cluster::start(Options {
+        nodes: 1,
+        master: tokens.flags(),
+        node: tokens.node_flags(),
+        ..Options::default()
+    })
+    .unwrap();
+    let own = tokens.file("node").display().to_string();
+    let (master, root) = (
+        cluster.master_url(),
+        tokens.file("root").display().to_string(),
+    );
+    let open = [
+        "--master",
+        &master,
+        "--token-file",
+        &own,
+        "--name",
+        "open-node",
+        "--segment",
+        "16MiB",
+        "--listen",
+        "127.0.0.1:0",
+        "--http-listen",
+        "127.0.0.1:0",
+        "--no-shm",
+    ]
+    .map(str::to_owned);
+    let open = Daemon::start("kvstore-node", cluster.directory(), "open-node", &open).unwrap();
+    let (code, told) = report(&master, &["--token-file", &root]);
+    assert_eq!(code, Some(0), "{told}");
+    let found = findings(&told);
+    assert!(
+        found.contains("node open-node takes callers without a token"),
+        "{found}"
+    );
+    assert!(
+        !found.contains("node-0") && !found.contains("the pool takes"),
+        "{found}"
+    );
+    drop(open);
 }

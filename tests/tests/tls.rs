@@ -107,6 +107,12 @@ async fn a_pool_with_tls_everywhere_serves_every_operation() {
         let found = client.exist(&keys, Leasing::None).await.unwrap();
         assert_eq!(found.present, [true, true, true, false]);
     }
+    // Monitoring learns when the certificates end: those of the tests have centuries.
+    let century = 100.0 * 365.0 * 86400.0;
+    for (daemon, prefix) in [(&cluster.master, "master"), (&cluster.nodes[0], "node")] {
+        let metric = format!("kvpool_{prefix}_tls_certificate_expires_timestamp_seconds");
+        assert!(daemon.metric(&metric).unwrap() > century, "{metric}");
+    }
     // The node says in its address that its data port speaks TLS.
     let nodes = cluster.master.http_get("/api/v1/nodes").unwrap();
     assert!(nodes.contains("tls://127.0.0.1:"), "{nodes}");

@@ -6,6 +6,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::prelude::FromDer;
 
 fn read(file: &Path) -> Result<Vec<u8>, TlsError> {
     std::fs::read(file).map_err(|source| TlsError::Unreadable {
@@ -30,6 +32,18 @@ pub(crate) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, 
         return Err(bad(file, "it holds no certificate (PEM)"));
     }
     Ok(found)
+}
+
+/// When the first certificate of a PEM file ends, in seconds since 1970.
+pub(crate) fn end(file: &Path) -> Result<i64, TlsError> {
+    let mut ends = Vec::new();
+    for certificate in certificates(file)? {
+        let (_, parsed) = X509Certificate::from_der(&certificate)
+            .map_err(|error| bad(file, format!("a certificate cannot be read ({error})")))?;
+        ends.push(parsed.validity().not_after.timestamp());
+    }
+    let first = ends.into_iter().min();
+    Ok(first.expect("invariant: a file has at least one certificate"))
 }
 
 /// The private key of a PEM file.

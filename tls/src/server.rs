@@ -107,6 +107,7 @@ struct Configs {
     control: Arc<ServerConfig>,
     data: Arc<ServerConfig>,
     http: Arc<ServerConfig>,
+    ends: i64,
 }
 
 impl std::fmt::Debug for ServerTls {
@@ -145,6 +146,12 @@ impl ServerTls {
         })
     }
 
+    /// When the certificate that the next handshake presents ends, or an intermediate one that ends sooner: in
+    /// seconds since 1970.
+    pub fn ends(&self) -> i64 {
+        self.configs.get().ends
+    }
+
     /// Whether everybody needs a certificate.
     pub fn asks_all(&self) -> bool {
         self.client_auth == ClientAuth::All
@@ -177,6 +184,7 @@ impl Configs {
             control: control.into(),
             data: data.into(),
             http: build(false, false, &[ALPN_HTTP, ALPN_GRPC])?.into(),
+            ends: pem::end(&files.cert)?,
         })
     }
 }
@@ -217,4 +225,31 @@ fn config(
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Authority, Life};
+    use std::time::Duration;
+
+    #[test]
+    fn the_end_of_a_certificate_is_that_of_its_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = Authority::new(directory.path(), "authority");
+        let pair = authority.sign("server", Life::Expired);
+        let tls = ServerTls::open(ServerFiles {
+            cert: pair.cert,
+            key: pair.key,
+            client_ca: None,
+            client_auth: ClientAuth::None,
+            min_version: Version::Tls13,
+        })
+        .unwrap();
+        let in_2001 = 978_307_200;
+        assert_eq!(tls.ends(), in_2001);
+        authority.sign("server", Life::Valid);
+        std::thread::sleep(Duration::from_millis(1200));
+        assert!(tls.ends() > in_2001);
+    }
 }

@@ -171,21 +171,37 @@ pub(crate) fn decode_header(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Receiv
     })
 }
 
+/// What a meta part begins with, in bytes: most parts are shorter. It doubles while bytes come, so that memory
+/// is used for what a peer sent, not for what it announced.
+const META_STEP: usize = 64 << 10;
+
+/// The most bytes that stay for the next meta part.
+const META_KEPT: usize = 1 << 20;
+
 /// Receives the meta part that `header` announces.
 pub(crate) fn receive_meta<'s>(
     socket: impl Into<WireRef<'s>>,
     header: &Header,
     meta: &mut Vec<u8>,
 ) -> Result<(), ReceiveError> {
+    let wire = socket.into();
+    let announced = kvpool_types::Length(header.meta.into()).as_usize();
     meta.clear();
-    meta.resize(kvpool_types::Length(header.meta.into()).as_usize(), 0);
-    if meta.is_empty() {
-        return Ok(());
+    if announced < META_KEPT {
+        meta.shrink_to(META_KEPT);
     }
-    receive_exact(socket, meta, |_| false).map_err(|error| match error {
-        ReceiveError::Closed => io::Error::from(io::ErrorKind::UnexpectedEof).into(),
-        other => other,
-    })
+    while meta.len() < announced {
+        let received = meta.len();
+        let room = meta.capacity().max(received * 2).max(META_STEP);
+        let next = announced.min(room);
+        meta.reserve_exact(next - received);
+        meta.resize(next, 0);
+        receive_exact(wire, &mut meta[received..], |_| false).map_err(|error| match error {
+            ReceiveError::Closed => io::Error::from(io::ErrorKind::UnexpectedEof).into(),
+            other => other,
+        })?;
+    }
+    Ok(())
 }
 
 /// Receives one whole frame without payload, by `deadline`.
@@ -319,5 +335,53 @@ pub(crate) fn status(code: Code) -> TransferError {
     TransferError {
         code,
         message: format!("the node answered {code}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    fn header(meta: u32) -> Header {
+        Header {
+            version: VERSION,
+            op: Op::Read,
+            request: 1,
+            epoch: Epoch(1),
+            meta,
+            payload: 0,
+        }
+    }
+
+    #[test]
+    fn memory_is_used_for_what_came_and_not_for_what_was_announced() {
+        let (mut peer, socket) = UnixStream::pair().unwrap();
+        peer.write_all(&[7; 100]).unwrap();
+        drop(peer);
+        let mut meta = Vec::new();
+        let received = receive_meta(socket.as_fd(), &header(4 << 20), &mut meta);
+        assert!(matches!(received, Err(ReceiveError::Io(_))));
+        assert!(meta.capacity() <= META_STEP, "{}", meta.capacity());
+    }
+
+    #[test]
+    fn a_long_meta_part_comes_whole_and_its_memory_goes_with_the_next_one() {
+        let (mut peer, socket) = UnixStream::pair().unwrap();
+        let long: Vec<u8> = (0..3_000_001_u32).map(|at| at as u8).collect();
+        let sent = long.clone();
+        let sender = std::thread::spawn(move || {
+            peer.write_all(&sent).unwrap();
+            peer.write_all(b"short").unwrap();
+        });
+        let mut meta = Vec::new();
+        receive_meta(socket.as_fd(), &header(3_000_001), &mut meta).unwrap();
+        assert!(meta == long);
+        receive_meta(socket.as_fd(), &header(5), &mut meta).unwrap();
+        sender.join().unwrap();
+        assert_eq!(meta, b"short");
+        assert!(meta.capacity() <= META_KEPT, "{}", meta.capacity());
     }
 }

@@ -1,4 +1,4 @@
-//! What is open: ports that other hosts reach, and that no TLS guards.
+//! What is open: ports that other hosts reach without TLS, and ports that take callers without a token.
 
 use super::findings::{Finding, Weight};
 use super::pool::Pool;
@@ -18,6 +18,25 @@ pub(super) fn of(pool: &Pool) -> Vec<Finding> {
             ));
         }
     }
+    if pool.takes_strangers == Some(true) {
+        if pool.has_token {
+            add(
+                "the pool takes callers without a token, although you show one: set --auth-jwks on every \
+                 kvmaster"
+                    .to_owned(),
+            );
+        } else if pool
+            .masters
+            .iter()
+            .any(|one| is_beyond_loopback(authority_of(&one.address)))
+        {
+            add(
+                "the pool asks its callers for no token: whoever reaches it can read, fill and empty it \
+                 (--auth-jwks on every daemon)"
+                    .to_owned(),
+            );
+        }
+    }
     for node in &pool.nodes {
         let address = &node.data_address;
         if !address.starts_with(kvpool_tls::DATA_SCHEME) && is_beyond_loopback(address) {
@@ -26,8 +45,23 @@ pub(super) fn of(pool: &Pool) -> Vec<Finding> {
                 node.name
             ));
         }
+        // Where no daemon asks for tokens, the note about the pool says so.
+        if node.takes_strangers == Some(true) && pool.takes_strangers == Some(false) {
+            add(format!(
+                "node {} takes callers without a token at {address}, and the pool does not: set --auth-jwks, \
+                 --auth-issuer and --auth-policy on it as on the masters",
+                node.name
+            ));
+        }
     }
     findings
+}
+
+/// The address of a master without its scheme.
+fn authority_of(address: &str) -> &str {
+    address
+        .split_once("://")
+        .map_or(address, |(_, authority)| authority)
 }
 
 /// Whether `HOST:PORT` names another host than this one. A name counts, but for `localhost`.

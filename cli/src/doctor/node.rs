@@ -7,7 +7,7 @@ use kvpool_transport::rdma::Fabric;
 use kvpool_transport::{Channel, DataTls, Link, TransferError, rdma, shm, tcp};
 use kvpool_types::wire::data::{Hello, HelloReply, Meta};
 use kvpool_types::wire::frame::{self, Op};
-use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Epoch, HostId};
+use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Epoch, HostId, Token};
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -27,6 +27,8 @@ pub(crate) struct Node {
     pub(crate) heartbeat_age_seconds: f64,
     /// Whether the node runs on this host; `None` if the node does not report its host.
     pub(crate) same_host: Option<bool>,
+    /// Whether its data port takes a caller without a token; `None` if it does not answer.
+    pub(crate) takes_strangers: Option<bool>,
     /// The transport that a client uses: the fastest one that works and is allowed.
     pub(crate) way: Option<Transport>,
     /// Every transport, fastest first.
@@ -103,6 +105,13 @@ impl Prober {
         let (tcp, address, host) = self.tcp(&stats.data_address, &hello).await;
         let host = host.map(|host| host.to_string());
         let same_host = host.map(|host| host == self.host);
+        let takes_strangers = match address {
+            Some(resolved) => Some(
+                self.takes_strangers(&stats.data_address, resolved, &hello)
+                    .await,
+            ),
+            None => None,
+        };
         let shm = self.shm(&stats.shm_path, &hello, same_host).await;
         let rdma = self.rdma(&stats.data_address, address, &hello).await;
         let ways = vec![shm, rdma, tcp];
@@ -112,6 +121,7 @@ impl Prober {
             data_address: stats.data_address.clone(),
             heartbeat_age_seconds: stats.heartbeat_age.as_secs_f64(),
             // An opened socket is on this host, also if the data port reports another host.
+            takes_strangers,
             same_host: same_host.or(ways.first().filter(|shm| shm.works).map(|_| true)),
             way: choose(self.choice, &ways),
             ways,
@@ -172,6 +182,24 @@ impl Prober {
             Err(_) => Way::fails(Transport::Tcp, "a ping was not answered in time"),
         };
         (way, Some(resolved), Some(reply.host))
+    }
+
+    /// Whether the data port, which took `hello`, takes it without a token too.
+    async fn takes_strangers(&self, told: &str, address: SocketAddr, hello: &Hello) -> bool {
+        let stranger = Hello {
+            token: Token::default(),
+            ..hello.clone()
+        };
+        let Ok((_, tls)) = DataTls::of(told, self.tls.as_ref()) else {
+            return false;
+        };
+        let options = tcp::ConnectOptions {
+            tls,
+            ..tcp::ConnectOptions::default()
+        };
+        let by = self.deadline();
+        let opened = open(move || tcp::connect_with(address, stranger, by, &options)).await;
+        opened.is_ok()
     }
 
     /// Probes shared memory.

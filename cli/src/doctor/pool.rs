@@ -8,6 +8,7 @@ use futures::future::join_all;
 use kvpool_client::{Client, Options, PoolStats, TransportChoice};
 use kvpool_tls::ClientTls;
 use kvpool_transport::rdma::Fabric;
+use kvpool_types::Token;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +31,11 @@ pub(crate) struct Pool {
     pub(crate) nodes: Vec<Node>,
     /// Whether the token does not show the nodes.
     pub(crate) is_hidden: bool,
+    /// Whether the caller showed a token.
+    #[serde(skip)]
+    pub(crate) has_token: bool,
+    /// Whether the leader takes a caller without a token; `None` if nobody was asked.
+    pub(crate) takes_strangers: Option<bool>,
     /// What is wrong with its media.
     #[serde(skip)]
     pub(crate) media: Vec<String>,
@@ -78,6 +84,8 @@ impl Pool {
             masters: Vec::new(),
             nodes: Vec::new(),
             is_hidden: false,
+            has_token: false,
+            takes_strangers: None,
             media: Vec::new(),
         };
         let found = async {
@@ -85,6 +93,8 @@ impl Pool {
             let (client, stats) = stats(connection).await?;
             pool.media = media::problems(&stats.media);
             pool.is_hidden = is_hidden(&stats);
+            pool.has_token = !connection.credentials().current().token.as_str().is_empty();
+            pool.takes_strangers = Some(!pool.has_token || takes_strangers(connection).await);
             let rdma = match (fabric, &host.rdma.reason) {
                 (Some(fabric), _) => Ok(fabric.clone()),
                 (None, reason) => Err(reason.clone().unwrap_or_default()),
@@ -147,6 +157,18 @@ async fn stats(connection: &Connection) -> anyhow::Result<(Client, PoolStats)> {
     let client = Client::connect(options).await.map_err(connect_error)?;
     let stats = client.stats().await.map_err(control_error)?;
     Ok((client, stats))
+}
+
+/// Whether the leader, which answers a caller with a token, answers one without.
+async fn takes_strangers(connection: &Connection) -> bool {
+    let mut options = Options {
+        transport: TransportChoice::Tcp,
+        token: Token::default(),
+        token_file: None,
+        ..connection.options()
+    };
+    options.timeouts.connect = options.timeouts.connect.min(TIMEOUT);
+    Client::connect(options).await.is_ok()
 }
 
 /// The nodes of the pool, and the transports of `choice` from this host.

@@ -84,8 +84,8 @@ impl Copies {
     /// Numbers the superblock and writes it over the older copy, flushes, and then over the other
     /// one. A power cut at any time leaves one copy whole: the former superblock or this one.
     ///
-    /// One copy that can no longer be written is logged and tolerated. After a flush that failed, nobody
-    /// knows what the first copy holds, so the other one stays as it is.
+    /// One copy that can no longer be written is logged and tolerated. The other one stays as it is, and the write
+    /// fails, where it may be the only whole one: after a flush that failed, and beside a copy that holds no superblock.
     pub(super) fn write(&mut self, superblock: &mut Superblock) -> Result<(), MediumRefused> {
         let ([first, second], [front, back]) = (self.sequences, PLACES);
         superblock.sequence = first.max(second).saturating_add(1);
@@ -100,6 +100,10 @@ impl Copies {
         for place in order {
             if let Err(error) = self.write_one(place, &bytes) {
                 tracing::warn!(%error, place, "a copy of the superblock was not written");
+                // A bad sector stays bad: without the other place no superblock would ever be written.
+                if !matches!(self.read_one(place)?, Ok(_) | Err(Unreadable::Failed)) {
+                    return Err(error);
+                }
                 failure = Some(error);
                 continue;
             }

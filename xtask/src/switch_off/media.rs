@@ -293,6 +293,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "after_a_failed_flush_the_other_copy_of_the_superblock_stays",
     },
     Mechanism {
+        invariant: 5,
+        what: "the only whole superblock stays while the other place takes none",
+        file: "disk/src/medium/copies.rs",
+        on: "if !matches!(self.read_one(place)?, Ok(_) | Err(Unreadable::Failed)) {",
+        off: "if self.read_one(place).is_err() {",
+        package: "kvpool-disk",
+        test: "the_only_whole_superblock_is_not_written_over_while_the_other_place_takes_none",
+    },
+    Mechanism {
         invariant: 8,
         what: "a device whose first format failed is blank",
         file: "disk/src/medium/copies.rs",

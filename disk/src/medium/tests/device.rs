@@ -14,6 +14,8 @@ pub(super) struct Device {
     bytes: Mutex<Vec<u8>>,
     /// The bytes that cannot be read or written.
     pub(super) bad: Mutex<Vec<u64>>,
+    /// The bytes that can be read, and not written.
+    pub(super) stuck: Mutex<Vec<u64>>,
     pub(super) flush_fails: AtomicBool,
     /// Whether requests wait in `held`.
     pub(super) holds: AtomicBool,
@@ -37,6 +39,7 @@ impl Device {
         Arc::new(Self {
             bytes: Mutex::new(bytes),
             bad: Mutex::default(),
+            stuck: Mutex::default(),
             flush_fails: AtomicBool::new(false),
             holds: AtomicBool::new(false),
             held: Mutex::default(),
@@ -77,7 +80,13 @@ impl Engine for Device {
             }
             Op::Write(buffer) => {
                 self.written.lock().push(offset);
-                let range = self.range(offset, buffer.len());
+                let range = self.range(offset, buffer.len()).and_then(|range| {
+                    let is_stuck = |at: &u64| range.contains(&usize::try_from(*at).unwrap());
+                    match self.stuck.lock().iter().any(is_stuck) {
+                        true => Err(IoError::Medium(io::Error::other("write protected"))),
+                        false => Ok(range),
+                    }
+                });
                 let write = range.map(|range| self.bytes.lock()[range].copy_from_slice(&buffer));
                 (Some(buffer), write)
             }

@@ -177,6 +177,32 @@ fn after_a_failed_flush_the_other_copy_of_the_superblock_stays() {
 }
 
 #[test]
+fn the_only_whole_superblock_is_not_written_over_while_the_other_place_takes_none() {
+    for torn in 0..2 {
+        let rig = rig();
+        // A write that a power cut ended left the beginning of a superblock.
+        let mut copy = rig::peek(&rig.engine, &rig.arena, torn * STEP..(torn + 1) * STEP);
+        copy[20..].fill(0);
+        rig::poke(&rig.engine, &rig.arena, torn * STEP, &copy);
+        let before = rig::opened(&rig.engine, &rig.arena).superblock().clone();
+        rig.device.stuck.lock().push(torn * STEP);
+        rig.device.written.lock().clear();
+        let attached = rig::opened(&rig.engine, &rig.arena).attach(CLUSTER, Generation(2));
+        assert!(attached.is_err());
+        assert_eq!(*rig.device.written.lock(), [torn * STEP]);
+        assert_eq!(*rig::opened(&rig.engine, &rig.arena).superblock(), before);
+        // Once the place takes it, both are whole again.
+        rig.device.stuck.lock().clear();
+        let attached = rig::opened(&rig.engine, &rig.arena).attach(CLUSTER, Generation(2));
+        attached.unwrap();
+        assert_eq!(
+            *rig.device.written.lock(),
+            [torn, torn, 1 - torn].map(|at| at * STEP)
+        );
+    }
+}
+
+#[test]
 fn a_detach_waits_for_what_is_in_flight_and_refuses_new_work() {
     let rig = rig();
     let block = Block::new(DATA_START, 1, 1, 9000);

@@ -5,9 +5,10 @@ use crate::service::passing::Called;
 use crate::service::refused::Refused;
 use kvpool_auth::{Identity, TokenError};
 use kvpool_types::Token;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 use tonic::metadata::MetadataMap;
 
 /// The subject in audit lines of a caller whose token is missing or refused.
@@ -17,6 +18,9 @@ const AUTHORIZATION: &str = "authorization";
 
 /// The most characters of what a caller named in an audit line.
 const LONGEST_NAMED: usize = 512;
+
+/// The most audit lines in a second about callers whose token is missing or refused.
+const MOST_STRANGERS: u32 = 20;
 
 /// A caller. While tokens are off nobody is named, and everything is allowed.
 #[derive(Clone, Debug, Default)]
@@ -63,6 +67,52 @@ fn note(subject: &str, operation: Operation, what: &str, outcome: Result<(), &Re
     let end = what.char_indices().nth(LONGEST_NAMED);
     let what = end.map_or(what, |(end, _)| what.get(..end).unwrap_or_default());
     tracing::info!(target: "audit", subject, operation = operation.label(), what, outcome, "call");
+}
+
+/// Writes the audit line of a call that nobody known made, unless there were too many in this second.
+fn note_stranger(operation: Operation, what: &str, refused: &Refused) {
+    let turn = STRANGERS.lock().turn(kvpool_seams::boot_time());
+    let Some(unwritten) = turn else { return };
+    if unwritten > 0 {
+        tracing::info!(target: "audit", subject = UNKNOWN, calls = unwritten, "refused calls without a line");
+    }
+    note(UNKNOWN, operation, what, Err(refused));
+}
+
+/// The audit lines about strangers. Whoever reaches the port could fill the log's disk with them.
+#[derive(Debug)]
+struct Strangers {
+    /// When the second began, since the machine booted.
+    since: Option<Duration>,
+    written: u32,
+    unwritten: u64,
+}
+
+static STRANGERS: Mutex<Strangers> = Mutex::new(Strangers::new());
+
+impl Strangers {
+    const fn new() -> Self {
+        Self {
+            since: None,
+            written: 0,
+            unwritten: 0,
+        }
+    }
+
+    /// Whether a call may leave a line now: with the number of calls before it that left none.
+    fn turn(&mut self, now: Duration) -> Option<u64> {
+        let is_over = |since| now.saturating_sub(since) >= Duration::from_secs(1);
+        if self.since.is_none_or(is_over) {
+            self.since = Some(now);
+            self.written = 0;
+        }
+        if self.written == MOST_STRANGERS {
+            self.unwritten += 1;
+            return None;
+        }
+        self.written += 1;
+        Some(std::mem::take(&mut self.unwritten))
+    }
 }
 
 /// A request whose caller may make it.
@@ -134,7 +184,7 @@ impl Bearer {
     ) {
         match self.who() {
             Ok(who) => who.note(operation, what, Err(refused)),
-            Err(_) => note(UNKNOWN, operation, what, Err(refused)),
+            Err(_) => note_stranger(operation, what, refused),
         }
     }
 
@@ -173,7 +223,7 @@ impl Bearer {
         let operation = request.operation();
         let who = self.who().inspect_err(|refused| {
             if operation.is_audited() {
-                note(UNKNOWN, operation, &request.about(), Err(refused));
+                note_stranger(operation, &request.about(), refused);
             }
         })?;
         let namespace = match request.namespace() {
@@ -226,5 +276,25 @@ pub(in crate::service) fn pass_on(from: &MetadataMap, to: &mut MetadataMap) {
         let mut token = token.clone();
         token.set_sensitive(true);
         to.insert(AUTHORIZATION, token);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_leave_some_lines_a_second_and_the_next_one_counts_the_others() {
+        let mut strangers = Strangers::new();
+        let start = Duration::from_secs(90);
+        for _ in 0..MOST_STRANGERS {
+            assert_eq!(strangers.turn(start), Some(0));
+        }
+        for _ in 0..3 {
+            assert_eq!(strangers.turn(start + Duration::from_millis(999)), None);
+        }
+        let next = start + Duration::from_secs(1);
+        assert_eq!(strangers.turn(next), Some(3));
+        assert_eq!(strangers.turn(next), Some(0));
     }
 }

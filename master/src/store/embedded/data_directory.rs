@@ -8,7 +8,7 @@ use crate::store::{LogSpan, OpenError, StoreError};
 use kvpool_types::Epoch;
 use std::fs::{File, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// The paths of a store.
@@ -213,6 +213,18 @@ impl Inode {
     }
 }
 
+/// Makes the directory, if there is none, for this user alone: keys and namespaces are nobody else's. Directories
+/// above it that are missing have the usual rights.
+fn make(root: &Path) -> io::Result<()> {
+    if let Some(parent) = root.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    match std::fs::DirBuilder::new().mode(0o700).create(root) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
 /// A locked directory: no other process has it open.
 #[derive(Debug)]
 pub(super) struct LockedDirectory {
@@ -225,7 +237,7 @@ impl LockedDirectory {
     /// Locks the directory, which is created if missing.
     pub(super) fn lock(layout: &Layout) -> Result<Self, OpenError> {
         let io = |error| layout.io(error);
-        std::fs::create_dir_all(&layout.root).map_err(io)?;
+        make(&layout.root).map_err(io)?;
         let directory = File::open(&layout.root).map_err(io)?;
         if let Some(parent) = layout.root.parent().filter(|p| !p.as_os_str().is_empty()) {
             // The directory's name must be as durable as its files.

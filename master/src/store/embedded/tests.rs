@@ -5,6 +5,8 @@ mod faults;
 
 use super::*;
 use kvpool_types::Epoch;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 const GROUPS: u64 = 60;
@@ -199,6 +201,19 @@ async fn a_store_that_is_set_aside_is_kept_and_a_new_one_begins() {
     let store = EmbeddedStore::open(&options(directory.path())).unwrap();
     assert_eq!(store.log_span().await.unwrap(), LogSpan::default());
     assert_eq!(store.cluster_id(ClusterId(9)).await.unwrap(), ClusterId(9));
+}
+
+#[test]
+fn a_new_directory_is_for_its_user_alone() {
+    let above = tempfile::tempdir().unwrap();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let root = above.path().join("new/data");
+    drop(EmbeddedStore::open(&options(&root)).unwrap());
+    assert_eq!(mode(&root), 0o700);
+    // A directory that is there keeps the rights that somebody gave it.
+    std::fs::set_permissions(&root, Permissions::from_mode(0o750)).unwrap();
+    drop(EmbeddedStore::open(&options(&root)).unwrap());
+    assert_eq!(mode(&root), 0o750);
 }
 
 #[tokio::test]
