@@ -57,6 +57,8 @@ struct State {
     is_gone: bool,
     /// Whether this life of the node saw an error of the device.
     has_failed: bool,
+    /// Whether a superblock was ever not read: a node takes its place for a bad sector, and goes on with one copy.
+    lost_a_superblock: bool,
 }
 
 impl std::fmt::Debug for Ssd {
@@ -218,6 +220,11 @@ impl Ssd {
         !self.state.lock().has_failed && !self.has_twin.load(Ordering::Relaxed)
     }
 
+    /// Whether both superblocks may be damaged, by a bad sector and one more fault.
+    pub(crate) fn may_be_damaged(&self) -> bool {
+        self.state.lock().lost_a_superblock
+    }
+
     /// What two requests did with the same bytes at a time.
     pub(crate) fn collision(&self) -> Option<String> {
         self.collision.lock().clone()
@@ -257,6 +264,7 @@ impl Ssd {
             Op::Read(mut buffer) => {
                 let outcome =
                     state.outcome(&self.net, false, offset + buffer.len() as u64, self.size);
+                state.lost_a_superblock |= offset < DATA_START && outcome.is_err();
                 for (granule, chunk) in numbers(offset).zip(buffer.chunks_mut(GRANULE)) {
                     match state.granules.get(&granule) {
                         Some(bytes) => chunk.copy_from_slice(bytes),

@@ -72,6 +72,8 @@ pub(super) struct Loading {
     absent_parents: Vec<Parent>,
     /// Commits to publish together.
     batch: Vec<Commit>,
+    /// The highest version in the batch. The log has commits in the order in which they ended.
+    highest: Version,
     /// The shard whose snapshot contains the batch; `None` for the log.
     batch_of: Option<ShardIndex>,
 }
@@ -99,6 +101,7 @@ impl Loading {
             parents: BTreeMap::new(),
             absent_parents: Vec::new(),
             batch: Vec::new(),
+            highest: Version(0),
             batch_of: None,
         }
     }
@@ -197,17 +200,18 @@ impl Loading {
     fn gather(&mut self, of: Option<ShardIndex>, commit: Commit) {
         // A block that came back from a medium is committed again under its version, and only the
         // later of the two commits counts. A batch is published in no order.
-        let highest = self.batch.last().map(|last| last.version);
-        let may_repeat = self.has_copies && highest.is_some_and(|last| commit.version <= last);
+        let may_repeat = self.has_copies && commit.version <= self.highest;
         if self.batch_of != of || self.batch.len() >= BATCH || may_repeat {
             self.flush();
             self.batch_of = of;
         }
+        self.highest = self.highest.max(commit.version);
         self.batch.push(commit);
     }
 
     fn flush(&mut self) {
         let commits = std::mem::take(&mut self.batch);
+        self.highest = Version(0);
         if commits.is_empty() {
             return;
         }

@@ -6,6 +6,7 @@ use crate::master::Master;
 use crate::net::NodePort;
 use crate::plan::{Fault, Process};
 use crate::ssd::Ssd;
+use kvpool_disk::medium::MediumRefused;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -238,12 +239,24 @@ impl World {
             // A node whose disk fails does not start, and is tried again.
             let is_failing =
                 |number: usize| world.ssds.get(number).is_some_and(|ssd| ssd.is_failing());
+            let damaged = MediumRefused::Damaged.to_string();
             let started = match process {
                 Process::Master(number) => world.start_master(number),
                 Process::Node(number) => loop {
-                    match world.start_node(number) {
-                        Err(_) if is_failing(number) => sleep(CHECK).await,
+                    let refused = match world.start_node(number) {
+                        Err(refused) => refused,
                         started => break started,
+                    };
+                    let ssd = world.ssds.get(number).filter(|ssd| ssd.may_be_damaged());
+                    if is_failing(number) {
+                        sleep(CHECK).await;
+                    } else if let Some(ssd) = ssd.filter(|_| refused.contains(&damaged)) {
+                        world
+                            .trace
+                            .note("----", format_args!("{process} resets its disk: {refused}"));
+                        ssd.become_blank();
+                    } else {
+                        break Err(refused);
                     }
                 },
                 Process::Client(number) => {

@@ -294,6 +294,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "the last commit of a block that came back counts in a load",
+        file: "master/src/standby/loading.rs",
+        on: "self.highest = self.highest.max(commit.version);",
+        off: "self.highest = commit.version;",
+        package: "kvpool-master",
+        test: "the_last_commit_of_a_block_that_came_back_counts_whatever_was_committed_beside_it",
+    },
+    Mechanism {
+        invariant: 5,
         what: "the only whole superblock stays while the other place takes none",
         file: "disk/src/medium/copies.rs",
         on: "if !matches!(self.read_one(place)?, Ok(_) | Err(Unreadable::Failed)) {",

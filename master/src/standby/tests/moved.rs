@@ -142,6 +142,49 @@ async fn a_replica_that_is_logged_after_the_end_of_the_others_segment_counts() {
     }
 }
 
+/// A block that came back from a medium has two commits of one version. Those of other blocks lie between them, and
+/// their versions are not in order.
+#[tokio::test]
+async fn the_last_commit_of_a_block_that_came_back_counts_whatever_was_committed_beside_it() {
+    let at = |number: u8, place: (SegmentId, Offset)| {
+        let Record::Commit(mut block) = commit(number) else {
+            unreachable!("it makes a commit");
+        };
+        block.replicas = smallvec![place];
+        Record::Commit(block)
+    };
+    let medium = SegmentId::on_medium(3);
+    let attached = Record::Medium(record::Medium {
+        id: medium,
+        medium: kvpool_types::MediumId(9),
+        node: NodeName("node 2".into()),
+        generation: 1,
+        is_pending: false,
+        size: Length(1 << 20),
+        zone: Length(1 << 18),
+        cursor: 0,
+    });
+    let back = (SegmentId(2), Offset(GRANULE));
+    let groups = [
+        beginning(),
+        vec![commit(5), commit(4)],
+        vec![attached],
+        vec![at(5, (medium, Offset(0)))],
+        vec![gone()],
+        vec![at(5, back)],
+    ];
+    for loaded in 1..=groups.len() {
+        let mut standby = follow(&groups, loaded, Duration::ZERO).await;
+        standby.sweep_all();
+        let expected = (key(5), Version(5), vec![back]);
+        assert_eq!(
+            contents(&standby),
+            [expected],
+            "{loaded} groups were loaded"
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_standby_that_follows_drops_what_was_on_a_segment_that_is_gone() {
     let mut groups = vec![beginning(), vec![commit(1)], vec![gone()]];
