@@ -15,13 +15,22 @@ pub fn toml_problem(text: &str, error: &toml::de::Error) -> String {
     }
 }
 
-/// `invalid type: string "VALUE", expected …` without the value.
+/// `invalid type: string "VALUE", expected …` without the value. Names of fields stay.
 fn without_value(message: &str) -> String {
-    let found = message.split_once(": string \"");
-    let expected = found.and_then(|(problem, rest)| Some((problem, rest.rsplit_once("\", ")?.1)));
-    match expected {
-        Some((problem, expected)) => format!("{problem}: a string, {expected}"),
-        None => message.to_owned(),
+    let quoted = message
+        .find(['"', '`'])
+        .filter(|_| !message.starts_with("unknown field"));
+    let expected = message.rfind(", expected ");
+    match quoted.zip(expected) {
+        Some((quoted, expected)) if quoted < expected => {
+            let (problem, expected) = (message.get(..quoted), message.get(expected..));
+            format!(
+                "{}{}",
+                problem.unwrap_or_default().trim_end(),
+                expected.unwrap_or_default()
+            )
+        }
+        _ => message.to_owned(),
     }
 }
 
@@ -51,7 +60,7 @@ mod tests {
         let other = problem(&format!("# a comment\nthreads = \"{token}\"\n"));
         assert_eq!(
             other,
-            "line 2, column 11: invalid type: a string, expected u32"
+            "line 2, column 11: invalid type: string, expected u32"
         );
         let unknown = problem("thread = 3\n");
         assert!(unknown.contains("unknown field `thread`"), "{unknown}");

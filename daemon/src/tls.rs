@@ -117,7 +117,7 @@ impl Settings {
     }
 }
 
-/// The end of a daemon's certificate, for `/metrics`.
+/// When a daemon's certificate expires, for `/metrics`.
 struct Expiry {
     tls: Option<ServerTls>,
     gauge: IntGauge,
@@ -129,13 +129,14 @@ impl Collector for Expiry {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        self.gauge.set(self.tls.as_ref().map_or(0, ServerTls::ends));
+        let expires_at = self.tls.as_ref().and_then(ServerTls::expires_at);
+        self.gauge.set(expires_at.unwrap_or(0));
         self.gauge.collect()
     }
 }
 
 impl Tls {
-    /// Adds to `registry` when the certificate ends. The metric's name begins with `prefix`, which may be empty.
+    /// Adds to `registry` when the certificate expires. The metric's name begins with `prefix`, which may be empty.
     pub fn watch(&self, registry: &Registry, prefix: &str) -> Result<(), prometheus::Error> {
         let gauge = IntGauge::new(
             format!("{prefix}tls_certificate_expires_timestamp_seconds"),

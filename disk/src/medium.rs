@@ -116,7 +116,7 @@ impl Formatted {
             sequence: 0,
             bad: former.map(|former| former.bad).unwrap_or_default(),
         };
-        copies.write(&mut superblock)?;
+        copies.write_over(&mut superblock, false)?;
         Ok(Self { copies, superblock })
     }
 

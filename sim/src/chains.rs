@@ -17,7 +17,8 @@ const EXCUSED: Duration = Duration::from_millis(500);
 struct Link {
     child: Version,
     parent: Version,
-    since: Instant,
+    /// When both were last there.
+    seen: Instant,
     /// Where the parent was at the last look.
     places: Vec<SegmentId>,
 }
@@ -34,12 +35,12 @@ pub(crate) struct Chains {
     excused_until: Option<Instant>,
 }
 
-/// A block whose parent has left: the numbers of their keys, and since when they were linked.
+/// A block whose parent has left: the numbers of their keys, and when both were last seen.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Orphan {
     pub(crate) key: u64,
     pub(crate) parent: u64,
-    pub(crate) since: Instant,
+    pub(crate) seen: Instant,
 }
 
 impl Chains {
@@ -93,11 +94,10 @@ impl Chains {
                 }
                 Some(link) if !now.contains_key(&parent) => {
                     self.links.remove(key);
-                    let since = link.since;
                     orphans.push(Orphan {
                         key: *key,
                         parent,
-                        since,
+                        seen: link.seen,
                     });
                 }
                 // Another block of the parent's key: nothing is known of it.
@@ -114,7 +114,7 @@ impl Chains {
                         let link = Link {
                             child: *child,
                             parent: *version,
-                            since: Instant::now(),
+                            seen: Instant::now(),
                             places: Vec::new(),
                         };
                         self.links.insert(*key, link);
@@ -123,6 +123,7 @@ impl Chains {
             }
         }
         for (key, link) in &mut self.links {
+            link.seen = Instant::now();
             if let Some(at) = parent_of(*key).and_then(|parent| places.get(&parent)) {
                 link.places.clone_from(at);
             }

@@ -100,8 +100,8 @@ fn parents_stay(world: &World, pool: &Pool) -> Result<(), String> {
     let losses = world.losses.load(Ordering::Acquire);
     let orphans = world.chains.lock().look(pool, &world.plan, losses);
     let history = world.load.history.lock();
-    for Orphan { key, parent, since } in orphans {
-        if !history.may_have_left(parent, since) {
+    for Orphan { key, parent, seen } in orphans {
+        if !history.may_have_left(parent, seen) {
             return Err(format!(
                 "key {parent} has left the pool before key {key}, which is behind it in its chain"
             ));

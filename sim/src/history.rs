@@ -131,8 +131,12 @@ impl History {
         let mut changes = changes.flat_map(|of_key| of_key.changes.values());
         changes.any(|change| {
             // An earlier attempt was granted while nobody could reach the block, and replaced it.
-            let replaced_early = change.outcome == Outcome::Present && change.took > ONE_ATTEMPT;
-            (change.replaces || replaced_early) && change.begun + self.latest > since
+            let may_replace = match change.outcome {
+                Outcome::Present => change.took > ONE_ATTEMPT,
+                Outcome::Running | Outcome::Unknown => true,
+                Outcome::Done(_) | Outcome::Failed => false,
+            };
+            (change.replaces || may_replace) && change.begun + self.latest > since
         })
     }
 

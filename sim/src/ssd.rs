@@ -7,6 +7,7 @@ use crate::budget::Ledger;
 use crate::life::Life;
 use crate::net::Net;
 use crate::plan::{DiskFault, Process};
+use kvpool_disk::medium::Superblock;
 use kvpool_disk::{Completion, Engine, EngineKind, GRANULE, IoError, Op, Request};
 use kvpool_types::medium::DATA_START;
 use parking_lot::Mutex;
@@ -57,7 +58,8 @@ struct State {
     is_gone: bool,
     /// Whether this life of the node saw an error of the device.
     has_failed: bool,
-    /// Whether a superblock was ever not read: a node takes its place for a bad sector, and goes on with one copy.
+    /// Whether a superblock was not read since both were whole: a node takes its place for a bad sector, and goes on
+    /// with the other one.
     lost_a_superblock: bool,
 }
 
@@ -184,6 +186,7 @@ impl Ssd {
         let mut state = self.state.lock();
         state.granules = state.image.clone();
         state.durable.clear();
+        state.lost_a_superblock = false;
     }
 
     /// The disk is a new one.
@@ -191,6 +194,7 @@ impl Ssd {
         let mut state = self.state.lock();
         state.granules.clear();
         state.durable.clear();
+        state.lost_a_superblock = false;
     }
 
     /// The disk holds what `source` held when its node began to use it.
@@ -199,6 +203,7 @@ impl Ssd {
         let mut state = self.state.lock();
         state.granules = image;
         state.durable.clear();
+        state.lost_a_superblock = false;
     }
 
     /// One of the two is a copy of the other. No master takes both.
@@ -264,7 +269,7 @@ impl Ssd {
             Op::Read(mut buffer) => {
                 let outcome =
                     state.outcome(&self.net, false, offset + buffer.len() as u64, self.size);
-                state.lost_a_superblock |= offset < DATA_START && outcome.is_err();
+                state.note_superblock(offset, &outcome);
                 for (granule, chunk) in numbers(offset).zip(buffer.chunks_mut(GRANULE)) {
                     match state.granules.get(&granule) {
                         Some(bytes) => chunk.copy_from_slice(bytes),
@@ -322,6 +327,20 @@ impl State {
         };
         self.has_failed |= outcome.is_err();
         outcome
+    }
+
+    /// Notes what became of a read of a superblock.
+    fn note_superblock(&mut self, offset: u64, outcome: &Result<(), IoError>) {
+        let is_whole = |place: u64| {
+            let granule = self.granules.get(&place);
+            granule.is_some_and(|bytes| Superblock::decode(bytes).is_ok())
+        };
+        match outcome {
+            _ if offset >= 2 * GRANULE as u64 => {}
+            Err(IoError::Medium(_)) => self.lost_a_superblock = true,
+            _ if is_whole(0) && is_whole(1) => self.lost_a_superblock = false,
+            _ => {}
+        }
     }
 
     /// Writes the first `count` granules of `bytes`.

@@ -34,16 +34,14 @@ pub(crate) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, 
     Ok(found)
 }
 
-/// When the first certificate of a PEM file ends, in seconds since 1970.
-pub(crate) fn end(file: &Path) -> Result<i64, TlsError> {
-    let mut ends = Vec::new();
-    for certificate in certificates(file)? {
-        let (_, parsed) = X509Certificate::from_der(&certificate)
-            .map_err(|error| bad(file, format!("a certificate cannot be read ({error})")))?;
-        ends.push(parsed.validity().not_after.timestamp());
-    }
-    let first = ends.into_iter().min();
-    Ok(first.expect("invariant: a file has at least one certificate"))
+/// When the certificate of a PEM file expires, in seconds since 1970. The intermediate ones behind it do not count:
+/// some expire, and nobody needs them. `None` where its dates cannot be read.
+pub(crate) fn expires_at(file: &Path) -> Result<Option<i64>, TlsError> {
+    let chain = certificates(file)?;
+    let dates = chain
+        .first()
+        .and_then(|own| X509Certificate::from_der(own).ok());
+    Ok(dates.map(|(_, own)| own.validity().not_after.timestamp()))
 }
 
 /// The private key of a PEM file.

@@ -107,7 +107,7 @@ struct Configs {
     control: Arc<ServerConfig>,
     data: Arc<ServerConfig>,
     http: Arc<ServerConfig>,
-    ends: i64,
+    expires_at: Option<i64>,
 }
 
 impl std::fmt::Debug for ServerTls {
@@ -146,10 +146,10 @@ impl ServerTls {
         })
     }
 
-    /// When the certificate that the next handshake presents ends, or an intermediate one that ends sooner: in
-    /// seconds since 1970.
-    pub fn ends(&self) -> i64 {
-        self.configs.get().ends
+    /// When the certificate of the next handshake expires, in seconds since 1970; `None` where its dates cannot be
+    /// read.
+    pub fn expires_at(&self) -> Option<i64> {
+        self.configs.get().expires_at
     }
 
     /// Whether everybody needs a certificate.
@@ -184,7 +184,7 @@ impl Configs {
             control: control.into(),
             data: data.into(),
             http: build(false, false, &[ALPN_HTTP, ALPN_GRPC])?.into(),
-            ends: pem::end(&files.cert)?,
+            expires_at: pem::expires_at(&files.cert)?,
         })
     }
 }
@@ -234,7 +234,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn the_end_of_a_certificate_is_that_of_its_file() {
+    fn a_certificate_expires_when_its_file_says_so() {
         let directory = tempfile::tempdir().unwrap();
         let authority = Authority::new(directory.path(), "authority");
         let pair = authority.sign("server", Life::Expired);
@@ -247,9 +247,9 @@ mod tests {
         })
         .unwrap();
         let in_2001 = 978_307_200;
-        assert_eq!(tls.ends(), in_2001);
+        assert_eq!(tls.expires_at(), Some(in_2001));
         authority.sign("server", Life::Valid);
         std::thread::sleep(Duration::from_millis(1200));
-        assert!(tls.ends() > in_2001);
+        assert!(tls.expires_at() > Some(in_2001));
     }
 }

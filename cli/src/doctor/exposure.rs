@@ -22,7 +22,7 @@ pub(super) fn of(pool: &Pool) -> Vec<Finding> {
         if pool.has_token {
             add(
                 "the pool takes callers without a token, although you show one: set --auth-jwks on every \
-                 kvmaster"
+                 kvmaster and kvstore-node"
                     .to_owned(),
             );
         } else if pool
@@ -31,8 +31,8 @@ pub(super) fn of(pool: &Pool) -> Vec<Finding> {
             .any(|one| is_beyond_loopback(authority_of(&one.address)))
         {
             add(
-                "the pool asks its callers for no token: whoever reaches it can read, fill and empty it \
-                 (--auth-jwks on every daemon)"
+                "the pool asks its callers for no token: each one that TLS lets in, or each one where there is no \
+                 TLS, can read, fill and empty it (--auth-jwks on every daemon)"
                     .to_owned(),
             );
         }

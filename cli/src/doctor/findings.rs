@@ -191,6 +191,7 @@ mod tests {
             state: state.to_owned(),
             data_address: String::new(),
             heartbeat_age_seconds: 2.0,
+            takes_strangers: None,
             same_host: None,
             way,
             ways,

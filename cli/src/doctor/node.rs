@@ -7,7 +7,7 @@ use kvpool_transport::rdma::Fabric;
 use kvpool_transport::{Channel, DataTls, Link, TransferError, rdma, shm, tcp};
 use kvpool_types::wire::data::{Hello, HelloReply, Meta};
 use kvpool_types::wire::frame::{self, Op};
-use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Epoch, HostId, Token};
+use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, HostId, Token};
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub(crate) struct Node {
     pub(crate) heartbeat_age_seconds: f64,
     /// Whether the node runs on this host; `None` if the node does not report its host.
     pub(crate) same_host: Option<bool>,
-    /// Whether its data port takes a caller without a token; `None` if it does not answer.
+    /// Whether its data port takes a caller without a token; `None` if nobody knows.
     pub(crate) takes_strangers: Option<bool>,
     /// The transport that a client uses: the fastest one that works and is allowed.
     pub(crate) way: Option<Transport>,
@@ -106,10 +106,10 @@ impl Prober {
         let host = host.map(|host| host.to_string());
         let same_host = host.map(|host| host == self.host);
         let takes_strangers = match address {
-            Some(resolved) => Some(
+            Some(resolved) => {
                 self.takes_strangers(&stats.data_address, resolved, &hello)
-                    .await,
-            ),
+                    .await
+            }
             None => None,
         };
         let shm = self.shm(&stats.shm_path, &hello, same_host).await;
@@ -120,8 +120,8 @@ impl Prober {
             state: stats.state.clone(),
             data_address: stats.data_address.clone(),
             heartbeat_age_seconds: stats.heartbeat_age.as_secs_f64(),
-            // An opened socket is on this host, also if the data port reports another host.
             takes_strangers,
+            // An opened socket is on this host, also if the data port reports another host.
             same_host: same_host.or(ways.first().filter(|shm| shm.works).map(|_| true)),
             way: choose(self.choice, &ways),
             ways,
@@ -184,22 +184,29 @@ impl Prober {
         (way, Some(resolved), Some(reply.host))
     }
 
-    /// Whether the data port, which took `hello`, takes it without a token too.
-    async fn takes_strangers(&self, told: &str, address: SocketAddr, hello: &Hello) -> bool {
+    /// Whether the data port, which took `hello`, takes it without a token too; `None` where that is not known.
+    async fn takes_strangers(
+        &self,
+        told: &str,
+        address: SocketAddr,
+        hello: &Hello,
+    ) -> Option<bool> {
         let stranger = Hello {
             token: Token::default(),
             ..hello.clone()
         };
-        let Ok((_, tls)) = DataTls::of(told, self.tls.as_ref()) else {
-            return false;
-        };
+        let (_, tls) = DataTls::of(told, self.tls.as_ref()).ok()?;
         let options = tcp::ConnectOptions {
             tls,
             ..tcp::ConnectOptions::default()
         };
         let by = self.deadline();
-        let opened = open(move || tcp::connect_with(address, stranger, by, &options)).await;
-        opened.is_ok()
+        let connect = move || tcp::connect_with(address, stranger, by, &options);
+        let opened = tokio::task::spawn_blocking(connect).await.ok()?;
+        match opened {
+            Ok(_) => Some(true),
+            Err(error) => (error.code == Code::Unauthenticated).then_some(false),
+        }
     }
 
     /// Probes shared memory.

@@ -5,10 +5,10 @@ use super::node::{Node, Prober};
 use crate::connection::{Connection, Transport, connect_error, control_error, is_hidden};
 use crate::{exit, masters, media};
 use futures::future::join_all;
-use kvpool_client::{Client, Options, PoolStats, TransportChoice};
+use kvpool_client::{Client, ConnectError, Options, PoolStats, TransportChoice};
 use kvpool_tls::ClientTls;
 use kvpool_transport::rdma::Fabric;
-use kvpool_types::Token;
+use kvpool_types::{Code, Token};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub(crate) struct Pool {
     /// Whether the caller showed a token.
     #[serde(skip)]
     pub(crate) has_token: bool,
-    /// Whether the leader takes a caller without a token; `None` if nobody was asked.
+    /// Whether the leader takes a caller without a token; `None` if nobody knows.
     pub(crate) takes_strangers: Option<bool>,
     /// What is wrong with its media.
     #[serde(skip)]
@@ -94,7 +94,10 @@ impl Pool {
             pool.media = media::problems(&stats.media);
             pool.is_hidden = is_hidden(&stats);
             pool.has_token = !connection.credentials().current().token.as_str().is_empty();
-            pool.takes_strangers = Some(!pool.has_token || takes_strangers(connection).await);
+            pool.takes_strangers = match pool.has_token {
+                true => takes_strangers(connection).await,
+                false => Some(true),
+            };
             let rdma = match (fabric, &host.rdma.reason) {
                 (Some(fabric), _) => Ok(fabric.clone()),
                 (None, reason) => Err(reason.clone().unwrap_or_default()),
@@ -159,8 +162,8 @@ async fn stats(connection: &Connection) -> anyhow::Result<(Client, PoolStats)> {
     Ok((client, stats))
 }
 
-/// Whether the leader, which answers a caller with a token, answers one without.
-async fn takes_strangers(connection: &Connection) -> bool {
+/// Whether the leader, which answers a caller with a token, answers one without; `None` where that is not known.
+async fn takes_strangers(connection: &Connection) -> Option<bool> {
     let mut options = Options {
         transport: TransportChoice::Tcp,
         token: Token::default(),
@@ -168,7 +171,13 @@ async fn takes_strangers(connection: &Connection) -> bool {
         ..connection.options()
     };
     options.timeouts.connect = options.timeouts.connect.min(TIMEOUT);
-    Client::connect(options).await.is_ok()
+    match Client::connect(options).await {
+        Ok(_) => Some(true),
+        Err(ConnectError::Refused { source, .. }) if source.code == Code::Unauthenticated => {
+            Some(false)
+        }
+        Err(_) => None,
+    }
 }
 
 /// The nodes of the pool, and the transports of `choice` from this host.

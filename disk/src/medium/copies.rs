@@ -47,6 +47,8 @@ pub(super) struct Copies {
     pub(super) arena: Arc<Arena>,
     /// The sequence number in each copy; 0 where the copy says nothing.
     sequences: [u64; 2],
+    /// The places that were read, and hold no superblock.
+    empty: [bool; 2],
     /// When requests are given up.
     pub(super) until: Option<Instant>,
 }
@@ -61,6 +63,7 @@ impl Copies {
             engine,
             arena,
             sequences: [0; 2],
+            empty: [false; 2],
             until: None,
         };
         let [front, back] = PLACES;
@@ -68,6 +71,7 @@ impl Copies {
         for (sequence, copy) in copies.sequences.iter_mut().zip(&found) {
             *sequence = copy.as_ref().map_or(0, |superblock| superblock.sequence);
         }
+        copies.empty = [0, 1].map(|at| says_nothing(&found[at]));
         Ok((copies, found))
     }
 
@@ -81,27 +85,32 @@ impl Copies {
         }
     }
 
-    /// Numbers the superblock and writes it over the older copy, flushes, and then over the other
-    /// one. A power cut at any time leaves one copy whole: the former superblock or this one.
+    /// Numbers the superblock and writes it over the older copy, flushes, and then over the other one.
     ///
-    /// One copy that can no longer be written is logged and tolerated. The other one stays as it is, and the write
-    /// fails, where it may be the only whole one: after a flush that failed, and beside a copy that holds no superblock.
+    /// A copy that cannot be written is logged and tolerated. But nothing is written over the only whole superblock
+    /// while the other place can be read and holds none. After a flush that failed nobody knows what the first copy
+    /// holds, so the other one stays then too.
     pub(super) fn write(&mut self, superblock: &mut Superblock) -> Result<(), MediumRefused> {
-        let ([first, second], [front, back]) = (self.sequences, PLACES);
+        self.write_over(superblock, true)
+    }
+
+    /// Like [`Copies::write`]. `keeps` says whether the former superblock is worth something.
+    pub(super) fn write_over(
+        &mut self,
+        superblock: &mut Superblock,
+        keeps: bool,
+    ) -> Result<(), MediumRefused> {
+        let [first, second] = self.sequences;
         superblock.sequence = first.max(second).saturating_add(1);
-        let order = if first <= second {
-            [front, back]
-        } else {
-            [back, front]
-        };
+        let order = if first <= second { [0, 1] } else { [1, 0] };
         let bytes = superblock.encode();
         let mut failure = None;
         let mut written = false;
-        for place in order {
+        for at in order {
+            let place = PLACES[at];
             if let Err(error) = self.write_one(place, &bytes) {
                 tracing::warn!(%error, place, "a copy of the superblock was not written");
-                // A bad sector stays bad: without the other place no superblock would ever be written.
-                if !matches!(self.read_one(place)?, Ok(_) | Err(Unreadable::Failed)) {
+                if keeps && !written && self.holds_none(at) {
                     return Err(error);
                 }
                 failure = Some(error);
@@ -115,18 +124,20 @@ impl Copies {
                 }
                 Err(error) => return Err(error),
             }
-            for (sequence, _) in self
-                .sequences
-                .iter_mut()
-                .zip(PLACES)
-                .filter(|(_, p)| *p == place)
-            {
-                *sequence = superblock.sequence;
-            }
+            self.sequences[at] = superblock.sequence;
+            self.empty[at] = false;
         }
         // A first superblock is written twice, or one damaged copy beside zeros would say nothing.
         let is_first = first.max(second) == 0;
         failure.filter(|_| is_first || !written).map_or(Ok(()), Err)
+    }
+
+    /// Whether a place whose write failed can be read, and holds no superblock. A bad sector cannot be read: without
+    /// the other place no superblock would ever be written beside it.
+    fn holds_none(&mut self, at: usize) -> bool {
+        let found = self.read_one(PLACES[at]);
+        self.empty[at] |= found.as_ref().is_ok_and(says_nothing);
+        self.empty[at] || found.is_err()
     }
 
     fn write_one(&self, place: u64, bytes: &[u8]) -> Result<(), MediumRefused> {
@@ -159,6 +170,11 @@ impl Copies {
         }
         Ok(true)
     }
+}
+
+/// Whether a place was read, and holds no superblock.
+fn says_nothing(found: &Result<Superblock, Unreadable>) -> bool {
+    !matches!(found, Ok(_) | Err(Unreadable::Failed))
 }
 
 /// The superblock to believe; `None` where both copies are zero. So it is where one is zero and the other damaged: a

@@ -3,7 +3,8 @@
 use super::board::{BOARD_BYTES, Board};
 use super::fds::send_with_fd;
 use crate::frame::{
-    decode_header, encode_head, receive_exact, receive_meta, send, serve_span, skip, unimplemented,
+    decode_header, encode_head, receive_exact, receive_meta, rest, send, serve_span, skip,
+    unimplemented,
 };
 use crate::handshake::{End, answer_sums};
 use crate::host::{Peer, Refused, ShmHost};
@@ -77,6 +78,7 @@ impl<'a> ShmSession<'a> {
             let span = serve_span(&head, &header, &mut meta, "shm");
             span.in_scope(|| self.answer(&header, &meta))?;
             self.host.served(header.op, begun.elapsed());
+            rest(&mut meta);
             if !self.connection.finish() {
                 return Err(End::Over);
             }

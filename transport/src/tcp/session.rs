@@ -2,7 +2,8 @@
 
 use super::server::ServerOptions;
 use crate::frame::{
-    decode_header, encode_head, receive_exact, receive_meta, send, serve_span, skip, unimplemented,
+    decode_header, encode_head, receive_exact, receive_meta, rest, send, serve_span, skip,
+    unimplemented,
 };
 use crate::handshake::{Admitted, End, answer_sums};
 use crate::host::{Abort, Admission, RdmaHost, Refused, WriteGuard};
@@ -86,6 +87,7 @@ impl<'a> TcpSession<'a> {
             let span = serve_span(&head, &header, &mut meta, "tcp");
             span.in_scope(|| self.answer(&header, &meta))?;
             self.host.served(header.op, begun.elapsed());
+            rest(&mut meta);
             if !self.connection.finish() {
                 return Err(End::Over);
             }

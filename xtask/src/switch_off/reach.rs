@@ -15,8 +15,10 @@ const ONE_THREAD: &str = "in one thread nobody looks while it happens";
 
 /// By the beginning of the mechanism's file.
 const BY_FILE: &[(&str, &str)] = &[
+    ("auth/", IDENTITY),
     ("disk/src/file.rs", FILES),
     ("handoff/", HAND_OFF),
+    ("transport/src/frame.rs", SOCKETS),
     ("transport/src/gpu", "no GPU is simulated"),
     ("transport/src/peer/", HAND_OFF),
     ("transport/src/service", SOCKETS),

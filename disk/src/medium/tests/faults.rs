@@ -6,7 +6,7 @@ use crate::medium::{
     DATA_START, DetachError, Expected, Formatted, Generation, Invalid, Medium, Opened, Staged,
     StoreError, Wanted, Wrong,
 };
-use crate::{Arena, Engine, IoError};
+use crate::{Arena, Engine, GRANULE, IoError};
 use kvpool_types::{Checksum, Length, MediumId, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -200,6 +200,35 @@ fn the_only_whole_superblock_is_not_written_over_while_the_other_place_takes_non
             [torn, torn, 1 - torn].map(|at| at * STEP)
         );
     }
+}
+
+#[test]
+fn a_superblock_is_written_where_only_the_newer_place_takes_none() {
+    for newer in 0..2 {
+        let rig = rig();
+        let mut superblock = rig::opened(&rig.engine, &rig.arena).superblock().clone();
+        superblock.sequence += 1;
+        rig::poke(&rig.engine, &rig.arena, newer * STEP, &superblock.encode());
+        rig.device.stuck.lock().push(newer * STEP);
+        let attached = rig::opened(&rig.engine, &rig.arena).attach(CLUSTER, Generation(2));
+        attached.unwrap();
+        let found = rig::opened(&rig.engine, &rig.arena).superblock().clone();
+        assert_eq!(found.generation, Generation(2));
+    }
+}
+
+#[test]
+fn a_format_that_may_lose_everything_takes_the_one_place_that_there_is() {
+    let rig = rig();
+    rig::poke(&rig.engine, &rig.arena, 0, &[7; GRANULE]);
+    rig.device.stuck.lock().push(0);
+    let (engine, arena) = (Arc::clone(&rig.engine), Arc::clone(&rig.arena));
+    let formatted = Formatted::format(engine, arena, CLUSTER, MediumId(8)).unwrap();
+    assert_eq!(formatted.superblock().medium, MediumId(8));
+    assert_eq!(
+        rig::opened(&rig.engine, &rig.arena).superblock().medium,
+        MediumId(8)
+    );
 }
 
 #[test]

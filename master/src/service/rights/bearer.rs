@@ -64,6 +64,10 @@ impl Who {
 /// What the caller named is cut after [`LONGEST_NAMED`] characters.
 fn note(subject: &str, operation: Operation, what: &str, outcome: Result<(), &Refused>) {
     let outcome = outcome.map_or_else(|refused| refused.code.label(), |()| "ok");
+    let unwritten = std::mem::take(&mut STRANGERS.lock().unwritten);
+    if unwritten > 0 {
+        tracing::info!(target: "audit", subject = UNKNOWN, calls = unwritten, "refused calls without a line");
+    }
     let end = what.char_indices().nth(LONGEST_NAMED);
     let what = end.map_or(what, |(end, _)| what.get(..end).unwrap_or_default());
     tracing::info!(target: "audit", subject, operation = operation.label(), what, outcome, "call");
@@ -72,9 +76,8 @@ fn note(subject: &str, operation: Operation, what: &str, outcome: Result<(), &Re
 /// Writes the audit line of a call that nobody known made, unless there were too many in this second.
 fn note_stranger(operation: Operation, what: &str, refused: &Refused) {
     let turn = STRANGERS.lock().turn(kvpool_seams::boot_time());
-    let Some(unwritten) = turn else { return };
-    if unwritten > 0 {
-        tracing::info!(target: "audit", subject = UNKNOWN, calls = unwritten, "refused calls without a line");
+    if !turn {
+        return;
     }
     note(UNKNOWN, operation, what, Err(refused));
 }
@@ -85,6 +88,7 @@ struct Strangers {
     /// When the second began, since the machine booted.
     since: Option<Duration>,
     written: u32,
+    /// Calls that left no line, and that no line counts yet.
     unwritten: u64,
 }
 
@@ -99,19 +103,19 @@ impl Strangers {
         }
     }
 
-    /// Whether a call may leave a line now: with the number of calls before it that left none.
-    fn turn(&mut self, now: Duration) -> Option<u64> {
+    /// Whether a call may leave a line now.
+    fn turn(&mut self, now: Duration) -> bool {
         let is_over = |since| now.saturating_sub(since) >= Duration::from_secs(1);
         if self.since.is_none_or(is_over) {
             self.since = Some(now);
             self.written = 0;
         }
-        if self.written == MOST_STRANGERS {
-            self.unwritten += 1;
-            return None;
+        let has_turn = self.written < MOST_STRANGERS;
+        match has_turn {
+            true => self.written += 1,
+            false => self.unwritten += 1,
         }
-        self.written += 1;
-        Some(std::mem::take(&mut self.unwritten))
+        has_turn
     }
 }
 
@@ -284,17 +288,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strangers_leave_some_lines_a_second_and_the_next_one_counts_the_others() {
+    fn strangers_leave_some_lines_a_second_and_the_others_are_counted() {
         let mut strangers = Strangers::new();
         let start = Duration::from_secs(90);
         for _ in 0..MOST_STRANGERS {
-            assert_eq!(strangers.turn(start), Some(0));
+            assert!(strangers.turn(start));
         }
         for _ in 0..3 {
-            assert_eq!(strangers.turn(start + Duration::from_millis(999)), None);
+            assert!(!strangers.turn(start + Duration::from_millis(999)));
         }
-        let next = start + Duration::from_secs(1);
-        assert_eq!(strangers.turn(next), Some(3));
-        assert_eq!(strangers.turn(next), Some(0));
+        assert_eq!(strangers.unwritten, 3);
+        assert!(strangers.turn(start + Duration::from_secs(1)));
     }
 }

@@ -220,7 +220,7 @@ fn make(root: &Path) -> io::Result<()> {
         std::fs::create_dir_all(parent)?;
     }
     match std::fs::DirBuilder::new().mode(0o700).create(root) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && root.is_dir() => Ok(()),
         made => made,
     }
 }
