@@ -19,8 +19,10 @@ const AUTHORIZATION: &str = "authorization";
 /// The most characters of what a caller named in an audit line.
 const LONGEST_NAMED: usize = 512;
 
-/// The most audit lines in a second about callers whose token is missing or refused.
-const MOST_STRANGERS: u32 = 20;
+/// The audit lines about callers whose token is missing or refused: the most at once, and how many a second after
+/// these.
+const MOST_STRANGERS: u32 = 500;
+const STRANGERS_A_SECOND: u32 = 20;
 
 /// A caller. While tokens are off nobody is named, and everything is allowed.
 #[derive(Clone, Debug, Default)]
@@ -85,9 +87,10 @@ fn note_stranger(operation: Operation, what: &str, refused: &Refused) {
 /// The audit lines about strangers. Whoever reaches the port could fill the log's disk with them.
 #[derive(Debug)]
 struct Strangers {
-    /// When the second began, since the machine booted.
-    since: Option<Duration>,
-    written: u32,
+    /// How many more may come at once.
+    room: u32,
+    /// Until when `room` was counted, since the machine booted.
+    counted: Duration,
     /// Calls that left no line, and that no line counts yet.
     unwritten: u64,
 }
@@ -97,22 +100,22 @@ static STRANGERS: Mutex<Strangers> = Mutex::new(Strangers::new());
 impl Strangers {
     const fn new() -> Self {
         Self {
-            since: None,
-            written: 0,
+            room: MOST_STRANGERS,
+            counted: Duration::ZERO,
             unwritten: 0,
         }
     }
 
     /// Whether a call may leave a line now.
     fn turn(&mut self, now: Duration) -> bool {
-        let is_over = |since| now.saturating_sub(since) >= Duration::from_secs(1);
-        if self.since.is_none_or(is_over) {
-            self.since = Some(now);
-            self.written = 0;
-        }
-        let has_turn = self.written < MOST_STRANGERS;
+        let seconds = now.saturating_sub(self.counted).as_secs();
+        self.counted += Duration::from_secs(seconds);
+        let more = u32::try_from(seconds).unwrap_or(u32::MAX);
+        let more = more.saturating_mul(STRANGERS_A_SECOND);
+        self.room = self.room.saturating_add(more).min(MOST_STRANGERS);
+        let has_turn = self.room > 0;
         match has_turn {
-            true => self.written += 1,
+            true => self.room -= 1,
             false => self.unwritten += 1,
         }
         has_turn
@@ -291,13 +294,15 @@ mod tests {
     fn strangers_leave_some_lines_a_second_and_the_others_are_counted() {
         let mut strangers = Strangers::new();
         let start = Duration::from_secs(90);
-        for _ in 0..MOST_STRANGERS {
-            assert!(strangers.turn(start));
-        }
-        for _ in 0..3 {
-            assert!(!strangers.turn(start + Duration::from_millis(999)));
-        }
-        assert_eq!(strangers.unwritten, 3);
-        assert!(strangers.turn(start + Duration::from_secs(1)));
+        let turns =
+            |strangers: &mut Strangers, now| (0..1000).filter(|_| strangers.turn(now)).count();
+        assert_eq!(turns(&mut strangers, start), 500);
+        assert_eq!(turns(&mut strangers, start + Duration::from_millis(999)), 0);
+        assert_eq!(strangers.unwritten, 1500);
+        assert_eq!(turns(&mut strangers, start + Duration::from_secs(2)), 40);
+        assert_eq!(
+            turns(&mut strangers, start + Duration::from_secs(3600)),
+            500
+        );
     }
 }
