@@ -134,6 +134,25 @@ impl Cluster {
         (name, flags)
     }
 
+    /// The flags of a small node called `name`, of the master at `url`, and `more`. Those of a cluster's own nodes are
+    /// not among them.
+    pub fn flags_of_node(url: &str, name: &str, more: &[&str]) -> Vec<String> {
+        let own = [
+            "--master",
+            url,
+            "--name",
+            name,
+            "--segment",
+            "16MiB",
+            "--listen",
+            "127.0.0.1:0",
+            "--http-listen",
+            "127.0.0.1:0",
+            "--no-shm",
+        ];
+        flags(&[&own, more].concat())
+    }
+
     /// Starts the master again on its data and its port, after it was killed.
     pub fn restart_master(&mut self) -> anyhow::Result<()> {
         let listen = self.master.listen.clone();

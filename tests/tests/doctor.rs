@@ -155,22 +155,7 @@ fn a_node_that_takes_callers_without_a_token_is_named() {
         cluster.master_url(),
         tokens.file("root").display().to_string(),
     );
-    let open = [
-        "--master",
-        &master,
-        "--token-file",
-        &own,
-        "--name",
-        "open-node",
-        "--segment",
-        "16MiB",
-        "--listen",
-        "127.0.0.1:0",
-        "--http-listen",
-        "127.0.0.1:0",
-        "--no-shm",
-    ]
-    .map(str::to_owned);
+    let open = Cluster::flags_of_node(&master, "open-node", &["--token-file", &own]);
     let open = Daemon::start("kvstore-node", cluster.directory(), "open-node", &open).unwrap();
     let (code, told) = report(&master, &["--token-file", &root]);
     assert_eq!(code, Some(0), "{told}");

@@ -207,21 +207,8 @@ async fn a_store_node_without_a_certificate_is_not_welcome() {
     let cluster = start(1, &[]);
     let bare = Client::connect(with(&cluster, world.authority.client(None))).await;
     put_all(&bare.unwrap(), 0..2, 1000).await.unwrap();
-    let flags = [
-        "--master".to_owned(),
-        cluster.master_url(),
-        "--name".to_owned(),
-        "intruder".to_owned(),
-        "--segment".to_owned(),
-        "16MiB".to_owned(),
-        "--listen".to_owned(),
-        "127.0.0.1:0".to_owned(),
-        "--http-listen".to_owned(),
-        "127.0.0.1:0".to_owned(),
-        "--no-shm".to_owned(),
-        "--tls-ca".to_owned(),
-        world.authority.ca.display().to_string(),
-    ];
+    let ca = world.authority.ca.display().to_string();
+    let flags = Cluster::flags_of_node(&cluster.master_url(), "intruder", &["--tls-ca", &ca]);
     let mut intruder =
         kvpool_tests::Daemon::spawn("kvstore-node", cluster.directory(), "intruder", &flags)
             .unwrap();

@@ -6,8 +6,8 @@ use kvpool_client::{
 };
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{CODE_METADATA, Caller, StatsRequest};
-use kvpool_tests::Daemon;
 use kvpool_tests::masters::{self, Pool};
+use kvpool_tests::{Cluster, Daemon};
 use kvpool_tls::ClientTls;
 use kvpool_tls::grpc::GrpcWay;
 use kvpool_tls::testing::{Authority, Life};
@@ -162,22 +162,7 @@ async fn nobody_follows_a_standby_with_tls_to_a_plain_leader() {
     // A store node.
     let flags = |master: &str| {
         let ca = options.tls.ca.as_ref().unwrap().display().to_string();
-        [
-            "--master",
-            master,
-            "--name",
-            "late",
-            "--segment",
-            "16MiB",
-            "--listen",
-            "127.0.0.1:0",
-            "--http-listen",
-            "127.0.0.1:0",
-            "--no-shm",
-            "--tls-ca",
-            &ca,
-        ]
-        .map(str::to_owned)
+        Cluster::flags_of_node(master, "late", &["--tls-ca", &ca])
     };
     let directory = mixed.pool.directory();
     let late = Daemon::spawn("kvstore-node", directory, "late", &flags(&mixed.url)).unwrap();

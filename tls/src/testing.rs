@@ -17,6 +17,20 @@ pub struct Pair {
     pub key: PathBuf,
 }
 
+impl Pair {
+    /// A server that presents it, and asks for none. Panics when it cannot be made.
+    pub fn server(&self) -> ServerTls {
+        let server = ServerTls::open(ServerFiles {
+            cert: self.cert.clone(),
+            key: self.key.clone(),
+            client_ca: None,
+            client_auth: ClientAuth::None,
+            min_version: Version::Tls13,
+        });
+        server.unwrap()
+    }
+}
+
 /// An authority whose files lie in a directory.
 pub struct Authority {
     directory: PathBuf,
@@ -89,16 +103,9 @@ impl Authority {
     /// A server with a new certificate, which asks for none, and a client that presents none. Panics when they cannot
     /// be made.
     pub fn ends(&self) -> (ServerTls, ClientTls) {
-        let pair = self.sign("server", Life::Valid);
-        let server = ServerTls::open(ServerFiles {
-            cert: pair.cert,
-            key: pair.key,
-            client_ca: None,
-            client_auth: ClientAuth::None,
-            min_version: Version::Tls13,
-        });
+        let server = self.sign("server", Life::Valid).server();
         let client = ClientTls::open(&self.client(None)).unwrap();
-        (server.unwrap(), client.unwrap())
+        (server, client.unwrap())
     }
 
     /// A client that trusts this authority, and presents `pair`.
