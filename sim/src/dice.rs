@@ -48,6 +48,8 @@ pub(crate) enum Stream {
     Quiet,
     /// Disks that fail while their nodes start.
     Relapses,
+    /// Blocks that are removed at once.
+    Removals,
     /// The lengths of blocks.
     Lengths,
     /// A task of a client, by the number of the client's life.
@@ -78,6 +80,7 @@ impl Stream {
             Self::Quiet => 19,
             Self::Relapses => 20,
             Self::Lengths => 21,
+            Self::Removals => 22,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

@@ -191,9 +191,14 @@ impl Task {
             let begun = Instant::now();
             self.load.running.fetch_add(1, Ordering::AcqRel);
             let running = Running(&self.load);
-            let (mut batch, mut replaces) = (Vec::new(), false);
+            let (mut batch, mut replaces, mut removes) = (Vec::new(), false, false);
             let what = match self.dice.below(22) {
-                0..7 => self.put(self.batch_from(key), false).await,
+                0..7 => {
+                    batch = self.batch_from(key);
+                    let share = self.plan.removed_at_once;
+                    removes = share > 0 && !self.keeps_all && self.dice.chance(share);
+                    self.put(batch.clone(), false).await
+                }
                 7 if !self.keeps_all => self.put(self.batch_from(key), true).await,
                 8 if !self.keeps_all => self.remove(key).await,
                 9 => self.exist().await,
@@ -212,8 +217,16 @@ impl Task {
             if replaces {
                 // The versions that it holds leave their places at once.
                 let begun = Instant::now();
-                let what = self.put(batch, true).await;
+                let what = self.put(batch.clone(), true).await;
                 self.judge_time(begun, &what);
+            }
+            if removes {
+                sleep(self.dice.micros(0, 8_000)).await;
+                for key in batch {
+                    let begun = Instant::now();
+                    let what = self.remove(key).await;
+                    self.judge_time(begun, &what);
+                }
             }
             drop(running);
         }

@@ -10,7 +10,7 @@ use std::fmt;
 pub(crate) const TENANT_KEYS: u64 = 1_000;
 
 /// No node is silent for so many milliseconds.
-const LATE_DROP: u64 = 20_000;
+pub(crate) const LATE_DROP: u64 = 20_000;
 
 /// A process of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -226,6 +226,8 @@ pub struct Plan {
     pub evicts_by_use: bool,
     /// The longest pause of a task between two calls, in microseconds.
     pub longest_pause: u64,
+    /// Of 1000 puts so many are removed at once.
+    pub removed_at_once: u64,
     /// Processes with clients.
     pub clients: usize,
     /// Tasks of each that put and get.
@@ -389,6 +391,10 @@ impl fmt::Display for Plan {
         if self.settings_late_ms > 0 {
             let ms = self.settings_late_ms;
             writeln!(f, "  the first settings come after {ms} ms")?;
+        }
+        if self.removed_at_once > 0 {
+            let share = self.removed_at_once;
+            writeln!(f, "  of 1000 puts {share} are removed at once")?;
         }
         if !self.pins.is_empty() {
             writeln!(f, "  blocks of keys {:?} are hard-pinned", self.pins)?;

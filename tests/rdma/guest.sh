@@ -80,14 +80,17 @@ start_pool() {
     { cat /tmp/kvstore-node.log; fail "kvstore-node does not serve"; }
 }
 
-# run_tests PROGRAM: a test binary of cargo's, and what it came to. TESTS, if the host has set it, is a
-# part of the names of those that are wanted. Here is what every test needs: none may skip.
+# run_tests PROGRAM [PART [--skip OTHER]]: a test binary of cargo's, and what it came to. Tests whose names have
+# PART in them are wanted, or TESTS, if the host has set it. Here is what every test needs: none may skip.
 run_tests() {
-  "$1" --test-threads=2 --show-output ${TESTS:-} > /tmp/tests 2>&1
+  _program=$1 _part=${2:-}
+  shift "$(($# < 2 ? $# : 2))"
+  "$_program" --test-threads=2 --show-output ${TESTS:-$_part} "$@" > /tmp/tests 2>&1
   _status=$?
   grep -v '^$' /tmp/tests
   say "$(grep '^test result:' /tmp/tests || echo "no result")"
-  [ "$_status" = 0 ] || fail "$1 ended with $_status"
+  [ "$_status" = 0 ] || fail "$_program ended with $_status"
   grep '^SKIPPED ' /tmp/tests && fail "a test has skipped"
+  [ -n "${TESTS:-}" ] || grep -q '^test result: ok. [1-9]' /tmp/tests || fail "no test of $_program has run"
   return 0
 }

@@ -406,9 +406,12 @@ impl Target for Loading {
     fn forget(&mut self, shard: ShardIndex) {
         self.flush();
         if shard == ShardIndex::SYSTEM {
-            // The next snapshot contains the other segments too.
+            // The next snapshot contains all of these that are left. A namespace that was deleted meanwhile would
+            // keep its name from the next one of this name.
+            self.namespaces = Namespaces::default();
             self.segments.clear();
             self.media.clear();
+            self.dropped.clear();
         } else {
             self.parents.remove(&shard);
             self.directory.forget_shard(shard.0);

@@ -37,6 +37,7 @@ impl Plan {
             ssd_drop_ms: None,
             evicts_by_use: false,
             longest_pause: 150_000,
+            removed_at_once: 0,
             writes_per_day: None,
             clients: usize::try_from(dice.between(1, 3)).unwrap_or(1),
             tasks: usize::try_from(dice.between(1, 3)).unwrap_or(1),
@@ -89,6 +90,7 @@ impl Plan {
         }
         plan.draw_lengths();
         plan.draw_disks();
+        plan.draw_removals();
         plan.draw_scarcity();
         plan.draw_relapses();
         plan.draw_turnover();
@@ -177,6 +179,14 @@ impl Plan {
         let dice = Dice::new(self.seed, Stream::Lengths);
         if dice.chance(350) {
             self.one_length = Some(dice.between(self.longest_block / 4, self.longest_block / 2));
+        }
+    }
+
+    /// From a stream of its own. Blocks are removed while they are copied to a disk, or just after.
+    fn draw_removals(&mut self) {
+        let dice = Dice::new(self.seed, Stream::Removals);
+        if self.has_disks() && !self.keeps_all && dice.chance(350) {
+            self.removed_at_once = dice.between(50, 500);
         }
     }
 

@@ -11,7 +11,7 @@ add_device rxe1 eth1 10.78.0.1/24
 
 before=$(counter sent_pkts)
 export KVPOOL_TEST_PEERS_OVER_RDMA=1
-TESTS=${TESTS:-peer::} run_tests unit
+run_tests unit peer::
 sent=$(($(counter sent_pkts) - before))
 say "rxe0 sent $sent packets"
 # 4096 bytes a packet: the largest of the tests alone needs so many.

@@ -40,6 +40,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_block_keeps_its_parent_when_only_its_own_shard_has_a_snapshot",
     },
     Mechanism {
+        invariant: 8,
+        what: "a load that reads the system's snapshot again forgets the namespaces of the one before",
+        file: "master/src/standby/loading.rs",
+        on: "            self.namespaces = Namespaces::default();\n",
+        off: "",
+        package: "kvpool-master",
+        test: "a_load_beside_a_busy_leader_gives_one_position_of_the_log",
+    },
+    Mechanism {
         invariant: 3,
         what: "a load adds a snapshot's list of leased places at its position of the log",
         file: "master/src/standby/loading.rs",

@@ -11,6 +11,8 @@ use std::collections::VecDeque;
 /// The number of changes, and of shards with a new snapshot, before each read.
 const CHANGES: usize = 2;
 const SNAPSHOTS: u32 = 20;
+/// A namespace that comes and goes, each time with another id.
+const NAME: &str = "one";
 
 /// A store whose leader continues at every read.
 struct Busy {
@@ -28,6 +30,7 @@ struct Writer {
     positions: SnapshotPositions,
     dropped: Vec<Record>,
     segment: Record,
+    turns: u32,
 }
 
 impl Writer {
@@ -53,6 +56,7 @@ impl Writer {
             let seed = Record::Seed(record::Seed { seed: 7 });
             let mut records = vec![seed, self.segment.clone()];
             records.extend(self.dropped.iter().cloned());
+            records.extend(self.standby.namespaces.records());
             records
         } else {
             let blocks = self.standby.directory.snapshot(shard.0);
@@ -80,6 +84,25 @@ impl Writer {
         self.positions.insert(shard, (seq, 0));
     }
 
+    /// Deletes the namespace of that name, or creates one with another id and perhaps with settings.
+    fn turn_of_namespace(&mut self) -> Vec<Record> {
+        self.turns += 1;
+        let namespace = kvpool_types::Namespace {
+            name: NAME.into(),
+            ..Default::default()
+        };
+        if let Ok(id) = self.standby.namespaces.resolve(NAME) {
+            return vec![Record::NamespaceGone(record::NamespaceGone { id })];
+        }
+        let (id, _) = self.standby.namespaces.find_or_number(&namespace).unwrap();
+        let mut records = vec![Record::Namespace(record::Namespace { id, namespace })];
+        if self.turns % 4 == 1 {
+            let settings = NamespaceSettings::default().with(kvpool_types::Setting::Priority, 2);
+            records.push(Record::NamespaceSet(record::NamespaceSet { id, settings }));
+        }
+        records
+    }
+
     async fn go_on(&mut self, store: &EmbeddedStore) {
         for _ in 0..CHANGES {
             if let Some(change) = self.changes.pop_front() {
@@ -90,6 +113,8 @@ impl Writer {
         if self.changes.is_empty() {
             return;
         }
+        let records = self.turn_of_namespace();
+        self.append(store, &records).await;
         for _ in 0..SNAPSHOTS {
             // The number behind the last shard stands for the system shard.
             let shard = self.next_shard % (directory::SHARDS + 1);
@@ -184,6 +209,7 @@ async fn load_beside(all: Vec<Change>) {
         positions: SnapshotPositions::new(),
         dropped: Vec::new(),
         segment: segment.clone(),
+        turns: 0,
     };
     let seed = Record::Seed(record::Seed { seed: 7 });
     writer.append(&store, &[seed, segment]).await;
@@ -208,6 +234,8 @@ async fn load_beside(all: Vec<Change>) {
     loaded.sweep_all();
     assert_eq!(loaded.applied(), writer.standby.applied());
     assert_eq!(contents(&loaded), contents(&writer.standby));
+    let namespaces = |standby: &Standby| standby.namespaces.records();
+    assert_eq!(namespaces(&loaded), namespaces(&writer.standby));
     clock.advance(Config::default().lease_ttl * 2);
     loaded.recently_freed.tick(clock.now());
     let fresh = load_settled(&busy.store).await;
