@@ -138,6 +138,7 @@ async fn stored(directory: &Path, kind: Kind, all: u64) -> EmbeddedStore {
                 version: Version(n + 1),
                 unleased: false,
                 everywhere: false,
+                places: Default::default(),
             })
         });
         let puts = numbers

@@ -4,11 +4,13 @@ mod support;
 
 use kvpool_master::Config;
 use kvpool_master::pool::{DescribedReplica, Pool, Removal, ReserveOptions};
+use kvpool_master::store::record::{self, Record};
+use kvpool_master::store::{LogSeq, MetadataStore};
 use kvpool_proto::master_message::Body;
 use kvpool_types::medium::{Generation, footprint};
 use kvpool_types::{Code, Key, KeyRef, Length, MediumId};
 use rand::Rng;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -46,6 +48,44 @@ async fn blocks_leave_memory_and_come_back_on_use() {
     // A put of a block that lies on the medium is not needed.
     let again = reserve(&pool, &key(first), BLOCK).await;
     assert_eq!(again.unwrap_err(), Code::Exists);
+}
+
+/// The block may be back before the record is written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_record_of_an_eviction_names_the_places_that_the_block_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    for number in 0..2 * 16 * MIB / BLOCK {
+        put_paced(&pool, number).await;
+    }
+    for number in 0..8 {
+        comes_back(&pool, number).await;
+    }
+    let last = store.log_span().await.unwrap().last;
+    let (mut places, mut evicted) = (BTreeMap::new(), 0);
+    let mut at = LogSeq(0);
+    while at < last {
+        let groups = store.read_log(at, 1 << 20).await.unwrap();
+        assert!(!groups.is_empty(), "nothing was cut");
+        for (seq, group) in groups {
+            at = seq;
+            for record in record::decode(&group).unwrap().records {
+                match record {
+                    Record::Commit(commit) if !commit.replicas[0].0.is_on_medium() => {
+                        places.insert(commit.version, commit.replicas);
+                    }
+                    Record::Remove(gone) => {
+                        evicted += 1;
+                        assert_eq!(Some(&gone.places), places.get(&gone.version));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    assert!(evicted > 4, "{evicted} blocks were evicted");
 }
 
 /// The reserve is smaller than a block, so a block that comes back needs an eviction of its own.

@@ -103,6 +103,26 @@ async fn a_lease_from_before_its_node_left_ends_no_lease_on_the_block_that_comes
     assert!(is_leased(&pool), "the lease of the second reader was ended");
 }
 
+/// The block that came back was removed while its lookup waited for others, and its key has another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_that_waited_ends_no_lease_on_the_next_block_of_a_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), long_leases()).await;
+    let disk = Disk::new(1);
+    let _node = on_a_medium(&pool, &disk).await;
+    let keys = [key(1)];
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    let patience = Duration::from_secs(5);
+    let restored = pool.restore(SPACE, &keys[..], patience).await;
+    assert!(lookup(&pool, false).is_some(), "it came back");
+    let removed = pool.remove(SPACE, &keys[..], true).await.unwrap();
+    assert_eq!(removed.removed, 1);
+    put(&pool, 1, &patient()).await;
+    lookup(&pool, true).unwrap();
+    pool.end_restored(SPACE, &restored);
+    assert!(is_leased(&pool), "the lease of the reader was ended");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_that_came_back_and_is_read_by_nobody_may_leave() {
     let directory = tempfile::tempdir().unwrap();

@@ -281,6 +281,7 @@ fn operations() -> impl Strategy<Value = Record> {
                 version: Version(version),
                 unleased: false,
                 everywhere: false,
+                places: Default::default(),
             })
         }),
         1 => (0u8..20, 0u64..4, segment()).prop_map(|(number, version, segment)| {

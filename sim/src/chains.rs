@@ -6,11 +6,7 @@ use kvpool_master::pool::Pool;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{SegmentId, Version};
 use std::collections::BTreeMap;
-use std::time::Duration;
 use tokio::time::Instant;
-
-/// How long a lost node excuses that a block is missing.
-const EXCUSED: Duration = Duration::from_millis(500);
 
 /// A block that was put while the block before it was there.
 #[derive(Clone, Debug)]
@@ -29,10 +25,6 @@ pub(crate) struct Chains {
     /// The blocks at the last look.
     seen: BTreeMap<u64, Version>,
     links: BTreeMap<u64, Link>,
-    /// How many nodes had lost blocks at the last look, and until when that excuses what is missing. A block may have
-    /// moved to such a node since the look before.
-    losses: u64,
-    excused_until: Option<Instant>,
 }
 
 /// A block whose parent has left: the numbers of their keys, and when both were last seen.
@@ -44,15 +36,9 @@ pub(crate) struct Orphan {
 }
 
 impl Chains {
-    /// Looks at the leader's blocks, after so many losses of nodes. Returns those whose parent has left before them.
-    pub(crate) fn look(&mut self, pool: &Pool, plan: &Plan, losses: u64) -> Vec<Orphan> {
-        if losses > self.losses {
-            self.losses = losses;
-            self.excused_until = Some(Instant::now() + EXCUSED);
-        }
-        let is_excused = self
-            .excused_until
-            .is_some_and(|until| Instant::now() < until);
+    /// Looks at the leader's blocks. Returns those whose parent has left before them. It is excused when a node has just
+    /// lost blocks: the parent may have moved there since the look before.
+    pub(crate) fn look(&mut self, pool: &Pool, plan: &Plan, is_excused: bool) -> Vec<Orphan> {
         let stored = pool.stored_blocks().into_iter();
         let stored: BTreeMap<(NamespaceId, String), (Version, Vec<SegmentId>)> = stored
             .map(|block| {

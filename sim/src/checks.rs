@@ -5,13 +5,13 @@ use crate::budget;
 use crate::chains::Orphan;
 use crate::copies::{Lost, is_right};
 use crate::dice::{Dice, Stream};
-use crate::drains::may_lose_blocks;
 use crate::history::bytes_of;
 use crate::intruder::NO_EPOCH;
 use crate::life::Life;
 use crate::load::{Task, connect, name};
 use crate::pins::Unpinned;
-use crate::plan::{Process, Tenant, tenant_name};
+use crate::plan::{Fault, Process, Tenant, tenant_name};
+use crate::promises::Gone;
 use crate::rest;
 use crate::tenants;
 use crate::world::World;
@@ -88,17 +88,22 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
             pins_stay(world, pool)?;
         }
         tenants::keep_their_rules(world, pool).map_err(|wrong| format!("at m{number}: {wrong}"))?;
-        if let Some(broken) = world.net.promises.broken_by(pool) {
+        let promises = &world.net.promises;
+        if let Some(broken) = promises
+            .broken_by(pool)
+            .or_else(|| leased_stay(world, pool))
+        {
             return Err(format!("at m{number} in epoch {}: {broken}", pool.epoch));
         }
+        kept_stay(world, pool)?;
     }
     Ok(())
 }
 
 /// Eviction takes no block before the blocks behind it in its chain.
 fn parents_stay(world: &World, pool: &Pool) -> Result<(), String> {
-    let losses = world.losses.load(Ordering::Acquire);
-    let orphans = world.chains.lock().look(pool, &world.plan, losses);
+    let is_excused = world.has_just_lost();
+    let orphans = world.chains.lock().look(pool, &world.plan, is_excused);
     let history = world.load.history.lock();
     for Orphan { key, parent, seen } in orphans {
         if !history.may_have_left(parent, seen) {
@@ -106,6 +111,44 @@ fn parents_stay(world: &World, pool: &Pool) -> Result<(), String> {
                 "key {parent} has left the pool before key {key}, which is behind it in its chain"
             ));
         }
+    }
+    Ok(())
+}
+
+/// A block on which a lease runs leaves memory only when its key changes, or with its node.
+fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
+    let gone = world.net.promises.gone_from(pool);
+    let plan = &world.plan;
+    let mut faults = plan.faults.iter();
+    // A reader that finds a wrong byte reports it, and the replica goes. A namespace goes with its blocks. A block may
+    // have moved to a node that was lost.
+    let is_excused = plan.noise.flipped_writes > 0 || plan.drops_nodes() || world.has_just_lost();
+    if is_excused || faults.any(|(_, fault)| matches!(fault, Fault::Delete(..))) {
+        return None;
+    }
+    let history = world.load.history.lock();
+    let is_wrong = |Gone {
+                        reader, key, since, ..
+                    }: &Gone| {
+        // Namespaces have equal keys.
+        let Process::Client(client) = *reader else {
+            return false;
+        };
+        let mut keys = plan.keys_of(plan.tenant_of(client));
+        let number = keys.find(|number| name(*number) == *key);
+        number.is_some_and(|number| !history.may_have_changed(number, *since))
+    };
+    gone.into_iter().find(is_wrong).map(|gone| gone.what)
+}
+
+/// Where nothing takes blocks, one that was there is there at every later look.
+fn kept_stay(world: &World, pool: &Pool) -> Result<(), String> {
+    let plan = &world.plan;
+    if may_lose(world) || world.evicted() > 0 {
+        return Ok(());
+    }
+    for tenant in (0..plan.tenants.len()).filter(|tenant| plan.keeps_all_of(*tenant)) {
+        world.kept.lock().look(pool, plan, tenant)?;
     }
     Ok(())
 }
@@ -288,8 +331,7 @@ fn may_lose(world: &World) -> bool {
     if world.left_early.load(Ordering::Acquire) || world.plan.noise.flipped_writes > 0 {
         return true;
     }
-    let mut faults = world.plan.faults.iter();
-    world.plan.drops_nodes() || faults.any(|(_, fault)| may_lose_blocks(fault))
+    world.plan.drops_nodes() || world.plan.losses().next().is_some()
 }
 
 /// Invariant 5: every acknowledged block is readable.
@@ -361,18 +403,17 @@ async fn the_next_leader_knows_all(world: &Arc<World>) -> Result<(), String> {
     if pool.epoch == epoch {
         return Err("a master that died still leads".to_owned());
     }
-    if world.evicted() > evicted {
-        // It made room in a full memory.
-        return Ok(());
-    }
+    // It may make room in a full memory.
+    let evicted = world.evicted().saturating_sub(evicted);
     let after = all_of(&pool);
     // A small disk is a ring, and the new leader may write there again.
     let plan = &world.plan;
     let copies_stay = plan.disk_bytes >= RING
         && plan.noise.flipped_writes == 0
         && (0..plan.nodes).all(|node| is_right(plan, node));
-    let mut lost = before.difference(&after);
-    let lost = lost.find(|line| copies_stay || line.starts_with("block"));
+    let mut lost: Vec<&String> = before.difference(&after).collect();
+    lost.retain(|line| line.starts_with("block") || copies_stay && evicted == 0);
+    let lost = lost.get(usize::try_from(evicted).unwrap_or(usize::MAX));
     // It may write a copy at once.
     let mut made = after.difference(&before);
     let made = made.find(|line| line.starts_with("block"));

@@ -1,7 +1,7 @@
 //! A copy on a disk that goes right and has room stays until its key changes.
 
 use crate::load::name;
-use crate::plan::{DiskFault, Fault, Plan, tenant_name};
+use crate::plan::{Fault, Loss, Plan, tenant_name};
 use crate::world::World;
 use kvpool_master::pool::Pool;
 use kvpool_types::ids::NamespaceId;
@@ -31,15 +31,8 @@ pub(crate) struct Lost {
 
 /// Whether nothing in this history takes copies from the disk of the node.
 pub(crate) fn is_right(plan: &Plan, node: usize) -> bool {
-    let mut faults = plan.faults.iter().map(|(_, fault)| *fault);
-    !faults.any(|fault| match fault {
-        Fault::PowerCut(who, _)
-        | Fault::RolledBack(who, _)
-        | Fault::Cloned(_, who, _)
-        | Fault::NewDisk(who, _) => who == node,
-        Fault::Disk(who, fault, _) => who == node && fault != DiskFault::Stalls,
-        _ => false,
-    })
+    let mut losses = plan.losses();
+    losses.all(|(who, loss)| who != node || loss < Loss::Writes)
 }
 
 /// Whether the blocks of a namespace stay but for changes of their keys.

@@ -1,7 +1,7 @@
 //! Nodes that leave in order, in histories where nothing else loses a block.
 
 use crate::dice::{Dice, Stream};
-use crate::plan::{Fault, LATE_DROP, Plan, Process};
+use crate::plan::{Fault, LATE_DROP, Plan};
 
 impl Plan {
     /// From a stream of its own: faults that excuse a loss give way to drains, of several nodes at once. Every
@@ -12,7 +12,7 @@ impl Plan {
             return;
         }
         // What excuses a lost block would hide what a drain lost.
-        self.faults.retain(|(_, fault)| !may_lose_blocks(fault));
+        self.faults.retain(|(_, fault)| fault.loss().is_none());
         self.noise.flipped_writes = 0;
         self.drop_ms = LATE_DROP;
         if dice.chance(700) {
@@ -41,19 +41,4 @@ impl Plan {
         }
         self.length_ms = self.length_ms.max(at + 2_000);
     }
-}
-
-/// Whether a node may lose blocks that have no other replica.
-pub(crate) fn may_lose_blocks(fault: &Fault) -> bool {
-    matches!(
-        fault,
-        Fault::Crash(Process::Node(_), _)
-            | Fault::Leave(..)
-            | Fault::LittleMemory(..)
-            | Fault::PowerCut(..)
-            | Fault::RolledBack(..)
-            | Fault::Cloned(..)
-            | Fault::NewDisk(..)
-            | Fault::Disk(..)
-    )
 }

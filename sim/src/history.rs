@@ -129,14 +129,13 @@ impl History {
     pub(crate) fn may_have_left(&self, key: u64, since: Instant) -> bool {
         let changes = self.keys.get(&key).into_iter();
         let mut changes = changes.flat_map(|of_key| of_key.changes.values());
-        changes.any(|change| {
+        changes.any(|change| match change.outcome {
+            Outcome::Running => true,
+            Outcome::Done(at) => change.replaces && at > since,
+            Outcome::Unknown => self.may_be_late(change, since),
             // An earlier attempt was granted while nobody could reach the block, and replaced it.
-            let may_replace = match change.outcome {
-                Outcome::Present => change.took > ONE_ATTEMPT,
-                Outcome::Running | Outcome::Unknown => true,
-                Outcome::Done(_) | Outcome::Failed => false,
-            };
-            (change.replaces || may_replace) && change.begun + self.latest > since
+            Outcome::Present => change.took > ONE_ATTEMPT && self.may_be_late(change, since),
+            Outcome::Failed => false,
         })
     }
 
@@ -144,19 +143,19 @@ impl History {
     pub(crate) fn may_have_changed(&self, key: u64, since: Instant) -> bool {
         let changes = self.keys.get(&key).into_iter();
         let mut changes = changes.flat_map(|of_key| of_key.changes.values());
-        changes.any(|change| {
-            let may_be_late = change.begun + self.latest > since;
-            match change.outcome {
-                // A removal that comes twice may take the next block of the key.
-                _ if change.length.is_none() => may_be_late,
-                Outcome::Running => true,
-                Outcome::Done(at) => at > since,
-                Outcome::Unknown => may_be_late,
-                // An earlier attempt may have had no answer, and its commit is done all the same.
-                Outcome::Present => change.took > ONE_ATTEMPT && may_be_late,
-                Outcome::Failed => false,
-            }
+        changes.any(|change| match change.outcome {
+            Outcome::Running => true,
+            Outcome::Done(at) => at > since,
+            Outcome::Unknown => self.may_be_late(change, since),
+            // An earlier attempt may have had no answer, and its commit is done all the same.
+            Outcome::Present => change.took > ONE_ATTEMPT && self.may_be_late(change, since),
+            Outcome::Failed => false,
         })
+    }
+
+    /// Whether a change without an answer may have taken effect after `since`.
+    fn may_be_late(&self, change: &Change, since: Instant) -> bool {
+        change.begun + self.latest > since
     }
 
     /// Judges what a get saw, which `who` began at `begun`.

@@ -31,6 +31,7 @@ mod drains;
 mod entropy;
 mod history;
 mod intruder;
+mod kept;
 mod life;
 mod link;
 mod load;

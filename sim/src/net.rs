@@ -157,7 +157,7 @@ impl Net {
             receives: Mutex::default(),
             damage: Damage::default(),
             reads_are_right: plan.reads_are_right(),
-            promises: Promises::new(plan.leases_are_kept()),
+            promises: Promises::default(),
             locations: Mutex::default(),
             reads: Mutex::default(),
             violations: Mutex::default(),

@@ -3,7 +3,7 @@
 
 use crate::dice::{Dice, Stream};
 use crate::load::{Task, name, parent_of};
-use crate::plan::{DiskFault, Fault, Plan, Tenant, tenant_name};
+use crate::plan::{Fault, Loss, Plan, Tenant, tenant_name};
 use crate::world::World;
 use kvpool_client::Remove;
 use kvpool_master::directory::StoredBlock;
@@ -93,15 +93,8 @@ impl Plan {
 
     /// Whether nothing in this history takes what is on the disk of the node.
     fn keeps_disk(&self, node: usize) -> bool {
-        let mut faults = self.faults.iter().map(|(_, fault)| *fault);
-        !faults.any(|fault| match fault {
-            Fault::PowerCut(who, _)
-            | Fault::RolledBack(who, _)
-            | Fault::Cloned(_, who, _)
-            | Fault::NewDisk(who, _) => who == node,
-            Fault::Disk(who, DiskFault::IsGone | DiskFault::Rots, _) => who == node,
-            _ => false,
-        })
+        let mut losses = self.losses();
+        losses.all(|(who, loss)| who != node || loss < Loss::Disk)
     }
 }
 

@@ -2,6 +2,9 @@
 //! failing one can be made smaller.
 
 mod draw;
+mod losses;
+
+pub(crate) use losses::Loss;
 
 use kvpool_types::NamespaceSettings;
 use std::fmt;
@@ -305,13 +308,8 @@ impl Plan {
     /// Whether a reader under a lease always finds the committed bytes: nothing makes bytes wrong on their way, and
     /// the clock of no master runs ahead of what readers count.
     pub fn reads_are_right(&self) -> bool {
-        self.noise.flipped == 0 && self.leases_are_kept()
-    }
-
-    /// Whether no lease ends before its reader counts on it: the clock of no master jumps.
-    pub fn leases_are_kept(&self) -> bool {
         let mut faults = self.faults.iter();
-        !faults.any(|(_, fault)| matches!(fault, Fault::ClockJumps(..)))
+        self.noise.flipped == 0 && !faults.any(|(_, fault)| matches!(fault, Fault::ClockJumps(..)))
     }
 }
 

@@ -27,16 +27,30 @@ struct Promise {
     node: Incarnation,
     segment: SegmentId,
     range: Range<u64>,
+    asked: Instant,
     until: Instant,
+    /// Whether the block has left its leader's pool.
+    has_left: bool,
 }
 
 /// See the module's documentation.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Promises {
-    /// Whether no lease ends early.
-    are_kept: bool,
     all: Mutex<Vec<Promise>>,
     last: Mutex<Option<Instant>>,
+    /// When the clock of a master jumped last. No lease counts that a reader asked for before.
+    jumped: Mutex<Option<Instant>>,
+    looked: Mutex<Option<Instant>>,
+}
+
+/// A leased block that its leader has no more.
+#[derive(Clone, Debug)]
+pub(crate) struct Gone {
+    pub(crate) reader: Process,
+    pub(crate) key: Key,
+    /// The block was there at this time.
+    pub(crate) since: Instant,
+    pub(crate) what: String,
 }
 
 impl std::fmt::Display for Promise {
@@ -65,20 +79,18 @@ fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
 }
 
 impl Promises {
-    /// None are judged where leases may end early.
-    pub(crate) fn new(are_kept: bool) -> Self {
-        Self {
-            are_kept,
-            all: Mutex::default(),
-            last: Mutex::default(),
-        }
+    /// The clock of a master jumps: what it has promised may end early.
+    pub(crate) fn clock_jumps(&self) {
+        *self.jumped.lock() = Some(Instant::now());
+        self.all.lock().clear();
+    }
+
+    fn counts(&self, asked: Instant) -> bool {
+        self.jumped.lock().is_none_or(|jumped| asked > jumped)
     }
 
     /// The promise that the pool breaks.
     pub(crate) fn broken_by(&self, pool: &Pool) -> Option<String> {
-        if !self.are_kept {
-            return None;
-        }
         self.broken_by_pool(&pool.uses())
             .or_else(|| self.broken_by_free_room(pool))
             .or_else(|| self.forgotten_by(pool))
@@ -106,6 +118,9 @@ impl Promises {
             ));
         }
         let lease = reply.lease.filter(|lease| lease.ttl_ms > 0)?;
+        if !self.counts(asked) {
+            return None;
+        }
         let until = end_of(lease, asked);
         let mut promises = self.all.lock();
         promises.retain(|promise| promise.until > Instant::now());
@@ -127,7 +142,9 @@ impl Promises {
                     node,
                     segment: SegmentId(replica.segment),
                     range: replica.offset..replica.offset + location.length,
+                    asked,
                     until,
+                    has_left: false,
                 });
             }
         }
@@ -154,7 +171,7 @@ impl Promises {
         let Some(lease) = reply.lease.filter(|lease| lease.ttl_ms > 0) else {
             return;
         };
-        if request.presence {
+        if request.presence || !self.counts(asked) {
             return;
         }
         let mut promises = self.all.lock();
@@ -202,9 +219,6 @@ impl Promises {
         segment: SegmentId,
         range: &Range<u64>,
     ) -> Option<String> {
-        if !self.are_kept {
-            return None;
-        }
         let now = Instant::now();
         let promises = self.all.lock();
         let mut open = promises.iter().filter(|promise| promise.until > now);
@@ -253,6 +267,37 @@ impl Promises {
                 format!("{promise}, but the leases on the block end in {term} ms")
             })
         })
+    }
+
+    /// Leased blocks that have left their own leader since the last look, on segments that are there.
+    pub(crate) fn gone_from(&self, pool: &Pool) -> Vec<Gone> {
+        let now = Instant::now();
+        let Some(since) = self.looked.lock().replace(now) else {
+            return Vec::new();
+        };
+        let mut promises = self.all.lock();
+        let is_open = |promise: &&mut Promise| {
+            promise.until > now && promise.epoch == pool.epoch.0 && !promise.has_left
+        };
+        let mut open = promises.iter_mut().filter(is_open).peekable();
+        if open.peek().is_none() {
+            return Vec::new();
+        }
+        let terms = pool.lease_terms();
+        let segments = pool.placement.segments();
+        let left = open.filter(|promise| !terms.contains_key(&Version(promise.version)));
+        let left = left.map(|promise| {
+            promise.has_left = true;
+            promise
+        });
+        left.filter(|promise| segments.get(promise.segment).is_some())
+            .map(|promise| Gone {
+                reader: promise.reader,
+                key: promise.key.clone(),
+                since: since.min(promise.asked),
+                what: format!("{promise}, but the block has left"),
+            })
+            .collect()
     }
 
     /// The promise that the pool breaks: other blocks, puts or pulls have the bytes.

@@ -9,6 +9,7 @@ use crate::copies::Copies;
 use crate::dice::{Dice, Stream, generator};
 use crate::entropy;
 use crate::history::History;
+use crate::kept::Kept;
 use crate::life::Life;
 use crate::link::Dialer;
 use crate::load::{Load, Task, connect};
@@ -179,12 +180,16 @@ pub(crate) struct World {
     pub(crate) tenants: Tenants,
     /// The chains that were seen in the pool.
     pub(crate) chains: Mutex<Chains>,
+    /// Blocks that nothing takes.
+    pub(crate) kept: Mutex<Kept>,
     /// The copies that were seen on disks.
     pub(crate) copies: Mutex<Copies>,
     /// The hard-pinned blocks that were seen.
     pub(crate) pins: Mutex<Pins>,
     /// How many nodes lost their memory, with blocks that had perhaps no other replica.
     pub(crate) losses: AtomicU64,
+    /// When blocks last left with a node.
+    lost_last: Mutex<Option<Instant>>,
     /// Whether a node left before all of its blocks were moved.
     pub(crate) left_early: AtomicBool,
 }
@@ -233,9 +238,11 @@ impl World {
             memory: Mutex::default(),
             tenants: Tenants::new(plan.seed),
             chains: Mutex::default(),
+            kept: Mutex::default(),
             copies: Mutex::default(),
             pins: Mutex::default(),
             losses: AtomicU64::new(0),
+            lost_last: Mutex::default(),
             left_early: AtomicBool::new(false),
         })
     }
@@ -341,6 +348,8 @@ impl World {
     }
 
     fn start_node(&self, number: usize) -> Result<(), String> {
+        // The master drops what the life before had in memory.
+        self.blocks_leave();
         let life = Life::default();
         let percent = self.memory.lock().get(&number).copied().unwrap_or(100);
         let segment = Length(self.plan.segment_with(percent));

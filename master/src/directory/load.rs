@@ -9,6 +9,7 @@ use super::common::{Preparer, shard_of_hash};
 use super::lineage::Aftermath;
 use super::{Directory, Policy};
 use crate::replica::ExtentIndex;
+use crate::slab::NONE;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{KeyRef, Length, Offset, SegmentId, Version};
 use std::cmp::Reverse;
@@ -58,6 +59,31 @@ impl Directory {
         let key = Preparer::new(&self.common, namespace).prepare(key);
         let stripe = self.cell(self.common.stripe_of_hash(key.hash)).lock_read();
         stripe.find(&key).map(|slot| stripe.id(slot))
+    }
+
+    /// The blocks behind the block of such a version under a key, with their versions.
+    pub(crate) fn children(
+        &self,
+        namespace: NamespaceId,
+        key: KeyRef<'_>,
+        is_it: impl Fn(Version) -> bool,
+    ) -> Vec<(Version, BlockId)> {
+        let key = Preparer::new(&self.common, namespace).prepare(key);
+        let children: Vec<BlockId> = {
+            let stripe = self.cell(self.common.stripe_of_hash(key.hash)).lock_read();
+            let found = stripe.find(&key);
+            let found = found.filter(|slot| is_it(stripe.entries.rest(*slot).version));
+            let node = found.map_or(NONE, |slot| stripe.entries.rest(slot).lineage);
+            if node == NONE {
+                return Vec::new();
+            }
+            let lineage = self.common.lineage.lock();
+            lineage.children(node).map(|(block, _)| block).collect()
+        };
+        let children = children.into_iter();
+        children
+            .filter_map(|block| Some((self.summary(block)?.version, block)))
+            .collect()
     }
 
     /// Links blocks to parents that were both found. The links follow the order of the blocks'

@@ -9,7 +9,7 @@ use crate::placement::Extents;
 use crate::replica::Replica;
 use crate::slab::NONE;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{KeyRef, SegmentId, Version};
+use kvpool_types::{KeyRef, Offset, SegmentId, Version};
 use std::ops::Deref;
 
 impl Directory {
@@ -77,18 +77,42 @@ impl Directory {
         version: Version,
         segment: SegmentId,
     ) -> Option<Dropped> {
+        self.drop_where(namespace, key, version, |replica| {
+            replica.segment == segment
+        })
+    }
+
+    fn drop_where(
+        &self,
+        namespace: NamespaceId,
+        key: KeyRef<'_>,
+        version: Version,
+        which: impl Fn(&Replica) -> bool,
+    ) -> Option<Dropped> {
         let mut aftermath = Aftermath::default();
         let mut dropped = None;
         self.each(namespace, &[key], |stripe, _, key| {
             let found = stripe.find(key);
             let found = found.filter(|slot| stripe.entries.rest(*slot).version == version);
             if let Some(slot) = found {
-                dropped = stripe
-                    .drop_replica(slot, &self.common, &mut aftermath, |r| r.segment == segment);
+                dropped = stripe.drop_replica(slot, &self.common, &mut aftermath, &which);
             }
         });
         self.apply_aftermath(aftermath);
         dropped
+    }
+
+    /// Removes the replica at a place, and the block with its last replica.
+    pub fn drop_replica_in(
+        &self,
+        namespace: NamespaceId,
+        key: KeyRef<'_>,
+        version: Version,
+        place: (SegmentId, Offset),
+    ) -> Option<Dropped> {
+        self.drop_where(namespace, key, version, |replica| {
+            (replica.segment, replica.offset) == place
+        })
     }
 
     /// [`Directory::drop_replica`] for a replica that is not the block's last one.

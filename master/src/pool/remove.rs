@@ -5,7 +5,7 @@ use crate::clock::BootInstant;
 use crate::directory::{BlockId, BlockRef, Removed, Replica, Verdict};
 use crate::placement::quarantine::Suspected;
 use crate::store::journal::Ack;
-use crate::store::record::{self, Record};
+use crate::store::record::{self, Places, Record};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Code, Key, KeyRef, Offset, SegmentId, Version};
 use regex::Regex;
@@ -59,6 +59,7 @@ impl Leaving {
             // A reader may take a lease until the block leaves.
             unleased: false,
             everywhere: self.everywhere,
+            places: Places::new(),
         })
     }
 }
@@ -399,7 +400,19 @@ impl Pool {
             version: block.version,
             unleased: self.left(block).not_before <= now,
             everywhere: false,
+            places: self.places_of(block),
         })
+    }
+
+    /// The places that a block left, for its record. Where no block comes back from a medium, nobody asks.
+    fn places_of(&self, block: &Removed) -> Places {
+        if !self.has_media() {
+            return Places::new();
+        }
+        let replicas = block.replicas.iter();
+        replicas
+            .map(|replica| (replica.segment, replica.offset))
+            .collect()
     }
 
     /// Records reports of clients about replicas. A wrong checksum hides the replica until its node

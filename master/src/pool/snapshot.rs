@@ -43,6 +43,10 @@ impl SnapshotSource for Source {
         SHARDS
     }
 
+    fn is_there(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+
     fn capture(&self, shard: ShardIndex) -> Vec<Record> {
         let Some(pool) = self.pool() else {
             return Vec::new();

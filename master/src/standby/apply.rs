@@ -24,15 +24,20 @@ impl Standby {
             record::decode(group).map_err(|source| ApplyError::Damaged { seq, source })?;
         // Consecutive commits are published together.
         let mut commits: Vec<Commit> = Vec::new();
+        let mut highest = Version(0);
         for record in decoded.records {
             match record {
-                Record::Commit(commit) if !Tier::is_about(&commit) => {
+                Record::Commit(commit)
+                    if !Tier::is_about(&commit) && !self.comes_back(&commit, highest) =>
+                {
+                    highest = highest.max(commit.version);
                     commits.push(commit);
                     continue;
                 }
                 _ => {}
             }
             self.commit(std::mem::take(&mut commits));
+            highest = Version(0);
             self.apply_one(seq, record)?;
         }
         self.commit(commits);
@@ -41,6 +46,19 @@ impl Standby {
         self.recently_freed.tick(self.clock.now());
         self.sweep();
         Ok(())
+    }
+
+    /// Whether a block is committed again, at another place: it comes back from a medium. It may be in memory, or among
+    /// the commits up to the version `highest`, which are not published yet. The place that it leaves may be the next
+    /// commit's, so that it is published by itself.
+    fn comes_back(&self, commit: &Commit, highest: Version) -> bool {
+        let found = || {
+            let block = self.directory.find(commit.namespace, commit.key.as_ref())?;
+            self.directory.summary(block)
+        };
+        !self.tier.is_empty()
+            && (commit.version <= highest
+                || found().is_some_and(|block| block.version == commit.version))
     }
 
     /// Forgets the groups that were cut from the log, and records the snapshots that replace them.
@@ -87,6 +105,7 @@ impl Standby {
                 self.tier.publish(commit);
             }
             Record::Commit(commit) => self.commit(vec![commit]),
+            Record::Remove(gone) if !gone.places.is_empty() => self.leave_places(&gone),
             Record::Remove(gone) => {
                 if gone.everywhere {
                     let is_it = |version| version == gone.version;
@@ -96,7 +115,7 @@ impl Standby {
                     version == gone.version
                 });
                 match removed {
-                    Some(removed) if gone.unleased => self.open(&removed),
+                    Some(removed) if gone.unleased => self.open(&removed.replicas),
                     Some(removed) => self.freed(&removed),
                     None => {}
                 }
@@ -139,6 +158,21 @@ impl Standby {
             }
         }
         Ok(())
+    }
+
+    /// Takes a block out of the places that it left. It may be back from a medium at another one.
+    fn leave_places(&mut self, gone: &record::Remove) {
+        for place in &gone.places {
+            let key = gone.key.as_ref();
+            let dropped = self
+                .directory
+                .drop_replica_in(gone.namespace, key, gone.version, *place);
+            match dropped {
+                Some(dropped) if gone.unleased => self.open(&[dropped.replica]),
+                Some(dropped) => self.freed_copies(&[dropped.replica], dropped.length),
+                None => {}
+            }
+        }
     }
 
     /// The first term makes the secret. A standby loaded before it has only a guess.
@@ -191,9 +225,9 @@ impl Standby {
 
     /// Frees extents without a lease. The node reports extents that a process still holds when it
     /// registers with the next leader.
-    fn open(&mut self, removed: &Removed) {
+    fn open(&mut self, copies: &[Replica]) {
         let segments = self.placement.segments();
-        for copy in &removed.replicas {
+        for copy in copies {
             if let Some(segment) = segments.get(copy.segment) {
                 segment.quarantine([copy.extent]);
                 segment.free_quarantined([(copy.extent, false)].into_iter());

@@ -248,6 +248,13 @@ impl Loading {
                 tick: ticks.of(at),
             });
         }
+        if of.is_none() {
+            for block in &blocks {
+                self.orphans(block.namespace, &block.key, |version| {
+                    version < block.version
+                });
+            }
+        }
         let published = self.directory.publish(&blocks);
         if let Some(shard) = of {
             let found = published.iter().zip(&blocks).zip(parents);
@@ -335,6 +342,11 @@ impl Loading {
                     self.copy_leaves(gone.namespace, gone.key.as_ref(), is_it);
                 }
                 self.flush();
+                self.orphans(gone.namespace, &gone.key, |version| version == gone.version);
+                if !gone.places.is_empty() {
+                    self.leave_places(&gone);
+                    return;
+                }
                 let is_it = |block: &directory::BlockRef<'_>| {
                     if block.version() == gone.version {
                         Verdict::Remove
@@ -378,6 +390,37 @@ impl Loading {
             }
             _ => {}
         }
+    }
+
+    /// Takes a block out of the places that it left. It may be back from a medium at another one.
+    fn leave_places(&mut self, gone: &record::Remove) {
+        for place in &gone.places {
+            let key = gone.key.as_ref();
+            let dropped = self
+                .directory
+                .drop_replica_in(gone.namespace, key, gone.version, *place);
+            // The node reports the extents that a process still holds.
+            if let Some(dropped) = dropped
+                && !gone.unleased
+            {
+                let replica = dropped.replica;
+                self.left
+                    .add(replica.segment, replica.offset, dropped.length);
+            }
+        }
+    }
+
+    /// The block of such a version under a key leaves. Blocks behind it, whose own snapshots are later, stand for the
+    /// next block of the key, which the log has later.
+    fn orphans(&mut self, namespace: NamespaceId, key: &Key, leaves: impl Fn(Version) -> bool) {
+        let children = self.directory.children(namespace, key.as_ref(), leaves);
+        let orphans = children.into_iter().map(|(version, block)| Parent {
+            namespace,
+            block,
+            version,
+            key: key.clone(),
+        });
+        self.absent_parents.extend(orphans);
     }
 
     fn add_replica(&mut self, added: &record::ReplicaAdded) {

@@ -5,6 +5,7 @@ mod copies;
 mod leased;
 mod moved;
 mod recorded;
+mod returned;
 
 use super::*;
 use crate::clock::{BootInstant, ManualClock};
@@ -192,6 +193,7 @@ impl Leader {
                         version,
                         unleased: false,
                         everywhere: false,
+                        places: Default::default(),
                     })]
                 }
                 None => Vec::new(),
@@ -431,6 +433,53 @@ async fn a_block_keeps_its_parent_when_only_its_own_shard_has_a_snapshot() {
         put.await.unwrap();
     }
     assert_eq!(parent_of_4(&load(&store).await), Some(key(1)));
+}
+
+/// Its parent was evicted and put again between the two snapshots.
+#[tokio::test]
+async fn a_block_keeps_its_parent_when_the_snapshot_of_its_own_shard_is_later() {
+    let place = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(place.path())).unwrap();
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    let mut leader = Leader::default();
+    let seed = Record::Seed(record::Seed { seed: 7 });
+    let parent = Change::Put {
+        key: 1,
+        child_of: None,
+    };
+    let beginning = vec![seed, leader.new_node()];
+    let first = leader.records(&parent);
+    let mut groups = vec![beginning.clone(), first.clone()];
+    let child = Change::Put {
+        key: 4,
+        child_of: Some(1),
+    };
+    for change in [Change::Remove { key: 1 }, parent, child] {
+        groups.push(leader.records(&change));
+    }
+    for (seq, records) in (1..).zip(&groups) {
+        let group = encode_group(records);
+        store.append(epoch, LogSeq(seq), group).await.unwrap();
+    }
+    let all = load(&store).await.directory;
+    let shard_of = |number| ShardIndex(all.shard_of_key(space(number), key(number).as_ref()));
+    assert_ne!(shard_of(1), shard_of(4));
+    let of_child = all.snapshot(shard_of(4).0).into_iter();
+    let of_child = of_child.map(|block| Record::Commit(block.into())).collect();
+    let snapshots = [
+        (ShardIndex::SYSTEM, 1, beginning),
+        (shard_of(1), 2, first),
+        (shard_of(4), 5, of_child),
+    ];
+    for (shard, seq, records) in snapshots {
+        let chunks = encode_snapshot(directory::SHARDS, records);
+        let put = store.put_snapshot(epoch, shard, LogSeq(seq), chunks);
+        put.await.unwrap();
+    }
+    let loaded = load(&store).await.directory;
+    let mut blocks = loaded.snapshot(shard_of(4).0).into_iter();
+    let parent = blocks.find(|block| block.key == key(4)).unwrap().parent;
+    assert_eq!(parent, Some(key(1)));
 }
 
 /// A master that dies and restarts at once has leases to honour too.

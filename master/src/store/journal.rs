@@ -124,6 +124,11 @@ pub trait SnapshotSource: Send + Sync + 'static {
     /// The records without a shard now. Called on the journal's thread between two groups.
     fn capture_system(&self) -> Vec<Record>;
 
+    /// Whether the state is there. One that is gone has no records, and no snapshot may say so.
+    fn is_there(&self) -> bool {
+        true
+    }
+
     /// Records that each snapshot ends with, whichever shard it has. Called with the captures.
     fn capture_beside(&self) -> Vec<Record> {
         Vec::new()

@@ -75,6 +75,9 @@ pub struct Remove {
     pub unleased: bool,
     /// True when the block's copy on a medium left too. An evicted block leaves memory only.
     pub everywhere: bool,
+    /// The places in memory that the block left; at others it stays. Empty: it left all. The record of a block that
+    /// came back from a medium may be before the one of the eviction from which it came back.
+    pub places: Places,
 }
 
 /// One of several replicas of a block was dropped.
@@ -304,6 +307,8 @@ const HARD_PIN: u8 = 0x10;
 const UNLEASED: u8 = 1;
 /// In the same byte: the block's copy on a medium left too.
 const EVERYWHERE: u8 = 2;
+/// In the same byte: the places follow that the block left.
+const HAS_PLACES: u8 = 4;
 const HAS_PARENT: u8 = 0x20;
 /// The parent is the key of the commit before, so a chain in order needs no bytes for parents.
 const PARENT_IS_PREVIOUS: u8 = 0x40;

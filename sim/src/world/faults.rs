@@ -57,7 +57,7 @@ impl World {
                 }
             }
             Fault::Leave(number, down) => {
-                self.losses.fetch_add(1, Ordering::AcqRel);
+                self.node_is_lost();
                 if let Some(port) = self.net.node(number) {
                     spawn_local(Arc::clone(self).leave(port, number, ms(down)));
                 }
@@ -102,6 +102,7 @@ impl World {
             Fault::ClockJumps(master, by) => {
                 if let Some(clock) = self.clocks.get(master) {
                     clock.jump(by);
+                    self.net.promises.clock_jumps();
                 }
             }
         }
@@ -140,13 +141,14 @@ impl World {
         }
     }
 
-    /// A life of a node says goodbye and ends.
+    /// A life of a node says goodbye and ends. What it takes along has its caller counted.
     async fn leave(self: Arc<Self>, port: NodePort, number: usize, down: Duration) {
         port.node.leave();
         sleep(GOODBYE).await;
         if !port.life.is_over() {
             port.node.detach();
-            self.crash(Process::Node(number), down);
+            self.end_node(number);
+            self.start_again(Process::Node(number), down);
         }
     }
 
@@ -173,15 +175,14 @@ impl World {
         self.trace.note(Process::Node(number), said);
         if saved != Some(0) {
             self.left_early.store(true, Ordering::Release);
-            self.losses.fetch_add(1, Ordering::AcqRel);
         } else if losses == self.losses.load(Ordering::Acquire)
             && let Err(wrong) = checks::nothing_left_on(&self, port.node.incarnation())
         {
             self.load.violate(wrong);
         }
-        if self.plan.has_disks() {
-            // Its blocks leave memory, and wait on its disk.
-            self.losses.fetch_add(1, Ordering::AcqRel);
+        // With a disk, its blocks leave memory and wait there.
+        if saved != Some(0) || self.plan.has_disks() {
+            self.node_is_lost();
         }
         self.leave(port, number, down).await;
     }
@@ -192,6 +193,35 @@ impl World {
         let lived = master.is_some();
         if let Some(master) = master {
             master.kill();
+        }
+        lived
+    }
+
+    /// A node is gone with blocks that may be nowhere else.
+    fn node_is_lost(&self) {
+        self.losses.fetch_add(1, Ordering::AcqRel);
+        self.blocks_leave();
+    }
+
+    /// Blocks leave the pool with the node that they were on.
+    pub(crate) fn blocks_leave(&self) {
+        *self.lost_last.lock() = Some(Instant::now());
+    }
+
+    /// Whether a node was lost a moment ago, or was back then with an empty memory. The next look may miss its blocks.
+    pub(crate) fn has_just_lost(&self) -> bool {
+        const MOMENTS: Duration = Duration::from_millis(500);
+        let last = *self.lost_last.lock();
+        last.is_some_and(|last| last.elapsed() < MOMENTS)
+    }
+
+    /// Ends the process of a node. False when it has ended before.
+    fn end_node(&self, number: usize) -> bool {
+        let life = self.nodes.lock().remove(&number);
+        let lived = life.is_some();
+        if let Some(life) = life {
+            life.end();
+            self.net.close(Process::Node(number));
         }
         lived
     }
@@ -208,12 +238,10 @@ impl World {
                 }
             }
             Process::Node(number) => {
-                let Some(life) = self.nodes.lock().remove(&number) else {
+                if !self.end_node(number) {
                     return;
-                };
-                life.end();
-                self.net.close(process);
-                self.losses.fetch_add(1, Ordering::AcqRel);
+                }
+                self.node_is_lost();
             }
             Process::Client(number) => {
                 let Some(life) = self.clients.lock().remove(&number) else {

@@ -106,6 +106,10 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         ONE_THREAD,
         &[
+            "the record of an eviction names the places that the block left",
+            "a standby takes a block out of the places that it left alone",
+            "a load takes a block out of the places that it left alone",
+            "a state that is gone is no snapshot",
             "a block whose replicas change is counted all the while",
             "a walk leaves the line of a drain",
         ],

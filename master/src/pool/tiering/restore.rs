@@ -16,8 +16,8 @@ use crate::replica::{BlockId, Replica};
 use kvpool_proto as proto;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
-use kvpool_types::{Extent, GrantId, Key, KeyRef, Length, SegmentId};
-use std::collections::{HashMap, HashSet};
+use kvpool_types::{Extent, GrantId, Key, KeyRef, Length, SegmentId, Version};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -39,8 +39,9 @@ const HOLD: Duration = Duration::from_secs(1);
 #[must_use = "what came back is held until it is released"]
 #[derive(Debug)]
 pub struct Restored {
-    /// The blocks that came back. Each has a lease with this token.
-    held: Vec<Key>,
+    /// By the indices of the keys: the latest block that came back. It has one lease with this token. The lease on an
+    /// earlier block of the key has left with that block.
+    held: BTreeMap<usize, (Key, Version)>,
     token: BootInstant,
     /// The indices of the keys whose blocks can be read from a medium. Memory had no room for them, or their
     /// loads go on.
@@ -129,7 +130,7 @@ impl Pool {
         let keys = keys.into();
         let wait = patience.min(MOST_WAIT);
         let mut restored = Restored {
-            held: Vec::new(),
+            held: BTreeMap::new(),
             token: self.now().after(wait + HOLD),
             left: Vec::new(),
         };
@@ -209,7 +210,7 @@ impl Pool {
                 }
                 Some(Begun::Ended) | None => {
                     *loads.ended.entry(one.copy).or_default() += 1;
-                    if !self.hold(&one.block, restored) && self.has_failed(one) {
+                    if !self.hold(one, restored) && self.has_failed(one) {
                         loads.failed.insert(one.copy);
                     }
                     progress = tokio::time::Instant::now();
@@ -244,16 +245,22 @@ impl Pool {
     }
 
     /// Keeps a block that came back until its lookup has leased it. False when it is not in memory.
-    fn hold(&self, block: &Moved, restored: &mut Restored) -> bool {
-        let (now, before) = (self.now(), restored.held.len());
+    fn hold(&self, wanted: &Wanted, restored: &mut Restored) -> bool {
+        let block = &wanted.block;
+        let now = self.now();
         let keys = [block.key.as_ref()];
+        let mut is_there = false;
         self.directory.visit(block.namespace, &keys, |_, found| {
             if let Some(mut found) = found.filter(|found| found.version() == block.version) {
                 found.lease(restored.token, now);
-                restored.held.push(block.key.clone());
+                is_there = true;
             }
         });
-        restored.held.len() > before
+        if is_there {
+            let held = (block.key.clone(), block.version);
+            restored.held.insert(wanted.index, held);
+        }
+        is_there
     }
 
     fn has_failed(&self, wanted: &Wanted) -> bool {
@@ -264,10 +271,16 @@ impl Pool {
 
     /// Gives back what [`Pool::restore`] holds. Call it when the blocks have leases of their own.
     pub fn end_restored(&self, namespace: NamespaceId, restored: &Restored) {
-        let keys: Vec<KeyRef<'_>> = restored.held.iter().map(Key::as_ref).collect();
-        if !keys.is_empty() {
-            self.release(namespace, &keys[..], |_| Holder::of_any(restored.token));
+        if restored.held.is_empty() {
+            return;
         }
+        let held = restored.held.values();
+        let (keys, versions): (Vec<KeyRef<'_>>, Vec<Version>) =
+            held.map(|(key, version)| (key.as_ref(), *version)).unzip();
+        self.release(namespace, &keys[..], |at| Holder {
+            token: restored.token,
+            newest: versions.get(at).copied().unwrap_or_default(),
+        });
     }
 
     /// Asks the evictor for room for a load. Only loads that somebody waits for ask.

@@ -24,6 +24,8 @@ enum Step {
     Evict(u8),
     /// A copy comes back to memory.
     Restore(u8),
+    /// A block leaves memory and comes back, and the log has it the other way round.
+    EvictLate(u8),
     /// A block leaves for good.
     Remove(u8),
     /// A copy is found damaged.
@@ -44,6 +46,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => key().prop_map(Step::Move),
         5 => key().prop_map(Step::Evict),
         4 => key().prop_map(Step::Restore),
+        3 => key().prop_map(Step::EvictLate),
         3 => key().prop_map(Step::Remove),
         2 => key().prop_map(Step::CopyGone),
         1 => Just(Step::NodeRestarts),
@@ -138,6 +141,19 @@ impl Model {
             version,
             unleased: false,
             everywhere,
+            places: record::Places::new(),
+        })
+    }
+
+    /// A block left memory at this slot.
+    fn evict(&self, number: u8, version: Version, slot: u64) -> Record {
+        Record::Remove(record::Remove {
+            namespace: NamespaceId(0),
+            key: key(number),
+            version,
+            unleased: false,
+            everywhere: false,
+            places: smallvec![(self.memory_segment, Offset(slot * GRANULE))],
         })
     }
 
@@ -164,8 +180,16 @@ impl Model {
                 self.copy_to_free(*number, version)?
             }
             Step::Evict(number) => {
-                let (version, _) = self.memory.remove(number)?;
-                Self::remove(*number, version, false)
+                let (version, slot) = self.memory.remove(number)?;
+                self.evict(*number, version, slot)
+            }
+            Step::EvictLate(number) => {
+                let (version, _) = *self.copies.get(number)?;
+                let (_, old) = *self.memory.get(number)?;
+                let slot = Self::free_slot(&self.memory, PLACES)?;
+                self.memory.insert(*number, (version, slot));
+                let back = Self::commit(*number, version, self.memory_segment, slot * GRANULE);
+                return Some(vec![back, self.evict(*number, version, old)]);
             }
             Step::Restore(number) => {
                 let (version, _) = *self.copies.get(number)?;
@@ -219,6 +243,16 @@ impl Model {
         self.copies.insert(number, (version, slot));
         let offset = slot * slot_bytes();
         Some(Self::commit(number, version, self.medium.id, offset))
+    }
+
+    fn in_memory(&self) -> Vec<Place> {
+        let at = |slot: u64| vec![(self.memory_segment, Offset(slot * GRANULE))];
+        let blocks = self.memory.iter();
+        let mut all: Vec<Place> = blocks
+            .map(|(number, (version, slot))| (key(*number), *version, at(*slot)))
+            .collect();
+        all.sort_by_key(|(_, version, _)| *version);
+        all
     }
 
     fn places(&self) -> Vec<(u8, Version, SegmentId, Offset)> {
@@ -312,6 +346,7 @@ async fn compare_copies(steps: Vec<Step>) {
     }
     follower.sweep_all();
     assert_eq!(copies(&follower), model.places(), "followed");
+    assert_eq!(contents(&follower), model.in_memory(), "followed");
     let loaded = load_settled(&store).await;
     assert_eq!(copies(&loaded), model.places(), "loaded");
     assert_eq!(contents(&follower), contents(&loaded));

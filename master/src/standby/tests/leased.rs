@@ -44,6 +44,7 @@ fn removal(number: u8, version: u64, unleased: bool) -> Record {
         version: Version(version),
         unleased,
         everywhere: false,
+        places: Default::default(),
     })
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::store::record::encode_snapshot;
 
-const SPACE: NamespaceId = NamespaceId(0);
+pub(super) const SPACE: NamespaceId = NamespaceId(0);
 
 fn segment(number: u32) -> Record {
     Record::Segment(record::Segment {
@@ -16,7 +16,7 @@ fn segment(number: u32) -> Record {
 }
 
 /// The block of key `number`, whose only replica is on segment 1.
-fn commit(number: u8) -> Record {
+pub(super) fn commit(number: u8) -> Record {
     Record::Commit(Commit {
         namespace: SPACE,
         key: key(number),
@@ -41,11 +41,11 @@ fn added() -> Record {
 }
 
 /// Segment 1 is gone.
-fn gone() -> Record {
+pub(super) fn gone() -> Record {
     Record::SegmentGone(record::SegmentGone { id: SegmentId(1) })
 }
 
-fn beginning() -> Vec<Record> {
+pub(super) fn beginning() -> Vec<Record> {
     let seed = Record::Seed(record::Seed { seed: 7 });
     vec![seed, segment(1), segment(2)]
 }
@@ -96,7 +96,7 @@ async fn a_block_that_moved_off_a_node_that_is_gone_is_loaded_whichever_snapshot
 }
 
 /// Follows a log of these groups, which this standby loads up to a group, with a pause of `pause` before each.
-async fn follow(groups: &[Vec<Record>], loaded: usize, pause: Duration) -> Standby {
+pub(super) async fn follow(groups: &[Vec<Record>], loaded: usize, pause: Duration) -> Standby {
     let directory = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
@@ -139,49 +139,6 @@ async fn a_replica_that_is_logged_after_the_end_of_the_others_segment_counts() {
             assert_eq!(contents(&standby), [expected], "{loaded} {pause:?}");
             assert_eq!(standby.blocks(), 1);
         }
-    }
-}
-
-/// A block that came back from a medium has two commits of one version. Those of other blocks lie between them, and
-/// their versions are not in order.
-#[tokio::test]
-async fn the_last_commit_of_a_block_that_came_back_counts_whatever_was_committed_beside_it() {
-    let at = |number: u8, place: (SegmentId, Offset)| {
-        let Record::Commit(mut block) = commit(number) else {
-            unreachable!("it makes a commit");
-        };
-        block.replicas = smallvec![place];
-        Record::Commit(block)
-    };
-    let medium = SegmentId::on_medium(3);
-    let attached = Record::Medium(record::Medium {
-        id: medium,
-        medium: kvpool_types::MediumId(9),
-        node: NodeName("node 2".into()),
-        generation: 1,
-        is_pending: false,
-        size: Length(1 << 20),
-        zone: Length(1 << 18),
-        cursor: 0,
-    });
-    let back = (SegmentId(2), Offset(GRANULE));
-    let groups = [
-        beginning(),
-        vec![commit(5), commit(4)],
-        vec![attached],
-        vec![at(5, (medium, Offset(0)))],
-        vec![gone()],
-        vec![at(5, back)],
-    ];
-    for loaded in 1..=groups.len() {
-        let mut standby = follow(&groups, loaded, Duration::ZERO).await;
-        standby.sweep_all();
-        let expected = (key(5), Version(5), vec![back]);
-        assert_eq!(
-            contents(&standby),
-            [expected],
-            "{loaded} groups were loaded"
-        );
     }
 }
 

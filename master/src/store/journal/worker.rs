@@ -679,6 +679,9 @@ impl Worker {
         };
         let mut captured: Vec<_> = due.shards.into_iter().map(capture).collect();
         let beside = source.capture_beside();
+        if !source.is_there() {
+            return;
+        }
         for (_, records) in &mut captured {
             records.extend_from_slice(&beside);
         }

@@ -2,10 +2,10 @@
 
 use super::{
     AFFIXED_DIGEST, COMMIT, CRC_BYTES, Commit, EVERYWHERE, EXTENDED, FORMAT, HARD_PIN,
-    HAS_LATER_FIELDS, HAS_PARENT, INCARNATION_DROPPED, IncarnationDropped, NAMESPACE, Namespace,
-    PARENT_IS_PREVIOUS, PLAIN_DIGEST, REMOVE, REPLICA_GONE, REQUIRED, Record, Remove, ReplicaGone,
-    SEED, SEGMENT, SEGMENT_GONE, Seed, Segment, SegmentGone, TAG_MASK, TEXT, UNLEASED,
-    VERSIONS_GRANTED, VersionsGranted, crc, extended,
+    HAS_LATER_FIELDS, HAS_PARENT, HAS_PLACES, INCARNATION_DROPPED, IncarnationDropped, NAMESPACE,
+    Namespace, PARENT_IS_PREVIOUS, PLAIN_DIGEST, Places, REMOVE, REPLICA_GONE, REQUIRED, Record,
+    Remove, ReplicaGone, SEED, SEGMENT, SEGMENT_GONE, Seed, Segment, SegmentGone, TAG_MASK, TEXT,
+    UNLEASED, VERSIONS_GRANTED, VersionsGranted, crc, extended,
 };
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::key::MAX_KEY_BYTES;
@@ -14,7 +14,6 @@ use kvpool_types::{
     Checksum, ChecksumAlgorithm, Incarnation, Key, KeyRef, Length, NodeName, Offset, SegmentId,
     Version, namespace,
 };
-use smallvec::SmallVec;
 
 /// The fewest bytes of a record. A count is compared with it before memory is allocated.
 const LEAST_RECORD_BYTES: usize = 2;
@@ -122,9 +121,18 @@ impl<'a> Decoder<'a> {
         if tag & HAS_LATER_FIELDS != 0 {
             let length = self.count("length of later fields", 1)?;
             let fields = self.reader.take(length)?;
-            if let (Record::Remove(remove), Some(first)) = (&mut record, fields.first()) {
+            if let (Record::Remove(remove), Some((first, rest))) =
+                (&mut record, fields.split_first())
+            {
                 remove.unleased = first & UNLEASED != 0;
                 remove.everywhere = first & EVERYWHERE != 0;
+                if first & HAS_PLACES != 0 {
+                    let behind = Reader::new(rest, "places of a removal");
+                    let whole = std::mem::replace(&mut self.reader, behind);
+                    let places = self.places();
+                    self.reader = whole;
+                    remove.places = places?;
+                }
             }
         }
         Ok(Some(record))
@@ -159,6 +167,7 @@ impl<'a> Decoder<'a> {
                     version: self.version()?,
                     unleased: false,
                     everywhere: false,
+                    places: Places::new(),
                 })
             }
             REPLICA_GONE => {
@@ -212,12 +221,7 @@ impl<'a> Decoder<'a> {
         let version = self.version()?;
         let length = Length(self.varint()?);
         let checksum = Checksum(self.reader.u64()?);
-        let count = self.count("replica count", LEAST_REPLICA_BYTES)?;
-        let mut replicas = SmallVec::with_capacity(count);
-        for _ in 0..count {
-            let segment = SegmentId(self.varint32("segment")?);
-            replicas.push((segment, Offset(self.varint()?)));
-        }
+        let replicas = self.places()?;
         let parent = match (flags & PARENT_IS_PREVIOUS != 0, flags & HAS_PARENT != 0) {
             (true, true) => return Err(bad("commit flags", flags.into())),
             (true, false) => match &self.previous {
@@ -241,6 +245,16 @@ impl<'a> Decoder<'a> {
             parent,
             hard_pin: flags & HARD_PIN != 0,
         })
+    }
+
+    fn places(&mut self) -> Result<Places, DecodeError> {
+        let count = self.count("replica count", LEAST_REPLICA_BYTES)?;
+        let mut places = Places::with_capacity(count);
+        for _ in 0..count {
+            let segment = SegmentId(self.varint32("segment")?);
+            places.push((segment, Offset(self.varint()?)));
+        }
+        Ok(places)
     }
 
     fn key(&mut self) -> Result<(NamespaceId, Key), DecodeError> {

@@ -2,9 +2,9 @@
 
 use super::{
     AFFIXED_DIGEST, COMMIT, Commit, EVERYWHERE, EXTENDED, FORMAT, HARD_PIN, HAS_LATER_FIELDS,
-    HAS_PARENT, INCARNATION_DROPPED, NAMESPACE, PARENT_IS_PREVIOUS, PLAIN_DIGEST, REMOVE,
-    REPLICA_GONE, REQUIRED, Record, SEED, SEGMENT, SEGMENT_GONE, TEXT, UNLEASED, VERSIONS_GRANTED,
-    crc, extended,
+    HAS_PARENT, HAS_PLACES, INCARNATION_DROPPED, NAMESPACE, PARENT_IS_PREVIOUS, PLAIN_DIGEST,
+    REMOVE, REPLICA_GONE, REQUIRED, Record, SEED, SEGMENT, SEGMENT_GONE, TEXT, UNLEASED,
+    VERSIONS_GRANTED, crc, extended,
 };
 use bytes::Bytes;
 use hashbrown::Equivalent;
@@ -75,13 +75,23 @@ impl Encoder {
                 if remove.everywhere {
                     flags |= EVERYWHERE;
                 }
+                let mut places = Vec::new();
+                if !remove.places.is_empty() {
+                    flags |= HAS_PLACES;
+                    put_varint(&mut places, remove.places.len() as u64);
+                    for (segment, offset) in &remove.places {
+                        put_varint(&mut places, segment.0.into());
+                        put_varint(&mut places, offset.0);
+                    }
+                }
                 let later = if flags == 0 { 0 } else { HAS_LATER_FIELDS };
                 self.body.push(REMOVE | later);
                 self.key(remove.namespace, &remove.key);
                 self.version(remove.version);
                 if flags != 0 {
-                    self.varint(1);
+                    self.varint(1 + places.len() as u64);
                     self.body.push(flags);
+                    self.body.extend_from_slice(&places);
                 }
             }
             Record::ReplicaGone(gone) => {

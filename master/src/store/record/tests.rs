@@ -22,17 +22,21 @@ fn text() -> impl Strategy<Value = String> {
     "[ -~ä]{0,20}"
 }
 
-fn records() -> impl Strategy<Value = Record> {
-    let namespaces = || (0u32..3).prop_map(NamespaceId);
-    let versions = || prop_oneof![(0u64..50), any::<u64>()].prop_map(Version);
-    let replicas = vec(
+fn places() -> impl Strategy<Value = Places> {
+    let places = vec(
         (any::<u32>(), any::<u64>()).prop_map(|(s, o)| (SegmentId(s), Offset(o))),
         0..4,
     );
+    places.prop_map(Places::from)
+}
+
+fn records() -> impl Strategy<Value = Record> {
+    let namespaces = || (0u32..3).prop_map(NamespaceId);
+    let versions = || prop_oneof![(0u64..50), any::<u64>()].prop_map(Version);
     let body = (
         any::<u64>(),
         any::<u64>(),
-        replicas,
+        places(),
         proptest::option::of(keys()),
         any::<bool>(),
     );
@@ -45,15 +49,15 @@ fn records() -> impl Strategy<Value = Record> {
                     version,
                     length: Length(length),
                     checksum: Checksum(checksum),
-                    replicas: replicas.into(),
+                    replicas,
                     parent,
                     hard_pin,
                 })
             }
         ),
-        1 => (namespaces(), keys(), versions(), any::<bool>(), any::<bool>()).prop_map(
-            |(namespace, key, version, unleased, everywhere)| {
-                Record::Remove(Remove { namespace, key, version, unleased, everywhere })
+        1 => (namespaces(), keys(), versions(), any::<bool>(), any::<bool>(), places()).prop_map(
+            |(namespace, key, version, unleased, everywhere, places)| {
+                Record::Remove(Remove { namespace, key, version, unleased, everywhere, places })
             }
         ),
         1 => (any::<u32>(), any::<u128>(), text(), any::<u64>(), any::<bool>(), any::<[u64; 3]>()).prop_map(

@@ -80,3 +80,49 @@ async fn a_snapshot_holds_the_log_through_its_position_though_memory_acks_run_ah
     assert!(checked > 3, "{checked} snapshots were looked at");
     journal.close().await;
 }
+
+/// A pool that is no more: it was dropped while its first records were on their way.
+struct Gone;
+
+impl SnapshotSource for Gone {
+    fn shards(&self) -> u32 {
+        1
+    }
+    fn is_there(&self) -> bool {
+        false
+    }
+    fn capture(&self, _: ShardIndex) -> Vec<Record> {
+        Vec::new()
+    }
+    fn capture_system(&self) -> Vec<Record> {
+        Vec::new()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_that_is_gone_is_no_snapshot() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Arc::new(EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap());
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    let options = JournalOptions {
+        log_bytes: ByteSize::b(400),
+        log_ratio: 0,
+        ..JournalOptions::default()
+    };
+    let journal = Journal::start(
+        Arc::clone(&store) as Arc<dyn MetadataStore>,
+        epoch,
+        &LogState::default(),
+        Arc::new(Gone),
+        options,
+    )
+    .unwrap();
+    for id in 0..200 {
+        let logged = journal.submit(vec![gone(id)], Ack::Durable, |_| {});
+        logged.await.unwrap();
+        journal.flush().await.unwrap();
+    }
+    journal.close().await;
+    assert_eq!(store.snapshots().await.unwrap(), []);
+    assert_eq!(store.log_span().await.unwrap().cut, LogSeq(0));
+}

@@ -1,0 +1,56 @@
+//! What each fault may take from a node. Every rule asks here which loss a fault excuses.
+
+use super::{DiskFault, Fault, Process};
+
+/// What a fault may take from a node. Each one takes more from the disk than those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Loss {
+    /// What is in memory.
+    Memory,
+    /// For a while, all answers of the disk.
+    Answers,
+    /// What is being written to the disk.
+    Writes,
+    /// What is on the disk.
+    Disk,
+}
+
+impl Fault {
+    /// The node that the fault may take something from, and what.
+    pub(crate) const fn loss(&self) -> Option<(usize, Loss)> {
+        let (node, loss) = match *self {
+            Self::Crash(Process::Node(node), _)
+            | Self::Leave(node, _)
+            | Self::LittleMemory(node, ..) => (node, Loss::Memory),
+            Self::Disk(node, DiskFault::Stalls, _) => (node, Loss::Answers),
+            Self::Disk(node, DiskFault::Fails | DiskFault::IsFull, _) => (node, Loss::Writes),
+            Self::Disk(node, DiskFault::IsGone | DiskFault::Rots, _)
+            | Self::PowerCut(node, _)
+            | Self::RolledBack(node, _)
+            | Self::Cloned(_, node, _)
+            | Self::NewDisk(node, _) => (node, Loss::Disk),
+            // Nodes keep their blocks, or hand them over.
+            Self::Crash(Process::Master(_) | Process::Client(_), _)
+            | Self::Drain(..)
+            | Self::Retire(..)
+            | Self::LeaderDies(_)
+            | Self::Stop(..)
+            | Self::Cut(..)
+            | Self::StoreStalls(..)
+            | Self::StoreUnknown(..)
+            | Self::StoreFull(_)
+            | Self::ClockJumps(..)
+            | Self::Intruder(_) => return None,
+            // The blocks of a namespace leave by order.
+            Self::Quota(..) | Self::Delete(..) => return None,
+        };
+        Some((node, loss))
+    }
+}
+
+impl super::Plan {
+    /// The faults that may take something from a node, and what.
+    pub(crate) fn losses(&self) -> impl Iterator<Item = (usize, Loss)> {
+        self.faults.iter().filter_map(|(_, fault)| fault.loss())
+    }
+}
