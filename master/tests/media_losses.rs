@@ -6,7 +6,7 @@ use kvpool_master::Config;
 use kvpool_master::clock::{BootClock, BootInstant, Clock};
 use kvpool_master::pool::{MediumView, OfferedMedium, ReserveOptions};
 use kvpool_proto::MediumState;
-use kvpool_types::{Key, KeyRef, NodeName};
+use kvpool_types::{Code, Key, KeyRef, NodeName};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -47,6 +47,39 @@ async fn pinned_blocks_on_a_medium_stay_when_they_fill_whole_zones() {
             "of {} pinned blocks, zones of {zone} bytes",
             held.len()
         );
+    }
+}
+
+/// What memory has of it is under suspicion. A node that is gone is the same: its blocks are listed for a while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_copy_stays_while_nobody_can_read_its_block_in_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 8 * MIB, &disk, 8 * MIB, 256 * KIB).await;
+    wait_for_attachment(&disk).await;
+    let pinned = ReserveOptions {
+        hard_pin: true,
+        ..patient()
+    };
+    let version = put(&pool, 0, &pinned).await;
+    let keys = [key(0)];
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    let places = || {
+        let block = pool.describe(SPACE, &keys[..]).remove(0).unwrap();
+        block.replicas.into_iter().map(|replica| replica.segment)
+    };
+    let mut number = 1;
+    while !places().any(|segment| segment.is_on_medium()) {
+        put_paced(&pool, number).await;
+        number += 1;
+    }
+    let in_memory = places().find(|segment| !segment.is_on_medium()).unwrap();
+    let report = (keys[0], version, in_memory, Code::ChecksumMismatch);
+    assert_eq!(pool.report(SPACE, &[report]), [Code::Ok]);
+    for number in number..number + 48 * MIB / BLOCK {
+        put_paced(&pool, number).await;
+        assert_eq!(present(&pool, 0..1).await, [true], "at block {number}");
     }
 }
 

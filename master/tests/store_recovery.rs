@@ -290,6 +290,7 @@ fn operations() -> impl Strategy<Value = Record> {
                 key: key(number),
                 version: Version(version),
                 segment,
+                offset: None,
             })
         }),
         2 => (0u8..20, 0u64..4, segment()).prop_map(|(number, version, segment)| {

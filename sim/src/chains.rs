@@ -36,8 +36,8 @@ pub(crate) struct Orphan {
 }
 
 impl Chains {
-    /// Looks at the leader's blocks. Returns those whose parent has left before them. It is excused when a node has just
-    /// lost blocks: the parent may have moved there since the look before.
+    /// Looks at the leader's blocks. Returns those whose parent has left before them. It is excused when blocks have
+    /// just left with a node: the parent may have moved there since the look before.
     pub(crate) fn look(&mut self, pool: &Pool, plan: &Plan, is_excused: bool) -> Vec<Orphan> {
         let stored = pool.stored_blocks().into_iter();
         let stored: BTreeMap<(NamespaceId, String), (Version, Vec<SegmentId>)> = stored

@@ -82,6 +82,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         }
         if world.plan.has_disks() {
             copies_stay(world, pool)?;
+            world.copies.lock().media_stay(pool, &world.plan)?;
             budget::is_kept(world, pool.epoch.0)?;
         }
         if !world.plan.pins.is_empty() {
@@ -144,7 +145,8 @@ fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
 /// Where nothing takes blocks, one that was there is there at every later look.
 fn kept_stay(world: &World, pool: &Pool) -> Result<(), String> {
     let plan = &world.plan;
-    if may_lose(world) || world.evicted() > 0 {
+    // A node that stays may have no room for the blocks of those that leave.
+    if may_lose(world) || world.evicted() > 0 || world.has_evicted.load(Ordering::Acquire) {
         return Ok(());
     }
     for tenant in (0..plan.tenants.len()).filter(|tenant| plan.keeps_all_of(*tenant)) {

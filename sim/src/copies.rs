@@ -18,6 +18,8 @@ pub(crate) struct Copies {
     cursors: BTreeMap<SegmentId, u32>,
     /// The media whose zones are written a second time, or soon will be.
     turned: BTreeSet<SegmentId>,
+    /// The media that were seen, with their nodes.
+    media: BTreeMap<SegmentId, String>,
 }
 
 /// A copy that has left.
@@ -43,6 +45,33 @@ fn is_kept(plan: &Plan, tenant: usize) -> bool {
 }
 
 impl Copies {
+    /// A medium that goes right stays known, with its copies, whichever process starts again.
+    pub(crate) fn media_stay(&mut self, pool: &Pool, plan: &Plan) -> Result<(), String> {
+        let mut faults = plan.faults.iter();
+        // Of two equal disks either may be taken.
+        if plan.ssd_drop_ms.is_some() || faults.any(|(_, fault)| matches!(fault, Fault::Cloned(..)))
+        {
+            return Ok(());
+        }
+        let right = (0..plan.nodes).filter(|node| is_right(plan, *node));
+        let right: BTreeSet<String> = right.map(|node| format!("n{node}")).collect();
+        let now: BTreeMap<SegmentId, String> = pool
+            .media()
+            .into_iter()
+            .map(|medium| (medium.record.id, medium.record.node.0))
+            .collect();
+        let mut gone = self.media.iter();
+        if let Some((id, node)) =
+            gone.find(|(id, node)| right.contains(*node) && !now.contains_key(id))
+        {
+            return Err(format!(
+                "the medium {id} of {node} is forgotten, and nothing happened to it"
+            ));
+        }
+        self.media = now;
+        Ok(())
+    }
+
     /// Looks at the leader's copies. Returns those that have left since the last look.
     pub(crate) fn look(&mut self, pool: &Pool, world: &World) -> Vec<Lost> {
         let plan = &world.plan;

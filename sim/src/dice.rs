@@ -50,6 +50,8 @@ pub(crate) enum Stream {
     Relapses,
     /// Blocks that are removed at once.
     Removals,
+    /// Much that fails at once.
+    Outages,
     /// The lengths of blocks.
     Lengths,
     /// A task of a client, by the number of the client's life.
@@ -81,6 +83,7 @@ impl Stream {
             Self::Relapses => 20,
             Self::Lengths => 21,
             Self::Removals => 22,
+            Self::Outages => 23,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

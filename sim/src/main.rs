@@ -25,9 +25,9 @@ struct Arguments {
     /// Go on after a failure, and list all failing seeds.
     #[arg(long)]
     keep_going: bool,
-    /// Histories at a time, each on a thread of its own.
-    #[arg(long, default_value_t = 2)]
-    jobs: usize,
+    /// Histories at a time, each on a thread of its own [default: 1 with `--trace`, else one a core].
+    #[arg(long)]
+    jobs: Option<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -87,8 +87,11 @@ fn run_all(arguments: &Arguments) -> Totals {
     let next = AtomicU64::new(arguments.seed);
     let end = arguments.seed + arguments.seeds;
     let stopped = AtomicBool::new(false);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let by_default = if arguments.trace { 1 } else { cores };
+    let jobs = arguments.jobs.unwrap_or(by_default).max(1);
     std::thread::scope(|scope| {
-        for _ in 0..arguments.jobs.max(1) {
+        for _ in 0..jobs {
             scope.spawn(|| {
                 while !stopped.load(Ordering::Acquire) {
                     let seed = next.fetch_add(1, Ordering::AcqRel);

@@ -286,11 +286,14 @@ impl Promises {
         let terms = pool.lease_terms();
         let segments = pool.placement.segments();
         let left = open.filter(|promise| !terms.contains_key(&Version(promise.version)));
-        let left = left.map(|promise| {
-            promise.has_left = true;
-            promise
-        });
-        left.filter(|promise| segments.get(promise.segment).is_some())
+        let left: Vec<&Promise> = left
+            .map(|promise| {
+                promise.has_left = true;
+                &*promise
+            })
+            .collect();
+        left.into_iter()
+            .filter(|promise| segments.get(promise.segment).is_some())
             .map(|promise| Gone {
                 reader: promise.reader,
                 key: promise.key.clone(),

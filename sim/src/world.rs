@@ -190,6 +190,8 @@ pub(crate) struct World {
     pub(crate) losses: AtomicU64,
     /// When blocks last left with a node.
     lost_last: Mutex<Option<Instant>>,
+    /// Whether a master that is dead had evicted a block.
+    pub(crate) has_evicted: AtomicBool,
     /// Whether a node left before all of its blocks were moved.
     pub(crate) left_early: AtomicBool,
 }
@@ -243,6 +245,7 @@ impl World {
             pins: Mutex::default(),
             losses: AtomicU64::new(0),
             lost_last: Mutex::default(),
+            has_evicted: AtomicBool::default(),
             left_early: AtomicBool::new(false),
         })
     }

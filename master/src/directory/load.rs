@@ -61,18 +61,18 @@ impl Directory {
         stripe.find(&key).map(|slot| stripe.id(slot))
     }
 
-    /// The blocks behind the block of such a version under a key, with their versions.
+    /// The blocks behind the block of this version under a key, with their versions.
     pub(crate) fn children(
         &self,
         namespace: NamespaceId,
         key: KeyRef<'_>,
-        is_it: impl Fn(Version) -> bool,
+        version: Version,
     ) -> Vec<(Version, BlockId)> {
         let key = Preparer::new(&self.common, namespace).prepare(key);
         let children: Vec<BlockId> = {
             let stripe = self.cell(self.common.stripe_of_hash(key.hash)).lock_read();
             let found = stripe.find(&key);
-            let found = found.filter(|slot| is_it(stripe.entries.rest(*slot).version));
+            let found = found.filter(|slot| stripe.entries.rest(*slot).version == version);
             let node = found.map_or(NONE, |slot| stripe.entries.rest(slot).lineage);
             if node == NONE {
                 return Vec::new();

@@ -9,7 +9,7 @@ use crate::placement::Extents;
 use crate::replica::Replica;
 use crate::slab::NONE;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{KeyRef, Offset, SegmentId, Version};
+use kvpool_types::{KeyRef, SegmentId, Version};
 use std::ops::Deref;
 
 impl Directory {
@@ -82,7 +82,8 @@ impl Directory {
         })
     }
 
-    fn drop_where(
+    /// [`Directory::drop_replica`] for the first replica that `which` names.
+    pub(crate) fn drop_where(
         &self,
         namespace: NamespaceId,
         key: KeyRef<'_>,
@@ -100,19 +101,6 @@ impl Directory {
         });
         self.apply_aftermath(aftermath);
         dropped
-    }
-
-    /// Removes the replica at a place, and the block with its last replica.
-    pub fn drop_replica_in(
-        &self,
-        namespace: NamespaceId,
-        key: KeyRef<'_>,
-        version: Version,
-        place: (SegmentId, Offset),
-    ) -> Option<Dropped> {
-        self.drop_where(namespace, key, version, |replica| {
-            (replica.segment, replica.offset) == place
-        })
     }
 
     /// [`Directory::drop_replica`] for a replica that is not the block's last one.

@@ -7,7 +7,7 @@ use crate::placement::quarantine::Suspected;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Places, Record};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Code, Key, KeyRef, Offset, SegmentId, Version};
+use kvpool_types::{Code, Key, KeyRef, SegmentId, Version};
 use regex::Regex;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -151,7 +151,7 @@ impl Pool {
                     // A block that was evicted before its turn is on a medium now, or never will be.
                     self.earlier_losses_are_submitted().await?;
                     self.end_stores_of_evicted(None);
-                    self.flush_log().await?;
+                    self.late_replicas_are_logged().await?;
                     in_memory = false;
                     continue;
                 }
@@ -353,7 +353,7 @@ impl Pool {
             return Ok(Vec::new());
         }
         self.end_stores_of_evicted(Some((namespace, &mut missing().map(|(_, (key, _))| *key))));
-        self.flush_log().await?;
+        self.late_replicas_are_logged().await?;
         let has_copy = |key: &KeyRef<'_>| self.has_copy(namespace, *key);
         let copied = missing().filter(|(_, (key, _))| has_copy(key));
         Ok(copied.map(|(index, _)| index).collect())
@@ -370,6 +370,13 @@ impl Pool {
             waited.await.map_err(|_| Code::Internal)?;
         }
         Ok(())
+    }
+
+    /// Waits until the log has all that it says of blocks that are missing. Who hears in its first flush that a replica
+    /// came too late has logged this before the second one.
+    async fn late_replicas_are_logged(&self) -> Result<(), Code> {
+        self.flush_log().await?;
+        self.flush_log().await
     }
 
     pub(super) async fn flush_log(&self) -> Result<(), Code> {
@@ -522,13 +529,11 @@ impl Pool {
         // Another replica may keep the block: whoever reads at this one must not renew a lease for it.
         let moved = &self.quarantine.moved;
         let leaving = moved.leaves(version, self.latest_token());
-        let dropped = match self.has_replica_at(namespace, &key, version, place) {
-            true => self
-                .directory
-                .drop_replica(namespace, key.as_ref(), version, extent.segment),
-            // It has left, and the block has perhaps another replica on the segment.
-            false => None,
-        };
+        // Another block may lie there by now, and this one may have another replica on the segment.
+        let is_it = |replica: &Replica| (replica.segment, replica.offset) == place;
+        let dropped = self
+            .directory
+            .drop_where(namespace, key.as_ref(), version, is_it);
         match &dropped {
             Some(dropped) => moved.left(leaving, dropped.lease_until),
             None => moved.stays(leaving),
@@ -555,29 +560,10 @@ impl Pool {
                     key,
                     version,
                     segment: extent.segment,
+                    offset: Some(dropped.replica.offset),
                 });
                 self.free_once_logged(vec![record], freed);
             }
         }
-    }
-
-    /// Whether the block of this version has a replica at `place`.
-    fn has_replica_at(
-        &self,
-        namespace: NamespaceId,
-        key: &Key,
-        version: Version,
-        place: (SegmentId, Offset),
-    ) -> bool {
-        let mut is_there = false;
-        let keys = [key.as_ref()];
-        self.directory.visit(namespace, &keys[..], |_, block| {
-            let block = block.filter(|block| block.version() == version);
-            is_there = block.is_some_and(|block| {
-                let is_it = |replica: &Replica| (replica.segment, replica.offset) == place;
-                block.replicas().iter().any(is_it)
-            });
-        });
-        is_there
     }
 }

@@ -164,6 +164,7 @@ impl Pool {
                 key: key.clone(),
                 version,
                 segment: gone.segment,
+                offset: Some(dropped.replica.offset),
             });
             self.free_once_logged(vec![record], freed);
         }

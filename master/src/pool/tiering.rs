@@ -323,6 +323,18 @@ impl Pool {
         is_it
     }
 
+    /// True when readers find this version of a block in memory. The directory lists one for a while after its node is
+    /// gone.
+    fn is_readable_in_memory(&self, namespace: NamespaceId, key: &Key, version: Version) -> bool {
+        let (view, mut is_it) = (self.view(), false);
+        self.directory
+            .visit(namespace, &[key.as_ref()], |_, block| {
+                let block = block.filter(|block| block.version() == version);
+                is_it = block.is_some_and(|block| view.is_present(&block.view()));
+            });
+        is_it
+    }
+
     /// True when a key has a copy on a medium.
     pub(super) fn has_copy(&self, namespace: NamespaceId, key: KeyRef<'_>) -> bool {
         let mut has_copy = false;

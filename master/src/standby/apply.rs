@@ -8,6 +8,7 @@ use crate::store::LogSeq;
 use crate::store::record::{self, Commit, Record};
 use crate::tier::Tier;
 use kvpool_types::{KeyRef, Length, SegmentId, Version};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 impl Standby {
@@ -24,20 +25,20 @@ impl Standby {
             record::decode(group).map_err(|source| ApplyError::Damaged { seq, source })?;
         // Consecutive commits are published together.
         let mut commits: Vec<Commit> = Vec::new();
-        let mut highest = Version(0);
+        let mut versions = HashSet::new();
         for record in decoded.records {
             match record {
                 Record::Commit(commit)
-                    if !Tier::is_about(&commit) && !self.comes_back(&commit, highest) =>
+                    if !Tier::is_about(&commit) && !self.comes_back(&commit, &versions) =>
                 {
-                    highest = highest.max(commit.version);
+                    versions.insert(commit.version);
                     commits.push(commit);
                     continue;
                 }
                 _ => {}
             }
             self.commit(std::mem::take(&mut commits));
-            highest = Version(0);
+            versions.clear();
             self.apply_one(seq, record)?;
         }
         self.commit(commits);
@@ -48,16 +49,16 @@ impl Standby {
         Ok(())
     }
 
-    /// Whether a block is committed again, at another place: it comes back from a medium. It may be in memory, or among
-    /// the commits up to the version `highest`, which are not published yet. The place that it leaves may be the next
+    /// Whether a block is committed again, at another place: it comes back from a medium. It may be in memory, or
+    /// among the commits of these versions, which are not published yet. The place that it leaves may be the next
     /// commit's, so that it is published by itself.
-    fn comes_back(&self, commit: &Commit, highest: Version) -> bool {
+    fn comes_back(&self, commit: &Commit, unpublished: &HashSet<Version>) -> bool {
         let found = || {
             let block = self.directory.find(commit.namespace, commit.key.as_ref())?;
             self.directory.summary(block)
         };
         !self.tier.is_empty()
-            && (commit.version <= highest
+            && (unpublished.contains(&commit.version)
                 || found().is_some_and(|block| block.version == commit.version))
     }
 
@@ -124,11 +125,11 @@ impl Standby {
                 self.tier.copy_gone(&gone);
             }
             Record::ReplicaGone(gone) => {
-                let dropped = self.directory.drop_replica(
+                let dropped = self.directory.drop_where(
                     gone.namespace,
                     gone.key.as_ref(),
                     gone.version,
-                    gone.segment,
+                    |replica| gone.is_at(replica),
                 );
                 if let Some(dropped) = dropped {
                     self.freed_copies(&[dropped.replica], dropped.length);
@@ -164,9 +165,10 @@ impl Standby {
     fn leave_places(&mut self, gone: &record::Remove) {
         for place in &gone.places {
             let key = gone.key.as_ref();
+            let is_it = |at: &Replica| (at.segment, at.offset) == *place;
             let dropped = self
                 .directory
-                .drop_replica_in(gone.namespace, key, gone.version, *place);
+                .drop_where(gone.namespace, key, gone.version, is_it);
             match dropped {
                 Some(dropped) if gone.unleased => self.open(&[dropped.replica]),
                 Some(dropped) => self.freed_copies(&[dropped.replica], dropped.length),

@@ -248,13 +248,6 @@ impl Loading {
                 tick: ticks.of(at),
             });
         }
-        if of.is_none() {
-            for block in &blocks {
-                self.orphans(block.namespace, &block.key, |version| {
-                    version < block.version
-                });
-            }
-        }
         let published = self.directory.publish(&blocks);
         if let Some(shard) = of {
             let found = published.iter().zip(&blocks).zip(parents);
@@ -342,7 +335,7 @@ impl Loading {
                     self.copy_leaves(gone.namespace, gone.key.as_ref(), is_it);
                 }
                 self.flush();
-                self.orphans(gone.namespace, &gone.key, |version| version == gone.version);
+                self.orphans(&gone);
                 if !gone.places.is_empty() {
                     self.leave_places(&gone);
                     return;
@@ -371,11 +364,11 @@ impl Loading {
             }
             Record::ReplicaGone(gone) => {
                 self.flush();
-                let dropped = self.directory.drop_replica(
+                let dropped = self.directory.drop_where(
                     gone.namespace,
                     gone.key.as_ref(),
                     gone.version,
-                    gone.segment,
+                    |replica| gone.is_at(replica),
                 );
                 if let Some(dropped) = dropped {
                     let replica = dropped.replica;
@@ -396,9 +389,10 @@ impl Loading {
     fn leave_places(&mut self, gone: &record::Remove) {
         for place in &gone.places {
             let key = gone.key.as_ref();
+            let is_it = |at: &Replica| (at.segment, at.offset) == *place;
             let dropped = self
                 .directory
-                .drop_replica_in(gone.namespace, key, gone.version, *place);
+                .drop_where(gone.namespace, key, gone.version, is_it);
             // The node reports the extents that a process still holds.
             if let Some(dropped) = dropped
                 && !gone.unleased
@@ -410,15 +404,16 @@ impl Loading {
         }
     }
 
-    /// The block of such a version under a key leaves. Blocks behind it, whose own snapshots are later, stand for the
-    /// next block of the key, which the log has later.
-    fn orphans(&mut self, namespace: NamespaceId, key: &Key, leaves: impl Fn(Version) -> bool) {
-        let children = self.directory.children(namespace, key.as_ref(), leaves);
+    /// A block leaves. Blocks behind it may be from later snapshots: their parent is then the next block of its key,
+    /// which the log has later.
+    fn orphans(&mut self, gone: &record::Remove) {
+        let (namespace, key) = (gone.namespace, gone.key.as_ref());
+        let children = self.directory.children(namespace, key, gone.version);
         let orphans = children.into_iter().map(|(version, block)| Parent {
             namespace,
             block,
             version,
-            key: key.clone(),
+            key: gone.key.clone(),
         });
         self.absent_parents.extend(orphans);
     }
@@ -457,6 +452,7 @@ impl Target for Loading {
             self.dropped.clear();
         } else {
             self.parents.remove(&shard);
+            self.absent_parents.clear();
             self.directory.forget_shard(shard.0);
             self.tier.forget_shard(shard.0);
             self.left = FreedRanges::default();

@@ -174,6 +174,7 @@ impl Leader {
                         key: key(*number),
                         version,
                         segment: self.node.unwrap(),
+                        offset: None,
                     })
                 }));
                 records

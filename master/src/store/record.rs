@@ -91,6 +91,16 @@ pub struct ReplicaGone {
     pub version: Version,
     /// The segment of the replica.
     pub segment: SegmentId,
+    /// Its place there: a replica at another place stays. `None` in records of earlier builds, and for copies on media.
+    pub offset: Option<Offset>,
+}
+
+impl ReplicaGone {
+    /// Whether it is this replica.
+    pub fn is_at(&self, replica: &crate::replica::Replica) -> bool {
+        let is_there = self.offset.is_none_or(|offset| offset == replica.offset);
+        replica.segment == self.segment && is_there
+    }
 }
 
 /// A block got another replica. A block that has left, or has another version, stays as it is.

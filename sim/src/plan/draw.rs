@@ -91,6 +91,7 @@ impl Plan {
         plan.draw_lengths();
         plan.draw_disks();
         plan.draw_removals();
+        plan.draw_outages();
         plan.draw_scarcity();
         plan.draw_relapses();
         plan.draw_turnover();
@@ -187,6 +188,37 @@ impl Plan {
         let dice = Dice::new(self.seed, Stream::Removals);
         if self.has_disks() && !self.keeps_all && dice.chance(350) {
             self.removed_at_once = dice.between(50, 500);
+        }
+    }
+
+    /// From a stream of its own. A rack loses its power, a switch port dies, or the network falls apart in two halves.
+    fn draw_outages(&mut self) {
+        let dice = Dice::new(self.seed, Stream::Outages);
+        if !dice.chance(200) {
+            return;
+        }
+        let masters = (0..self.masters()).map(Process::Master);
+        let servers: Vec<Process> = masters.chain((0..self.nodes).map(Process::Node)).collect();
+        let clients = (0..self.clients).map(Process::Client);
+        let all: Vec<Process> = servers.iter().copied().chain(clients).collect();
+        let at = dice.below(self.length_ms);
+        let ms = dice.between(50, [500, 4_000][dice.index(2)]);
+        let apart: Vec<Process> = match dice.below(3) {
+            0 if !self.keeps_all => {
+                for process in servers {
+                    let down = dice.between(30, 2_000);
+                    self.faults.push((at, Fault::Crash(process, down)));
+                }
+                return;
+            }
+            0 | 1 => vec![servers[dice.index(servers.len())]],
+            _ => all.iter().copied().filter(|_| dice.chance(500)).collect(),
+        };
+        for here in &apart {
+            for there in all.iter().filter(|there| !apart.contains(there)) {
+                self.faults.push((at, Fault::Cut(*here, *there, ms)));
+                self.faults.push((at, Fault::Cut(*there, *here, ms)));
+            }
         }
     }
 

@@ -192,6 +192,13 @@ impl World {
         let master = self.masters.lock().remove(&number);
         let lived = master.is_some();
         if let Some(master) = master {
+            let counters = master.seat.metrics.snapshot();
+            if counters
+                .get("blocks_evicted_total")
+                .is_some_and(|count| *count > 0)
+            {
+                self.has_evicted.store(true, Ordering::Release);
+            }
             master.kill();
         }
         lived

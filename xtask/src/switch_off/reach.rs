@@ -11,6 +11,7 @@ const STORES: &str = "the metadata store is replaced";
 const COST: &str = "it saves work or time: without it nothing becomes wrong";
 const MISS: &str = "without it a block is missed, or evicted in vain: nothing becomes wrong";
 const SIZE: &str = "no history is that large or that long";
+const LOGS: &str = "nobody reads what processes log";
 const ONE_THREAD: &str = "in one thread nobody looks while it happens";
 
 /// By the beginning of the mechanism's file.
@@ -64,6 +65,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "what was refused beside grants is asked for at once",
             "a get gives its lease back",
             "a known namespace is found without a lock",
+            "a load is recorded when the journal has made its record durable",
             "equal candidates leave the heap together",
             "a namespace without blocks is put in order without a walk",
             "a batch goes on at the end of any other writer",
@@ -115,10 +117,21 @@ const BY_WHAT: &[(&str, &[&str])] = &[
         ],
     ),
     (FILES, &["a node refuses a medium beside its copy"]),
+    (LOGS, &["a key writes no line of its own into a log"]),
+    (
+        IDENTITY,
+        &[
+            "a node judges the token of a hello",
+            "a strict node keeps its memory to callers of every namespace",
+            "a put goes to another node where a certificate is refused",
+        ],
+    ),
     (
         SOCKETS,
         &[
             "a node fences nothing that a process holds or views",
+            "the rest of a record is sent when no request follows",
+            "a connection of headers alone has a limit of calls",
             "a node fences nothing that a view has pinned on a board",
             "the puts of a client that is gone end",
         ],

@@ -45,7 +45,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         file: "master/src/pool/replicas/pulls.rs",
         on: ".submit_now(records, Ack::Durable, move |durable| match durable {",
         off: ".submit_now(records.into_iter().chain(pull.dropped.map(|gone| Record::ReplicaGone(record::ReplicaGone { \
-              namespace, key: key.clone(), version, segment: gone.segment }))).collect(), Ack::Durable, \
+              namespace, key: key.clone(), version, segment: gone.segment, offset: None }))).collect(), Ack::Durable, \
               move |durable| match durable {",
         package: "kvpool-master",
         test: "a_block_whose_move_is_logged_after_its_target_went_is_there_in_the_next_term",

@@ -469,6 +469,7 @@ impl Pool {
             key: pull.block.key.clone(),
             version: pull.block.version,
             segment: pull.to.segment,
+            offset: Some(pull.to.offset),
         });
         let freed = self.freed(std::iter::once(FreedReplicas {
             replicas: &[pull.to],

@@ -5,7 +5,6 @@
 
 use super::super::Pool;
 use super::super::quotas::QuotaWait;
-use super::super::read::Holder;
 use super::transfers::{Direction, Moved, Orders, Transfer, on_medium, range};
 use super::{Place, Traffic, WINDOW};
 use crate::clock::BootInstant;
@@ -40,7 +39,7 @@ const HOLD: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Restored {
     /// By the indices of the keys: the latest block that came back. It has one lease with this token. The lease on an
-    /// earlier block of the key has left with that block.
+    /// earlier block of the key has left with that block, or runs out.
     held: BTreeMap<usize, (Key, Version)>,
     token: BootInstant,
     /// The indices of the keys whose blocks can be read from a medium. Memory had no room for them, or their
@@ -277,10 +276,19 @@ impl Pool {
         let held = restored.held.values();
         let (keys, versions): (Vec<KeyRef<'_>>, Vec<Version>) =
             held.map(|(key, version)| (key.as_ref(), *version)).unzip();
-        self.release(namespace, &keys[..], |at| Holder {
-            token: restored.token,
-            newest: versions.get(at).copied().unwrap_or_default(),
+        let now = self.now();
+        // In memory alone, where the hold was: others hold what lies on media.
+        self.directory.visit(namespace, &keys[..], |at, found| {
+            if let Some(mut found) =
+                found.filter(|found| versions.get(at) == Some(&found.version()))
+            {
+                found.release(restored.token, now);
+            }
         });
+        // A waiting put may need the released blocks.
+        if !self.put_queue.is_empty() {
+            self.evictor_wake.wake();
+        }
     }
 
     /// Asks the evictor for room for a load. Only loads that somebody waits for ask.

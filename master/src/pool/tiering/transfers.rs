@@ -493,6 +493,7 @@ impl Pool {
             key: block.key.clone(),
             version: block.version,
             segment: transfer.place.medium,
+            offset: None,
         };
         let _until_submitted = self.evicting.read();
         if self.tier.copy_gone(&gone) {

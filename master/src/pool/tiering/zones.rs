@@ -133,7 +133,7 @@ impl Pool {
             };
             let found = self.tier.directory().read_block(copy, version, read);
             if let Some((rank, namespace, key, length)) = found.flatten()
-                && !self.is_in_memory(namespace, &key, version)
+                && !self.is_readable_in_memory(namespace, &key, version)
             {
                 used.push((Reverse(rank), copy, version, length));
             }
@@ -244,7 +244,7 @@ impl Pool {
             else {
                 continue;
             };
-            if is_pinned && !self.is_in_memory(namespace, &key, version) {
+            if is_pinned && !self.is_readable_in_memory(namespace, &key, version) {
                 pinned.push((namespace, key));
                 continue;
             }
@@ -266,6 +266,7 @@ impl Pool {
                     key: removed.key,
                     version,
                     segment: medium.id,
+                    offset: None,
                 }));
             }
         }
@@ -303,9 +304,11 @@ impl Pool {
         until: BootInstant,
     ) -> bool {
         let (now, mut is_leased) = (self.now(), false);
+        let view = self.view();
         self.directory
             .visit(namespace, &[key.as_ref()], |_, block| {
-                if let Some(mut block) = block.filter(|block| block.version() == version) {
+                let block = block.filter(|block| block.version() == version);
+                if let Some(mut block) = block.filter(|block| view.is_present(&block.view())) {
                     block.lease(until, now);
                     is_leased = true;
                 }

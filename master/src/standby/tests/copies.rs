@@ -213,6 +213,7 @@ impl Model {
                     key: key(*number),
                     version,
                     segment: self.medium.id,
+                    offset: None,
                 })
             }
             Step::NodeRestarts => {

@@ -62,6 +62,7 @@ async fn load_after_a_move(has_block: bool) -> Vec<Place> {
         key: key(1),
         version: Version(1),
         segment: SegmentId(1),
+        offset: None,
     });
     let groups = [
         beginning(),

@@ -94,6 +94,36 @@ async fn a_block_that_came_back_before_its_eviction_was_logged_stays() {
     expect(&again, &[]).await;
 }
 
+/// A pull ends after its block was evicted. Its replica is taken back, and the block is back on the same segment.
+#[tokio::test]
+async fn a_replica_that_is_taken_back_takes_no_block_out_of_another_place() {
+    let late = (SegmentId(2), Offset(3 * GRANULE));
+    let added = Record::ReplicaAdded(record::ReplicaAdded {
+        namespace: SPACE,
+        key: key(5),
+        version: Version(5),
+        segment: late.0,
+        offset: late.1,
+    });
+    let taken_back = Record::ReplicaGone(record::ReplicaGone {
+        namespace: SPACE,
+        key: key(5),
+        version: Version(5),
+        segment: late.0,
+        offset: Some(late.1),
+    });
+    let groups = [
+        beginning(),
+        vec![attached(), at(5, THERE)],
+        vec![at(5, (medium(), Offset(0)))],
+        vec![added],
+        vec![evicted(&[THERE])],
+        vec![at(5, HERE)],
+        vec![taken_back],
+    ];
+    expect(&groups, &[(5, HERE)]).await;
+}
+
 /// The leader may have granted the place that the block left before its record was written.
 #[tokio::test]
 async fn the_place_that_a_block_left_may_be_the_next_ones_in_the_same_group() {

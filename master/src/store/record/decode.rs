@@ -120,22 +120,33 @@ impl<'a> Decoder<'a> {
         let mut record = self.of_format_1(kind, flags)?;
         if tag & HAS_LATER_FIELDS != 0 {
             let length = self.count("length of later fields", 1)?;
-            let fields = self.reader.take(length)?;
-            if let (Record::Remove(remove), Some((first, rest))) =
-                (&mut record, fields.split_first())
-            {
-                remove.unleased = first & UNLEASED != 0;
-                remove.everywhere = first & EVERYWHERE != 0;
-                if first & HAS_PLACES != 0 {
-                    let behind = Reader::new(rest, "places of a removal");
-                    let whole = std::mem::replace(&mut self.reader, behind);
-                    let places = self.places();
-                    self.reader = whole;
-                    remove.places = places?;
-                }
-            }
+            let fields = Reader::new(self.reader.take(length)?, "later fields");
+            let behind = std::mem::replace(&mut self.reader, fields);
+            let read = self.later_fields(&mut record);
+            self.reader = behind;
+            read?;
         }
         Ok(Some(record))
+    }
+
+    /// Those that this version knows. Others may follow.
+    fn later_fields(&mut self, record: &mut Record) -> Result<(), DecodeError> {
+        if self.reader.remaining() == 0 {
+            return Ok(());
+        }
+        match record {
+            Record::Remove(remove) => {
+                let flags = self.reader.u8()?;
+                remove.unleased = flags & UNLEASED != 0;
+                remove.everywhere = flags & EVERYWHERE != 0;
+                if flags & HAS_PLACES != 0 {
+                    remove.places = self.places()?;
+                }
+            }
+            Record::ReplicaGone(gone) => gone.offset = Some(Offset(self.varint()?)),
+            _ => {}
+        }
+        Ok(())
     }
 
     fn extended(&mut self, tag: u8) -> Result<Option<Record>, RecordError> {
@@ -177,6 +188,7 @@ impl<'a> Decoder<'a> {
                     key,
                     version: self.version()?,
                     segment: SegmentId(self.varint32("segment")?),
+                    offset: None,
                 })
             }
             NAMESPACE => Record::Namespace(Namespace {

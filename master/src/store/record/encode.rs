@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hashbrown::Equivalent;
 use kvpool_seams::maps::HashMap;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{ChecksumAlgorithm, Key, KeyRef, NodeName, Version};
+use kvpool_types::{ChecksumAlgorithm, Key, KeyRef, NodeName, Offset, Version};
 
 /// The size at which a chunk of a snapshot ends. Its last record may exceed it.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -95,10 +95,23 @@ impl Encoder {
                 }
             }
             Record::ReplicaGone(gone) => {
-                self.body.push(REPLICA_GONE);
+                let mut offset = Vec::new();
+                if let Some(Offset(at)) = gone.offset {
+                    put_varint(&mut offset, at);
+                }
+                let later = if offset.is_empty() {
+                    0
+                } else {
+                    HAS_LATER_FIELDS
+                };
+                self.body.push(REPLICA_GONE | later);
                 self.key(gone.namespace, &gone.key);
                 self.version(gone.version);
                 self.varint(gone.segment.0.into());
+                if !offset.is_empty() {
+                    self.varint(offset.len() as u64);
+                    self.body.extend_from_slice(&offset);
+                }
             }
             Record::Namespace(created) => {
                 self.body.push(NAMESPACE);

@@ -74,10 +74,10 @@ fn records() -> impl Strategy<Value = Record> {
                 })
             }
         ),
-        1 => (namespaces(), keys(), versions(), any::<u32>()).prop_map(
-            |(namespace, key, version, segment)| {
-                let segment = SegmentId(segment);
-                Record::ReplicaGone(ReplicaGone { namespace, key, version, segment })
+        1 => (namespaces(), keys(), versions(), any::<u32>(), any::<Option<u64>>()).prop_map(
+            |(namespace, key, version, segment, offset)| {
+                let (segment, offset) = (SegmentId(segment), offset.map(Offset));
+                Record::ReplicaGone(ReplicaGone { namespace, key, version, segment, offset })
             }
         ),
         1 => (namespaces(), keys(), versions(), any::<u32>(), any::<u64>()).prop_map(
