@@ -3,7 +3,7 @@
 //!
 //!     cargo bench -p kvpool-handoff --bench push [-- ROUNDS]
 //!
-//! - `tcp`: threads that write 256 MiB and threads that read them into other memory: the limit
+//! - `tcp`: threads that write zeros and threads that read them: the limit
 //! - `push`: one rank to one rank, all layers at once; the bytes are compared
 //! - `slices`: two ranks to one, token-major: rows of 2 KiB
 //! - `layerwise`: each layer is sent when it is computed, and a layer computes as long as it transfers.
@@ -29,9 +29,7 @@ const HEADS: u32 = 32;
 const HEAD_BYTES: u32 = 128;
 const TOTAL: u64 = 256 * MIB;
 /// As many as a link of the data port has.
-const STREAMS: usize = 2;
-/// The bytes of one write of the limit.
-const PIECE: usize = 1 << 20;
+const STREAMS: u64 = 2;
 const WAIT: Duration = Duration::from_secs(60);
 
 fn rank(rank: u32, ranks: u32) -> HandoffSession {
@@ -72,32 +70,31 @@ fn stages() -> Stages {
     Stages::new(&[LAYERS]).expect("one stage")
 }
 
-/// Threads that write the first half of memory to threads that read it into the second. A push cannot beat them: it
-/// moves as many bytes from memory to memory, over as many streams.
-fn tcp(memory: &mut [u8]) -> Duration {
+fn tcp() -> Duration {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("an address");
-    let half = memory.len() / 2;
-    let each = half / STREAMS;
+    let each = usize::try_from(TOTAL / STREAMS).expect("a size of memory");
     let pairs: Vec<_> = (0..STREAMS)
         .map(|_| {
             let here = TcpStream::connect(address).expect("a connection");
             (here, listener.accept().expect("a connection").0)
         })
         .collect();
-    let (source, target) = memory.split_at_mut(half);
+    let piece = usize::try_from(MIB).expect("a size of memory");
+    let source = vec![1u8; piece];
     let begin = Instant::now();
     std::thread::scope(|scope| {
-        let parts = source.chunks(each).zip(target.chunks_mut(each));
-        for ((from, into), (mut here, mut there)) in parts.zip(pairs) {
+        for (mut here, mut there) in pairs {
+            let source = &source;
             scope.spawn(move || {
-                for piece in from.chunks(PIECE) {
-                    here.write_all(piece).expect("a write");
+                for _ in 0..each / piece {
+                    here.write_all(source).expect("a write");
                 }
             });
             scope.spawn(move || {
-                for piece in into.chunks_mut(PIECE) {
-                    there.read_exact(piece).expect("a read");
+                let mut target = vec![0u8; piece];
+                for _ in 0..each / piece {
+                    there.read_exact(&mut target).expect("a read");
                 }
             });
         }
@@ -190,8 +187,6 @@ fn main() {
         .find_map(|text| text.parse().ok())
         .unwrap_or(9);
     let (mut one, mut two) = (Group::start(1), Group::start(2));
-    let bytes = usize::try_from(2 * TOTAL).expect("a size of memory");
-    let mut memory = vec![1u8; bytes];
     // Connects, and warms the memory.
     one.whole();
     two.whole();
@@ -199,7 +194,7 @@ fn main() {
     let (mut tcps, mut pushes, mut slices) = (Vec::new(), Vec::new(), Vec::new());
     let (mut of_tcp, mut of_push, mut hidden) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let (limit, push) = (tcp(&mut memory), one.whole());
+        let (limit, push) = (tcp(), one.whole());
         let sliced = two.whole();
         let compute = push / LAYERS;
         let layerwise = one.by_layer(compute);
