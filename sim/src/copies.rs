@@ -104,6 +104,10 @@ impl Copies {
                 (place, (copy.version, on))
             })
             .collect();
+        // A medium that was absent for too long loses all copies, and is forgotten a moment later.
+        let is_emptied = |medium: &SegmentId| {
+            plan.ssd_drop_ms.is_some() && !copies.values().any(|(_, on)| *on == Some(*medium))
+        };
         let (mut now, mut stay) = (BTreeMap::new(), BTreeMap::new());
         for tenant in 0..plan.tenants.len() {
             let namespace = pool.namespace(&tenant_name(tenant));
@@ -124,7 +128,8 @@ impl Copies {
         let before = std::mem::replace(&mut self.seen, stay);
         let lost = before.into_iter().filter_map(|(key, (version, medium))| {
             // A disk that was written much since the last look may have taken the copy's zone.
-            let has_left = media.contains(&medium) && now.get(&key) != Some(&version);
+            let has_left =
+                media.contains(&medium) && now.get(&key) != Some(&version) && !is_emptied(&medium);
             has_left.then_some(Lost {
                 key,
                 version,
