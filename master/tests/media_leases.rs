@@ -123,6 +123,25 @@ async fn a_lookup_that_waited_ends_no_lease_on_the_next_block_of_a_key() {
     assert!(is_leased(&pool), "the lease of the reader was ended");
 }
 
+/// What came back has left memory with its node since, and another reader counts on the copy.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_that_waited_ends_no_lease_on_a_copy() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), long_leases()).await;
+    let disk = Disk::new(1);
+    let node = on_a_medium(&pool, &disk).await;
+    let keys = [key(1)];
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    let restored = pool.restore(SPACE, &keys[..], Duration::from_secs(5)).await;
+    assert!(lookup(&pool, false).is_some(), "it came back");
+    let _node = comes_again(&pool, &disk, node).await;
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    exist(&pool);
+    pool.end_restored(SPACE, &restored);
+    let removed = pool.remove(SPACE, &keys[..], false).await.unwrap();
+    assert_eq!(removed.codes, [Code::Leased]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_that_came_back_and_is_read_by_nobody_may_leave() {
     let directory = tempfile::tempdir().unwrap();

@@ -22,13 +22,9 @@ async fn pinned_blocks_on_a_medium_stay_when_they_fill_whole_zones() {
         let disk = Disk::new(1);
         let node = join(&pool, "n", 1, 8 * MIB, &disk, size, zone).await;
         wait_for_attachment(&disk).await;
-        let pinned = ReserveOptions {
-            hard_pin: true,
-            ..patient()
-        };
         let pins = 0..4 * MIB / BLOCK;
         for number in pins.clone() {
-            put(&pool, number, &pinned).await;
+            put(&pool, number, &pinned()).await;
         }
         pool.draining(&node.node, false);
         until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
@@ -58,11 +54,7 @@ async fn a_pinned_copy_stays_while_nobody_can_read_its_block_in_memory() {
     let disk = Disk::new(1);
     let _node = join(&pool, "n", 1, 8 * MIB, &disk, 8 * MIB, 256 * KIB).await;
     wait_for_attachment(&disk).await;
-    let pinned = ReserveOptions {
-        hard_pin: true,
-        ..patient()
-    };
-    let version = put(&pool, 0, &pinned).await;
+    let version = put(&pool, 0, &pinned()).await;
     let keys = [key(0)];
     let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
     let places = || {

@@ -3,7 +3,7 @@
 mod support;
 
 use kvpool_master::Config;
-use kvpool_master::pool::{Holder, Pool, ReserveOptions};
+use kvpool_master::pool::{Holder, Pool};
 use kvpool_types::{Code, Key, KeyRef};
 use std::ops::Range;
 use std::sync::Arc;
@@ -74,12 +74,8 @@ async fn blocks_get_copies_beside_blocks_that_cannot_leave() {
         let disk = Disk::new(1);
         let _node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
         wait_for_attachment(&disk).await;
-        let pinned = ReserveOptions {
-            hard_pin: true,
-            ..patient()
-        };
         for number in 10_000..10_000 + 12 * MIB / BLOCK {
-            put(&pool, number, &pinned).await;
+            put(&pool, number, &pinned()).await;
         }
         // The first blocks that leave show how far eviction reaches.
         for number in 0..24 * MIB / BLOCK {
@@ -204,11 +200,7 @@ async fn a_pin_comes_back_with_its_block() {
     let disk = Disk::new(1);
     let node = join(&pool, "n", 1, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
     wait_for_attachment(&disk).await;
-    let pinned = ReserveOptions {
-        hard_pin: true,
-        ..patient()
-    };
-    put(&pool, 7, &pinned).await;
+    put(&pool, 7, &pinned()).await;
     pool.draining(&node.node, false);
     until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
     pool.drop_node(&node.node);

@@ -18,7 +18,7 @@ use kvpool_types::{Code, Extent, Key, NodeName};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{SPACE, commit, lead, pool, registration, reserve, reserve_with};
+use support::{SPACE, commit, lead, media, pool, registration, reserve, reserve_with};
 
 const BLOCK: u64 = 64 << 10;
 const MIB: u64 = 1 << 20;
@@ -116,6 +116,27 @@ async fn end(pool: &Arc<Pool>, task: &TaskView) -> TaskView {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     panic!("the task has not ended within 5 s");
+}
+
+/// The replica of key 1 on a node.
+fn suspected_on(pool: &Arc<Pool>, node: &Node) -> Suspected {
+    let found = pool.lookup(SPACE, &[key(1).as_ref()][..], false);
+    let located = found.answer[0].clone().unwrap();
+    let mut replicas = located.replicas.iter();
+    let on_it = replicas.find(|one| node.node.segments().contains(&one.segment));
+    let replica = on_it.unwrap();
+    let extent = Extent {
+        segment: replica.segment,
+        offset: replica.offset,
+        length: located.length,
+    };
+    Suspected {
+        namespace: SPACE,
+        key: key(1),
+        version: located.version,
+        extent,
+        checksum: located.checksum,
+    }
 }
 
 fn holders(pool: &Arc<Pool>, key: &Key) -> Vec<String> {
@@ -344,24 +365,7 @@ async fn a_lease_of_a_place_ends_when_the_replica_is_found_damaged() {
     let keys = [key(1)];
     let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
     let found = pool.lookup(SPACE, &keys[..], true);
-    let located = found.answer[0].clone().unwrap();
-    let replica = located
-        .replicas
-        .iter()
-        .find(|one| a.node.segments().contains(&one.segment));
-    let replica = replica.unwrap();
-    let extent = Extent {
-        segment: replica.segment,
-        offset: replica.offset,
-        length: located.length,
-    };
-    let suspected = Suspected {
-        namespace: SPACE,
-        key: key(1),
-        version: located.version,
-        extent,
-        checksum: located.checksum,
-    };
+    let suspected = suspected_on(&pool, &a);
     pool.verified(suspected, false);
     assert_eq!(holders(&pool, &key(1)), ["b"]);
     let renew = |token| pool.renew(SPACE, &keys[..], LeaseOf::Places, |_| Holder::of_any(token));
@@ -370,6 +374,55 @@ async fn a_lease_of_a_place_ends_when_the_replica_is_found_damaged() {
     tokio::time::sleep(Duration::from_millis(5)).await;
     let after = pool.lookup(SPACE, &keys[..], true).token;
     assert_eq!(renew(after).answer, [Code::Ok]);
+}
+
+/// The block left while it was copied, so that its replica came too late. A master that dies before the log takes the
+/// replica back would bring the block back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removal_that_finds_nothing_waits_until_a_late_replica_is_taken_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), Config::default()).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let b = join(&pool, "b", 2).await;
+    let disk = media::Disk::new(1);
+    let _c = media::join(&pool, "c", 3, 4 * MIB, &disk, 64 * MIB, 4 * MIB).await;
+    media::wait_for_attachment(&disk).await;
+    begin_to(&pool, Change::Copy, None, &["b"], &key(1)).await;
+    let pull = b.next().await;
+    let suspected = suspected_on(&pool, &a);
+    let moment = || tokio::time::sleep(Duration::from_millis(50));
+    // The next groups pass one by one. The first has a put, the second the replica, the loss and the removal.
+    let first = store.gate.lock().await;
+    let other = Arc::clone(&pool);
+    let other = tokio::spawn(async move { put(&other, &key(9)).await });
+    moment().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    pool.verified(suspected, false);
+    let removing = Arc::clone(&pool);
+    let removal = tokio::spawn(async move {
+        let keys = [key(1)];
+        let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+        removing.remove(SPACE, &keys[..], false).await
+    });
+    moment().await;
+    let mut held = first;
+    for _ in 0..2 {
+        let mut next = std::pin::pin!(store.gate.lock());
+        assert!(futures::poll!(next.as_mut()).is_pending());
+        drop(held);
+        held = next.await;
+        moment().await;
+    }
+    other.await.unwrap();
+    assert!(!removal.is_finished(), "the replica is not taken back yet");
+    drop(held);
+    assert_eq!(removal.await.unwrap().unwrap().codes, [Code::Missing]);
+    let store = store as Arc<dyn MetadataStore>;
+    let journal = JournalOptions::default();
+    let next = lead(&store, Config::default(), journal, Arc::new(BootClock)).await;
+    assert!(next.stored_blocks().iter().all(|block| block.key != key(1)));
+    drop(a);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -218,14 +218,14 @@ mod tests {
         orders.take(&mut entries, slots[4]);
         assert_eq!(orders.timers.len(), 2, "one for each tenant that has any");
         let mut ended = Vec::new();
-        for now in [9, 10, 20, 30, 40, 50, 60, 70] {
-            let is_due = orders.next_timer().is_some_and(|until| until <= now);
-            let popped = orders.pop_timer(now);
-            assert_eq!(popped.is_some(), is_due, "at {now}");
+        for at in [9, 10, 20, 30, 40, 50, 60, 70] {
+            let is_due = orders.next_timer().is_some_and(|until| until <= at);
+            let popped = orders.pop_timer(at);
+            assert_eq!(popped.is_some(), is_due, "at {at}");
             if let Some(slot) = popped {
-                ended.push((now, slot));
+                ended.push((at, slot));
             }
-            assert_eq!(orders.pop_timer(now), None);
+            assert_eq!(orders.pop_timer(at), None);
         }
         let want = [
             (10, slots[2]),

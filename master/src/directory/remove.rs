@@ -9,7 +9,7 @@ use crate::placement::Extents;
 use crate::replica::Replica;
 use crate::slab::NONE;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{KeyRef, SegmentId, Version};
+use kvpool_types::{KeyRef, Offset, SegmentId, Version};
 use std::ops::Deref;
 
 impl Directory {
@@ -80,6 +80,22 @@ impl Directory {
         self.drop_where(namespace, key, version, |replica| {
             replica.segment == segment
         })
+    }
+
+    /// Removes the replicas at these places, and the block with its last one. Those at other places stay.
+    pub(crate) fn drop_places(
+        &self,
+        namespace: NamespaceId,
+        key: KeyRef<'_>,
+        version: Version,
+        places: &[(SegmentId, Offset)],
+    ) -> Vec<Dropped> {
+        let places = places.iter();
+        let dropped = places.filter_map(|place| {
+            let is_it = |at: &Replica| (at.segment, at.offset) == *place;
+            self.drop_where(namespace, key, version, is_it)
+        });
+        dropped.collect()
     }
 
     /// [`Directory::drop_replica`] for the first replica that `which` names.

@@ -530,10 +530,10 @@ impl Pool {
         let moved = &self.quarantine.moved;
         let leaving = moved.leaves(version, self.latest_token());
         // Another block may lie there by now, and this one may have another replica on the segment.
-        let is_it = |replica: &Replica| (replica.segment, replica.offset) == place;
         let dropped = self
             .directory
-            .drop_where(namespace, key.as_ref(), version, is_it);
+            .drop_places(namespace, key.as_ref(), version, &[place])
+            .pop();
         match &dropped {
             Some(dropped) => moved.left(leaving, dropped.lease_until),
             None => moved.stays(leaving),

@@ -3,7 +3,7 @@
 use super::freed_ranges::FreedRanges;
 use super::recently_freed::FreedExtent;
 use super::{ApplyError, Standby};
-use crate::directory::{self, Directory, Removal, Removed, Replica, Verdict};
+use crate::directory::{self, Directory, Dropped, Removal, Removed, Replica, Verdict};
 use crate::store::LogSeq;
 use crate::store::record::{self, Commit, Record};
 use crate::tier::Tier;
@@ -163,16 +163,17 @@ impl Standby {
 
     /// Takes a block out of the places that it left. It may be back from a medium at another one.
     fn leave_places(&mut self, gone: &record::Remove) {
-        for place in &gone.places {
-            let key = gone.key.as_ref();
-            let is_it = |at: &Replica| (at.segment, at.offset) == *place;
-            let dropped = self
-                .directory
-                .drop_where(gone.namespace, key, gone.version, is_it);
-            match dropped {
-                Some(dropped) if gone.unleased => self.open(&[dropped.replica]),
-                Some(dropped) => self.freed_copies(&[dropped.replica], dropped.length),
-                None => {}
+        let key = gone.key.as_ref();
+        let left = self
+            .directory
+            .drop_places(gone.namespace, key, gone.version, &gone.places);
+        for Dropped {
+            replica, length, ..
+        } in left
+        {
+            match gone.unleased {
+                true => self.open(&[replica]),
+                false => self.freed_copies(&[replica], length),
             }
         }
     }

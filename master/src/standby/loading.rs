@@ -387,20 +387,15 @@ impl Loading {
 
     /// Takes a block out of the places that it left. It may be back from a medium at another one.
     fn leave_places(&mut self, gone: &record::Remove) {
-        for place in &gone.places {
-            let key = gone.key.as_ref();
-            let is_it = |at: &Replica| (at.segment, at.offset) == *place;
-            let dropped = self
-                .directory
-                .drop_where(gone.namespace, key, gone.version, is_it);
-            // The node reports the extents that a process still holds.
-            if let Some(dropped) = dropped
-                && !gone.unleased
-            {
-                let replica = dropped.replica;
-                self.left
-                    .add(replica.segment, replica.offset, dropped.length);
-            }
+        let key = gone.key.as_ref();
+        let left = self
+            .directory
+            .drop_places(gone.namespace, key, gone.version, &gone.places);
+        // Of a block without a lease, the node reports the extents that a process still holds.
+        for dropped in left.into_iter().filter(|_| !gone.unleased) {
+            let replica = dropped.replica;
+            self.left
+                .add(replica.segment, replica.offset, dropped.length);
         }
     }
 

@@ -394,93 +394,81 @@ async fn freed_extents_stay_closed_for_a_lease_ttl_unless_the_leader_grants_them
     assert_eq!(standby.recently_freed.len(), 0);
 }
 
-/// The snapshots of shards are written one after another, and a master may die in between.
-#[tokio::test]
-async fn a_block_keeps_its_parent_when_only_its_own_shard_has_a_snapshot() {
+/// A store with this log.
+async fn logged(groups: &[Vec<Record>]) -> (tempfile::TempDir, EmbeddedStore, Epoch) {
     let place = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(&EmbeddedOptions::new(place.path())).unwrap();
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    for (seq, records) in (1..).zip(groups) {
+        let group = encode_group(records);
+        store.append(epoch, LogSeq(seq), group).await.unwrap();
+    }
+    (place, store, epoch)
+}
+
+/// Loads a log whose last block is of key 4, behind that of key 1. The snapshot of its shard is at the log's end. These
+/// are of other shards, or of the system. Returns the key of its parent.
+async fn parent_of_4(
+    groups: &[Vec<Record>],
+    others: impl Fn(&Directory) -> Vec<(ShardIndex, u64, Vec<Record>)>,
+) -> Option<Key> {
+    let (_place, store, epoch) = logged(groups).await;
+    let whole = load(&store).await.directory;
+    let shard = whole.shard_of_key(space(4), key(4).as_ref());
+    assert_ne!(shard, whole.shard_of_key(space(1), key(1).as_ref()));
+    let of_it = |directory: &Directory| {
+        let mut blocks = directory.snapshot(shard).into_iter();
+        blocks.find(|block| block.key == key(4)).unwrap()
+    };
+    let block = of_it(&whole);
+    assert_eq!(block.parent, Some(key(1)));
+    let mut snapshots = others(&whole);
+    let last = groups.len() as u64;
+    snapshots.push((ShardIndex(shard), last, vec![Record::Commit(block.into())]));
+    for (shard, seq, records) in snapshots {
+        let chunks = encode_snapshot(directory::SHARDS, records);
+        let put = store.put_snapshot(epoch, shard, LogSeq(seq), chunks);
+        put.await.unwrap();
+    }
+    of_it(&load(&store).await.directory).parent
+}
+
+/// The snapshots of shards are written one after another, and a master may die in between.
+#[tokio::test]
+async fn a_block_keeps_its_parent_when_only_its_own_shard_has_a_snapshot() {
     let mut leader = Leader::default();
     let seed = Record::Seed(record::Seed { seed: 7 });
     let mut groups = vec![vec![seed, leader.new_node()]];
     for (key, child_of) in [(1, None), (4, Some(1))] {
         groups.push(leader.records(&Change::Put { key, child_of }));
     }
-    for (seq, records) in (1..).zip(&groups) {
-        let group = encode_group(records);
-        store.append(epoch, LogSeq(seq), group).await.unwrap();
-    }
-    let parent_of_4 = |standby: &Standby| {
-        let shard = standby.directory.shard_of_key(space(4), key(4).as_ref());
-        let mut blocks = standby.directory.snapshot(shard).into_iter();
-        blocks.find(|block| block.key == key(4)).unwrap().parent
-    };
-    let first = load(&store).await;
-    assert_eq!(parent_of_4(&first), Some(key(1)));
-    let shard = first.directory.shard_of_key(space(4), key(4).as_ref());
-    assert_ne!(
-        shard,
-        first.directory.shard_of_key(space(1), key(1).as_ref())
-    );
-    let of_shard = first.directory.snapshot(shard).into_iter();
-    let of_shard = of_shard.map(|block| Record::Commit(block.into()));
-    let snapshots = [
-        (ShardIndex::SYSTEM, 1, groups.swap_remove(0)),
-        (ShardIndex(shard), 3, of_shard.collect()),
-    ];
-    for (shard, seq, records) in snapshots {
-        let chunks = encode_snapshot(directory::SHARDS, records);
-        let put = store.put_snapshot(epoch, shard, LogSeq(seq), chunks);
-        put.await.unwrap();
-    }
-    assert_eq!(parent_of_4(&load(&store).await), Some(key(1)));
+    let others = |_: &Directory| vec![(ShardIndex::SYSTEM, 1, groups[0].clone())];
+    assert_eq!(parent_of_4(&groups, others).await, Some(key(1)));
 }
 
 /// Its parent was evicted and put again between the two snapshots.
 #[tokio::test]
 async fn a_block_keeps_its_parent_when_the_snapshot_of_its_own_shard_is_later() {
-    let place = tempfile::tempdir().unwrap();
-    let store = EmbeddedStore::open(&EmbeddedOptions::new(place.path())).unwrap();
-    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
     let mut leader = Leader::default();
     let seed = Record::Seed(record::Seed { seed: 7 });
-    let parent = Change::Put {
-        key: 1,
-        child_of: None,
-    };
-    let beginning = vec![seed, leader.new_node()];
-    let first = leader.records(&parent);
-    let mut groups = vec![beginning.clone(), first.clone()];
-    let child = Change::Put {
-        key: 4,
-        child_of: Some(1),
-    };
-    for change in [Change::Remove { key: 1 }, parent, child] {
+    let mut groups = vec![vec![seed, leader.new_node()]];
+    let put = |key, child_of| Change::Put { key, child_of };
+    for change in [
+        put(1, None),
+        Change::Remove { key: 1 },
+        put(1, None),
+        put(4, Some(1)),
+    ] {
         groups.push(leader.records(&change));
     }
-    for (seq, records) in (1..).zip(&groups) {
-        let group = encode_group(records);
-        store.append(epoch, LogSeq(seq), group).await.unwrap();
-    }
-    let all = load(&store).await.directory;
-    let shard_of = |number| ShardIndex(all.shard_of_key(space(number), key(number).as_ref()));
-    assert_ne!(shard_of(1), shard_of(4));
-    let of_child = all.snapshot(shard_of(4).0).into_iter();
-    let of_child = of_child.map(|block| Record::Commit(block.into())).collect();
-    let snapshots = [
-        (ShardIndex::SYSTEM, 1, beginning),
-        (shard_of(1), 2, first),
-        (shard_of(4), 5, of_child),
-    ];
-    for (shard, seq, records) in snapshots {
-        let chunks = encode_snapshot(directory::SHARDS, records);
-        let put = store.put_snapshot(epoch, shard, LogSeq(seq), chunks);
-        put.await.unwrap();
-    }
-    let loaded = load(&store).await.directory;
-    let mut blocks = loaded.snapshot(shard_of(4).0).into_iter();
-    let parent = blocks.find(|block| block.key == key(4)).unwrap().parent;
-    assert_eq!(parent, Some(key(1)));
+    let others = |directory: &Directory| {
+        let of_parent = ShardIndex(directory.shard_of_key(space(1), key(1).as_ref()));
+        vec![
+            (ShardIndex::SYSTEM, 1, groups[0].clone()),
+            (of_parent, 2, groups[1].clone()),
+        ]
+    };
+    assert_eq!(parent_of_4(&groups, others).await, Some(key(1)));
 }
 
 /// A master that dies and restarts at once has leases to honour too.

@@ -214,6 +214,14 @@ pub(crate) fn patient() -> ReserveOptions {
     }
 }
 
+/// The same, for a block that is hard-pinned.
+pub(crate) fn pinned() -> ReserveOptions {
+    ReserveOptions {
+        hard_pin: true,
+        ..patient()
+    }
+}
+
 /// Puts a block, and waits for the disk when it lags: a busy machine must not cost copies.
 pub(crate) async fn put_paced(pool: &Arc<Pool>, number: u64) {
     put(pool, number, &patient()).await;

@@ -4,6 +4,24 @@ use super::Mechanism;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 3,
+        what: "a lookup that waited releases in memory alone",
+        file: "master/src/pool/tiering/restore.rs",
+        on: "        // In memory alone, where the hold was: others hold what lies on media.\n",
+        off: "        self.release(namespace, &keys[..], |_| crate::pool::Holder::of_any(restored.token));\n",
+        package: "kvpool-master",
+        test: "a_lookup_that_waited_ends_no_lease_on_a_copy",
+    },
+    Mechanism {
+        invariant: 2,
+        what: "a removal that finds nothing waits until late replicas are taken back",
+        file: "master/src/pool/remove.rs",
+        on: "        self.flush_log().await?;\n        self.flush_log().await\n",
+        off: "        self.flush_log().await\n",
+        package: "kvpool-master",
+        test: "a_removal_that_finds_nothing_waits_until_a_late_replica_is_taken_back",
+    },
+    Mechanism {
         invariant: 5,
         what: "a pinned copy leaves its zone only for memory that can be read",
         file: "master/src/pool/tiering.rs",

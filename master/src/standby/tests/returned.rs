@@ -32,6 +32,15 @@ fn attached() -> Record {
     })
 }
 
+/// The block of key 5 is in memory, and has a copy on a medium.
+fn copied() -> Vec<Vec<Record>> {
+    vec![
+        beginning(),
+        vec![attached(), at(5, THERE)],
+        vec![at(5, (medium(), Offset(0)))],
+    ]
+}
+
 /// The block of key 5 leaves memory at these places.
 fn evicted(places: &[(SegmentId, Offset)]) -> Record {
     Record::Remove(Remove {
@@ -76,13 +85,8 @@ async fn the_last_commit_of_a_block_that_came_back_counts_whatever_was_committed
 /// Who evicts a block submits the record a moment later. The block may be back before that.
 #[tokio::test]
 async fn a_block_that_came_back_before_its_eviction_was_logged_stays() {
-    let groups = [
-        beginning(),
-        vec![attached(), at(5, THERE)],
-        vec![at(5, (medium(), Offset(0)))],
-        vec![at(5, HERE)],
-        vec![evicted(&[THERE])],
-    ];
+    let mut groups = copied();
+    groups.extend([vec![at(5, HERE)], vec![evicted(&[THERE])]]);
     expect(&groups, &[(5, HERE)]).await;
     let mut one_group = groups.to_vec();
     let eviction = one_group.pop().unwrap();
@@ -112,27 +116,21 @@ async fn a_replica_that_is_taken_back_takes_no_block_out_of_another_place() {
         segment: late.0,
         offset: Some(late.1),
     });
-    let groups = [
-        beginning(),
-        vec![attached(), at(5, THERE)],
-        vec![at(5, (medium(), Offset(0)))],
+    let mut groups = copied();
+    groups.extend([
         vec![added],
         vec![evicted(&[THERE])],
         vec![at(5, HERE)],
         vec![taken_back],
-    ];
+    ]);
     expect(&groups, &[(5, HERE)]).await;
 }
 
 /// The leader may have granted the place that the block left before its record was written.
 #[tokio::test]
 async fn the_place_that_a_block_left_may_be_the_next_ones_in_the_same_group() {
-    let groups = [
-        beginning(),
-        vec![attached(), at(5, THERE)],
-        vec![at(5, (medium(), Offset(0)))],
-        vec![at(5, HERE), at(6, THERE)],
-    ];
+    let mut groups = copied();
+    groups.extend([vec![at(5, HERE), at(6, THERE)]]);
     expect(&groups, &[(5, HERE), (6, THERE)]).await;
 }
 

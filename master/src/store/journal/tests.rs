@@ -117,11 +117,16 @@ impl MetadataStore for Faulty {
     }
 }
 
-struct Nothing;
+struct Nothing {
+    is_there: bool,
+}
 
 impl SnapshotSource for Nothing {
     fn shards(&self) -> u32 {
         1
+    }
+    fn is_there(&self) -> bool {
+        self.is_there
     }
     fn capture(&self, _: ShardIndex) -> Vec<Record> {
         Vec::new()
@@ -139,6 +144,10 @@ struct Setup {
 }
 
 async fn setup(options: JournalOptions) -> Setup {
+    setup_of(options, Nothing { is_there: true }).await
+}
+
+async fn setup_of(options: JournalOptions, source: Nothing) -> Setup {
     let directory = tempfile::tempdir().unwrap();
     let store = Arc::new(Faulty {
         store: EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap(),
@@ -153,7 +162,7 @@ async fn setup(options: JournalOptions) -> Setup {
         Arc::clone(&store) as Arc<dyn MetadataStore>,
         epoch,
         &LogState::default(),
-        Arc::new(Nothing),
+        Arc::new(source),
         options,
     )
     .unwrap();

@@ -680,6 +680,7 @@ impl Worker {
         let mut captured: Vec<_> = due.shards.into_iter().map(capture).collect();
         let beside = source.capture_beside();
         if !source.is_there() {
+            self.parts.retention.failed();
             return;
         }
         for (_, records) in &mut captured {

@@ -176,12 +176,20 @@ async fn a_journal_goes_on_where_the_log_ended() {
     let (store, journal, _directory) = usual().await;
     journal.submit_now(vec![gone(1)], Ack::Durable, |_| ());
     journal.close().await;
-    let recovered = recover(&*store, 1, &mut Nothing).await.unwrap();
+    let recovered = recover(&*store, 1, &mut Nothing { is_there: true })
+        .await
+        .unwrap();
     let epoch = store.begin_epoch(Epoch(0)).await.unwrap();
     let store: Arc<dyn MetadataStore> = store;
     let options = JournalOptions::default();
-    let journal =
-        Journal::start(store, epoch, &recovered.state, Arc::new(Nothing), options).unwrap();
+    let journal = Journal::start(
+        store,
+        epoch,
+        &recovered.state,
+        Arc::new(Nothing { is_there: true }),
+        options,
+    )
+    .unwrap();
     assert_eq!(journal.flush().await.unwrap(), LogSeq(1));
     journal.submit_now(vec![gone(2)], Ack::Durable, |_| ());
     assert_eq!(journal.flush().await.unwrap(), LogSeq(2));

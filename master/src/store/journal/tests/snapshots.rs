@@ -18,23 +18,27 @@ impl SnapshotSource for Counted {
     }
 }
 
+/// Snapshots are due after a few groups.
+fn short_log() -> JournalOptions {
+    JournalOptions {
+        log_bytes: ByteSize::b(400),
+        log_ratio: 0,
+        ..JournalOptions::default()
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_holds_the_log_through_its_position_though_memory_acks_run_ahead() {
     let directory = tempfile::tempdir().unwrap();
     let store = Arc::new(EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap());
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
     let source = Arc::new(Counted(AtomicU64::new(0)));
-    let options = JournalOptions {
-        log_bytes: ByteSize::b(400),
-        log_ratio: 0,
-        ..JournalOptions::default()
-    };
     let journal = Journal::start(
         Arc::clone(&store) as Arc<dyn MetadataStore>,
         epoch,
         &LogState::default(),
         Arc::clone(&source) as Arc<dyn SnapshotSource>,
-        options,
+        short_log(),
     )
     .unwrap();
     let mut checked = 0;
@@ -81,48 +85,24 @@ async fn a_snapshot_holds_the_log_through_its_position_though_memory_acks_run_ah
     journal.close().await;
 }
 
-/// A pool that is no more: it was dropped while its first records were on their way.
-struct Gone;
-
-impl SnapshotSource for Gone {
-    fn shards(&self) -> u32 {
-        1
-    }
-    fn is_there(&self) -> bool {
-        false
-    }
-    fn capture(&self, _: ShardIndex) -> Vec<Record> {
-        Vec::new()
-    }
-    fn capture_system(&self) -> Vec<Record> {
-        Vec::new()
-    }
-}
-
+/// The pool was dropped while its first records were on their way.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_state_that_is_gone_is_no_snapshot() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = Arc::new(EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap());
-    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
-    let options = JournalOptions {
-        log_bytes: ByteSize::b(400),
-        log_ratio: 0,
-        ..JournalOptions::default()
-    };
-    let journal = Journal::start(
-        Arc::clone(&store) as Arc<dyn MetadataStore>,
-        epoch,
-        &LogState::default(),
-        Arc::new(Gone),
-        options,
-    )
-    .unwrap();
-    for id in 0..200 {
-        let logged = journal.submit(vec![gone(id)], Ack::Durable, |_| {});
-        logged.await.unwrap();
-        journal.flush().await.unwrap();
+    for is_there in [true, false] {
+        let Setup {
+            _directory,
+            store,
+            journal,
+            ..
+        } = setup_of(short_log(), Nothing { is_there }).await;
+        for id in 0..200 {
+            let logged = journal.submit(vec![gone(id)], Ack::Durable, |_| {});
+            logged.await.unwrap();
+            journal.flush().await.unwrap();
+        }
+        journal.close().await;
+        let has_snapshots = !store.snapshots().await.unwrap().is_empty();
+        let is_cut = store.log_span().await.unwrap().cut > LogSeq(0);
+        assert_eq!((has_snapshots, is_cut), (is_there, is_there));
     }
-    journal.close().await;
-    assert_eq!(store.snapshots().await.unwrap(), []);
-    assert_eq!(store.log_span().await.unwrap().cut, LogSeq(0));
 }
