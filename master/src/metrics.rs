@@ -637,6 +637,11 @@ impl Metrics {
         }
     }
 
+    /// Blocks that were evicted since the process began.
+    pub fn blocks_evicted(&self) -> u64 {
+        self.blocks_evicted.get()
+    }
+
     /// Every counter and gauge by its short name, for the stats call.
     pub fn snapshot(&self) -> HashMap<String, u64> {
         let mut all: HashMap<String, u64> = HashMap::new();

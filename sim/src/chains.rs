@@ -1,9 +1,7 @@
 //! A block never leaves before the blocks behind it in its chain: what leads to a block stays as long as the block.
 
-use crate::load::{name, parent_of};
-use crate::plan::{Plan, tenant_name};
-use kvpool_master::pool::Pool;
-use kvpool_types::ids::NamespaceId;
+use crate::load::parent_of;
+use crate::sight::Sight;
 use kvpool_types::{SegmentId, Version};
 use std::collections::BTreeMap;
 use tokio::time::Instant;
@@ -38,29 +36,12 @@ pub(crate) struct Orphan {
 impl Chains {
     /// Looks at the leader's blocks. Returns those whose parent has left before them. It is excused when blocks have
     /// just left with a node: the parent may have moved there since the look before.
-    pub(crate) fn look(&mut self, pool: &Pool, plan: &Plan, is_excused: bool) -> Vec<Orphan> {
-        let stored = pool.stored_blocks().into_iter();
-        let stored: BTreeMap<(NamespaceId, String), (Version, Vec<SegmentId>)> = stored
-            .map(|block| {
-                let places = block.replicas.iter().map(|replica| replica.segment);
-                let named = (block.namespace, block.key.to_string());
-                (named, (block.version, places.collect()))
-            })
+    pub(crate) fn look(&mut self, sight: &Sight<'_>, is_excused: bool) -> Vec<Orphan> {
+        let now: BTreeMap<u64, Version> = sight
+            .blocks()
+            .map(|(key, block)| (key, block.version))
             .collect();
-        let mut now: BTreeMap<u64, Version> = BTreeMap::new();
-        let mut places: BTreeMap<u64, Vec<SegmentId>> = BTreeMap::new();
-        for tenant in 0..plan.tenants.len() {
-            let Ok(namespace) = pool.namespace(&tenant_name(tenant)) else {
-                continue;
-            };
-            for key in plan.keys_of(tenant) {
-                if let Some((version, at)) = stored.get(&(namespace, name(key).to_string())) {
-                    now.insert(key, *version);
-                    places.insert(key, at.clone());
-                }
-            }
-        }
-        let segments = pool.placement.segments();
+        let segments = sight.pool.placement.segments();
         let is_lost = |link: &Link| {
             link.places
                 .iter()
@@ -110,8 +91,10 @@ impl Chains {
         }
         for (key, link) in &mut self.links {
             link.seen = Instant::now();
-            if let Some(at) = parent_of(*key).and_then(|parent| places.get(&parent)) {
-                link.places.clone_from(at);
+            if let Some(parent) = parent_of(*key).and_then(|parent| sight.block(parent)) {
+                link.places.clear();
+                let places = parent.replicas.iter().map(|replica| replica.segment);
+                link.places.extend(places);
             }
         }
         self.seen = now;

@@ -13,6 +13,7 @@ use crate::pins::Unpinned;
 use crate::plan::{Fault, Process, Tenant, tenant_name};
 use crate::promises::Gone;
 use crate::rest;
+use crate::sight::Sight;
 use crate::tenants;
 use crate::world::World;
 use kvpool_client::{Client, PutOutcome};
@@ -63,7 +64,8 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         if pool.epoch >= NO_EPOCH {
             return Err(format!("m{number} believes a stranger's epoch"));
         }
-        pool.audit()
+        let sight = &Sight::of(pool, &world.plan);
+        pool.audit(&sight.survey)
             .map_err(|wrong| format!("m{number} in epoch {}: {wrong}", pool.epoch))?;
         let mut known = world.segments.lock();
         for segment in pool.placement.segments().iter() {
@@ -78,33 +80,34 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         }
         // A block that comes back from a disk has left its chain, and one with a wrong byte is dropped.
         if world.plan.noise.flipped_writes == 0 && !world.plan.has_disks() {
-            parents_stay(world, pool)?;
+            parents_stay(world, sight)?;
         }
         if world.plan.has_disks() {
-            copies_stay(world, pool)?;
+            copies_stay(world, sight)?;
             world.copies.lock().media_stay(pool, &world.plan)?;
             budget::is_kept(world, pool.epoch.0)?;
         }
         if !world.plan.pins.is_empty() {
-            pins_stay(world, pool)?;
+            pins_stay(world, sight)?;
         }
-        tenants::keep_their_rules(world, pool).map_err(|wrong| format!("at m{number}: {wrong}"))?;
+        tenants::keep_their_rules(world, sight)
+            .map_err(|wrong| format!("at m{number}: {wrong}"))?;
         let promises = &world.net.promises;
         if let Some(broken) = promises
-            .broken_by(pool)
+            .broken_by(sight)
             .or_else(|| leased_stay(world, pool))
         {
             return Err(format!("at m{number} in epoch {}: {broken}", pool.epoch));
         }
-        kept_stay(world, pool)?;
+        kept_stay(world, sight)?;
     }
     Ok(())
 }
 
 /// Eviction takes no block before the blocks behind it in its chain.
-fn parents_stay(world: &World, pool: &Pool) -> Result<(), String> {
+fn parents_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     let is_excused = world.has_just_lost();
-    let orphans = world.chains.lock().look(pool, &world.plan, is_excused);
+    let orphans = world.chains.lock().look(sight, is_excused);
     let history = world.load.history.lock();
     for Orphan { key, parent, seen } in orphans {
         if !history.may_have_left(parent, seen) {
@@ -143,21 +146,21 @@ fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
 }
 
 /// Where nothing takes blocks, one that was there is there at every later look.
-fn kept_stay(world: &World, pool: &Pool) -> Result<(), String> {
+fn kept_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     let plan = &world.plan;
     // A node that stays may have no room for the blocks of those that leave.
     if may_lose(world) || world.evicted() > 0 || world.has_evicted.load(Ordering::Acquire) {
         return Ok(());
     }
     for tenant in (0..plan.tenants.len()).filter(|tenant| plan.keeps_all_of(*tenant)) {
-        world.kept.lock().look(pool, plan, tenant)?;
+        world.kept.lock().look(sight, plan, tenant)?;
     }
     Ok(())
 }
 
 /// A copy leaves a disk that goes right, and has room, only when its key changes.
-fn copies_stay(world: &World, pool: &Pool) -> Result<(), String> {
-    let lost = world.copies.lock().look(pool, world);
+fn copies_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
+    let lost = world.copies.lock().look(sight, world);
     let history = world.load.history.lock();
     for Lost {
         key,
@@ -175,8 +178,8 @@ fn copies_stay(world: &World, pool: &Pool) -> Result<(), String> {
 }
 
 /// A hard-pinned block leaves only when its key changes, or with its last place.
-fn pins_stay(world: &World, pool: &Pool) -> Result<(), String> {
-    let left = world.pins.lock().look(pool, world)?;
+fn pins_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
+    let left = world.pins.lock().look(sight, world)?;
     let history = world.load.history.lock();
     for Unpinned {
         key,

@@ -1,10 +1,10 @@
 //! A copy on a disk that goes right and has room stays until its key changes.
 
-use crate::load::name;
-use crate::plan::{Fault, Loss, Plan, tenant_name};
+use crate::plan::{Fault, Loss, Plan};
+use crate::sight::Sight;
 use crate::world::World;
+use kvpool_master::directory::StoredBlock;
 use kvpool_master::pool::Pool;
-use kvpool_types::ids::NamespaceId;
 use kvpool_types::{SegmentId, Version};
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
@@ -73,13 +73,13 @@ impl Copies {
     }
 
     /// Looks at the leader's copies. Returns those that have left since the last look.
-    pub(crate) fn look(&mut self, pool: &Pool, world: &World) -> Vec<Lost> {
+    pub(crate) fn look(&mut self, sight: &Sight<'_>, world: &World) -> Vec<Lost> {
         let plan = &world.plan;
         let right: Vec<String> = (0..plan.nodes)
             .filter(|node| is_right(plan, *node))
             .map(|node| format!("n{node}"))
             .collect();
-        let media = pool.media();
+        let media = sight.pool.media();
         // The zones are written in a ring. The first is emptied when the last one is being written.
         let turns = media.iter().map(|medium| &medium.record).filter(|medium| {
             let zones = medium.size.0 / medium.zone.0.max(1);
@@ -95,33 +95,25 @@ impl Copies {
             .filter(|medium| right.contains(&medium.node.0) && !self.turned.contains(&medium.id))
             .map(|medium| medium.id)
             .collect();
-        let copies = pool.stored_copies().into_iter();
-        let copies: BTreeMap<(NamespaceId, String), (Version, Option<SegmentId>)> = copies
-            .map(|copy| {
-                let mut places = copy.replicas.iter().map(|at| at.segment);
-                let on = places.find(|medium| media.contains(medium));
-                let place = (copy.namespace, copy.key.to_string());
-                (place, (copy.version, on))
-            })
-            .collect();
+        let on = |copy: &StoredBlock| {
+            let mut places = copy.replicas.iter().map(|at| at.segment);
+            places.find(|medium| media.contains(medium))
+        };
         // A medium that was absent for too long loses all copies, and is forgotten a moment later.
         let is_emptied = |medium: &SegmentId| {
-            plan.ssd_drop_ms.is_some() && !copies.values().any(|(_, on)| *on == Some(*medium))
+            let mut copies = sight.survey.copies.iter();
+            plan.ssd_drop_ms.is_some() && !copies.any(|copy| on(copy) == Some(*medium))
         };
         let (mut now, mut stay) = (BTreeMap::new(), BTreeMap::new());
-        for tenant in 0..plan.tenants.len() {
-            let namespace = pool.namespace(&tenant_name(tenant));
-            let Some(namespace) = namespace.ok().filter(|_| is_kept(plan, tenant)) else {
+        let tenants = (0..plan.tenants.len()).filter(|tenant| is_kept(plan, *tenant));
+        let kept: Vec<_> = tenants.map(|tenant| plan.keys_of(tenant)).collect();
+        for (key, copy) in sight.copies() {
+            if !kept.iter().any(|keys| keys.contains(&key)) {
                 continue;
-            };
-            for key in plan.keys_of(tenant) {
-                let copy = copies.get(&(namespace, name(key).to_string()));
-                if let Some((version, on)) = copy {
-                    now.insert(key, *version);
-                    if let Some(medium) = on {
-                        stay.insert(key, (*version, *medium));
-                    }
-                }
+            }
+            now.insert(key, copy.version);
+            if let Some(medium) = on(copy) {
+                stay.insert(key, (copy.version, medium));
             }
         }
         let since = self.at.replace(Instant::now());

@@ -1,8 +1,7 @@
 //! Where nothing takes blocks, one that was there stays there, at any leader.
 
-use crate::load::name;
 use crate::plan::{Plan, tenant_name};
-use kvpool_master::pool::Pool;
+use crate::sight::Sight;
 use kvpool_types::Version;
 use std::collections::BTreeMap;
 
@@ -15,20 +14,18 @@ pub(crate) struct Kept {
 
 impl Kept {
     /// Looks at the leader's blocks of a namespace, in memory and on disks.
-    pub(crate) fn look(&mut self, pool: &Pool, plan: &Plan, tenant: usize) -> Result<(), String> {
-        let Ok(namespace) = pool.namespace(&tenant_name(tenant)) else {
+    pub(crate) fn look(
+        &mut self,
+        sight: &Sight<'_>,
+        plan: &Plan,
+        tenant: usize,
+    ) -> Result<(), String> {
+        if sight.pool.namespace(&tenant_name(tenant)).is_err() {
             return Ok(());
-        };
-        let stored = pool.stored_blocks().into_iter();
-        let stored = stored.chain(pool.stored_copies());
-        let of_it = stored.filter(|block| block.namespace == namespace);
-        let mut there: BTreeMap<String, Version> = BTreeMap::new();
-        for block in of_it {
-            let version = there.entry(block.key.to_string()).or_default();
-            *version = (*version).max(block.version);
         }
         for key in plan.keys_of(tenant) {
-            let now = there.get(&name(key).to_string()).copied();
+            let forms = [sight.block(key), sight.copy(key)];
+            let now = forms.into_iter().flatten().map(|form| form.version).max();
             let before = self.seen.get(&key).copied();
             match (before, now) {
                 (Some(before), None) => {

@@ -42,6 +42,7 @@ mod plan;
 mod promises;
 mod rest;
 mod shrink;
+mod sight;
 mod spans;
 mod ssd;
 mod store;

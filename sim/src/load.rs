@@ -17,6 +17,7 @@ use kvpool_client::{
 use kvpool_master::directory::StoredBlock;
 use kvpool_proto as proto;
 use kvpool_transport::{Link, TransferError};
+use kvpool_types::key::KeyRef;
 use kvpool_types::wire::keys::pack;
 use kvpool_types::{Code, HostId, Incarnation};
 use parking_lot::Mutex;
@@ -97,6 +98,14 @@ pub(crate) fn name(key: u64) -> Key {
         format!("{:064x}", u128::from(key) << 64 | u128::from(key))
     };
     Key::parse(&text).expect("invariant: a short text is a key")
+}
+
+/// The number in its namespace of a key that [`name`] gave.
+pub(crate) fn number_of(key: &Key) -> Option<u64> {
+    match key.as_ref() {
+        KeyRef::Digest { digest, .. } => digest.last_chunk().copied().map(u64::from_be_bytes),
+        KeyRef::Text(text) => text.strip_prefix("key-")?.parse().ok(),
+    }
 }
 
 /// The key before a key in its chain. Chains have one to five blocks.

@@ -3,13 +3,11 @@
 
 use crate::dice::{Dice, Stream};
 use crate::load::{Task, name, parent_of};
-use crate::plan::{Fault, Loss, Plan, Tenant, tenant_name};
+use crate::plan::{Fault, Loss, Plan, Tenant};
+use crate::sight::Sight;
 use crate::world::World;
 use kvpool_client::Remove;
-use kvpool_master::directory::StoredBlock;
-use kvpool_master::pool::Pool;
 use kvpool_master::replica::Replica;
-use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Extent, Offset, SegmentId, Setting, Version};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -131,28 +129,18 @@ impl Damage {
     }
 }
 
-/// Blocks by their namespaces and keys.
-fn by_name(blocks: Vec<StoredBlock>) -> BTreeMap<(NamespaceId, String), StoredBlock> {
-    let blocks = blocks.into_iter();
-    blocks
-        .map(|block| ((block.namespace, block.key.to_string()), block))
-        .collect()
-}
-
 impl Pins {
     /// Looks at the leader's pinned blocks. Returns those that have left, though one of their places is there.
-    pub(crate) fn look(&mut self, pool: &Pool, world: &World) -> Result<Vec<Unpinned>, String> {
-        let plan = &world.plan;
-        let memory = by_name(pool.stored_blocks());
-        let media = by_name(pool.stored_copies());
+    pub(crate) fn look(
+        &mut self,
+        sight: &Sight<'_>,
+        world: &World,
+    ) -> Result<Vec<Unpinned>, String> {
+        let (plan, pool) = (&world.plan, sight.pool);
         let mut now = BTreeMap::new();
         for tenant in 0..plan.tenants.len() {
-            let Ok(namespace) = pool.namespace(&tenant_name(tenant)) else {
-                continue;
-            };
             for key in plan.keys_of(tenant).filter(|key| plan.pins(*key)) {
-                let place = (namespace, name(key).to_string());
-                let forms = [memory.get(&place), media.get(&place)];
+                let forms = [sight.block(key), sight.copy(key)];
                 for form in forms.into_iter().flatten() {
                     if !form.hard_pin {
                         return Err(format!(

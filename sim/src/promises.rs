@@ -4,6 +4,7 @@
 //! network notes every location that it carries under a lease, and the checks compare them with the pool.
 
 use crate::plan::Process;
+use crate::sight::Sight;
 use bytes::Bytes;
 use kvpool_master::pool::Pool;
 use kvpool_master::pool::audit::Use;
@@ -90,10 +91,10 @@ impl Promises {
     }
 
     /// The promise that the pool breaks.
-    pub(crate) fn broken_by(&self, pool: &Pool) -> Option<String> {
-        self.broken_by_pool(&pool.uses())
-            .or_else(|| self.broken_by_free_room(pool))
-            .or_else(|| self.forgotten_by(pool))
+    pub(crate) fn broken_by(&self, sight: &Sight<'_>) -> Option<String> {
+        self.broken_by_pool(&sight.survey.uses)
+            .or_else(|| self.broken_by_free_room(sight.pool))
+            .or_else(|| self.forgotten_by(sight.pool))
     }
 
     /// A reader that asked at `asked` has got this answer. Returns what is wrong with it.

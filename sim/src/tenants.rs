@@ -6,6 +6,7 @@ use crate::history::Outcome;
 use crate::life::Life;
 use crate::load::connect;
 use crate::plan::{Tenant, tenant_name};
+use crate::sight::Sight;
 use crate::world::World;
 use kvpool_client::{Client, Namespace};
 use kvpool_master::pool::audit::Holder;
@@ -316,10 +317,10 @@ impl World {
 }
 
 /// What holds for namespaces at every moment: none passes its hard quotas, except by blocks that move.
-pub(crate) fn keep_their_rules(world: &World, pool: &Pool) -> Result<(), String> {
+pub(crate) fn keep_their_rules(world: &World, sight: &Sight<'_>) -> Result<(), String> {
+    let (pool, uses) = (sight.pool, &sight.survey.uses);
     let (views, _) = pool.namespaces_after("", usize::MAX);
     // A block that moves counts twice, and no quota holds it back.
-    let uses = pool.uses();
     let pulls = uses.iter().filter(|one| one.holder == Holder::Pull);
     let moving: u64 = pulls.map(|pull| pull.range.end - pull.range.start).sum();
     // A load that began before the quota ends with a block more.

@@ -275,12 +275,8 @@ impl World {
     /// The blocks that the living masters have evicted.
     pub(crate) fn evicted(&self) -> u64 {
         let masters = self.masters.lock();
-        let counters = masters
-            .values()
-            .map(|master| master.seat.metrics.snapshot());
-        counters
-            .filter_map(|all| all.get("blocks_evicted_total").copied())
-            .sum()
+        let all = masters.values();
+        all.map(|master| master.seat.metrics.blocks_evicted()).sum()
     }
 
     async fn run(self: &Arc<Self>) -> Result<(), String> {

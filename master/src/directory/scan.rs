@@ -106,17 +106,7 @@ impl Directory {
                     stripe: &stripe,
                     slot,
                 };
-                records.push(StoredBlock {
-                    namespace: block.namespace(),
-                    key: block.key(),
-                    version: block.version(),
-                    length: block.length(),
-                    checksum: block.checksum(),
-                    replicas: block.replicas().to_vec(),
-                    parent: None,
-                    soft_pin_until: block.soft_pin_until(),
-                    hard_pin: block.is_hard_pinned(),
-                });
+                records.push(block.stored());
             }
             if end >= high {
                 break;
@@ -132,6 +122,23 @@ impl Directory {
             }
         }
         records
+    }
+}
+
+impl BlockRef<'_> {
+    /// The block as a snapshot stores it, without its parent.
+    pub(crate) fn stored(&self) -> StoredBlock {
+        StoredBlock {
+            namespace: self.namespace(),
+            key: self.key(),
+            version: self.version(),
+            length: self.length(),
+            checksum: self.checksum(),
+            replicas: self.replicas().to_vec(),
+            parent: None,
+            soft_pin_until: self.soft_pin_until(),
+            hard_pin: self.is_hard_pinned(),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::Pool;
 use crate::accounts::{Balance, Item};
-use crate::directory::{SHARDS, StoredBlock};
+use crate::directory::{Directory, SHARDS, StoredBlock};
 use crate::placement::Extents;
 use crate::replica::Replica;
 use kvpool_types::ids::NamespaceId;
@@ -53,6 +53,25 @@ impl std::fmt::Display for Use {
     }
 }
 
+/// What a pool has at one moment.
+#[derive(Clone, Debug)]
+pub struct Survey {
+    /// The blocks in memory, without their parents.
+    pub blocks: Vec<StoredBlock>,
+    /// The copies on media.
+    pub copies: Vec<StoredBlock>,
+    /// All bytes of memory that blocks, open puts, pulls and loads have.
+    pub uses: Vec<Use>,
+}
+
+/// Every block of a directory, without its parent.
+fn all_of(directory: &Directory) -> Vec<StoredBlock> {
+    let mut blocks = Vec::new();
+    let all = directory.scan(&[], usize::MAX, |block| blocks.push(block.stored()));
+    debug_assert_eq!(all, Ok(None), "an empty page is the start");
+    blocks
+}
+
 impl Pool {
     /// Every block, as it would stand in a snapshot.
     pub fn stored_blocks(&self) -> Vec<StoredBlock> {
@@ -92,8 +111,17 @@ impl Pool {
         self.tiering.open()
     }
 
-    /// All bytes of memory that blocks, open puts, pulls and loads have.
-    pub fn uses(&self) -> Vec<Use> {
+    /// Walks over all blocks and copies once. The caller ensures that nothing else runs meanwhile.
+    pub fn survey(&self) -> Survey {
+        let blocks = all_of(&self.directory);
+        Survey {
+            uses: self.uses(&blocks),
+            copies: all_of(self.tier.directory()),
+            blocks,
+        }
+    }
+
+    fn uses(&self, blocks: &[StoredBlock]) -> Vec<Use> {
         let mut uses = Vec::new();
         let mut note = |replica: &Replica, length: Length, holder, version| {
             uses.push(Use {
@@ -103,7 +131,7 @@ impl Pool {
                 version,
             });
         };
-        for block in self.stored_blocks() {
+        for block in blocks {
             for replica in &block.replicas {
                 note(replica, block.length, Holder::Block, block.version);
             }
@@ -124,13 +152,13 @@ impl Pool {
 
     /// Compares the used bytes of each segment and medium, and the account of each namespace, with what holds
     /// them: blocks, open puts, pulls, loads, copies and quarantine. Looks for ranges that two of them have. The
-    /// caller ensures that nothing else runs meanwhile.
+    /// survey is of this moment.
     ///
     /// # Errors
     ///
     /// The first difference, for people.
-    pub fn audit(&self) -> Result<(), String> {
-        let mut uses = self.uses();
+    pub fn audit(&self, survey: &Survey) -> Result<(), String> {
+        let mut uses = survey.uses.clone();
         self.quarantine.each(|extent| {
             let end = extent.offset.0 + Extents::rounded(extent.length).0;
             uses.push(Use {
@@ -183,14 +211,14 @@ impl Pool {
                 ));
             }
         }
-        self.audit_media()?;
-        self.audit_accounts()
+        self.audit_media(&survey.copies)?;
+        self.audit_accounts(survey)
     }
 
     /// Compares the used bytes of each medium with the copies on it.
-    fn audit_media(&self) -> Result<(), String> {
+    fn audit_media(&self, copies: &[StoredBlock]) -> Result<(), String> {
         let mut places: BTreeMap<SegmentId, Vec<Range<u64>>> = BTreeMap::new();
-        for copy in self.stored_copies() {
+        for copy in copies {
             let footprint = medium::footprint(copy.length).unwrap_or(copy.length);
             for at in &copy.replicas {
                 let range = at.offset.0..at.offset.0 + footprint.0;
@@ -226,9 +254,9 @@ impl Pool {
     }
 
     /// Compares what each namespace pays for with its blocks, open puts and copies.
-    fn audit_accounts(&self) -> Result<(), String> {
+    fn audit_accounts(&self, survey: &Survey) -> Result<(), String> {
         let mut sums: BTreeMap<NamespaceId, Balance> = BTreeMap::new();
-        for block in self.stored_blocks() {
+        for block in &survey.blocks {
             let sum = sums.entry(block.namespace).or_default();
             sum.blocks += 1;
             sum.resident += Extents::rounded(block.length).0 * block.replicas.len() as u64;
@@ -238,7 +266,7 @@ impl Pool {
             sum.puts += 1;
             sum.reserved += Extents::rounded(pending.length).0 * pending.replicas.len() as u64;
         });
-        for copy in self.stored_copies() {
+        for copy in &survey.copies {
             let footprint = medium::footprint(copy.length).unwrap_or(copy.length);
             let sum = sums.entry(copy.namespace).or_default();
             sum.copies += 1;
