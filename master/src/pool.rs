@@ -59,7 +59,7 @@ pub use replicas::{Blocks, Change, TaskId, TaskRefused, TaskState, TaskView, Wis
 pub use reserve::{Granted, ReserveOptions};
 pub use tenancy::{NamespaceRefused, NamespaceView};
 pub use term_start::{StartError, TermStart};
-pub use tiering::{Detached, MEDIUM_STATES, MediumView, OfferedMedium};
+pub use tiering::{Detached, MEDIUM_STATES, MOST_MEDIA, MediumView, OfferedMedium};
 
 use crate::clock::{BootInstant, Clock};
 use crate::config::{CommitAck, Config};

@@ -142,7 +142,9 @@ impl Tier {
         let mut place = Some(0);
         while let Some(from) = place {
             let extents = || medium.extents();
-            let (dropped, next) = self.directory.drop_segment(id, extents, from, DROP_STEP);
+            let (dropped, next) = self
+                .directory
+                .drop_segment(id, extents, from, DROP_STEP, |_| {});
             copies += dropped.len();
             place = next;
         }

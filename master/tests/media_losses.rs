@@ -258,3 +258,18 @@ async fn an_offer_of_an_ended_session_costs_no_medium() {
     }
     assert_eq!(pool.stored_copies().len(), 1, "the medium was dropped");
 }
+
+/// The record of a medium is durable before anybody makes room for its zones: every later leader would read it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_medium_that_no_master_could_keep_in_memory_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 8 * MIB, &disk, 1 << 62, (1 << 30) + 4096).await;
+    let many = (2..100).map(|id| Disk::new(id).offer(64 * MIB, 4 * MIB));
+    let offered = pool.media_offered(&node.node, node.session, many.collect());
+    offered.await.unwrap();
+    let media = pool.media();
+    assert!(media.iter().all(|medium| medium.record.size.0 == 64 * MIB));
+    assert_eq!(media.len(), 64, "more than a node may have");
+}

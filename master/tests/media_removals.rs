@@ -4,7 +4,7 @@ mod support;
 
 use kvpool_master::Config;
 use kvpool_master::pool::Pool;
-use kvpool_types::{Key, KeyRef};
+use kvpool_types::{Code, Key, KeyRef};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -82,6 +82,51 @@ impl Cold {
             _directory: directory,
         }
     }
+}
+
+/// A crash would bring the block back to the place that it left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_that_a_load_replaced_is_free_after_the_load_is_logged() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_attachment(&disk).await;
+    let version = put(&pool, 1, &patient()).await;
+    let is_copied = || {
+        let block = pool.describe(SPACE, &[key(1).as_ref()]).remove(0).unwrap();
+        let mut replicas = block.replicas.iter();
+        replicas.any(|replica| replica.segment.is_on_medium())
+    };
+    let mut number = 2;
+    while !is_copied() {
+        put_paced(&pool, number).await;
+        number += 1;
+    }
+    let segment = {
+        let segments = pool.placement.segments();
+        let segment = segments.iter().next().map(Arc::clone);
+        segment.unwrap()
+    };
+    // Its place is under suspicion, so that a reader gets the copy.
+    let reported = key(1);
+    let report = (
+        reported.as_ref(),
+        version,
+        segment.id,
+        Code::ChecksumMismatch,
+    );
+    assert_eq!(pool.report(SPACE, &[report]), [Code::Ok]);
+    // A record that waits at the gate would hold up that of the load.
+    until("quiet", || pool.open_transfers() == 0).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let used = segment.used();
+    let gate = store.gate.lock().await;
+    assert!(comes_back(&pool, 1).await);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(segment.used(), used + BLOCK, "the old place is not free");
+    drop(gate);
+    until("free", || segment.used() == used).await;
 }
 
 /// Begins to load block 1. The task says whether it came back.

@@ -173,24 +173,26 @@ impl Directory {
 
     /// Removes the replicas on a segment, `limit` slots of its table of extents at a time. Call it
     /// with slot 0 first, then with the returned slot, until it returns `None`. `extents` locks the
-    /// table, which is never locked together with a stripe.
+    /// table, which is never locked together with a stripe. `leaves` is called for each of them before the
+    /// block's stripe is unlocked.
     pub fn drop_segment<T: Deref<Target = Extents>>(
         &self,
         segment: SegmentId,
         extents: impl Fn() -> T,
         place: u32,
         limit: u32,
+        leaves: impl Fn(&Dropped),
     ) -> (Vec<Dropped>, Option<u32>) {
         let (owned, next) = extents().owners(place, limit);
         let mut all = Vec::with_capacity(owned.len());
         let mut aftermath = Aftermath::default();
         for (extent, block) in owned {
             if let Some((mut stripe, slot)) = self.lock_block(block) {
-                all.extend(
-                    stripe.drop_replica(slot, &self.common, &mut aftermath, |replica| {
-                        replica.segment == segment && replica.extent == extent
-                    }),
-                );
+                let is_it =
+                    |replica: &Replica| replica.segment == segment && replica.extent == extent;
+                let dropped = stripe.drop_replica(slot, &self.common, &mut aftermath, is_it);
+                dropped.iter().for_each(&leaves);
+                all.extend(dropped);
             }
         }
         self.apply_aftermath(aftermath);

@@ -299,14 +299,14 @@ impl Pool {
 
     /// Removes blocks from the directory after their removal is durable, and frees their extents;
     /// false for a block that was already gone.
-    fn take_out(
+    pub(super) fn take_out(
         self: &Arc<Self>,
         blocks: &[(Option<BlockId>, Version)],
         keys: &[(NamespaceId, Key)],
     ) -> Vec<bool> {
         let allow = |_: &BlockRef<'_>| Verdict::Remove;
-        // A block that was on a medium alone may be back in memory: the record of its load was on its way to the log,
-        // before that of the removal.
+        // A block that was on a medium alone, or in memory that is lost, may be back in memory: the record of its load
+        // was on its way to the log, before that of the removal.
         let come_back = |at: usize| {
             let (namespace, key) = keys.get(at)?;
             self.directory.find(*namespace, key.as_ref())
@@ -315,8 +315,8 @@ impl Pool {
             .iter()
             .enumerate()
             .map(|(at, (id, version))| {
-                let id = id.or_else(|| come_back(at))?;
-                self.directory.remove_by_id(id, *version, allow)
+                let take = |id: BlockId| self.directory.remove_by_id(id, *version, allow);
+                id.and_then(take).or_else(|| take(come_back(at)?))
             })
             .collect();
         let left = removed.iter().flatten().map(|removed| self.left(removed));

@@ -70,9 +70,16 @@ impl Pool {
         let Some(segment) = sweep.segments.front() else {
             return false;
         };
+        // Before a load brings the block back to another place: leases are not counted there.
+        let leaves = |dropped: &Dropped| {
+            if dropped.removed.is_some() {
+                self.note_leased(dropped.version, dropped.lease_until);
+            }
+        };
+        let extents = || segment.extents();
         let (dropped, next) =
             self.directory
-                .drop_segment(segment.id, || segment.extents(), sweep.place, STEP);
+                .drop_segment(segment.id, extents, sweep.place, STEP, leaves);
         let is_lost = |dropped: &&Dropped| {
             let Dropped {
                 namespace,
@@ -83,11 +90,6 @@ impl Pool {
             } = dropped;
             removed.is_some() && !self.is_on_medium(*namespace, key, *version)
         };
-        for dropped in &dropped {
-            if dropped.removed.is_some() {
-                self.note_leased(dropped.version, dropped.lease_until);
-            }
-        }
         let lost = dropped.iter().filter(is_lost).count() as u64;
         sweep.lost += lost;
         self.metrics.blocks_lost(lost);

@@ -28,7 +28,7 @@ mod transfers;
 mod unrecorded;
 mod zones;
 
-pub use attach::OfferedMedium;
+pub use attach::{MOST_MEDIA, OfferedMedium};
 pub(super) use demoter::{Put, start};
 pub use media::{Detached, MEDIUM_STATES, MediumView};
 pub(super) use restore::WantedRoom;
@@ -142,6 +142,11 @@ impl Use {
             MediumState::MediumReady | MediumState::MediumReadOnly
         );
         serves && self.is_attached && self.node.is_readable()
+    }
+
+    /// Whether a node offers the medium in this session.
+    fn is_of(&self, node: &Arc<StoreNode>, session: u64) -> bool {
+        self.session == session && Arc::ptr_eq(&self.node, node)
     }
 
     fn takes_stores(&self) -> bool {

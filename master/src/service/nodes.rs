@@ -5,7 +5,7 @@ use super::refused::{Refused, refused};
 use super::rights::{Bearer, Operation, Who, bearer_of};
 use crate::leadership::Seat;
 use crate::membership::{Outbox, Registration, Reported, StoreNode};
-use crate::pool::{OfferedMedium, Pool, RegisterError};
+use crate::pool::{MOST_MEDIA, OfferedMedium, Pool, RegisterError};
 use kvpool_proto as proto;
 use kvpool_types::MediumId;
 use kvpool_types::medium::Generation;
@@ -285,9 +285,6 @@ fn read_registration(
         wants_signed_reads: register.wants_signed_reads,
     })
 }
-
-/// The most media of a node.
-const MOST_MEDIA: usize = 64;
 
 /// A medium as a node describes it; `None` for an impossible description.
 fn offered_medium(offer: &proto::OfferedMedium) -> Option<OfferedMedium> {

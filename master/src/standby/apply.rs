@@ -197,10 +197,16 @@ impl Standby {
         Ok(())
     }
 
-    /// Ends the version before a block that cannot be placed.
+    /// Ends the version before a block that cannot be placed. A block that came back to a segment which is gone by now
+    /// has left its place before.
     pub(super) fn take_out_older(&mut self, block: &Commit) {
+        let is_gone = {
+            let segments = self.placement.segments();
+            let mut places = block.replicas.iter();
+            places.all(|(segment, _)| segments.get(*segment).is_none())
+        };
         let older = self.take_out(block.namespace, block.key.as_ref(), |version| {
-            version < block.version
+            version < block.version || is_gone && version == block.version
         });
         if let Some(older) = older {
             self.freed(&older);

@@ -92,7 +92,8 @@ impl Standby {
                 let mut place = Some(0);
                 while let Some(from) = place {
                     let extents = || segment.extents();
-                    (_, place) = self.directory.drop_segment(segment.id, extents, from, STEP);
+                    let id = segment.id;
+                    (_, place) = self.directory.drop_segment(id, extents, from, STEP, |_| {});
                 }
             }
             // Another block in the same slot has no replica there: nothing comes to a segment that is gone.

@@ -15,6 +15,10 @@
 
 use kvpool_types::{Length, Offset};
 
+/// The most zones of a medium: 256 TiB in zones of 256 MiB. A number from a node must not decide how much memory
+/// every master takes.
+const MOST_ZONES: u32 = 1 << 20;
+
 /// A place in a medium's order of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
@@ -40,10 +44,10 @@ pub struct Ring {
 
 impl Ring {
     /// The zones of `size` bytes, of which zone `cursor` is written from byte `at` of it on. `None`
-    /// unless there are at least two zones and both positions lie inside.
+    /// unless there are at least two zones, and at most [`MOST_ZONES`], and both positions lie inside.
     pub fn new(size: Length, zone: Length, cursor: u32, at: u64) -> Option<Self> {
         let zones = u32::try_from(size.0.checked_div(zone.0)?).ok()?;
-        (zones >= 2 && cursor < zones && at <= zone.0).then_some(Self {
+        ((2..=MOST_ZONES).contains(&zones) && cursor < zones && at <= zone.0).then_some(Self {
             zone: zone.0,
             zones,
             cursor,
@@ -136,6 +140,7 @@ mod tests {
             (4000, 1000, 4, 0),
             (4000, 1000, 0, 1001),
             (u64::MAX, 1, 0, 0),
+            (1 << 62, (1 << 30) + 4096, 0, 0),
         ] {
             assert!(Ring::new(Length(size), Length(zone), cursor, at).is_none());
         }

@@ -100,6 +100,8 @@ const BY_WHAT: &[(&str, &[&str])] = &[
         SIZE,
         &[
             "a pattern has a length",
+            "the zones of a medium have a number",
+            "the media of a node have a number",
             "writes over the client's cap on a node take turns",
             "a standby forgets what the log no longer holds",
             "the copies on a medium that is absent for long do not count",
@@ -114,6 +116,9 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a state that is gone is no snapshot",
             "a block whose replicas change is counted all the while",
             "a walk leaves the line of a drain",
+            "a removal takes a block that came back in another slot",
+            "a transfer begins in the session of its medium alone",
+            "the leases of a swept block are noted before a load brings it back",
         ],
     ),
     (FILES, &["a node refuses a medium beside its copy"]),

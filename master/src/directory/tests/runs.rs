@@ -5,6 +5,8 @@ use kvpool_types::{NamespaceSettings, Setting};
 use parking_lot::Mutex;
 use smallvec::smallvec;
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
 
 const SEGMENT: SegmentId = SegmentId(1);
 const UNIT: u64 = 1024;
@@ -254,6 +256,25 @@ fn victims_that_are_protected_after_they_were_chosen_stay() {
     assert_eq!(evicted, BTreeSet::from([0, 5, 6, 7]));
 }
 
+/// What is noted of its leases then is there before a load brings the block back.
+#[test]
+fn a_block_of_a_dropped_segment_is_shown_before_anybody_else_can_touch_its_key() {
+    let full = Arc::new(Full::new(1, |_| None));
+    let (said, touched) = std::sync::mpsc::channel();
+    let is_locked = std::cell::Cell::new(None);
+    let leaves = |dropped: &Dropped| {
+        assert!(dropped.removed.is_some());
+        let (full, said) = (Arc::clone(&full), said.clone());
+        std::thread::spawn(move || said.send(full.directory.find(NS, key(0).as_ref())));
+        let early = touched.recv_timeout(Duration::from_millis(50));
+        is_locked.set(Some(early.is_err()));
+    };
+    let extents = || full.extents.lock();
+    full.directory.drop_segment(SEGMENT, extents, 0, 8, leaves);
+    assert_eq!(is_locked.get(), Some(true));
+    assert_eq!(touched.recv(), Ok(None), "the block has left");
+}
+
 #[test]
 fn a_segment_is_dropped_in_steps() {
     let full = Full::new(50, |n| n.checked_sub(1));
@@ -274,9 +295,9 @@ fn a_segment_is_dropped_in_steps() {
     );
     let (mut place, mut dropped, mut steps) = (Some(0), 0, 0);
     while let Some(at) = place {
-        let (some, next) = full
-            .directory
-            .drop_segment(SEGMENT, || full.extents.lock(), at, 8);
+        let (some, next) =
+            full.directory
+                .drop_segment(SEGMENT, || full.extents.lock(), at, 8, |_| {});
         assert!(some.len() <= 8);
         dropped += some.len();
         steps += 1;

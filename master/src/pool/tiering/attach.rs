@@ -6,7 +6,7 @@ use super::{Absence, Emptying, Use};
 use crate::membership::{NodeState, StoreNode};
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
-use crate::tier::Holder;
+use crate::tier::{Holder, Ring};
 use kvpool_proto::{self as proto, MediumState, master_message::Body};
 use kvpool_types::medium::{Generation, Judgement, judge};
 use kvpool_types::{Code, Incarnation, Length, MediumId, SegmentId};
@@ -39,6 +39,9 @@ pub struct OfferedMedium {
 /// restarts faster.
 const LONG_ABSENCE: Duration = Duration::from_secs(30);
 
+/// The most media of a node, with those that are absent. Each is a durable record, and memory of every master.
+pub const MOST_MEDIA: usize = 64;
+
 /// How long an attachment waits after the store had no room for its record. A node does not offer again by itself.
 const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 
@@ -50,8 +53,8 @@ enum Answer {
     Continue(SegmentId, Generation),
     /// It must be formatted. The segment is dropped, if the pool had one.
     Reset(Option<SegmentId>),
-    /// Another node has it.
-    Refuse,
+    /// The pool does not take it, for this reason.
+    Refuse(&'static str),
 }
 
 impl Pool {
@@ -131,9 +134,9 @@ impl Pool {
                     medium_id: bytes::Bytes::copy_from_slice(&offer.medium.to_bytes()),
                 }));
             }
-            Answer::Refuse => {
-                tracing::error!(node = %node.name, medium = %offer.medium,
-                    "medium refused: another node that is connected has a medium with this id");
+            Answer::Refuse(why) => {
+                tracing::error!(node = %node.name, medium = %offer.medium, size = %offer.size,
+                    zone = %offer.zone, "medium refused: {why}");
             }
         }
         Ok(())
@@ -169,7 +172,9 @@ impl Pool {
             return self.judge_new(node, offer).await;
         };
         if self.is_used_elsewhere(known.id, node) {
-            return Ok(Answer::Refuse);
+            return Ok(Answer::Refuse(
+                "another node that is connected has a medium with this id",
+            ));
         }
         let Holder {
             node: holder,
@@ -210,8 +215,20 @@ impl Pool {
             // The pool's metadata is older than the medium, or was lost.
             return Ok(Answer::Reset(None));
         }
+        // The record would be durable, and every later leader would read it.
+        if Ring::new(offer.size, offer.zone, 0, 0).is_none() {
+            return Ok(Answer::Refuse("its zones do not fit its size"));
+        }
+        let media = self.tier.media().into_iter();
+        let of_node = media.filter(|medium| medium.holder().node == node.name);
+        if of_node.count() >= MOST_MEDIA {
+            return Ok(Answer::Refuse(
+                "the node has as many media as a node may have, present or absent; \
+                 `kvctl ssd detach` forgets one",
+            ));
+        }
         let Some(id) = self.give_segment_ids(1).await?.next() else {
-            return Ok(Answer::Refuse);
+            return Ok(Answer::Refuse("no segment id is left"));
         };
         Ok(Answer::Attach(record::Medium {
             id: SegmentId::on_medium(id.number()),

@@ -415,8 +415,10 @@ impl Pool {
                         _hold: hold,
                     };
                     let mut traffic = self.tiering.traffic.lock();
-                    traffic.begin(medium, transfer, order);
-                    return Turn::Ended;
+                    return match traffic.begin(medium, transfer, order) {
+                        true => Turn::Ended,
+                        false => Turn::NotNow,
+                    };
                 }
                 // The medium is full of blocks that were used later.
                 Taken::NeedsZone if is_full => {}

@@ -6,7 +6,7 @@ use super::{Place, Put, Traffic, Use};
 use crate::accounts::Hold;
 use crate::clock::BootInstant;
 use crate::directory::{BlockRef, Holders, NewBlock};
-use crate::membership::StoreNode;
+use crate::membership::{NodeState, StoreNode};
 use crate::replica::{BlockId, Copies, Replica};
 use crate::store::journal::Ack;
 use crate::store::record::{self, Commit, Record};
@@ -137,12 +137,26 @@ impl Orders {
 }
 
 impl Traffic {
-    /// Enters a transfer and sends its order. The caller has checked the medium's use.
-    pub(super) fn begin(&mut self, medium: &Medium, transfer: Transfer, order: proto::Transfer) {
-        let node = Arc::clone(&transfer.node);
-        let mut orders = Orders::default();
-        orders.push(&node, self.enter(medium, transfer, order));
-        orders.send();
+    /// Enters a transfer that writes, and sends its order. False when its session with the medium has ended since the
+    /// caller looked: nobody would end the transfer.
+    #[must_use = "a transfer that does not begin has no end"]
+    pub(super) fn begin(
+        &mut self,
+        medium: &Medium,
+        transfer: Transfer,
+        order: proto::Transfer,
+    ) -> bool {
+        let used = self.uses.get(&medium.id);
+        let goes = used.is_some_and(|used| {
+            used.is_of(&transfer.node, transfer.session) && used.takes_stores()
+        });
+        if goes {
+            let node = Arc::clone(&transfer.node);
+            let mut orders = Orders::default();
+            orders.push(&node, self.enter(medium, transfer, order));
+            orders.send();
+        }
+        goes
     }
 
     /// Enters a transfer. The caller sends the order before it unlocks the traffic, so that it
@@ -201,9 +215,7 @@ impl Traffic {
     /// Ends the use of a transfer's zones. A session that has ended has left them already.
     fn leave_zones(&mut self, transfer: &Transfer, zone_of: impl Fn(Place) -> u32) {
         let used = self.uses.get_mut(&transfer.place.medium);
-        let of_session = |used: &&mut Use| {
-            used.session == transfer.session && Arc::ptr_eq(&used.node, &transfer.node)
-        };
+        let of_session = |used: &&mut Use| used.is_of(&transfer.node, transfer.session);
         let Some(used) = used.filter(of_session) else {
             return;
         };
@@ -275,7 +287,7 @@ impl Pool {
     fn forwarded(&self, transfer: &Transfer) {
         let mut traffic = self.tiering.traffic.lock();
         let used = traffic.uses.get_mut(&transfer.place.medium);
-        if let Some(used) = used.filter(|used| used.session == transfer.session) {
+        if let Some(used) = used.filter(|used| used.is_of(&transfer.node, transfer.session)) {
             used.forwards = used.forwards.saturating_sub(1);
         }
         drop(traffic);
@@ -346,8 +358,9 @@ impl Pool {
         let commit = transfer.block.commit_at(to.segment, to.offset);
         let (pool, arrived) = (Arc::clone(self), transfer.clone());
         let is_recorded = self.record_transfer(namespace, &key, || {
-            // Here, because a removal may run until here.
-            if !self.is_on_medium(namespace, &key, version) {
+            // Here, because a removal may run until here. What a node that was dropped answers is in no memory.
+            let is_gone = transfer.node.state() == NodeState::Gone;
+            if is_gone || !self.is_on_medium(namespace, &key, version) {
                 return false;
             }
             self.journal()
@@ -437,7 +450,10 @@ impl Pool {
                 .map(|old| self.left(old))
                 .into_iter(),
         );
-        self.free(freed);
+        if !freed.is_empty() {
+            // The load's record need not be durable yet. After a crash the block may be read back where it was.
+            self.free_once_logged(Vec::new(), freed);
+        }
         // It takes room like a block that was put: the blocks before it must have their copies sooner.
         let put = Put {
             namespace,

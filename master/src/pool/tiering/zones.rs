@@ -12,7 +12,7 @@
 
 use super::super::Pool;
 use super::transfers::{Direction, Moved, Transfer, on_medium, range};
-use super::{Emptying, Place, WINDOW};
+use super::{Emptying, Place, Use, WINDOW};
 use crate::clock::BootInstant;
 use crate::directory::{BlockRef, Verdict};
 use crate::membership::StoreNode;
@@ -46,6 +46,16 @@ struct ToSave {
     is_pinned: bool,
 }
 
+/// What became of an order to save a copy.
+enum Saved {
+    /// It goes, or its copy is gone.
+    Goes,
+    /// No more can be saved.
+    Enough,
+    /// The medium's session has ended.
+    NotServed,
+}
+
 impl Saving {
     fn pop(&mut self) -> Option<ToSave> {
         let next = self.left.pop_front()?;
@@ -69,7 +79,9 @@ impl Pool {
         }
         loop {
             let mut traffic = self.tiering.traffic.lock();
-            let Some(used) = traffic.uses.get_mut(&medium.id) else {
+            let used = traffic.uses.get_mut(&medium.id);
+            let is_served = |used: &&mut Use| used.is_of(node, session) && used.takes_stores();
+            let Some(used) = used.filter(is_served) else {
                 return Length(0);
             };
             match &mut used.emptying {
@@ -86,12 +98,14 @@ impl Pool {
                     let is_saved = next.is_none() && used.forwards == 0;
                     drop(traffic);
                     match next {
-                        Some(next) => {
-                            if !self.save(medium, next, node, session) {
+                        Some(next) => match self.save(medium, next, node, session) {
+                            Saved::Goes => {}
+                            Saved::Enough => {
                                 let none = Emptying::Saving(Saving::default());
                                 self.set_emptying(medium.id, none);
                             }
-                        }
+                            Saved::NotServed => return Length(0),
+                        },
                         None => {
                             if is_saved {
                                 self.drop_oldest(medium);
@@ -163,14 +177,14 @@ impl Pool {
         saving
     }
 
-    /// Orders the move of a copy into the written zone. False when no more can be saved.
+    /// Orders the move of a copy into the written zone.
     fn save(
         self: &Arc<Self>,
         medium: &Arc<Medium>,
         next: ToSave,
         node: &Arc<StoreNode>,
         session: u64,
-    ) -> bool {
+    ) -> Saved {
         let ToSave {
             copy,
             version,
@@ -184,13 +198,13 @@ impl Pool {
         };
         let found = self.tier.directory().read_block(copy, version, read);
         let Some((block, from)) = found.flatten() else {
-            return true;
+            return Saved::Goes;
         };
         if !is_pinned && !self.may_write(medium) {
-            return false;
+            return Saved::Enough;
         }
         let Taken::At(offset) = medium.take(block.length, self.directory.next_tick()) else {
-            return false;
+            return Saved::Enough;
         };
         self.tiering.admission.wrote(medium.id, block.length);
         let at = |offset| Place {
@@ -214,8 +228,10 @@ impl Pool {
             direction: Direction::Forward { from: at(from) },
             _hold: None,
         };
-        self.tiering.traffic.lock().begin(medium, transfer, order);
-        true
+        match self.tiering.traffic.lock().begin(medium, transfer, order) {
+            true => Saved::Goes,
+            false => Saved::NotServed,
+        }
     }
 
     /// Drops the copies in the zone behind the cursor. It is empty once that is durable and no

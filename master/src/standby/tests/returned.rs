@@ -144,3 +144,12 @@ async fn a_block_that_came_back_twice_in_one_group_is_where_it_was_last() {
     ];
     expect(&groups, &[(4, (SegmentId(2), Offset(0))), (5, THERE)]).await;
 }
+
+/// A node that was dropped answers a load late. The leader has no place for the block any more.
+#[tokio::test]
+async fn a_block_that_came_back_to_a_segment_that_is_gone_has_left_its_place() {
+    let lost = (SegmentId(1), Offset(GRANULE));
+    let mut groups = copied();
+    groups.extend([vec![gone()], vec![at(5, lost)], vec![at(6, THERE)]]);
+    expect(&groups, &[(6, THERE)]).await;
+}
