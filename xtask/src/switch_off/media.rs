@@ -598,4 +598,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_medium_that_no_master_could_keep_in_memory_is_refused",
     },
+    Mechanism {
+        invariant: 8,
+        what: "a store that ends while its block is evicted waits for the evictor's note",
+        file: "master/src/pool/tiering/transfers.rs",
+        on: "!is_recorded && self.may_be_evicted_now(transfer)",
+        off: "!is_recorded && self.may_be_evicted_now(transfer) && transfer.place.offset.0 == u64::MAX",
+        package: "kvpool-master",
+        test: "a_store_that_ends_while_its_block_is_evicted_leaves_a_copy",
+    },
 ];

@@ -3,7 +3,7 @@ use super::transfers::{Direction, Moved, Transfer};
 use super::{Emptying, Place, Use};
 use crate::clock::BootClock;
 use crate::config::Config;
-use crate::directory::{NewBlock, Verdict};
+use crate::directory::{NewBlock, Tick, Verdict};
 use crate::membership::{Address, StoreNode};
 use crate::metrics::Metrics;
 use crate::replica::{Copies, ExtentIndex, Replica};
@@ -13,11 +13,13 @@ use crate::tier::Medium;
 use kvpool_proto::{self as proto, MediumState};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{
-    Checksum, GrantKey, Incarnation, Key, Length, MediumId, NodeName, Offset, SegmentId, Version,
+    Checksum, Code, GrantKey, Incarnation, Key, Length, MediumId, NodeName, Offset, SegmentId,
+    Version,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 const SPACE: NamespaceId = NamespaceId(1);
 
@@ -49,29 +51,98 @@ async fn pool_in(directory: &std::path::Path) -> Arc<Pool> {
     pool.await.unwrap()
 }
 
+/// A block in memory.
+fn block(name: &str, version: u64) -> NewBlock {
+    NewBlock {
+        namespace: SPACE,
+        key: Key::parse(name).unwrap(),
+        version: Version(version),
+        length: Length(100),
+        checksum: Checksum(1),
+        replicas: Copies::from_slice(&[Replica {
+            segment: SegmentId(1),
+            extent: ExtentIndex(0),
+            offset: Offset(0),
+        }]),
+        parent: None,
+        soft_pin_until: None,
+        hard_pin: false,
+        tick: Tick::default(),
+    }
+}
+
+fn medium_of(id: u32) -> record::Medium {
+    record::Medium {
+        id: SegmentId::on_medium(id),
+        medium: MediumId(1),
+        node: NodeName("n".into()),
+        generation: 1,
+        is_pending: false,
+        size: Length(1 << 20),
+        zone: Length(1 << 18),
+        cursor: 0,
+    }
+}
+
+type Sent = tokio::sync::mpsc::UnboundedReceiver<Result<proto::MasterMessage, tonic::Status>>;
+
+/// A node in a session, with the messages to it.
+fn connected(pool: &Pool) -> (Arc<StoreNode>, u64, Sent) {
+    let now = pool.now();
+    let node = StoreNode::new(NodeName("n".into()), Incarnation(1), GrantKey([1; 32]), now);
+    let (outbox, sent) = tokio::sync::mpsc::unbounded_channel();
+    let session = node.attach(Address::default(), outbox, now);
+    (Arc::new(node), session, sent)
+}
+
+fn in_use(node: &Arc<StoreNode>, session: u64) -> Use {
+    Use {
+        node: Arc::clone(node),
+        session,
+        state: MediumState::MediumReady,
+        is_attached: true,
+        in_flight: 0,
+        busy: HashMap::new(),
+        forwards: 0,
+        namespaces: Vec::new(),
+        emptying: Emptying::Idle,
+    }
+}
+
+/// A transfer of [`block`] `"block"` of version 7 to the beginning of a medium.
+fn transfer(
+    node: &Arc<StoreNode>,
+    session: u64,
+    medium: &Medium,
+    direction: Direction,
+) -> Transfer {
+    Transfer {
+        node: Arc::clone(node),
+        session,
+        block: Moved {
+            namespace: SPACE,
+            key: Key::parse("block").unwrap(),
+            version: Version(7),
+            length: Length(100),
+            checksum: Checksum(1),
+            hard_pin: false,
+        },
+        place: Place {
+            medium: medium.id,
+            offset: Offset(0),
+        },
+        direction,
+        _hold: None,
+    }
+}
+
 /// The node of the block was swept, and a load brought the block back, after a removal had looked it up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_removal_takes_a_block_that_came_back_in_another_slot() {
     let directory = tempfile::tempdir().unwrap();
     let pool = pool_in(directory.path()).await;
     let publish = |name: &str, version: u64| {
-        let block = NewBlock {
-            namespace: SPACE,
-            key: Key::parse(name).unwrap(),
-            version: Version(version),
-            length: Length(100),
-            checksum: Checksum(1),
-            replicas: Copies::from_slice(&[Replica {
-                segment: SegmentId(1),
-                extent: ExtentIndex(0),
-                offset: Offset(0),
-            }]),
-            parent: None,
-            soft_pin_until: None,
-            hard_pin: false,
-            tick: pool.directory.ticks(1).of(0),
-        };
-        let published = pool.directory.publish(&[block]).remove(0);
+        let published = pool.directory.publish(&[block(name, version)]).remove(0);
         published.id.unwrap()
     };
     let key = Key::parse("block").unwrap();
@@ -97,54 +168,15 @@ async fn a_removal_takes_a_block_that_came_back_in_another_slot() {
 async fn a_transfer_begins_in_the_session_of_its_medium_alone() {
     let directory = tempfile::tempdir().unwrap();
     let pool = pool_in(directory.path()).await;
-    let record = record::Medium {
-        id: SegmentId::on_medium(1),
-        medium: MediumId(1),
-        node: NodeName("n".into()),
-        generation: 1,
-        is_pending: false,
-        size: Length(1 << 20),
-        zone: Length(1 << 18),
-        cursor: 0,
-    };
-    let medium = Medium::new(record, pool.directory.accounts()).unwrap();
-    let now = pool.now();
-    let node = StoreNode::new(NodeName("n".into()), Incarnation(1), GrantKey([1; 32]), now);
-    let node = Arc::new(node);
-    let (outbox, mut sent) = tokio::sync::mpsc::unbounded_channel();
-    let session = node.attach(Address::default(), outbox, now);
+    let medium = Medium::new(medium_of(1), pool.directory.accounts()).unwrap();
+    let (node, session, mut sent) = connected(&pool);
     let mut traffic = pool.tiering.traffic.lock();
-    let used = Use {
-        node: Arc::clone(&node),
-        session,
-        state: MediumState::MediumReady,
-        is_attached: true,
-        in_flight: 0,
-        busy: HashMap::new(),
-        forwards: 0,
-        namespaces: Vec::new(),
-        emptying: Emptying::Idle,
-    };
-    traffic.uses.insert(medium.id, used);
-    let place = |offset| Place {
+    traffic.uses.insert(medium.id, in_use(&node, session));
+    let from = Place {
         medium: medium.id,
-        offset: Offset(offset),
+        offset: Offset(8192),
     };
-    let transfer = |session| Transfer {
-        node: Arc::clone(&node),
-        session,
-        block: Moved {
-            namespace: SPACE,
-            key: Key::parse("block").unwrap(),
-            version: Version(1),
-            length: Length(100),
-            checksum: Checksum(1),
-            hard_pin: false,
-        },
-        place: place(0),
-        direction: Direction::Forward { from: place(8192) },
-        _hold: None,
-    };
+    let transfer = |session| transfer(&node, session, &medium, Direction::Forward { from });
     let order = proto::Transfer::default;
     assert!(!traffic.begin(&medium, transfer(session - 1), order()));
     let used = &traffic.uses[&medium.id];
@@ -157,5 +189,38 @@ async fn a_transfer_begins_in_the_session_of_its_medium_alone() {
     node.detach(session);
     assert!(!traffic.begin(&medium, transfer(session), order()));
     drop(traffic);
+    pool.retire().await;
+}
+
+/// The evictor takes thousands of blocks out of the directory before it notes the first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_ends_while_its_block_is_evicted_leaves_a_copy() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    pool.tier.set_medium(medium_of(1));
+    let medium = pool.tier.medium(SegmentId::on_medium(1)).unwrap();
+    let block = block("block", 7);
+    let id = pool.directory.publish(&[block]).remove(0).id.unwrap();
+    let (node, session, _sent) = connected(&pool);
+    let transfer = transfer(&node, session, &medium, Direction::Store);
+    let ticket = {
+        let mut traffic = pool.tiering.traffic.lock();
+        traffic.uses.insert(medium.id, in_use(&node, session));
+        assert!(traffic.begin(&medium, transfer, proto::Transfer::default()));
+        traffic.last_ticket
+    };
+    let is_evicting = pool.evicting.read();
+    let evicted = pool
+        .directory
+        .remove_by_id(id, Version(7), |_| Verdict::Remove);
+    let (ended, of) = (Arc::clone(&pool), Arc::clone(&node));
+    let end = std::thread::spawn(move || ended.transfers_done(&of, &[(ticket, Code::Ok)]));
+    std::thread::sleep(Duration::from_millis(50));
+    pool.note_left_memory(&[evicted.unwrap()]);
+    drop(is_evicting);
+    end.join().unwrap();
+    pool.journal().flush().await.unwrap();
+    let key = Key::parse("block").unwrap();
+    assert!(pool.is_on_medium(SPACE, &key, Version(7)));
     pool.retire().await;
 }

@@ -299,6 +299,22 @@ impl Pool {
     /// A block that was evicted while it was copied is kept: its bytes were right when they were read,
     /// and nothing was put or removed under its key since.
     fn stored(self: &Arc<Self>, transfer: &Transfer) -> bool {
+        let mut is_recorded = self.record_copy(transfer);
+        if !is_recorded && self.may_be_evicted_now(transfer) {
+            // Whoever evicts notes it after its whole step. Then it is known whether the block was removed.
+            drop(self.evicting.write());
+            is_recorded = self.record_copy(transfer);
+        }
+        if !is_recorded {
+            let Moved { key, version, .. } = &transfer.block;
+            self.leave_zones(transfer);
+            tracing::debug!(key = %key.shown(), %version, "copy not recorded: the block has gone, or its key changes");
+        }
+        self.store_ended(transfer, is_recorded);
+        is_recorded
+    }
+
+    fn record_copy(self: &Arc<Self>, transfer: &Transfer) -> bool {
         let Moved {
             namespace,
             key,
@@ -310,7 +326,7 @@ impl Pool {
         let place = transfer.place;
         let commit = transfer.block.commit_at(place.medium, place.offset);
         let (pool, of) = (Arc::clone(self), transfer.clone());
-        let is_recorded = self.record_transfer(namespace, &key, || {
+        self.record_transfer(namespace, &key, || {
             let is_there = match moves {
                 true => self.is_on_medium(namespace, &key, version),
                 false => self.is_still_wanted(&transfer.block),
@@ -335,13 +351,16 @@ impl Pool {
                     pool.tiering.wake();
                 });
             true
-        });
-        if !is_recorded {
-            self.leave_zones(transfer);
-            tracing::debug!(key = %key.shown(), %version, "copy not recorded: the block has gone, or its key changes");
-        }
-        self.store_ended(transfer, is_recorded);
-        is_recorded
+        })
+    }
+
+    /// Whether the block of a store has left memory, and its eviction may not be noted yet.
+    fn may_be_evicted_now(&self, transfer: &Transfer) -> bool {
+        let block = &transfer.block;
+        let meanwhile = || self.tiering.traffic.lock().stores.meanwhile(block);
+        matches!(transfer.direction, Direction::Store)
+            && !self.is_in_memory(block.namespace, &block.key, block.version)
+            && meanwhile() != Meanwhile::Changed
     }
 
     /// Records a block that came back to memory.
