@@ -245,20 +245,28 @@ impl TcpLane {
                     return;
                 }
             };
-            let Some(exchange) = self.state.lock().queue.pop_front() else {
+            let Some((request, exchange)) = self.hand_over(&wire) else {
                 continue;
             };
-            let request = self.next_request.fetch_add(1, Ordering::Relaxed);
-            if !wire.take(request, &exchange) {
-                // The connection died since the check, so the exchange goes to the next connection.
-                self.state.lock().queue.push_front(exchange);
-                continue;
-            }
             let sent = send_request(&wire, self.hello.incarnation, request, &exchange);
             if let Err(error) = sent {
                 wire.fail(&unreachable(error));
             }
         }
+    }
+
+    /// Moves the next exchange from the queue to `wire`. `None` when the connection has died since it was checked:
+    /// the exchange goes to the next one.
+    fn hand_over(&self, wire: &TcpConnection) -> Option<(u64, Arc<Exchange>)> {
+        // Locked throughout: a scan of the timer that met the exchange in neither table would lose its deadline.
+        let mut state = self.state.lock();
+        let exchange = state.queue.pop_front()?;
+        let request = self.next_request.fetch_add(1, Ordering::Relaxed);
+        if wire.take(request, &exchange) {
+            return Some((request, exchange));
+        }
+        state.queue.push_front(exchange);
+        None
     }
 
     /// Waits for a queued exchange. False when the lane is closed.
@@ -368,3 +376,6 @@ fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
         (a, b) => a.or(b),
     }
 }
+
+#[cfg(test)]
+mod tests;

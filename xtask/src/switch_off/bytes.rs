@@ -147,4 +147,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-client",
         test: "a_long_read_renews_the_lease_on_its_own_version_alone",
     },
+    Mechanism {
+        invariant: 6,
+        what: "an exchange leaves its queue for its connection in one step",
+        file: "transport/src/tcp/lane.rs",
+        on: "if wire.take(request, &exchange) {",
+        off: "if parking_lot::MutexGuard::unlocked(&mut state, || wire.take(request, &exchange)) {",
+        package: "kvpool-transport",
+        test: "an_exchange_is_always_in_the_queue_or_on_a_connection",
+    },
 ];

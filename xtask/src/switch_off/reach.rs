@@ -25,6 +25,7 @@ const BY_FILE: &[(&str, &str)] = &[
     ("transport/src/service", SOCKETS),
     ("transport/src/shm/", SOCKETS),
     ("transport/src/socket.rs", SOCKETS),
+    ("transport/src/tcp/", SOCKETS),
     ("transport/src/wire.rs", SOCKETS),
     ("types/src/wire/frame.rs", SOCKETS),
     ("store-node/src/fence/boards.rs", SOCKETS),
