@@ -21,6 +21,7 @@ use kvpool_types::{Code, Key, Length, Offset};
 use std::cell::Cell;
 use std::fmt::Debug;
 use std::future::poll_fn;
+use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -29,6 +30,8 @@ use tokio::runtime::{Builder, Runtime};
 
 /// How often a waiting call asks its [`CancelCheck`].
 const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// How long the end of a client waits for work that blocks, so that usually nothing runs on after it.
+const ENDING: Duration = Duration::from_millis(100);
 
 /// Decides, while a blocking call waits, whether the call is cancelled.
 ///
@@ -60,16 +63,42 @@ pub struct Client {
 #[derive(Debug)]
 struct Runtimes {
     /// Run by those who call, while they wait.
-    callers: Runtime,
+    callers: OwnRuntime,
     /// Runs by itself.
-    background: Runtime,
+    background: OwnRuntime,
     cancel: Option<Arc<dyn CancelCheck>>,
+}
+
+/// A runtime that ends soon when it is dropped, whatever its blocking work waits for.
+#[derive(Debug)]
+struct OwnRuntime(Option<Runtime>);
+
+impl Deref for OwnRuntime {
+    type Target = Runtime;
+
+    fn deref(&self) -> &Runtime {
+        self.0
+            .as_ref()
+            .expect("invariant: a runtime is there until it is dropped")
+    }
+}
+
+impl Drop for OwnRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            // A dropped runtime waits for blocking work without a limit, and a name resolver may never answer. All
+            // such work owns the memory that it uses.
+            runtime.shutdown_timeout(ENDING);
+        }
+    }
 }
 
 impl Runtimes {
     fn start(cancel: Option<Arc<dyn CancelCheck>>) -> Result<Self, ConnectError> {
         let built = |runtime: std::io::Result<Runtime>| {
-            runtime.map_err(|error| ConnectError::NoRuntime(error.to_string()))
+            runtime
+                .map(|runtime| OwnRuntime(Some(runtime)))
+                .map_err(|error| ConnectError::NoRuntime(error.to_string()))
         };
         Ok(Self {
             callers: built(Builder::new_current_thread().enable_all().build())?,

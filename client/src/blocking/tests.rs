@@ -4,6 +4,7 @@ use crate::{GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions, Region};
 use kvpool_types::{Code, Key, Length};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 fn key(name: &str) -> Key {
@@ -80,4 +81,33 @@ fn a_call_that_is_given_up_ends_long_before_its_deadline() {
         .collect();
     assert_eq!(codes, [Code::DeadlineExceeded; 2]);
     assert!(begun.elapsed() < Duration::from_secs(60));
+}
+
+/// As a name resolver does whose servers are gone.
+#[test]
+fn the_end_of_a_client_waits_for_no_blocking_work() {
+    for on_callers in [true, false] {
+        let runtimes = Runtimes::start(None).unwrap();
+        let (answers, resolver) = mpsc::channel::<()>();
+        let (says, running) = mpsc::channel();
+        let resolve = move || {
+            says.send(()).unwrap();
+            let _ = resolver.recv();
+        };
+        let runtime = match on_callers {
+            true => &runtimes.callers,
+            false => &runtimes.background,
+        };
+        runtime.spawn_blocking(resolve);
+        running.recv().unwrap();
+        let (says, ended) = mpsc::channel();
+        let ending = std::thread::spawn(move || {
+            drop(runtimes);
+            says.send(()).unwrap();
+        });
+        let ended = ended.recv_timeout(Duration::from_secs(5));
+        drop(answers);
+        ending.join().unwrap();
+        assert!(ended.is_ok(), "the resolver of callers: {on_callers}");
+    }
 }

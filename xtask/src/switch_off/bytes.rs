@@ -156,4 +156,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-transport",
         test: "an_exchange_is_always_in_the_queue_or_on_a_connection",
     },
+    Mechanism {
+        invariant: 6,
+        what: "the end of a client waits for no name resolver",
+        file: "client/src/blocking.rs",
+        on: "runtime.shutdown_timeout(ENDING);",
+        off: "drop(runtime);",
+        package: "kvpool-client",
+        test: "the_end_of_a_client_waits_for_no_blocking_work",
+    },
 ];

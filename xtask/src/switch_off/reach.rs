@@ -39,6 +39,10 @@ const BY_FILE: &[(&str, &str)] = &[
     ("master/src/service/passing.rs", IDENTITY),
     ("client/src/dialer.rs", IDENTITY),
     ("client/src/links.rs", IDENTITY),
+    (
+        "client/src/blocking.rs",
+        "the client of plain threads is left out",
+    ),
     ("master/src/store/embedded/", STORES),
     ("master/src/store/etcd/", STORES),
     ("seams/", "time is replaced"),
