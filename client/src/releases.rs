@@ -92,9 +92,14 @@ struct Queue {
     index: Index,
     /// Leases that views left, the oldest first.
     lingering: VecDeque<Lingering>,
+    changes: Changes,
     /// Whether a task sends what is here.
     sending: bool,
 }
+
+/// How often this client had changed keys when a lease was asked for, or was found lingering.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Changes(u64);
 
 /// A lease that nobody uses at the moment, with what it is on.
 #[derive(Debug)]
@@ -272,19 +277,32 @@ impl Releases {
     }
 
     /// Takes the lease that a view of `key` left a moment ago, with where the block lies.
-    fn take_lingering(&self, key: &Key, epoch: Epoch, now: BootTime) -> Option<Lingering> {
+    fn take_lingering(
+        &self,
+        key: &Key,
+        epoch: Epoch,
+        now: BootTime,
+    ) -> Option<(Lingering, Changes)> {
         let mut queue = self.queue.lock();
         let is_good = |one: &Lingering| {
             let lease = &one.held.leased;
             one.held.key == *key && lease.epoch == epoch && lease.is_fresh(now)
         };
         let at = queue.lingering.iter().rposition(is_good)?;
-        queue.lingering.remove(at)
+        // As of now: whoever forgets the key later does not find the lease here.
+        let changes = queue.changes;
+        queue.lingering.remove(at).map(|found| (found, changes))
+    }
+
+    /// To be asked before a lease is asked for that may linger.
+    pub(crate) fn changes(&self) -> Changes {
+        self.queue.lock().changes
     }
 
     /// Ends what lingers of keys that this client changed: its next view sees the change.
     pub(crate) fn forget<'a>(self: &Arc<Self>, keys: impl IntoIterator<Item = &'a Key>) {
         let mut queue = self.queue.lock();
+        queue.changes.0 += 1;
         if queue.lingering.is_empty() {
             return;
         }
@@ -299,19 +317,26 @@ impl Releases {
     /// Ends all leases that views left.
     pub(crate) fn forget_all(self: &Arc<Self>) {
         let mut queue = self.queue.lock();
+        queue.changes.0 += 1;
         let all = std::mem::take(&mut queue.lingering);
         queue.ended.extend(all.into_iter().map(|one| one.held));
     }
 
-    /// Leaves a lease for another view of its block.
-    fn linger(self: &Arc<Self>, located: Arc<Located>, held: HeldLease) {
+    /// Leaves a lease for another view of its block, or ends it when this client has changed keys since `begun`.
+    fn linger(self: &Arc<Self>, located: Arc<Located>, held: HeldLease, begun: Changes) {
         let since = BootTime::now();
         let mut queue = self.queue.lock();
-        queue.lingering.push_back(Lingering {
-            located,
-            held,
-            since,
-        });
+        // Compared under the lock that `forget` counts under: a lease of the old version comes before that, and is
+        // found, or not at all.
+        if queue.changes == begun {
+            queue.lingering.push_back(Lingering {
+                located,
+                held,
+                since,
+            });
+        } else {
+            queue.ended.push(held);
+        }
         self.send_soon(&mut queue);
     }
 
@@ -423,21 +448,21 @@ impl Holding {
     }
 
     /// Takes over the lease that a view of `key` left a moment ago: where the block lies.
-    pub(crate) fn take_lingering(&mut self, key: &Key) -> Option<Arc<Located>> {
-        let epoch = self.releases.control.epoch();
-        let Lingering { located, held, .. } =
-            self.releases.take_lingering(key, epoch, BootTime::now())?;
+    pub(crate) fn take_lingering(&mut self, key: &Key) -> Option<(Arc<Located>, Changes)> {
+        let (epoch, now) = (self.releases.control.epoch(), BootTime::now());
+        let (Lingering { located, held, .. }, changes) =
+            self.releases.take_lingering(key, epoch, now)?;
         self.held.push(held);
-        Some(located)
+        Some((located, changes))
     }
 
-    /// Leaves the lease on `located` for another view of the block.
-    pub(crate) fn linger(&mut self, located: &Arc<Located>) {
+    /// Leaves the lease on `located` for another view of the block, unless this client has changed keys since `begun`.
+    pub(crate) fn linger(&mut self, located: &Arc<Located>, begun: Changes) {
         let token = located.lease.map(|lease| lease.token);
         let is_it = |held: &HeldLease| Some(held.leased.token) == token;
         if let Some(at) = self.held.iter().position(is_it) {
             let held = self.held.swap_remove(at);
-            self.releases.linger(Arc::clone(located), held);
+            self.releases.linger(Arc::clone(located), held, begun);
         }
     }
 

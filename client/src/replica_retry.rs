@@ -1,11 +1,11 @@
 //! Tries the replicas of one block until one serves; range gets and views share this.
 
-use crate::cache::{Begun, Leased, Located};
+use crate::cache::{Leased, Located};
 use crate::clock::{Backoff, BootTime, Deadline};
 use crate::context::ClientContext;
 use crate::counters::Counting;
 use crate::errors::GetError;
-use crate::releases::Holding;
+use crate::releases::{Changes, Holding};
 use crate::replicas::{Choice, Next, Tried};
 use crate::reports::{self, Report};
 use kvpool_transport::{TransferError, TransportKind};
@@ -21,8 +21,8 @@ pub(crate) struct ReplicaRetry<'a> {
     only: Option<TransportKind>,
     located: Option<Arc<Located>>,
     holding: Holding,
-    /// When the block was located.
-    begun: Begun,
+    /// When the lease was asked for, or taken over.
+    begun: Changes,
     tried: Tried,
     backoff: Backoff,
     reports: Vec<Report>,
@@ -61,7 +61,7 @@ impl<'a> ReplicaRetry<'a> {
             only,
             located: None,
             holding: inner.hold(),
-            begun: inner.locations.begin(),
+            begun: Changes::default(),
             tried: Tried::default(),
             backoff: Backoff::default(),
             reports: Vec::new(),
@@ -147,10 +147,7 @@ impl<'a> ReplicaRetry<'a> {
 
     /// The block is pinned: its lease stays a moment for the next view of it.
     pub(crate) fn pinned(&mut self, target: &Target) {
-        // Unless this client has changed something since it was located.
-        if self.inner.locations.begin() == self.begun {
-            self.holding.linger(&target.located);
-        }
+        self.holding.linger(&target.located, self.begun);
     }
 
     /// Records that the lease ended before the work under it did: it is begun again.
@@ -174,7 +171,10 @@ impl<'a> ReplicaRetry<'a> {
             // A cached location has no lease, so the copy must be verified.
             let cached = match self.only {
                 None => self.inner.locations.get(self.key, epoch, BootTime::now()),
-                Some(_) => self.holding.take_lingering(self.key),
+                Some(_) => self.holding.take_lingering(self.key).map(|(found, begun)| {
+                    self.begun = begun;
+                    found
+                }),
             };
             let found = match cached {
                 Some(located) => {
@@ -203,7 +203,7 @@ impl<'a> ReplicaRetry<'a> {
     }
 
     async fn ask(&mut self) -> Result<Option<Arc<Located>>, GetError> {
-        self.begun = self.inner.locations.begin();
+        self.begun = self.inner.releases.changes();
         let located = self.inner.lookup_one(self.key, self.deadline).await?;
         if let Some(located) = &located {
             self.holding.add_located(self.key, located);
@@ -245,5 +245,80 @@ impl<'a> ReplicaRetry<'a> {
             code: Code::DeadlineExceeded,
             message: "the get's timeout passed".to_owned(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::pool;
+    use futures::FutureExt;
+    use std::time::Duration;
+
+    fn retry<'a>(inner: &'a ClientContext, key: &'a Key) -> ReplicaRetry<'a> {
+        let deadline = Deadline::after(Duration::from_secs(20));
+        ReplicaRetry::new(inner, key, deadline, Some(TransportKind::Shm))
+    }
+
+    async fn locate(retry: &mut ReplicaRetry<'_>) -> Target {
+        let located = retry.locate().await.unwrap().unwrap();
+        Target {
+            choice: Choice {
+                replica: located.replicas[0].clone(),
+                ways: vec![TransportKind::Shm],
+            },
+            limit: retry.deadline,
+            located,
+        }
+    }
+
+    /// What an upsert or a remove does once it has its answer, in two steps.
+    fn change(inner: &ClientContext, key: &Key, meanwhile: impl FnOnce()) {
+        inner.locations.purge([key]);
+        meanwhile();
+        inner.releases.forget([key]);
+    }
+
+    /// No await lies between a pin and the look for its lease, so that it cannot run out meanwhile.
+    #[tokio::test]
+    async fn a_lease_does_not_linger_beyond_this_clients_own_change() {
+        let pool = pool().await;
+        let (inner, key) = (&*pool.client.inner, &Key::parse("k").unwrap());
+        pool.client.put(key, b"first".to_vec()).await.unwrap();
+        let lingers = || inner.hold().take_lingering(key).is_some();
+
+        let mut view = retry(inner, key);
+        let target = locate(&mut view).await;
+        view.pinned(&target);
+        assert!(lingers(), "nothing was changed");
+
+        // The view locates its block before the change, and pins it after.
+        let mut view = retry(inner, key);
+        let target = locate(&mut view).await;
+        change(inner, key, || ());
+        view.pinned(&target);
+        assert!(!lingers(), "the lease was asked for before the change");
+
+        // The view takes over a lease that lingers, in the middle of the change.
+        let mut before = retry(inner, key);
+        let target = locate(&mut before).await;
+        before.pinned(&target);
+        let mut view = None;
+        change(inner, key, || {
+            let view = view.insert(retry(inner, key));
+            let found = locate(view).now_or_never().unwrap();
+            assert_eq!(found.located.lease, target.located.lease);
+        });
+        view.unwrap().pinned(&target);
+        assert!(!lingers(), "the lease was taken over during the change");
+
+        // After the change leases linger again, also those that are taken over.
+        let mut view = retry(inner, key);
+        let target = locate(&mut view).await;
+        view.pinned(&target);
+        let mut next = retry(inner, key);
+        let target = locate(&mut next).await;
+        next.pinned(&target);
+        assert!(lingers(), "the change is over");
     }
 }

@@ -165,4 +165,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-client",
         test: "the_end_of_a_client_waits_for_no_blocking_work",
     },
+    Mechanism {
+        invariant: 2,
+        what: "no lease lingers beyond a change by its own client",
+        file: "client/src/releases.rs",
+        on: "if queue.changes == begun {",
+        off: "if queue.changes == begun || true {",
+        package: "kvpool-client",
+        test: "a_lease_does_not_linger_beyond_this_clients_own_change",
+    },
 ];

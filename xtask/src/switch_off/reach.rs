@@ -145,6 +145,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a connection of headers alone has a limit of calls",
             "a node fences nothing that a view has pinned on a board",
             "the puts of a client that is gone end",
+            "no lease lingers beyond a change by its own client",
         ],
     ),
 ];
