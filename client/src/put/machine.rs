@@ -96,6 +96,8 @@ enum Step<'a> {
         node: Arc<KnownNode>,
         writes: NodeWrites,
         results: Vec<TransferResult>,
+        /// There was no time left for the pause before it.
+        late: bool,
     },
     Committed {
         items: Vec<(usize, Written<'a>)>,
@@ -170,7 +172,8 @@ impl<'a> PutBatch<'a> {
                     node,
                     writes,
                     results,
-                } => self.wrote(node, &writes, results),
+                    late,
+                } => self.wrote(node, &writes, results, late),
                 Step::Committed {
                     items,
                     codes,
@@ -344,6 +347,7 @@ impl<'a> PutBatch<'a> {
                     node,
                     writes,
                     results,
+                    late: true,
                 };
             }
             // Half of the remaining time is kept for another node, in case this node hangs.
@@ -388,12 +392,20 @@ impl<'a> PutBatch<'a> {
                 node,
                 writes,
                 results,
+                late: false,
             }
         }));
     }
 
-    fn wrote(&mut self, node: Arc<KnownNode>, writes: &NodeWrites, results: Vec<TransferResult>) {
-        let is_over = self.deadline.has_passed();
+    fn wrote(
+        &mut self,
+        node: Arc<KnownNode>,
+        writes: &NodeWrites,
+        results: Vec<TransferResult>,
+        late: bool,
+    ) {
+        // Holding a late write back would end at once, and spin until the deadline.
+        let is_over = late || self.deadline.has_passed();
         let mut again = Vec::new();
         // A node lets a client hold some of its bytes at a time. These grants stay good: their writes take their
         // turn after the writes that went through.

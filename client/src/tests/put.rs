@@ -1,12 +1,15 @@
 use super::{assert_soon, block, child, key};
 use crate::testing::{Fault, Master, Mode, Pool, pool, pool_with};
 use crate::{PutBlock, PutError, PutOptions, PutOutcome};
+use futures::future::join_all;
 use kvpool_proto::{CommitRequest, Outcomes, Reservation, ReserveReply, ReserveRequest};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::{pack, unpack};
 use kvpool_types::{Code, Key, Version};
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -295,6 +298,39 @@ async fn a_put_that_stays_over_the_clients_cap_says_so_at_its_deadline() {
         .await;
     assert_eq!(outcomes[0].as_ref().unwrap_err().code(), Code::TooManyHeld);
     assert_soon(begun, Duration::from_millis(900));
+}
+
+/// The puts of one client share its runtime with its other calls.
+#[tokio::test]
+async fn puts_that_stay_over_the_clients_cap_leave_the_thread_to_others() {
+    let pool = pool().await;
+    for node in [1, 2] {
+        pool.nodes.set(node, Mode::HoldsAtMost(0));
+    }
+    let options = PutOptions {
+        timeout: Some(Duration::from_millis(400)),
+        ..PutOptions::default()
+    };
+    // Pauses are random. Of so many puts, one that spins has much time left to spin in.
+    let puts = (0..24).map(|number| {
+        let blocks = vec![block(&format!("k{number}"), b"x")];
+        pool.client.batch_put(blocks, &options)
+    });
+    let mut puts = pin!(join_all(puts));
+    let mut longest = Duration::ZERO;
+    let outcomes = poll_fn(|context| {
+        let begun = Instant::now();
+        let polled = puts.as_mut().poll(context);
+        longest = longest.max(begun.elapsed());
+        polled
+    });
+    for outcomes in outcomes.await {
+        assert_eq!(outcomes[0].as_ref().unwrap_err().code(), Code::TooManyHeld);
+    }
+    assert!(
+        longest < Duration::from_millis(50),
+        "the thread was kept for {longest:?}"
+    );
 }
 
 #[tokio::test]

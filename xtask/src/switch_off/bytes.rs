@@ -174,4 +174,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-client",
         test: "a_lease_does_not_linger_beyond_this_clients_own_change",
     },
+    Mechanism {
+        invariant: 8,
+        what: "a late write is not held back again",
+        file: "client/src/put/machine.rs",
+        on: "let is_over = late || ",
+        off: "let is_over = late && false || ",
+        package: "kvpool-client",
+        test: "puts_that_stay_over_the_clients_cap_leave_the_thread_to_others",
+    },
 ];

@@ -108,6 +108,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "the zones of a medium have a number",
             "the media of a node have a number",
             "writes over the client's cap on a node take turns",
+            "a late write is not held back again",
             "a standby forgets what the log no longer holds",
             "the copies on a medium that is absent for long do not count",
         ],
