@@ -13,6 +13,7 @@ use crate::outcomes::{Batch, unreachable};
 use crate::shm::fds::receive_with_fd;
 use crate::socket::{Gather, Scatter, flush, has_unsent, send_some, shut_down, wait_to_receive};
 use crate::split::{pack, source};
+use crate::threads;
 use crate::wire::Wire;
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, Statuses, SumsReply};
 use kvpool_types::wire::features::Features;
@@ -108,17 +109,19 @@ impl Control {
             has_failed: AtomicBool::new(false),
             features,
         });
-        let control = Self(shared.clone());
-        std::thread::Builder::new()
-            .name(format!("kvpool-{name}-recv"))
-            .spawn({
-                let shared = shared.clone();
-                move || shared.receive_all()
-            })?;
-        std::thread::Builder::new()
-            .name(format!("kvpool-{name}-send"))
-            .spawn(move || shared.send_all())?;
-        Ok(control)
+        let receiver = shared.clone();
+        threads::start(&format!("kvpool-{name}-recv"), move || {
+            receiver.receive_all();
+        })?;
+        let sender = shared.clone();
+        if let Err(error) =
+            threads::start(&format!("kvpool-{name}-send"), move || sender.send_all())
+        {
+            // The receiving thread would wait for as long as the node keeps the connection.
+            shared.fail(&unreachable(&error));
+            return Err(error);
+        }
+        Ok(Self(shared))
     }
 
     /// Sends a request. `answered` runs with the answer on the receiving thread, or here when the

@@ -51,6 +51,7 @@ pub mod shm;
 mod socket;
 mod split;
 pub mod tcp;
+mod threads;
 mod timer;
 mod wire;
 

@@ -1,5 +1,6 @@
 use super::Control;
 use crate::frame::decode_header;
+use crate::threads;
 use crate::wire::Wire;
 use kvpool_tls::testing::Authority;
 use kvpool_tls::{Port, ServerHandshake, Session, connect_socket};
@@ -53,6 +54,19 @@ fn a_request_has_been_sent_when_the_call_returns() {
         let (received, _) = rustix::net::recv(&theirs, &mut meta[..], flags).unwrap();
         assert_eq!(received, meta.len());
     }
+}
+
+#[test]
+fn a_channel_that_cannot_start_its_sender_ends_its_receiver() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let control = threads::testing::at_most(1, || {
+        Control::start(OwnedFd::from(ours), "test", Features::default())
+    });
+    assert!(control.is_err());
+    let limit = Some(Duration::from_secs(5));
+    theirs.set_read_timeout(limit).unwrap();
+    // The receiving thread holds the socket.
+    assert_eq!(theirs.read(&mut [0]).unwrap(), 0, "the socket is open");
 }
 
 /// The requesting threads send some frames, the sending thread others, and both parts of some.

@@ -9,6 +9,7 @@ use crate::handshake::say_hello;
 use crate::link::TransferError;
 use crate::outcomes::{deadline_exceeded, unreachable};
 use crate::socket::{notice_lost_peer, set_timeouts, shut_down};
+use crate::threads;
 use crate::wire::{DataTls, Wire, WireRef};
 use kvpool_types::wire::data::{Hello, HelloReply};
 use kvpool_types::wire::features::Features;
@@ -164,12 +165,12 @@ impl TcpLane {
             start_receiver(&wire)?;
             lane.state.lock().wire = Some(wire);
         }
-        std::thread::Builder::new()
-            .name("kvpool-tcp-send".to_owned())
-            .spawn({
-                let lane = lane.clone();
-                move || lane.send_all()
-            })?;
+        let sender = lane.clone();
+        if let Err(error) = threads::start("kvpool-tcp-send", move || sender.send_all()) {
+            // The receiving thread would wait for as long as the node keeps the connection.
+            lane.close(unreachable(&error));
+            return Err(error);
+        }
         Ok(lane)
     }
 
@@ -311,13 +312,10 @@ impl TcpLane {
 
 fn start_receiver(wire: &Arc<TcpConnection>) -> io::Result<()> {
     let wire = wire.clone();
-    std::thread::Builder::new()
-        .name("kvpool-tcp-recv".to_owned())
-        .spawn(move || {
-            let error = receive_answers(&wire);
-            wire.fail(&error);
-        })?;
-    Ok(())
+    threads::start("kvpool-tcp-recv", move || {
+        let error = receive_answers(&wire);
+        wire.fail(&error);
+    })
 }
 
 fn check_incarnation(expected: Incarnation, reply: &HelloReply) -> Result<(), TransferError> {
@@ -378,4 +376,4 @@ fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

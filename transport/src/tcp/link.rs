@@ -14,6 +14,7 @@ use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::wire::data::{Hello, HelloReply};
 use kvpool_types::{Checksum, Epoch, Extent, Incarnation, Token};
 use parking_lot::Mutex;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -118,15 +119,13 @@ pub fn connect_with(
     } else {
         (None, Some(socket))
     };
-    let mut lanes = Vec::with_capacity(options.connections);
     // Lanes without a socket connect when they get work.
-    for _ in 0..options.connections {
-        let lane = TcpLane::start(address, hello.clone(), options.clone(), first.take());
-        lanes.push(lane.map_err(unreachable)?);
-    }
-    let lanes: Arc<[Arc<TcpLane>]> = lanes.into();
+    let lanes = OpenLanes::start(options.connections, || {
+        TcpLane::start(address, hello.clone(), options.clone(), first.take())
+    })
+    .map_err(unreachable)?;
     let timer = Timer::start("kvpool-tcp-timer", {
-        let lanes = lanes.clone();
+        let lanes = lanes.0.clone();
         move |now| lanes.iter().filter_map(|lane| lane.expire(now)).min()
     })
     .map_err(unreachable)?;
@@ -143,31 +142,48 @@ pub fn connect_with(
 
 struct TcpLink(Arc<OpenTcpLink>);
 
-/// The lanes of a link, closed when the link and all its futures are dropped.
-struct OpenTcpLink {
-    address: SocketAddr,
-    incarnation: Incarnation,
-    /// Carries small batches.
-    inline: Option<Arc<Channel>>,
-    lanes: Arc<[Arc<TcpLane>]>,
-    timer: Timer,
-    /// The next lane among equally loaded ones.
-    turn: Mutex<usize>,
+/// Lanes that close when this is dropped. Their threads hold them, so nothing else would end those.
+struct OpenLanes(Vec<Arc<TcpLane>>);
+
+impl OpenLanes {
+    /// Starts `count` lanes. When one fails, those before it close.
+    fn start(
+        count: usize,
+        mut start: impl FnMut() -> io::Result<Arc<TcpLane>>,
+    ) -> io::Result<Self> {
+        let mut lanes = Self(Vec::with_capacity(count));
+        for _ in 0..count {
+            lanes.0.push(start()?);
+        }
+        Ok(lanes)
+    }
+
+    fn close(&self) {
+        for lane in &self.0 {
+            lane.close(unreachable("the link was closed"));
+        }
+    }
 }
 
-impl Drop for OpenTcpLink {
+impl Drop for OpenLanes {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-impl OpenTcpLink {
-    fn close(&self) {
-        for lane in self.lanes.iter() {
-            lane.close(unreachable("the link was closed"));
-        }
-    }
+/// What a link and all its futures share. Its lanes close when the last of them is dropped.
+struct OpenTcpLink {
+    address: SocketAddr,
+    incarnation: Incarnation,
+    /// Carries small batches.
+    inline: Option<Arc<Channel>>,
+    lanes: OpenLanes,
+    timer: Timer,
+    /// The next lane among equally loaded ones.
+    turn: Mutex<usize>,
+}
 
+impl OpenTcpLink {
     fn submit(&self, epoch: Epoch, deadline: Instant, bytes: u64, work: Work) {
         let lane = self.least_loaded();
         // Queued before the timer is set, so that the next scan sees the exchange.
@@ -189,8 +205,8 @@ impl OpenTcpLink {
 
     fn least_loaded(&self) -> &TcpLane {
         let mut turn = self.turn.lock();
-        let (first, second) = self.lanes.split_at(*turn);
-        *turn = (*turn + 1) % self.lanes.len();
+        let (first, second) = self.lanes.0.split_at(*turn);
+        *turn = (*turn + 1) % self.lanes.0.len();
         second
             .iter()
             .chain(first)
@@ -236,7 +252,7 @@ impl Link for TcpLink {
             .enumerate()
             .map(|(index, part)| (part.item.length.0, (index, part)))
             .collect();
-        spread(parts, self.0.lanes.len(), |parts| {
+        spread(parts, self.0.lanes.0.len(), |parts| {
             let bytes = parts.iter().map(|(_, part)| part.item.length.0).sum();
             let mut indices = Vec::with_capacity(parts.len());
             let mut items = Vec::with_capacity(parts.len());
@@ -280,7 +296,7 @@ impl Link for TcpLink {
                 Err(error) => batch.end(index, Err(error)),
             }
         }
-        spread(writes, self.0.lanes.len(), |writes| {
+        spread(writes, self.0.lanes.0.len(), |writes| {
             let bytes = writes.iter().map(|(_, payload, _)| payload).sum();
             let epoch = writes
                 .iter()
@@ -340,12 +356,43 @@ impl Link for TcpLink {
     }
 
     fn close(&self) {
-        self.0.close();
+        self.0.lanes.close();
     }
 
     fn is_open(&self) -> bool {
         let inline = self.0.inline.as_ref();
         inline.is_none_or(|inline| inline.is_open())
-            && self.0.lanes.iter().all(|lane| lane.is_open())
+            && self.0.lanes.0.iter().all(|lane| lane.is_open())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lane::tests::lane_to_a_silent_peer;
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_link_whose_second_lane_does_not_start_ends_the_first() {
+        let mut started: Vec<(Arc<TcpLane>, UnixStream)> = Vec::new();
+        let lanes = OpenLanes::start(2, || {
+            if !started.is_empty() {
+                // As where the process may have no more threads.
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let (lane, peer) = lane_to_a_silent_peer();
+            started.push((lane.clone(), peer));
+            Ok(lane)
+        });
+        assert!(lanes.is_err());
+        let limit = Instant::now() + Duration::from_secs(5);
+        // Its thread holds the lane.
+        while Arc::strong_count(&started[0].0) > 1 {
+            assert!(
+                Instant::now() < limit,
+                "the thread of the first lane is there"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

@@ -19,6 +19,7 @@ const BY_FILE: &[(&str, &str)] = &[
     ("auth/", IDENTITY),
     ("disk/src/file.rs", FILES),
     ("handoff/", HAND_OFF),
+    ("transport/src/control.rs", SOCKETS),
     ("transport/src/frame.rs", SOCKETS),
     ("transport/src/gpu", "no GPU is simulated"),
     ("transport/src/peer/", HAND_OFF),
@@ -142,7 +143,6 @@ const BY_WHAT: &[(&str, &[&str])] = &[
         SOCKETS,
         &[
             "a node fences nothing that a process holds or views",
-            "the rest of a record is sent when no request follows",
             "a connection of headers alone has a limit of calls",
             "a node fences nothing that a view has pinned on a board",
             "the puts of a client that is gone end",

@@ -2,9 +2,11 @@ use super::super::exchange::{Exchange, ExchangeOutcomes, Work};
 use super::super::link::ConnectOptions;
 use super::TcpLane;
 use crate::outcomes::Batch;
+use crate::threads;
 use crate::wire::Wire;
 use kvpool_types::wire::data::Hello;
 use kvpool_types::{Checksum, ChecksumAlgorithm, ClientId, ClusterId, Epoch, Incarnation, Token};
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -23,12 +25,17 @@ fn hello() -> Hello {
 }
 
 /// A lane over one end of a socket, and the other end, which says nothing.
-fn lane_to_a_silent_peer() -> (Arc<TcpLane>, UnixStream) {
+pub(in super::super) fn lane_to_a_silent_peer() -> (Arc<TcpLane>, UnixStream) {
+    let (lane, peer) = start_lane_to_a_silent_peer();
+    (lane.unwrap(), peer)
+}
+
+fn start_lane_to_a_silent_peer() -> (io::Result<Arc<TcpLane>>, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let socket = Wire::from(OwnedFd::from(ours));
     let address = "127.0.0.1:1".parse().unwrap();
     let lane = TcpLane::start(address, hello(), ConnectOptions::default(), Some(socket));
-    (lane.unwrap(), theirs)
+    (lane, theirs)
 }
 
 /// A scan of the timer that saw it in neither would wait for no deadline.
@@ -69,4 +76,13 @@ fn an_exchange_is_always_in_the_queue_or_on_a_connection() {
     }
     assert_eq!(lane.expire(Instant::now()), Some(deadline));
     lane.close(crate::outcomes::unreachable("the test is over"));
+}
+
+#[test]
+fn a_lane_that_cannot_start_its_sender_ends_its_receiver() {
+    let (lane, mut peer) = threads::testing::at_most(1, start_lane_to_a_silent_peer);
+    assert!(lane.is_err());
+    peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    // The receiving thread holds the socket.
+    assert_eq!(peer.read(&mut [0]).unwrap(), 0, "the socket is open");
 }
