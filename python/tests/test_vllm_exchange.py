@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy
 import pytest
@@ -150,6 +152,24 @@ def test_a_preempted_request_is_forgotten(pair: tuple[Rank, Rank], mode: str) ->
     prefill.half.stop(["a"])
     assert not prefill.half.is_sending("a")
     assert prefill.half.sent(["a"]) == set()
+
+
+def test_a_send_of_impossible_numbers_does_not_end_the_engine(pair: tuple[Rank, Rank]) -> None:
+    prefill, _ = pair
+    compute(prefill, Plan("p", sends=(Send("a", 5, SOURCE, 1 << 32),)))
+    assert gone(prefill)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"prefill_layers": (1 << 32,)}, {"prefill_ranks": 1 << 32}, {"senders": ("\ud800",)}]
+)
+def test_a_receive_of_impossible_numbers_does_not_end_the_engine(
+    pair: tuple[Rank, Rank], mode: str, wrong: dict[str, Any]
+) -> None:
+    prefill, decode = pair
+    (receive,) = receives(mode, [prefill]).receives
+    decode.half.begin_receives(Plan("p", receives=(dataclasses.replace(receive, **wrong),)))
+    assert arrival(decode) == TARGET
 
 
 @pytest.mark.parametrize(("prefills", "decodes"), [(2, 1), (1, 2)])

@@ -74,6 +74,8 @@ def test_a_prompt_of_another_length_is_computed() -> None:
         {"prefill_ranks": 2},
         {"prefill_layers": [1, 1]},
         {"prefill_layers": [0]},
+        {"prefill_layers": [1 << 32]},
+        {"prefill_layers": [40_000, 40_000], "senders": ["10.0.0.1:9000", "10.0.0.1:9001"]},
         {"mode": "mooncake"},
         {"tokens": "50"},
     ],
@@ -99,6 +101,13 @@ def test_prefill_gives_a_prompt_in_the_step_that_computes_its_end() -> None:
     assert answer is not None
     parameters = Parameters.read(answer, "pull")
     assert parameters == Parameters(9, ("10.0.0.2:9000",), 1, (2,), "push", 50)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 65_537, 1 << 32, 1 << 64, True, "2", [2]])
+def test_wrong_decode_ranks_do_not_leave_the_scheduler(wrong: Any) -> None:
+    desk = make_desk(decode_ranks=2)
+    desk.computed("a", {**GIVEN, "decode_ranks": wrong}, 50, 50, lambda: [1, 2, 3, 4], 1)
+    assert desk.step(())["sends"][0].decode_ranks == 2
 
 
 def test_a_step_gives_a_prompt_once() -> None:

@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 MODES = ("push", "pull", "delayed")
 _ROOMS = 1 << 63
+_MAX_RANKS = 65_536
+"""The most ranks of a tensor parallel group, as the session has it."""
+_MAX_LAYERS = 65_536
+"""The most layers of a model: a client may name any number."""
 _STOP_SECONDS = 5.0
 """How long a preempted request's hand-off may take to give its blocks back."""
 _LOOK = 0.002
@@ -63,6 +67,8 @@ class Parameters:
         layers = given.get("prefill_layers") or ()
         if not isinstance(layers, list | tuple) or not all(_is_number(one) and one > 0 for one in layers):
             raise ValueError(f"kv_transfer_params: prefill_layers are numbers of layers, not {layers!r}")
+        if sum(layers) > _MAX_LAYERS:
+            raise ValueError(f"kv_transfer_params: prefill_layers are at most {_MAX_LAYERS} together, not {layers!r}")
         stages = max(len(layers), 1)
         ranks = given.get("prefill_ranks", len(senders) // stages)
         if not _is_number(ranks) or ranks * stages != len(senders):
@@ -223,7 +229,16 @@ class Desk:
             logger.warning("request %s is not handed off: its room is no number below 2^63: %r", request, room)
             return
         ranks = params.get("decode_ranks")
-        if not _is_number(ranks) or ranks < 1:
+        if ranks is None:
+            ranks = self._decode_ranks
+        elif not _is_number(ranks) or not 1 <= ranks <= _MAX_RANKS:
+            logger.warning(
+                "request %s goes to %d ranks of decode: decode_ranks is no number from 1 to %d: %r",
+                request,
+                self._decode_ranks,
+                _MAX_RANKS,
+                ranks,
+            )
             ranks = self._decode_ranks
         pages = tuple(blocks()[: -(-tokens // self._page_tokens)])
         self._given[request] = Given(room, tokens)
@@ -463,10 +478,13 @@ class Arrivals:
 
 
 def _begun(request: str, start: Callable[[], Handle]) -> Handle | None:
-    """The handle of a hand-off; `None` if it does not begin."""
+    """The handle of a hand-off; `None` if it does not begin.
+
+    A client chose parts of it. A value that the native call cannot take must not end the engine.
+    """
     try:
         return start()
-    except kvpool.Error as error:
+    except (kvpool.Error, OverflowError, TypeError, ValueError) as error:
         logger.warning("the hand-off of request %s does not begin: %s", request, error)
         return None
 
