@@ -24,7 +24,7 @@ def taken(desk: Desk, tokens: int, computed: int, blocks: list[int]) -> Receive:
     """What decode asks prefill for."""
     promised = desk.promised("a", PARAMS, tokens, computed)
     assert desk.allocated("a", blocks, promised) == promised
-    (receive,) = desk.step(())["receives"]
+    (receive,) = desk.step()["receives"]
     assert isinstance(receive, Receive)
     return receive
 
@@ -90,7 +90,7 @@ def test_prefill_gives_a_prompt_in_the_step_that_computes_its_end() -> None:
     desk = make_desk()
     for computed_tokens in (16, 32, 50, 50):
         desk.computed("a", GIVEN, 50, computed_tokens, lambda: [1, 2, 3, 4, 5], 1)
-        sends = desk.step(())["sends"]
+        sends = desk.step()["sends"]
         if computed_tokens < 50:
             assert sends == ()
         elif sends:
@@ -107,14 +107,14 @@ def test_prefill_gives_a_prompt_in_the_step_that_computes_its_end() -> None:
 def test_wrong_decode_ranks_do_not_leave_the_scheduler(wrong: Any) -> None:
     desk = make_desk(decode_ranks=2)
     desk.computed("a", {**GIVEN, "decode_ranks": wrong}, 50, 50, lambda: [1, 2, 3, 4], 1)
-    assert desk.step(())["sends"][0].decode_ranks == 2
+    assert desk.step()["sends"][0].decode_ranks == 2
 
 
 def test_a_step_gives_a_prompt_once() -> None:
     desk = make_desk()
     for _ in range(2):
         desk.computed("a", GIVEN, 50, 50, lambda: [1, 2, 3, 4], 1)
-    assert len(desk.step(())["sends"]) == 1
+    assert len(desk.step()["sends"]) == 1
 
 
 def test_prefill_chooses_a_room_if_the_proxy_does_not() -> None:
@@ -122,7 +122,7 @@ def test_prefill_chooses_a_room_if_the_proxy_does_not() -> None:
     for request in "ab":
         desk = make_desk()
         desk.computed(request, {"do_remote_decode": True}, 50, 50, lambda: [1, 2, 3, 4], 1)
-        rooms.add(desk.step(())["sends"][0].room)
+        rooms.add(desk.step()["sends"][0].room)
     assert len(rooms) == 2
     assert all(0 <= room < 1 << 63 for room in rooms)
 
@@ -131,34 +131,49 @@ def test_prefill_chooses_a_room_if_the_proxy_does_not() -> None:
 def test_prefill_gives_nothing_without_parameters(params: dict[str, Any] | None) -> None:
     desk = make_desk()
     desk.computed("a", params, 50, 50, lambda: [1, 2, 3, 4], 1)
-    assert desk.step(())["sends"] == ()
+    assert desk.step()["sends"] == ()
     assert desk.finished("a", whole=True) == (False, None)
 
 
 def test_a_request_that_answers_more_than_one_token_is_not_given() -> None:
     desk = make_desk()
     desk.computed("a", GIVEN, 50, 50, lambda: [1, 2, 3, 4], 2)
-    assert desk.step(())["sends"] == ()
+    assert desk.step()["sends"] == ()
 
 
 def test_an_aborted_request_drops_its_hand_off() -> None:
     desk = make_desk()
     desk.computed("a", GIVEN, 50, 50, lambda: [1, 2, 3, 4], 1)
-    desk.step(())
+    desk.step()
     assert desk.finished("a", whole=False) == (True, None)
-    assert desk.step(())["dropped"] == {"a"}
+    assert desk.step()["dropped"] == {"a"}
     taken(desk, tokens=50, computed=0, blocks=[1, 2, 3, 4])
     desk.finished("a", whole=False)
-    assert desk.step(())["dropped"] == {"a"}
+    assert desk.step()["dropped"] == {"a"}
 
 
 def test_a_preempted_request_gives_its_prompt_again() -> None:
     desk = make_desk()
     desk.computed("a", GIVEN, 50, 50, lambda: [1, 2, 3, 4], 1)
-    desk.step(())
-    desk.step(["a"])
+    desk.step()
+    desk.preempted(["a"])
+    desk.step()
     desk.computed("a", GIVEN, 50, 50, lambda: [5, 6, 7, 8], 1)
-    assert desk.step(())["sends"][0].pages == (5, 6, 7, 8)
+    assert desk.step()["sends"][0].pages == (5, 6, 7, 8)
+
+
+@pytest.mark.parametrize("was_given", [False, True])
+def test_a_request_that_is_preempted_and_computed_in_one_step_is_given(was_given: bool) -> None:
+    desk = make_desk()
+    desk.computed("a", GIVEN, 50, 50 if was_given else 32, lambda: [1, 2, 3, 4], 1)
+    desk.step()
+    desk.preempted(["a"])
+    desk.computed("a", GIVEN, 50, 50, lambda: [5, 6, 7, 8], 1)
+    (send,) = desk.step()["sends"]
+    assert send.pages == (5, 6, 7, 8)
+    stays, answer = desk.finished("a", whole=True)
+    assert stays
+    assert answer is not None and answer["room"] == GIVEN["room"]
 
 
 def test_a_request_whose_blocks_did_not_come_is_known() -> None:

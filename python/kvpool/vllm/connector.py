@@ -177,6 +177,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         preempted = scheduler_output.preempted_req_ids or ()
         plan = self._plans.step(progress, preempted)
         if self._desk is not None:
+            self._desk.preempted(preempted)
             for one in progress:
                 request = self._requests[one.request]
                 self._desk.computed(
@@ -187,7 +188,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                     functools.partial(self._pages, one),
                     request.max_tokens,
                 )
-            plan = dataclasses.replace(plan, **self._desk.step(preempted))
+            plan = dataclasses.replace(plan, **self._desk.step())
         return KvpoolMetadata(plan)
 
     def update_connector_output(self, connector_output: Any) -> None:

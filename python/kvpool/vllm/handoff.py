@@ -111,7 +111,8 @@ class Desk:
     """The scheduler's half: which prompts are handed off in the next step.
 
     Calls for a request on decode: `promised` (repeated while it waits), `allocated`, `arrived`, `finished`.
-    Calls for a request on prefill: `computed` in each step, `finished`.
+    Calls for a request on prefill: `computed` in each step, `finished`. In a step, `preempted` goes before
+    `computed`, and `step` after it.
     """
 
     def __init__(
@@ -204,6 +205,11 @@ class Desk:
             if receive is not None and not bad.isdisjoint(receive.pages)
         }
 
+    def preempted(self, requests: Iterable[str]) -> None:
+        """The requests have lost their blocks. vLLM may compute one again in the same step."""
+        for request in requests:
+            self._given.pop(request, None)
+
     def computed(
         self,
         request: str,
@@ -262,10 +268,8 @@ class Desk:
         )
         return True, parameters.answer()
 
-    def step(self, preempted: Iterable[str]) -> dict[str, Any]:
+    def step(self) -> dict[str, Any]:
         """The fields of the plan of the step that is about to run."""
-        for request in preempted:
-            self._given.pop(request, None)
         sends, self._sends = tuple(self._sends), []
         receives, self._receives = tuple(self._receives), []
         dropped, self._dropped = frozenset(self._dropped), set()
