@@ -88,11 +88,15 @@ def states(args: Any, heads: int, ranks: int, is_mla: bool) -> list[handoff.Stat
 class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
     """A rank's session, and what is known of prefill's ranks."""
 
+    supports_deferred_decode_kv_release = True
+    """SGLang keeps the pages of a failed request until `is_abort_release_safe`."""
+
     def __init__(self, args: Any, mode: Any, server_args: Any, is_mla_backend: bool = False):
         self.session: handoff.Session | None = None
         self.is_mla = bool(is_mla_backend)
         self.timeout = float(os.environ.get("KVPOOL_HANDOFF_TIMEOUT", "300"))
         self._senders: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._ending: dict[int, handoff.Receiving] = {}
         super().__init__(args, mode, server_args, is_mla_backend)
         self.opened()
 
@@ -154,6 +158,28 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
 
     def get_kv_replica_factor(self) -> int:
         return 1
+
+    def ends(self, room: int, receiving: handoff.Receiving) -> None:
+        """Decode gives the room up. SGLang may drop the receiver before the last write has ended."""
+        # SGLang does not tell the end of each room: without this look they would stay.
+        self._ending = {other: one for other, one in self._ending.items() if not one.released}
+        self._ending[room] = receiving
+
+    def is_abort_release_safe(self, bootstrap_room: int, required_acks: int) -> bool:
+        """Whether decode's pages can be used again. The room itself knows it, so prefill need not answer."""
+        receiving = self._ending.get(bootstrap_room)
+        return receiving is None or receiving.released
+
+    def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
+        """SGLang has given the pages back, at the latest after a timeout of its own."""
+        receiving = self._ending.pop(bootstrap_room, None)
+        if receiving is not None and not receiving.released:
+            logger.error(
+                "room %d: SGLang reuses decode's pages, but a write of prefill's may still come: raise "
+                "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT",
+                bootstrap_room,
+            )
+        super().clear_deferred_abort_state(bootstrap_room)
 
     def aux(self, index: int) -> bytes:
         """SGLang's metadata of a request, as the library's slot."""
@@ -280,12 +306,16 @@ class KvpoolKVReceiver(CommonKVReceiver):  # type: ignore[misc]
             self._fail(str(error))
 
     def poll(self) -> int:
-        if self.conclude_state is not None or self._receiving is None:
+        if self._receiving is None:
+            return int(super().poll())
+        if self.conclude_state == KVPoll.Failed and not self._receiving.released:
+            # A late write may still come: the scheduler would reuse the pages.
+            return int(KVPoll.Transferring)
+        if self.conclude_state is not None:
             return int(super().poll())
         state = int(self._receiving.poll)
         if state == KVPoll.Failed:
             if not self._receiving.released:
-                # A late write may still come: the scheduler would reuse the pages.
                 return int(KVPoll.Transferring)
             self._fail(self._receiving.error or "failed")
         elif state == KVPoll.Success:
@@ -311,7 +341,10 @@ class KvpoolKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         return True
 
     def _send_abort_notification(self, *, force_arm: bool = False) -> None:
-        """Does nothing: the end of the hand-off tells prefill."""
+        """Gives the room up, whose end tells prefill. SGLang calls this also when another rank has failed."""
+        if self._receiving is not None:
+            self.kv_mgr.ends(self.bootstrap_room, self._receiving)
+            self._receiving.abort()
 
 
 class KvpoolKVBootstrapServer(CommonKVBootstrapServer):  # type: ignore[misc]

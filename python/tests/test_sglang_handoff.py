@@ -1,0 +1,179 @@
+"""The back end of SGLang's disaggregation, over stand-ins of SGLang's own classes: decode's pages after an abort."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kvpool import handoff
+
+FAILED, TRANSFERRING = 0, 3
+ROOM = 7
+
+
+class Room:
+    """Stands for `handoff.Receiving`: a room whose last write is still to end."""
+
+    error = "draining"
+    aux = None
+
+    def __init__(self) -> None:
+        self.poll = handoff.Poll.TRANSFERRING
+        self.released = False
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        self.poll = handoff.Poll.FAILED
+
+
+class Manager:
+    """SGLang's manager, as much of it as an abort needs."""
+
+    supports_deferred_decode_kv_release = False
+
+    def __init__(self, *_args: Any) -> None:
+        self.enable_deferred_decode_kv_release = self.supports_deferred_decode_kv_release
+        self.kv_args = types.SimpleNamespace(page_size=16)
+        self.prefill_info_table: dict[str, Any] = {}
+        self.cleared: list[int] = []
+
+    def record_failure(self, _room: int, _why: str) -> None:
+        pass
+
+    def update_status(self, _room: int, _status: int) -> None:
+        pass
+
+    def clear_deferred_abort_state(self, room: int) -> None:
+        self.cleared.append(room)
+
+
+class Receiver:
+    """SGLang's receiver, as much of it as an abort needs."""
+
+    def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int) -> None:
+        self.kv_mgr, self.bootstrap_addr, self.bootstrap_room = mgr, bootstrap_addr, bootstrap_room
+        self.prefill_dp_rank = 0
+        self.prefill_info = types.SimpleNamespace(attn_tp_size=1)
+        self.conclude_state: int | None = None
+        self.abort_notified = False
+
+    def poll(self) -> int:
+        return 1 if self.conclude_state is None else self.conclude_state
+
+    def abort(self) -> None:
+        self.conclude_state = FAILED
+        self.ensure_abort_notified()
+
+    def ensure_abort_notified(self, *, force_arm: bool = False) -> None:
+        if not self.abort_notified:
+            self._send_abort_notification(force_arm=force_arm)
+            self.abort_notified = True
+
+    def _send_abort_notification(self, *, force_arm: bool = False) -> None:
+        raise AssertionError("the back end has no sockets of SGLang's")
+
+    def failure_exception(self) -> None:
+        self.conclude_state = FAILED
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """`kvpool.sglang.handoff` without SGLang."""
+
+    class Poll:
+        Failed, Bootstrapping, WaitingForInput, Transferring, Success = range(5)
+
+    common = {
+        "CommonKVBootstrapServer": object,
+        "CommonKVManager": Manager,
+        "CommonKVReceiver": Receiver,
+        "CommonKVSender": object,
+    }
+    stands: dict[str, dict[str, Any]] = {
+        "srt.configs.model_config": {"ModelConfig": None},
+        "srt.disaggregation.base.conn": {
+            "KVPoll": Poll,
+            "KVTransferDestination": types.SimpleNamespace(DEVICE=0),
+        },
+        "srt.disaggregation.common.conn": common,
+    }
+    for name, content in stands.items():
+        module = types.ModuleType(f"sglang.{name}")
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.delitem(sys.modules, "kvpool.sglang.handoff", raising=False)
+    yield importlib.import_module("kvpool.sglang.handoff")
+    sys.modules.pop("kvpool.sglang.handoff", None)
+
+
+@pytest.fixture
+def manager(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    session = types.SimpleNamespace(address="127.0.0.1:1", receive=lambda *_args, **_named: Room())
+    monkeypatch.setattr(backend.KvpoolKVManager, "opened", lambda _self: session)
+    monkeypatch.setattr(backend.KvpoolKVManager, "senders", lambda *_args: ("127.0.0.1:2",))
+    return backend.KvpoolKVManager(None, None, None)
+
+
+def open_room(backend: Any, manager: Any, room: int = ROOM) -> tuple[Any, Room]:
+    receiver = backend.KvpoolKVReceiver(manager, "127.0.0.1:3", room)
+    receiver.send_metadata([1, 2, 3])
+    assert receiver.poll() == TRANSFERRING
+    return receiver, receiver._receiving
+
+
+def test_decodes_pages_stay_after_an_abort_until_the_room_is_fenced(backend: Any, manager: Any) -> None:
+    assert manager.enable_deferred_decode_kv_release
+    receiver, room = open_room(backend, manager)
+    receiver.abort()
+    assert room.is_aborted
+    # SGLang without its deferred release gives the pages back with the first poll that says failed.
+    assert receiver.poll() == TRANSFERRING
+    # SGLang counts acknowledgements of prefill, which this back end has none of.
+    assert not manager.is_abort_release_safe(ROOM, 1)
+    assert not manager.is_abort_release_safe(ROOM, 0)
+    room.released = True
+    assert receiver.poll() == FAILED
+    assert manager.is_abort_release_safe(ROOM, 1)
+    manager.clear_deferred_abort_state(ROOM)
+    assert manager.cleared == [ROOM]
+
+
+def test_a_failure_of_another_rank_ends_the_room_and_keeps_the_pages(backend: Any, manager: Any) -> None:
+    receiver, room = open_room(backend, manager)
+    receiver.failure_exception()
+    receiver.ensure_abort_notified(force_arm=True)
+    del receiver
+    assert room.is_aborted
+    assert not manager.is_abort_release_safe(ROOM, 1)
+    room.released = True
+    assert manager.is_abort_release_safe(ROOM, 1)
+
+
+def test_a_receiver_without_a_room_holds_no_pages(backend: Any, manager: Any) -> None:
+    receiver = backend.KvpoolKVReceiver(manager, "127.0.0.1:3", ROOM)
+    receiver.abort()
+    assert receiver.poll() == FAILED
+    assert manager.is_abort_release_safe(ROOM, 1)
+
+
+def test_pages_that_sglang_reuses_too_early_are_named_in_the_log(
+    backend: Any, manager: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver, _ = open_room(backend, manager)
+    receiver.abort()
+    manager.clear_deferred_abort_state(ROOM)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert f"room {ROOM}" in caplog.text
+
+
+def test_rooms_whose_end_sglang_does_not_tell_are_forgotten(backend: Any, manager: Any) -> None:
+    for number in range(3):
+        receiver, room = open_room(backend, manager, number)
+        receiver.abort()
+        room.released = True
+    assert list(manager._ending) == [2]
