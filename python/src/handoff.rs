@@ -10,7 +10,7 @@
 #![allow(unsafe_code, reason = "a Python caller names memory by its address")]
 
 use crate::errors::Fault;
-use crate::home::{Home, Resident};
+use crate::home::{Home, Resident, end_aside};
 use crate::loan::Loan;
 use crate::mapped::{Use, is_mapped};
 use kvpool_handoff::aux::{AuxField, AuxLayout};
@@ -300,7 +300,7 @@ impl Drop for HandoffSession {
             return;
         }
         // A caller that drops the session has given its memory up.
-        let _ = self.end();
+        end_aside(|| drop(self.end()));
     }
 }
 

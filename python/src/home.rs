@@ -70,9 +70,18 @@ impl Drop for Resident {
 /// Drops a value without the interpreter's lock, which the thread may hold when the object ends. The drop
 /// may call the master, wait for threads, or drain a segment.
 pub(crate) fn drop_aside<T: Send>(value: T) {
-    let mut value = Some(value);
-    // Without an interpreter there is no lock, and the value goes at the end of this block.
-    let _ended = Python::try_attach(|py| py.detach(|| drop(value.take())));
+    end_aside(|| drop(value));
+}
+
+/// Does the work of an object's end without the interpreter's lock: other threads of Python go on.
+pub(crate) fn end_aside(work: impl FnOnce() + Send) {
+    let mut work = Some(work);
+    let mut run = || work.take().map(|work| work());
+    let ended = Python::try_attach(|py| py.detach(&mut run));
+    if ended.is_none() {
+        // Without an interpreter there is no lock.
+        run();
+    }
 }
 
 /// A value that is dropped where it was made, and left alone in a child made by fork.

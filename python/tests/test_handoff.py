@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -156,6 +157,58 @@ sys.stdin.read()
     finally:
         child.kill()
         child.wait()
+
+
+def test_other_threads_go_on_while_a_session_that_is_garbage_ends() -> None:
+    # So many bytes that prefill is stopped in the middle of them. The end of decode's session waits for it.
+    pages, page_bytes = 64, 4 << 20
+    example = f"""
+import sys, numpy as np
+from kvpool import handoff
+memory = np.full({pages * page_bytes}, 7, dtype="uint8")
+state = handoff.State("k", 0, memory.ctypes.data, {pages}, 1, {page_bytes})
+session = handoff.Session([state], page_tokens=16)
+sending = session.send(1, range({pages}))
+sending.produced(0, {pages})
+print(session.address, flush=True)
+sys.stdin.read()
+"""
+    child = subprocess.Popen([sys.executable, "-c", example], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    ticks: list[float] = []
+    is_over = threading.Event()
+
+    def tick() -> None:
+        while not is_over.wait(0.01):
+            ticks.append(time.monotonic())
+
+    ticking = threading.Thread(target=tick)
+    try:
+        assert child.stdout is not None
+        address = child.stdout.readline().decode().strip()
+        there = np.zeros(pages * page_bytes, dtype="uint8")
+        decode = handoff.Session(
+            [handoff.State("k", 0, there.ctypes.data, pages, 1, page_bytes)], page_tokens=16
+        )
+        receiving = decode.receive(1, range(pages), [address])
+        until = time.monotonic() + WAIT
+        while not there[::page_bytes].any():
+            assert time.monotonic() < until, receiving.error
+            time.sleep(0.0005)
+        os.kill(child.pid, signal.SIGSTOP)
+        ticking.start()
+        begin = time.monotonic()
+        ticks.append(begin)
+        del decode
+        took = time.monotonic() - begin
+        time.sleep(0.1)
+    finally:
+        is_over.set()
+        child.kill()
+        child.wait()
+    ticking.join()
+    assert receiving.poll is handoff.Poll.FAILED
+    assert took > 0.5, "the end waited for nothing: this test shows nothing"
+    assert max(after - before for before, after in zip(ticks, ticks[1:], strict=False)) < 0.5
 
 
 def test_the_page_of_the_hand_off_has_an_example_that_runs(tmp_path: Path) -> None:

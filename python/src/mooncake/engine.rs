@@ -12,7 +12,7 @@
 
 mod batches;
 
-use crate::home::{Home, Resident};
+use crate::home::{Home, Resident, end_aside};
 use crate::loan::Loan;
 use crate::mapped::{Use, is_mapped};
 use crate::memory::Memory;
@@ -342,7 +342,9 @@ impl PeerEngine {
 
 impl Drop for PeerEngine {
     fn drop(&mut self) {
-        self.end();
+        end_aside(|| {
+            self.end();
+        });
     }
 }
 
