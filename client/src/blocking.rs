@@ -11,7 +11,7 @@ use crate::counters::Counters;
 use crate::errors::{ConnectError, ControlError, GetError, PutError, RemoveError};
 use crate::gpu::{GpuBuffer, GpuSlice};
 use crate::latencies::Latency;
-use crate::options::Options;
+use crate::options::{Options, Timeouts};
 use crate::packed::PackedKeys;
 use crate::view::View;
 use kvpool_transport::Slice;
@@ -454,6 +454,11 @@ impl Client {
     /// See [`crate::Client::counters`].
     pub fn counters(&self) -> Counters {
         self.client.counters()
+    }
+
+    /// See [`crate::Client::timeouts`].
+    pub fn timeouts(&self) -> Timeouts {
+        self.client.timeouts()
     }
 
     /// See [`crate::Client::limits`].

@@ -12,7 +12,7 @@ use crate::dialer::Dialer;
 use crate::errors::{ConnectError, GetError, PutError};
 use crate::latencies::Latency;
 use crate::links::{Dial, Links};
-use crate::options::{Options, TransportChoice};
+use crate::options::{Options, Timeouts, TransportChoice};
 use crate::releases::{Holding, Releases};
 use crate::revoker::Revoker;
 use crate::view::View;
@@ -327,6 +327,11 @@ impl Client {
     /// The latencies of this client's operations so far, of each operation that was done at least once.
     pub fn latencies(&self) -> Vec<Latency> {
         self.inner.counting.latencies.snapshot()
+    }
+
+    /// The times of calls that name none.
+    pub fn timeouts(&self) -> Timeouts {
+        self.inner.options.timeouts
     }
 
     /// What the pool agreed on.

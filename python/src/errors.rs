@@ -1,5 +1,6 @@
 //! What went wrong, on its way to the exceptions of `kvpool.errors`.
 
+use crate::loan::StillLent;
 use kvpool_client::{ConnectError, ControlError, GetError, PutError, RemoveError};
 use kvpool_types::Code;
 use pyo3::prelude::*;
@@ -11,6 +12,8 @@ pub(crate) struct Fault {
     code: &'static str,
     is_retryable: bool,
     is_connecting: bool,
+    /// The caller must learn it, whatever a signal's handler raised.
+    goes_first: bool,
     message: String,
 }
 
@@ -21,6 +24,7 @@ impl Fault {
             code: code.label(),
             is_retryable: code.is_retryable(),
             is_connecting: false,
+            goes_first: false,
             message: message.into(),
         }
     }
@@ -36,6 +40,7 @@ impl Fault {
             code: "closed",
             is_retryable: false,
             is_connecting: false,
+            goes_first: false,
             message: message.to_owned(),
         }
     }
@@ -46,6 +51,7 @@ impl Fault {
             code: "forked",
             is_retryable: false,
             is_connecting: false,
+            goes_first: false,
             message: "the parent process of this fork connected the pool".to_owned(),
         }
     }
@@ -58,6 +64,14 @@ impl Fault {
                  after the fork alone, or start processes by spawn"
             ),
             ..Self::forked()
+        }
+    }
+
+    /// A transfer may still write the call's memory, or read it.
+    pub(crate) fn still_lent(why: &StillLent) -> Self {
+        Self {
+            goes_first: true,
+            ..Self::new(Code::Internal, why.to_string())
         }
     }
 
@@ -93,16 +107,25 @@ impl std::fmt::Display for Fault {
     }
 }
 
-/// The exception to raise. An exception of a signal handler that ran in the call goes first.
+/// The exception to raise. An exception of a signal handler that ran in the call goes first, or is the cause
+/// of a fault that the caller must learn.
 ///
 /// The caller holds the interpreter lock and no other.
 impl From<Fault> for PyErr {
     fn from(fault: Fault) -> Self {
-        if let Some(raised) = crate::interrupts::raised() {
-            return raised;
-        }
+        let goes_first = fault.goes_first;
+        let raised = match crate::interrupts::raised() {
+            Some(raised) if !goes_first => return raised,
+            raised => raised,
+        };
         Python::attach(|py| match fault.into_value(py) {
-            Ok(exception) => PyErr::from_value(exception),
+            Ok(exception) => {
+                let error = PyErr::from_value(exception);
+                if raised.is_some() {
+                    error.set_cause(py, raised);
+                }
+                error
+            }
             Err(error) => error,
         })
     }
@@ -145,6 +168,7 @@ impl From<ConnectError> for Fault {
     fn from(error: ConnectError) -> Self {
         Self {
             is_connecting: true,
+            goes_first: false,
             ..Self::new(error.code(), error.to_string())
         }
     }

@@ -20,9 +20,16 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a call waits, after its operation has ended, until transfers release its memory. An
-/// operation past its deadline aborts its transfers, which takes a fraction of this time.
+/// How long a call waits, after its operation has ended and its deadline has passed, until transfers release
+/// its memory. An operation past its deadline aborts its transfers, which takes a fraction of this time.
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
+
+/// The deadline of a call that may take `timeout` from now. A timeout too long to be added is as good as a year.
+pub(crate) fn deadline(timeout: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    let now = Instant::now();
+    now.checked_add(timeout).unwrap_or(now + YEAR)
+}
 
 /// The memory of one call.
 pub(crate) struct Loan {
@@ -49,7 +56,9 @@ impl Drop for DrainToken {
 
 /// A transfer still uses the call's memory after [`GRACE`].
 #[derive(Debug, thiserror::Error)]
-#[error("a transfer still uses the call's memory {0:?} after the call's end; it must not be freed")]
+#[error(
+    "a transfer still uses the call's memory {0:?} after the call's deadline; it must not be freed"
+)]
 pub(crate) struct StillLent(Duration);
 
 impl Loan {
@@ -88,6 +97,13 @@ impl Loan {
     }
 
     /// Waits until no transfer holds lent memory. Call it without the interpreter's lock.
+    ///
+    /// `deadline` is the call's own. A signal may have ended the call before it: its transfers go on until then.
+    pub(crate) fn returned_after(self, deadline: Instant) -> Result<(), StillLent> {
+        self.returned_by(deadline.max(Instant::now()) + GRACE)
+    }
+
+    /// [`Loan::returned_after`] for a call that no signal ends early.
     pub(crate) fn returned(self) -> Result<(), StillLent> {
         self.returned_by(Instant::now() + GRACE)
     }

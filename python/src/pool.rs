@@ -20,7 +20,7 @@ use crate::interrupts;
 use crate::keys::{
     Namespace, for_each, length_hint, list_of_alike, pack_keys, read_key, read_keys,
 };
-use crate::loan::Loan;
+use crate::loan::{Loan, deadline};
 use crate::places::{Placed, by_place};
 use crate::view::View;
 pub(crate) use answers::{Description, Limits, Listed, Node, Replica, Segment, Stats};
@@ -159,7 +159,7 @@ impl Pool {
             return Err(uneven("blocks"));
         }
         let client = &open.client;
-        let outcomes = buffers.run(|| {
+        let outcomes = buffers.run(options.timeout, || {
             by_place(
                 puts,
                 |puts| client.batch_put(puts, &options),
@@ -382,7 +382,7 @@ impl Pool {
             return Err(uneven("targets"));
         }
         let client = &open.client;
-        let outcomes = buffers.run(|| {
+        let outcomes = buffers.run(options.timeout, || {
             by_place(
                 gets,
                 |gets| client.batch_get(gets, &options),
@@ -421,8 +421,15 @@ impl Pool {
                 })
             })
         };
+        let deadline = deadline(timeout.unwrap_or(client.timeouts().get));
         let found = py.detach(|| client.get_placed(&key, timeout, place));
-        finish(py, loan, found.map_err(Fault::from), bytes, failure)
+        finish(
+            py,
+            (loan, deadline),
+            found.map_err(Fault::from),
+            bytes,
+            failure,
+        )
     }
 
     /// Gets `length` bytes of a block, starting at byte `offset`; None for a miss. Only the 64 KiB chunks of
@@ -454,6 +461,7 @@ impl Pool {
         let room = Unwritten::new(py, Length(length))?;
         let loan = Loan::new();
         let buffers: Vec<Slice> = room.lend(py, &loan).into_iter().collect();
+        let deadline = deadline(options.timeout.unwrap_or(client.timeouts().get));
         let found = py.detach(|| client.get_range(&key, Offset(offset), buffers, &options));
         // A hit counts the block's length, not the range's.
         let found = found.map(|found| match found {
@@ -463,7 +471,13 @@ impl Pool {
             },
             GetOutcome::Miss => GetOutcome::Miss,
         });
-        finish(py, loan, found.map_err(Fault::from), vec![room], None)
+        finish(
+            py,
+            (loan, deadline),
+            found.map_err(Fault::from),
+            vec![room],
+            None,
+        )
     }
 
     /// Returns one bool for each key, in order: whether the pool has the block. Found blocks are leased

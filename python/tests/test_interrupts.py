@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import kvpool
+import numpy as np
 import pytest
 from live_pools import LivePool
 
@@ -117,6 +118,38 @@ def test_every_call_that_waits_for_the_master_ends_with_ctrl_c(own_pool: LivePoo
         finally:
             own_pool.master.send(signal.SIGCONT)
         assert pool.put("after", b"it works on") is True
+
+
+def test_no_byte_comes_into_memory_that_an_interrupted_call_gave_back(
+    make_pool: Callable[..., LivePool],
+) -> None:
+    """The node stops in the middle of a block, for longer than a call waits for memory by itself."""
+    live = make_pool(1, "512MiB")
+    # One of two attempts may take half of it, which is more than the ten seconds of grace.
+    timeout = 28.0
+    keys = [f"large-{number}" for number in range(4)]
+    length = 64 << 20
+    with kvpool.Pool.connect(live.url, transport="tcp", put_timeout=LONG) as pool:
+        for key in keys:
+            pool.put(key, b"\x07" * length)
+        memory = np.zeros((len(keys), length), dtype="uint8")
+
+        def stop_in_the_middle() -> None:
+            while not memory[:, :: 1 << 20].any():
+                time.sleep(0.0002)
+            live.nodes[0].hang()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        stopper = threading.Thread(target=stop_in_the_middle)
+        with pytest.raises(KeyboardInterrupt):
+            stopper.start()
+            pool.batch_get(keys, [(part.ctypes.data, length) for part in memory], timeout=timeout)
+            time.sleep(0.01)
+        assert not memory.all(), "the bytes were there before the node stopped: this test shows nothing"
+        memory[:] = 0
+        live.nodes[0].send(signal.SIGCONT)
+        time.sleep(1.0)
+        assert not memory.any()
 
 
 def test_other_threads_calls_go_on_when_the_main_thread_is_interrupted(full_pool: LivePool) -> None:

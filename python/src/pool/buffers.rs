@@ -9,7 +9,7 @@
 )]
 
 use crate::errors::Fault;
-use crate::loan::Loan;
+use crate::loan::{Loan, deadline};
 use crate::places::Placed;
 use crate::pool::open::Open;
 use kvpool_client::{GpuSlice, Slice};
@@ -22,6 +22,7 @@ use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView, PyString, PyTuple}
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
 
 /// What a call does with its memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -419,9 +420,19 @@ impl<'a, 'py> Buffers<'a, 'py> {
         Ok(Piece::Device(slice))
     }
 
-    /// Waits for the work that the caller's streams have queued, and does the work of the call. It returns when
-    /// no transfer uses any of the memory. All of this is without the interpreter's lock.
-    pub(crate) fn run<T: Send>(self, work: impl FnOnce() -> T + Send) -> Result<T, Fault> {
+    /// Waits for the work that the caller's streams have queued, and does the work of the call, which may take
+    /// `timeout`. It returns when no transfer uses any of the memory. All of this is without the interpreter's
+    /// lock.
+    pub(crate) fn run<T: Send>(
+        self,
+        timeout: Option<Duration>,
+        work: impl FnOnce() -> T + Send,
+    ) -> Result<T, Fault> {
+        let timeouts = self.open.client.timeouts();
+        let timeout = timeout.unwrap_or(match self.usage {
+            Use::Read => timeouts.put,
+            Use::Write => timeouts.get,
+        });
         let Self {
             py,
             loan,
@@ -441,14 +452,15 @@ impl<'a, 'py> Buffers<'a, 'py> {
                 // interface of CUDA's arrays promises that it exists.
                 unsafe { gpu::wait_for_stream(gpu::Device(device), stream) }
             });
+            let deadline = deadline(timeout);
             // Memory is waited for also when the work panics: its owner must not free it before.
             let done = waited.map(|()| catch_unwind(AssertUnwindSafe(work)));
-            (done, loan.returned())
+            (done, loan.returned_after(deadline))
         });
         if let Err(still_lent) = returned {
             // Never given back, for as long as the process lives: bytes may still arrive there.
             std::mem::forget((taken, objects));
-            return Err(Fault::new(Code::Internal, still_lent.to_string()));
+            return Err(Fault::still_lent(&still_lent));
         }
         match done {
             Ok(Ok(done)) => Ok(done),

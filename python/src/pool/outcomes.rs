@@ -8,6 +8,7 @@ use kvpool_client::GetOutcome;
 use kvpool_types::{Code, Key};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
+use std::time::Instant;
 
 /// One key of a batch: to be asked about, or at fault before.
 pub(super) type Planned = Option<Fault>;
@@ -101,15 +102,15 @@ pub(super) fn truth(py: Python<'_>, is: bool) -> Bound<'_, PyAny> {
 /// What a get found in memory of our own: waits until no transfer uses it, and hands the last of it out.
 pub(super) fn finish<'py>(
     py: Python<'py>,
-    loan: Loan,
+    (loan, deadline): (Loan, Instant),
     found: Result<GetOutcome, Fault>,
     mut rooms: Vec<Unwritten>,
     failure: Option<PyErr>,
 ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-    if let Err(still_lent) = py.detach(|| loan.returned()) {
+    if let Err(still_lent) = py.detach(|| loan.returned_after(deadline)) {
         // Never freed, for as long as the process lives: bytes may still arrive there.
         std::mem::forget(rooms);
-        return Err(Fault::new(Code::Internal, still_lent.to_string()).into());
+        return Err(Fault::still_lent(&still_lent).into());
     }
     if let Some(failure) = failure {
         return Err(failure);

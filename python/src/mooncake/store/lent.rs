@@ -10,9 +10,9 @@
 
 use super::args::Number;
 use super::pool::{Buffers, Parts};
-use crate::loan::{Loan, StillLent};
+use crate::loan::{Loan, StillLent, deadline};
 use crate::memory::Memory;
-use kvpool_client::GpuSlice;
+use kvpool_client::{GpuSlice, Timeouts};
 use kvpool_transport::Slice;
 use kvpool_transport::gpu::Side;
 use kvpool_types::Length;
@@ -131,8 +131,14 @@ impl<'m> Lent<'m> {
 
     /// Waits until everything lent is back. To be called without the interpreter's lock.
     pub(super) fn returned(self) -> Result<(), StillLent> {
-        let Self { loan, objects, .. } = self;
-        let returned = loan.returned();
+        let Self {
+            pool,
+            loan,
+            objects,
+        } = self;
+        // A call here may be several of the client's. The last one began before now.
+        let Timeouts { put, get, .. } = pool.client.timeouts();
+        let returned = loan.returned_after(deadline(put.max(get)));
         if returned.is_err() {
             // Rather never freed than freed while a transfer writes there.
             std::mem::forget(objects);
