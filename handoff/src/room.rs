@@ -135,6 +135,17 @@ impl Default for RoomLimits {
     }
 }
 
+impl RoomLimits {
+    /// These limits, with the time that one room gives the other end to open its own.
+    #[must_use]
+    pub fn with_patience(self, patience: Option<Duration>) -> Self {
+        Self {
+            bootstrapping: patience.unwrap_or(self.bootstrapping),
+            ..self
+        }
+    }
+}
+
 /// Pages times layers of one request. Pages count from the request's first token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageRectangle {

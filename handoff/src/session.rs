@@ -137,6 +137,35 @@ pub enum HandoffError {
     Closed,
 }
 
+/// How long a request may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestTimes {
+    /// When it must have ended.
+    pub deadline: Instant,
+    /// How long the other end may take to open its room; [`RoomLimits::bootstrapping`] when not said. A caller
+    /// whose other end may be busy gives it more. A process that is gone is known without it.
+    pub patience: Option<Duration>,
+}
+
+impl RequestTimes {
+    /// The other end may take until the deadline.
+    pub fn patient(deadline: Instant) -> Self {
+        Self {
+            deadline,
+            patience: Some(deadline.saturating_duration_since(Instant::now())),
+        }
+    }
+}
+
+impl From<Instant> for RequestTimes {
+    fn from(deadline: Instant) -> Self {
+        Self {
+            deadline,
+            patience: None,
+        }
+    }
+}
+
 /// One process's end of its hand-offs. Dropping it closes it.
 pub struct HandoffSession {
     events: mpsc::UnboundedSender<Event>,
@@ -316,7 +345,7 @@ impl HandoffSession {
         addresses: &[String],
         (sources, stages): (u32, &Stages),
         wants_aux: bool,
-        deadline: Instant,
+        times: impl Into<RequestTimes>,
     ) -> Result<Receiving, HandoffError> {
         if !self.memory.has_pages(&pages) {
             return Err(HandoffError::NoSuchPage);
@@ -338,7 +367,7 @@ impl HandoffSession {
             held,
             senders,
             wants_aux,
-            deadline,
+            times: times.into(),
         };
         self.call(Call::Receive(call, Arc::clone(&cell)))?;
         Ok(Receiving::new(tag, cell, self.events.clone()))
@@ -356,9 +385,9 @@ impl HandoffSession {
         room: RoomId,
         pages: Vec<u32>,
         decode_ranks: u32,
-        deadline: Instant,
+        times: impl Into<RequestTimes>,
     ) -> Result<Sending, HandoffError> {
-        self.open_sending(room, pages, decode_ranks, (None, deadline))
+        self.open_sending(room, pages, decode_ranks, times.into())
     }
 
     /// Offers a request's pages, which are all computed, until decode asks for them: at once (eager), or
@@ -374,8 +403,8 @@ impl HandoffSession {
         decode_ranks: u32,
         deadline: Instant,
     ) -> Result<Sending, HandoffError> {
-        let patience = deadline.saturating_duration_since(Instant::now());
-        let sending = self.open_sending(room, pages, decode_ranks, (Some(patience), deadline))?;
+        let times = RequestTimes::patient(deadline);
+        let sending = self.open_sending(room, pages, decode_ranks, times)?;
         if sending.pages() > 0 {
             sending.produced(0..sending.pages(), sending.layers())?;
         }
@@ -383,13 +412,12 @@ impl HandoffSession {
         Ok(sending)
     }
 
-    /// With a patience decode may take this long to ask, instead of the limit of a room.
     fn open_sending(
         &self,
         room: RoomId,
         pages: Vec<u32>,
         decode_ranks: u32,
-        (patience, deadline): (Option<Duration>, Instant),
+        times: RequestTimes,
     ) -> Result<Sending, HandoffError> {
         if !self.memory.has_pages(&pages) {
             return Err(HandoffError::NoSuchPage);
@@ -408,8 +436,7 @@ impl HandoffSession {
             room,
             pages,
             receivers,
-            patience,
-            deadline,
+            times,
         };
         if let Err(error) = self.call(Call::Send(call, Arc::clone(&cell))) {
             self.sending.lock().remove(&room);

@@ -565,7 +565,12 @@ class HandoffSession:
     def address(self) -> str: ...
     def pinned(self) -> int: ...
     def send(
-        self, room: int, pages: list[int], decode_tp: int, timeout: float
+        self,
+        room: int,
+        pages: list[int],
+        decode_tp: int,
+        timeout: float,
+        patience: float | None,
     ) -> HandoffSending: ...
     def offer(
         self, room: int, pages: list[int], decode_tp: int, timeout: float
@@ -580,6 +585,7 @@ class HandoffSession:
         prefill_layers: list[int],
         aux: bool,
         timeout: float,
+        patience: float | None,
     ) -> HandoffReceiving: ...
     def close(self) -> bool: ...
 

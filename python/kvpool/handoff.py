@@ -313,12 +313,19 @@ class Session(_Closed):
         return self._native.pinned()
 
     def send(
-        self, room: int, pages: Sequence[int], *, decode_tp: int = 1, timeout: float = 300.0
+        self,
+        room: int,
+        pages: Sequence[int],
+        *,
+        decode_tp: int = 1,
+        timeout: float = 300.0,
+        patience: float | None = None,
     ) -> Sending:
         """Sends a request's pages to decode. `pages`: this rank's pages, from the request's first token.
-        Keep them until `released`. `decode_tp`: the number of decode's tensor-parallel ranks. Raises an
-        Error with the code `in_progress` while the room is open."""
-        return Sending(self._native.send(room, list(pages), decode_tp, timeout))
+        Keep them until `released`. `decode_tp`: the number of decode's tensor-parallel ranks. `timeout`: the
+        longest time of all, in seconds. `patience`: how long decode may take to ask, 30 s by default. Raises
+        an Error with the code `in_progress` while the room is open."""
+        return Sending(self._native.send(room, list(pages), decode_tp, timeout, patience))
 
     def offer(
         self, room: int, pages: Sequence[int], *, decode_tp: int = 1, timeout: float = 360.0
@@ -337,9 +344,10 @@ class Session(_Closed):
         prefill_tp: int | None = None,
         prefill_layers: Sequence[int] | None = None,
         timeout: float = 300.0,
+        patience: float | None = None,
     ) -> Pulling:
         """Pulls the pages of an offer: at once with `pages`, or delayed, with None, until `Pulling.use`.
-        The other arguments are those of `receive`; `timeout` counts from the use."""
+        The other arguments are those of `receive`; `timeout` and `patience` count from the use."""
 
         def begin(used: Sequence[int]) -> Receiving:
             return self.receive(
@@ -350,6 +358,7 @@ class Session(_Closed):
                 prefill_tp=prefill_tp,
                 prefill_layers=prefill_layers,
                 timeout=timeout,
+                patience=patience,
             )
 
         pulling = Pulling(begin)
@@ -368,16 +377,18 @@ class Session(_Closed):
         prefill_layers: Sequence[int] | None = None,
         aux: bool = False,
         timeout: float = 300.0,
+        patience: float | None = None,
     ) -> Receiving:
         """Receives a request's pages from prefill. A page that another open request receives into fails this
         one with `in_progress`. `held`: the number of the request's first pages that
         are here already; `pages`: this rank's pages for those after them. `senders`: the addresses of
         all ranks of prefill, the ranks of the first stage first. `prefill_layers`: the layers of each
-        stage, those of this session by default."""
+        stage, those of this session by default. `timeout`: the longest time of all, in seconds. `patience`:
+        how long prefill may take to open its room, 30 s by default."""
         stages = self._stages if prefill_layers is None else list(prefill_layers)
         ranks = max(1, len(senders) // len(stages)) if prefill_tp is None else prefill_tp
         native = self._native.receive(
-            room, list(pages), held, list(senders), ranks, stages, aux, timeout
+            room, list(pages), held, list(senders), ranks, stages, aux, timeout, patience
         )
         return Receiving(native)
 

@@ -20,8 +20,8 @@ use kvpool_handoff::registration::{RankDescription, StateRegion};
 use kvpool_handoff::registry::RegistryOptions;
 use kvpool_handoff::room::{PollState, RoomId};
 use kvpool_handoff::session::{
-    HandoffError, HandoffOptions, HandoffSession as Session, RankMemory, Receiving, Sending,
-    TransferState,
+    HandoffError, HandoffOptions, HandoffSession as Session, RankMemory, Receiving, RequestTimes,
+    Sending, TransferState,
 };
 use kvpool_transport::peer::Secret;
 use kvpool_types::Code;
@@ -71,6 +71,16 @@ fn deadline(timeout: f64) -> PyResult<Instant> {
         return Err(Fault::invalid(format!("{timeout} s is not a valid timeout")).into());
     }
     Ok(Instant::now() + Duration::from_secs_f64(timeout.min(MAX_TIMEOUT)))
+}
+
+/// How long a request may take in all, and how long the other end may take to open its room.
+fn times(timeout: f64, patience: Option<f64>) -> PyResult<RequestTimes> {
+    let now = Instant::now();
+    let patience = patience.map(deadline).transpose()?;
+    Ok(RequestTimes {
+        deadline: deadline(timeout)?,
+        patience: patience.map(|until| until.saturating_duration_since(now)),
+    })
 }
 
 fn fault(error: &HandoffError) -> PyErr {
@@ -207,9 +217,10 @@ impl HandoffSession {
         pages: Vec<u32>,
         decode_tp: u32,
         timeout: f64,
+        patience: Option<f64>,
     ) -> PyResult<HandoffSending> {
-        let until = deadline(timeout)?;
-        self.sending(self.session()?.send(RoomId(room), pages, decode_tp, until))
+        let times = times(timeout, patience)?;
+        self.sending(self.session()?.send(RoomId(room), pages, decode_tp, times))
     }
 
     fn offer(
@@ -237,18 +248,19 @@ impl HandoffSession {
         prefill_layers: Vec<u32>,
         aux: bool,
         timeout: f64,
+        patience: Option<f64>,
     ) -> PyResult<HandoffReceiving> {
         let session = self.session()?;
         let stages = Stages::new(&prefill_layers).map_err(invalid)?;
         let of_prefill = (prefill_tp, &stages);
-        let until = deadline(timeout)?;
+        let times = times(timeout, patience)?;
         let receiving = session.receive(
             RoomId(room),
             (held, pages),
             &senders,
             of_prefill,
             aux,
-            until,
+            times,
         );
         let receiving = receiving.map_err(|error| fault(&error))?;
         Ok(HandoffReceiving(Some(receiving), self.home))

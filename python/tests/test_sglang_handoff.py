@@ -111,9 +111,19 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("kvpool.sglang.handoff", None)
 
 
+ASKED: list[dict[str, Any]] = []
+"""The arguments of the calls of `receive`."""
+
+
+def receive(*_args: Any, **named: Any) -> Room:
+    ASKED.append(named)
+    return Room()
+
+
 @pytest.fixture
 def manager(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    session = types.SimpleNamespace(address="127.0.0.1:1", receive=lambda *_args, **_named: Room())
+    ASKED.clear()
+    session = types.SimpleNamespace(address="127.0.0.1:1", receive=receive)
     monkeypatch.setattr(backend.KvpoolKVManager, "opened", lambda _self: session)
     monkeypatch.setattr(backend.KvpoolKVManager, "senders", lambda *_args: ("127.0.0.1:2",))
     return backend.KvpoolKVManager(None, None, None)
@@ -141,6 +151,13 @@ def test_decodes_pages_stay_after_an_abort_until_the_room_is_fenced(backend: Any
     assert manager.is_abort_release_safe(ROOM, 1)
     manager.clear_deferred_abort_state(ROOM)
     assert manager.cleared == [ROOM]
+
+
+def test_decode_waits_for_prefills_queue_as_long_as_the_setting_says(backend: Any, manager: Any) -> None:
+    manager.timeout = 123.0
+    open_room(backend, manager)
+    (asked,) = ASKED
+    assert asked["timeout"] == asked["patience"] == 123.0
 
 
 def test_a_failure_of_another_rank_ends_the_room_and_keeps_the_pages(backend: Any, manager: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -152,6 +153,22 @@ def test_a_preempted_request_is_forgotten(pair: tuple[Rank, Rank], mode: str) ->
     prefill.half.stop(["a"])
     assert not prefill.half.is_sending("a")
     assert prefill.half.sent(["a"]) == set()
+
+
+@pytest.mark.parametrize("mode", ["push", "pull"])
+def test_each_end_waits_for_the_other_as_long_as_the_setting_says(mode: str) -> None:
+    asked: list[dict[str, Any]] = []
+    session = types.SimpleNamespace(
+        **{name: lambda *_args, **named: asked.append(named) for name in ("send", "offer", "receive", "pull")}
+    )
+    half = Exchange(session, mode, range(LAYERS), timeout=123.0)  # type: ignore[arg-type]
+    half.begin_sends(sends())
+    half.step_ended()
+    half.begin_receives(Plan("p", receives=(Receive("a", 5, mode, ("x:1",), 1, (LAYERS,), 0, TARGET),)))
+    assert [named["timeout"] for named in asked] == [123.0, 123.0]
+    # An offer waits until its timeout by itself.
+    assert [named.get("patience", 123.0) for named in asked] == [123.0, 123.0]
+    assert "patience" in asked[1] and ("patience" in asked[0] or mode == "pull")
 
 
 def test_a_send_of_impossible_numbers_does_not_end_the_engine(pair: tuple[Rank, Rank]) -> None:

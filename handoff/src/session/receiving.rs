@@ -1,5 +1,6 @@
 //! Decode's rooms: opens them at the transport, and performs what their machines ask for.
 
+use super::RequestTimes;
 use super::agent::{Agent, AnnouncedChunks, Event};
 use super::handle::{TransferCell, TransferState};
 use super::memory::{chunk_ranges, chunk_sum};
@@ -35,7 +36,7 @@ pub(super) struct ReceiveCall {
     pub(super) held: u32,
     pub(super) senders: Vec<ReceivingSender>,
     pub(super) wants_aux: bool,
-    pub(super) deadline: Instant,
+    pub(super) times: RequestTimes,
 }
 
 /// One sender of a room.
@@ -160,7 +161,9 @@ impl Agent {
             views.push(RoomView::new(vec![nothing.into()]).map_err(|_| Code::Internal)?);
         }
         let pass = self.endpoint.open_room(views).map_err(|_| Code::Internal)?;
-        let left = call.deadline.saturating_duration_since(Instant::now());
+        let RequestTimes { deadline, patience } = call.times;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let limits = self.limits.with_patience(patience);
         let plan = RoomReceiverPlan {
             tag: call.tag,
             epoch: pass.epoch.0,
@@ -168,7 +171,7 @@ impl Agent {
             held,
             pages: count,
             senders: shares,
-            limits: self.limits,
+            limits,
             deadline: now + left,
         };
         let room = ReceivingRoom {

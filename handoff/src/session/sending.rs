@@ -1,6 +1,7 @@
 //! Prefill's rooms: writes chunks into the rooms of receivers, and performs what the machines ask
 //! for.
 
+use super::RequestTimes;
 use super::agent::{Agent, Call, Event};
 use super::handle::TransferCell;
 use crate::Moment;
@@ -27,9 +28,7 @@ pub(super) struct SendCall {
     /// This rank's pages of the request, from its first token.
     pub(super) pages: Vec<u32>,
     pub(super) receivers: usize,
-    /// How long decode may take to ask, where that differs from the limits.
-    pub(super) patience: Option<Duration>,
-    pub(super) deadline: Instant,
+    pub(super) times: RequestTimes,
 }
 
 /// A room of prefill, beside its machine.
@@ -61,8 +60,7 @@ impl Agent {
     pub(super) fn open_sending(&mut self, call: SendCall, cell: Arc<TransferCell>) {
         let id = call.room;
         let pages = u32::try_from(call.pages.len()).unwrap_or(u32::MAX);
-        let mut limits = self.limits;
-        limits.bootstrapping = call.patience.unwrap_or(limits.bootstrapping);
+        let RequestTimes { deadline, patience } = call.times;
         let plan = RoomSenderPlan {
             room: id,
             rectangle: PageRectangle {
@@ -70,8 +68,8 @@ impl Agent {
                 layers: self.memory.layers(),
             },
             receivers: call.receivers,
-            limits,
-            deadline: self.moment(call.deadline),
+            limits: self.limits.with_patience(patience),
+            deadline: self.moment(deadline),
         };
         let (now, mut out) = (self.now(), Vec::new());
         self.senders.bury_if_ended(now, id);
@@ -92,7 +90,7 @@ impl Agent {
             pages: Arc::new(call.pages),
             sessions: Vec::new(),
             aux: None,
-            deadline: call.deadline,
+            deadline,
             under_way: 0,
             is_cancelled: false,
         };

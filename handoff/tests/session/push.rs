@@ -5,7 +5,7 @@ use kvpool_handoff::plan::PageLayout;
 use kvpool_handoff::registration::{RankDescription, StateRegion};
 use kvpool_handoff::room::{PollState, RoomId, RoomLimits};
 use kvpool_handoff::session::{
-    HandoffError, HandoffOptions, RankMemory, RankMemoryError, Receiving, Sending,
+    HandoffError, HandoffOptions, RankMemory, RankMemoryError, Receiving, RequestTimes, Sending,
 };
 use kvpool_transport::Region;
 use kvpool_types::{Code, Length, Offset};
@@ -278,6 +278,61 @@ fn p4_an_offer_waits_for_decode_and_its_pins_end_with_done() {
         .unwrap();
     assert_eq!(forgotten.wait(soon()).failure, Some(Code::DeadlineExceeded));
     assert_eq!(prefill[0].session.pinned(), 0);
+}
+
+/// An end that opens its room late is waited for as long as the other end's caller says, in both orders.
+#[test]
+fn a_patient_end_waits_for_the_other_beyond_the_limit_of_a_room() {
+    let group = Group::of(1, &[1], PageLayout::TokenMajor);
+    let start = || {
+        let limits = RoomLimits {
+            bootstrapping: Duration::from_millis(300),
+            ..RoomLimits::default()
+        };
+        let options = HandoffOptions {
+            limits,
+            ..HandoffOptions::default()
+        };
+        Rank::start_with(&group, 0, 0, options)
+    };
+    let (prefill, decode) = (start(), start());
+    prefill.fill(&[4, 5, 6]);
+    let times = || RequestTimes::patient(Instant::now() + Duration::from_secs(5));
+    let layers = group.layers();
+    let send = |room| {
+        let sending = prefill.session.send(room, vec![4, 5, 6], 1, times());
+        sending.unwrap()
+    };
+    let receive = |room, times: RequestTimes| {
+        let (of_room, from) = ((0, vec![7, 8, 9]), [prefill.address()]);
+        let receiving = (decode.session).receive(room, of_room, &from, (1, &layers), true, times);
+        receiving.unwrap()
+    };
+    for (room, decode_first) in [(RoomId(1), true), (RoomId(2), false)] {
+        let late = || std::thread::sleep(Duration::from_secs(1));
+        let (sending, receiving) = if decode_first {
+            let receiving = receive(room, times());
+            late();
+            (send(room), receiving)
+        } else {
+            let sending = send(room);
+            late();
+            (sending, receive(room, times()))
+        };
+        produce(&sending, 3);
+        succeeded(&receiving.wait(soon()));
+        succeeded(&sending.wait(soon()));
+        decode.check(0, &[7, 8, 9]).unwrap();
+        decode.set(&[7, 8, 9], 0);
+    }
+    // Without patience the limit of a room counts, and a deadline ends a patient one too.
+    let begun = Instant::now();
+    let limited = receive(RoomId(3), soon().into());
+    assert_eq!(limited.wait(soon()).failure, Some(Code::DeadlineExceeded));
+    let short = RequestTimes::patient(Instant::now() + Duration::from_millis(400));
+    let ended = receive(RoomId(4), short).wait(soon());
+    assert_eq!(ended.failure, Some(Code::DeadlineExceeded));
+    assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
 #[test]

@@ -228,7 +228,12 @@ class KvpoolKVSender(CommonKVSender):  # type: ignore[misc]
         manager = self.kv_mgr
         try:
             self._sending = manager.opened().send(
-                self.bootstrap_room, self._pages, decode_tp=manager.decode_ranks, timeout=manager.timeout
+                self.bootstrap_room,
+                self._pages,
+                decode_tp=manager.decode_ranks,
+                timeout=manager.timeout,
+                # A full decode asks late.
+                patience=manager.timeout,
             )
             self._sending.produced(0, len(self._pages))
             self._sending.finish(manager.aux(self.aux_index))
@@ -301,6 +306,8 @@ class KvpoolKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 prefill_tp=ranks,
                 aux=aux_index is not None,
                 timeout=manager.timeout,
+                # Prefill opens its room with the last chunk of the prompt, which may wait in its queue.
+                patience=manager.timeout,
             )
         except kvpool.Error as error:
             self._fail(str(error))

@@ -399,7 +399,12 @@ class Exchange:
         return _begun(
             send.request,
             lambda: self._session.send(
-                send.room, send.pages, decode_tp=send.decode_ranks, timeout=self._timeout
+                send.room,
+                send.pages,
+                decode_tp=send.decode_ranks,
+                timeout=self._timeout,
+                # A full decode asks late.
+                patience=self._timeout,
             ),
         )
 
@@ -425,6 +430,8 @@ class Exchange:
             prefill_tp=receive.prefill_ranks,
             prefill_layers=receive.prefill_layers or None,
             timeout=self._timeout,
+            # Where a proxy sends both requests at once, prefill may still compute or have it in its queue.
+            patience=self._timeout,
         )
 
     def _pull(self, receive: Receive) -> handoff.Pulling:
@@ -437,6 +444,8 @@ class Exchange:
             prefill_tp=receive.prefill_ranks,
             prefill_layers=receive.prefill_layers or None,
             timeout=self._timeout,
+            # Where a proxy sends both requests at once, prefill may still compute or have it in its queue.
+            patience=self._timeout,
         )
         if is_delayed:
             # vLLM has made room for the blocks already, so this is the time of use.
