@@ -16,6 +16,7 @@ mod backoff;
 mod master_discovery;
 mod message;
 mod session;
+mod verifications;
 
 use crate::media::Media;
 use crate::pulls::Pulls;

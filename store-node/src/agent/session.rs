@@ -1,6 +1,7 @@
 //! One session: from the registration to the end of the stream.
 
 use super::message::{self, Malformed, Seen};
+use super::verifications::Verifications;
 use super::{Context, Phase};
 use crate::fence::TermError;
 use crate::media::{Answers, Media};
@@ -10,7 +11,7 @@ use kvpool_auth::Credentials;
 use kvpool_proto as proto;
 use kvpool_tls::ClientTls;
 use kvpool_tls::grpc::{GrpcAddressError, GrpcWay};
-use kvpool_types::{Checksum, ClusterId, Code, Epoch, Incarnation};
+use kvpool_types::{ClusterId, Code, Epoch, Incarnation};
 use proto::master_message::Body as FromMaster;
 use proto::node_message::Body as ToMaster;
 use proto::nodes_client::NodesClient;
@@ -34,11 +35,9 @@ const REGISTER: Duration = Duration::from_secs(5);
 const GOODBYE: Duration = Duration::from_secs(1);
 /// Messages on their way to the master. More means that it does not read.
 const OUTBOX: usize = 256;
-/// Verifications that have been asked for and not answered. A master asks for few.
-const VERIFICATIONS: usize = 1024;
 /// How many messages of tickets may be on their way: heartbeats and the rest find room beside them.
 const REPORTS: usize = OUTBOX / 2;
-/// How soon tickets that found no room are tried again.
+/// How soon answers that found no room are tried again.
 const REPORT_PAUSE: Duration = Duration::from_millis(1);
 /// The silence of a master that ends the session, in intervals of heartbeats.
 const SILENT_INTERVALS: u32 = 4;
@@ -320,7 +319,7 @@ impl Session {
     }
 
     async fn converse(&mut self, context: &mut Context) -> Result<(), End> {
-        let (verified, mut verdicts) = mpsc::channel(VERIFICATIONS);
+        let mut verifications = Verifications::new(context.store.clone());
         let (answers, mut answered) = mpsc::unbounded_channel();
         if let Some(media) = &context.options.media {
             media.begin(self.cluster, answers.clone());
@@ -341,6 +340,7 @@ impl Session {
         let mut phases = context.phases.clone();
         loop {
             let (silent_at, limit) = limit_of(heard, answered_at, patience);
+            let has_room = self.outbox.capacity() > OUTBOX - REPORTS;
             // Heartbeats first: nothing that comes in, however much, makes one late.
             tokio::select! {
                 biased;
@@ -368,13 +368,15 @@ impl Session {
                     self.unreported.extend(tickets);
                     self.report_fenced()?;
                 }
-                () = tokio::time::sleep(REPORT_PAUSE), if !self.unreported.is_empty() => {
+                () = tokio::time::sleep(REPORT_PAUSE), if !self.unreported.is_empty() || !has_room => {
                     self.report_fenced()?;
                 }
-                Some(answer) = answered.recv(), if self.outbox.capacity() > OUTBOX - REPORTS => {
+                Some(answer) = answered.recv(), if has_room => {
                     self.report_media(answer, &mut answered)?;
                 }
-                Some(verdict) = verdicts.recv() => self.send(ToMaster::Verified(verdict))?,
+                Some(verdict) = verifications.next(), if has_room => {
+                    self.send(ToMaster::Verified(verdict))?;
+                }
                 message = self.inbox.next() => {
                     let message = message.transpose().map_err(Failure::Broken)?.ok_or(Failure::Ended)?;
                     if let Some(body) = message.body {
@@ -383,7 +385,7 @@ impl Session {
                         if matches!(body, FromMaster::HeartbeatAck(_)) {
                             answered_at = heard;
                         }
-                        self.hear(context, body, &verified, &answers)?;
+                        self.hear(context, body, &mut verifications, &answers)?;
                     }
                 }
                 // Last: what has come and was not read yet, for want of time, is no silence.
@@ -396,7 +398,7 @@ impl Session {
         &self,
         context: &Context,
         body: FromMaster,
-        verified: &mpsc::Sender<proto::Verified>,
+        verifications: &mut Verifications,
         answers: &Answers,
     ) -> Result<(), End> {
         match body {
@@ -449,7 +451,7 @@ impl Session {
                 });
             }
             FromMaster::Demoted(demoted) => *context.saved.lock() = Some(demoted.left),
-            FromMaster::Verify(verify) => self.verify(context, &verify, verified)?,
+            FromMaster::Verify(verify) => verifications.push(&verify)?,
             FromMaster::Refusal(refusal) => return Err(refused(refusal)),
             FromMaster::Welcome(_) => return Err(Failure::Unexpected("a second welcome").into()),
         }
@@ -476,30 +478,6 @@ impl Session {
             }
         }
         self.send(ToMaster::TransfersDone(done))
-    }
-
-    /// Reads the block's bytes on another thread; the verdict comes back through the channel.
-    fn verify(
-        &self,
-        context: &Context,
-        asked: &proto::Verify,
-        verified: &mpsc::Sender<proto::Verified>,
-    ) -> Result<(), End> {
-        let extent = message::extent(asked.extent.as_ref())?;
-        let (ticket, checksum) = (asked.ticket, Checksum(asked.checksum));
-        let Ok(permit) = verified.clone().try_reserve_owned() else {
-            return Err(Failure::Stuck.into());
-        };
-        let store = context.store.clone();
-        tokio::spawn(kvpool_seams::blocking(move || {
-            let matches = store.verify(&extent, checksum);
-            store.metrics().verified(matches);
-            if !matches {
-                tracing::warn!(%extent, %checksum, "checksum mismatch on re-verification");
-            }
-            permit.send(proto::Verified { ticket, matches });
-        }));
-        Ok(())
     }
 
     fn heartbeat(&mut self, context: &Context) -> Result<(), End> {

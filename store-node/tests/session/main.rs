@@ -283,6 +283,55 @@ async fn a_block_is_checked_again_when_the_master_asks() {
     assert!(!verified.matches, "nothing is written there");
 }
 
+/// A report of one reader may name thousands of blocks.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_verifications_are_answered_in_their_session_and_end_with_it() {
+    const TICKETS: u64 = 1500;
+    let directory = tempfile::tempdir().unwrap();
+    let (mut master, _) = Master::start().await;
+    let (node, mut session) = welcomed(&mut master, &directory).await;
+    let link = tcp_link(&node, session.incarnation()).await.unwrap();
+    let block = grant(session.incarnation(), 1, 5, extent(0, 4 << 20));
+    let checksum = write(&link, block).await.unwrap();
+    let ask = |session: &support::Session| {
+        for ticket in 1..=TICKETS {
+            session.verify(ticket, &block.extent, checksum);
+        }
+    };
+    let begun = Instant::now();
+    ask(&session);
+    let mut tickets = Vec::new();
+    for _ in 0..TICKETS {
+        tickets.push(verdict(session.word().await));
+    }
+    let all = begun.elapsed();
+    tickets.sort_unstable();
+    assert!(tickets.into_iter().eq(1..=TICKETS), "each once");
+
+    ask(&session);
+    for _ in 0..16 {
+        verdict(session.word().await);
+    }
+    session.cut();
+    let mut session = master.session().await;
+    session.welcome(1, SEGMENT);
+    let begun = Instant::now();
+    session.verify(7, &block.extent, checksum);
+    assert_eq!(verdict(session.word().await), 7);
+    let one = begun.elapsed();
+    assert!(
+        one < all / 4,
+        "behind {TICKETS} of a session before: {one:?} of {all:?}"
+    );
+}
+
+fn verdict(body: Body) -> u64 {
+    match body {
+        Body::Verified(verified) if verified.matches => verified.ticket,
+        other => panic!("{other:?} where a verdict belongs"),
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_master_is_left_for_the_next() {
     let directory = tempfile::tempdir().unwrap();

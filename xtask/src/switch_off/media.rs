@@ -4,6 +4,15 @@ use super::Mechanism;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 6,
+        what: "verifications take turns, and end with their session",
+        file: "store-node/src/agent/verifications.rs",
+        on: "while self.running.len() < VERIFIERS\n",
+        off: "while self.running.len() < VERIFIERS.max(1 << 20)\n",
+        package: "kvpool-store-node",
+        test: "many_verifications_are_answered_in_their_session_and_end_with_it",
+    },
+    Mechanism {
         invariant: 3,
         what: "a lookup that waited releases in memory alone",
         file: "master/src/pool/tiering/restore.rs",

@@ -80,6 +80,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a block that comes back makes its room in a full memory",
             "stores are ordered without a walk over all blocks",
             "a master that speaks is not silent",
+            "verifications take turns, and end with their session",
             "a lookup works no longer than its caller waits",
             "a deletion has a lock of its own",
             "the search for a run begins where shares allow one",
