@@ -120,6 +120,13 @@ impl Arena {
         Some(self.buffer(start, length))
     }
 
+    /// Takes a buffer as [`take`](Self::take) does, also before others that wait for room.
+    pub fn take_first(self: &Arc<Self>, bytes: usize) -> Option<Buffer> {
+        let length = Self::rounded(bytes)?;
+        let start = self.state.lock().take(length)?;
+        Some(self.buffer(start, length))
+    }
+
     /// Takes a buffer, and waits for room until `until`, in the order of the calls. `None` at that
     /// time, and at once for more bytes than the arena has.
     pub fn take_within(self: &Arc<Self>, bytes: usize, until: Instant) -> Option<Buffer> {
@@ -262,6 +269,7 @@ mod tests {
             }
             drop(held.pop());
             assert!(arena.take(GRANULE).is_none(), "the large one is first");
+            assert!(arena.take_first(GRANULE).is_some(), "but not before those");
             let soon = Instant::now() + Duration::from_millis(20);
             assert!(arena.take_within(GRANULE, soon).is_none());
             held.clear();

@@ -23,6 +23,8 @@ mod disk;
 mod health;
 #[cfg(feature = "simulation")]
 mod simulated;
+#[cfg(test)]
+mod tests;
 mod transfer;
 
 pub(crate) use config::SsdConfig;
@@ -41,7 +43,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
-use transfer::{Arrived, Order};
+use transfer::{Arrived, Order, ROOM};
 
 /// Threads that serve the session and verify loads. The disk's own thread waits for the device.
 const WORKERS: usize = 2;
@@ -156,8 +158,14 @@ struct Told {
 #[derive(Debug, Default)]
 struct Work {
     jobs: VecDeque<Job>,
+    /// Loads that found no room in the arena, in the order in which they get it.
+    without_room: VecDeque<Box<Order>>,
     /// Transfers that have begun and not ended.
     in_flight: usize,
+    /// Transfers that have ended. Each of them gave room back.
+    ended: u64,
+    /// How many had ended when a load last found no room.
+    ended_at_try: u64,
     is_closed: bool,
 }
 
@@ -167,6 +175,8 @@ enum Job {
     Attach(ClusterId, proto::AttachMedium, Answers),
     Reset(ClusterId, MediumId, Answers),
     Transfer(Box<Order>),
+    /// A load that found no room before.
+    Again(Box<Order>),
     Arrived(Box<Arrived>),
 }
 
@@ -187,8 +197,19 @@ impl Job {
 }
 
 impl Work {
-    /// The first job that can be done now.
+    /// The first job that can be done now. What gives room back comes before what takes room.
     fn take(&mut self, duty: Duty) -> Option<Job> {
+        if duty == Duty::Serve {
+            let mut jobs = self.jobs.iter();
+            if let Some(at) = jobs.position(|job| matches!(job, Job::Arrived(_))) {
+                return self.jobs.remove(at);
+            }
+            if self.ended != self.ended_at_try
+                && let Some(order) = self.without_room.pop_front()
+            {
+                return Some(Job::Again(order));
+            }
+        }
         // An offer waits for the transfers of earlier sessions; what is behind it does not.
         let is_ready = |job: &Job| {
             job.duty() == duty && (!matches!(job, Job::Offer(..)) || self.in_flight == 0)
@@ -219,14 +240,19 @@ impl Media {
             disks.push(disk);
         }
         let mut media = Self::of(disks, arena, store);
+        media.start_workers()?;
+        Ok(media)
+    }
+
+    fn start_workers(&mut self) -> std::io::Result<()> {
         for number in 0..WORKERS {
-            let shared = Arc::clone(&media.shared);
+            let shared = Arc::clone(&self.shared);
             let run = move || shared.run(Duty::Serve, number == 0);
             let worker = kvpool_seams::thread(&format!("kvnode-media-{number}"), run)?;
-            media.workers.push(worker);
+            self.workers.push(worker);
         }
         for number in 0..COPIERS {
-            let shared = Arc::clone(&media.shared);
+            let shared = Arc::clone(&self.shared);
             let run = move || {
                 if let Err(error) = rustix::process::setpriority_process(None, NICE) {
                     tracing::debug!(%error, "copies to media are as urgent as all else");
@@ -234,9 +260,9 @@ impl Media {
                 shared.run(Duty::Copy, false);
             };
             let copier = kvpool_seams::thread(&format!("kvnode-copy-{number}"), run)?;
-            media.workers.push(copier);
+            self.workers.push(copier);
         }
-        Ok(media)
+        Ok(())
     }
 
     /// The media on these disks, and nobody who does the jobs.
@@ -284,12 +310,14 @@ impl Media {
         answers: &Answers,
     ) {
         self.shared.work.lock().in_flight += orders.transfers.len();
+        let until = tokio::time::Instant::now() + ROOM;
         let orders = orders.transfers.into_iter().map(|order| {
             Box::new(Order {
                 order,
                 incarnation,
                 epoch,
                 answers: answers.clone(),
+                until,
             })
         });
         // A reader waits for a load: it begins here, without another thread.
@@ -413,6 +441,7 @@ impl Shared {
 
     /// Flushes what was stored, and tells the master of media whose state has changed.
     fn tend(&self) {
+        self.give_up_without_room();
         for disk in &self.disks {
             // A disk that is being attached or formatted is tended later.
             if let Some(disk) = disk.try_lock() {
@@ -498,6 +527,7 @@ impl Shared {
                 self.offer(cluster, &answers);
             }
             Job::Transfer(order) => self.begin_transfer(order),
+            Job::Again(order) => self.begin_again(order),
             Job::Arrived(arrived) => self.end_load(*arrived),
         }
     }
@@ -528,11 +558,12 @@ impl Shared {
         self.work.lock().in_flight == 1
     }
 
-    /// Ends a transfer: the next offer may have waited for it.
+    /// Ends a transfer: the next offer may have waited for it, and loads for its room.
     fn ended(&self) {
         let mut work = self.work.lock();
         work.in_flight -= 1;
-        if work.in_flight == 0 {
+        work.ended += 1;
+        if work.in_flight == 0 || !work.without_room.is_empty() {
             drop(work);
             self.changed.notify_all();
         }

@@ -4,9 +4,11 @@ use super::Medium;
 use super::error::{Invalid, StoreError};
 use super::fields::checksum;
 use super::header::{Header, Order, footprint, header_bytes};
+use super::load::Loaded;
 use crate::{Arena, Buffer, Completion, IoError, Op, Request};
 use kvpool_types::checksum::{CHUNK, combine_chunks};
 use kvpool_types::{Checksum, Length, MediumId, Version};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -51,6 +53,25 @@ impl Staged {
             length,
             chunks: None,
         }))
+    }
+
+    /// A verified block, to be stored at another place. It keeps its room: who waited for another one
+    /// would keep the room that others wait for.
+    pub fn from_loaded(loaded: Loaded) -> Result<Self, Invalid> {
+        let chunks = loaded.chunks().to_vec();
+        let (buffer, Range { start, end }) = loaded.into_parts();
+        let length = (end - start) as u64;
+        let whole = footprint(length) == Some(buffer.len() as u64);
+        if !whole || header_bytes(length) != Some(start as u64) {
+            let (start, end) = (start as u64, end as u64);
+            return Err(Invalid::Range { start, end });
+        }
+        Ok(Self {
+            buffer,
+            header: start,
+            length,
+            chunks: Some(chunks),
+        })
     }
 
     /// The block's bytes. Their first content is undefined: other blocks used the room before.

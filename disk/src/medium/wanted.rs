@@ -73,14 +73,23 @@ impl Wanted {
 
     /// Takes the room for this load from the arena. Waits for room until `until`, or not at all.
     pub fn take(&self, arena: &Arc<Arena>, until: Option<Instant>) -> Option<Room> {
+        self.take_by(|bytes| take(arena, bytes, until))
+    }
+
+    /// Takes the room for this load without waiting, also before others that wait for room.
+    pub fn take_first(&self, arena: &Arc<Arena>) -> Option<Room> {
+        self.take_by(|bytes| arena.take_first(bytes))
+    }
+
+    fn take_by(&self, take: impl Fn(usize) -> Option<Buffer>) -> Option<Room> {
         if self.is_near() {
-            let head = take(arena, Length(self.data.end).as_usize(), until)?;
+            let head = take(Length(self.data.end).as_usize())?;
             return Some(Room { head, data: None });
         }
         // The small one first: a load that waits then holds little of what others wait for.
-        let head = take(arena, Length(self.header).as_usize(), until)?;
+        let head = take(Length(self.header).as_usize())?;
         let bytes = Length(self.data.end - self.data.start).as_usize();
-        let data = take(arena, bytes, until)?;
+        let data = take(bytes)?;
         Some(Room {
             head,
             data: Some(data),

@@ -4,7 +4,7 @@ use super::disk::Disk;
 use super::health::Health;
 use super::{Answers, Shared};
 use kvpool_disk::medium::{
-    Arrival, Expected, Order as StoreNumber, Staged, Stamp, StoreError, Wanted, Wrong,
+    Arrival, Expected, Loaded, Order as StoreNumber, Staged, Stamp, StoreError, Wanted, Wrong,
 };
 use kvpool_disk::medium::{Invalid, Medium, Room};
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
@@ -15,10 +15,10 @@ use kvpool_types::{
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a transfer waits for memory of the arena.
-const ROOM: Duration = Duration::from_secs(1);
+pub(super) const ROOM: Duration = Duration::from_secs(1);
 /// A block of at most so many bytes that is loaded alone is verified on the disk's thread: waking
 /// another thread takes longer.
 const SHORT: Length = Length(2 << 20);
@@ -30,6 +30,8 @@ pub(super) struct Order {
     pub(super) incarnation: Incarnation,
     pub(super) epoch: Epoch,
     pub(super) answers: Answers,
+    /// When a load gives up waiting for memory of the arena.
+    pub(super) until: tokio::time::Instant,
 }
 
 /// Bytes of a load, read and not yet verified.
@@ -108,21 +110,55 @@ impl Shared {
     /// Begins a transfer. It ends with one answer.
     pub(super) fn begin_transfer(self: &Arc<Self>, order: Box<Order>) {
         let begun = match order.extents() {
-            Some((from, to)) if from.segment.is_on_medium() => {
-                let until = kvpool_seams::end_of_wait(ROOM);
-                match self.load_target(&order, from, Some(until)) {
-                    Ok(target) => {
-                        self.begin_load(order, to, target);
-                        Ok(())
-                    }
-                    Err(code) => Err((order, code)),
+            Some((from, _)) if from.segment.is_on_medium() => {
+                let mut work = self.work.lock();
+                // Loads get room in the order in which they came.
+                if !work.without_room.is_empty() {
+                    return work.without_room.push_back(order);
                 }
+                drop(work);
+                return self.begin_again(order);
             }
             Some((from, to)) if to.segment.is_on_medium() => self.begin_store(order, from, to),
             _ => Err((order, Code::Malformed)),
         };
         if let Err((order, code)) = begun {
             self.end(&order, code);
+        }
+    }
+
+    /// Begins a load, or has it wait for room. The thread does not wait: it ends the loads that give room
+    /// back.
+    pub(super) fn begin_again(self: &Arc<Self>, order: Box<Order>) {
+        let Some((from, to)) = order.extents() else {
+            return self.end(&order, Code::Malformed);
+        };
+        let ended = self.work.lock().ended;
+        let may_wait = tokio::time::Instant::now() < order.until;
+        match self.load_target(&order, from, false) {
+            Ok(target) => self.begin_load(order, to, target),
+            Err(Code::Full) if may_wait => {
+                let mut work = self.work.lock();
+                work.without_room.push_front(order);
+                // What has ended since has perhaps given room back.
+                work.ended_at_try = ended;
+            }
+            Err(code) => self.end(&order, code),
+        }
+    }
+
+    /// Ends the loads that have waited too long for room.
+    pub(super) fn give_up_without_room(&self) {
+        let now = tokio::time::Instant::now();
+        let late = {
+            let mut work = self.work.lock();
+            let orders = work.without_room.drain(..);
+            let (late, rest) = orders.partition(|order| order.until <= now);
+            work.without_room = rest;
+            Vec::from(late)
+        };
+        for order in late {
+            self.end(&order, Code::Full);
         }
     }
 
@@ -135,7 +171,10 @@ impl Shared {
         if !from.segment.is_on_medium() || to.segment.is_on_medium() {
             return Some(order);
         }
-        match self.load_target(&order, from, None) {
+        if !self.work.lock().without_room.is_empty() {
+            return Some(order);
+        }
+        match self.load_target(&order, from, true) {
             Ok(target) => {
                 self.begin_load(order, to, target);
                 None
@@ -240,16 +279,11 @@ impl Shared {
         });
     }
 
-    /// Waits for memory of the arena until `until`, or for nothing.
-    fn load_target(
-        &self,
-        order: &Order,
-        from: Extent,
-        until: Option<Instant>,
-    ) -> Result<LoadTarget, Code> {
-        let target = match until {
-            Some(_) => self.attached(from.segment),
-            None => self.attached_now(from.segment),
+    /// Waits for no memory of the arena, and with `at_once` for nothing at all.
+    fn load_target(&self, order: &Order, from: Extent, at_once: bool) -> Result<LoadTarget, Code> {
+        let target = match at_once {
+            true => self.attached_now(from.segment),
+            false => self.attached(from.segment),
         };
         let expected = Expected {
             order: None,
@@ -259,9 +293,15 @@ impl Shared {
         };
         let wanted = Wanted::whole(from.offset.0 + DATA_START, expected);
         let wanted = wanted.map_err(|_| Code::TooLarge)?;
+        let target = target.ok_or(Code::Unreachable)?;
+        // A reader waits for a load, and nobody for a store that waits for room.
+        let room = match at_once {
+            true => wanted.take(&self.arena, None),
+            false => wanted.take_first(&self.arena),
+        };
         Ok(LoadTarget {
-            target: target.ok_or(Code::Unreachable)?,
-            room: wanted.take(&self.arena, until).ok_or(Code::Full)?,
+            target,
+            room: room.ok_or(Code::Full)?,
             wanted,
         })
     }
@@ -320,7 +360,7 @@ impl Shared {
         let moved = match arrival.verify() {
             Ok(loaded) => {
                 health.note(Ok(()));
-                self.move_on(order, to, &loaded)
+                self.move_on(order, to, loaded)
             }
             Err(wrong) => Err((order, noted(&wrong))),
         };
@@ -334,16 +374,14 @@ impl Shared {
         self: &Arc<Self>,
         order: Box<Order>,
         to: Extent,
-        bytes: &[u8],
+        loaded: Loaded,
     ) -> Result<(), (Box<Order>, Code)> {
         let Some(target) = self.attached(to.segment) else {
             return Err((order, Code::Unreachable));
         };
-        let mut staged = match self.stage(to.length) {
-            Ok(staged) => staged,
-            Err(code) => return Err((order, code)),
+        let Ok(staged) = Staged::from_loaded(loaded) else {
+            return Err((order, Code::TooLarge));
         };
-        staged.data().copy_from_slice(bytes);
         self.store_staged(order, staged, to, target);
         Ok(())
     }

@@ -5,6 +5,24 @@ use super::Mechanism;
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 6,
+        what: "who ends loads does not wait for their room",
+        file: "store-node/src/media/transfer.rs",
+        on: "            false => wanted.take_first(&self.arena),\n",
+        off: "            false => wanted.take(&self.arena, Some(kvpool_seams::end_of_wait(ROOM))),\n",
+        package: "kvpool-store-node",
+        test: "loads_that_wait_for_room_get_it_from_those_that_have_arrived",
+    },
+    Mechanism {
+        invariant: 6,
+        what: "a block that moves on a medium keeps its room",
+        file: "store-node/src/media/transfer.rs",
+        on: "        let Ok(staged) = Staged::from_loaded(loaded) else {\n            return Err((order, Code::TooLarge));\n        };\n",
+        off: "        let Ok(mut staged) = self.stage(to.length) else {\n            return Err((order, Code::TooLarge));\n        };\n        staged.data().copy_from_slice(&loaded);\n",
+        package: "kvpool-store-node",
+        test: "blocks_that_move_on_a_medium_keep_their_room",
+    },
+    Mechanism {
+        invariant: 6,
         what: "verifications take turns, and end with their session",
         file: "store-node/src/agent/verifications.rs",
         on: "while self.running.len() < VERIFIERS\n",

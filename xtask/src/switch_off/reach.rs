@@ -101,6 +101,8 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "only a lookup that waits asks for room below its quota",
             "no room is made for a block that no quota takes",
             "a run of neighbours is judged as a whole",
+            "who ends loads does not wait for their room",
+            "a block that moves on a medium keeps its room",
         ],
     ),
     (

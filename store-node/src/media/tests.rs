@@ -1,0 +1,213 @@
+use super::disk::Disk;
+use super::*;
+use crate::config::Isolation;
+use crate::fence::{Limits, Term};
+use crate::metrics::Metrics;
+use crate::segment::Dram;
+use crate::serve::Identity;
+use kvpool_disk::medium::{Order as StoreNumber, Staged, Stamp, footprint};
+use kvpool_disk::{Fault, Faulty, Memory};
+use kvpool_transport::checksum::checksum;
+use kvpool_types::medium::DATA_START;
+use kvpool_types::{
+    Checksum, Code, Epoch, Extent, GrantId, GrantKey, HostId, Length, NodeName, Offset, SegmentId,
+    Version,
+};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+const CLUSTER: ClusterId = ClusterId(0xc1);
+const KEY: GrantKey = GrantKey([7; 32]);
+const MEMORY: SegmentId = SegmentId(31);
+const LENGTH: u64 = 1 << 20;
+/// Longer than the transfers take on a busy machine, and shorter than a wait for room may be.
+const SOON: Duration = Duration::from_millis(900);
+
+fn on_medium(number: u32) -> SegmentId {
+    SegmentId(SegmentId::ON_MEDIUM | number)
+}
+
+fn size() -> usize {
+    usize::try_from(footprint(LENGTH).unwrap()).unwrap()
+}
+
+fn store() -> Store {
+    let segment = Dram::allocate(Length(16 * LENGTH), false, "media").unwrap();
+    let store = Store::new(
+        Identity {
+            name: NodeName("node-t".into()),
+            host: HostId(1),
+        },
+        vec![Box::new(segment)],
+        Limits {
+            held_per_client: Length(16 * LENGTH),
+        },
+        Metrics::new().unwrap(),
+        Isolation::default(),
+    );
+    let term = Term {
+        epoch: Epoch(1),
+        signer: KEY.signer(),
+        segments: vec![MEMORY],
+        ahead_ms: None,
+        says_what_is_recorded: false,
+    };
+    store.enter(CLUSTER, term).unwrap();
+    store
+}
+
+fn order(disk: &Disk, number: u32) -> proto::AttachMedium {
+    proto::AttachMedium {
+        medium_id: disk.id().unwrap().to_bytes().to_vec().into(),
+        generation: 1,
+        segment_id: on_medium(number).0,
+    }
+}
+
+/// A formatted disk of 64 MiB that the test can spoil.
+fn disk(number: u32, arena: &Arc<Arena>) -> (Disk, Arc<Faulty>) {
+    let engine = Arc::new(Faulty::new(Arc::new(Memory::new(64 << 20))));
+    let path = PathBuf::from(format!("ssd{number}"));
+    let config = SsdConfig {
+        path: path.clone(),
+        in_directory: false,
+        size: None,
+        reset: false,
+        dwpd: None,
+        namespaces: Vec::new(),
+    };
+    let mut disk =
+        Disk::read(&config, path, Arc::clone(&engine) as Arc<dyn Engine>, arena).unwrap();
+    disk.offer(CLUSTER).unwrap();
+    (disk, engine)
+}
+
+/// A node with one medium that is read slowly, and memory for four transfers.
+struct Rig {
+    media: Media,
+    incarnation: Incarnation,
+    blocks: Vec<(Extent, Checksum)>,
+    answers: Answers,
+    answered: UnboundedReceiver<ToMaster>,
+}
+
+impl Rig {
+    fn with(blocks: u64) -> Self {
+        let arena = Arena::new(4 * size()).unwrap();
+        let (mut disk, engine) = disk(1, &arena);
+        let order = order(&disk, 1);
+        assert!(disk.attach(CLUSTER, &order));
+        let medium = disk.attached(on_medium(1)).unwrap();
+        let blocks = (0..blocks).map(|number| {
+            let mut staged = Staged::take(&arena, LENGTH, None).unwrap().unwrap();
+            staged.data().fill(u8::try_from(number).unwrap());
+            let checksum = checksum(staged.data());
+            let extent = Extent {
+                segment: on_medium(1),
+                offset: Offset(number * footprint(LENGTH).unwrap()),
+                length: Length(LENGTH),
+            };
+            let stamp = Stamp {
+                offset: extent.offset.0 + DATA_START,
+                order: StoreNumber(number + 1),
+                version: Version(number + 1),
+                checksum,
+            };
+            medium.store(staged, stamp, |stored| stored.unwrap());
+            (extent, checksum)
+        });
+        let blocks = blocks.collect();
+        engine.on_reads(
+            0..u64::MAX,
+            u64::MAX,
+            Fault::Delay(Duration::from_millis(5)),
+        );
+        let store = store();
+        let incarnation = store.snapshot().incarnation;
+        let mut media = Media::of(vec![disk], arena, store);
+        media.start_workers().unwrap();
+        let (answers, answered) = unbounded_channel();
+        Self {
+            media,
+            incarnation,
+            blocks,
+            answers,
+            answered,
+        }
+    }
+
+    /// Transfers every block in one message to the place that `to` says, and returns when all have ended.
+    fn transfer_all(&mut self, expected: Code, to: impl Fn(u64) -> Extent) -> Duration {
+        let transfers = self
+            .blocks
+            .iter()
+            .zip(1..)
+            .map(|((from, checksum), number)| {
+                let to = to(number);
+                let grant = KEY.sign(self.incarnation, Epoch(1), GrantId(number), to);
+                let range = |extent: &Extent| proto::ExtentRange {
+                    segment: extent.segment.0,
+                    offset: extent.offset.0,
+                    length: extent.length.0,
+                };
+                proto::Transfer {
+                    ticket: number,
+                    from: Some(range(from)),
+                    to: Some(range(&to)),
+                    version: number,
+                    checksum: checksum.0,
+                    grant: grant.mac.to_vec().into(),
+                    grant_id: number,
+                }
+            });
+        let orders = proto::Transfers {
+            transfers: transfers.collect(),
+        };
+        let begun = Instant::now();
+        self.media
+            .transfer(self.incarnation, Epoch(1), orders, &self.answers);
+        for _ in &self.blocks {
+            let Some(ToMaster::TransfersDone(done)) = self.answered.blocking_recv() else {
+                panic!("the end of a transfer");
+            };
+            assert_eq!(Code::from_peer(done.transfers[0].code), expected);
+        }
+        begun.elapsed()
+    }
+}
+
+#[test]
+fn loads_that_wait_for_room_get_it_from_those_that_have_arrived() {
+    let mut rig = Rig::with(12);
+    let took = rig.transfer_all(Code::Ok, |number| Extent {
+        segment: MEMORY,
+        offset: Offset((number - 1) * LENGTH),
+        length: Length(LENGTH),
+    });
+    assert!(took < SOON, "{took:?}");
+}
+
+#[test]
+fn blocks_that_move_on_a_medium_keep_their_room() {
+    let mut rig = Rig::with(12);
+    let took = rig.transfer_all(Code::Ok, |number| Extent {
+        segment: on_medium(1),
+        offset: Offset((number + 12) * footprint(LENGTH).unwrap()),
+        length: Length(LENGTH),
+    });
+    assert!(took < SOON, "{took:?}");
+}
+
+#[test]
+fn a_load_that_finds_no_room_ends() {
+    let mut rig = Rig::with(1);
+    let to = |_| Extent {
+        segment: MEMORY,
+        offset: Offset(0),
+        length: Length(LENGTH),
+    };
+    let held = rig.media.shared.arena.take(4 * size()).unwrap();
+    let took = rig.transfer_all(Code::Full, to);
+    assert!(ROOM <= took && took < ROOM + 4 * TEND, "{took:?}");
+    drop(held);
+    rig.transfer_all(Code::Ok, to);
+}
