@@ -78,8 +78,17 @@ pub struct Formatted {
 impl Formatted {
     /// Reads what a device holds. This and all of `Formatted` block on the device.
     pub fn open(engine: Arc<dyn Engine>, arena: Arc<Arena>) -> Result<Opened, MediumRefused> {
+        Self::open_until(engine, arena, None)
+    }
+
+    /// Like [`open`](Self::open), and gives up at `until`. The request that took too long goes on.
+    pub fn open_until(
+        engine: Arc<dyn Engine>,
+        arena: Arc<Arena>,
+        until: Option<Instant>,
+    ) -> Result<Opened, MediumRefused> {
         let size = usable(&*engine)?;
-        let (copies, found) = Copies::read(engine, arena)?;
+        let (copies, found) = Copies::read(engine, arena, until)?;
         let Some(superblock) = copies::newest(found)? else {
             let rest = 2 * GRANULE as u64..DATA_START;
             return match copies.is_zero(rest)? {
@@ -104,8 +113,19 @@ impl Formatted {
         cluster: ClusterId,
         medium: MediumId,
     ) -> Result<Self, MediumRefused> {
+        Self::format_until(engine, arena, cluster, medium, None)
+    }
+
+    /// Like [`format`](Self::format), and gives up at `until`. The request that took too long goes on.
+    pub fn format_until(
+        engine: Arc<dyn Engine>,
+        arena: Arc<Arena>,
+        cluster: ClusterId,
+        medium: MediumId,
+        until: Option<Instant>,
+    ) -> Result<Self, MediumRefused> {
         let size = usable(&*engine)?;
-        let (mut copies, found) = Copies::read(engine, arena)?;
+        let (mut copies, found) = Copies::read(engine, arena, until)?;
         let former = copies::newest(found).ok().flatten();
         let mut superblock = Superblock {
             cluster,
@@ -128,9 +148,19 @@ impl Formatted {
     /// Begins to use the medium in this generation. It returns after the generation is durable and
     /// the medium is marked as in use.
     pub fn attach(
+        self,
+        cluster: ClusterId,
+        generation: Generation,
+    ) -> Result<Medium, MediumRefused> {
+        self.attach_until(cluster, generation, None)
+    }
+
+    /// Like [`attach`](Self::attach), and gives up at `until`. The request that took too long goes on.
+    pub fn attach_until(
         mut self,
         cluster: ClusterId,
         generation: Generation,
+        until: Option<Instant>,
     ) -> Result<Medium, MediumRefused> {
         if self.superblock.cluster != cluster {
             return Err(MediumRefused::OtherCluster {
@@ -141,7 +171,9 @@ impl Formatted {
         self.superblock.generation = generation;
         self.superblock.clean = false;
         self.superblock.size = usable(&*self.copies.engine)?;
+        self.copies.until = until;
         self.copies.write(&mut self.superblock)?;
+        self.copies.until = None;
         Ok(Medium {
             engine: Arc::clone(&self.copies.engine),
             shared: Arc::new(Shared {
@@ -238,8 +270,8 @@ impl Medium {
     /// Ends the use of the medium: refuses new work, waits for what is in flight, flushes, and
     /// marks the medium as clean. Blocks until `until` at most.
     ///
-    /// After an error, drop the engine and open the device again before the next attach: a write of
-    /// a superblock may still be under way.
+    /// After an error a write of a superblock may still be under way. Open the device again when its
+    /// engine has no request in flight.
     pub fn detach(&self, until: Instant) -> Result<(), DetachError> {
         self.shared
             .flights

@@ -30,8 +30,7 @@ mod transfer;
 pub(crate) use config::SsdConfig;
 
 use crate::serve::Store;
-use disk::Disk;
-use health::Health;
+use disk::{Disk, Front, NotYet, SETTLE};
 use kvpool_disk::medium::{Formatted, MediumRefused};
 use kvpool_disk::{Arena, Engine, OpenError, Options, open, open_in};
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
@@ -55,6 +54,8 @@ const NICE: i32 = 10;
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// The memory for transfers in progress, over all media.
 const ARENA: usize = 256 << 20;
+/// How long a thread waits for a disk that another one works with.
+const BRIEFLY: Duration = Duration::from_millis(20);
 /// How often what was stored is flushed, and changes of a medium's state are sent.
 const TEND: Duration = Duration::from_millis(500);
 
@@ -125,7 +126,7 @@ struct Shared {
     arena: Arc<Arena>,
     disks: Vec<Mutex<Disk>>,
     /// Of each disk, reachable while the disk is busy.
-    health: Vec<Arc<Health>>,
+    fronts: Vec<Arc<Front>>,
     work: Mutex<Work>,
     /// The session that was offered the media, and the states that it knows.
     told: Mutex<Option<Told>>,
@@ -153,11 +154,17 @@ struct Told {
     cluster: ClusterId,
     answers: Answers,
     states: Vec<proto::MediumState>,
+    /// How many media it was offered.
+    offered: usize,
+    /// Whether a disk could not say yet what it holds.
+    is_partial: bool,
 }
 
 #[derive(Debug, Default)]
 struct Work {
     jobs: VecDeque<Job>,
+    /// Orders for disks that did not answer. They are tried again from time to time.
+    later: Vec<Job>,
     /// Loads that found no room in the arena, in the order in which they get it.
     without_room: VecDeque<Box<Order>>,
     /// Transfers that have begun and not ended.
@@ -192,6 +199,16 @@ impl Job {
         match self {
             Self::Transfer(order) if order.is_store() => Duty::Copy,
             _ => Duty::Serve,
+        }
+    }
+}
+
+impl Job {
+    /// Whether the session of an order goes on.
+    fn is_wanted(&self) -> bool {
+        match self {
+            Self::Attach(_, _, answers) | Self::Reset(_, _, answers) => !answers.is_closed(),
+            _ => true,
         }
     }
 }
@@ -267,11 +284,11 @@ impl Media {
 
     /// The media on these disks, and nobody who does the jobs.
     fn of(disks: Vec<Disk>, arena: Arc<Arena>, store: Store) -> Self {
-        let health = disks.iter().map(|disk| Arc::clone(&disk.health));
+        let fronts = disks.iter().map(|disk| Arc::clone(&disk.front));
         let shared = Shared {
             store,
             arena,
-            health: health.collect(),
+            fronts: fronts.collect(),
             disks: disks.into_iter().map(Mutex::new).collect(),
             work: Mutex::default(),
             told: Mutex::default(),
@@ -339,9 +356,9 @@ impl Media {
 
     /// Each medium, in the order of the settings. A disk that is busy counts as pending.
     pub(crate) fn status(&self) -> Vec<MediumStatus> {
-        let disks = self.shared.disks.iter().zip(&self.shared.health);
-        let status = disks.map(|(disk, health)| MediumStatus {
-            path: health.path().to_owned(),
+        let disks = self.shared.disks.iter().zip(&self.shared.fronts);
+        let status = disks.map(|(disk, front)| MediumStatus {
+            path: front.health.path().to_owned(),
             attachment: disk
                 .try_lock()
                 .map_or(Attachment::Pending, |disk| disk.attachment()),
@@ -350,11 +367,17 @@ impl Media {
     }
 
     /// Ends the use of the media. What was stored is flushed, and the media are marked as clean.
-    /// Blocks until `until` at most.
-    pub(crate) fn detach(&self, until: Instant) {
+    /// Blocks until `until` at most. False when a disk has not answered by then: who drops the media waits
+    /// for that disk.
+    pub(crate) fn detach(&self, until: Instant) -> bool {
+        let mut have_ended = true;
         for disk in &self.shared.disks {
-            disk.lock().detach(until);
+            have_ended &= disk.try_lock_until(until).is_some_and(|mut disk| {
+                disk.detach(until);
+                disk.in_flight() == 0
+            });
         }
+        have_ended
     }
 }
 
@@ -442,6 +465,7 @@ impl Shared {
     /// Flushes what was stored, and tells the master of media whose state has changed.
     fn tend(&self) {
         self.give_up_without_room();
+        self.try_again();
         for disk in &self.disks {
             // A disk that is being attached or formatted is tended later.
             if let Some(disk) = disk.try_lock() {
@@ -449,26 +473,30 @@ impl Shared {
             }
         }
         let states = self.states();
-        let (cluster, answers) = {
+        let (cluster, answers, known) = {
             let mut told = self.told.lock();
-            let Some(told) = told.as_mut().filter(|told| told.states != states) else {
+            let Some(told) = told
+                .as_mut()
+                .filter(|told| told.states != states || told.is_partial)
+            else {
                 return;
             };
-            for (health, (before, now)) in self.health.iter().zip(told.states.iter().zip(&states)) {
+            for (front, (before, now)) in self.fronts.iter().zip(told.states.iter().zip(&states)) {
                 if before != now {
-                    health.log(*now);
+                    front.health.log(*now);
                 }
             }
+            let known = (told.states == states).then_some(told.offered);
             told.states = states;
-            (told.cluster, told.answers.clone())
+            (told.cluster, told.answers.clone(), known)
         };
         // Without the lock: a disk that hangs must not delay the next session.
-        self.send_offers(cluster, &answers);
+        self.send_offers(cluster, &answers, known);
     }
 
     fn states(&self) -> Vec<proto::MediumState> {
         let now = kvpool_seams::boot_time();
-        let states = self.health.iter().map(|health| health.state(now));
+        let states = self.fronts.iter().map(|front| front.health.state(now));
         states.collect()
     }
 
@@ -503,28 +531,30 @@ impl Shared {
         match job {
             Job::Offer(cluster, answers) => self.offer(cluster, &answers),
             Job::Attach(cluster, order, answers) => {
-                let medium = MediumId::from_slice(&order.medium_id);
-                let attached = self.disks.iter().any(|disk| {
-                    let mut disk = disk.lock();
-                    disk.id() == medium && medium.is_some() && disk.attach(cluster, &order)
+                let attached = self.with_disk(MediumId::from_slice(&order.medium_id), |disk| {
+                    disk.attach(cluster, &order, kvpool_seams::end_of_wait(SETTLE))
                 });
-                if attached {
-                    let attached = proto::MediumAttached {
-                        medium_id: order.medium_id,
-                        generation: order.generation,
-                    };
-                    // A failure means that the session has ended.
-                    let _ended = answers.send(ToMaster::MediumAttached(attached));
+                match attached {
+                    Some(Err(NotYet)) => self.put_off(Job::Attach(cluster, order, answers)),
+                    Some(Ok(true)) => {
+                        let attached = proto::MediumAttached {
+                            medium_id: order.medium_id,
+                            generation: order.generation,
+                        };
+                        // A failure means that the session has ended.
+                        let _ended = answers.send(ToMaster::MediumAttached(attached));
+                    }
+                    Some(Ok(false)) | None => {}
                 }
             }
             Job::Reset(cluster, medium, answers) => {
-                for disk in &self.disks {
-                    let mut disk = disk.lock();
-                    if disk.id() == Some(medium) {
-                        disk.format(cluster);
-                    }
+                let formatted = self.with_disk(Some(medium), |disk| {
+                    disk.format(cluster, kvpool_seams::end_of_wait(SETTLE))
+                });
+                match formatted {
+                    Some(Err(NotYet)) => self.put_off(Job::Reset(cluster, medium, answers)),
+                    Some(Ok(())) | None => self.offer(cluster, &answers),
                 }
-                self.offer(cluster, &answers);
             }
             Job::Transfer(order) => self.begin_transfer(order),
             Job::Again(order) => self.begin_again(order),
@@ -540,17 +570,67 @@ impl Shared {
             cluster,
             answers: answers.clone(),
             states: self.states(),
+            offered: 0,
+            is_partial: false,
         });
-        self.send_offers(cluster, answers);
+        self.send_offers(cluster, answers, None);
     }
 
-    fn send_offers(&self, cluster: ClusterId, answers: &Answers) {
-        let offers = self
-            .disks
-            .iter()
-            .filter_map(|disk| disk.lock().offer(cluster));
-        let media = offers.collect();
-        let _ended = answers.send(ToMaster::Media(proto::Media { media }));
+    /// Works with the disk that has this medium; `None` without one. No thread waits for a disk that another
+    /// one works with: it may hang.
+    fn with_disk<T>(
+        &self,
+        medium: Option<MediumId>,
+        work: impl FnOnce(&mut Disk) -> Result<T, NotYet>,
+    ) -> Option<Result<T, NotYet>> {
+        let mut disks = self.disks.iter().zip(&self.fronts);
+        let (disk, _) = disks.find(|(_, front)| medium.is_some() && front.id() == medium)?;
+        let Some(mut disk) = disk.try_lock_for(BRIEFLY) else {
+            return Some(Err(NotYet));
+        };
+        (disk.id() == medium).then(|| work(&mut disk))
+    }
+
+    /// Has a job done again later, unless its session ends.
+    fn put_off(&self, job: Job) {
+        self.work.lock().later.push(job);
+    }
+
+    /// Queues the jobs that were put off.
+    fn try_again(&self) {
+        let mut work = self.work.lock();
+        let later = std::mem::take(&mut work.later);
+        if later.is_empty() {
+            return;
+        }
+        work.jobs.extend(later.into_iter().filter(Job::is_wanted));
+        drop(work);
+        self.changed.notify_all();
+    }
+
+    /// Offers the media; where some are `known`, only if there are more.
+    fn send_offers(&self, cluster: ClusterId, answers: &Answers, known: Option<usize>) {
+        let mut media = Vec::new();
+        let mut is_partial = false;
+        for disk in &self.disks {
+            let disk = disk.try_lock_for(BRIEFLY);
+            let until = kvpool_seams::end_of_wait(SETTLE);
+            match disk.map(|mut disk| disk.offer(cluster, until)) {
+                Some(Ok(offered)) => media.extend(offered),
+                Some(Err(NotYet)) | None => is_partial = true,
+            }
+        }
+        let mut told = self.told.lock();
+        if let Some(told) = told
+            .as_mut()
+            .filter(|told| told.answers.same_channel(answers))
+        {
+            (told.offered, told.is_partial) = (media.len(), is_partial);
+        }
+        drop(told);
+        if known.is_none_or(|known| media.len() > known) {
+            let _ended = answers.send(ToMaster::Media(proto::Media { media }));
+        }
     }
 
     /// Whether one transfer is in progress, and no other.

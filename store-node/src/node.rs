@@ -347,8 +347,11 @@ impl Node {
             if let Some(agent) = agent {
                 agent.leave();
             }
-            if let Some(media) = media {
-                media.detach(deadline.max(Instant::now() + LAST_ANSWERS));
+            if let Some(media) = media
+                && !media.detach(deadline.max(Instant::now() + LAST_ANSWERS))
+            {
+                // Its threads wait for a disk. The end of the process ends them.
+                std::mem::forget(media);
             }
             let deadline = Instant::now() + LAST_ANSWERS;
             let shm_ended = shm.is_none_or(|shm| shm.drain(deadline));

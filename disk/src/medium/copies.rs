@@ -58,13 +58,14 @@ impl Copies {
     pub(super) fn read(
         engine: Arc<dyn Engine>,
         arena: Arc<Arena>,
+        until: Option<Instant>,
     ) -> Result<(Self, [Result<Superblock, Unreadable>; 2]), MediumRefused> {
         let mut copies = Self {
             engine,
             arena,
             sequences: [0; 2],
             empty: [false; 2],
-            until: None,
+            until,
         };
         let [front, back] = PLACES;
         let found = [copies.read_one(front)?, copies.read_one(back)?];

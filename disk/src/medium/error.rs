@@ -3,6 +3,7 @@
 use super::header::{HeaderWrong, Order};
 use crate::IoError;
 use kvpool_types::{ClusterId, Version};
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 
@@ -44,6 +45,17 @@ pub enum MediumRefused {
     /// The device failed.
     #[error("the superblock was not read or written: {0}")]
     Io(#[source] IoError),
+}
+
+impl MediumRefused {
+    /// Whether the same call may succeed later: the device did not answer in time, or others had the arena.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::NoRoom => true,
+            Self::Io(IoError::System(error)) => error.kind() == io::ErrorKind::TimedOut,
+            _ => false,
+        }
+    }
 }
 
 /// Why a medium was not detached as clean. What it holds is still verified on every load.

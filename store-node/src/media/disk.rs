@@ -7,6 +7,7 @@ use kvpool_disk::{Arena, Engine};
 use kvpool_proto as proto;
 use kvpool_types::medium::{DATA_START, GRANULE, Generation};
 use kvpool_types::{ClusterId, MediumId, SegmentId};
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,10 +36,42 @@ pub(super) struct Disk {
     state: State,
     /// The pool of the medium, when it is not the one that the node was welcomed to.
     foreign: Option<ClusterId>,
+    pub(super) front: Arc<Front>,
+}
+
+/// What can be known of a disk while somebody works with it.
+#[derive(Debug)]
+pub(super) struct Front {
     pub(super) health: Arc<Health>,
     /// Set when something was stored since the last flush.
     pub(super) is_dirty: Arc<AtomicBool>,
+    shown: Mutex<Shown>,
 }
+
+#[derive(Debug)]
+struct Shown {
+    id: Option<MediumId>,
+    attached: Option<(SegmentId, Arc<Medium>)>,
+}
+
+impl Front {
+    /// The medium's id, if it is formatted.
+    pub(super) fn id(&self) -> Option<MediumId> {
+        self.shown.lock().id
+    }
+
+    /// The attached medium with this segment.
+    pub(super) fn attached(&self, segment: SegmentId) -> Option<Arc<Medium>> {
+        let shown = self.shown.lock();
+        let attached = shown.attached.as_ref();
+        let attached = attached.filter(|(own, _)| *own == segment);
+        attached.map(|(_, medium)| Arc::clone(medium))
+    }
+}
+
+/// The disk cannot say yet: a request of before has not ended.
+#[derive(Debug)]
+pub(super) struct NotYet;
 
 #[derive(Debug)]
 enum State {
@@ -50,6 +83,9 @@ enum State {
         segment: SegmentId,
         generation: Generation,
     },
+    /// The medium was detached, or the disk did not answer in time. What it holds is read when no request is
+    /// in flight: until then a superblock may still be written.
+    Unread(Option<MediumId>),
     /// It cannot be used until the node starts anew, for this reason.
     Failed(String),
 }
@@ -76,8 +112,13 @@ impl Disk {
             }
             Err(refused) => return Err(refused),
         };
-        Ok(Self {
+        let front = Front {
             health: Arc::new(Health::new(&path)),
+            is_dirty: Arc::default(),
+            shown: Mutex::new(state.shown()),
+        };
+        Ok(Self {
+            front: Arc::new(front),
             path,
             engine,
             arena: Arc::clone(arena),
@@ -86,12 +127,10 @@ impl Disk {
             namespaces: config.namespaces.clone(),
             state,
             foreign: None,
-            is_dirty: Arc::default(),
         })
     }
 
     /// Requests to the device that have not ended.
-    #[cfg(feature = "simulation")]
     pub(super) fn in_flight(&self) -> usize {
         self.engine.in_flight()
     }
@@ -102,11 +141,12 @@ impl Disk {
 
     /// The medium's id, if it is formatted.
     pub(super) fn id(&self) -> Option<MediumId> {
-        match &self.state {
-            State::Formatted(formatted) => Some(formatted.superblock().medium),
-            State::Attached { medium, .. } => Some(medium.id()),
-            State::Blank | State::Failed(_) => None,
-        }
+        self.front.id()
+    }
+
+    fn set(&mut self, state: State) {
+        *self.front.shown.lock() = state.shown();
+        self.state = state;
     }
 
     pub(super) const fn is_attached(&self) -> bool {
@@ -121,26 +161,19 @@ impl Disk {
                 Attachment::Refused(format!("the medium belongs to another pool, {theirs}"))
             }
             (State::Attached { .. }, None) => Attachment::Attached,
-            (State::Blank | State::Formatted(_), None) => Attachment::Pending,
-        }
-    }
-
-    /// The attached medium with this segment.
-    pub(super) fn attached(&self, segment: SegmentId) -> Option<Arc<Medium>> {
-        match &self.state {
-            State::Attached {
-                medium,
-                segment: own,
-                ..
-            } if *own == segment => Some(Arc::clone(medium)),
-            _ => None,
+            (State::Blank | State::Formatted(_) | State::Unread(_), None) => Attachment::Pending,
         }
     }
 
     /// What the node says of the medium. A blank one is formatted first. `None` for a medium that
-    /// cannot be used.
-    pub(super) fn offer(&mut self, cluster: ClusterId) -> Option<proto::OfferedMedium> {
+    /// cannot be used. Blocks until `until` at most.
+    pub(super) fn offer(
+        &mut self,
+        cluster: ClusterId,
+        until: Instant,
+    ) -> Result<Option<proto::OfferedMedium>, NotYet> {
         self.foreign = None;
+        self.read_again(until)?;
         if let State::Formatted(formatted) = &self.state
             && formatted.superblock().cluster != cluster
         {
@@ -148,29 +181,32 @@ impl Disk {
                 self.foreign = Some(formatted.superblock().cluster);
                 tracing::error!(path = %self.path.display(), theirs = %formatted.superblock().cluster, ours = %cluster,
                     "the medium belongs to another pool and is not used; to lose what it holds, add reset to --ssd");
-                return None;
+                return Ok(None);
             }
-            self.state = State::Blank;
+            self.set(State::Blank);
         }
         if matches!(self.state, State::Blank) {
-            self.format(cluster);
+            self.format(cluster, until)?;
         }
         let generation = match &self.state {
             State::Formatted(formatted) => formatted.superblock().generation,
             State::Attached { generation, .. } => *generation,
-            State::Blank | State::Failed(_) => return None,
+            State::Blank | State::Unread(_) | State::Failed(_) => return Ok(None),
+        };
+        let Some(id) = self.id() else {
+            return Ok(None);
         };
         let size = self.engine.size() / GRANULE * GRANULE - DATA_START;
         let zone = (size / ZONES / GRANULE * GRANULE).clamp(LEAST_ZONE, MOST_ZONE);
-        Some(proto::OfferedMedium {
-            medium_id: bytes::Bytes::copy_from_slice(&self.id()?.to_bytes()),
+        Ok(Some(proto::OfferedMedium {
+            medium_id: bytes::Bytes::copy_from_slice(&id.to_bytes()),
             generation: generation.0,
             size_bytes: size,
             zone_bytes: zone,
-            state: self.health.state(kvpool_seams::boot_time()).into(),
+            state: self.front.health.state(kvpool_seams::boot_time()).into(),
             budget_bytes_per_day: self.budget(size),
             namespaces: self.namespaces.clone(),
-        })
+        }))
     }
 
     /// The bytes that may be written in a day; zero for no limit.
@@ -185,22 +221,32 @@ impl Disk {
             .map_or(0, |dwpd| (size as f64 * dwpd).max(1.0) as u64)
     }
 
-    /// Makes it a new medium of this pool.
-    pub(super) fn format(&mut self, cluster: ClusterId) {
-        self.detach(kvpool_seams::end_of_wait(SETTLE));
+    /// Makes it a new medium of this pool. Blocks until `until` at most.
+    pub(super) fn format(&mut self, cluster: ClusterId, until: Instant) -> Result<(), NotYet> {
+        self.detach(until);
+        if matches!(self.state, State::Unread(_)) && self.in_flight() > 0 {
+            return Err(NotYet);
+        }
         let (engine, arena) = (Arc::clone(&self.engine), Arc::clone(&self.arena));
         let id = MediumId(kvpool_seams::random());
-        self.state = match Formatted::format(engine, arena, cluster, id) {
+        match Formatted::format_until(engine, arena, cluster, id, Some(until)) {
             Ok(formatted) => {
                 tracing::info!(path = %self.path.display(), medium = %id, "medium formatted");
-                State::Formatted(formatted)
+                self.set(State::Formatted(formatted));
+                Ok(())
             }
-            Err(error) => self.failed(&error),
-        };
+            Err(error) => self.failed(&error, self.id()),
+        }
     }
 
-    /// Attaches the medium in the generation that the master names; true when that is durable.
-    pub(super) fn attach(&mut self, cluster: ClusterId, order: &proto::AttachMedium) -> bool {
+    /// Attaches the medium in the generation that the master names; true when that is durable. Blocks until
+    /// `until` at most.
+    pub(super) fn attach(
+        &mut self,
+        cluster: ClusterId,
+        order: &proto::AttachMedium,
+        until: Instant,
+    ) -> Result<bool, NotYet> {
         let (wanted, segment) = (Generation(order.generation), SegmentId(order.segment_id));
         if let State::Attached {
             generation,
@@ -209,53 +255,73 @@ impl Disk {
         } = &self.state
             && (*generation, *own) == (wanted, segment)
         {
-            return true;
+            return Ok(true);
         }
-        self.detach(kvpool_seams::end_of_wait(SETTLE));
-        let failed = State::Failed("the master attached it before it was formatted".into());
-        let State::Formatted(formatted) = std::mem::replace(&mut self.state, failed) else {
-            return false;
+        self.detach(until);
+        self.read_again(until)?;
+        let id = self.id();
+        // Others find the disk by its id meanwhile.
+        let before = std::mem::replace(&mut self.state, State::Unread(id));
+        let State::Formatted(formatted) = before else {
+            let why = "the master attached it before it was formatted";
+            self.set(State::Failed(why.into()));
+            return Ok(false);
         };
-        match formatted.attach(cluster, wanted) {
+        match formatted.attach_until(cluster, wanted, Some(until)) {
+            // The second copy of the superblock did not end in time.
+            Ok(_) if self.in_flight() > 0 => {
+                self.set(State::Unread(id));
+                Err(NotYet)
+            }
             Ok(medium) => {
                 tracing::info!(path = %self.path.display(), medium = %medium.id(), generation = %wanted,
                     segment = %segment, "medium attached");
-                self.state = State::Attached {
+                self.set(State::Attached {
                     medium: Arc::new(medium),
                     segment,
                     generation: wanted,
-                };
-                true
+                });
+                Ok(true)
             }
-            Err(error) => {
-                self.state = self.failed(&error);
-                false
-            }
+            Err(error) => self.failed(&error, id).map(|()| false),
         }
     }
 
-    /// Ends the use of an attached medium, and reads its superblock again.
+    /// Ends the use of an attached medium. What was stored is flushed. Blocks until `until` at most.
     pub(super) fn detach(&mut self, until: Instant) {
         let State::Attached { medium, .. } = &self.state else {
             return;
         };
+        let medium = Arc::clone(medium);
+        self.set(State::Unread(Some(medium.id())));
         if let Err(error) = medium.detach(until) {
             tracing::warn!(path = %self.path.display(), %error, "the medium was not detached in order");
         }
-        let opened = Formatted::open(Arc::clone(&self.engine), Arc::clone(&self.arena));
-        self.state = match opened {
-            Ok(Opened::Formatted(formatted)) => State::Formatted(formatted),
-            Ok(Opened::Blank) => State::Blank,
-            Err(error) => self.failed(&error),
+    }
+
+    /// Reads the superblock of a medium that is [`State::Unread`].
+    fn read_again(&mut self, until: Instant) -> Result<(), NotYet> {
+        let State::Unread(id) = self.state else {
+            return Ok(());
         };
+        if self.in_flight() > 0 {
+            return Err(NotYet);
+        }
+        let (engine, arena) = (Arc::clone(&self.engine), Arc::clone(&self.arena));
+        match Formatted::open_until(engine, arena, Some(until)) {
+            Ok(Opened::Formatted(formatted)) => self.set(State::Formatted(formatted)),
+            Ok(Opened::Blank) => self.set(State::Blank),
+            Err(error) => return self.failed(&error, id),
+        }
+        Ok(())
     }
 
     /// Makes what was stored durable. Does not wait for it.
     pub(super) fn flush(&self) {
         if let State::Attached { medium, .. } = &self.state
-            && self.is_dirty.swap(false, Ordering::AcqRel)
+            && self.front.is_dirty.swap(false, Ordering::AcqRel)
         {
-            let (path, is_dirty) = (self.path.clone(), Arc::clone(&self.is_dirty));
+            let (path, is_dirty) = (self.path.clone(), Arc::clone(&self.front.is_dirty));
             medium.flush(move |flushed| {
                 if let Err(error) = flushed {
                     is_dirty.store(true, Ordering::Release);
@@ -265,8 +331,30 @@ impl Disk {
         }
     }
 
-    fn failed(&self, error: &MediumRefused) -> State {
-        tracing::error!(path = %self.path.display(), %error, "the medium is not used any more");
-        State::Failed(error.to_string())
+    /// Notes why the disk cannot be used, for good or until it has answered.
+    fn failed(&mut self, error: &MediumRefused, id: Option<MediumId>) -> Result<(), NotYet> {
+        let path = self.path.display();
+        if error.may_pass() || self.in_flight() > 0 {
+            tracing::warn!(%path, %error, "the medium is tried again");
+            self.set(State::Unread(id));
+            return Err(NotYet);
+        }
+        tracing::error!(%path, %error, "the medium is not used any more");
+        self.set(State::Failed(error.to_string()));
+        Ok(())
+    }
+}
+
+impl State {
+    fn shown(&self) -> Shown {
+        let (id, attached) = match self {
+            Self::Formatted(formatted) => (Some(formatted.superblock().medium), None),
+            Self::Attached {
+                medium, segment, ..
+            } => (Some(medium.id()), Some((*segment, Arc::clone(medium)))),
+            Self::Unread(id) => (*id, None),
+            Self::Blank | Self::Failed(_) => (None, None),
+        };
+        Shown { id, attached }
     }
 }

@@ -26,6 +26,10 @@ fn on_medium(number: u32) -> SegmentId {
     SegmentId(SegmentId::ON_MEDIUM | number)
 }
 
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
 fn size() -> usize {
     usize::try_from(footprint(LENGTH).unwrap()).unwrap()
 }
@@ -77,7 +81,7 @@ fn disk(number: u32, arena: &Arc<Arena>) -> (Disk, Arc<Faulty>) {
     };
     let mut disk =
         Disk::read(&config, path, Arc::clone(&engine) as Arc<dyn Engine>, arena).unwrap();
-    disk.offer(CLUSTER).unwrap();
+    disk.offer(CLUSTER, soon()).unwrap().unwrap();
     (disk, engine)
 }
 
@@ -95,8 +99,8 @@ impl Rig {
         let arena = Arena::new(4 * size()).unwrap();
         let (mut disk, engine) = disk(1, &arena);
         let order = order(&disk, 1);
-        assert!(disk.attach(CLUSTER, &order));
-        let medium = disk.attached(on_medium(1)).unwrap();
+        assert!(disk.attach(CLUSTER, &order, soon()).unwrap());
+        let medium = disk.front.attached(on_medium(1)).unwrap();
         let blocks = (0..blocks).map(|number| {
             let mut staged = Staged::take(&arena, LENGTH, None).unwrap().unwrap();
             staged.data().fill(u8::try_from(number).unwrap());
@@ -210,4 +214,63 @@ fn a_load_that_finds_no_room_ends() {
     assert!(ROOM <= took && took < ROOM + 4 * TEND, "{took:?}");
     drop(held);
     rig.transfer_all(Code::Ok, to);
+}
+
+#[test]
+fn a_disk_that_hangs_keeps_no_other_from_its_attachment() {
+    let arena = Arena::new(4 * size()).unwrap();
+    let ((first, engine), (second, _)) = (disk(1, &arena), disk(2, &arena));
+    let orders = [order(&first, 1), order(&second, 2)];
+    let mut media = Media::of(vec![first, second], arena, store());
+    media.start_workers().unwrap();
+    let hangs = Duration::from_secs(3);
+    engine.on_writes(0..u64::MAX, 1, Fault::Delay(hangs));
+    let (answers, mut answered) = unbounded_channel();
+    let begun = Instant::now();
+    for order in &orders {
+        media.attach(CLUSTER, order.clone(), answers.clone());
+    }
+    let mut attached = || match answered.blocking_recv() {
+        Some(ToMaster::MediumAttached(attached)) => attached.medium_id,
+        other => panic!("{other:?} where an attachment belongs"),
+    };
+    assert_eq!(attached(), orders[1].medium_id);
+    assert!(begun.elapsed() < hangs / 2, "{:?}", begun.elapsed());
+    assert_eq!(attached(), orders[0].medium_id);
+}
+
+#[test]
+fn a_disk_that_answers_late_is_attached_when_it_has_answered() {
+    let arena = Arena::new(4 * size()).unwrap();
+    let (mut disk, engine) = disk(1, &arena);
+    let order = order(&disk, 1);
+    engine.on_writes(0..u64::MAX, 1, Fault::Delay(Duration::from_millis(300)));
+    let begun = Instant::now();
+    let until = begun + Duration::from_millis(50);
+    assert!(disk.attach(CLUSTER, &order, until).is_err());
+    assert!(disk.attach(CLUSTER, &order, soon()).is_err());
+    assert!(disk.offer(CLUSTER, soon()).is_err());
+    assert!(begun.elapsed() < Duration::from_millis(250), "nobody waits");
+    while disk.in_flight() > 0 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(disk.offer(CLUSTER, soon()).unwrap().is_some());
+    assert!(disk.attach(CLUSTER, &order, soon()).unwrap());
+}
+
+#[test]
+fn the_end_of_media_does_not_wait_for_a_disk_that_hangs() {
+    let arena = Arena::new(4 * size()).unwrap();
+    let (mut disk, engine) = disk(1, &arena);
+    let order = order(&disk, 1);
+    assert!(disk.attach(CLUSTER, &order, soon()).unwrap());
+    let media = Media::of(vec![disk], arena, store());
+    engine.on_all(Fault::Delay(Duration::from_secs(10)));
+    let begun = Instant::now();
+    assert!(!media.detach(begun + Duration::from_millis(200)));
+    assert!(
+        begun.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        begun.elapsed()
+    );
 }

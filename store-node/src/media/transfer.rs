@@ -1,6 +1,6 @@
 //! Transfers: a block goes from memory to a medium, or back.
 
-use super::disk::Disk;
+use super::disk::Front;
 use super::health::Health;
 use super::{Answers, Shared};
 use kvpool_disk::medium::{
@@ -51,11 +51,11 @@ struct Target {
 }
 
 impl Target {
-    fn of(disk: &Disk, segment: SegmentId) -> Option<Self> {
+    fn of(front: &Front, segment: SegmentId) -> Option<Self> {
         Some(Self {
-            medium: disk.attached(segment)?,
-            is_dirty: Arc::clone(&disk.is_dirty),
-            health: Arc::clone(&disk.health),
+            medium: front.attached(segment)?,
+            is_dirty: Arc::clone(&front.is_dirty),
+            health: Arc::clone(&front.health),
         })
     }
 }
@@ -189,17 +189,8 @@ impl Shared {
     }
 
     fn attached(&self, segment: SegmentId) -> Option<Target> {
-        self.disks
-            .iter()
-            .find_map(|disk| Target::of(&disk.lock(), segment))
-    }
-
-    /// The same for a thread that must not wait: a disk that is being attached is left out.
-    fn attached_now(&self, segment: SegmentId) -> Option<Target> {
-        let disks = self.disks.iter();
-        disks
-            .filter_map(|disk| disk.try_lock())
-            .find_map(|disk| Target::of(&disk, segment))
+        let mut fronts = self.fronts.iter();
+        fronts.find_map(|front| Target::of(front, segment))
     }
 
     fn begin_store(
@@ -279,12 +270,8 @@ impl Shared {
         });
     }
 
-    /// Waits for no memory of the arena, and with `at_once` for nothing at all.
+    /// Waits for no memory of the arena. With `at_once` it takes none before others that wait.
     fn load_target(&self, order: &Order, from: Extent, at_once: bool) -> Result<LoadTarget, Code> {
-        let target = match at_once {
-            true => self.attached_now(from.segment),
-            false => self.attached(from.segment),
-        };
         let expected = Expected {
             order: None,
             version: Version(order.order.version),
@@ -293,7 +280,7 @@ impl Shared {
         };
         let wanted = Wanted::whole(from.offset.0 + DATA_START, expected);
         let wanted = wanted.map_err(|_| Code::TooLarge)?;
-        let target = target.ok_or(Code::Unreachable)?;
+        let target = self.attached(from.segment).ok_or(Code::Unreachable)?;
         // A reader waits for a load, and nobody for a store that waits for room.
         let room = match at_once {
             true => wanted.take(&self.arena, None),

@@ -132,7 +132,17 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "the leases of a swept block are noted before a load brings it back",
         ],
     ),
-    (FILES, &["a node refuses a medium beside its copy"]),
+    (
+        FILES,
+        &[
+            "a node refuses a medium beside its copy",
+            "a disk is found by its medium without its lock",
+            "an attachment of a medium has a deadline",
+            "a superblock is read again when no request is in flight",
+            "the end of a medium reads nothing again",
+            "a read of superblocks has a deadline",
+        ],
+    ),
     (LOGS, &["a key writes no line of its own into a log"]),
     (
         IDENTITY,

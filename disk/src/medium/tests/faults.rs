@@ -130,6 +130,26 @@ fn a_detach_from_a_device_that_hangs_ends_at_its_deadline() {
 }
 
 #[test]
+fn a_device_that_hangs_is_given_up_at_the_deadline() {
+    let rig = rig();
+    let formatted = rig::opened(&rig.engine, &rig.arena);
+    rig.device.holds.store(true, Ordering::SeqCst);
+    let soon = || Some(Instant::now() + Duration::from_millis(20));
+    let device = || (Arc::clone(&rig.engine), Arc::clone(&rig.arena));
+    let (engine, arena) = device();
+    assert!(
+        Formatted::open_until(engine, arena, soon())
+            .unwrap_err()
+            .may_pass()
+    );
+    let (engine, arena) = device();
+    let formatted_anew = Formatted::format_until(engine, arena, CLUSTER, MediumId(2), soon());
+    assert!(formatted_anew.unwrap_err().may_pass());
+    let attached = formatted.attach_until(CLUSTER, Generation(2), soon());
+    assert!(attached.unwrap_err().may_pass());
+}
+
+#[test]
 fn after_a_failed_flush_the_medium_is_never_marked_clean() {
     let rig = rig();
     rig.device.flush_fails.store(true, Ordering::SeqCst);
