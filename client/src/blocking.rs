@@ -15,6 +15,7 @@ use crate::options::{Options, Timeouts};
 use crate::packed::PackedKeys;
 use crate::view::View;
 use kvpool_transport::Slice;
+use kvpool_transport::channel::WaitedOn;
 use kvpool_transport::gpu::GpuError;
 use kvpool_transport::rdma::RegisteredBuffer;
 use kvpool_types::{Code, Key, Length, Offset};
@@ -124,21 +125,25 @@ impl Runtimes {
             return Some(self.to_the_end(work));
         };
         let mut work = pin!(work);
+        let mut waited_on = WaitedOn::default();
         loop {
             // Most calls of a few microseconds are done at the first poll: those set no timer.
             let mut timer = None;
             let slice = poll_fn(|cx| {
-                if let Poll::Ready(done) = work.as_mut().poll(cx) {
+                if let Poll::Ready(done) = waited_on.watch(|| work.as_mut().poll(cx)) {
                     return Poll::Ready(Some(done));
                 }
                 let timer = timer
                     .get_or_insert_with(|| Box::pin(tokio::time::sleep(CANCEL_CHECK_INTERVAL)));
                 timer.as_mut().poll(cx).map(|()| None)
             });
-            match self.callers.block_on(slice) {
-                Some(done) => return Some(done),
-                None if cancel.is_cancelled() => return None,
-                None => {}
+            if let Some(done) = self.callers.block_on(slice) {
+                return Some(done);
+            }
+            // The answer may take seconds. Meanwhile other threads' calls must not wait for this one to read.
+            waited_on.leave();
+            if cancel.is_cancelled() {
+                return None;
             }
         }
     }

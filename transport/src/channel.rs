@@ -9,13 +9,14 @@
 //! Waking a thread costs more than the rest of a small request, so a channel wakes only callers
 //! that wait for an answer. Each call writes its own frame. Waiting calls share one reader: the
 //! call that was polled last. When the reader leaves, answered or dropped, it passes the role to
-//! another waiting call. Frames with much payload belong on the connections of [`crate::tcp`],
+//! another waiting call. So does a thread that stops polling its call for a while, with [`WaitedOn`]. Frames with much payload belong on the connections of [`crate::tcp`],
 //! which have threads.
 //!
 //! A channel belongs to the tokio runtime that created it and works only while that runtime runs.
 //!
 //! ADR 0008 says why the hot calls use frames.
 
+mod absence;
 mod inbox;
 mod stream;
 
@@ -32,18 +33,20 @@ use kvpool_types::{Code, Epoch};
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use stream::Stream;
 
+pub use absence::WaitedOn;
 pub use inbox::Reply;
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Channel {
     stream: Stream,
-    inbox: Inbox,
+    inbox: Arc<Inbox>,
     next_request: AtomicU64,
     /// Held while a frame is written, so that frames do not interleave.
     writing: tokio::sync::Mutex<()>,
@@ -91,7 +94,7 @@ impl Channel {
     fn over(stream: Stream, spin: Duration, features: Features) -> Self {
         Self {
             stream,
-            inbox: Inbox::default(),
+            inbox: Arc::default(),
             next_request: AtomicU64::new(1),
             writing: tokio::sync::Mutex::new(()),
             spin,
@@ -212,6 +215,7 @@ impl Channel {
             if let Some(answer) = waiter.take() {
                 return Poll::Ready(answer);
             }
+            absence::note(&self.inbox);
             // The waker must be set before the try: a reader that gives up the role wakes a set
             // waker.
             waiter.wake_with(context.waker());

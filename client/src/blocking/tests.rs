@@ -1,10 +1,15 @@
 use super::{CancelCheck, Client, Runtimes};
 use crate::testing::{Mode, Nodes, Setup, connect, leader, options};
 use crate::{GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions, Region};
-use kvpool_types::{Code, Key, Length};
+use kvpool_transport::channel::Channel;
+use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op, VERSION};
+use kvpool_types::{Code, Epoch, Key, Length};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 fn key(name: &str) -> Key {
@@ -110,4 +115,87 @@ fn the_end_of_a_client_waits_for_no_blocking_work() {
         ending.join().unwrap();
         assert!(ended.is_ok(), "the resolver of callers: {on_callers}");
     }
+}
+
+/// Asked on one thread only; says when it is asked for the second time, and answers two seconds later.
+#[derive(Debug)]
+struct SlowOnSecond {
+    thread: ThreadId,
+    asked: AtomicUsize,
+    says: mpsc::Sender<()>,
+}
+
+impl CancelCheck for SlowOnSecond {
+    fn applies_here(&self) -> bool {
+        std::thread::current().id() == self.thread
+    }
+
+    fn is_cancelled(&self) -> bool {
+        if self.asked.fetch_add(1, Ordering::Relaxed) == 1 {
+            self.says.send(()).unwrap();
+            std::thread::sleep(Duration::from_secs(2));
+        }
+        false
+    }
+}
+
+/// Reads a ping, and returns its number.
+fn ping(socket: &mut TcpStream) -> u64 {
+    let mut head = [0; HEADER_BYTES];
+    socket.read_exact(&mut head).unwrap();
+    let header = Header::decode(&head).unwrap();
+    assert_eq!((header.op, header.meta), (Op::Ping, 0));
+    header.request
+}
+
+fn pong(socket: &mut TcpStream, request: u64) {
+    let header = Header {
+        version: VERSION,
+        op: Op::Pong,
+        request,
+        epoch: Epoch(1),
+        meta: 0,
+        payload: 0,
+    };
+    socket.write_all(&header.encode()).unwrap();
+}
+
+/// Signal handlers run while a call of the main thread is asked about.
+#[test]
+fn a_call_gets_its_answer_while_another_one_is_asked_about() {
+    let (says, asked) = mpsc::channel();
+    let cancel = SlowOnSecond {
+        thread: std::thread::current().id(),
+        asked: AtomicUsize::new(0),
+        says,
+    };
+    let runtimes = Runtimes::start(Some(Arc::new(cancel))).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let channel = runtimes.to_the_end(Channel::connect(address, Duration::ZERO));
+    let channel = channel.unwrap();
+    let (mut peer, _) = listener.accept().unwrap();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let answered = runtimes.run(channel.ping(Epoch(1)));
+            (answered, Instant::now())
+        });
+        let serving = scope.spawn(move || {
+            // The other thread waits when its ping is here, and soon drives the runtime.
+            let first = ping(&mut peer);
+            let second = ping(&mut peer);
+            asked.recv().unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+            let answered = Instant::now();
+            pong(&mut peer, first);
+            let (outcome, got) = other.join().unwrap();
+            pong(&mut peer, second);
+            (outcome, got.duration_since(answered))
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(runtimes.run(channel.ping(Epoch(1))), Some(Ok(())));
+        let (outcome, took) = serving.join().unwrap();
+        assert_eq!(outcome, Some(Ok(())));
+        assert!(took < Duration::from_secs(1), "{took:?}");
+    });
 }

@@ -130,6 +130,18 @@ impl Inbox {
         }
     }
 
+    /// Wakes every waiting call. The one that is polled last then is the reader.
+    pub(super) fn wake_all(&self) {
+        let slots: Vec<_> = self.waiting.lock().slots.values().cloned().collect();
+        for slot in slots {
+            // Taken: until a call is polled again, nobody passes it the role.
+            let waker = slot.0.lock().waker.take();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+    }
+
     fn deliver(&self, frame: &Frame<'_>) -> Result<(), TransferError> {
         let Frame {
             header,

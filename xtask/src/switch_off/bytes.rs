@@ -210,4 +210,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-transport",
         test: "a_channel_that_cannot_start_its_sender_ends_its_receiver",
     },
+    Mechanism {
+        invariant: 6,
+        what: "a call that is asked about lets others read",
+        file: "client/src/blocking.rs",
+        on: "waited_on.leave();",
+        off: "let _ = &mut waited_on;",
+        package: "kvpool-client",
+        test: "a_call_gets_its_answer_while_another_one_is_asked_about",
+    },
 ];
