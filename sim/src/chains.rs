@@ -73,10 +73,12 @@ impl Chains {
                 }
                 Some(_) => {}
                 None => {
+                    // One that is back, because the log has its eviction not, may have been put before its parent.
                     let is_new = self.seen.get(key) != Some(child);
                     let before = self.seen.get(&parent);
                     if let Some(version) = before.filter(|before| now.get(&parent) == Some(before))
                         && is_new
+                        && *version < *child
                     {
                         let link = Link {
                             child: *child,
