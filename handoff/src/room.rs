@@ -174,6 +174,33 @@ impl PageRectangle {
         within(&self.pages, &other.pages) && within(&self.layers, &other.layers)
     }
 
+    /// The rectangle in pieces of at most `cells` pages times layers: whole layers if one fits, else pages of one
+    /// layer.
+    pub fn split(&self, cells: u64) -> Vec<Self> {
+        let cells = cells.max(1);
+        if self.cells() <= cells {
+            return vec![self.clone()];
+        }
+        let step = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+        let all_pages = self.pages.len() as u64;
+        let (layers, pages) = match all_pages <= cells {
+            true => (step(cells / all_pages), step(all_pages)),
+            false => (1, step(cells)),
+        };
+        let pieces = |range: &Range<u32>, step: u32| {
+            let end = range.end;
+            let begins = range.clone().step_by(step as usize);
+            begins.map(move |begin| begin..end.min(begin.saturating_add(step)))
+        };
+        let of_layers = |layers: Range<u32>| {
+            pieces(&self.pages, pages).map(move |pages| Self {
+                pages,
+                layers: layers.clone(),
+            })
+        };
+        pieces(&self.layers, layers).flat_map(of_layers).collect()
+    }
+
     /// The rectangle without the pages before `held`.
     pub fn without_held(&self, held: u32) -> Self {
         let start = self.pages.start.max(held).min(self.pages.end);

@@ -78,6 +78,8 @@ pub struct HandoffOptions {
     pub address: Option<String>,
     /// The longest time in each state of a room.
     pub limits: RoomLimits,
+    /// The bytes of a room that go at a time.
+    pub chunks: ChunkSizes,
     /// How the other processes are watched.
     pub watch: PeerWatchOptions,
     /// How long a peer that nothing uses stays connected.
@@ -95,10 +97,30 @@ impl Default for HandoffOptions {
             secret: Secret::default(),
             address: None,
             limits: RoomLimits::default(),
+            chunks: ChunkSizes::default(),
             watch: PeerWatchOptions::default(),
             idle: Duration::from_secs(60),
             stall: Duration::from_secs(20),
             failure_probability: 0.0,
+        }
+    }
+}
+
+/// How much of a room is written at a time. A write must end within [`RoomLimits::stalled`], and begins again from
+/// its first byte otherwise. So the bytes under way are few enough for a slow network, and enough for a fast one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkSizes {
+    /// The bytes of a chunk, but at least a page of a layer. Larger ones that the engine names are split.
+    pub bytes: u64,
+    /// The bytes under way to one receiver.
+    pub bytes_under_way: u64,
+}
+
+impl Default for ChunkSizes {
+    fn default() -> Self {
+        Self {
+            bytes: 16 << 20,
+            bytes_under_way: 64 << 20,
         }
     }
 }
@@ -270,6 +292,7 @@ impl HandoffSession {
             endpoint,
             memory: Arc::clone(&memory),
             limits: options.limits,
+            chunks: options.chunks,
             idle: options.idle,
             events: events.clone(),
             peers: Peers::new(context),

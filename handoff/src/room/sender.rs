@@ -152,7 +152,9 @@ impl RoomSender {
     pub fn next_wake(&self) -> Option<Moment> {
         match self.phase {
             Phase::Open => {
-                let targets = self.targets.iter().filter_map(Target::next_wake);
+                let most = self.plan.cells_under_way;
+                let targets = self.targets.iter();
+                let targets = targets.filter_map(|target| target.next_wake(most));
                 targets.chain([self.state_until]).min()
             }
             Phase::Closing(_) => None,
@@ -291,7 +293,8 @@ impl RoomSender {
             (Phase::Open, None) => {
                 target.session = Some(session);
                 for rectangle in &self.produced {
-                    target.add(rectangle.without_held(offer.held));
+                    let chunk_cells = self.plan.chunk_cells;
+                    target.add(&rectangle.without_held(offer.held), chunk_cells);
                 }
                 self.plan.deadline = self.plan.deadline.min(now + offer.time_left);
                 target.offer = Some(offer);
@@ -317,7 +320,7 @@ impl RoomSender {
         for target in &mut self.targets {
             if let Some(offer) = &target.offer {
                 let held = offer.held;
-                target.add(rectangle.without_held(held));
+                target.add(&rectangle.without_held(held), self.plan.chunk_cells);
             }
         }
         self.produced.push(rectangle);
@@ -380,7 +383,7 @@ impl RoomSender {
         let Some(tag) = target.tag().filter(|_| !target.is_complete) else {
             return;
         };
-        for (id, body) in target.start(now) {
+        for (id, body) in target.start(now, self.plan.cells_under_way) {
             out.push(SenderAction::Write { to, id, body });
         }
         if !self.has_all || !target.all_in_place() {

@@ -48,6 +48,8 @@ fn sender_plan() -> RoomSenderPlan {
         receivers: 1,
         limits: RoomLimits::default(),
         deadline: at(60_000),
+        chunk_cells: 1000,
+        cells_under_way: 1000,
     }
 }
 
@@ -524,4 +526,71 @@ fn a_chunk_that_is_named_often_is_sent_again_once() {
         matches!(message, ToReceiver::Chunk { .. })
     });
     assert_eq!(sent.count(), 1, "{} actions", again.len());
+}
+
+#[test]
+fn a_rectangle_splits_into_layers_and_then_into_pages() {
+    let split = |pages, layers, cells| {
+        let whole = PageRectangle { pages, layers };
+        let pieces = whole.split(cells);
+        assert!(pieces.iter().all(|piece| piece.cells() <= cells.max(1)));
+        let sum: u64 = pieces.iter().map(PageRectangle::cells).sum();
+        assert_eq!(sum, whole.cells());
+        let pieces = pieces.into_iter();
+        pieces
+            .map(|piece| (piece.pages, piece.layers))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(split(3..7, 1..3, 8), [(3..7, 1..3)]);
+    assert_eq!(split(3..7, 1..3, 7), [(3..7, 1..2), (3..7, 2..3)]);
+    assert_eq!(
+        split(3..7, 1..3, 3),
+        [(3..6, 1..2), (6..7, 1..2), (3..6, 2..3), (6..7, 2..3)]
+    );
+    assert_eq!(
+        split(0..2, 0..5, 4),
+        [(0..2, 0..2), (0..2, 2..4), (0..2, 4..5)]
+    );
+    assert_eq!(split(0..2, 0..1, 0).len(), 2);
+    assert_eq!(split(0..1 << 30, 0..2, u64::MAX).len(), 1);
+}
+
+/// What waits for the chunks before it is woken by their end, not by the clock.
+#[test]
+fn so_many_cells_go_at_a_time_and_the_end_of_a_write_starts_the_next() {
+    let plan = RoomSenderPlan {
+        chunk_cells: 2,
+        cells_under_way: 4,
+        ..sender_plan()
+    };
+    let (mut sender, mut out) = (RoomSender::open(at(0), plan), Vec::new());
+    let message = ToSender::Offer(offer());
+    let offered = SenderEvent::Message {
+        from: 0,
+        session: D,
+        message,
+    };
+    sender.handle(at(1), offered, &mut out);
+    let started = |out: &mut Vec<SenderAction>| {
+        let ids = out.drain(..).filter_map(|action| match action {
+            SenderAction::Write { id, .. } => Some(id),
+            _ => None,
+        });
+        ids.collect::<Vec<u32>>()
+    };
+    // Three pages of each of two layers: chunks of 2, 1, 2 and 1 cells.
+    sender.handle(at(2), SenderEvent::Produced(rectangle()), &mut out);
+    assert_eq!(started(&mut out), [0, 1, 3]);
+    assert!(sender.next_wake() > Some(at(2)));
+    sender.handle(at(3), SenderEvent::Tick, &mut out);
+    assert!(started(&mut out).is_empty());
+    let written = |id, outcome| SenderEvent::Written { to: 0, id, outcome };
+    // A write that failed goes again later. Its place is too small for the one that waits.
+    sender.handle(at(4), written(1, Err(Code::Unreachable)), &mut out);
+    let again = at(4) + RoomLimits::default().retry;
+    assert_eq!(sender.next_wake(), Some(again));
+    sender.handle(at(5), written(0, Ok(Checksum(1))), &mut out);
+    assert_eq!(started(&mut out), [2]);
+    sender.handle(again, SenderEvent::Tick, &mut out);
+    assert_eq!(started(&mut out), [1]);
 }

@@ -1,5 +1,6 @@
 //! The thread that owns a session's machines: it takes events, and performs what they ask for.
 
+use super::ChunkSizes;
 use super::handle::{TransferCell, has_ended};
 use super::memory::RankMemory;
 use super::peers::Peers;
@@ -88,6 +89,7 @@ pub(super) struct Agent {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) memory: Arc<RankMemory>,
     pub(super) limits: RoomLimits,
+    pub(super) chunks: ChunkSizes,
     /// How long a peer that nothing uses stays connected.
     pub(super) idle: Duration,
     pub(super) events: mpsc::UnboundedSender<Event>,

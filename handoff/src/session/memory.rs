@@ -155,6 +155,18 @@ impl RankMemory {
         stages.stage(*stage).unwrap_or(0..0)
     }
 
+    /// How many pages of a layer these bytes are, at least one. Layers of several sizes count as the largest.
+    pub(super) fn cells_of(&self, bytes: u64) -> u64 {
+        let mut layers: BTreeMap<u32, u64> = BTreeMap::new();
+        for state in &self.description.states {
+            // Looked up when the rank was made.
+            let page = state.shape.page_bytes(self.description.tensor.1);
+            *layers.entry(state.layer).or_default() += page.unwrap_or(0);
+        }
+        let largest = layers.into_values().max().unwrap_or(0);
+        (bytes / largest.max(1)).max(1)
+    }
+
     /// The layout of a slot of metadata.
     pub(super) const fn aux_layout(&self) -> AuxLayout {
         AuxLayout::new(self.description.hidden_bytes)

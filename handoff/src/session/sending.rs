@@ -70,6 +70,8 @@ impl Agent {
             receivers: call.receivers,
             limits: self.limits.with_patience(patience),
             deadline: self.moment(deadline),
+            chunk_cells: self.memory.cells_of(self.chunks.bytes),
+            cells_under_way: self.memory.cells_of(self.chunks.bytes_under_way),
         };
         let (now, mut out) = (self.now(), Vec::new());
         self.senders.bury_if_ended(now, id);

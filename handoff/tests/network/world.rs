@@ -468,6 +468,9 @@ impl World {
             receivers: self.receivers.len(),
             limits: limits(),
             deadline: request.deadline,
+            // Small ones, so that what an engine names is split, and waits for its turn.
+            chunk_cells: 3,
+            cells_under_way: 5,
         };
         let (id, mut out) = (request.id, Vec::new());
         let process = &mut self.senders[sender];

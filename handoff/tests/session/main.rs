@@ -5,6 +5,7 @@
 //! - `intruder`: letters and writes of processes that are no peers
 //! - `relay`: a relay that changes, repeats, reorders and cuts what goes between two sessions
 //! - `ranks`: a rank whose bytes say where they belong
+//! - `slow`: a network on which a room takes longer than a write may
 //! - `child`: the same as a process of its own
 
 mod child;
@@ -13,3 +14,4 @@ mod intruder;
 mod push;
 mod ranks;
 mod relay;
+mod slow;

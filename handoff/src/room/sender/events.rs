@@ -18,6 +18,10 @@ pub struct RoomSenderPlan {
     pub limits: RoomLimits,
     /// When the room ends at the latest.
     pub deadline: Moment,
+    /// The most pages times layers of a chunk. Larger rectangles are split.
+    pub chunk_cells: u64,
+    /// The most pages times layers that are written to one receiver at a time, if that is more than a chunk.
+    pub cells_under_way: u64,
 }
 
 /// An event at a sender. `from` and `to` are indices of receivers.

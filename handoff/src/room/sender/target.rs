@@ -57,11 +57,14 @@ impl Target {
         !self.is_complete && self.broken_until.is_some_and(|until| now >= until)
     }
 
-    /// Adds a chunk of pages. Pages that the receiver holds leave an empty one, which is not sent.
-    pub(super) fn add(&mut self, rectangle: PageRectangle) {
+    /// Adds pages as chunks of at most `cells`. Pages that the receiver holds leave an empty rectangle, which is
+    /// not sent.
+    pub(super) fn add(&mut self, rectangle: &PageRectangle, cells: u64) {
         if !rectangle.is_empty() {
             let waits = WriteState::Waits(Moment::default());
-            self.chunks.push((ChunkBody::Pages(rectangle), waits));
+            let chunks = rectangle.split(cells).into_iter();
+            self.chunks
+                .extend(chunks.map(|chunk| (ChunkBody::Pages(chunk), waits)));
         }
     }
 
@@ -71,11 +74,22 @@ impl Target {
         self.chunks.push((ChunkBody::Aux, waits));
     }
 
-    /// The chunks whose writes start now.
-    pub(super) fn start(&mut self, now: Moment) -> Vec<(u32, ChunkBody)> {
+    /// The pages times layers whose writes are under way.
+    fn cells_under_way(&self) -> u64 {
+        let under_way = |(_, state): &&(ChunkBody, WriteState)| *state == WriteState::UnderWay;
+        let all = self.chunks.iter().filter(under_way);
+        all.map(|(body, _)| cells(body)).sum()
+    }
+
+    /// The chunks whose writes start now, while at most `most` cells are under way. A write's deadline counts
+    /// from its start: what waits in the queue of a connection uses up that time.
+    pub(super) fn start(&mut self, now: Moment, most: u64) -> Vec<(u32, ChunkBody)> {
         let mut started = Vec::new();
+        let mut under_way = self.cells_under_way();
         for (id, (body, state)) in (0..).zip(&mut self.chunks) {
-            if matches!(state, WriteState::Waits(at) if *at <= now) {
+            let is_due = matches!(state, WriteState::Waits(at) if *at <= now);
+            if is_due && fits(under_way, body, most) {
+                under_way += cells(body);
                 *state = WriteState::UnderWay;
                 started.push((id, body.clone()));
             }
@@ -115,15 +129,31 @@ impl Target {
         (0..count).filter_map(|id| self.announced(id)).collect()
     }
 
-    pub(super) fn next_wake(&self) -> Option<Moment> {
+    pub(super) fn next_wake(&self, most: u64) -> Option<Moment> {
         if self.is_complete {
             return None;
         }
-        let waits = self.chunks.iter().filter_map(|(_, state)| match state {
-            WriteState::Waits(at) if self.offer.is_some() => Some(*at),
+        let under_way = self.cells_under_way();
+        let waits = self.chunks.iter().filter_map(|(body, state)| match state {
+            // The end of a write wakes the others.
+            WriteState::Waits(at) if self.offer.is_some() && fits(under_way, body, most) => {
+                Some(*at)
+            }
             _ => None,
         });
         let repeats = self.done.map(|_| self.next_retry);
         waits.chain(repeats).chain(self.broken_until).min()
     }
+}
+
+fn cells(body: &ChunkBody) -> u64 {
+    match body {
+        ChunkBody::Pages(rectangle) => rectangle.cells(),
+        ChunkBody::Aux => 1,
+    }
+}
+
+/// Whether a chunk may start beside those under way. One always may.
+fn fits(under_way: u64, body: &ChunkBody, most: u64) -> bool {
+    under_way == 0 || under_way.saturating_add(cells(body)) <= most
 }
