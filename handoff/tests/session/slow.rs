@@ -109,7 +109,7 @@ fn a_room_whose_bytes_flow_arrives_however_long_all_of_them_take() {
     let (decode, to) = rank(of_decode, Some(way));
     for (at, memory) in (1u8..).zip(&from) {
         let bytes: Vec<u8> = (0..memory.length().0)
-            .map(|offset| (offset / 4099) as u8 ^ at)
+            .map(|offset| (offset / 4099).to_le_bytes()[0] ^ at)
             .collect();
         memory.write_at(kvpool_types::Offset(0), &bytes);
     }
