@@ -9,7 +9,8 @@
 //! Waking a thread costs more than the rest of a small request, so a channel wakes only callers
 //! that wait for an answer. Each call writes its own frame. Waiting calls share one reader: the
 //! call that was polled last. When the reader leaves, answered or dropped, it passes the role to
-//! another waiting call. So does a thread that stops polling its call for a while, with [`WaitedOn`]. Frames with much payload belong on the connections of [`crate::tcp`],
+//! another waiting call. So does a thread that stops polling its call for a while, with
+//! [`WaitedOn`]. Frames with much payload belong on the connections of [`crate::tcp`],
 //! which have threads.
 //!
 //! A channel belongs to the tokio runtime that created it and works only while that runtime runs.

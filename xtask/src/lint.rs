@@ -24,7 +24,7 @@ use ratchet::Ratchet;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Install cargo-deny with cargo if it is missing (2 min 20 s on two cores)
+    /// Install cargo-deny with cargo if it is missing (70 s on two cores)
     #[arg(long)]
     install: bool,
     /// Lower each count in xtask/ratchet.txt to the present count; checks nothing else

@@ -7,7 +7,8 @@ use anyhow::Result;
 /// What to do without cargo-deny.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// Install it with cargo, which takes 80 s on two cores without optimization; where that fails the check is skipped.
+    /// Install it with cargo, which takes 70 s on two cores without optimization; where that fails the check
+    /// is skipped.
     Install,
     /// The check fails.
     Fail,

@@ -35,7 +35,10 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         what: "the end of a medium reads nothing again",
         file: "store-node/src/media/disk.rs",
         on: "        let medium = Arc::clone(medium);\n        self.set(State::Unread(Some(medium.id())));\n",
-        off: "        let medium = Arc::clone(medium);\n        let (engine, arena) = (Arc::clone(&self.engine), Arc::clone(&self.arena));\n        let _read = Formatted::open(engine, arena);\n        self.set(State::Unread(Some(medium.id())));\n",
+        off: "        let medium = Arc::clone(medium);\n        \
+              let (engine, arena) = (Arc::clone(&self.engine), Arc::clone(&self.arena));\n        \
+              let _read = Formatted::open(engine, arena);\n        \
+              self.set(State::Unread(Some(medium.id())));\n",
         package: "kvpool-store-node",
         test: "the_end_of_media_does_not_wait_for_a_disk_that_hangs",
     },
@@ -61,8 +64,11 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         invariant: 6,
         what: "a block that moves on a medium keeps its room",
         file: "store-node/src/media/transfer.rs",
-        on: "        let Ok(staged) = Staged::from_loaded(loaded) else {\n            return Err((order, Code::TooLarge));\n        };\n",
-        off: "        let Ok(mut staged) = self.stage(to.length) else {\n            return Err((order, Code::TooLarge));\n        };\n        staged.data().copy_from_slice(&loaded);\n",
+        on: "        let Ok(staged) = Staged::from_loaded(loaded) else {\n            \
+             return Err((order, Code::TooLarge));\n        };\n",
+        off: "        let Ok(mut staged) = self.stage(to.length) else {\n            \
+              return Err((order, Code::TooLarge));\n        };\n        \
+              staged.data().copy_from_slice(&loaded);\n",
         package: "kvpool-store-node",
         test: "blocks_that_move_on_a_medium_keep_their_room",
     },

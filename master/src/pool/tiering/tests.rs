@@ -170,25 +170,26 @@ async fn a_transfer_begins_in_the_session_of_its_medium_alone() {
     let pool = pool_in(directory.path()).await;
     let medium = Medium::new(medium_of(1), pool.directory.accounts()).unwrap();
     let (node, session, mut sent) = connected(&pool);
-    let mut traffic = pool.tiering.traffic.lock();
-    traffic.uses.insert(medium.id, in_use(&node, session));
     let from = Place {
         medium: medium.id,
         offset: Offset(8192),
     };
     let transfer = |session| transfer(&node, session, &medium, Direction::Forward { from });
     let order = proto::Transfer::default;
-    assert!(!traffic.begin(&medium, transfer(session - 1), order()));
-    let used = &traffic.uses[&medium.id];
-    assert_eq!((used.in_flight, used.forwards, used.busy.len()), (0, 0, 0));
-    assert!(traffic.open.is_empty());
-    assert!(sent.try_recv().is_err());
-    assert!(traffic.begin(&medium, transfer(session), order()));
-    assert_eq!(traffic.open.len(), 1);
-    assert!(sent.try_recv().is_ok());
-    node.detach(session);
-    assert!(!traffic.begin(&medium, transfer(session), order()));
-    drop(traffic);
+    {
+        let mut traffic = pool.tiering.traffic.lock();
+        traffic.uses.insert(medium.id, in_use(&node, session));
+        assert!(!traffic.begin(&medium, transfer(session - 1), order()));
+        let used = &traffic.uses[&medium.id];
+        assert_eq!((used.in_flight, used.forwards, used.busy.len()), (0, 0, 0));
+        assert!(traffic.open.is_empty());
+        assert!(sent.try_recv().is_err());
+        assert!(traffic.begin(&medium, transfer(session), order()));
+        assert_eq!(traffic.open.len(), 1);
+        assert!(sent.try_recv().is_ok());
+        node.detach(session);
+        assert!(!traffic.begin(&medium, transfer(session), order()));
+    }
     pool.retire().await;
 }
 
@@ -209,15 +210,17 @@ async fn a_store_that_ends_while_its_block_is_evicted_leaves_a_copy() {
         assert!(traffic.begin(&medium, transfer, proto::Transfer::default()));
         traffic.last_ticket
     };
-    let is_evicting = pool.evicting.read();
-    let evicted = pool
-        .directory
-        .remove_by_id(id, Version(7), |_| Verdict::Remove);
-    let (ended, of) = (Arc::clone(&pool), Arc::clone(&node));
-    let end = std::thread::spawn(move || ended.transfers_done(&of, &[(ticket, Code::Ok)]));
-    std::thread::sleep(Duration::from_millis(50));
-    pool.note_left_memory(&[evicted.unwrap()]);
-    drop(is_evicting);
+    let end = {
+        let _until_noted = pool.evicting.read();
+        let evicted = pool
+            .directory
+            .remove_by_id(id, Version(7), |_| Verdict::Remove);
+        let (ended, of) = (Arc::clone(&pool), Arc::clone(&node));
+        let end = std::thread::spawn(move || ended.transfers_done(&of, &[(ticket, Code::Ok)]));
+        std::thread::sleep(Duration::from_millis(50));
+        pool.note_left_memory(&[evicted.unwrap()]);
+        end
+    };
     end.join().unwrap();
     pool.journal().flush().await.unwrap();
     let key = Key::parse("block").unwrap();
