@@ -30,9 +30,9 @@
 {{/* The security context of a pod. Files of a claim belong to the group, so that the user may write them. */}}
 {{- define "kvpool.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: {{ .Values.user }}
-runAsGroup: {{ .Values.user }}
-fsGroup: {{ .Values.user }}
+runAsUser: {{ .Values.user | int64 }}
+runAsGroup: {{ .Values.user | int64 }}
+fsGroup: {{ .Values.user | int64 }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end }}

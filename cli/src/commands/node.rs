@@ -87,7 +87,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             break (left, task.failure);
         }
     };
-    let is_full = matches!(failure, None | Some((Code::Full, _)));
+    let is_over = begun.elapsed() >= timeout;
+    let is_full = !is_over && matches!(failure, Some((Code::Full, _)));
     let outcome = Outcome {
         node: name,
         moved,

@@ -1,6 +1,6 @@
 //! `kvctl node wait`.
 
-use crate::connection::control_error;
+use crate::connection::{HIDDEN, control_error, is_hidden};
 use crate::context::Context;
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -40,8 +40,11 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
     let begun = Instant::now();
     let mut quiet_since = begun;
     let draining = loop {
-        let nodes = client.stats().await.map_err(control_error)?.nodes;
-        let draining: Vec<_> = nodes
+        let stats = client.stats().await.map_err(control_error)?;
+        // Without a look at the nodes, none would seem to drain.
+        anyhow::ensure!(!is_hidden(&stats), HIDDEN);
+        let draining: Vec<_> = stats
+            .nodes
             .into_iter()
             .filter(|node| node.state == "draining")
             .map(|node| node.name)
