@@ -41,9 +41,17 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
 
     Further settings go beside `master`. A chunk is stored as LMCache's description of it and its bytes,
     which move directly from and into LMCache's memory. A failure is a miss and a line in the log.
+
+    Raises ValueError if LMCache stores its chunks layer by layer.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, local_cpu_backend: Any, config: Any):
+        if config.use_layerwise:
+            # Room for a chunk has the shape of all layers. One layer does not fit it, and LMCache's layerwise
+            # loader takes the bytes of a miss for the layer's.
+            raise ValueError(
+                "kvpool's remote connector does not support LMCache's use_layerwise: set use_layerwise to false"
+            )
         super().__init__(local_cpu_backend.config, local_cpu_backend.metadata)
         self._loop = loop
         self._memory = local_cpu_backend
