@@ -26,6 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import (  # type: ignore[import-not-fo
     PoolName,
     PoolTransferResult,
 )
+from sglang.srt.runtime_context import get_context  # type: ignore[import-not-found]
 
 import kvpool
 from kvpool._engines.connection import Connection
@@ -85,10 +86,9 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         self._prefix = self._make_prefix("")
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Registers SGLang's host memory; its layout becomes part of the keys."""
+        """Registers SGLang's host memory; its format becomes part of the keys."""
         super().register_mem_pool_host(mem_pool_host)
-        shape = (mem_pool_host.layout, mem_pool_host.page_size, str(getattr(mem_pool_host, "dtype", "")))
-        self._prefix = self._make_prefix(repr(shape))
+        self._prefix = self._make_prefix(repr(_format(mem_pool_host)))
         buffer = getattr(mem_pool_host, "kv_buffer", None)
         if isinstance(buffer, torch.Tensor):
             self._connection.call("registering memory", None, lambda pool: self._register(pool, buffer))
@@ -100,10 +100,9 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         if name == str(PoolName.KV):
             return
         direct = self._direct and _has_addresses(host_pool)
-        fields = [getattr(host_pool, field, None) for field in ("layout", "page_size", "dtype", "size_per_token")]
         # Recurrent states differ between ranks, even if ranks share everything else.
         rank = (self._config.tp_rank, self._config.tp_size) if name == str(PoolName.MAMBA) else None
-        digest = hashlib.sha256(repr([fields, direct, rank]).encode()).hexdigest()
+        digest = hashlib.sha256(repr([_format(host_pool), direct, rank]).encode()).hexdigest()
         self._side_pools[name] = _SidePool(host_pool, f".{name}-{digest[:16]}", direct)
         if direct:
             buffers = _buffers(host_pool)
@@ -305,6 +304,26 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
 def _leading(present: Sequence[bool]) -> int:
     """The number of leading true values."""
     return list(present).index(False) if False in present else len(present)
+
+
+def _format(memory: Any) -> list[str]:
+    """The format of the pages of a host memory, as far as SGLang says it."""
+    fields = [str(getattr(memory, field, "")) for field in ("layout", "page_size", "dtype", "size_per_token")]
+    return [*fields, str(getattr(getattr(memory, "device_pool", None), "dtype", "")), *_cache_types()]
+
+
+def _cache_types() -> list[str]:
+    """The element types that SGLang was told to cache, of the model and of its draft model.
+
+    Host memory does not tell them apart: it holds every type of 8 bits as plain bytes.
+    """
+    context = get_context()
+    said = (("model", "kv_cache_dtype"), ("spec", "speculative_draft_kv_cache_dtype"))
+    return [
+        # Not published: host memory without an engine, as a test makes it.
+        str(getattr(context.config_bag(bag), field, "")) if context.is_config_namespace_published(bag) else ""
+        for bag, field in said
+    ]
 
 
 def _page_size(memory: Any) -> int:

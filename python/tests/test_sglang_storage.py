@@ -1,0 +1,132 @@
+"""SGLang's storage over stand-ins of SGLang's own classes: how pages are named."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+class HiCacheStorage:
+    """Stands for SGLang's base class."""
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        self.mem_pool_host = mem_pool_host
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        pass
+
+
+class Context:
+    """Stands for SGLang's settings as its processes see them."""
+
+    def __init__(self) -> None:
+        self.bags: dict[str, Any] = {}
+
+    def is_config_namespace_published(self, name: str) -> bool:
+        return name in self.bags
+
+    def config_bag(self, name: str) -> Any:
+        return self.bags[name]
+
+    def publish(self, kv_cache_dtype: str, draft: str | None = None) -> None:
+        self.bags["model"] = types.SimpleNamespace(kv_cache_dtype=kv_cache_dtype)
+        self.bags["spec"] = types.SimpleNamespace(speculative_draft_kv_cache_dtype=draft)
+
+
+@pytest.fixture
+def context() -> Context:
+    return Context()
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch, context: Context) -> Iterator[Any]:
+    """`kvpool.sglang.storage` without SGLang, without torch and without a pool."""
+    torch = types.ModuleType("torch")
+    torch.Tensor = type("Tensor", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    stands: dict[str, dict[str, Any]] = {
+        "mem_cache.hicache_storage": {
+            "HiCacheStorage": HiCacheStorage,
+            "PoolHitPolicy": types.SimpleNamespace(ALL_PAGES=0, TRAILING_PAGES=1),
+            "PoolName": types.SimpleNamespace(KV="kv", MAMBA="mamba"),
+            "PoolTransferResult": object,
+        },
+        "runtime_context": {"get_context": lambda: context},
+    }
+    for name, content in stands.items():
+        module = types.ModuleType(f"sglang.srt.{name}")
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.delitem(sys.modules, "kvpool.sglang.storage", raising=False)
+    module = importlib.import_module("kvpool.sglang.storage")
+    monkeypatch.setattr(module, "Connection", lambda _settings: None)
+    yield module
+    sys.modules.pop("kvpool.sglang.storage", None)
+
+
+def memory(**fields: Any) -> Any:
+    """Host memory as SGLang 0.5.23 makes it of a cache in 8 bits."""
+    return types.SimpleNamespace(
+        **{"layout": "page_first", "page_size": 64, "dtype": "torch.uint8", "size_per_token": 512, **fields}
+    )
+
+
+def made(storage: Any) -> Any:
+    """The storage of the only rank of a model."""
+    config = types.SimpleNamespace(
+        model_name="tiny",
+        is_mla_model=False,
+        tp_rank=0,
+        tp_size=1,
+        pp_rank=0,
+        pp_size=1,
+        attn_cp_rank=0,
+        attn_cp_size=1,
+        dcp_rank=0,
+        dcp_size=1,
+        extra_config={},
+    )
+    return storage.KvpoolStorage(config)
+
+
+def names(storage: Any, host_memory: Any) -> tuple[str, str]:
+    """The name of a page in this memory, as the model's cache and as a cache beside it."""
+    backend = made(storage)
+    backend.register_mem_host_pool_v2(host_memory, "indexer")
+    beside = f"{backend._key('page')}{backend._side_pool('indexer').suffix}"
+    backend.register_mem_pool_host(host_memory)
+    return backend._key("page"), beside
+
+
+def all_differ(named: list[tuple[str, str]]) -> bool:
+    return len({name for both in named for name in both}) == 2 * len(named)
+
+
+def test_element_types_that_memory_holds_as_bytes_are_told_apart(storage: Any, context: Context) -> None:
+    named = []
+    for kinds in [("fp8_e4m3",), ("fp8_e5m2",), ("fp8_e4m3", "fp8_e5m2")]:
+        context.publish(*kinds)
+        named.append(names(storage, memory()))
+    assert all_differ(named)
+    context.publish("fp8_e4m3")
+    assert names(storage, memory()) == named[0]
+
+
+def test_the_type_of_the_cache_on_the_device_tells_pages_apart(storage: Any) -> None:
+    kinds = ("torch.float8_e4m3fn", "torch.float8_e5m2")
+    devices = [types.SimpleNamespace(dtype=kind) for kind in kinds]
+    assert all_differ([names(storage, memory(device_pool=device)) for device in devices])
+
+
+def test_pages_of_more_layers_have_other_names(storage: Any) -> None:
+    assert all_differ([names(storage, memory(size_per_token=size)) for size in (512, 768)])
+
+
+def test_memory_without_an_engine_and_without_sizes_has_names(storage: Any) -> None:
+    bare = types.SimpleNamespace(layout="page_first", page_size=64)
+    assert all_differ([names(storage, bare)])
