@@ -221,6 +221,16 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
 
+    def reset_cache(self) -> bool | None:
+        """Removes the blocks of this model and layout from the pool. vLLM takes only False for a failure."""
+        if self._planner is None:
+            answer: bool | None = super().reset_cache()
+            return answer
+        if self._planner.reset():
+            return True
+        logger.error("the pool still has this model's blocks: reset the cache again when the pool answers")
+        return False
+
     # What follows runs in the workers.
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:

@@ -66,10 +66,14 @@ class Lookups:
         if asked is not None and not asked[1].cancel():
             asked[1].add_done_callback(self._give_back)
 
-    def close(self) -> None:
+    def forget_all(self) -> None:
         """Drops all lookups. Lookups in progress end on their own."""
         for request in list(self._asked):
             self.forget(request)
+
+    def close(self) -> None:
+        """Drops all lookups, and takes no more."""
+        self.forget_all()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _look_up(self, keys: Sequence[str]) -> kvpool.Prefix | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -171,6 +172,24 @@ class Planner:
         self._loading.pop(request, None)
         self._keeper.let_go(request)
         return saving
+
+    def reset(self) -> bool:
+        """Forgets what lookups have found, and removes the layout's blocks from the pool, leased ones too.
+        Returns whether the pool has removed all of them.
+
+        Blocks that are still being saved, here or by another engine, can come after it.
+        """
+        self._lookups.forget_all()
+        for request in list(self._found):
+            del self._found[request]
+            # What was found counted as saved.
+            self._saved_units.pop(request, None)
+            self._keeper.let_go(request)
+        mine = f"^{re.escape(self._layout.prefix)}:"
+        _removed, kept = self._connection.call(
+            "removing blocks", (0, 1), lambda pool: pool.remove_matching(mine, force=True)
+        )
+        return kept == 0
 
     def close(self) -> None:
         """Releases the leases."""

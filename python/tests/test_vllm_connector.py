@@ -1,0 +1,153 @@
+"""vLLM's connector over stand-ins of vLLM and the pool: a reset of the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import kvpool
+import pytest
+import vllm_stands
+
+Answer = TypeVar("Answer")
+
+HASHES = [hashlib.sha256(bytes([at])).digest() for at in range(4)]
+TOKENS = len(HASHES) * 16 + 1
+
+
+class Lease:
+    """A lease that is long enough for every test."""
+
+    left = 60.0
+
+    def __init__(self) -> None:
+        self.is_released = False
+
+    def renew(self) -> int:
+        return 0
+
+    def release(self) -> None:
+        self.is_released = True
+
+
+class Pool:
+    """Stands for the pool and for the connection to it. It has a block for every key, or none."""
+
+    def __init__(self) -> None:
+        self.leases: list[Lease] = []
+        self.patterns: list[tuple[str, bool]] = []
+        self.kept = 0
+        self.is_full = True
+        self.is_there = True
+        self.error: kvpool.Error | None = None
+
+    def __call__(self, _settings: Any) -> Pool:
+        return self
+
+    def call(self, _what: str, otherwise: Answer, ask: Callable[[Any], Answer]) -> Answer:
+        if not self.is_there:
+            return otherwise
+        try:
+            return ask(self)
+        except kvpool.Error:
+            return otherwise
+
+    def match_prefix(self, keys: list[str]) -> Any:
+        if not self.is_full:
+            return None
+        self.leases.append(Lease())
+        return types.SimpleNamespace(blocks=len(keys), lease=self.leases[-1])
+
+    def remove_matching(self, regex: str, *, force: bool = False) -> tuple[int, int]:
+        if self.error is not None:
+            raise self.error
+        self.patterns.append((regex, force))
+        return 7, self.kept
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool()
+
+
+@pytest.fixture
+def connector(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> Iterator[Any]:
+    """`kvpool.vllm.connector` without vLLM, without torch and without a pool."""
+    for name, module in vllm_stands.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    ours = ("connector", "memory", "staging")
+    for name in ours:
+        monkeypatch.delitem(sys.modules, f"kvpool.vllm.{name}", raising=False)
+    module = importlib.import_module("kvpool.vllm.connector")
+    monkeypatch.setattr(module, "Connection", pool)
+    yield module
+    for name in ours:
+        sys.modules.pop(f"kvpool.vllm.{name}", None)
+
+
+@pytest.fixture
+def scheduler(connector: Any) -> Iterator[Any]:
+    """The scheduler's connector of an engine."""
+    made = connector.KvpoolConnector(vllm_stands.configuration(), vllm_stands.Role.SCHEDULER, vllm_stands.cache())
+    yield made
+    made.shutdown()
+
+
+def found(scheduler: Any, request: str) -> int:
+    """How many tokens a lookup finds, asked step by step until it is known."""
+    end = time.monotonic() + 30
+    while (tokens := scheduler._planner.lookup(request, HASHES, TOKENS, 0)) is None:
+        assert time.monotonic() < end
+        scheduler._planner.step([], [])
+    return int(tokens)
+
+
+def test_a_reset_removes_the_blocks_of_the_engines_names(scheduler: Any, pool: Pool) -> None:
+    prefix = scheduler._planner.step([], []).prefix
+    assert scheduler.reset_cache() is True
+    ((pattern, force),) = pool.patterns
+    assert force
+    # The name has no character that would need an escape but `-` and `.`.
+    assert pattern.replace("\\", "") == f"^{prefix}:"
+
+
+def test_a_reset_forgets_what_was_found_and_gives_its_leases_back(scheduler: Any, pool: Pool) -> None:
+    assert found(scheduler, "a") == TOKENS - 1
+    assert scheduler.reset_cache() is True
+    end = time.monotonic() + 30
+    while not pool.leases[0].is_released:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    # The next lookup asks the pool again.
+    assert found(scheduler, "a") == TOKENS - 1
+    assert len(pool.leases) == 2
+    # The lookup before the reset does not count as saved.
+    pool.is_full = False
+    assert scheduler.reset_cache() is True
+    assert found(scheduler, "a") == 0
+    assert scheduler._planner._saved_units == {"a": 0}
+
+
+def test_a_reset_that_did_not_remove_all_blocks_fails(scheduler: Any, pool: Pool) -> None:
+    pool.kept = 1
+    assert scheduler.reset_cache() is False
+    pool.kept, pool.is_there = 0, False
+    assert scheduler.reset_cache() is False
+    pool.is_there, pool.error = True, kvpool.Error("refused")
+    assert scheduler.reset_cache() is False
+    pool.error = None
+    assert scheduler.reset_cache() is True
+
+
+def test_a_workers_reset_is_vllms(connector: Any, pool: Pool) -> None:
+    worker = connector.KvpoolConnector(vllm_stands.configuration(), vllm_stands.Role.WORKER, vllm_stands.cache())
+    assert worker.reset_cache() is None
+    assert pool.patterns == []
