@@ -1,4 +1,4 @@
-"""vLLM's connector over stand-ins of vLLM and the pool: a reset of the cache."""
+"""vLLM's connector over stand-ins of vLLM and the pool: names of blocks, and a reset of the cache."""
 
 from __future__ import annotations
 
@@ -151,3 +151,41 @@ def test_a_workers_reset_is_vllms(connector: Any, pool: Pool) -> None:
     worker = connector.KvpoolConnector(vllm_stands.configuration(), vllm_stands.Role.WORKER, vllm_stands.cache())
     assert worker.reset_cache() is None
     assert pool.patterns == []
+
+
+def prefix(connector: Any, speculative: Any = None, layers: int = 4) -> str:
+    """The prefix of the names of an engine's blocks."""
+    config, role = vllm_stands.configuration(speculative_config=speculative), vllm_stands.Role.SCHEDULER
+    made = connector.KvpoolConnector(config, role, vllm_stands.cache(layers))
+    named = str(made._planner.step([], []).prefix)
+    made.shutdown()
+    return named
+
+
+def drafts(method: str, model: str, revision: str | None = None) -> Any:
+    return types.SimpleNamespace(method=method, model=model, revision=revision, use_eagle=lambda: method == "eagle")
+
+
+def test_blocks_with_other_layers_have_other_names(connector: Any) -> None:
+    assert prefix(connector, layers=4) == prefix(connector, layers=4)
+    assert prefix(connector, layers=4) != prefix(connector, layers=5)
+
+
+def test_draft_models_tell_blocks_apart(connector: Any) -> None:
+    named = [
+        prefix(connector, chosen, layers=5)
+        for chosen in (
+            None,
+            drafts("eagle", "heads/a"),
+            drafts("eagle", "heads/b"),
+            drafts("eagle", "heads/a", "main"),
+            drafts("draft_model", "heads/a"),
+            drafts("mtp", "tiny"),
+        )
+    ]
+    assert len(set(named)) == len(named)
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
+def test_drafts_from_the_text_alone_change_no_name(connector: Any, method: str) -> None:
+    assert prefix(connector, drafts(method, method)) == prefix(connector)

@@ -56,6 +56,9 @@ from kvpool.vllm.worker import Mover
 
 logger = logging.getLogger(__name__)
 
+_DRAFTS_WITHOUT_LAYERS = ("ngram", "ngram_gpu", "suffix")
+"""Methods that draft from the text alone, so that engines with and without them have equal blocks."""
+
 
 @dataclasses.dataclass
 class KvpoolMetadata(KVConnectorMetadata):  # type: ignore[misc]
@@ -469,16 +472,17 @@ def _fields(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> dict[
     unit_tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     parallel = vllm_config.parallel_config
     groups = {
-        number: kv_cache_config.kv_cache_groups[number].kv_cache_spec
-        for number in kv_cache_config.prefix_cacheable_group_ids
+        number: kv_cache_config.kv_cache_groups[number] for number in kv_cache_config.prefix_cacheable_group_ids
     }
     kinds = {
         number: (
-            type(spec).__name__,
-            spec.block_size,
-            sorted({one.page_size_bytes for one in iter_layer_specs(spec)}),
+            type(group.kv_cache_spec).__name__,
+            group.kv_cache_spec.block_size,
+            sorted({one.page_size_bytes for one in iter_layer_specs(group.kv_cache_spec)}),
+            # A draft model adds its layers to the groups of the model.
+            len(group.layer_names),
         )
-        for number, spec in groups.items()
+        for number, group in groups.items()
     }
     model = vllm_config.model_config
     cache = vllm_config.cache_config
@@ -499,6 +503,21 @@ def _fields(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> dict[
         "hash": f"{cache.prefix_caching_hash_algo} of {hash_tokens}",
         "ranks": f"{shards} of {parallel.tensor_parallel_size} by {parallel.pipeline_parallel_size}",
         "salt": settings.salt,
+        **_draft(vllm_config),
+    }
+
+
+def _draft(vllm_config: Any) -> dict[str, str]:
+    """The draft model, whose layers blocks have too; nothing without one."""
+    drafts, model = vllm_config.speculative_config, vllm_config.model_config
+    if drafts is None or drafts.method in _DRAFTS_WITHOUT_LAYERS:
+        return {}
+    # Where the model itself has the layers for drafts, `model` of the settings replaces its path.
+    own = drafts.model in (model.model, getattr(model, "model_weights", None))
+    return {
+        "draft method": str(drafts.method),
+        "draft model": "" if own else str(drafts.model),
+        "draft revision": str(drafts.revision),
     }
 
 
