@@ -1,13 +1,14 @@
-"""SGLang's storage over stand-ins of SGLang's own classes: how pages are named."""
+"""SGLang's storage over stand-ins of SGLang's own classes: how pages are named, and how they are cleared."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import kvpool
 import pytest
 
 
@@ -38,6 +39,36 @@ class Context:
         self.bags["spec"] = types.SimpleNamespace(speculative_draft_kv_cache_dtype=draft)
 
 
+class Connection:
+    """Stands for the connection and for the pool."""
+
+    def __init__(self, _settings: Any = None) -> None:
+        self.patterns: list[tuple[str, bool]] = []
+        self.failures: list[kvpool.Error] = []
+        self.kept = 0
+        self.is_there = True
+        self.error: kvpool.Error | None = None
+
+    def pool(self) -> Connection | None:
+        return self if self.is_there else None
+
+    def call(self, what: str, otherwise: Any, ask: Callable[[Any], Any]) -> Any:
+        try:
+            return ask(self) if self.is_there else otherwise
+        except kvpool.Error as error:
+            self.failed(what, error)
+            return otherwise
+
+    def failed(self, _what: str, error: kvpool.Error) -> None:
+        self.failures.append(error)
+
+    def remove_matching(self, regex: str, *, force: bool = False) -> tuple[int, int]:
+        if self.error is not None:
+            raise self.error
+        self.patterns.append((regex, force))
+        return 7, self.kept
+
+
 @pytest.fixture
 def context() -> Context:
     return Context()
@@ -64,7 +95,7 @@ def storage(monkeypatch: pytest.MonkeyPatch, context: Context) -> Iterator[Any]:
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.delitem(sys.modules, "kvpool.sglang.storage", raising=False)
     module = importlib.import_module("kvpool.sglang.storage")
-    monkeypatch.setattr(module, "Connection", lambda _settings: None)
+    monkeypatch.setattr(module, "Connection", Connection)
     yield module
     sys.modules.pop("kvpool.sglang.storage", None)
 
@@ -130,3 +161,25 @@ def test_pages_of_more_layers_have_other_names(storage: Any) -> None:
 def test_memory_without_an_engine_and_without_sizes_has_names(storage: Any) -> None:
     bare = types.SimpleNamespace(layout="page_first", page_size=64)
     assert all_differ([names(storage, bare)])
+
+
+def test_a_clear_removes_the_pages_of_the_model(storage: Any) -> None:
+    backend = made(storage)
+    backend.clear()
+    assert backend._connection.patterns == [(f"^{backend._prefix}", True)]
+
+
+def test_a_clear_that_removed_nothing_raises(storage: Any) -> None:
+    backend = made(storage)
+    backend._connection.is_there = False
+    with pytest.raises(kvpool.UnreachableError):
+        backend.clear()
+    backend._connection.is_there = True
+    backend._connection.error = kvpool.DeadlineError("late")
+    with pytest.raises(kvpool.DeadlineError):
+        backend.clear()
+    # The pool is left alone for a moment, as after every call that it did not answer.
+    assert backend._connection.failures == [backend._connection.error]
+    backend._connection.error, backend._connection.kept = None, 2
+    with pytest.raises(kvpool.LeasedError, match="2 pages"):
+        backend.clear()

@@ -197,9 +197,21 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         return _leading(self._connection.call("looking pages up", present, lambda pool: pool.is_exist(names)))
 
     def clear(self) -> None:
-        """Removes the pages of this model and rank, for all hosts, leased ones too."""
+        """Removes the pages of this model and rank, for all hosts, leased ones too. Raises kvpool.Error if the
+        pool still has some: SGLang takes a normal return for success."""
         mine = f"^{self._prefix}"
-        self._connection.call("removing pages", None, lambda pool: pool.remove_matching(mine, force=True))
+        pool = self._connection.pool()
+        if pool is None:
+            raise kvpool.UnreachableError(
+                "no page was removed, the pool did not answer lately: clear again when it does", "unreachable", True
+            )
+        try:
+            _removed, kept = pool.remove_matching(mine, force=True)
+        except kvpool.Error as error:
+            self._connection.failed("removing pages", error)
+            raise
+        if kept:
+            raise kvpool.LeasedError(f"{kept} pages were not removed, they are in use: clear again", "leased", True)
 
     def get_stats(self) -> None:
         """Nothing: the pool's own metrics replace SGLang's."""
