@@ -312,6 +312,7 @@ class Exchange:
         self._incoming: dict[str, _Incoming] = {}
         self._now: list[_Outgoing] = []
         self._over: set[str] = set()
+        self._stopped: set[str] = set()
 
     def begin_sends(self, plan: Plan) -> None:
         """Before the step: its prompts can go layer by layer. Aborts hand-offs of requests that ended early."""
@@ -352,6 +353,8 @@ class Exchange:
             self._abort(request)
             outgoing, incoming = self._outgoing.pop(request, None), self._incoming.pop(request, None)
             self._over.discard(request)
+            if outgoing is not None:
+                self._stopped.add(request)
             for one in (outgoing, incoming):
                 if one is not None and not _released_within(one.handle, _STOP_SECONDS):
                     logger.error("the blocks of request %s are reused, but a hand-off may touch them", request)
@@ -362,7 +365,11 @@ class Exchange:
 
     def sent(self, over: Iterable[str]) -> set[str]:
         """The requests that are over and whose blocks are free; `over` ended since the last call."""
-        self._over.update(request for request in over if request in self._outgoing)
+        ended = set(over)
+        # The scheduler waits for a request that ended before the step that says it was preempted.
+        stopped = ended & self._stopped
+        self._stopped.clear()
+        self._over.update(request for request in ended if request in self._outgoing)
         done = {request for request in self._over if _is_free(self._outgoing[request].handle)}
         for request in done:
             outgoing = self._outgoing.pop(request)
@@ -370,7 +377,7 @@ class Exchange:
             if error is not None:
                 logger.warning("request %s was not handed off to decode: %s", request, error)
         self._over -= done
-        return done
+        return done | stopped
 
     def received(self) -> dict[str, tuple[int, ...]]:
         """The requests whose receive has ended, with the blocks that did not come."""

@@ -86,6 +86,7 @@ class Mover:
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "kvpool-save")
         self._saving: dict[str, list[concurrent.futures.Future[None]]] = {}
         self._ending: set[str] = set()
+        self._stopped: set[str] = set()
         self._lock = threading.Lock()
         self._loaded: dict[str, tuple[Block, ...]] = {}
         self._unsaved_bytes = 0
@@ -109,8 +110,11 @@ class Mover:
     def stop(self, requests: Iterable[str]) -> None:
         """Returns when no block of these requests is read any more."""
         for request in requests:
-            jobs = self._saving.pop(request, [])
+            jobs = self._saving.pop(request, None)
+            if jobs is None:
+                continue
             self._ending.discard(request)
+            self._stopped.add(request)
             concurrent.futures.wait([job for job in jobs if not job.cancel()])
 
     def is_saving(self, request: str) -> bool:
@@ -119,11 +123,15 @@ class Mover:
 
     def moved(self, over: Iterable[str]) -> Moved:
         """The saves and loads that ended; `over` are the requests that ended since the last call."""
-        self._ending.update(request for request in over if request in self._saving)
+        ended = set(over)
+        self._ending.update(request for request in ended if request in self._saving)
         saved = {request for request in self._ending if all(job.done() for job in self._saving[request])}
         self._ending -= saved
         for request in saved:
             del self._saving[request]
+        # The scheduler waits for a request that ended before the step that says it was preempted.
+        saved |= ended & self._stopped
+        self._stopped.clear()
         with self._lock:
             loaded, self._loaded = self._loaded, {}
         return Moved(saved, loaded)
