@@ -109,7 +109,7 @@ class ParallelReadMethods(TensorMethods):
         """Reads a part, without a header, to an address. Returns whether all its bytes are there."""
         headers: list[tuple[bytes, ctypes.Array[ctypes.c_char]]] = []
         asked = _Fragments()
-        dump = ctypes.create_string_buffer(max(_gap(part), 1))
+        gaps: list[ctypes.Array[ctypes.c_char]] = []
         for rank, shard in enumerate(part.keys):
             first, last = part.manifest.span(rank)
             if max(first, part.start) >= min(last, part.end):
@@ -118,9 +118,12 @@ class ParallelReadMethods(TensorMethods):
             found = ctypes.create_string_buffer(len(header))
             headers.append((header, found))
             asked.add(shard, ctypes.addressof(found), len(header), 0)
+            # Every gap has bytes of its own: the checksum of a read is checked over all of its fragments' memory.
+            gaps.append(ctypes.create_string_buffer(max(_gaps(part, first, last), 1)))
+            spare = ctypes.addressof(gaps[-1])
             for at, length, offset in _rows(part, first, last):
-                to = ctypes.addressof(dump) if at < 0 else place + at
-                asked.add(shard, to, length, len(header) + offset)
+                asked.add(shard, spare if at < 0 else place + at, length, len(header) + offset)
+                spare += length if at < 0 else 0
         answers = self._native.get_ranges(asked.keys, asked.places, asked.lengths, asked.offsets)
         if any(code < 0 for code in answers):
             log.debug("%s: a part of a split tensor is not there: %s", key, min(answers))
@@ -215,11 +218,12 @@ def _outer(part: _Part) -> int:
     return math.prod(part.manifest.shape[: part.manifest.split_dim])
 
 
-def _gap(part: _Part) -> int:
-    """The most bytes of a shard's row that a read throws away."""
+def _gaps(part: _Part, first: int, last: int) -> int:
+    """The bytes of a shard that a read throws away."""
     if _outer(part) <= _FEW_ROWS:
         return 0
-    return max(end - start for start, end in map(part.manifest.span, range(part.manifest.size))) * _unit(part)
+    wanted = min(last, part.end) - max(first, part.start)
+    return _outer(part) * (last - first - wanted) * _unit(part)
 
 
 def _rows(part: _Part, first: int, last: int) -> Iterator[tuple[int, int, int]]:

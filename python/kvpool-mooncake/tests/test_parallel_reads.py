@@ -1,0 +1,82 @@
+"""Where a read of a part of a split tensor puts the bytes, without a pool and without torch."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import random
+import sys
+import types
+from typing import Any
+
+import pytest
+from lent_memory import Memory
+from mooncake._parallel_read import ParallelReadMethods, _Part
+from mooncake._parallel_types import Manifest
+from mooncake._tensor_format import encode_header
+
+
+class Dtype:
+    itemsize = 2
+
+
+class Native:
+    """Stands for the native store: it copies as that does, and keeps the fragments."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self._objects = objects
+        self.spans: list[tuple[int, int]] = []
+
+    def get_ranges(self, keys: list[str], places: list[int], lengths: list[int], offsets: list[int]) -> list[int]:
+        for key, place, length, offset in zip(keys, places, lengths, offsets):
+            assert offset + length <= len(self._objects[key])
+            ctypes.memmove(place, self._objects[key][offset : offset + length], length)
+            self.spans.append((place, place + length))
+        return lengths
+
+
+@pytest.fixture(autouse=True)
+def torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("torch")
+    module.__dict__.update(dtype=Dtype, bfloat16=Dtype())
+    monkeypatch.setitem(sys.modules, "torch", module)
+
+
+def cut(data: bytes, manifest: Manifest, start: int, end: int) -> bytes:
+    """The bytes of a range along the split dimension."""
+    rows = 1
+    for length in manifest.shape[: manifest.split_dim]:
+        rows *= length
+    row = len(data) // rows
+    unit = row // manifest.shape[manifest.split_dim]
+    return b"".join(data[at * row + start * unit : at * row + end * unit] for at in range(rows))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((24,), 0), ((8, 24), 1), ((16, 24), 1), ((17, 24), 1), ((40, 24, 3), 1), ((5, 7, 12), 2)]
+)
+@pytest.mark.parametrize("writers", [1, 2, 4, 5])
+@pytest.mark.parametrize("readers", [1, 2, 3, 4])
+def test_no_two_fragments_of_a_read_have_the_same_memory(
+    shape: tuple[int, ...], dim: int, writers: int, readers: int
+) -> None:
+    manifest = Manifest("bfloat16", shape, dim, writers)
+    count = Dtype.itemsize
+    for length in shape:
+        count *= length
+    data = random.Random(1).randbytes(count)
+    objects = {}
+    for rank in range(writers):
+        first, last = manifest.span(rank)
+        shard = cut(data, manifest, first, last)
+        objects[f"shard {rank}"] = encode_header("bfloat16", manifest.shape_of(first, last)) + shard
+    for rank in range(readers):
+        start, end = manifest.span(rank, readers)
+        wanted = cut(data, manifest, start, end)
+        store: Any = ParallelReadMethods.__new__(ParallelReadMethods)
+        store._native = Native(objects)
+        place = Memory(len(wanted))
+        assert store._read_part("tensor", _Part(manifest, list(objects), start, end), place.ptr)
+        assert bytes(place) == wanted
+        spans = sorted(store._native.spans)
+        assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
