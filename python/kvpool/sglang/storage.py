@@ -26,11 +26,16 @@ from sglang.srt.mem_cache.hicache_storage import (  # type: ignore[import-not-fo
     PoolName,
     PoolTransferResult,
 )
-from sglang.srt.runtime_context import get_context  # type: ignore[import-not-found]
 
 import kvpool
 from kvpool._engines.connection import Connection
 from kvpool._engines.settings import PoolSettings
+
+try:
+    from sglang.srt.runtime_context import get_context  # type: ignore[import-not-found]
+except ImportError:
+    # Earlier versions of SGLang have none.
+    get_context = None
 
 logger = logging.getLogger(__name__)
 
@@ -329,6 +334,8 @@ def _cache_types() -> list[str]:
 
     Host memory does not tell them apart: it holds every type of 8 bits as plain bytes.
     """
+    if get_context is None:
+        return []
     context = get_context()
     said = (("model", "kv_cache_dtype"), ("spec", "speculative_draft_kv_cache_dtype"))
     return [
