@@ -276,6 +276,7 @@ def test_a_request_that_is_preempted_is_read_no_more_and_keeps_no_blocks(
         engine.fill(hashes, range(1, 41))
         engine.step(("a", hashes, range(1, 41)))
         engine.step(preempted=["a"])
+        assert engine.mover.moved([]).saved == set()
         # From here on its memory is another's.
         engine.memory[:] = 0
         assert engine.planner.finished("a") is False
