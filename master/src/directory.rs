@@ -47,7 +47,7 @@ pub use interner::InternerLimit;
 pub(crate) use load::Summary;
 pub use load::{ReplicaStart, UNPLACED};
 pub use publish::Link;
-pub use run::LeaseFloor;
+pub use run::{LeaseFloor, RunLimits};
 pub use scan::{BadPage, StoredBlock};
 
 pub use crate::replica::{BlockId, Copies, Replica};

@@ -264,6 +264,13 @@ impl Locked<'_> {
         self.inner.find(namespace, key).is_some()
     }
 
+    /// True when the key has an open put of another version.
+    pub fn has_other_put(&self, namespace: NamespaceId, key: KeyRef<'_>, version: Version) -> bool {
+        let slot = self.inner.find(namespace, key);
+        let put = slot.and_then(|slot| self.inner.put(slot));
+        put.is_some_and(|put| put.pending.version != version)
+    }
+
     /// The end of the key's open put.
     pub fn end_of(&mut self, namespace: NamespaceId, key: KeyRef<'_>) -> Option<Arc<End>> {
         let slot = self.inner.find(namespace, key)?;

@@ -151,8 +151,9 @@ impl Tier {
         copies
     }
 
-    /// Enters a copy at its logged place. It replaces the key's copies of this version and of
-    /// earlier versions. False when the key has a later one, or when the place is not free.
+    /// Enters a copy at its logged place. It replaces the key's copy of this version or of an earlier
+    /// one, and readers find one of the two at every moment. False when the key has a later copy, or when
+    /// the place is not free.
     pub fn publish(&self, commit: Commit) -> bool {
         let Some((segment, offset)) = commit.replicas.first().copied() else {
             return false;
@@ -166,8 +167,13 @@ impl Tier {
         };
         let (key, version) = (commit.key.clone(), commit.version);
         let namespace = commit.namespace;
-        let before = self.remove(namespace, key.as_ref(), |other| other <= version);
-        let Some(extent) = medium.allocate_at(offset, commit.length, namespace) else {
+        let take = || medium.allocate_at(offset, commit.length, namespace);
+        let take_from_itself = || {
+            // A record that is read again finds the copy at its place.
+            self.remove(namespace, key.as_ref(), |other| other <= version);
+            take()
+        };
+        let Some(extent) = take().or_else(take_from_itself) else {
             tracing::error!(key = %key.shown(), %segment, %offset,
                 "copy dropped from the metadata: its range is not free or exceeds its medium");
             return false;
@@ -179,26 +185,16 @@ impl Tier {
         };
         let tick = self.directory.ticks(1).of(0);
         let block = block_at(commit, replica, tick);
-        // A copy that moves keeps its leases. Nobody counts them then, and they run out by themselves.
-        let leased = before.filter(|before| before.version == version);
-        let leased = leased.map_or(BootInstant(0), |before| before.lease_until);
-        let published = self
-            .directory
-            .publish_held(&[block], leased, BootInstant(0));
-        match published
-            .into_iter()
-            .next()
-            .and_then(|published| published.id)
-        {
-            Some(id) => {
-                medium.set_owner(extent, id);
-                true
-            }
-            None => {
-                medium.free(&replica);
-                false
-            }
+        let published = self.directory.publish([block]).into_iter().next();
+        let Some((id, replaced)) = published.and_then(|new| Some((new.id?, new.replaced))) else {
+            medium.free(&replica);
+            return false;
+        };
+        medium.set_owner(extent, id);
+        if let Some(replaced) = replaced {
+            self.free(&replaced.replicas);
         }
+        true
     }
 
     /// Removes a key's copy if `is_it` accepts its version, and frees its range.

@@ -13,6 +13,11 @@ use std::ops::Deref;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tick(pub u64);
 
+impl Tick {
+    /// Later than every use.
+    pub const MAX: Self = Self(u64::MAX);
+}
+
 /// The ticks of one batch. The last key has the earliest tick, so a chain's parents are always more
 /// recent than its children.
 #[derive(Clone, Copy, Debug)]

@@ -11,6 +11,9 @@
 //! Only leaves are victims, and a chain lies on several segments. A leaf that gives no room leaves all
 //! the same if an ancestor gives room and its small family may leave. Otherwise the leaf would keep its
 //! ancestors for ever.
+//!
+//! [`Directory::evict_before`] takes no block that was used at a tick or later. Such a block ends the
+//! eviction when its turn comes: blocks that a pin or a priority keeps longer must not leave first.
 
 use super::BlockId;
 use super::Directory;
@@ -48,6 +51,24 @@ pub(super) enum Step {
     Kept,
 }
 
+/// What eviction may take.
+#[derive(Clone, Copy)]
+pub(super) struct Limits<'g> {
+    /// Leases that end later hold.
+    pub(super) now: BootInstant,
+    /// Blocks that were used at this tick or later stay.
+    pub(super) before: Tick,
+    /// The segments where a block makes room.
+    pub(super) gives_room: &'g dyn Fn(SegmentId) -> bool,
+}
+
+impl Limits<'_> {
+    /// True when a block was used too late to leave.
+    pub(super) fn is_later(&self, block: &BlockRef<'_>) -> bool {
+        block.tick() >= self.before
+    }
+}
+
 /// Blocks whose place in their queues changed.
 type Touched = smallvec::SmallVec<[BlockId; 4]>;
 
@@ -67,12 +88,28 @@ impl Directory {
         now: BootInstant,
         gives_room: impl Fn(SegmentId) -> bool,
     ) -> Vec<Removed> {
+        self.evict_before(Tick::MAX, goal, now, gives_room)
+    }
+
+    /// [`Directory::evict`] of blocks that were used last before a tick.
+    pub fn evict_before(
+        &self,
+        before: Tick,
+        goal: u64,
+        now: BootInstant,
+        gives_room: impl Fn(SegmentId) -> bool,
+    ) -> Vec<Removed> {
+        let limits = Limits {
+            now,
+            before,
+            gives_room: &gives_room,
+        };
         if self.accounts().has_tenants() {
             let goal = Goal {
                 bytes: goal,
                 blocks: 0,
             };
-            return self.evict_in_order(goal, Whose::Anyone, now, &gives_room);
+            return self.evict_in_order(goal, Whose::Anyone, &limits);
         }
         let mut evicted = Vec::new();
         self.wake(now);
@@ -81,21 +118,25 @@ impl Directory {
             let Some((stripe, rank)) = self.oldest() else {
                 break;
             };
-            let keeps = |_: &BlockRef<'_>| false;
-            let (step, _) = self.evict_first(stripe, COMMON, rank, now, &gives_room, &keeps);
-            if let Step::Evicted(removed) = step {
-                bytes += removed.footprint_on(&gives_room);
-                evicted.push(removed);
+            let keeps = |block: &BlockRef<'_>| limits.is_later(block);
+            match self.evict_first(stripe, COMMON, rank, &limits, &keeps).0 {
+                Step::Kept => break,
+                Step::Aside => {}
+                Step::Evicted(removed) => {
+                    bytes += removed.footprint_on(&gives_room);
+                    evicted.push(removed);
+                }
             }
         }
         evicted
     }
 
-    /// Evicts one block by the rules of [`Directory::evict`]. A soft-pinned block stays too.
+    /// Evicts one block by the rules of [`Directory::evict_before`]. A soft-pinned block stays too.
     pub fn evict_block(
         &self,
         id: BlockId,
         version: Version,
+        before: Tick,
         now: BootInstant,
         gives_room: impl Fn(SegmentId) -> bool,
     ) -> Single {
@@ -108,7 +149,8 @@ impl Directory {
                 return Single::Gone;
             }
             let entry = stripe.entries.at(slot);
-            if entry.is_leased(self.common.relative(now))
+            if entry.tick() >= before.0
+                || entry.is_leased(self.common.relative(now))
                 || entry.is_hard_pinned()
                 || entry.is_soft_pinned()
                 || self.has_children(stripe.entries.rest(slot).lineage)
@@ -187,10 +229,12 @@ impl Directory {
         number: usize,
         order: u32,
         rank: Rank,
-        now: BootInstant,
-        gives_room: &dyn Fn(SegmentId) -> bool,
+        limits: &Limits<'_>,
         keeps: &dyn Fn(&BlockRef<'_>) -> bool,
     ) -> (Step, Touched) {
+        let Limits {
+            now, gives_room, ..
+        } = *limits;
         let mut aftermath = Aftermath::default();
         let removed = {
             let mut locked = self.lock(number);

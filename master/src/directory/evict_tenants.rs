@@ -13,8 +13,8 @@
 //! then pays for what it evicts. ADR 0048 says why orders are apart.
 
 use super::Directory;
-use super::block::{BlockRef, Removed};
-use super::evict::Step;
+use super::block::{BlockRef, Removed, Tick};
+use super::evict::{Limits, Step};
 use super::orders::COMMON;
 use super::queues::Rank;
 use crate::accounts::{Account, Accounts, Item};
@@ -23,7 +23,8 @@ use crate::placement::Extents;
 use crate::tenant::Tenant;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::tenancy::DEFAULT_PRIORITY;
-use kvpool_types::{Length, SegmentId, Setting};
+use kvpool_types::{Length, Setting};
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -190,41 +191,38 @@ pub(super) fn is_guaranteed(accounts: &Accounts, id: NamespaceId, bytes: u64) ->
 }
 
 impl Directory {
-    /// [`Directory::evict`] when some namespaces have settings.
+    /// [`Directory::evict_before`] when some namespaces have settings.
     pub(super) fn evict_in_order(
         &self,
         goal: Goal,
         whose: Whose,
-        now: BootInstant,
-        gives_room: &dyn Fn(SegmentId) -> bool,
+        limits: &Limits<'_>,
     ) -> Vec<Removed> {
-        self.wake(now);
+        self.wake(limits.now);
         let mut evicted = Vec::new();
         let mut freed = Goal::default();
         let mut choice = Choice::new(self, whose);
         while freed.bytes < goal.bytes || freed.blocks < goal.blocks {
             let Some(next) = choice.next() else { break };
             let only = (next.order != COMMON || whose != Whose::Anyone).then_some(next.order);
+            let is_later = Cell::new(false);
             let keeps = |block: &BlockRef<'_>| {
-                let bytes = footprint(block);
-                whose == Whose::Anyone
+                let keeps_share = whose == Whose::Anyone
                     && next.order != COMMON
-                    && is_guaranteed(self.accounts(), block.namespace(), bytes)
+                    && is_guaranteed(self.accounts(), block.namespace(), footprint(block));
+                // A block that its share keeps holds up no other.
+                is_later.set(!keeps_share && limits.is_later(block));
+                keeps_share || is_later.get()
             };
-            let (step, touched) = self.evict_first(
-                next.stripe,
-                next.order,
-                next.rank(),
-                now,
-                gives_room,
-                &keeps,
-            );
+            let (step, touched) =
+                self.evict_first(next.stripe, next.order, next.rank(), limits, &keeps);
             match step {
+                Step::Kept if is_later.get() => break,
                 // The order gives nothing more: its candidates go as they come up.
                 Step::Kept => continue,
                 Step::Aside => {}
                 Step::Evicted(removed) => {
-                    freed.bytes += removed.footprint_on(gives_room);
+                    freed.bytes += removed.footprint_on(limits.gives_room);
                     freed.blocks += 1;
                     evicted.push(removed);
                 }
@@ -240,9 +238,21 @@ impl Directory {
         evicted
     }
 
-    /// Evicts blocks of one tenant until they reach `goal`, for the tenant's own puts.
-    pub fn evict_own(&self, order: u32, goal: Goal, now: BootInstant) -> Vec<Removed> {
-        self.evict_in_order(goal, Whose::Own(order), now, &|_| true)
+    /// Evicts blocks of one tenant that were used last before a tick, until they reach `goal`, for the
+    /// tenant's own puts.
+    pub fn evict_own(
+        &self,
+        order: u32,
+        before: Tick,
+        goal: Goal,
+        now: BootInstant,
+    ) -> Vec<Removed> {
+        let limits = Limits {
+            now,
+            before,
+            gives_room: &|_| true,
+        };
+        self.evict_in_order(goal, Whose::Own(order), &limits)
     }
 
     /// The next victim when some namespaces have settings: the length of one extent, and the tick.
@@ -313,7 +323,7 @@ mod tests {
     use super::*;
     use crate::directory::NewBlock;
     use crate::replica::{ExtentIndex, Replica};
-    use kvpool_types::{Checksum, Key, NamespaceSettings, Offset, Version};
+    use kvpool_types::{Checksum, Key, NamespaceSettings, Offset, SegmentId, Version};
 
     const TENANT: NamespaceId = NamespaceId(3);
 
@@ -379,7 +389,7 @@ mod tests {
             blocks: 1,
         };
         let order = accounts.tenant(TENANT).unwrap().order;
-        let evicted = directory.evict_own(order, goal, BootInstant(1));
+        let evicted = directory.evict_own(order, Tick::MAX, goal, BootInstant(1));
         assert_eq!(evicted.len(), 1, "its blocks are in its order");
     }
 }

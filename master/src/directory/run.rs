@@ -3,7 +3,7 @@
 
 use super::BlockId;
 use super::Directory;
-use super::block::Removed;
+use super::block::{Removed, Tick};
 use super::evict_tenants::{Precedence, is_guaranteed, precedence_of};
 use super::lineage::Aftermath;
 use super::queues::Rank;
@@ -49,6 +49,17 @@ impl LeaseFloor {
     }
 }
 
+/// The blocks that a run may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunLimits {
+    /// Leases that end later hold.
+    pub now: BootInstant,
+    /// Blocks that count as leased.
+    pub floor: LeaseFloor,
+    /// Blocks that were used at this tick or later stay.
+    pub before: Tick,
+}
+
 /// A block that may be evicted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Victim {
@@ -75,14 +86,13 @@ impl Directory {
         segment: SegmentId,
         extents: impl Fn() -> T,
         length: Length,
-        now: BootInstant,
-        floor: LeaseFloor,
+        limits: &RunLimits,
     ) -> Option<Vec<Removed>> {
         if length.0 == 0 {
             return None;
         }
-        let victims = self.plan_run(segment, extents, Extents::rounded(length), now, floor)?;
-        let evicted = self.evict_planned(victims, now);
+        let victims = self.plan_run(segment, extents, Extents::rounded(length), limits)?;
+        let evicted = self.evict_planned(victims, limits.now);
         (!evicted.is_empty()).then_some(evicted)
     }
 
@@ -92,12 +102,11 @@ impl Directory {
         segment: SegmentId,
         extents: impl Fn() -> T,
         length: Length,
-        now: BootInstant,
-        floor: LeaseFloor,
+        limits: &RunLimits,
     ) -> Option<Vec<Victim>> {
         let oldest = self.oldest_on(segment, length);
         let starts = starts(&extents(), &oldest);
-        let mut search = Search::new(self, segment, now, floor);
+        let mut search = Search::new(self, segment, limits);
         let mut best: Option<(u64, Vec<Victim>)> = None;
         let mut looked_at = 0;
         for start in starts {
@@ -227,25 +236,18 @@ fn reach<T: Deref<Target = Extents>>(
 struct Search<'d> {
     directory: &'d Directory,
     segment: SegmentId,
-    now: BootInstant,
-    floor: LeaseFloor,
+    limits: &'d RunLimits,
     newest_tick: u64,
     prices: HashMap<ExtentIndex, Option<Price>>,
 }
 
 impl<'d> Search<'d> {
-    fn new(
-        directory: &'d Directory,
-        segment: SegmentId,
-        now: BootInstant,
-        floor: LeaseFloor,
-    ) -> Self {
+    fn new(directory: &'d Directory, segment: SegmentId, limits: &'d RunLimits) -> Self {
         let newest_tick = directory.next_tick.load(Ordering::Relaxed).max(1);
         Self {
             directory,
             segment,
-            now,
-            floor,
+            limits,
             newest_tick,
             prices: HashMap::default(),
         }
@@ -333,9 +335,11 @@ impl<'d> Search<'d> {
     fn victim(&self, id: BlockId) -> Option<Victim> {
         let (stripe, slot) = self.directory.lock_block(id)?;
         let entry = stripe.entries.at(slot);
-        let leased = entry.is_leased(self.directory.common.relative(self.now));
+        let RunLimits { now, floor, before } = *self.limits;
+        let leased = entry.is_leased(self.directory.common.relative(now));
         let version = stripe.entries.rest(slot).version;
-        let stays = leased || entry.is_hard_pinned() || self.floor.covers(version, self.now);
+        let is_later = entry.tick() >= before.0;
+        let stays = leased || is_later || entry.is_hard_pinned() || floor.covers(version, now);
         if stays || self.directory.keeps_share(&stripe, slot) {
             return None;
         }

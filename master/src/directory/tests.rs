@@ -10,7 +10,7 @@ mod threads;
 use super::*;
 use crate::replica::ExtentIndex;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Checksum, Key, Length, Offset, SegmentId, Version};
+use kvpool_types::{Checksum, Key, Length, NamespaceSettings, Offset, SegmentId, Setting, Version};
 use smallvec::smallvec;
 
 const NS: NamespaceId = NamespaceId(3);

@@ -184,6 +184,7 @@ impl Pool {
             mut blocks,
         } = batch;
         let now = self.now();
+        let queueing = self.has_media().then(|| self.tiering.queueing.lock());
         let ticks = self.directory.ticks(accepted.len());
         for (at, (block, accepted)) in blocks.iter_mut().zip(&accepted).enumerate() {
             block.tick = ticks.of(at);
@@ -217,6 +218,7 @@ impl Pool {
                 })
             });
         self.queue_for_media(queued);
+        drop(queueing);
         if now < self.lease_floor {
             let ids = published.iter().zip(&blocks);
             self.recent_puts

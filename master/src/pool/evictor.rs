@@ -15,13 +15,16 @@
 //! A block larger than the oldest blocks needs contiguous room. For such a block the cheapest run
 //! of neighbours is evicted and counts towards the round's goal.
 //!
+//! Beside media the stores that are due are ordered first ([`Pool::order_stores`]). A block that was put
+//! or used since then stays: perhaps nobody has ordered its store.
+//!
 //! ADR 0005 says why the watermark is a cap, ADR 0022 why there is a reserve.
 
 use super::Pool;
 use super::put_queue::{QueuedDemand, counted_at_once};
 use super::tiering::WantedRoom;
 use crate::clock::BootInstant;
-use crate::directory::{LeaseFloor, Removed};
+use crate::directory::{LeaseFloor, Removed, RunLimits, Tick};
 use crate::placement::{Segment, Usage, share};
 use crate::workers::Workers;
 use kvpool_types::{Length, SegmentId};
@@ -79,6 +82,14 @@ struct Runs {
     for_loads: HashMap<SegmentId, BootInstant>,
     /// When blocks whose ancestors were leased are looked at again.
     recall: BootInstant,
+}
+
+/// What one step has evicted.
+struct Evicted {
+    /// The room that the last block gives, in bytes.
+    last: u64,
+    /// The room that all blocks give, in bytes.
+    freed: u64,
 }
 
 struct LastSearch {
@@ -160,23 +171,23 @@ impl Pool {
             }
             return;
         }
-        // A block whose store is ordered before it is evicted keeps its copy.
-        if self.has_media() {
-            self.tend_media();
-        }
         let round = kvpool_trace::span!("eviction round", goal_bytes = goal, freed_bytes = Empty);
         let _inside = round.enter();
         let mut last = freed;
+        let mut before = self.order_stores();
+        let mut are_all_ordered = !self.has_media();
         while freed < goal && !self.is_stopping() {
             let want = (goal - freed).min(STEP_BYTES);
-            let _until_submitted = self.evicting.read();
-            let takers = self.takers();
-            let gives_room = |segment| takers.contains(&segment);
-            let victims = self.evict(want, gives_room);
-            let Some(latest) = victims.last() else { break };
-            last = latest.footprint_on(gives_room);
-            freed += footprint(&victims, gives_room);
-            self.submit_victims(victims);
+            if let Some(step) = self.evict_step(want, before) {
+                last = step.last;
+                freed += step.freed;
+            } else if are_all_ordered {
+                break;
+            } else {
+                // Perhaps only blocks are left that were put meanwhile.
+                before = self.order_stores();
+                are_all_ordered = true;
+            }
         }
         if freed > 0 {
             self.put_queue.progress(self.now());
@@ -191,6 +202,20 @@ impl Pool {
             let pause = FRUITLESS_PAUSE.max(begun.elapsed() * FRUITLESS_SHARE);
             runs.recall = self.now().after(pause);
         }
+    }
+
+    /// Evicts the oldest blocks that give room and were used last before a tick. `None` when there are none.
+    fn evict_step(self: &Arc<Self>, goal: u64, before: Tick) -> Option<Evicted> {
+        let _until_submitted = self.evicting.read();
+        let takers = self.takers();
+        let gives_room = |segment| takers.contains(&segment);
+        let victims = self.evict(goal, before, gives_room);
+        let step = Evicted {
+            last: victims.last()?.footprint_on(gives_room),
+            freed: footprint(&victims, gives_room),
+        };
+        self.submit_victims(victims);
+        Some(step)
     }
 
     /// Evicts the cheapest run of neighbours for the first waiting put, if the put needs contiguous
@@ -240,7 +265,7 @@ impl Pool {
                 .sum();
         }
         segments.sort_by_key(|segment| segment.shortfall(length));
-        let floor = self.floor();
+        let limits = self.run_limits();
         let put = (demanded.first, demanded.passes);
         for segment in segments.iter().filter(|segment| !has_range(segment)) {
             match runs.pending(segment.id, put, now) {
@@ -258,7 +283,7 @@ impl Pool {
             let seek = |length| {
                 let extents = || segment.extents();
                 self.directory
-                    .evict_run(segment.id, extents, length, now, floor)
+                    .evict_run(segment.id, extents, length, &limits)
             };
             let shorter = |length: Length| (length < together).then(|| seek(length)).flatten();
             let victims = seek(together).or_else(|| shorter(length));
@@ -314,11 +339,12 @@ impl Pool {
         if self.directory.first_footprint() >= length.0 {
             return self.evict_on(segment, length.0);
         }
+        let limits = self.run_limits();
         let _until_submitted = self.evicting.read();
         let extents = || segment.extents();
         let victims = self
             .directory
-            .evict_run(segment.id, extents, length, now, self.floor())
+            .evict_run(segment.id, extents, length, &limits)
             .unwrap_or_default();
         let freed = footprint(&victims, |id| id == segment.id);
         self.submit_victims(victims);
@@ -331,8 +357,9 @@ impl Pool {
             return 0;
         }
         let here = |id| id == segment.id;
+        let before = self.order_stores();
         let _until_submitted = self.evicting.read();
-        let victims = self.evict(bytes, here);
+        let victims = self.evict(bytes, before, here);
         // Blocks on other segments were set aside only because they give no room here.
         let takers = self.takers();
         let elsewhere = takers.into_iter().filter(|id| !here(*id));
@@ -353,22 +380,31 @@ impl Pool {
         now
     }
 
-    /// Before the floor, blocks of earlier terms count as leased.
-    fn floor(&self) -> LeaseFloor {
-        LeaseFloor {
-            until: self.lease_floor,
-            before: self.first_version,
+    /// What a run may have now. Before the floor, blocks of earlier terms count as leased.
+    fn run_limits(self: &Arc<Self>) -> RunLimits {
+        RunLimits {
+            before: self.order_stores(),
+            now: self.now(),
+            floor: LeaseFloor {
+                until: self.lease_floor,
+                before: self.first_version,
+            },
         }
     }
 
-    fn evict(&self, goal: u64, gives_room: impl Fn(SegmentId) -> bool) -> Vec<Removed> {
+    fn evict(
+        &self,
+        goal: u64,
+        before: Tick,
+        gives_room: impl Fn(SegmentId) -> bool,
+    ) -> Vec<Removed> {
         let now = self.now();
         if now >= self.lease_floor {
             self.recent_puts.forget();
-            return self.directory.evict(goal, now, gives_room);
+            return self.directory.evict_before(before, goal, now, gives_room);
         }
         self.recent_puts
-            .evict(&self.directory, goal, now, gives_room)
+            .evict(&self.directory, before, goal, now, gives_room)
     }
 
     pub(super) fn submit_victims(self: &Arc<Self>, victims: Vec<Removed>) {

@@ -16,8 +16,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The polling interval of a put that waits for its quota. Not every end of a charge has an event.
-pub(super) const QUOTA_POLL: Duration = Duration::from_millis(20);
+/// How often a put that waits for its quota looks whether the quota takes a block. Not every end of a
+/// charge has an event.
+const QUOTA_POLL: Duration = Duration::from_millis(20);
+/// How often such a put makes a pass in any case: a pass locks out other puts.
+pub(super) const QUOTA_PASS: Duration = Duration::from_millis(200);
 /// The bytes after which a step gives its victims to the journal.
 const STEP: Goal = Goal {
     bytes: 8 << 20,
@@ -195,6 +198,25 @@ impl Pool {
         self.evictor_wake.wake();
     }
 
+    /// Waits until the namespace's hard quotas take `need`; forever without a need.
+    pub(super) async fn quota_takes(&self, namespace: NamespaceId, need: Option<Goal>) {
+        let Some(need) = need else {
+            return std::future::pending().await;
+        };
+        let accounts = self.directory.accounts();
+        let is_held_back = || {
+            let tenant = accounts.tenant(namespace);
+            let broken = |tenant| broken_quota(accounts.of(namespace), tenant, need);
+            tenant.is_some_and(|tenant| broken(tenant).is_some())
+        };
+        loop {
+            tokio::time::sleep(QUOTA_POLL).await;
+            if !is_held_back() {
+                return;
+            }
+        }
+    }
+
     /// Counts a copy on a medium that is about to be written, when its namespace has a quota of
     /// media. An error when the quota does not take it.
     pub(super) fn hold_media_quota(
@@ -231,13 +253,19 @@ impl Pool {
             self.quotas.forget_loads(namespace);
             let account = accounts.of(namespace);
             let mut left = excess(account, &tenant, need);
+            if left == Goal::default() {
+                continue;
+            }
+            let before = self.order_stores();
             while left != Goal::default() && !self.is_stopping() {
                 let step = Goal {
                     bytes: left.bytes.min(STEP.bytes),
                     blocks: left.blocks.min(STEP.blocks),
                 };
                 let _until_submitted = self.evicting.read();
-                let victims = self.directory.evict_own(tenant.order, step, self.now());
+                let victims = self
+                    .directory
+                    .evict_own(tenant.order, before, step, self.now());
                 if victims.is_empty() {
                     break;
                 }

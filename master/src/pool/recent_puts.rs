@@ -8,7 +8,7 @@
 //! ADR 0022 says why the floor does not protect these blocks.
 
 use crate::clock::BootInstant;
-use crate::directory::{BlockId, Directory, Removed, Single};
+use crate::directory::{BlockId, Directory, Removed, Single, Tick};
 use kvpool_types::{SegmentId, Version};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -38,11 +38,12 @@ impl RecentPuts {
         }
     }
 
-    /// Evicts these blocks until their extents on the segments that `gives_room` accepts reach
-    /// `goal` bytes, and no further block.
+    /// Evicts those of these blocks that were used last before a tick, until their extents on the segments
+    /// that `gives_room` accepts reach `goal` bytes, and no further block.
     pub(super) fn evict(
         &self,
         directory: &Directory,
+        before: Tick,
         goal: u64,
         now: BootInstant,
         gives_room: impl Fn(SegmentId) -> bool,
@@ -56,7 +57,7 @@ impl RecentPuts {
             let Some((id, version)) = self.0.lock().pop_front() else {
                 break;
             };
-            match directory.evict_block(id, version, now, &gives_room) {
+            match directory.evict_block(id, version, before, now, &gives_room) {
                 Single::Evicted(removed) => {
                     bytes += removed.footprint_on(&gives_room);
                     evicted.push(removed);

@@ -1,7 +1,7 @@
 //! Reservations: grants for puts, and the wait for room.
 
 use super::put_queue::{Class, Demand, QueuedPut};
-use super::quotas::{QUOTA_POLL, QuotaWait, broken_quota, never_fits};
+use super::quotas::{QUOTA_PASS, QuotaWait, broken_quota, never_fits};
 use super::read::View;
 use super::{FreedReplicas, Pool};
 use crate::clock::BootInstant;
@@ -68,6 +68,8 @@ struct Open {
     no_nodes: bool,
     /// What a hard quota of the namespace holds back.
     over_quota: Goal,
+    /// The bytes of the smallest block that it holds back, with all its replicas.
+    least_over_quota: Option<u64>,
     /// The ends of other puts of the keys, at most [`WATCHED`].
     writers: Vec<Arc<End>>,
 }
@@ -78,6 +80,15 @@ impl Open {
             && !self.no_nodes
             && self.over_quota == Goal::default()
             && self.writers.is_empty()
+    }
+
+    /// What the quota must take before a pass finds room below it.
+    fn next_below_quota(&self) -> Option<Goal> {
+        let least = self.least_over_quota?;
+        Some(Goal {
+            bytes: self.demand + least,
+            blocks: self.blocks + 1,
+        })
     }
 }
 
@@ -131,16 +142,20 @@ impl Pool {
             }
             self.wait_for_quota(namespace, open.over_quota, &mut waits_for_quota);
             // Not every way in which a node returns has an event, so this wait also polls.
-            let until_poll = match (&waits_for_quota, open.no_nodes) {
-                (Some(_), _) => deadline.min(tokio::time::Instant::now() + QUOTA_POLL),
-                (None, true) => deadline.min(tokio::time::Instant::now() + NODES_POLL),
-                (None, false) => deadline,
+            let pause = match (&waits_for_quota, open.no_nodes) {
+                (_, true) => Some(NODES_POLL),
+                (Some(_), false) => Some(QUOTA_PASS),
+                (None, false) => None,
             };
+            let until_poll = pause.map_or(deadline, |pause| {
+                deadline.min(tokio::time::Instant::now() + pause)
+            });
             // In this order: room or a key that comes at the deadline is still taken.
             called = tokio::select! {
                 biased;
                 () = turn(queued.as_ref()) => true,
                 () = any_end(&open.writers) => false,
+                () = self.quota_takes(namespace, open.next_below_quota()) => false,
                 () = tokio::time::sleep_until(until_poll) => {
                     if tokio::time::Instant::now() >= deadline {
                         break;
@@ -223,6 +238,8 @@ impl Pool {
                     if !never_fits(tenant, Goal { bytes, blocks: 1 }) {
                         open.over_quota.bytes += bytes;
                         open.over_quota.blocks += 1;
+                        let least = open.least_over_quota.get_or_insert(bytes);
+                        *least = bytes.min(*least);
                     }
                     continue;
                 }

@@ -12,8 +12,8 @@
 //! no transfer of an earlier session meets one of a later session.
 //!
 //! **Architecture Invariant:** what a transfer made is recorded only while the key's other copy has
-//! the same version. No removal of the key may be on its way to the log, and no put of the key may be
-//! open. So the log never brings back a removed or replaced block.
+//! the same version. No removal of the key may be on its way to the log, and no other put of the key may
+//! be open. So the log never brings back a removed or replaced block.
 
 mod admission;
 mod attach;
@@ -67,6 +67,8 @@ pub(super) struct Tiering {
     demotions: Mutex<Demotions>,
     /// Held while stores are ordered.
     tending: Mutex<()>,
+    /// Held while blocks become visible and enter the lines of blocks that wait for their copies.
+    pub(super) queueing: Mutex<()>,
     admission: Admission,
     absent: Mutex<HashMap<SegmentId, Absence>>,
     /// True when copies were lost, or count no longer: their blocks in memory need others.
@@ -254,18 +256,15 @@ impl Pool {
         drop(self.reservations.lock());
     }
 
-    /// Runs `submit`, which logs a transferred copy, unless a put or removal of the key is under way, or
-    /// its namespace is deleted. Returns whether it was logged, as `submit` says.
-    fn record_transfer(
-        &self,
-        namespace: NamespaceId,
-        key: &Key,
-        submit: impl FnOnce() -> bool,
-    ) -> bool {
+    /// Runs `submit`, which logs a block's transferred copy, unless a put of another version or a removal of
+    /// the key is under way, or its namespace is deleted. Returns whether it was logged, as `submit` says.
+    fn record_transfer(&self, block: &Moved, submit: impl FnOnce() -> bool) -> bool {
+        let (namespace, key) = (block.namespace, &block.key);
         let reservations = self.reservations.lock();
         // A deletion closes the account first, and then passes this lock.
         let is_closed = self.directory.accounts().of(namespace).is_closed();
-        if is_closed || reservations.is_pending(namespace, key.as_ref()) {
+        // The block's own put ends a moment after the block is visible, and its record is in the log.
+        if is_closed || reservations.has_other_put(namespace, key.as_ref(), block.version) {
             return false;
         }
         let leaving = self.tiering.leaving.lock();

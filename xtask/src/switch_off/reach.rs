@@ -84,6 +84,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a lookup works no longer than its caller waits",
             "a deletion has a lock of its own",
             "the search for a run begins where shares allow one",
+            "a put that waits for its quota makes few passes",
         ],
     ),
     (
@@ -91,6 +92,9 @@ const BY_WHAT: &[(&str, &[&str])] = &[
         &[
             "a replica that was found right is not hidden again at once",
             "a block that is evicted while it is copied keeps its copy",
+            "a block that was used after stores were ordered ends an eviction",
+            "a later block of a namespace with settings ends an eviction",
+            "a run has no block that was used after stores were ordered",
             "a copy that was used since its zone was written moves on",
             "a stopping node copies the blocks that were used last first",
             "blocks whose copies are lost get others",
@@ -130,6 +134,9 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a store that ends while its block is evicted waits for the evictor's note",
             "a transfer begins in the session of its medium alone",
             "the leases of a swept block are noted before a load brings it back",
+            "stores are ordered when no block is between the directory and its line",
+            "a block's own put keeps no copy from the log",
+            "a copy that moves keeps its old place until it has the new one",
         ],
     ),
     (

@@ -247,4 +247,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_run_crosses_no_guaranteed_share",
     },
+    Mechanism {
+        invariant: 9,
+        what: "a put that waits for its quota makes few passes",
+        file: "master/src/pool/quotas.rs",
+        on: "QUOTA_PASS: Duration = Duration::from_millis(200);",
+        off: "QUOTA_PASS: Duration = Duration::from_millis(20);",
+        package: "kvpool-master",
+        test: "a_put_at_a_quota_whose_blocks_are_leased_waits_and_fails_with_the_quotas_code",
+    },
 ];

@@ -314,3 +314,64 @@ fn a_leaf_stays_beside_a_lease_or_in_a_large_family_and_leaves_later() {
     assert!(directory.evict(SIZE, lease_end, first).is_empty());
     assert!(is_present(&directory, 169));
 }
+
+/// Blocks of a namespace that goes last.
+const LAST: NamespaceId = NamespaceId(4);
+
+/// A block of [`LAST`] or a soft-pinned one, then a tick, then a plain block.
+fn with_a_later_block(of_last: bool) -> (Directory, Tick) {
+    let directory = directory(Policy::Prefix);
+    if of_last {
+        let settings = NamespaceSettings::default().with(Setting::Priority, 1000);
+        assert!(directory.accounts().set(LAST, &settings));
+    }
+    put_block(
+        &directory,
+        NewBlock {
+            namespace: if of_last { LAST } else { NS },
+            soft_pin_until: (!of_last).then_some(BootInstant(u64::MAX)),
+            ..block(&directory, 0)
+        },
+    );
+    let before = directory.next_tick();
+    put(&directory, 1);
+    (directory, before)
+}
+
+fn evict_before(directory: &Directory, before: Tick) -> Vec<u64> {
+    let removed = directory.evict_before(before, u64::MAX, NOW, ANYWHERE);
+    removed.iter().map(|removed| number(&removed.key)).collect()
+}
+
+#[test]
+fn a_later_block_keeps_those_that_go_after_it_by_a_pin_or_a_priority() {
+    for of_last in [false, true] {
+        let (directory, before) = with_a_later_block(of_last);
+        assert_eq!(evict_before(&directory, before), [0; 0]);
+        assert_eq!(evict_before(&directory, directory.next_tick()), [1, 0]);
+    }
+}
+
+#[test]
+fn later_blocks_that_may_not_leave_keep_no_others() {
+    for of_last in [false, true] {
+        let (directory, before) = with_a_later_block(of_last);
+        lease(&directory, 1, BootInstant(NOW.0 + 10), NOW);
+        assert_eq!(evict_before(&directory, before), [0], "it is leased");
+    }
+    let (directory, before) = with_a_later_block(true);
+    let settings = NamespaceSettings::default().with(Setting::Guaranteed, SIZE);
+    assert!(directory.accounts().set(NS, &settings));
+    directory.reorder();
+    assert_eq!(evict_before(&directory, before), [0], "its share keeps it");
+}
+
+#[test]
+fn one_block_that_was_used_later_stays() {
+    let directory = directory(Policy::Prefix);
+    let before = directory.next_tick();
+    let id = put_block(&directory, block(&directory, 1));
+    let evict = |before| directory.evict_block(id, Version(2), before, NOW, ANYWHERE);
+    assert_eq!(evict(before), Single::Stays);
+    assert!(matches!(evict(directory.next_tick()), Single::Evicted(_)));
+}

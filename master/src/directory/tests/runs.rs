@@ -1,7 +1,7 @@
 use super::*;
 use crate::accounts::Item;
 use crate::placement::Extents;
-use kvpool_types::{NamespaceSettings, Setting};
+
 use parking_lot::Mutex;
 use smallvec::smallvec;
 use std::collections::BTreeSet;
@@ -10,6 +10,14 @@ use std::time::Duration;
 
 const SEGMENT: SegmentId = SegmentId(1);
 const UNIT: u64 = 1024;
+const LIMITS: RunLimits = RunLimits {
+    now: NOW,
+    floor: LeaseFloor {
+        until: BootInstant(0),
+        before: Version(0),
+    },
+    before: Tick::MAX,
+};
 
 /// A segment full of blocks of one unit each, in address order.
 struct Full {
@@ -62,13 +70,9 @@ impl Full {
 
     fn run(&self, units: u64) -> Option<Vec<u64>> {
         let length = Length(UNIT * units);
-        let removed = self.directory.evict_run(
-            SEGMENT,
-            || self.extents.lock(),
-            length,
-            NOW,
-            LeaseFloor::default(),
-        )?;
+        let removed = self
+            .directory
+            .evict_run(SEGMENT, || self.extents.lock(), length, &LIMITS)?;
         self.free(&removed);
         assert!(
             self.extents.lock().largest_free() >= length,
@@ -119,15 +123,34 @@ fn leased_neighbours_end_a_run() {
             SEGMENT,
             || full.extents.lock(),
             Length(UNIT),
-            NOW,
-            LeaseFloor {
-                until: BootInstant(NOW.0 + 1),
-                before: Version(u64::MAX),
+            &RunLimits {
+                floor: LeaseFloor {
+                    until: BootInstant(NOW.0 + 1),
+                    before: Version(u64::MAX),
+                },
+                ..LIMITS
             }
         ),
         None,
         "before the floor blocks of earlier terms stay"
     );
+}
+
+#[test]
+fn a_run_has_no_block_that_was_used_later() {
+    let full = Full::new(8, |_| None);
+    let limits = RunLimits {
+        before: full.directory.next_tick(),
+        ..LIMITS
+    };
+    touch(&full.directory, 3);
+    let run = |units| {
+        let extents = || full.extents.lock();
+        let length = Length(UNIT * units);
+        full.directory.evict_run(SEGMENT, extents, length, &limits)
+    };
+    assert_eq!(run(5), None);
+    assert_eq!(run(4).map(|run| run.len()), Some(4));
 }
 
 #[test]
@@ -232,13 +255,7 @@ fn victims_that_are_protected_after_they_were_chosen_stay() {
     let all = Length(UNIT * 8);
     let plan = full
         .directory
-        .plan_run(
-            SEGMENT,
-            || full.extents.lock(),
-            all,
-            NOW,
-            LeaseFloor::default(),
-        )
+        .plan_run(SEGMENT, || full.extents.lock(), all, &LIMITS)
         .unwrap();
     assert_eq!(plan.len(), 8);
     lease(&full.directory, 1, BootInstant(NOW.0 + 10), NOW);

@@ -226,6 +226,22 @@ impl Pool {
         }
     }
 
+    /// Orders the stores that are due, and returns the first tick of uses that came meanwhile. Every block
+    /// that was used last before the tick was in its line. Without media every block may leave.
+    ///
+    /// The caller holds no lock: a zone that is emptied passes `evicting`.
+    pub(in crate::pool) fn order_stores(self: &Arc<Self>) -> Tick {
+        if !self.has_media() {
+            return Tick::MAX;
+        }
+        let before = {
+            let _no_block_between_directory_and_line = self.tiering.queueing.lock();
+            self.directory.next_tick()
+        };
+        self.tend_media();
+        before
+    }
+
     /// Orders the stores that are due.
     pub(in crate::pool) fn tend_media(self: &Arc<Self>) {
         let _one_at_a_time = self.tiering.tending.lock();

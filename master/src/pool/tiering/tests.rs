@@ -1,12 +1,14 @@
 use super::super::Pool;
 use super::transfers::{Direction, Moved, Transfer};
 use super::{Emptying, Place, Use};
-use crate::clock::BootClock;
+use crate::clock::{BootClock, BootInstant};
 use crate::config::Config;
-use crate::directory::{NewBlock, Tick, Verdict};
+use crate::directory::{BlockMut, NewBlock, Tick, Verdict};
 use crate::membership::{Address, StoreNode};
 use crate::metrics::Metrics;
+use crate::placement::extents::Use as RangeUse;
 use crate::replica::{Copies, ExtentIndex, Replica};
+use crate::reservations::Pending;
 use crate::store::record;
 use crate::store::{EmbeddedOptions, EmbeddedStore};
 use crate::tier::Medium;
@@ -225,5 +227,152 @@ async fn a_store_that_ends_while_its_block_is_evicted_leaves_a_copy() {
     pool.journal().flush().await.unwrap();
     let key = Key::parse("block").unwrap();
     assert!(pool.is_on_medium(SPACE, &key, Version(7)));
+    pool.retire().await;
+}
+
+/// A put makes its block visible, and then the block enters the line of those that wait for their copies.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_may_leave_once_it_was_in_its_line_when_stores_were_ordered() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    pool.tier.set_medium(medium_of(1));
+    let put = |name: &str| {
+        let tick = pool.directory.ticks(1).of(0);
+        let block = NewBlock {
+            tick,
+            ..block(name, 7)
+        };
+        assert!(pool.directory.publish(&[block]).remove(0).id.is_some());
+    };
+    let evict = |before| -> Vec<String> {
+        let evicted = pool
+            .directory
+            .evict_before(before, u64::MAX, pool.now(), |_| true);
+        let names = evicted.iter().map(|block| block.key.shown().to_string());
+        names.collect()
+    };
+    put("early");
+    let before = pool.order_stores();
+    put("late");
+    assert_eq!(evict(before), ["early"]);
+
+    let queueing = pool.tiering.queueing.lock();
+    let ordering = std::thread::spawn({
+        let pool = Arc::clone(&pool);
+        move || pool.order_stores()
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!ordering.is_finished(), "a block is not in its line yet");
+    drop(queueing);
+    assert_eq!(evict(ordering.join().unwrap()), ["late"]);
+    pool.retire().await;
+}
+
+/// The journal's thread publishes a block, and ends its put a moment later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_ends_before_the_put_of_its_block_leaves_a_copy() {
+    for (of_put, has_copy) in [(7, true), (8, false)] {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = pool_in(directory.path()).await;
+        pool.tier.set_medium(medium_of(1));
+        let medium = pool.tier.medium(SegmentId::on_medium(1)).unwrap();
+        let key = Key::parse("block").unwrap();
+        let block = block("block", 7);
+        let pending = Pending::granted(Version(of_put), block.length, Copies::new());
+        let mut reservations = pool.reservations.lock();
+        reservations.insert(SPACE, key.as_ref(), pending);
+        drop(reservations);
+        assert!(pool.directory.publish(&[block]).remove(0).id.is_some());
+        let (node, session, _sent) = connected(&pool);
+        let transfer = transfer(&node, session, &medium, Direction::Store);
+        let ticket = {
+            let mut traffic = pool.tiering.traffic.lock();
+            traffic.uses.insert(medium.id, in_use(&node, session));
+            assert!(traffic.begin(&medium, transfer, proto::Transfer::default()));
+            traffic.last_ticket
+        };
+        pool.transfers_done(&node, &[(ticket, Code::Ok)]);
+        pool.journal().flush().await.unwrap();
+        assert_eq!(pool.is_on_medium(SPACE, &key, Version(7)), has_copy);
+        pool.retire().await;
+    }
+}
+
+/// The record of a block's copy at an offset of medium 1.
+fn copy_at(offset: u64) -> record::Commit {
+    let block = block("block", 7);
+    record::Commit {
+        namespace: block.namespace,
+        key: block.key,
+        version: block.version,
+        length: block.length,
+        checksum: block.checksum,
+        replicas: smallvec::smallvec![(SegmentId::on_medium(1), Offset(offset))],
+        parent: None,
+        hard_pin: false,
+    }
+}
+
+/// A lookup may come at any moment of a move.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_moves_is_there_at_every_moment() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    pool.tier.set_medium(medium_of(1));
+    let key = Key::parse("block").unwrap();
+    assert!(pool.tier.publish(copy_at(0)));
+    let moves = std::thread::spawn({
+        let pool = Arc::clone(&pool);
+        move || {
+            for n in 1..50_000 {
+                assert!(pool.tier.publish(copy_at(n % 2 * 8192)));
+            }
+        }
+    });
+    let mut looks = 0;
+    while !moves.is_finished() {
+        looks += 1;
+        assert!(pool.is_on_medium(SPACE, &key, Version(7)), "look {looks}");
+    }
+    moves.join().unwrap();
+    let medium = pool.tier.medium(SegmentId::on_medium(1)).unwrap();
+    assert_eq!(medium.copies(), 1, "the others are free");
+    pool.retire().await;
+}
+
+/// A standby that starts reads records again that it has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_whose_record_is_read_again_lies_where_it_was() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    pool.tier.set_medium(medium_of(1));
+    let medium = pool.tier.medium(SegmentId::on_medium(1)).unwrap();
+    for offset in [0, 0, 8192, 8192, 0] {
+        assert!(pool.tier.publish(copy_at(offset)));
+        let extents = medium.extents();
+        let copies = extents.iter().filter(|range| range.usage != RangeUse::Free);
+        let at: Vec<u64> = copies.map(|range| range.offset.0).collect();
+        assert_eq!(at, [offset]);
+    }
+    pool.retire().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_moves_keeps_its_holders() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    pool.tier.set_medium(medium_of(1));
+    let (key, now) = (Key::parse("block").unwrap(), pool.now());
+    let token = now.after(Duration::from_secs(60));
+    let with = |what: &dyn Fn(&mut BlockMut<'_>)| {
+        let copies = pool.tier.directory();
+        copies.visit(SPACE, &[key.as_ref()], |_, copy| what(&mut copy.unwrap()));
+    };
+    assert!(pool.tier.publish(copy_at(0)));
+    with(&|copy| copy.lease(token, now));
+    assert!(pool.tier.publish(copy_at(8192)));
+    with(&|copy| assert!(copy.view().is_leased(now, BootInstant(0))));
+    with(&|copy| copy.release(token, now));
+    with(&|copy| assert!(!copy.view().is_leased(now, BootInstant(0))));
     pool.retire().await;
 }

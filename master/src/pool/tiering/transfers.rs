@@ -326,7 +326,7 @@ impl Pool {
         let place = transfer.place;
         let commit = transfer.block.commit_at(place.medium, place.offset);
         let (pool, of) = (Arc::clone(self), transfer.clone());
-        self.record_transfer(namespace, &key, || {
+        self.record_transfer(&transfer.block, || {
             let is_there = match moves {
                 true => self.is_on_medium(namespace, &key, version),
                 false => self.is_still_wanted(&transfer.block),
@@ -376,7 +376,7 @@ impl Pool {
         } = transfer.block.clone();
         let commit = transfer.block.commit_at(to.segment, to.offset);
         let (pool, arrived) = (Arc::clone(self), transfer.clone());
-        let is_recorded = self.record_transfer(namespace, &key, || {
+        let is_recorded = self.record_transfer(&transfer.block, || {
             // Here, because a removal may run until here. What a node that was dropped answers is in no memory.
             let is_gone = transfer.node.state() == NodeState::Gone;
             if is_gone || !self.is_on_medium(namespace, &key, version) {

@@ -238,6 +238,7 @@ impl Pool {
     /// transfer touches it. A hard-pinned copy stays until memory has its block again.
     fn drop_oldest(self: &Arc<Self>, medium: &Arc<Medium>) {
         let (now, sealed) = (self.now(), medium.oldest_sealed());
+        let zone = medium.next_zone();
         let _until_submitted = self.evicting.read();
         let mut records = Vec::new();
         let mut is_leased = false;
@@ -268,10 +269,14 @@ impl Pool {
                 is_leased = true;
                 continue;
             }
-            // A copy that was leased meanwhile stays.
-            let allow = |block: &BlockRef<'_>| match block.lease_until() <= until {
-                true => Verdict::Remove,
-                false => Verdict::Keep,
+            // A copy that was leased or has moved meanwhile stays.
+            let allow = |block: &BlockRef<'_>| {
+                let at = block.replicas().first().map(|copy| copy.offset);
+                let lies_here = at.is_some_and(|at| medium.zone_of(at) == zone);
+                match lies_here && block.lease_until() <= until {
+                    true => Verdict::Remove,
+                    false => Verdict::Keep,
+                }
             };
             if let Some(removed) = self.tier.remove_copy(copy, version, allow) {
                 if !self.queue_again(&removed, sealed) {
