@@ -29,7 +29,7 @@ class _Latency(TypedDict):
     buckets: list[tuple[float | None, int]]
 
 Key: TypeAlias = str | bytes
-Memory: TypeAlias = Buffer | Tensor | CudaArray | tuple[int, int]
+Memory: TypeAlias = Buffer | Tensor | CudaArray | tuple[SupportsIndex, SupportsIndex]
 Block: TypeAlias = Memory | Sequence[Memory]
 WritableBlock: TypeAlias = Block
 _Bools: TypeAlias = list[bool]

@@ -66,6 +66,43 @@ def test_addresses_and_lengths_name_memory(pool: kvpool.Pool) -> None:
     assert [type(one) for one in wrong] == [kvpool.InvalidArgumentError] * 3
 
 
+class Index:
+    """A number that is no int."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+
+@pytest.mark.parametrize("kind", [numpy.int64, numpy.uint64, Index])
+def test_an_address_and_a_length_may_be_other_integers(pool: kvpool.Pool, kind: Any) -> None:
+    source = numpy.arange(1000, dtype="uint8")
+    target = numpy.zeros(1000, "uint8")
+    key = next(_keys)
+    assert pool.put(key, (kind(source.ctypes.data), kind(1000))) is True
+    assert pool.get(key) == source.tobytes()
+    # One of them may be an int.
+    assert pool.batch_get([key], [(target.ctypes.data, kind(1000))]) == [1000]
+    assert (target == source).all()
+    pool.register_buffer((kind(source.ctypes.data), kind(1000))).unregister()
+    (wrong,) = pool.batch_put(["w4"], [(kind(0), 8)])
+    assert isinstance(wrong, kvpool.InvalidArgumentError)
+
+
+def test_two_arrays_with_one_integer_each_are_memory(pool: kvpool.Pool) -> None:
+    class Scalar(Tensor):
+        def __index__(self) -> int:
+            return int(self.memory[0])
+
+    ones = [numpy.full(1, number, "int64") for number in (1, 2)]
+    for pair in [tuple(ones), (numpy.array(1), numpy.array(2)), tuple(map(Scalar, ones))]:
+        key = next(_keys)
+        assert pool.put(key, pair) is True
+        assert pool.get(key) == numpy.array([1, 2]).tobytes()
+
+
 def test_a_block_is_gathered_from_and_scattered_to_several_buffers(pool: kvpool.Pool) -> None:
     parts = [b"one", bytearray(b"two!"), numpy.arange(5, dtype="uint8"), memoryview(b"end"), b""]
     whole = b"".join(map(bytes, parts))

@@ -18,7 +18,8 @@ use kvpool_types::{Code, Length};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView, PyString, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyByteArray, PyBytes, PyInt, PyList, PyMemoryView, PyString, PyTuple};
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -200,7 +201,7 @@ fn holds_objects(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     }
 }
 
-/// An `(address, length)` pair; `None` for what is no tuple of two ints.
+/// An `(address, length)` pair; `None` for what is no tuple of two integers.
 fn pair_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>> {
     let Ok(pair) = object.cast::<PyTuple>() else {
         return Ok(None);
@@ -209,7 +210,7 @@ fn pair_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>> 
         return Ok(None);
     }
     let (address, length) = (pair.get_item(0)?, pair.get_item(1)?);
-    if !is_int(&address) || !is_int(&length) {
+    if !is_integer(&address)? || !is_integer(&length)? {
         return Ok(None);
     }
     let range = || {
@@ -226,8 +227,26 @@ fn pair_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>> 
     })))
 }
 
-fn is_int(object: &Bound<'_, PyAny>) -> bool {
-    object.is_instance_of::<pyo3::types::PyInt>()
+/// Whether an object is a number with `__index__`. Arrays and tensors have that method too, and are memory.
+/// An integer of numpy's is a number although it has the buffer protocol.
+fn is_integer(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static INTEGRAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    if object.is_instance_of::<PyInt>() {
+        return Ok(true);
+    }
+    // SAFETY: the object is alive.
+    if unsafe { ffi::PyIndex_Check(object.as_ptr()) } == 0 {
+        return Ok(false);
+    }
+    let py = object.py();
+    if object.is_instance(INTEGRAL.import(py, "numbers", "Integral")?)? {
+        return Ok(true);
+    }
+    // SAFETY: the object is alive.
+    let has_buffer = unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0;
+    Ok(!has_buffer
+        && !object.hasattr(pyo3::intern!(py, "data_ptr"))?
+        && !object.hasattr(pyo3::intern!(py, "__cuda_array_interface__"))?)
 }
 
 /// The storage of a tensor as torch has them, told by what it can do: torch is not imported.
