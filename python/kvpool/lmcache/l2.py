@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import itertools
 import logging
 import threading
@@ -22,6 +23,7 @@ import kvpool
 from kvpool._engines.connection import Connection
 from kvpool._engines.settings import PoolSettings
 from kvpool.lmcache.locks import Locks
+from kvpool.lmcache.names import Names
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +33,13 @@ _THREADS = 2
 Answer = TypeVar("Answer")
 
 
-def object_key(key: Any) -> str:
-    """The key of an LMCache object. The hash comes last: the pool stores keys that end with 64 hex digits
-    in the least memory."""
-    owner = f"{key.model_name}@{key.kv_rank:x}@{key.object_group_id}@{key.cache_salt}"
-    return f"lmcache:{owner}@{key.chunk_hash.hex()}"
+@dataclasses.dataclass(frozen=True)
+class Settings(PoolSettings):
+    """The settings of the adapter, besides `PoolSettings`."""
+
+    serde: str = ""
+    """A name for the serde of LMCache's configuration of the adapter, with its parameters; empty without one.
+    LMCache does not tell the adapter."""
 
 
 class Tasks:
@@ -89,8 +93,9 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def __init__(self, params: Mapping[str, Any], l1_memory_desc: Any = None):
         super().__init__()
-        settings = PoolSettings.read(params)
-        self._connection = Connection(settings, _arena(l1_memory_desc))
+        self._settings = Settings.read(params)
+        self._names = Names(self._settings.serde)
+        self._connection = Connection(self._settings, _arena(l1_memory_desc))
         self._locks = Locks()
         self._numbers = itertools.count(1)
         self._stores = Tasks("store")
@@ -116,14 +121,14 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: Mapping[int, Any]) -> int:
         number = next(self._numbers)
-        self._lookups.submit(number, Bitmap(len(keys)), lambda: self._look_up(keys))
+        self._lookups.submit(number, Bitmap(len(keys)), lambda: self._look_up(keys, group_layout_descs))
         return number
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
         return self._lookups.take(task_id)
 
     def submit_unlock(self, keys: list[Any]) -> None:
-        self._locks.unlock([object_key(key) for key in keys])
+        self._locks.unlock([name for key in keys for name in self._names.of_all_types(key)])
 
     def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
         number = next(self._numbers)
@@ -138,7 +143,8 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         pool = self._connection.pool()
         if pool is None:
             return
-        names = [object_key(key) for key in keys]
+        named = [(key, name) for key in keys for name in self._names.of_all_types(key)]
+        names = [name for _, name in named]
         try:
             known = pool.describe(names)
             outcomes = pool.remove(names)
@@ -147,7 +153,7 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             return
         gone = [
             (key, description.length)
-            for key, description, outcome in zip(keys, known, outcomes, strict=True)
+            for (key, _), description, outcome in zip(named, known, outcomes, strict=True)
             if outcome is True and description is not None
         ]
         if gone:
@@ -166,8 +172,9 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         pool = self._connection.pool()
         if pool is None:
             return L2StoreResult(False, 0)
+        names, at = self._named(keys, objects)
         try:
-            outcomes = pool.batch_put([object_key(key) for key in keys], _memory_of(objects))
+            outcomes = pool.batch_put(names, _memory_of([objects[one] for one in at]))
         except kvpool.Error as error:
             self._connection.failed("storing objects", error)
             return L2StoreResult(False, 0)
@@ -175,25 +182,29 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         if errors:
             logger.warning("%d of %d objects were not stored: %s", len(errors), len(keys), errors[0])
         new = [
-            (key, item.get_size())
-            for key, item, outcome in zip(keys, objects, outcomes, strict=True)
+            (keys[one], objects[one].get_size())
+            for one, outcome in zip(at, outcomes, strict=True)
             if outcome is True
         ]
         if new:
             self._notify_keys_stored([key for key, _ in new], [size for _, size in new])
-        return L2StoreResult(not errors, sum(size for _, size in new))
+        return L2StoreResult(not errors and len(at) == len(keys), sum(size for _, size in new))
 
-    def _look_up(self, keys: Sequence[Any]) -> Any:
+    def _look_up(self, keys: Sequence[Any], layouts: Mapping[int, Any]) -> Any:
         found = Bitmap(len(keys))
         pool = self._connection.pool()
         if pool is None:
             return found
+        # An object whose types are not known is not in the pool.
+        named = [(at, name) for at, name in enumerate(self._names.of_lookup(keys, layouts)) if name is not None]
+        if not named:
+            return found
         try:
-            present = self._locks.look_up(pool, [object_key(key) for key in keys])
+            present = self._locks.look_up(pool, [name for _, name in named])
         except kvpool.Error as error:
             self._connection.failed("looking objects up", error)
             return found
-        hits = [at for at, is_there in enumerate(present) if is_there]
+        hits = [at for (at, _), is_there in zip(named, present, strict=True) if is_there]
         found.batched_set(hits)
         if hits:
             self._notify_keys_accessed([keys[at] for at in hits])
@@ -204,17 +215,30 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         pool = self._connection.pool()
         if pool is None:
             return loaded
+        names, at = self._named(keys, objects)
         try:
-            outcomes = pool.batch_get([object_key(key) for key in keys], _memory_of(objects))
+            outcomes = pool.batch_get(names, _memory_of([objects[one] for one in at]))
         except kvpool.Error as error:
             self._connection.failed("loading objects", error)
             return loaded
-        for at, (item, outcome) in enumerate(zip(objects, outcomes, strict=True)):
+        for one, outcome in zip(at, outcomes, strict=True):
             if isinstance(outcome, kvpool.Error):
                 logger.warning("an object was not loaded: %s", outcome)
-            elif outcome == item.get_size():
-                loaded.set(at)
+            elif outcome == objects[one].get_size():
+                loaded.set(one)
         return loaded
+
+    def _named(self, keys: Sequence[Any], objects: Sequence[Any]) -> tuple[list[str], list[int]]:
+        """The names of the objects that have one, and their numbers."""
+        named = [(name, at) for at, name in enumerate(self._names.of_objects(keys, objects)) if name is not None]
+        if len(named) < len(keys):
+            reason = (
+                "no lookup has told their element types yet"
+                if self._settings.serde
+                else "LMCache serializes them, set serde in adapter_params"
+            )
+            logger.error("%d of %d objects have no name: %s", len(keys) - len(named), len(keys), reason)
+        return [name for name, _ in named], [at for _, at in named]
 
 
 def _memory_of(objects: Sequence[Any]) -> list[tuple[int, int]]:

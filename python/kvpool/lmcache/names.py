@@ -1,0 +1,87 @@
+"""The names of the L2 adapter's objects in the pool.
+
+```
+lmcache:meta-llama/Llama-3.1-8B@1000100@0@@bfloat16@fp8@9f86d081884c7d65...
+        └──────────┬──────────┘ └──┬──┘ │ │└───┬──┘ └┬┘ └──────┬────────
+                 model           rank group│  types serde   LMCache's hash
+                                         salt
+```
+
+The hash comes last: the pool stores keys that end with 64 hex digits in the least memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Owner = tuple[str, int, int]
+"""The model, the rank and the group of an object."""
+
+
+class Names:
+    """Names of objects by their keys and element types.
+
+    LMCache's keys have no types, and not every call of LMCache's tells them. So the types of an owner's
+    objects are kept: an unlock and a delete mean an object of any type.
+    """
+
+    def __init__(self, serde: str = "") -> None:
+        """`serde` is the setting: how LMCache serializes objects before it stores them."""
+        self._serde = serde
+        self._lock = threading.Lock()
+        # The last one is the present one.
+        self._types: dict[Owner, list[str]] = {}
+
+    def of_lookup(self, keys: Sequence[Any], layouts: Mapping[int, Any]) -> list[str | None]:
+        """The names that objects of these layouts have, by group; None if the types are not known."""
+        return [self._of_lookup(key, layouts.get(key.object_group_id)) for key in keys]
+
+    def of_objects(self, keys: Sequence[Any], objects: Sequence[Any]) -> list[str | None]:
+        """The names for a store or a load of these objects. None for an object that LMCache has serialized if
+        the setting does not name the serde, or if no lookup has told the types before it."""
+        return [self._of_object(key, item) for key, item in zip(keys, objects, strict=True)]
+
+    def of_all_types(self, key: Any) -> list[str]:
+        """The names of an object with each of the types that were ever known."""
+        with self._lock:
+            return [self._name(key, types) for types in self._types.get(_owner(key), ())]
+
+    def _of_lookup(self, key: Any, layout: Any) -> str | None:
+        with self._lock:
+            known = self._types.setdefault(_owner(key), [])
+            if layout is not None:
+                _make_present(known, _text(layout.dtypes))
+            return self._name(key, known[-1]) if known else None
+
+    def _of_object(self, key: Any, item: Any) -> str | None:
+        with self._lock:
+            known = self._types.setdefault(_owner(key), [])
+            if not self._serde:
+                types = _text(item.get_dtypes())
+                if not known:
+                    known.append(types)
+                return self._name(key, types) if types == known[-1] else None
+            # Its own type is that of the serialized bytes.
+            return self._name(key, known[-1]) if known else None
+
+    def _name(self, key: Any, types: str) -> str:
+        model, rank, group = _owner(key)
+        form = f"{types}@{self._serde}" if self._serde else types
+        return f"lmcache:{model}@{rank:x}@{group}@{key.cache_salt}@{form}@{key.chunk_hash.hex()}"
+
+
+def _owner(key: Any) -> Owner:
+    return key.model_name, key.kv_rank, key.object_group_id
+
+
+def _text(types: Sequence[Any]) -> str:
+    """The element types of all parts of an object."""
+    return "+".join(str(one).removeprefix("torch.") for one in types)
+
+
+def _make_present(known: list[str], types: str) -> None:
+    if types in known:
+        known.remove(types)
+    known.append(types)
