@@ -1,25 +1,131 @@
-"""LMCache's remote connector over stand-ins of LMCache's own classes: what it refuses."""
+"""LMCache's remote connector over stand-ins of LMCache's own classes: memory that is full, names, and what it
+refuses."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
+import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import kvpool
 import pytest
+
+CHUNK = 64
 
 
 class RemoteConnector:
     """Stands for LMCache's base class."""
 
+    save_chunk_meta = False
+    meta_shapes: tuple[int, ...] = (CHUNK,)
+    meta_dtypes = ("torch.uint8",)
+    meta_fmt = "KV_2LTD"
+
     def __init__(self, config: Any, metadata: Any) -> None:
         pass
 
+    def reshape_partial_chunk(self, room: Any, length: int) -> Any:
+        if length != CHUNK:
+            raise ValueError(f"{length} bytes")
+        return room
+
+
+class Key:
+    """A key of LMCache's."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def to_string(self) -> str:
+        return f"tiny@1@0@{self.number:064x}@bfloat16"
+
+
+KEYS = [Key(number) for number in range(4)]
+
+
+class Room:
+    """Room for a chunk in LMCache's memory."""
+
+    data_ptr = 4096
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+
+    def get_size(self) -> int:
+        return CHUNK
+
+    def ref_count_down(self) -> None:
+        self.memory.used.remove(self)
+
+
+class Memory:
+    """Stands for LMCache's memory of this host. Without an end for its wait it would wait for ever."""
+
+    config = metadata = None
+
+    def __init__(self, rooms: int = 100) -> None:
+        self.rooms = rooms
+        self.used: list[Room] = []
+        self.asked = 0
+        self.frees_at: int | None = None
+
+    def allocate(self, _shapes: Any, _types: Any, _fmt: Any, eviction: bool = True, busy_loop: bool = True) -> Any:
+        self.asked += 1
+        if self.asked == self.frees_at:
+            self.rooms += 1
+        if len(self.used) < self.rooms:
+            self.used.append(Room(self))
+            return self.used[-1]
+        assert not busy_loop, "the memory is full: this get would wait for ever"
+        return None
+
+
+class Pool:
+    """Stands for the pool and for the connection to it. It has a chunk for every name that is not missing."""
+
+    def __init__(self) -> None:
+        self.outcome: Any = CHUNK
+        self.missing: set[int] = set()
+        self.error: BaseException | None = None
+        self.names: list[str] = []
+        self.patterns: list[str] = []
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.has_begun = threading.Event()
+
+    def __call__(self, _settings: Any) -> Pool:
+        return self
+
+    def call(self, _what: str, otherwise: Any, ask: Callable[[Any], Any]) -> Any:
+        try:
+            return ask(self)
+        except kvpool.Error:
+            return otherwise
+
+    def batch_get(self, names: Sequence[str], _into: Any) -> list[Any]:
+        self.has_begun.set()
+        assert self.goes_on.wait(60)
+        if self.error is not None:
+            raise self.error
+        self.names += names
+        return [None if at in self.missing else self.outcome for at in range(len(names))]
+
+    def list(self, pattern: str) -> list[Any]:
+        self.patterns.append(pattern)
+        return [types.SimpleNamespace(key=name) for name in self.names]
+
 
 @pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def pool() -> Pool:
+    return Pool()
+
+
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> Iterator[Any]:
     """`kvpool.lmcache.remote` without LMCache and without a pool."""
     stands: dict[str, dict[str, Any]] = {
         "protocol": {"RemoteMetadata": object},
@@ -31,14 +137,16 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.delitem(sys.modules, "kvpool.lmcache.remote", raising=False)
     module = importlib.import_module("kvpool.lmcache.remote")
-    monkeypatch.setattr(module, "Connection", lambda _settings: None)
+    monkeypatch.setattr(module, "Connection", pool)
     yield module
     sys.modules.pop("kvpool.lmcache.remote", None)
 
 
-def connector(remote: Any, *, use_layerwise: bool) -> Any:
-    config = types.SimpleNamespace(extra_config={}, use_layerwise=use_layerwise)
-    return remote.KvpoolConnector(None, types.SimpleNamespace(config=config, metadata=None), config)
+def connector(
+    remote: Any, *, memory: Memory | None = None, use_layerwise: bool = False, serde: str | None = "naive"
+) -> Any:
+    config = types.SimpleNamespace(extra_config={}, use_layerwise=use_layerwise, remote_serde=serde)
+    return remote.KvpoolConnector(None, memory or Memory(), config)
 
 
 def test_chunks_of_one_layer_are_refused(remote: Any) -> None:
@@ -48,3 +156,103 @@ def test_chunks_of_one_layer_are_refused(remote: Any) -> None:
 
 def test_chunks_of_all_layers_are_stored(remote: Any) -> None:
     assert connector(remote, use_layerwise=False)
+
+
+def test_a_get_ends_when_lmcaches_memory_is_full(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_ROOM_WAIT", 0.1)
+    memory = Memory(rooms=2)
+    chunks = asyncio.run(connector(remote, memory=memory).batched_get(KEYS))
+    assert [chunk is not None for chunk in chunks] == [True, True, False, False]
+    assert memory.used == chunks[:2]
+
+
+def test_a_get_without_any_memory_asks_the_pool_for_nothing(
+    remote: Any, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_ROOM_WAIT", 0.1)
+    assert asyncio.run(connector(remote, memory=Memory(rooms=0)).get(KEYS[0])) is None
+    assert not pool.has_begun.is_set()
+
+
+def test_a_get_waits_for_memory_that_a_store_gives_back(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_ROOM_WAIT", 600.0)
+    memory = Memory(rooms=0)
+    memory.frees_at = 3
+    assert asyncio.run(connector(remote, memory=memory).get(KEYS[0])) in memory.used
+
+
+def test_a_get_gives_the_memory_of_its_misses_back(remote: Any, pool: Pool) -> None:
+    memory = Memory()
+    made = connector(remote, memory=memory)
+    pool.missing = {1, 3}
+    chunks = asyncio.run(made.batched_get(KEYS))
+    assert memory.used == [chunks[0], chunks[2]]
+    chunks = asyncio.run(made.batched_get_non_blocking("lookup", KEYS))
+    assert len(chunks) == 1 and len(memory.used) == 3
+    memory.used.clear()
+    for wrong in [kvpool.Error("damaged"), CHUNK - 1, 0]:
+        pool.missing, pool.outcome = set(), wrong
+        assert asyncio.run(made.batched_get(KEYS)) == [None] * 4
+        assert not memory.used
+
+
+@pytest.mark.parametrize("error", [kvpool.Error("gone"), MemoryError("full"), TypeError("wrong")])
+def test_a_get_that_fails_gives_its_memory_back(remote: Any, pool: Pool, error: Exception) -> None:
+    memory = Memory()
+    pool.error = error
+    made = connector(remote, memory=memory)
+    if isinstance(error, kvpool.Error):
+        assert asyncio.run(made.batched_get(KEYS)) == [None] * 4
+    else:
+        with pytest.raises(type(error)):
+            asyncio.run(made.batched_get(KEYS))
+    assert not memory.used
+
+
+def test_a_get_that_cannot_allocate_gives_its_memory_back(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory()
+    allocate = memory.allocate
+
+    def allocate_twice(*args: Any, **named: Any) -> Any:
+        if len(memory.used) == 2:
+            raise RuntimeError("LMCache is closed")
+        return allocate(*args, **named)
+
+    monkeypatch.setattr(memory, "allocate", allocate_twice)
+    with pytest.raises(RuntimeError, match="closed"):
+        asyncio.run(connector(remote, memory=memory).batched_get(KEYS))
+    assert not memory.used
+
+
+def test_a_get_that_fails_after_its_first_chunk_gives_all_its_memory_back(
+    remote: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory()
+    made = connector(remote, memory=memory)
+    cuts = [made.reshape_partial_chunk]
+    # The first chunk takes the only cut that there is.
+    monkeypatch.setattr(made, "reshape_partial_chunk", lambda *chunk: cuts.pop()(*chunk))
+    with pytest.raises(LookupError):
+        asyncio.run(made.batched_get(KEYS))
+    assert not memory.used
+
+
+def test_a_get_that_lmcache_cancels_gives_its_memory_back(remote: Any, pool: Pool) -> None:
+    memory = Memory()
+    made = connector(remote, memory=memory)
+    pool.goes_on.clear()
+
+    async def cancel() -> None:
+        getting = asyncio.ensure_future(made.batched_get(KEYS))
+        assert await asyncio.to_thread(pool.has_begun.wait, 60)
+        getting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await getting
+        assert len(memory.used) == 4
+        pool.goes_on.set()
+        end = asyncio.get_running_loop().time() + 60
+        while memory.used:
+            assert asyncio.get_running_loop().time() < end, "the chunks were not given back"
+            await asyncio.sleep(0.005)
+
+    asyncio.run(cancel())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +27,11 @@ Names = list[str]
 
 _MODULES = ("kvpool.lmcache", "kvpool.lmcache.remote")
 _OF_LMCACHE = ("module_path", "class_name")
+
+_ROOM_WAIT = 1.0
+"""The longest time that a get waits for LMCache's memory, in seconds. Stores that end give some back."""
+_ROOM_LOOK = 0.02
+"""How often a get that waits asks for it, in seconds."""
 
 
 class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
@@ -55,6 +62,7 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         super().__init__(local_cpu_backend.config, local_cpu_backend.metadata)
         self._loop = loop
         self._memory = local_cpu_backend
+        self._prefix = "lmcache:"
         self._connection = Connection(PoolSettings.read(plugin_settings(config.extra_config or {})))
 
     async def exists(self, key: Any) -> bool:
@@ -80,7 +88,13 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         return True
 
     async def batched_get(self, keys: Sequence[Any]) -> Chunks:
-        return await self._apart(lambda: self._get(keys))
+        getting = asyncio.get_running_loop().run_in_executor(None, self._get, keys)
+        try:
+            # LMCache cancels a get that takes too long. The thread goes on, and has chunks at its end.
+            return await asyncio.shield(getting)
+        except asyncio.CancelledError:
+            getting.add_done_callback(_give_back)
+            raise
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: Sequence[Any]) -> Chunks:
         chunks = await self.batched_get(keys)
@@ -101,13 +115,13 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
 
     def remove_sync(self, key: Any) -> bool:
         def remove(pool: kvpool.Pool) -> bool:
-            return pool.remove([_name(key)])[0] is True
+            return pool.remove([self._name(key)])[0] is True
 
         return self._connection.call("removing a chunk", False, remove)
 
     async def list(self) -> Names:
         def names(pool: kvpool.Pool) -> Names:
-            return [one.key.removeprefix(_PREFIX) for one in pool.list(f"^{_PREFIX}")]
+            return [one.key.removeprefix(self._prefix) for one in pool.list(f"^{re.escape(self._prefix)}")]
 
         return await self._apart(lambda: self._connection.call("listing chunks", [], names))
 
@@ -125,27 +139,54 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         await self._apart(self._connection.close)
 
     def _leading(self, pool: kvpool.Pool, keys: Sequence[Any]) -> int:
-        present = pool.is_exist([_name(key) for key in keys])
+        present = pool.is_exist([self._name(key) for key in keys])
         return present.index(False) if False in present else len(present)
 
+    def _name(self, key: Any) -> str:
+        return f"{self._prefix}{key.to_string()}"
+
     def _get(self, keys: Sequence[Any]) -> Chunks:
-        # Room for whole chunks: a stored chunk may be shorter, and the room is then cut to its length.
-        room = [self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt) for _ in keys]
-        heads = [bytearray(self._head_bytes) for _ in keys]
-        asked = [at for at, chunk in enumerate(room) if chunk is not None]
-
-        def get(pool: kvpool.Pool) -> Chunks:
-            into = [_pieces(heads[at], room[at]) for at in asked]
-            return pool.batch_get([_name(keys[at]) for at in asked], into)
-
-        outcomes = self._connection.call("getting chunks", [None] * len(asked), get)
+        room: Chunks = []
         chunks: Chunks = [None] * len(keys)
-        for at, outcome in zip(asked, outcomes, strict=True):
-            chunks[at] = self._chunk(room[at], heads[at], outcome)
-        return chunks
+        try:
+            self._allocate(room, len(keys))
+            heads = [bytearray(self._head_bytes) for _ in room]
+
+            def get(pool: kvpool.Pool) -> Chunks:
+                names = [self._name(key) for key in keys[: len(room)]]
+                return pool.batch_get(names, [_pieces(*pieces) for pieces in zip(heads, room, strict=True)])
+
+            misses: Chunks = [None] * len(room)
+            outcomes = self._connection.call("getting chunks", misses, get) if room else misses
+            for at, outcome in enumerate(outcomes):
+                chunks[at] = self._chunk(room[at], heads[at], outcome)
+            return chunks
+        except BaseException:
+            # The caller gets none of them.
+            chunks = [None] * len(keys)
+            raise
+        finally:
+            for one, chunk in zip(room, chunks, strict=False):
+                if chunk is None:
+                    one.ref_count_down()
+
+    def _allocate(self, room: Chunks, count: int) -> None:
+        """Adds room for whole chunks to `room`: a stored chunk may be shorter, and its room is then cut. When
+        LMCache's memory is full, there may be less than `count`, and the rest are misses."""
+        end = time.monotonic() + _ROOM_WAIT
+        while len(room) < count:
+            # With LMCache's own wait, which has no end, gets that hold room wait for each other.
+            one = self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt, busy_loop=False)
+            if one is not None:
+                room.append(one)
+            elif time.monotonic() < end:
+                time.sleep(_ROOM_LOOK)
+            else:
+                logger.warning("LMCache's memory is full: %d of %d chunks are not got", count - len(room), count)
+                return
 
     def _chunk(self, room: Any, head: bytearray, outcome: Any) -> Any:
-        """The chunk that was got into `room`; None, with the room returned, for a miss."""
+        """The chunk that was got into `room`; None for a miss."""
         if isinstance(outcome, kvpool.Error):
             logger.warning("a chunk was not got: %s", outcome)
         elif outcome is not None and outcome > len(head):
@@ -153,7 +194,6 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
                 return self._cut(room, head, outcome - len(head))
             except ValueError as error:
                 logger.warning("a chunk is of another shape: %s", error)
-        room.ref_count_down()
         return None
 
     def _cut(self, room: Any, head: bytearray, length: int) -> Any:
@@ -166,7 +206,7 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
 
     def _put(self, keys: Sequence[Any], chunks: Sequence[Any]) -> None:
         blocks = [_pieces(self._head(chunk), chunk) for chunk in chunks]
-        names = [_name(key) for key in keys]
+        names = [self._name(key) for key in keys]
         outcomes: Chunks = self._connection.call(
             "putting chunks", [], lambda pool: pool.batch_put(names, blocks)
         )
@@ -189,11 +229,12 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         return await asyncio.get_running_loop().run_in_executor(None, call)
 
 
-_PREFIX = "lmcache:"
-
-
-def _name(key: Any) -> str:
-    return f"{_PREFIX}{key.to_string()}"
+def _give_back(getting: asyncio.Future[Chunks]) -> None:
+    """Gives the chunks of a get back that nobody waits for."""
+    if not getting.cancelled() and getting.exception() is None:
+        for chunk in getting.result():
+            if chunk is not None:
+                chunk.ref_count_down()
 
 
 def _pieces(head: bytes | bytearray, chunk: Any) -> list[Any]:
