@@ -256,3 +256,14 @@ def test_a_get_that_lmcache_cancels_gives_its_memory_back(remote: Any, pool: Poo
             await asyncio.sleep(0.005)
 
     asyncio.run(cancel())
+
+
+def test_serdes_tell_chunks_apart(remote: Any, pool: Pool) -> None:
+    for serde in ("naive", None, "cachegen", "kivi"):
+        made = connector(remote, serde=serde)
+        asyncio.run(made.get(KEYS[0]))
+        assert asyncio.run(made.list())[-1] == KEYS[0].to_string()
+    naive, without, cachegen, kivi = pool.names
+    assert naive == without == f"lmcache:{KEYS[0].to_string()}"
+    assert len({naive, cachegen, kivi}) == 3
+    assert pool.patterns[2] == r"^lmcache\(cachegen\):"

@@ -62,7 +62,7 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         super().__init__(local_cpu_backend.config, local_cpu_backend.metadata)
         self._loop = loop
         self._memory = local_cpu_backend
-        self._prefix = "lmcache:"
+        self._prefix = _prefix(config.remote_serde)
         self._connection = Connection(PoolSettings.read(plugin_settings(config.extra_config or {})))
 
     async def exists(self, key: Any) -> bool:
@@ -227,6 +227,11 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
     async def _apart(self, call: Callable[[], Answer]) -> Answer:
         """Runs a call on a thread, so that LMCache's event loop continues."""
         return await asyncio.get_running_loop().run_in_executor(None, call)
+
+
+def _prefix(serde: str | None) -> str:
+    """The prefix of the names of an engine's chunks. LMCache's names have the element type, and not the serde."""
+    return "lmcache:" if serde in (None, "naive") else f"lmcache({serde}):"
 
 
 def _give_back(getting: asyncio.Future[Chunks]) -> None:
