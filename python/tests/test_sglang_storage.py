@@ -12,6 +12,9 @@ import kvpool
 import pytest
 
 
+DRAFT_MODEL = ("draft_model_path", "draft_model_revision", "draft_model_quantization")
+
+
 class HiCacheStorage:
     """Stands for SGLang's base class."""
 
@@ -34,9 +37,13 @@ class Context:
     def config_bag(self, name: str) -> Any:
         return self.bags[name]
 
-    def publish(self, kv_cache_dtype: str, draft: str | None = None) -> None:
-        self.bags["model"] = types.SimpleNamespace(kv_cache_dtype=kv_cache_dtype)
-        self.bags["spec"] = types.SimpleNamespace(speculative_draft_kv_cache_dtype=draft)
+    def publish(self, kv_cache_dtype: str = "auto", draft: str | None = None, **spec: Any) -> None:
+        """`spec` has settings of the speculative decoding, without their prefix."""
+        chosen = {"algorithm": None, "draft_kv_cache_dtype": draft, **dict.fromkeys(DRAFT_MODEL), **spec}
+        self.bags["model"] = types.SimpleNamespace(kv_cache_dtype=kv_cache_dtype, model_path="/models/tiny")
+        self.bags["spec"] = types.SimpleNamespace(
+            **{f"speculative_{name}": value for name, value in chosen.items()}, uno_lora_path=None
+        )
 
 
 class Connection:
@@ -146,6 +153,38 @@ def test_element_types_that_memory_holds_as_bytes_are_told_apart(storage: Any, c
     assert all_differ(named)
     context.publish("fp8_e4m3")
     assert names(storage, memory()) == named[0]
+
+
+def test_draft_models_tell_pages_apart(storage: Any, context: Context) -> None:
+    named = []
+    for spec in [
+        {},
+        {"algorithm": "EAGLE", "draft_model_path": "heads/a"},
+        {"algorithm": "EAGLE", "draft_model_path": "heads/b"},
+        {"algorithm": "EAGLE3", "draft_model_path": "heads/a"},
+        {"algorithm": "EAGLE", "draft_model_path": "heads/a", "draft_model_revision": "main"},
+        {"algorithm": "EAGLE", "draft_model_path": "heads/a", "draft_model_quantization": "fp8"},
+        {"algorithm": "EAGLE", "draft_model_path": "/models/tiny"},
+    ]:
+        context.publish(**spec)
+        named.append(names(storage, memory()))
+    assert all_differ(named)
+
+
+def test_drafts_without_a_model_change_no_name(storage: Any, context: Context) -> None:
+    context.publish()
+    without = names(storage, memory())
+    context.publish(algorithm="NGRAM")
+    assert names(storage, memory()) == without
+
+
+def test_a_model_that_drafts_itself_has_one_name_at_every_path(storage: Any, context: Context) -> None:
+    named = []
+    for path in ["/models/tiny", "/mnt/tiny"]:
+        context.publish(algorithm="EAGLE", draft_model_path=path)
+        context.bags["model"].model_path = path
+        named.append(names(storage, memory()))
+    assert named[0] == named[1]
 
 
 def test_the_type_of_the_cache_on_the_device_tells_pages_apart(storage: Any) -> None:

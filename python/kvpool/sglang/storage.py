@@ -39,6 +39,9 @@ except ImportError:
 
 logger = logging.getLogger(__name__)
 
+_DRAFTS_WITHOUT_MODEL = ("NGRAM", "NONE")
+"""Algorithms that draft from the text alone, so that engines with and without them have equal pages."""
+
 _OF_SGLANG = (
     "backend_name",
     "module_path",
@@ -326,7 +329,8 @@ def _leading(present: Sequence[bool]) -> int:
 def _format(memory: Any) -> list[str]:
     """The format of the pages of a host memory, as far as SGLang says it."""
     fields = [str(getattr(memory, field, "")) for field in ("layout", "page_size", "dtype", "size_per_token")]
-    return [*fields, str(getattr(getattr(memory, "device_pool", None), "dtype", "")), *_cache_types()]
+    device_type = str(getattr(getattr(memory, "device_pool", None), "dtype", ""))
+    return [*fields, device_type, *_cache_types(), *_draft()]
 
 
 def _cache_types() -> list[str]:
@@ -336,13 +340,30 @@ def _cache_types() -> list[str]:
     """
     if get_context is None:
         return []
-    context = get_context()
     said = (("model", "kv_cache_dtype"), ("spec", "speculative_draft_kv_cache_dtype"))
-    return [
-        # Not published: host memory without an engine, as a test makes it.
-        str(getattr(context.config_bag(bag), field, "")) if context.is_config_namespace_published(bag) else ""
-        for bag, field in said
-    ]
+    return [str(_setting(bag, field, "")) for bag, field in said]
+
+
+def _draft() -> list[str]:
+    """The draft model, whose layers SGLang can pack into the pages of the model; nothing without one."""
+    algorithm = _setting("spec", "speculative_algorithm")
+    if algorithm is None or str(algorithm).upper() in _DRAFTS_WITHOUT_MODEL:
+        return []
+    path = _setting("spec", "speculative_draft_model_path")
+    # A model that has the layers for drafts itself may lie at another path on each host.
+    if path is not None and path == _setting("model", "model_path"):
+        path = ""
+    fields = ("speculative_draft_model_revision", "speculative_draft_model_quantization", "uno_lora_path")
+    return ["draft", str(algorithm), str(path), *(str(_setting("spec", field)) for field in fields)]
+
+
+def _setting(bag: str, field: str, otherwise: Any = None) -> Any:
+    """A setting of SGLang's. It has none for host memory without an engine, as a test makes it."""
+    if get_context is None:
+        return otherwise
+    context = get_context()
+    is_there = context.is_config_namespace_published(bag)
+    return getattr(context.config_bag(bag), field, otherwise) if is_there else otherwise
 
 
 def _page_size(memory: Any) -> int:
