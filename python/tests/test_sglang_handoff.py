@@ -1,11 +1,12 @@
-"""The back end of SGLang's disaggregation, over stand-ins of SGLang's own classes: decode's pages after an abort."""
+"""The back end of SGLang's disaggregation, over stand-ins of SGLang's own classes: aborts."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from kvpool import handoff
 
 FAILED, TRANSFERRING = 0, 3
 ROOM = 7
+PAGES = 8
+# Far below the patience of the back end, and far above what a slow machine needs.
+SOON = 60.0
 
 
 class Room:
@@ -35,6 +39,7 @@ class Manager:
     """SGLang's manager, as much of it as an abort needs."""
 
     supports_deferred_decode_kv_release = False
+    pp_size = attn_tp_size = 1
 
     def __init__(self, *_args: Any) -> None:
         self.enable_deferred_decode_kv_release = self.supports_deferred_decode_kv_release
@@ -50,6 +55,20 @@ class Manager:
 
     def clear_deferred_abort_state(self, room: int) -> None:
         self.cleared.append(room)
+
+
+class Sender:
+    """SGLang's sender, as much of it as an abort needs."""
+
+    def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int) -> None:
+        self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
+        self.conclude_state: int | None = None
+
+    def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
+        self.num_kv_indices, self.aux_index = num_kv_indices, aux_index
+
+    def abort(self) -> None:
+        self.conclude_state = FAILED
 
 
 class Receiver:
@@ -92,7 +111,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "CommonKVBootstrapServer": object,
         "CommonKVManager": Manager,
         "CommonKVReceiver": Receiver,
-        "CommonKVSender": object,
+        "CommonKVSender": Sender,
     }
     stands: dict[str, dict[str, Any]] = {
         "srt.configs.model_config": {"ModelConfig": None},
@@ -127,6 +146,39 @@ def manager(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(backend.KvpoolKVManager, "opened", lambda _self: session)
     monkeypatch.setattr(backend.KvpoolKVManager, "senders", lambda *_args: ("127.0.0.1:2",))
     return backend.KvpoolKVManager(None, None, None)
+
+
+class Pair:
+    """A session of prefill and one of decode in this process, and prefill's manager."""
+
+    def __init__(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.memory = [bytearray(PAGES * 16) for _ in range(2)]
+        self.prefill, self.decode = (handoff.Session([state(memory)], page_tokens=16) for memory in self.memory)
+        monkeypatch.setattr(backend.KvpoolKVManager, "opened", lambda _self: self.prefill)
+        self.manager = backend.KvpoolKVManager(None, None, None)
+
+    def asks(self, pages: int = 3) -> handoff.Receiving:
+        """Decode asks, as patiently as the back end does."""
+        patience = self.manager.timeout
+        return self.decode.receive(
+            ROOM, range(pages), [self.prefill.address], timeout=patience, patience=patience
+        )
+
+    def close(self) -> None:
+        self.prefill.close()
+        self.decode.close()
+
+
+def state(memory: bytearray) -> handoff.State:
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return handoff.State("k", layer=0, base=base, pages=PAGES, parts=1, part_bytes=16)
+
+
+@pytest.fixture
+def pair(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    pair = Pair(backend, monkeypatch)
+    yield pair
+    pair.close()
 
 
 def open_room(backend: Any, manager: Any, room: int = ROOM) -> tuple[Any, Room]:
@@ -194,3 +246,46 @@ def test_rooms_whose_end_sglang_does_not_tell_are_forgotten(backend: Any, manage
         receiver.abort()
         room.released = True
     assert list(manager._ending) == [2]
+
+
+@pytest.mark.parametrize("decode_asks_first", [True, False])
+def test_decode_learns_of_a_prompt_that_prefill_aborts_before_it_is_sent(
+    backend: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch, decode_asks_first: bool
+) -> None:
+    send, sent = pair.prefill.send, []
+
+    def recorded(room: int, pages: Sequence[int], **times: Any) -> handoff.Sending:
+        sent.append(pages)
+        return send(room, pages, **times)
+
+    monkeypatch.setattr(pair.prefill, "send", recorded)
+    receiving = pair.asks() if decode_asks_first else None
+    sender = backend.KvpoolKVSender(pair.manager, "127.0.0.1:3", ROOM)
+    sender.init(3)
+    sender.abort()
+    receiving = receiving or pair.asks()
+    assert receiving.wait(SOON) is handoff.Poll.FAILED
+    assert (receiving.error, receiving.released) == ("draining", True)
+    assert sender.poll() == FAILED
+    # Another number of pages than decode's would be the reason of the failure.
+    assert list(map(len, sent)) == [3]
+    # SGLang may abort a prompt again.
+    sender.abort()
+    assert len(sent) == 1
+
+
+def test_a_prompt_that_prefill_aborts_in_its_queue_has_no_pages_yet(backend: Any, pair: Pair) -> None:
+    receiving = pair.asks()
+    backend.KvpoolKVSender(pair.manager, "127.0.0.1:3", ROOM).abort()
+    assert receiving.wait(SOON) is handoff.Poll.FAILED
+
+
+def test_an_abort_whose_room_cannot_be_opened_is_still_an_abort(
+    backend: Any, pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = backend.KvpoolKVSender(pair.manager, "127.0.0.1:3", ROOM)
+    other = pair.prefill.send(ROOM, [0])
+    sender.abort()
+    assert sender.poll() == FAILED
+    assert f"room {ROOM}" in caplog.text
+    assert other.poll is not handoff.Poll.FAILED

@@ -260,9 +260,27 @@ class KvpoolKVSender(CommonKVSender):  # type: ignore[misc]
         return max(state, KVPoll.WaitingForInput) if state else state
 
     def abort(self) -> None:
+        if self._sending is None and self.conclude_state is None:
+            self._open_unsent()
         if self._sending is not None:
             self._sending.abort()
         super().abort()
+
+    def _open_unsent(self) -> None:
+        """Opens the room of a prompt that is not sent. Its abort tells decode, which otherwise holds its pages
+        for the whole patience."""
+        manager = self.kv_mgr
+        try:
+            self._sending = manager.opened().send(
+                self.bootstrap_room,
+                # None of them goes. With another number than decode's the room would fail for that reason.
+                range(getattr(self, "num_kv_indices", 0)),
+                decode_tp=manager.decode_ranks,
+                timeout=manager.timeout,
+                patience=manager.timeout,
+            )
+        except kvpool.Error as error:
+            logger.warning("room %d: decode does not learn of the abort: %s", self.bootstrap_room, error)
 
     def _fail(self, why: str) -> None:
         self.kv_mgr.record_failure(self.bootstrap_room, why)
