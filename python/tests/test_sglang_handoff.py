@@ -1,4 +1,4 @@
-"""The back end of SGLang's disaggregation, over stand-ins of SGLang's own classes: aborts."""
+"""The back end of SGLang's disaggregation, over stand-ins of SGLang's own classes: aborts, and what it refuses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Manager:
     """SGLang's manager, as much of it as an abort needs."""
 
     supports_deferred_decode_kv_release = False
-    pp_size = attn_tp_size = 1
+    pp_size = attn_cp_size = attn_tp_size = 1
 
     def __init__(self, *_args: Any) -> None:
         self.enable_deferred_decode_kv_release = self.supports_deferred_decode_kv_release
@@ -289,3 +289,11 @@ def test_an_abort_whose_room_cannot_be_opened_is_still_an_abort(
     assert sender.poll() == FAILED
     assert f"room {ROOM}" in caplog.text
     assert other.poll is not handoff.Poll.FAILED
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_context_parallel_ranks_are_refused(backend: Any, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    monkeypatch.setattr(Manager, "attn_cp_size", 2)
+    monkeypatch.setattr(Manager, "attn_cp_rank", rank, raising=False)
+    with pytest.raises(ValueError, match="without context parallel ranks"):
+        backend.KvpoolKVManager(None, None, None)

@@ -106,6 +106,12 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
             args = self.kv_args
             if self.pp_size != 1:
                 raise ValueError("kvpool hands off between engines without pipeline stages")
+            if self.attn_cp_size != 1:
+                # Decode asks rank 0 only: the rooms of the others would wait for nobody, and fail the request.
+                raise ValueError(
+                    f"kvpool hands off between engines without context parallel ranks, not {self.attn_cp_size}: "
+                    "set --attn-cp-size to 1"
+                )
             self.aux_bytes = sum(args.aux_item_lens)
             self.slot = handoff.AuxLayout(self.aux_bytes)
             secret = os.environ.get("KVPOOL_HANDOFF_SECRET_FILE", "")
