@@ -153,17 +153,27 @@ def test_a_workers_reset_is_vllms(connector: Any, pool: Pool) -> None:
     assert pool.patterns == []
 
 
-def prefix(connector: Any, speculative: Any = None, layers: int = 4) -> str:
+def prefix(connector: Any, speculative: Any = None, layers: int = 4, **fields: Any) -> str:
     """The prefix of the names of an engine's blocks."""
-    config, role = vllm_stands.configuration(speculative_config=speculative), vllm_stands.Role.SCHEDULER
+    role = vllm_stands.Role.SCHEDULER
+    config = vllm_stands.configuration(speculative_config=speculative, **fields)
     made = connector.KvpoolConnector(config, role, vllm_stands.cache(layers))
     named = str(made._planner.step([], []).prefix)
     made.shutdown()
     return named
 
 
-def drafts(method: str, model: str, revision: str | None = None) -> Any:
-    return types.SimpleNamespace(method=method, model=model, revision=revision, use_eagle=lambda: method == "eagle")
+def drafts(
+    method: str, model: str, revision: str | None = None, dtype: str = "torch.bfloat16", cache: str | None = None
+) -> Any:
+    return types.SimpleNamespace(
+        method=method,
+        model=model,
+        revision=revision,
+        kv_cache_dtype=cache,
+        draft_model_config=types.SimpleNamespace(dtype=dtype),
+        use_eagle=lambda: method == "eagle",
+    )
 
 
 def test_blocks_with_other_layers_have_other_names(connector: Any) -> None:
@@ -179,6 +189,8 @@ def test_draft_models_tell_blocks_apart(connector: Any) -> None:
             drafts("eagle", "heads/a"),
             drafts("eagle", "heads/b"),
             drafts("eagle", "heads/a", "main"),
+            drafts("eagle", "heads/a", dtype="torch.float16"),
+            drafts("eagle", "heads/a", cache="fp8"),
             drafts("draft_model", "heads/a"),
             drafts("mtp", "tiny"),
         )
@@ -189,3 +201,12 @@ def test_draft_models_tell_blocks_apart(connector: Any) -> None:
 @pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
 def test_drafts_from_the_text_alone_change_no_name(connector: Any, method: str) -> None:
     assert prefix(connector, drafts(method, method)) == prefix(connector)
+
+
+def test_layers_that_keep_the_models_type_tell_blocks_apart(connector: Any) -> None:
+    skipped: list[list[str]] = [[], ["0"], ["0", "1"], ["sliding_window"]]
+    named = [prefix(connector, cache_config=vllm_stands.cached("fp8", layers)) for layers in skipped]
+    assert len(set(named)) == len(named)
+    # vLLM sorts the layers that it adds itself, and not those of the command line.
+    again = prefix(connector, cache_config=vllm_stands.cached("fp8", ["1", "0", "1"]))
+    assert again == named[2]

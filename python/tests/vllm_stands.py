@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import types
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -82,12 +83,19 @@ def configuration(**fields: Any) -> Any:
         "model_config": types.SimpleNamespace(
             model="tiny", revision=None, dtype="torch.bfloat16", quantization=None, hf_config=hf_config
         ),
-        "cache_config": types.SimpleNamespace(cache_dtype="auto", prefix_caching_hash_algo="sha256"),
+        "cache_config": cached(),
         "attention_config": types.SimpleNamespace(backend="FLASH_ATTN"),
         "device_config": types.SimpleNamespace(device_type="cuda"),
         "speculative_config": None,
     }
     return types.SimpleNamespace(**{**parts, **fields})
+
+
+def cached(dtype: str = "auto", skip_layers: Sequence[str] = ()) -> Any:
+    """vLLM's settings of the cache."""
+    return types.SimpleNamespace(
+        cache_dtype=dtype, kv_cache_dtype_skip_layers=list(skip_layers), prefix_caching_hash_algo="sha256"
+    )
 
 
 def cache(layers: int = 4) -> Any:

@@ -503,8 +503,15 @@ def _fields(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> dict[
         "hash": f"{cache.prefix_caching_hash_algo} of {hash_tokens}",
         "ranks": f"{shards} of {parallel.tensor_parallel_size} by {parallel.pipeline_parallel_size}",
         "salt": settings.salt,
+        **_skipped_layers(cache),
         **_draft(vllm_config),
     }
+
+
+def _skipped_layers(cache: Any) -> dict[str, str]:
+    """The layers that are kept in the model's type beside a cache of another one; nothing without any."""
+    skipped = sorted(set(cache.kv_cache_dtype_skip_layers))
+    return {"cache dtype skip layers": json.dumps(skipped)} if skipped else {}
 
 
 def _draft(vllm_config: Any) -> dict[str, str]:
@@ -518,6 +525,9 @@ def _draft(vllm_config: Any) -> dict[str, str]:
         "draft method": str(drafts.method),
         "draft model": "" if own else str(drafts.model),
         "draft revision": str(drafts.revision),
+        "draft dtype": str(getattr(drafts.draft_model_config, "dtype", None)),
+        # Without a type of its own the draft model has the cache's type, which is a field too.
+        "draft cache dtype": str(drafts.kv_cache_dtype),
     }
 
 
