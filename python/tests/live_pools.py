@@ -20,8 +20,15 @@ import pytest
 
 MIB = 1 << 20
 
-# Ports below the range that the system hands out by itself, other ones for each process.
-_ports = itertools.count(20000 + os.getpid() % 400 * 24)
+
+def ports_of(process: int) -> range:
+    """The ports for the tests of a process, below the range that the system hands out by itself. A run of both
+    suites asks for some hundreds. Eight processes with successive numbers have ports of their own."""
+    first = 20000 + process % 8 * 1500
+    return range(first, first + 1500)
+
+
+_ports = itertools.cycle(ports_of(os.getpid()))
 
 
 def free_port() -> int:
