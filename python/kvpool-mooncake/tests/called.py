@@ -14,6 +14,8 @@ HERE = Path(__file__).parent
 MODULES = ("mooncake.store", "mooncake.engine", "mooncake.structured_object_store", "mooncake.dataproto_catalog")
 # `Class.method` of every method that returned.
 RETURNED: set[str] = set()
+# The files that this run has collected tests from, also those of which it skips all.
+FILES: set[Path] = set()
 
 
 def methods() -> dict[str, tuple[type, str]]:

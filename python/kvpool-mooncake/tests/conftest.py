@@ -16,6 +16,12 @@ __all__ = ["make_pool", "own_pool", "shared_pool"]
 called.record()
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Notes a file of tests. The tests of a file that needs a missing package are not among the items."""
+    if isinstance(collector, pytest.Module):
+        called.FILES.add(collector.path)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the test of what the others called behind them."""
     items.sort(key=lambda item: item.path.name == "test_every_method.py")

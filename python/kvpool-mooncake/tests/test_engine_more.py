@@ -125,6 +125,12 @@ def test_received_bytes_are_handed_out() -> None:
     assert (data.get_bytes(), bytes(data.get_memory_view()), data.data_size) == (b"abc", b"abc", 3)
 
 
+def test_a_received_tensor_is_handed_out_without_torch() -> None:
+    tensor = ReceivedTensor("127.0.0.1:1", "float16", [1, 2], b"abcd")
+    assert (tensor.get_data_as_bytes(), bytes(tensor.get_memory_view())) == (b"abcd", b"abcd")
+    assert tensor.get_data_size() == tensor.total_bytes == 4
+
+
 def test_a_server_is_made_for_every_interface() -> None:
     rpc = create_rpc_server()
     assert isinstance(rpc, module.CoroRPCInterface)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 
 import called
@@ -11,12 +12,38 @@ from test_names import page
 
 # Parts of the names of methods that need torch.
 NEEDS_TORCH = "tensor", "cuda"
+# Options with which a run leaves tests out.
+LEAVES_OUT = "keyword", "markexpr", "deselect", "ignore", "ignore_glob"
+HERE = Path(__file__).parent
+
+
+def has_all_tests(args: Iterable[str], files: Iterable[Path]) -> bool:
+    """Whether a run with these arguments, which has collected these files, has all tests of this folder. It may
+    have the other suite's too."""
+    return set(HERE.glob("test_*.py")) <= set(files) and not any("::" in arg for arg in args)
+
+
+def leaves_out(config: pytest.Config) -> bool:
+    return any(config.getoption(option) for option in LEAVES_OUT)
+
+
+def test_a_run_of_both_suites_has_all_tests_of_this_one() -> None:
+    here, other = list(HERE.glob("test_*.py")), HERE.parents[1] / "tests/test_pool.py"
+    assert has_all_tests(["python/tests", "python/kvpool-mooncake/tests"], [*here, other])
+    assert not has_all_tests(["python"], here[1:])
+    assert not has_all_tests(["python", "python/tests/test_pool.py::test_a"], here)
+
+
+def test_files_whose_tests_need_a_missing_package_count(request: pytest.FixtureRequest) -> None:
+    config = request.config
+    asked = {(config.invocation_params.dir / arg).resolve() for arg in config.args}
+    if leaves_out(config) or not asked & {HERE, *HERE.parents}:
+        pytest.skip("this run has not all files")
+    assert has_all_tests(config.args, called.FILES)
 
 
 def test_every_method_was_called_and_returned(request: pytest.FixtureRequest) -> None:
-    files = {Path(item.path).name for item in request.session.items}
-    there = {file.name for file in Path(__file__).parent.glob("test_*.py")}
-    if request.config.getoption("keyword") or request.config.getoption("markexpr") or files != there:
+    if leaves_out(request.config) or not has_all_tests(request.config.args, called.FILES):
         pytest.skip("this run has not all tests")
     said = {name: here for module in called.MODULES for name, here in page()[module].items()}
     # A method that cannot mean anything here raises.
