@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Labels that Prometheus or the scrape's configuration adds.
-const TARGET_LABELS: [&str; 3] = ["job", "namespace", "instance"];
+const TARGET_LABELS: [&str; 4] = ["job", "namespace", "container", "instance"];
 /// Series that Prometheus makes itself.
 const OWN_SERIES: [&str; 2] = ["up", "ALERTS"];
 /// Words that precede a list of labels in parentheses.
