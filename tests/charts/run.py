@@ -7,7 +7,7 @@
 It needs helm 3 or 4: in the path, or named in KVPOOL_HELM.
  1. `helm lint --strict` finds nothing.
  2. Each file of values/ makes manifests that the schemas of Kubernetes admit, and whose ports name their protocol. So
-    does the example worker.
+    does the example worker. Scrapes show a token where the daemons ask for one.
  3. Each set of refused.yaml is refused, and the message names the key.
  4. The defaults of values.yaml and of values.schema.json are the same.
  5. checkov finds nothing but what checkov.yaml explains.
@@ -110,6 +110,24 @@ def without_protocol(manifests):
     return None
 
 
+def scraped_without_token(manifests):
+    """The first PodMonitor whose scrapes show no token, although the daemons ask for one."""
+    import yaml
+
+    objects = [thing for thing in yaml.safe_load_all(manifests) if thing]
+    pods = [thing["spec"]["template"]["spec"] for thing in objects if "template" in thing.get("spec", {})]
+    args = {arg for pod in pods for container in pod["containers"] for arg in container.get("args", [])}
+    if "--auth-http-open=health" not in args:
+        return None
+    for thing in objects:
+        endpoints = thing["spec"]["podMetricsEndpoints"] if thing["kind"] == "PodMonitor" else []
+        for endpoint in endpoints:
+            token = endpoint.get("authorization", {}).get("credentials", {})
+            if not (token.get("name") and token.get("key")):
+                return f"{thing['metadata']['name']}: {endpoint}"
+    return None
+
+
 def schema_default(schema):
     """The defaults of a schema, as the values that they stand for."""
     if "default" in schema:
@@ -186,6 +204,7 @@ def main():
             manifests[values.stem] = text
             tally.check(f"{values.name} in Kubernetes' schemas", invalid(text, versions))
             tally.check(f"protocols of {values.name}", without_protocol(text))
+            tally.check(f"scrapes of {values.name}", scraped_without_token(text))
             _, error = helm("lint", "--strict", "--values", values, CHART)
             tally.check(f"helm lint --strict {values.name}", error)
     example = (CHART / "examples/vllm.yaml").read_text()

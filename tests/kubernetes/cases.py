@@ -212,7 +212,7 @@ def secured(pool):
     security = {
         "insecure": False,
         "tls": tls,
-        "tokens": {"configMapName": "kvpool-auth", "issuer": issuer, "openMetrics": False},
+        "tokens": {"configMapName": "kvpool-auth", "issuer": issuer},
     }
     ssd = {"enabled": True, "volume": "claim", "claim": {"size": "1Gi"}, "size": "512MiB"}
     values = two_masters({"kind": "StatefulSet", "replicas": 2, **SMALL, "ssd": ssd})

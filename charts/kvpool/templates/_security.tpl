@@ -71,6 +71,19 @@ Each template takes {root, role}, where the role is master, node or client (kvct
 {{- end }}
 {{- end }}
 
+{{/*
+The token of scrapes. `helm upgrade --reuse-values` takes no defaults of a newer chart, so a release of an earlier chart
+lacks the values of it.
+*/}}
+{{- define "kvpool.scrapeAuth" -}}
+{{- $auth := default dict .Values.monitoring.podMonitor.auth -}}
+{{- if $auth.secretName -}}
+authorization:
+  type: Bearer
+  credentials: {name: {{ $auth.secretName }}, key: {{ default "token" $auth.tokenKey }}}
+{{- end }}
+{{- end }}
+
 {{- define "kvpool.scheme" -}}
 {{- .Values.security.tls.secretName | empty | ternary "http" "https" -}}
 {{- end }}

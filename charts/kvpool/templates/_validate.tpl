@@ -50,6 +50,17 @@ Sets of values that cannot work together, although each value alone could. A mes
 {{- if and $security.tokens.configMapName (not $security.tokens.issuer) -}}
   {{- fail "security.tokens.issuer: name the issuer of the tokens, such as that of the cluster's service accounts" -}}
 {{- end -}}
+{{- if and $security.tokens.issuer (not $security.tokens.configMapName) -}}
+  {{- fail "security.tokens.configMapName: security.tokens.issuer turns no tokens on: name the JWKS and the policy" -}}
+{{- end -}}
+{{- $scrapesWithToken := include "kvpool.scrapeAuth" . -}}
+{{- if and $scrapesWithToken (not $security.tokens.configMapName) -}}
+  {{- fail "monitoring.podMonitor.auth.secretName: the daemons ask for no token: set security.tokens too" -}}
+{{- end -}}
+{{- $asksScrapes := and $security.tokens.configMapName (not $security.tokens.openMetrics) -}}
+{{- if and $v.monitoring.podMonitor.enabled $asksScrapes (not $scrapesWithToken) -}}
+  {{- fail "monitoring.podMonitor.auth.secretName: scrapes need a token, or security.tokens.openMetrics" -}}
+{{- end -}}
 {{- if $node.hugepages -}}
   {{- range $node.segments -}}
     {{- if mod (include "kvpool.mebibytes" . | int64) 2 -}}
