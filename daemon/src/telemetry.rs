@@ -11,6 +11,10 @@ use tracing_subscriber::{EnvFilter, Layer};
 /// The variable that sets which events are logged, in place of the daemon's own filter.
 pub const FILTER_VARIABLE: &str = "RUST_LOG";
 
+/// Keeps the audit log, whatever a filter says about other targets. It stands before the filter: a
+/// later directive about the same target replaces it.
+const AUDIT: &str = "audit=info";
+
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -108,7 +112,7 @@ fn filter(from_env: Option<&str>, default: &str) -> Result<EnvFilter, TelemetryE
         _ => (default, "the daemon's default"),
     };
     EnvFilter::builder()
-        .parse(filter)
+        .parse(format!("{AUDIT},{filter}"))
         .map_err(|source| TelemetryError::BadFilter {
             filter: filter.to_owned(),
             origin,
@@ -122,9 +126,31 @@ mod tests {
 
     #[test]
     fn the_variable_covers_the_default_unless_it_is_empty() {
-        assert_eq!(filter(None, "info").unwrap().to_string(), "info");
-        assert_eq!(filter(Some(" "), "info").unwrap().to_string(), "info");
-        assert_eq!(filter(Some("warn"), "info").unwrap().to_string(), "warn");
+        let shown = |from_env| filter(from_env, "info").unwrap().to_string();
+        assert_eq!(shown(None), "audit=info,info");
+        assert_eq!(shown(Some(" ")), "audit=info,info");
+        assert_eq!(shown(Some("warn")), "audit=info,warn");
+    }
+
+    #[test]
+    fn a_filter_that_does_not_name_the_audit_log_keeps_it() {
+        let writes_audit = |text| {
+            let filter = filter(Some(text), "info").unwrap();
+            let subscriber = tracing_subscriber::registry().with(filter);
+            tracing::subscriber::with_default(
+                subscriber,
+                || tracing::enabled!(target: "audit", tracing::Level::INFO),
+            )
+        };
+        for without in ["kvpool_master=debug", "warn,kvpool=trace", "off"] {
+            assert!(writes_audit(without), "{without}");
+        }
+        for with in ["audit=info", "warn,audit=debug", "audit"] {
+            assert!(writes_audit(with), "{with}");
+        }
+        for against in ["audit=off", "info,audit=warn"] {
+            assert!(!writes_audit(against), "{against}");
+        }
     }
 
     #[test]

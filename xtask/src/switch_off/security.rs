@@ -482,6 +482,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_block_goes_to_another_node_where_one_is_not_trusted",
     },
     Mechanism {
+        invariant: 11,
+        what: "a log filter that does not name the audit log keeps it",
+        file: "daemon/src/telemetry.rs",
+        on: ".parse(format!(\"{AUDIT},{filter}\"))",
+        off: ".parse(filter.trim_start_matches(AUDIT))",
+        package: "kvpool-daemon",
+        test: "a_filter_that_does_not_name_the_audit_log_keeps_it",
+    },
+    Mechanism {
         invariant: 8,
         what: "audit lines about strangers have a rate",
         file: "master/src/service/rights/bearer.rs",
