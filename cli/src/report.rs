@@ -111,7 +111,7 @@ pub(crate) struct OfSsd {
     forwarded: u64,
     /// Came back to memory.
     loaded: u64,
-    /// Kept off the SSD by its budget.
+    /// Kept off the SSD by its budget, or by a quota.
     refused: u64,
     /// Left memory without a copy.
     evicted_without_copy: u64,

@@ -233,7 +233,7 @@ impl Metrics {
             )?,
             copies_refused: counter(
                 "copies_refused_total",
-                "Blocks not copied to a medium because its write budget was used up.",
+                "Copies that a medium's write budget or the namespace's quota of media refused.",
             )?,
             copies_too_long: counter(
                 "copies_too_long_total",
