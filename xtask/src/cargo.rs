@@ -199,6 +199,35 @@ pub(crate) fn watch(command: &mut Command, mut read: impl FnMut(&str)) -> Result
     Ok(succeeded)
 }
 
+/// A command, and the reader of its output's lines.
+pub(crate) type Watched<'a> = (&'a mut Command, &'a mut (dyn FnMut(&str) + Send));
+
+/// Like [`watch`], for two commands beside each other. The output of the second one is kept, and
+/// passed on when the first has ended. Returns for each whether it succeeded.
+pub(crate) fn watch_both(first: Watched<'_>, second: Watched<'_>) -> Result<[bool; 2]> {
+    let (first, read_first) = first;
+    let (second, read_second) = second;
+    std::thread::scope(|scope| {
+        let begun = announce(second);
+        let name = cannot_run(second);
+        let kept = scope.spawn(|| second.output());
+        let first_succeeded = watch(first, read_first);
+        let Ok(output) = kept.join() else {
+            bail!("the thread that keeps output panicked");
+        };
+        let output = output.context(name)?;
+        std::io::stdout().write_all(&output.stdout)?;
+        std::io::stderr().write_all(&output.stderr)?;
+        for kept in [&output.stdout, &output.stderr] {
+            String::from_utf8_lossy(kept)
+                .lines()
+                .for_each(&mut *read_second);
+        }
+        say_how_long(begun);
+        Ok([first_succeeded?, output.status.success()])
+    })
+}
+
 fn forward(
     from: impl Read,
     to: &mut impl Write,
@@ -235,4 +264,44 @@ fn say_how_long(begun: Instant) {
 
 fn cannot_run(command: &Command) -> String {
     format!("cannot run {}", Path::new(command.get_program()).display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tells that it runs, waits until the other says so too, and writes both ways.
+    fn waits_for(place: &Path, own: &str, other: &str, code: u8) -> Command {
+        let script = "touch $0; for _ in $(seq 600); do
+            if [ -e $1 ]; then echo $0 out; echo $0 err >&2; exit $2; fi; sleep 0.1
+        done; echo $0 is alone; exit 9";
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", script, own, other])
+            .arg(code.to_string());
+        command.current_dir(place);
+        command
+    }
+
+    #[test]
+    fn two_commands_run_beside_each_other_and_each_has_its_output_and_result() {
+        let place = std::env::temp_dir().join(format!("kvpool-xtask-{}", std::process::id()));
+        std::fs::create_dir(&place).unwrap();
+        for codes in [[0, 1], [1, 0], [0, 0]] {
+            let mut one = waits_for(&place, "one", "two", codes[0]);
+            let mut two = waits_for(&place, "two", "one", codes[1]);
+            let (mut of_one, mut of_two) = (Vec::new(), Vec::new());
+            let succeeded = watch_both(
+                (&mut one, &mut |line| of_one.push(line.to_owned())),
+                (&mut two, &mut |line| of_two.push(line.to_owned())),
+            );
+            assert_eq!(succeeded.unwrap(), codes.map(|code| code == 0));
+            of_one.sort();
+            assert_eq!(of_one, ["one err", "one out"]);
+            assert_eq!(of_two, ["two out", "two err"]);
+            std::fs::remove_file(place.join("one")).unwrap();
+            std::fs::remove_file(place.join("two")).unwrap();
+        }
+        std::fs::remove_dir(&place).unwrap();
+    }
 }

@@ -4,7 +4,7 @@
 //! that build the wheels, the wheels once built, and what the tests need.
 
 use crate::cargo::{
-    DAEMONS, EVERYTHING, OTLP, answers, cargo, forget_xtask, root, succeeds, target_dir, watch,
+    DAEMONS, EVERYTHING, OTLP, answers, cargo, forget_xtask, root, succeeds, target_dir, watch_both,
 };
 use crate::dist::portable::Portable;
 use crate::packages::Packages;
@@ -28,6 +28,10 @@ const TESTERS: [&str; 6] = [
 ];
 /// The commands that the wheel brings along.
 pub(crate) const COMMANDS: [&str; 3] = ["kvmaster", "kvstore-node", "kvctl"];
+/// The tests of the wheel `kvpool`, its connectors among them.
+const OWN_TESTS: &str = "python/tests";
+/// The tests of the wheel `kvpool-mooncake`.
+const MOONCAKE_TESTS: &str = "python/kvpool-mooncake/tests";
 /// Debian's package of the module venv.
 const VENV: &str = "python3-venv";
 
@@ -101,22 +105,34 @@ pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
     if !installed {
         return Ok(());
     }
-    let mut pytest = Pytest::default();
-    let mut command = tool(&venv, "pytest");
-    command.args(["-v", "-rs"]);
-    command.args(["python/tests", "python/kvpool-mooncake/tests"]);
-    // The commands that the wheel installed are the ones to be tested.
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let paths = std::iter::once(venv.join("bin")).chain(std::env::split_paths(&path));
-    command.env("PATH", std::env::join_paths(paths)?);
-    let ended_well = watch(&mut command, |line| pytest.read(line))?;
-    tally.add("the Python tests", pytest.tally(), ended_well);
+    // Beside each other: both wait more than they compute.
+    let mut own = Pytest::default();
+    let mut mooncakes = Pytest::default();
+    let [own_ended_well, mooncakes_ended_well] = watch_both(
+        (&mut pytest(&venv, OWN_TESTS)?, &mut |line| own.read(line)),
+        (&mut pytest(&venv, MOONCAKE_TESTS)?, &mut |line| {
+            mooncakes.read(line);
+        }),
+    )?;
+    tally.add("the Python tests", own.tally(), own_ended_well);
+    let of_mooncake = "the tests of kvpool-mooncake";
+    tally.add(of_mooncake, mooncakes.tally(), mooncakes_ended_well);
     let mut mypy = tool(&venv, "mypy");
     mypy.args(["--strict", "-p", "kvpool", "-p", "mooncake"]);
     mypy.arg("--cache-dir")
         .arg(target_dir()?.join("python/mypy"));
     tally.check("mypy", succeeds(&mut mypy)?);
     Ok(())
+}
+
+/// What runs the tests of a folder with the commands that the wheel installed.
+fn pytest(venv: &Path, tests: &str) -> Result<Command> {
+    let mut command = tool(venv, "pytest");
+    command.args(["-v", "-rs", tests]);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let paths = std::iter::once(venv.join("bin")).chain(std::env::split_paths(&path));
+    command.env("PATH", std::env::join_paths(paths)?);
+    Ok(command)
 }
 
 /// The virtual environment, with what builds and tests; made if it is not there. `None` where there is
