@@ -43,6 +43,9 @@ enum Profile {
     /// For tests: as the other tests' binaries are.
     Debug,
 }
+/// The feature with which the wheel needs no other crates than the tests: what is built of one
+/// package alone has dependencies with fewer features.
+const SHARED_BUILD: &str = "shared-build";
 /// Where the wheel's builder looks for them.
 const COMMANDS_DIR: &str = "python/kvpool.data/scripts";
 
@@ -166,14 +169,20 @@ pub(crate) fn environment(packages: Packages) -> Result<Option<PathBuf>> {
 fn build(venv: &Path, profile: Profile) -> Result<Option<Vec<PathBuf>>> {
     let target = target_dir()?;
     let out = empty_folder()?;
-    let (folder, profile, daemons) = match profile {
+    let (folder, profile, daemons, features) = match profile {
         // What is delivered exports traces (ADR 0034).
         Profile::Dist => (
             "dist",
             ["--profile", "dist"],
             [&DAEMONS[..], &OTLP[..]].concat(),
+            "otlp",
         ),
-        Profile::Debug => ("debug", ["--profile", "dev"], EVERYTHING.to_vec()),
+        Profile::Debug => (
+            "debug",
+            ["--profile", "dev"],
+            EVERYTHING.to_vec(),
+            SHARED_BUILD,
+        ),
     };
     if !succeeds(cargo(&["build"]).args(profile).args(daemons))? {
         return Ok(None);
@@ -191,9 +200,7 @@ fn build(venv: &Path, profile: Profile) -> Result<Option<Vec<PathBuf>>> {
     let mut native = tool(venv, "maturin");
     native.args(["build", "--manifest-path", "python/Cargo.toml"]);
     native.args(profile).arg("--out").arg(&out);
-    if profile.contains(&"dist") {
-        native.args(["--features", "otlp"]);
-    }
+    native.args(["--features", features]);
     if !succeeds(&mut native)? || !succeeds(&mut mooncake(venv, &out))? {
         return Ok(None);
     }
@@ -245,4 +252,40 @@ fn tool(venv: &Path, name: &str) -> Command {
         command.arg("-I");
     }
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// The packages of `cargo tree` that are not the workspace's own, each with its version and
+    /// features.
+    fn libraries(args: &[&str]) -> BTreeSet<String> {
+        let mut tree = cargo(&[
+            "tree", "--locked", "--prefix", "none", "--format", "{p} {f}",
+        ]);
+        let output = tree.args(args).output().unwrap();
+        let problem = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{problem}");
+        let tree = String::from_utf8(output.stdout).unwrap();
+        let packages = tree.lines().map(|line| line.trim_end_matches(" (*)"));
+        let own = format!("({}", root().display());
+        let libraries = packages.filter(|package| !package.is_empty() && !package.contains(&own));
+        libraries.map(str::to_owned).collect()
+    }
+
+    /// A library with other features is built again, and so is all that depends on it.
+    #[test]
+    fn the_wheel_for_tests_needs_no_library_with_other_features_than_the_workspace() {
+        let all = libraries(&["--workspace", "--edges", "normal,build,dev"]);
+        let wheel = ["--package", "kvpool-python", "--edges", "normal"];
+        let of_wheel = libraries(&[&wheel[..], &["--features", SHARED_BUILD]].concat());
+        assert!(of_wheel.len() > 100, "{of_wheel:?}");
+        let others: Vec<_> = of_wheel.difference(&all).collect();
+        assert!(
+            others.is_empty(),
+            "python/Cargo.toml: `{SHARED_BUILD}` lacks features of {others:?}"
+        );
+    }
 }
