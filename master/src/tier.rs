@@ -152,8 +152,8 @@ impl Tier {
     }
 
     /// Enters a copy at its logged place. It replaces the key's copy of this version or of an earlier
-    /// one, and readers find one of the two at every moment. False when the key has a later copy, or when
-    /// the place is not free.
+    /// one. Readers find one of the two at every moment, unless the copy lies at that place already: a
+    /// standby reads records again. False when the key has a later copy, or when the place is not free.
     pub fn publish(&self, commit: Commit) -> bool {
         let Some((segment, offset)) = commit.replicas.first().copied() else {
             return false;

@@ -4,7 +4,7 @@ mod support;
 
 use kvpool_master::Config;
 use kvpool_master::placement::PlacementHints;
-use kvpool_master::pool::ReserveOptions;
+use kvpool_master::pool::{Holder, ReserveOptions};
 use kvpool_types::{Code, Incarnation, Key, Length, Setting};
 use std::sync::Arc;
 use std::time::Duration;
@@ -188,6 +188,43 @@ async fn a_put_at_a_quota_whose_blocks_are_leased_waits_and_fails_with_the_quota
     raised.await.unwrap();
     assert_eq!(waiting.await.unwrap(), Ok(()));
     check_sums(&pool).await;
+}
+
+/// The end of a lease wakes nobody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_put_at_a_quota_goes_on_soon_after_a_block_may_leave() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        lease_ttl: Duration::from_secs(3600),
+        ..patient()
+    };
+    let (pool, _store) = pool(directory.path(), config).await;
+    join(&pool, "only", 1, 64 * MIB).await;
+    let tenant = Tenant::new(&pool, "one", &[(Setting::MemoryHard, 8 * BLOCK)]).await;
+    tenant.fill(0..8).await;
+    let lease = |n| {
+        let leased = pool.lookup(tenant.id, &[key(n).as_ref()][..], true);
+        leased.token
+    };
+    let mut tokens: Vec<_> = (0..8).map(lease).collect();
+    let mut waits = Vec::new();
+    for n in 8..20 {
+        let waiting = tokio::spawn({
+            let tenant = tenant.clone();
+            async move { tenant.put(n).await }
+        });
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let token = tokens.remove(0);
+        pool.release(tenant.id, &[key(n - 8).as_ref()][..], |_| {
+            Holder::of_any(token)
+        });
+        let released = std::time::Instant::now();
+        waiting.await.unwrap();
+        waits.push(released.elapsed());
+        tokens.push(lease(n));
+    }
+    let shortest = waits.iter().min().unwrap();
+    assert!(*shortest < Duration::from_millis(120), "{waits:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -115,13 +115,14 @@ impl Directory {
         self.wake(now);
         let mut bytes = 0;
         while bytes < goal {
-            let Some((stripe, rank)) = self.oldest() else {
+            let Some((stripe, rank, tick)) = self.oldest() else {
                 break;
             };
             let keeps = |block: &BlockRef<'_>| limits.is_later(block);
             match self.evict_first(stripe, COMMON, rank, &limits, &keeps).0 {
-                Step::Kept => break,
-                Step::Aside => {}
+                Step::Kept if tick >= before.0 => break,
+                // The stripe's oldest block has left or was used. Another stripe may have an older one.
+                Step::Kept | Step::Aside => {}
                 Step::Evicted(removed) => {
                     bytes += removed.footprint_on(&gives_room);
                     evicted.push(removed);
@@ -170,7 +171,7 @@ impl Directory {
         if self.accounts().has_tenants() {
             return self.first_in_order().map_or(0, |(length, _)| length);
         }
-        let Some((stripe, rank)) = self.oldest() else {
+        let Some((stripe, rank, _)) = self.oldest() else {
             return 0;
         };
         let stripe = self.lock(stripe);
@@ -186,7 +187,7 @@ impl Directory {
         if self.accounts().has_tenants() {
             return self.first_in_order().map(|(_, tick)| Tick(tick));
         }
-        let (stripe, rank) = self.oldest()?;
+        let (stripe, rank, _) = self.oldest()?;
         let stripe = self.lock(stripe);
         let (tick, _) = stripe.queues.first(rank)?;
         Some(Tick(tick))
@@ -212,12 +213,12 @@ impl Directory {
         }
     }
 
-    /// The stripe with the oldest block of the first rank that has a block.
-    fn oldest(&self) -> Option<(usize, Rank)> {
+    /// The stripe with the oldest block of the first rank that has a block, and the block's tick.
+    fn oldest(&self) -> Option<(usize, Rank, u64)> {
         Rank::ALL.into_iter().find_map(|rank| {
             let ticks = self.stripes.iter().map(|cell| cell.gauges.oldest(rank));
             let (stripe, tick) = ticks.enumerate().min_by_key(|(_, tick)| *tick)?;
-            (tick != NEVER).then_some((stripe, rank))
+            (tick != NEVER).then_some((stripe, rank, tick))
         })
     }
 

@@ -217,10 +217,11 @@ impl Directory {
             let (step, touched) =
                 self.evict_first(next.stripe, next.order, next.rank(), limits, &keeps);
             match step {
-                Step::Kept if is_later.get() => break,
+                Step::Kept if is_later.get() && next.tick >= limits.before.0 => break,
                 // The order gives nothing more: its candidates go as they come up.
-                Step::Kept => continue,
-                Step::Aside => {}
+                Step::Kept if !is_later.get() => continue,
+                // The candidate has left or was used: the stripe has another one.
+                Step::Kept | Step::Aside => {}
                 Step::Evicted(removed) => {
                     freed.bytes += removed.footprint_on(limits.gives_room);
                     freed.blocks += 1;

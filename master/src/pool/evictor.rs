@@ -61,16 +61,46 @@ pub(super) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Result<()> {
         IDLE,
         move |pool| {
             if pool.leads() {
-                pool.make_quota_room();
-                pool.evict_round(&mut runs);
+                let mut orders = StoreOrders::default();
+                pool.make_quota_room(&mut orders);
+                pool.evict_round(&mut runs, &mut orders);
             }
-            if pool.put_queue.is_empty() {
+            if pool.put_queue.is_empty() && pool.quotas.is_empty() {
                 IDLE
             } else {
                 RETRY
             }
         },
     )
+}
+
+/// The orders of stores in one step of the evictor. They come before the first block leaves, and once more when
+/// only blocks are left that were put or used since then.
+#[derive(Default)]
+pub(super) struct StoreOrders {
+    before: Option<Tick>,
+    are_repeated: bool,
+}
+
+impl StoreOrders {
+    /// Blocks may leave that were used last before this tick.
+    pub(super) fn before(&mut self, pool: &Arc<Pool>) -> Tick {
+        *self.before.get_or_insert_with(|| pool.order_stores())
+    }
+
+    /// Orders stores again, because no block was found. False when that was done before, or changes nothing.
+    pub(super) fn repeat(&mut self, pool: &Arc<Pool>) -> bool {
+        let repeats = pool.has_media() && !self.are_repeated;
+        if repeats {
+            (self.before, self.are_repeated) = (Some(pool.order_stores()), true);
+        }
+        repeats
+    }
+
+    /// Notes that blocks have left.
+    const fn progressed(&mut self) {
+        self.are_repeated = false;
+    }
 }
 
 /// What was evicted a moment ago, by segment.
@@ -151,17 +181,17 @@ impl Pool {
         self.quarantine.coming(until, |id| taking.contains(&id))
     }
 
-    fn evict_round(self: &Arc<Self>, runs: &mut Runs) {
+    fn evict_round(self: &Arc<Self>, runs: &mut Runs, orders: &mut StoreOrders) {
         let usage = self.placement.usage();
         let demanded = self.put_queue.demanded(counted_at_once(usage.limit));
         let goal = self.eviction_goal(&usage, demanded.as_ref());
         let started = Instant::now();
         let mut freed = 0;
         for wanted in self.take_wanted_room() {
-            freed += self.make_room_for_loads(&wanted, runs);
+            freed += self.make_room_for_loads(&wanted, runs, orders);
         }
         if let Some(demanded) = &demanded {
-            freed += self.make_range(demanded, &usage, goal > 0, runs);
+            freed += self.make_range(demanded, &usage, goal > 0, runs, orders);
         }
         if goal == 0 {
             if freed > 0 {
@@ -174,19 +204,14 @@ impl Pool {
         let round = kvpool_trace::span!("eviction round", goal_bytes = goal, freed_bytes = Empty);
         let _inside = round.enter();
         let mut last = freed;
-        let mut before = self.order_stores();
-        let mut are_all_ordered = !self.has_media();
         while freed < goal && !self.is_stopping() {
             let want = (goal - freed).min(STEP_BYTES);
-            if let Some(step) = self.evict_step(want, before) {
+            if let Some(step) = self.evict_step(want, orders.before(self)) {
                 last = step.last;
                 freed += step.freed;
-            } else if are_all_ordered {
+                orders.progressed();
+            } else if !orders.repeat(self) {
                 break;
-            } else {
-                // Perhaps only blocks are left that were put meanwhile.
-                before = self.order_stores();
-                are_all_ordered = true;
             }
         }
         if freed > 0 {
@@ -226,6 +251,7 @@ impl Pool {
         usage: &Usage,
         is_full: bool,
         runs: &mut Runs,
+        orders: &mut StoreOrders,
     ) -> u64 {
         let demand = &demanded.demand;
         let (length, now) = (Length(demand.largest), self.now());
@@ -261,11 +287,10 @@ impl Pool {
             // The pool has room, but not below the watermark of the segments with contiguous room.
             let needed = ranged.iter().take(demand.copies);
             return needed
-                .map(|segment| self.evict_on(segment, segment.shortfall(length)))
+                .map(|segment| self.evict_on(segment, segment.shortfall(length), orders))
                 .sum();
         }
         segments.sort_by_key(|segment| segment.shortfall(length));
-        let limits = self.run_limits();
         let put = (demanded.first, demanded.passes);
         for segment in segments.iter().filter(|segment| !has_range(segment)) {
             match runs.pending(segment.id, put, now) {
@@ -274,6 +299,7 @@ impl Pool {
                 Some(_) => continue,
                 None => {}
             }
+            let limits = self.run_limits(orders);
             let begun = Instant::now();
             // One run serves the blocks of a batch together where possible.
             let together = counted / demand.copies.max(1) as u64;
@@ -307,7 +333,12 @@ impl Pool {
     }
 
     /// Evicts blocks of a node for the loads that wait there, and returns the evicted bytes.
-    fn make_room_for_loads(self: &Arc<Self>, wanted: &WantedRoom, runs: &mut Runs) -> u64 {
+    fn make_room_for_loads(
+        self: &Arc<Self>,
+        wanted: &WantedRoom,
+        runs: &mut Runs,
+        orders: &mut StoreOrders,
+    ) -> u64 {
         let length = wanted.largest;
         let mut segments: Vec<_> = {
             let segments = self.placement.segments();
@@ -323,7 +354,7 @@ impl Pool {
         };
         if segment.extents().largest_free() >= length {
             let bytes = Length(wanted.bytes.0.min(segment.limit()));
-            return self.evict_on(segment, segment.shortfall(bytes));
+            return self.evict_on(segment, segment.shortfall(bytes), orders);
         }
         let now = self.now();
         let comes = segment.used() > segment.used_after_quarantine();
@@ -337,9 +368,9 @@ impl Pool {
         }
         runs.for_loads.insert(segment.id, now.after(RUN_TIMEOUT));
         if self.directory.first_footprint() >= length.0 {
-            return self.evict_on(segment, length.0);
+            return self.evict_on(segment, length.0, orders);
         }
-        let limits = self.run_limits();
+        let limits = self.run_limits(orders);
         let _until_submitted = self.evicting.read();
         let extents = || segment.extents();
         let victims = self
@@ -352,12 +383,24 @@ impl Pool {
     }
 
     /// Evicts the oldest blocks of one segment and returns their bytes there.
-    fn evict_on(self: &Arc<Self>, segment: &Arc<Segment>, bytes: u64) -> u64 {
+    fn evict_on(
+        self: &Arc<Self>,
+        segment: &Arc<Segment>,
+        bytes: u64,
+        orders: &mut StoreOrders,
+    ) -> u64 {
         if bytes == 0 {
             return 0;
         }
+        let freed = self.evict_before_on(segment, bytes, orders.before(self));
+        match freed == 0 && orders.repeat(self) {
+            true => self.evict_before_on(segment, bytes, orders.before(self)),
+            false => freed,
+        }
+    }
+
+    fn evict_before_on(self: &Arc<Self>, segment: &Arc<Segment>, bytes: u64, before: Tick) -> u64 {
         let here = |id| id == segment.id;
-        let before = self.order_stores();
         let _until_submitted = self.evicting.read();
         let victims = self.evict(bytes, before, here);
         // Blocks on other segments were set aside only because they give no room here.
@@ -381,9 +424,9 @@ impl Pool {
     }
 
     /// What a run may have now. Before the floor, blocks of earlier terms count as leased.
-    fn run_limits(self: &Arc<Self>) -> RunLimits {
+    fn run_limits(self: &Arc<Self>, orders: &mut StoreOrders) -> RunLimits {
         RunLimits {
-            before: self.order_stores(),
+            before: orders.before(self),
             now: self.now(),
             floor: LeaseFloor {
                 until: self.lease_floor,

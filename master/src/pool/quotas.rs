@@ -6,6 +6,7 @@
 //! quarantine of the extents ends.
 
 use super::Pool;
+use super::evictor::StoreOrders;
 use crate::accounts::{Account, Hold, Item};
 use crate::directory::{Goal, Removed};
 use crate::tenant::Tenant;
@@ -73,6 +74,11 @@ impl QuotaWait<'_> {
 }
 
 impl QuotaQueue {
+    /// True while nobody waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.lock().needs.is_empty()
+    }
+
     /// Adds a put or lookup.
     pub(super) fn enter(&self, namespace: NamespaceId, need: Goal) -> QuotaWait<'_> {
         let mut waiting = self.0.lock();
@@ -242,7 +248,7 @@ impl Pool {
 
     /// Evicts blocks of the namespaces that are above their hard quotas, or whose puts wait for
     /// them. Only the evictor calls this.
-    pub(super) fn make_quota_room(self: &Arc<Self>) {
+    pub(super) fn make_quota_room(self: &Arc<Self>, orders: &mut StoreOrders) {
         let accounts = self.directory.accounts();
         // Leases of the last term may run on every block, and nobody knows them.
         if !accounts.has_tenants() || self.now() < self.lease_floor {
@@ -253,20 +259,21 @@ impl Pool {
             self.quotas.forget_loads(namespace);
             let account = accounts.of(namespace);
             let mut left = excess(account, &tenant, need);
-            if left == Goal::default() {
-                continue;
-            }
-            let before = self.order_stores();
             while left != Goal::default() && !self.is_stopping() {
                 let step = Goal {
                     bytes: left.bytes.min(STEP.bytes),
                     blocks: left.blocks.min(STEP.blocks),
                 };
-                let _until_submitted = self.evicting.read();
+                let before = orders.before(self);
+                let until_submitted = self.evicting.read();
                 let victims = self
                     .directory
                     .evict_own(tenant.order, before, step, self.now());
                 if victims.is_empty() {
+                    drop(until_submitted);
+                    if orders.repeat(self) {
+                        continue;
+                    }
                     break;
                 }
                 let bytes: u64 = victims.iter().map(Removed::footprint).sum();

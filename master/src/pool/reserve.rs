@@ -68,8 +68,8 @@ struct Open {
     no_nodes: bool,
     /// What a hard quota of the namespace holds back.
     over_quota: Goal,
-    /// The bytes of the smallest block that it holds back, with all its replicas.
-    least_over_quota: Option<u64>,
+    /// What the quota must take of the batch before it takes the smallest block that it holds back.
+    least_over_quota: Option<Goal>,
     /// The ends of other puts of the keys, at most [`WATCHED`].
     writers: Vec<Arc<End>>,
 }
@@ -80,15 +80,6 @@ impl Open {
             && !self.no_nodes
             && self.over_quota == Goal::default()
             && self.writers.is_empty()
-    }
-
-    /// What the quota must take before a pass finds room below it.
-    fn next_below_quota(&self) -> Option<Goal> {
-        let least = self.least_over_quota?;
-        Some(Goal {
-            bytes: self.demand + least,
-            blocks: self.blocks + 1,
-        })
     }
 }
 
@@ -155,7 +146,7 @@ impl Pool {
                 biased;
                 () = turn(queued.as_ref()) => true,
                 () = any_end(&open.writers) => false,
-                () = self.quota_takes(namespace, open.next_below_quota()) => false,
+                () = self.quota_takes(namespace, open.least_over_quota) => false,
                 () = tokio::time::sleep_until(until_poll) => {
                     if tokio::time::Instant::now() >= deadline {
                         break;
@@ -238,8 +229,10 @@ impl Pool {
                     if !never_fits(tenant, Goal { bytes, blocks: 1 }) {
                         open.over_quota.bytes += bytes;
                         open.over_quota.blocks += 1;
-                        let least = open.least_over_quota.get_or_insert(bytes);
-                        *least = bytes.min(*least);
+                        let least = open.least_over_quota.get_or_insert(need);
+                        if need.bytes < least.bytes {
+                            *least = need;
+                        }
                     }
                     continue;
                 }

@@ -67,7 +67,7 @@ pub(super) struct Tiering {
     demotions: Mutex<Demotions>,
     /// Held while stores are ordered.
     tending: Mutex<()>,
-    /// Held while blocks become visible and enter the lines of blocks that wait for their copies.
+    /// Held while a put's blocks become visible and enter the lines of blocks that wait for their copies.
     pub(super) queueing: Mutex<()>,
     admission: Admission,
     absent: Mutex<HashMap<SegmentId, Absence>>,
@@ -263,7 +263,7 @@ impl Pool {
         let reservations = self.reservations.lock();
         // A deletion closes the account first, and then passes this lock.
         let is_closed = self.directory.accounts().of(namespace).is_closed();
-        // The block's own put ends a moment after the block is visible, and its record is in the log.
+        // The block's own put ends a moment after the block is visible. Its record stands before this one.
         if is_closed || reservations.has_other_put(namespace, key.as_ref(), block.version) {
             return false;
         }

@@ -85,6 +85,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a deletion has a lock of its own",
             "the search for a run begins where shares allow one",
             "a put that waits for its quota makes few passes",
+            "the evictor looks again soon while a put waits for its quota",
         ],
     ),
     (

@@ -256,4 +256,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_put_at_a_quota_whose_blocks_are_leased_waits_and_fails_with_the_quotas_code",
     },
+    Mechanism {
+        invariant: 8,
+        what: "the evictor looks again soon while a put waits for its quota",
+        file: "master/src/pool/evictor.rs",
+        on: "pool.put_queue.is_empty() && pool.quotas.is_empty()",
+        off: "pool.put_queue.is_empty()",
+        package: "kvpool-master",
+        test: "a_put_at_a_quota_goes_on_soon_after_a_block_may_leave",
+    },
 ];

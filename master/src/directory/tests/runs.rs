@@ -1,7 +1,6 @@
 use super::*;
 use crate::accounts::Item;
 use crate::placement::Extents;
-
 use parking_lot::Mutex;
 use smallvec::smallvec;
 use std::collections::BTreeSet;

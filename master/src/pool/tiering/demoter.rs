@@ -80,6 +80,7 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Res
                 pool.drop_absent_media();
                 pool.replace_lost_copies();
                 pool.tend_media();
+                pool.ask_for_wanted_room();
             }
             TICK
         },
@@ -226,8 +227,8 @@ impl Pool {
         }
     }
 
-    /// Orders the stores that are due, and returns the first tick of uses that came meanwhile. Every block
-    /// that was used last before the tick was in its line. Without media every block may leave.
+    /// Orders the stores that are due. Returns the tick at which this began. Every block that was put before
+    /// it had entered its line by then. Without media the tick is later than every use.
     ///
     /// The caller holds no lock: a zone that is emptied passes `evicting`.
     pub(in crate::pool) fn order_stores(self: &Arc<Self>) -> Tick {

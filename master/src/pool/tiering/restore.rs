@@ -313,6 +313,13 @@ impl Pool {
         room.largest = room.largest.max(length);
     }
 
+    /// Wakes the evictor if loads wait for room.
+    pub(super) fn ask_for_wanted_room(&self) {
+        if !self.tiering.wanted_room.lock().is_empty() {
+            self.evictor_wake.wake();
+        }
+    }
+
     /// Takes what loads have asked for since the last call. Loads that still wait ask again.
     pub(in crate::pool) fn take_wanted_room(&self) -> Vec<WantedRoom> {
         let mut rooms = self.tiering.wanted_room.lock();
@@ -372,10 +379,8 @@ impl Pool {
         let begun = self.begin_loads(&mut wanted, WINDOW);
         for (one, begun) in wanted.iter().zip(begun) {
             match begun {
-                Begun::NoRoom => {
-                    self.want_room(one);
-                    self.evictor_wake.wake();
-                }
+                // The demoter wakes the evictor for it. The evictor itself may come here.
+                Begun::NoRoom => self.want_room(one),
                 Begun::AtQuota => self.ask_for_load_below_quota(namespace, need_of(one)),
                 _ => {}
             }

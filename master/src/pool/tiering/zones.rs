@@ -16,7 +16,7 @@ use super::{Emptying, Place, Use, WINDOW};
 use crate::clock::BootInstant;
 use crate::directory::{BlockRef, Verdict};
 use crate::membership::StoreNode;
-use crate::replica::BlockId;
+use crate::replica::{BlockId, Replica};
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
 use crate::tier::{Medium, Taken};
@@ -140,8 +140,10 @@ impl Pool {
             };
             let read = |block: BlockRef<'_>| {
                 let is_pinned = block.is_hard_pinned();
-                let is_wanted =
-                    is_pinned || block.tick() > sealed || block.is_leased(now, BootInstant(0));
+                // A copy that moves to another medium keeps its slot.
+                let is_here = block.replicas().iter().any(|at| at.segment == medium.id);
+                let is_used = block.tick() > sealed || block.is_leased(now, BootInstant(0));
+                let is_wanted = is_here && (is_pinned || is_used);
                 let rank = (is_pinned, block.tick());
                 is_wanted.then(|| (rank, block.namespace(), block.key(), block.length()))
             };
@@ -192,7 +194,9 @@ impl Pool {
             ..
         } = next;
         let read = |block: BlockRef<'_>| {
-            let at = block.replicas().first().map(|replica| replica.offset);
+            let mut copies = block.replicas().to_vec().into_iter();
+            let here = copies.find(|copy| copy.segment == medium.id);
+            let at = here.map(|copy| copy.offset);
             let moved = Moved::of(&block);
             at.map(|at| (moved, at))
         };
@@ -271,9 +275,10 @@ impl Pool {
             }
             // A copy that was leased or has moved meanwhile stays.
             let allow = |block: &BlockRef<'_>| {
-                let at = block.replicas().first().map(|copy| copy.offset);
-                let lies_here = at.is_some_and(|at| medium.zone_of(at) == zone);
-                match lies_here && block.lease_until() <= until {
+                let at = block.replicas().first().copied();
+                let is_here =
+                    |at: Replica| at.segment == medium.id && medium.zone_of(at.offset) == zone;
+                match at.is_some_and(is_here) && block.lease_until() <= until {
                     true => Verdict::Remove,
                     false => Verdict::Keep,
                 }
