@@ -3,6 +3,8 @@
 use kvpool_client::{PutBlock, PutOptions};
 use kvpool_tests::blocks::{Tally, check_all, key, put_all, source};
 use kvpool_tests::{Cluster, Hand, Options};
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -130,6 +132,63 @@ async fn a_node_killed_amid_gets_and_puts_costs_only_its_own_blocks() {
         live,
         "used is more than the blocks there"
     );
+}
+
+/// Answers each connection like a web server that does not understand the request.
+fn serve_http(listener: TcpListener, answered: Arc<AtomicU64>) {
+    std::thread::spawn(move || {
+        for caller in listener.incoming() {
+            let mut caller = caller.unwrap();
+            let answer =
+                b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+            let heard = caller.read(&mut [0; 4096]);
+            if heard.is_ok_and(|bytes| bytes > 0) && caller.write_all(answer).is_ok() {
+                answered.fetch_add(1, Ordering::AcqRel);
+            }
+        }
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn puts_go_on_when_another_program_has_the_port_of_a_node_that_died() {
+    // Until the end of the test the master takes the dead node for live, so that puts and gets meet its port.
+    let options = Options {
+        nodes: 2,
+        segment: "128MiB".into(),
+        ..Options::default()
+    };
+    let late = [
+        "--heartbeat-interval",
+        "10m",
+        "--suspect-after",
+        "20m",
+        "--drop-after",
+        "30m",
+    ];
+    let mut cluster = Cluster::start(options.master(&late)).unwrap();
+    let two = PutOptions {
+        replicas: 2,
+        ..PutOptions::default()
+    };
+    let client = cluster.client().await.unwrap();
+    let puts = (0..8).map(|number| PutBlock::new(key(number), source(&key(number), LENGTH)));
+    for outcome in client.batch_put(puts.collect(), &two).await {
+        outcome.unwrap();
+    }
+    let port = cluster.nodes[0].listen.clone();
+    cluster.nodes[0].kill().unwrap();
+    let answered = Arc::new(AtomicU64::new(0));
+    serve_http(TcpListener::bind(&port).unwrap(), Arc::clone(&answered));
+    let fresh = cluster.client().await.unwrap();
+    for (client, first) in [(client, 100), (fresh, 200)] {
+        put_all(&client, first..first + 16, LENGTH).await.unwrap();
+        let before = check_all(&client, 0..8, LENGTH).await;
+        assert_eq!(before.right, 8, "{before:?}");
+        let put = check_all(&client, first..first + 16, LENGTH).await;
+        assert_eq!(put.right, 16, "{put:?}");
+    }
+    let met = answered.load(Ordering::Acquire);
+    assert!(met > 1, "{met} connections met the other program");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -130,6 +130,18 @@ pub(crate) fn say_hello<'s>(
         (Err(ReceiveError::Io(error)), _) if error.kind() == io::ErrorKind::TimedOut => {
             return Err(crate::outcomes::deadline_exceeded());
         }
+        // The port of a node that died may be another program's by now: no node is there.
+        (
+            Err(ReceiveError::Decode {
+                error: error @ DecodeError::BadMagic(_),
+                ..
+            }),
+            _,
+        ) => {
+            return Err(unreachable(format!(
+                "another program answers there: {error}"
+            )));
+        }
         (Err(ReceiveError::Decode { error, .. }), _) => {
             return Err(TransferError {
                 code: error.code(),
@@ -183,3 +195,6 @@ pub(crate) fn answer_sums(
     }
     Ok(SumsReply(answers))
 }
+
+#[cfg(test)]
+mod tests;

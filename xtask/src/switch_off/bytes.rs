@@ -49,6 +49,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_gets_lease_ends_with_the_get_and_its_location_stays_known",
     },
     Mechanism {
+        invariant: 9,
+        what: "a port that another program has is no node",
+        file: "transport/src/handshake.rs",
+        on: "error: error @ DecodeError::BadMagic(_),",
+        off: "error: error @ DecodeError::BadMagic(0),",
+        package: "kvpool-transport",
+        test: "a_port_that_another_program_has_is_no_node",
+    },
+    Mechanism {
         invariant: 1,
         what: "a reader compares checksums",
         file: "client/src/get/judge.rs",

@@ -22,6 +22,7 @@ const BY_FILE: &[(&str, &str)] = &[
     ("transport/src/control.rs", SOCKETS),
     ("transport/src/frame.rs", SOCKETS),
     ("transport/src/gpu", "no GPU is simulated"),
+    ("transport/src/handshake.rs", SOCKETS),
     ("transport/src/peer/", HAND_OFF),
     ("transport/src/service", SOCKETS),
     ("transport/src/shm/", SOCKETS),
