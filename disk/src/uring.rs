@@ -26,11 +26,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// The tag of the read of the wake-up event.
 const WAKE: u64 = u64::MAX;
 /// The most bytes of one entry: the kernel transfers no more at once.
 const MOST_BYTES: usize = 1 << 30;
+/// How long the kernel may give a transfer back without a byte: a file that takes none would keep the thread at
+/// work without end.
+const GIVEN_BACK: Duration = Duration::from_secs(1);
 
 /// A ring over one file.
 #[derive(Debug)]
@@ -61,6 +65,8 @@ struct Slot {
     request: Option<Request>,
     /// Bytes transferred by earlier entries.
     done: usize,
+    /// When the kernel first gave the transfer back since its last byte.
+    given_back: Option<Instant>,
 }
 
 impl Uring {
@@ -106,6 +112,7 @@ impl Uring {
                 generation: 0,
                 request: None,
                 done: 0,
+                given_back: None,
             });
             driver.vacant.push(number);
         }
@@ -260,6 +267,7 @@ impl Driver {
             if let Some(slot) = self.slots.get_mut(number as usize) {
                 slot.request = Some(request);
                 slot.done = 0;
+                slot.given_back = None;
             }
             if !self.enter(number) {
                 self.again.push_back(number);
@@ -324,6 +332,7 @@ impl Driver {
                 .map(|entry| (entry.user_data(), entry.result()))
                 .collect()
         };
+        let now = Instant::now();
         for (tag, result) in ended {
             if tag == WAKE {
                 self.is_armed = false;
@@ -337,7 +346,7 @@ impl Driver {
                 tracing::error!(tag, "a completion without a request");
                 continue;
             }
-            let outcome = match slot.take(result) {
+            let outcome = match slot.take(result, now) {
                 Step::Again => {
                     self.again.push_back(number);
                     continue;
@@ -364,7 +373,7 @@ enum Step {
 
 impl Slot {
     /// Takes an entry's result: bytes, or a negative error number.
-    fn take(&mut self, result: i32) -> Step {
+    fn take(&mut self, result: i32, now: Instant) -> Step {
         let Some(request) = &self.request else {
             return Step::Ended(Ok(()));
         };
@@ -373,7 +382,10 @@ impl Slot {
             Err(_) => {
                 let errno = Errno::from_raw_os_error(-result);
                 if matches!(errno, Errno::INTR | Errno::AGAIN) {
-                    return Step::Again;
+                    let since = *self.given_back.get_or_insert(now);
+                    if now.duration_since(since) < GIVEN_BACK {
+                        return Step::Again;
+                    }
                 }
                 return Step::Ended(match request.op {
                     Op::Discard { .. } => discarded(Err(errno)),
@@ -386,6 +398,7 @@ impl Slot {
             Op::Flush | Op::Discard { .. } => return Step::Ended(Ok(())),
         };
         self.done += bytes;
+        self.given_back = None;
         if self.done >= wanted {
             return Step::Ended(Ok(()));
         }
@@ -413,4 +426,46 @@ fn split(tag: u64) -> (u32, u32) {
 fn part(length: usize, done: usize) -> u32 {
     let left = (length - done).min(MOST_BYTES);
     u32::try_from(left).expect("invariant: a part has at most 1 GiB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::GRANULE;
+
+    fn writing(arena: &Arc<Arena>) -> Slot {
+        let request = Request {
+            op: Op::Write(arena.take(2 * GRANULE).unwrap()),
+            offset: 0,
+            done: Box::new(|_| {}),
+        };
+        Slot {
+            generation: 0,
+            request: Some(request),
+            done: 0,
+            given_back: None,
+        }
+    }
+
+    /// A result of the entry, `millis` after the start.
+    fn step(slot: &mut Slot, start: Instant, millis: u64, result: i32) -> Step {
+        slot.take(result, start + Duration::from_millis(millis))
+    }
+
+    #[test]
+    fn a_write_that_is_given_back_without_end_fails() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let (again, part) = (-libc::EAGAIN, i32::try_from(GRANULE).unwrap());
+        let (mut slot, start) = (writing(&arena), Instant::now());
+        // A byte lets the time begin anew.
+        for (millis, result) in [(0, again), (999, again), (1500, part), (1600, again)] {
+            let step = step(&mut slot, start, millis, result);
+            assert!(matches!(step, Step::Again), "{result} after {millis} ms");
+        }
+        assert!(matches!(step(&mut slot, start, 2599, again), Step::Again));
+        let Step::Ended(Err(IoError::System(error))) = step(&mut slot, start, 2600, again) else {
+            panic!("it goes on");
+        };
+        assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
+    }
 }

@@ -36,8 +36,9 @@ pub enum Fault {
     Fails(Errno),
     /// Writes fail, and reads succeed.
     RefusesWrites(Errno),
-    /// Half of the bytes of a large request are transferred, and none of a small one: so the next request,
-    /// for the rest, gives none.
+    /// Half of the bytes of a large request are transferred. A small read gives no bytes, and a small write fails
+    /// with `EIO`: so does the next request, for the rest. Linux repeats a write of which no byte is taken, without
+    /// end, and tells no program.
     Short,
     /// Each takes so long.
     Late(Duration),
@@ -326,6 +327,9 @@ impl Filesystem for OneFile {
                 Fault::Short => half(u32::try_from(bytes.len()).unwrap_or(0)) as usize,
                 _ => bytes.len(),
             };
+            if length == 0 {
+                return reply.error(Errno::EIO);
+            }
             let bytes = bytes.get(..length).unwrap_or_default();
             match shared.backing.write_all_at(bytes, offset) {
                 Ok(()) => reply.written(u32::try_from(length).unwrap_or(u32::MAX)),

@@ -53,6 +53,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 6,
+        what: "a transfer that the kernel gives back without end fails",
+        file: "disk/src/uring.rs",
+        on: "if now.duration_since(since) < GIVEN_BACK {",
+        off: "if now >= since {",
+        package: "kvpool-disk",
+        test: "a_write_that_is_given_back_without_end_fails",
+    },
+    Mechanism {
+        invariant: 6,
         what: "who ends loads does not wait for their room",
         file: "store-node/src/media/transfer.rs",
         on: "            false => wanted.take_first(&self.arena),\n",

@@ -18,6 +18,7 @@ const ONE_THREAD: &str = "in one thread nobody looks while it happens";
 const BY_FILE: &[(&str, &str)] = &[
     ("auth/", IDENTITY),
     ("disk/src/file.rs", FILES),
+    ("disk/src/uring.rs", FILES),
     ("handoff/", HAND_OFF),
     ("transport/src/control.rs", SOCKETS),
     ("transport/src/frame.rs", SOCKETS),
