@@ -446,6 +446,7 @@ async fn a_medium_that_is_not_what_the_pool_remembers_is_formatted() {
     let (pool, _store) = pool(directory.path(), Config::default()).await;
     let disk = Disk::new(1);
     let first = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_attachment(&disk).await;
     let blocks = 64 * MIB / BLOCK;
     for number in 0..blocks {
         put_paced(&pool, number).await;
@@ -471,7 +472,8 @@ async fn a_medium_that_is_not_what_the_pool_remembers_is_formatted() {
     assert!(before.iter().filter(|is_held| **is_held).count() > 100);
     drop(first);
     let second = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
-    until("attached", || disk.generation.load(Ordering::SeqCst) == 2).await;
+    // A node that leaves before the master knows of its attachment leaves the medium as it was remembered.
+    until("attached", || disk.known.load(Ordering::SeqCst) == 2).await;
     drop(second);
     disk.generation.store(1, Ordering::SeqCst);
     let _third = join(&pool, "n", 3, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;

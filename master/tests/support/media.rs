@@ -25,6 +25,8 @@ pub(crate) const BLOCK: u64 = 64 * KIB;
 #[derive(Default)]
 pub(crate) struct Disk {
     pub(crate) generation: AtomicU64,
+    /// The generation of the last attachment that the master knows of.
+    pub(crate) known: AtomicU64,
     pub(crate) medium: AtomicU64,
     /// Version and checksum by offset, with the end of the range.
     pub(crate) blocks: Mutex<BTreeMap<u64, (u64, u64, u64)>>,
@@ -141,6 +143,7 @@ pub(crate) async fn join(
                     tokio::spawn(async move {
                         pool.medium_attached(&node, session, medium, generation)
                             .await;
+                        disk.known.store(generation.0, Ordering::SeqCst);
                     });
                 }
                 Some(Body::ResetMedium(_)) => {
@@ -253,10 +256,9 @@ pub(crate) async fn comes_back(pool: &Arc<Pool>, number: u64) -> bool {
     true
 }
 
-/// Waits until the medium is attached.
+/// Waits until the master knows that the medium is attached.
 pub(crate) async fn wait_for_attachment(disk: &Disk) {
-    until("attached", || disk.generation.load(Ordering::SeqCst) == 1).await;
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    until("attached", || disk.known.load(Ordering::SeqCst) == 1).await;
 }
 
 /// Waits until a copy of one of these blocks can be read.
