@@ -186,7 +186,8 @@ impl SenderDesk {
         }
     }
 
-    /// Opens a room, and gives it the offers that came before (row G18).
+    /// Opens a room, and gives it the offers that came before (row G18). Returns the answers for processes whose
+    /// offers the room refuses, by their sessions.
     ///
     /// # Errors
     ///
@@ -196,7 +197,7 @@ impl SenderDesk {
         now: Moment,
         plan: RoomSenderPlan,
         out: &mut Vec<SenderAction>,
-    ) -> Result<(), Code> {
+    ) -> Result<Vec<(Incarnation, ToReceiver)>, Code> {
         let id = plan.room;
         self.bury_if_ended(now, id);
         if self.rooms.contains_key(&id) {
@@ -209,17 +210,19 @@ impl SenderDesk {
             .partition(|early| early.offer.tag.room == id);
         self.early = rest;
         let mine: Vec<EarlyOffer> = mine;
+        let mut answers = Vec::new();
         for EarlyOffer { session, offer, .. } in mine {
-            // An early offer may have ended meanwhile: `take` judges it again.
-            let refused = self.take(now, session, ToSender::Offer(offer), out);
-            debug_assert!(refused.is_none());
+            // Nobody knew the pages of the room when the offer came: `take` judges it now. Decode that gets no
+            // answer would wait for its whole patience.
+            let answer = self.take(now, session, ToSender::Offer(offer), out);
+            answers.extend(answer.map(|answer| (session, answer)));
         }
         // A receiver may have given the request up already.
         let given_up = self.given_up.remove(&id);
         if let Some(GivenUp { code, .. }) = given_up.filter(|it| it.by_receiver && now < it.until) {
             self.handle(now, id, SenderEvent::Abort { code }, out);
         }
-        Ok(())
+        Ok(answers)
     }
 
     /// Puts tombstones in the place of a room that has ended, so that its number is free. Its last

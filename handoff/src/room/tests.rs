@@ -455,6 +455,44 @@ fn page_lists_that_do_not_fit_the_request_are_refused() {
     }
 }
 
+/// Decode that gets no answer would wait for its whole patience.
+#[test]
+fn an_early_offer_that_does_not_fit_is_refused_when_its_room_opens() {
+    let short = RoomOffer {
+        pages: 2,
+        ..offer()
+    };
+    let beyond = RoomOffer {
+        held: 5,
+        pages: 0,
+        ..offer()
+    };
+    let code = Code::OutOfRange;
+    let refuse = ToReceiver::Refuse { tag: TAG, code };
+    for odd in [short, beyond] {
+        let mut desk = SenderDesk::new(DeskOptions::default());
+        let mut out = Vec::new();
+        let answer = desk.take(at(0), D, ToSender::Offer(odd), &mut out);
+        assert_eq!(answer, None, "nobody knows the room");
+        let answers = desk.open(at(5), sender_plan(), &mut out).unwrap();
+        assert_eq!(answers, [(D, refuse.clone())]);
+        assert_eq!(out, [SenderAction::ReleasePages]);
+        assert_eq!(desk.take_ended(), [(TAG.room, RoomOutcome::Failed(code))]);
+    }
+    // A receiver that the room does not have ends no room.
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    let mut out = Vec::new();
+    let stranger = RoomOffer {
+        receiver: 1,
+        ..offer()
+    };
+    desk.take(at(0), D, ToSender::Offer(stranger), &mut out);
+    let answers = desk.open(at(5), sender_plan(), &mut out).unwrap();
+    assert_eq!(answers, [(D, refuse)]);
+    let waits = desk.room(TAG.room).map(RoomSender::poll);
+    assert_eq!(waits, Some(PollState::Bootstrapping));
+}
+
 #[test]
 fn tombstones_are_bounded_and_still_refuse_older_generations() {
     let mut tombstones = Tombstones::new(2);

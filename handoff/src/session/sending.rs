@@ -77,16 +77,19 @@ impl Agent {
         self.senders.bury_if_ended(now, id);
         self.publish_ended();
         self.open_rooms.lock().insert(id);
-        if let Err(code) = self.senders.open(now, plan, &mut out) {
-            self.unpin(call.pages.len());
-            self.close_number(id);
-            cell.change(|state| {
-                state.poll = PollState::Failed;
-                state.failure = Some(code);
-                state.is_released = true;
-            });
-            return;
-        }
+        let answers = match self.senders.open(now, plan, &mut out) {
+            Ok(answers) => answers,
+            Err(code) => {
+                self.unpin(call.pages.len());
+                self.close_number(id);
+                cell.change(|state| {
+                    state.poll = PollState::Failed;
+                    state.failure = Some(code);
+                    state.is_released = true;
+                });
+                return;
+            }
+        };
         let room = SendingRoom {
             cell,
             pages: Arc::new(call.pages),
@@ -97,6 +100,12 @@ impl Agent {
             is_cancelled: false,
         };
         self.sending.insert(id, room);
+        for (session, answer) in answers {
+            if let Some(address) = self.addresses.get(&session) {
+                self.peers
+                    .send(address, &HandoffMessage::ToReceiver(answer));
+            }
+        }
         self.perform_sender(id, out);
         self.maybe_fails(Event::Call(Call::EndSending(id, Code::Internal)));
     }

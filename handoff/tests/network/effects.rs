@@ -207,7 +207,7 @@ impl World {
         });
     }
 
-    fn tell_receiver(
+    pub(crate) fn tell_receiver(
         &mut self,
         from: usize,
         to: usize,

@@ -475,7 +475,13 @@ impl World {
         let (id, mut out) = (request.id, Vec::new());
         let process = &mut self.senders[sender];
         process.sources.insert(id, Source::default());
-        process.desk.open(self.queue.now, plan, &mut out).unwrap();
+        let answers = process.desk.open(self.queue.now, plan, &mut out).unwrap();
+        for (session, answer) in answers {
+            let mut receivers = self.receivers.iter();
+            if let Some(to) = receivers.position(|receiver| receiver.session == session) {
+                self.tell_receiver(sender, to, session, answer);
+            }
+        }
         self.perform_sender(sender, id, out);
     }
 

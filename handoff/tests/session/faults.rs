@@ -221,6 +221,35 @@ fn numbers_of_pages_that_differ_fail_both_ends_at_once() {
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
+/// The same, when prefill knows the room later than decode asks for it.
+#[test]
+fn an_early_offer_with_another_number_of_pages_fails_both_ends_at_once() {
+    let (prefill, decode) = (decode(), decode());
+    let (layers, from) = (group().layers(), [prefill.address()]);
+    let receive = |room, pages: Vec<u32>| {
+        let pages = (0, pages);
+        let receiving =
+            decode
+                .session
+                .receive(RoomId(room), pages, &from, (1, &layers), false, soon());
+        receiving.unwrap()
+    };
+    let receiving = receive(1, vec![0, 1, 2]);
+    // Letters between two processes keep their order: when prefill has the second offer, it has the first one.
+    let second = receive(2, vec![3, 4]);
+    let sending = prefill.session.send(RoomId(2), vec![0, 1], 1, soon());
+    let sending = sending.unwrap();
+    reaches(&second, PollState::WaitingForInput);
+    let begin = Instant::now();
+    let odd = prefill.session.send(RoomId(1), vec![2, 3], 1, soon());
+    let odd = odd.unwrap();
+    for state in [receiving.wait(soon()), odd.wait(soon())] {
+        assert_eq!(state.failure, Some(Code::OutOfRange));
+    }
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    drop((second, sending));
+}
+
 /// A page belongs to one room: nothing is received twice into the same memory.
 #[test]
 fn a_page_is_received_into_once() {

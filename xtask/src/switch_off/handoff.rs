@@ -40,6 +40,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "an_offer_that_was_aborted_revives_nothing",
     },
     Mechanism {
+        invariant: 9,
+        what: "an early offer that does not fit its room is refused",
+        file: "handoff/src/room/desk.rs",
+        on: "answers.extend(answer.map(|answer| (session, answer)));",
+        off: "answers.extend(answer.map(|answer| (session, answer)).filter(|_| false));",
+        package: "kvpool-handoff",
+        test: "an_early_offer_that_does_not_fit_is_refused_when_its_room_opens",
+    },
+    Mechanism {
         invariant: 3,
         what: "a pull gives its pages back after its last read",
         file: "handoff/src/pull/receiver.rs",
