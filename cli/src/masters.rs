@@ -14,6 +14,17 @@ pub(crate) async fn status(
     Ok(with_addresses(status.map_err(connect_error)?))
 }
 
+/// Why the pool takes no changes although a master leads; `None` where it takes them, or where nobody leads.
+pub(crate) fn read_only(status: &ClusterStatus) -> Option<String> {
+    (status.role == "read-only").then(|| {
+        format!(
+            "the leader at {} is read-only, because its lease in etcd was not renewed in time: gets go on, and puts \
+             wait. Check etcd and the network to it",
+            status.told_by
+        )
+    })
+}
+
 /// A leader without a configured address has the address at which it answered.
 fn with_addresses(mut status: ClusterStatus) -> ClusterStatus {
     if status.role == "leader" {
@@ -68,5 +79,14 @@ mod tests {
         assert_eq!(leader.leader.as_deref(), Some("http://b:1"));
         assert_eq!(leader.members[0].address, "http://b:1");
         assert_eq!(with_addresses(status("standby")).leader, None);
+    }
+
+    #[test]
+    fn only_a_leader_past_its_term_is_read_only() {
+        for role in ["leader", "standby", "starting"] {
+            assert_eq!(read_only(&status(role)), None, "{role}");
+        }
+        let text = read_only(&status("read-only")).unwrap();
+        assert!(text.contains("http://b:1 is read-only"), "{text}");
     }
 }

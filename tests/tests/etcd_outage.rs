@@ -6,6 +6,7 @@ use kvpool_client::{PutBlock, PutOptions};
 use kvpool_proto as proto;
 use kvpool_tests::Hand;
 use kvpool_tests::blocks::{bytes_of, check_all, key, put_all, source};
+use kvpool_tests::daemon::path_of;
 use kvpool_tests::grants::{Control, Granted};
 use kvpool_tests::masters::{self, Options, Pool};
 use kvpool_tests::outage::{Load, Report, Summary, What};
@@ -13,6 +14,7 @@ use kvpool_tests::raw::Port;
 use kvpool_types::wire::data::{Meta, WriteRequest};
 use kvpool_types::wire::frame::Op;
 use kvpool_types::{Checksum, Code};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -36,6 +38,25 @@ async fn judge(pool: &Pool, report: &Report) {
     assert_eq!(report.lost_and_wrong(&client).await.unwrap(), (0, 0));
     assert_eq!((report.wrong(), report.missed()), (0, 0));
     assert!(report.epochs_gone_back().is_empty());
+}
+
+/// A command of kvctl for all masters of the pool.
+fn kvctl(pool: &Pool, command: &str) -> Output {
+    Command::new(path_of("kvctl").unwrap())
+        .args([
+            command,
+            "--output",
+            "json",
+            "--master",
+            &pool.urls().join(","),
+        ])
+        .output()
+        .unwrap()
+}
+
+/// What an operator who asks is told of a leader that is read-only.
+fn says_read_only(output: &Output) -> bool {
+    String::from_utf8_lossy(&output.stdout).contains("is read-only, because its lease in etcd")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,6 +119,14 @@ async fn without_etcd_reads_go_on_and_puts_wait_and_say_why() {
         reason.contains("etcd") || reason.contains("metadata store"),
         "it does not say why: {reason}"
     );
+    let status = kvctl(&pool, "status");
+    assert!(
+        status.status.success() && says_read_only(&status),
+        "{status:?}"
+    );
+    let doctor = kvctl(&pool, "doctor");
+    assert_eq!(doctor.status.code(), Some(4), "{doctor:?}");
+    assert!(says_read_only(&doctor), "{doctor:?}");
 
     tokio::time::sleep_until((begun + outage()).into()).await;
     // Reads have gone on to the end.
@@ -111,6 +140,13 @@ async fn without_etcd_reads_go_on_and_puts_wait_and_say_why() {
     let resumed = load.wait_success(&What::ALL, Instant::now(), LIMIT).await;
     resumed.unwrap_or_else(|error| panic!("{error}\n{}", pool.logs()));
     pool.wait_settled().unwrap();
+    for command in ["status", "doctor"] {
+        let output = kvctl(&pool, command);
+        assert!(
+            output.status.success() && !says_read_only(&output),
+            "{output:?}"
+        );
+    }
     put_all(&client, 1 << 40..(1 << 40) + 1, 1000)
         .await
         .unwrap();

@@ -9,8 +9,9 @@ use crate::doctor::{Report, findings};
 /// if the node is on this host, RDMA if both ends have it, and TCP. It writes nothing into the pool. It
 /// finds a node's shared-memory socket by the default name, NAME.sock; other names are not found.
 ///
-/// Exits with code 4 if the pool named by --master (or KVPOOL_MASTER) does not answer or has no live
-/// node. It also does so if a live node cannot be reached by the transports that --transport allows.
+/// Exits with code 4 if the pool named by --master (or KVPOOL_MASTER) does not answer, has no live node, or
+/// has a leader that is read-only. It also does so if a live node cannot be reached by the transports that
+/// --transport allows.
 /// Exits with code 1 if --transport rdma is set and this host has no RDMA. All other findings are notes,
 /// also that no pool answers when none was named.
 #[derive(Debug, clap::Args)]

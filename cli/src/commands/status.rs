@@ -6,6 +6,7 @@ mod rates;
 
 use crate::connection::{HIDDEN, control_error, is_hidden, no_node};
 use crate::context::Context;
+use crate::masters;
 use crate::output::{self, Format};
 use crate::stats::percent;
 use kvpool_client::PoolStats;
@@ -35,6 +36,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     over: Option<Duration>,
 }
+
+/// Timeout for one master: a silent master must not delay the others for long.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Serialize)]
 struct Status {
@@ -125,8 +129,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     });
     let mut stats = client.stats().await.map_err(control_error)?;
     let mut rates = None;
+    let timeout = context.connection.timeout.min(TIMEOUT);
+    let told = Box::pin(masters::status(&context.connection, timeout));
+    let (told, ()) = tokio::join!(told, tokio::time::sleep(over));
     if !over.is_zero() {
-        tokio::time::sleep(over).await;
         let later = client.stats().await.map_err(control_error)?;
         rates = Rates::between(&stats, &later);
         stats = later;
@@ -136,6 +142,14 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         wrong.insert(0, HIDDEN.to_owned());
     } else if !stats.nodes.iter().any(|node| node.state == "live") {
         wrong.insert(0, no_node(&context.connection, &stats.nodes));
+    }
+    // Nodes leave such a leader, so it is the cause of the other problems.
+    match told.map(|told| masters::read_only(&told)) {
+        Ok(None) => {}
+        Ok(Some(why)) => wrong.insert(0, why),
+        Err(error) => wrong.push(format!(
+            "no master says whether the leader takes puts: {error:#}"
+        )),
     }
     let status = Status {
         rates,

@@ -24,7 +24,7 @@ pub(crate) struct Finding {
 pub(crate) enum Weight {
     /// A requested feature cannot work on this host: exit code 1.
     Fails,
-    /// The named pool, or a live node of it, cannot be reached as requested: exit code 4.
+    /// The named pool, or a live node of it, cannot be reached as requested, or the pool takes no puts: exit code 4.
     Unreachable,
     /// No effect on the exit code.
     Note,
@@ -104,6 +104,10 @@ fn of_masters(pool: &Pool, findings: &mut Vec<Finding>) {
             let text = format!("master {} does not answer: {reason}", master.address);
             add(Weight::Note, text);
         }
+    }
+    // Nodes leave such a leader, so it is the cause of the other problems.
+    if let Some(why) = &pool.read_only {
+        add(Weight::Unreachable, why.clone());
     }
     if let Some(failure) = &pool.failure {
         let (weight, text) = match (pool.named, failure.unreachable) {

@@ -27,6 +27,8 @@ pub(crate) struct Pool {
     pub(crate) failure: Option<Failure>,
     /// The address of the leader.
     pub(crate) leader: Option<String>,
+    /// Why the leader takes no changes; `None` if it takes them.
+    pub(crate) read_only: Option<String>,
     pub(crate) masters: Vec<Master>,
     pub(crate) nodes: Vec<Node>,
     /// Whether the token does not show the nodes.
@@ -81,6 +83,7 @@ impl Pool {
             named: connection.master.is_some(),
             failure: None,
             leader: None,
+            read_only: None,
             masters: Vec::new(),
             nodes: Vec::new(),
             is_hidden: false,
@@ -125,6 +128,7 @@ impl Pool {
     async fn ask_masters(&mut self, connection: &Connection) -> anyhow::Result<()> {
         let timeout = connection.timeout.min(TIMEOUT);
         let status = masters::status(connection, timeout).await?;
+        self.read_only = masters::read_only(&status);
         self.leader = status.leader;
         let members = status.members.into_iter().map(|member| Master {
             address: member.address,
