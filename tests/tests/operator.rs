@@ -1,5 +1,6 @@
 //! What an operator types, and the exit codes that scripts go by.
 
+use kvpool_tests::blocks::put_all;
 use kvpool_tests::daemon::path_of;
 use kvpool_tests::{Cluster, Options};
 use rustix::process::{Pid, Signal, kill_process};
@@ -59,6 +60,39 @@ fn exit_codes_tell_what_happened() {
     assert_eq!(code(&nobody), Some(4), "{nobody:?}");
     let text = String::from_utf8_lossy(&nobody.stderr).into_owned();
     assert!(text.contains("127.0.0.1:1"), "{text}");
+}
+
+fn drain(master: &str, node: &str, time: &str) -> Output {
+    Command::new(path_of("kvctl").unwrap())
+        .args(["node", "drain", node, "--timeout", time])
+        .args(["--master", master, "--output", "json"])
+        .output()
+        .unwrap()
+}
+
+/// A script that stops the node after the command must not lose blocks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_whose_time_is_over_fails_while_blocks_are_left() {
+    let options = Options::default().master(&["--suspect-after", "30s"]);
+    let mut cluster = Cluster::start(options).unwrap();
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 0..8, 1 << 20).await.unwrap();
+    cluster.add_node().unwrap();
+    cluster.wait_live(2).unwrap();
+    // The only node that could take the blocks answers nothing.
+    cluster.nodes[1].signal(Signal::STOP).unwrap();
+    let late = drain(&cluster.master_url(), "node-0", "1s");
+    cluster.nodes[1].signal(Signal::CONT).unwrap();
+    assert_eq!(code(&late), Some(1), "{late:?}");
+    let told: serde_json::Value = serde_json::from_slice(&late.stdout).unwrap();
+    assert_eq!((&told["moved"], &told["left"]), (&0.into(), &8.into()));
+    let why = String::from_utf8_lossy(&late.stderr).into_owned();
+    let expected = "8 blocks would be lost with node node-0";
+    assert!(why.contains(expected), "{why}");
+
+    let whole = drain(&cluster.master_url(), "node-0", "1m");
+    let told: serde_json::Value = serde_json::from_str(&stdout(&whole)).unwrap();
+    assert_eq!(told["left"], 0, "{told}");
 }
 
 #[test]

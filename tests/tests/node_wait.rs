@@ -1,0 +1,36 @@
+//! `kvctl node wait` with tokens. The token of a test counts for its whole process, so the file has one test.
+
+use kvpool_tests::daemon::path_of;
+use kvpool_tests::guard::Tokens;
+use kvpool_tests::{Cluster, Options};
+use std::process::Command;
+
+/// Without a look at the nodes none would seem to drain.
+#[test]
+fn a_wait_for_drains_fails_with_a_token_that_does_not_show_the_nodes() {
+    let tokens = Tokens::new().unwrap();
+    let options = Options {
+        master: tokens.flags(),
+        node: tokens.node_flags(),
+        ..Options::default()
+    };
+    let cluster = Cluster::start(options).unwrap();
+    let wait = |subject: &str| {
+        tokens.write(subject, 3600).unwrap();
+        let file = tokens.file(subject).display().to_string();
+        let wait = ["node", "wait", "--settle", "0s", "--token-file", &file];
+        let mut kvctl = Command::new(path_of("kvctl").unwrap());
+        kvctl.args(wait).args(["--master", &cluster.master_url()]);
+        kvctl.output().unwrap()
+    };
+    let hidden = wait("writer");
+    assert_eq!(hidden.status.code(), Some(1), "{hidden:?}");
+    let why = String::from_utf8_lossy(&hidden.stderr).into_owned();
+    assert!(why.contains("does not show the pool's nodes"), "{why}");
+    let seen = wait("operator");
+    let text = String::from_utf8_lossy(&seen.stdout).into_owned();
+    assert!(
+        seen.status.success() && text.contains("no node drains"),
+        "{seen:?}"
+    );
+}
