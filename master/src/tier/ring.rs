@@ -44,7 +44,7 @@ pub struct Ring {
 
 impl Ring {
     /// The zones of `size` bytes, of which zone `cursor` is written from byte `at` of it on. `None`
-    /// unless there are at least two zones, and at most [`MOST_ZONES`], and both positions lie inside.
+    /// unless there are at least two zones, and at most `MOST_ZONES`, and both positions lie inside.
     pub fn new(size: Length, zone: Length, cursor: u32, at: u64) -> Option<Self> {
         let zones = u32::try_from(size.0.checked_div(zone.0)?).ok()?;
         ((2..=MOST_ZONES).contains(&zones) && cursor < zones && at <= zone.0).then_some(Self {
