@@ -46,6 +46,10 @@ const PIECE: usize = 64 << 10;
 const MOST_LINKS: usize = 64;
 
 /// The way to other nodes, where there are no sockets.
+#[cfg_attr(
+    not(feature = "simulation"),
+    expect(unreachable_pub, reason = "only a simulation exports the trait")
+)]
 pub trait Dial: Send + Sync + std::fmt::Debug {
     /// Opens a link to a life of the node at `address`.
     fn dial(
