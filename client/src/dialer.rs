@@ -141,8 +141,18 @@ async fn open(
     connect: impl FnOnce() -> Result<(Arc<dyn Link>, HelloReply), TransferError> + Send + 'static,
 ) -> Result<Arc<dyn Link>, TransferError> {
     match tokio::task::spawn_blocking(connect).await {
-        Ok(opened) => opened.map(|(link, _)| link),
+        Ok(opened) => opened.map(|(link, _)| link).map_err(of_this_pool),
         Err(_) => Err(unreachable("the runtime is shutting down".to_owned())),
+    }
+}
+
+/// The master of this pool named the node. A node of another pool there has the address of one that is gone.
+fn of_this_pool(error: TransferError) -> TransferError {
+    match error.code {
+        Code::WrongCluster => {
+            unreachable(format!("another pool's node answers: {}", error.message))
+        }
+        _ => error,
     }
 }
 
@@ -164,5 +174,23 @@ fn unreachable(message: String) -> TransferError {
     TransferError {
         code: Code::Unreachable,
         message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The block then goes to another node, or comes from another one.
+    #[test]
+    fn a_node_of_another_pool_is_no_node_of_this_one() {
+        let code_of = |code| {
+            let message = "cluster 1 is meant, this is 2".to_owned();
+            of_this_pool(TransferError { code, message }).code
+        };
+        assert_eq!(code_of(Code::WrongCluster), Code::Unreachable);
+        for code in [Code::WrongIncarnation, Code::StaleEpoch, Code::Malformed] {
+            assert_eq!(code_of(code), code);
+        }
     }
 }

@@ -357,7 +357,11 @@ impl Shared {
                 Ok((link, _)) => return Ok(link),
                 Err(error) => {
                     tracing::debug!(%address, %error, "no link to another node");
-                    failed = error.code;
+                    // A node of another pool has the address of one that is gone.
+                    failed = match error.code {
+                        Code::WrongCluster => Code::Unreachable,
+                        code => code,
+                    };
                 }
             }
         }

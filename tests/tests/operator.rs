@@ -80,7 +80,7 @@ async fn a_drain_whose_time_is_over_fails_while_blocks_are_left() {
     cluster.add_node().unwrap();
     cluster.wait_live(2).unwrap();
     // The only node that could take the blocks answers nothing.
-    cluster.nodes[1].signal(Signal::STOP).unwrap();
+    cluster.nodes[1].pause().unwrap();
     let late = drain(&cluster.master_url(), "node-0", "1s");
     cluster.nodes[1].signal(Signal::CONT).unwrap();
     assert_eq!(code(&late), Some(1), "{late:?}");

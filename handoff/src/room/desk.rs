@@ -210,6 +210,8 @@ impl SenderDesk {
             .partition(|early| early.offer.tag.room == id);
         self.early = rest;
         let mine: Vec<EarlyOffer> = mine;
+        // A receiver may have given the request up already. What this room ends with is noted anew.
+        let given_up = self.given_up.remove(&id);
         let mut answers = Vec::new();
         for EarlyOffer { session, offer, .. } in mine {
             // Nobody knew the pages of the room when the offer came: `take` judges it now. Decode that gets no
@@ -217,8 +219,6 @@ impl SenderDesk {
             let answer = self.take(now, session, ToSender::Offer(offer), out);
             answers.extend(answer.map(|answer| (session, answer)));
         }
-        // A receiver may have given the request up already.
-        let given_up = self.given_up.remove(&id);
         if let Some(GivenUp { code, .. }) = given_up.filter(|it| it.by_receiver && now < it.until) {
             self.handle(now, id, SenderEvent::Abort { code }, out);
         }
@@ -364,7 +364,8 @@ impl SenderDesk {
             ToSender::Abort { code, .. } => {
                 self.early
                     .retain(|early| (early.session, early.offer.tag) != (session, tag));
-                self.give_up(now, tag.room, (code, true));
+                let keep = self.options.early_ttl;
+                self.give_up(now, tag.room, (code, true), keep);
                 // The offer may still be under way: it must find the abort.
                 self.tombstones
                     .bury(session, tag, RoomOutcome::Failed(code));
@@ -375,7 +376,13 @@ impl SenderDesk {
     }
 
     /// Keeps in mind that a room was given up, for the side that has not named it yet.
-    fn give_up(&mut self, now: Moment, room: RoomId, (code, by_receiver): (Code, bool)) {
+    fn give_up(
+        &mut self,
+        now: Moment,
+        room: RoomId,
+        (code, by_receiver): (Code, bool),
+        keep: Duration,
+    ) {
         if self.given_up.len() >= self.options.early_offers {
             self.given_up.retain(|_, it| now < it.until);
         }
@@ -383,7 +390,7 @@ impl SenderDesk {
             let given_up = GivenUp {
                 by_receiver,
                 code,
-                until: now + self.options.early_ttl,
+                until: now + keep,
             };
             self.given_up.insert(room, given_up);
         }
@@ -405,7 +412,9 @@ impl SenderDesk {
                 self.tombstones.bury(session, tag, outcome);
             }
             if let RoomOutcome::Failed(code) = outcome {
-                self.give_up(now, id, (code, false));
+                // A receiver may come as late as the room would have waited for it.
+                let keep = self.options.early_ttl.max(room.patience());
+                self.give_up(now, id, (code, false), keep);
             }
             self.ended.push((id, outcome));
         }

@@ -10,6 +10,7 @@ use super::{PageRectangle, PollState, RoomId, RoomOutcome, RoomTag};
 use crate::Moment;
 use kvpool_types::{Checksum, Code, Incarnation};
 use std::collections::BTreeSet;
+use std::time::Duration;
 use target::{Target, WriteState};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +98,11 @@ impl RoomSender {
             }
             Phase::Open | Phase::Closing(_) => false,
         }
+    }
+
+    /// How long the room waits for offers.
+    pub(super) const fn patience(&self) -> Duration {
+        self.plan.limits.bootstrapping
     }
 
     /// The attempts that receivers have offered, for tombstones.

@@ -428,6 +428,27 @@ fn a_room_that_was_given_up_early_fails_the_other_side_at_once() {
     assert_eq!(waits, Some(PollState::WaitingForInput));
 }
 
+/// Decode may get a slot long after prefill gave its request up.
+#[test]
+fn a_room_that_was_given_up_is_remembered_as_long_as_it_would_have_waited() {
+    let code = Code::Draining;
+    let refused = Some(ToReceiver::Refuse { tag: TAG, code });
+    for (asked_at, answer) in [(100_000, refused), (300_002, None)] {
+        let mut out = Vec::new();
+        let mut desk = SenderDesk::new(DeskOptions::default());
+        let limits = RoomLimits::default().with_patience(Some(Duration::from_secs(300)));
+        let plan = RoomSenderPlan {
+            limits,
+            deadline: at(600_000),
+            ..sender_plan()
+        };
+        desk.open(at(0), plan, &mut out).unwrap();
+        desk.handle(at(1), TAG.room, SenderEvent::Abort { code }, &mut out);
+        let got = desk.take(at(asked_at), D, ToSender::Offer(offer()), &mut out);
+        assert_eq!(got, answer, "at {asked_at} ms");
+    }
+}
+
 #[test]
 fn page_lists_that_do_not_fit_the_request_are_refused() {
     let short = RoomOffer {
@@ -469,7 +490,7 @@ fn an_early_offer_that_does_not_fit_is_refused_when_its_room_opens() {
     };
     let code = Code::OutOfRange;
     let refuse = ToReceiver::Refuse { tag: TAG, code };
-    for odd in [short, beyond] {
+    for odd in [short.clone(), beyond] {
         let mut desk = SenderDesk::new(DeskOptions::default());
         let mut out = Vec::new();
         let answer = desk.take(at(0), D, ToSender::Offer(odd), &mut out);
@@ -479,6 +500,21 @@ fn an_early_offer_that_does_not_fit_is_refused_when_its_room_opens() {
         assert_eq!(out, [SenderAction::ReleasePages]);
         assert_eq!(desk.take_ended(), [(TAG.room, RoomOutcome::Failed(code))]);
     }
+    // The other receiver's offer comes later.
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    let mut out = Vec::new();
+    desk.take(at(0), D, ToSender::Offer(short), &mut out);
+    let plan = RoomSenderPlan {
+        receivers: 2,
+        ..sender_plan()
+    };
+    assert_eq!(desk.open(at(5), plan, &mut out).unwrap().len(), 1);
+    let other = RoomOffer {
+        receiver: 1,
+        ..offer()
+    };
+    let answer = desk.take(at(6), P, ToSender::Offer(other), &mut out);
+    assert_eq!(answer, Some(refuse.clone()));
     // A receiver that the room does not have ends no room.
     let mut desk = SenderDesk::new(DeskOptions::default());
     let mut out = Vec::new();

@@ -88,8 +88,8 @@ impl QuotaQueue {
         QuotaWait { queue: self, place }
     }
 
-    /// Notes the need of a load, until the evictor has looked at it once.
-    fn note_load(&self, namespace: NamespaceId, need: Goal) {
+    /// Notes the need of a load that nobody waits for, until the evictor has looked at it once.
+    pub(super) fn note_load(&self, namespace: NamespaceId, need: Goal) {
         let mut waiting = self.0.lock();
         // The same load may ask many times before the evictor looks.
         let noted = waiting.needs.entry((namespace, LOADS)).or_default();
@@ -178,12 +178,6 @@ impl Pool {
         tenant.get(Setting::BlocksHard)?;
         let hold = Hold::new(accounts, namespace, Item::Loading, 1);
         Some(Arc::new(hold))
-    }
-
-    /// Asks the evictor for room below the namespace's quota, for a load that nobody waits for.
-    pub(super) fn ask_for_load_below_quota(&self, namespace: NamespaceId, need: Goal) {
-        self.quotas.note_load(namespace, need);
-        self.evictor_wake.wake();
     }
 
     /// Notes what a put or lookup needs below its quota, or that it needs nothing.

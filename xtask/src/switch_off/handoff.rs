@@ -93,4 +93,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-transport",
         test: "a_letter_that_is_changed_repeated_or_overtaken_is_refused",
     },
+    Mechanism {
+        invariant: 1,
+        what: "a room that was given up is remembered as long as it would have waited",
+        file: "handoff/src/room/desk.rs",
+        on: "self.options.early_ttl.max(room.patience())",
+        off: "self.options.early_ttl",
+        package: "kvpool-handoff",
+        test: "a_room_that_was_given_up_is_remembered_as_long_as_it_would_have_waited",
+    },
 ];

@@ -177,6 +177,7 @@ impl Pool {
             let (mut waits, mut goes) = (false, false);
             let mut over_quota = Goal::default();
             let begun = self.begin_loads(wanted, WINDOW);
+            self.wake_evictor_if_low();
             let mut begun = begun.into_iter();
             wanted.retain(|one| match begun.next() {
                 Some(Begun::Goes) => {
@@ -313,9 +314,9 @@ impl Pool {
         room.largest = room.largest.max(length);
     }
 
-    /// Wakes the evictor if loads wait for room.
+    /// Wakes the evictor if loads wait for room, or for a quota.
     pub(super) fn ask_for_wanted_room(&self) {
-        if !self.tiering.wanted_room.lock().is_empty() {
+        if !self.tiering.wanted_room.lock().is_empty() || !self.quotas.is_empty() {
             self.evictor_wake.wake();
         }
     }
@@ -369,6 +370,7 @@ impl Pool {
         let mut wanted = self.on_media_only(namespace, keys);
         if !wanted.is_empty() {
             self.begin_loads(&mut wanted, WINDOW / 2);
+            self.wake_evictor_if_low();
         }
     }
 
@@ -379,9 +381,10 @@ impl Pool {
         let begun = self.begin_loads(&mut wanted, WINDOW);
         for (one, begun) in wanted.iter().zip(begun) {
             match begun {
-                // The demoter wakes the evictor for it. The evictor itself may come here.
+                // The demoter wakes the evictor for these. The evictor itself may come here, and would find itself
+                // woken without end.
                 Begun::NoRoom => self.want_room(one),
-                Begun::AtQuota => self.ask_for_load_below_quota(namespace, need_of(one)),
+                Begun::AtQuota => self.quotas.note_load(namespace, need_of(one)),
                 _ => {}
             }
         }
@@ -421,11 +424,13 @@ impl Pool {
             })
             .collect();
         orders.send();
-        drop(traffic);
-        if self.is_low(&segments.usage()) {
+        begun
+    }
+
+    fn wake_evictor_if_low(&self) {
+        if self.is_low(&self.placement.usage()) {
             self.evictor_wake.wake();
         }
-        begun
     }
 
     fn begin_load(
