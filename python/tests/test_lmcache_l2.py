@@ -128,12 +128,13 @@ class Pool:
     def __init__(self) -> None:
         self.stored: dict[str, int] = {}
         self.leased: list[str] = []
+        self.is_away = False
 
     def __call__(self, _settings: Any, _memory: Any) -> Pool:
         return self
 
-    def pool(self) -> Pool:
-        return self
+    def pool(self) -> Pool | None:
+        return None if self.is_away else self
 
     def close(self) -> None:
         pass
@@ -264,6 +265,14 @@ def test_a_lookup_without_layouts_finds_what_this_server_stored(serve: Callable[
     assert server.store(Item(BFLOAT))
     assert server.finds()
     assert not serve().finds()
+
+
+def test_a_lookup_without_the_pool_tells_the_types(serve: Callable[..., Server], pool: Pool) -> None:
+    server = serve(serde="fp8 e4m3")
+    pool.is_away = True
+    assert not server.finds(BFLOAT)
+    pool.is_away = False
+    assert server.store(Item(BYTES)) and server.finds(BFLOAT)
 
 
 def test_serialized_objects_are_named_by_the_serde_and_the_types_before_it(

@@ -192,11 +192,13 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def _look_up(self, keys: Sequence[Any], layouts: Mapping[int, Any]) -> Any:
         found = Bitmap(len(keys))
+        # Without the pool too: a store after this lookup needs the types that it tells.
+        names = self._names.of_lookup(keys, layouts)
         pool = self._connection.pool()
         if pool is None:
             return found
-        # An object whose types are not known is not in the pool.
-        named = [(at, name) for at, name in enumerate(self._names.of_lookup(keys, layouts)) if name is not None]
+        # An object whose types are not known cannot be named.
+        named = [(at, name) for at, name in enumerate(names) if name is not None]
         if not named:
             return found
         try:
