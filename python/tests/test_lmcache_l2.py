@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import kvpool
@@ -189,7 +189,7 @@ class Server:
         self.adapter.submit_unlock([key])
         return found
 
-    def locks(self, layouts: Mapping[int, Layout], key: Key = Key()) -> bool:
+    def locks(self, layouts: Any, key: Key = Key()) -> bool:
         number = self.adapter.submit_lookup_and_lock_task([key], layouts)
         found = until(lambda: self.adapter.query_lookup_and_lock_result(number), "the lookup")
         return bool(found.bits[0])
@@ -265,6 +265,17 @@ def test_a_lookup_without_layouts_finds_what_this_server_stored(serve: Callable[
     assert server.store(Item(BFLOAT))
     assert server.finds()
     assert not serve().finds()
+
+
+@pytest.mark.parametrize("layouts", [None, Layout([]), {0: Layout([])}, {1: Layout([HALF])}])
+def test_a_lookup_with_layouts_that_tell_no_types_finds_what_this_server_stored(
+    serve: Callable[..., Server], layouts: Any
+) -> None:
+    server = serve()
+    assert not server.locks(layouts)
+    assert server.store(Item(BFLOAT))
+    assert server.locks(layouts)
+    assert server.store(Item(BFLOAT), Key(HASH[::-1]))
 
 
 def test_a_lookup_without_the_pool_tells_the_types(serve: Callable[..., Server], pool: Pool) -> None:

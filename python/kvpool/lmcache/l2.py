@@ -119,7 +119,7 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def pop_completed_store_tasks(self) -> dict[int, Any]:
         return self._stores.take_all()
 
-    def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: Mapping[int, Any]) -> int:
+    def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: Any) -> int:
         number = next(self._numbers)
         self._lookups.submit(number, Bitmap(len(keys)), lambda: self._look_up(keys, group_layout_descs))
         return number
@@ -190,7 +190,7 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._notify_keys_stored([key for key, _ in new], [size for _, size in new])
         return L2StoreResult(not errors and len(at) == len(keys), sum(size for _, size in new))
 
-    def _look_up(self, keys: Sequence[Any], layouts: Mapping[int, Any]) -> Any:
+    def _look_up(self, keys: Sequence[Any], layouts: Any) -> Any:
         found = Bitmap(len(keys))
         # Without the pool too: a store after this lookup needs the types that it tells.
         names = self._names.of_lookup(keys, layouts)

@@ -34,9 +34,11 @@ class Names:
         # The last one is the present one.
         self._types: dict[Owner, list[str]] = {}
 
-    def of_lookup(self, keys: Sequence[Any], layouts: Mapping[int, Any]) -> list[str | None]:
+    def of_lookup(self, keys: Sequence[Any], layouts: Any) -> list[str | None]:
         """The names that objects of these layouts have, by group; None if the types are not known."""
-        return [self._of_lookup(key, layouts.get(key.object_group_id)) for key in keys]
+        # LMCache's benchmark passes a layout without types, and scripts pass one layout or None.
+        by_group = layouts if isinstance(layouts, Mapping) else {}
+        return [self._of_lookup(key, by_group.get(key.object_group_id)) for key in keys]
 
     def of_objects(self, keys: Sequence[Any], objects: Sequence[Any]) -> list[str | None]:
         """The names for a store or a load of these objects. None for an object that LMCache has serialized if
@@ -51,7 +53,7 @@ class Names:
     def _of_lookup(self, key: Any, layout: Any) -> str | None:
         with self._lock:
             known = self._types.setdefault(_owner(key), [])
-            if layout is not None:
+            if layout is not None and layout.dtypes:
                 _make_present(known, _text(layout.dtypes))
             return self._name(key, known[-1]) if known else None
 
