@@ -36,15 +36,13 @@ class Layout:
 
 
 class Item:
-    """An object in LMCache's memory."""
+    """An object in LMCache's memory. It lists its parts unless it is of LMCache's own checks."""
 
     data_ptr = 4096
 
-    def __init__(self, *types: str, size: int = 64) -> None:
-        self.types, self.size = list(types), size
-
-    def get_dtypes(self) -> list[str]:
-        return self.types
+    def __init__(self, *parts: str, size: int = 64, lists_parts: bool = True) -> None:
+        self.size = size
+        self.metadata = types.SimpleNamespace(dtype=parts[0], dtypes=list(parts) if lists_parts else None)
 
     def get_size(self) -> int:
         return self.size
@@ -276,6 +274,13 @@ def test_a_lookup_with_layouts_that_tell_no_types_finds_what_this_server_stored(
     assert server.store(Item(BFLOAT))
     assert server.locks(layouts)
     assert server.store(Item(BFLOAT), Key(HASH[::-1]))
+
+
+def test_objects_of_lmcaches_own_checks_are_stored(serve: Callable[..., Server], pool: Pool) -> None:
+    server = serve()
+    assert server.store(Item(BFLOAT, lists_parts=False))
+    assert server.finds() and server.loads(Item(BFLOAT, lists_parts=False))
+    assert list(pool.stored) == [f"lmcache:org/tiny@1000100@0@@bfloat16@{HASH.hex()}"]
 
 
 def test_a_lookup_without_the_pool_tells_the_types(serve: Callable[..., Server], pool: Pool) -> None:

@@ -61,7 +61,7 @@ class Names:
         with self._lock:
             known = self._types.setdefault(_owner(key), [])
             if not self._serde:
-                types = _text(item.get_dtypes())
+                types = _text(_types_of(item))
                 if not known:
                     known.append(types)
                 return self._name(key, types) if types == known[-1] else None
@@ -76,6 +76,13 @@ class Names:
 
 def _owner(key: Any) -> Owner:
     return key.model_name, key.kv_rank, key.object_group_id
+
+
+def _types_of(item: Any) -> Sequence[Any]:
+    """The element types of an object's parts."""
+    about = item.metadata
+    # The objects of LMCache's own checks list no parts, and LMCache's `get_dtypes` fails for them.
+    return [about.dtype] if about.dtypes is None else about.dtypes
 
 
 def _text(types: Sequence[Any]) -> str:
