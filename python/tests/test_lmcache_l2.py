@@ -15,6 +15,8 @@ import kvpool
 import pytest
 
 HASH = bytes(range(32))
+SHAPE = (2, 4, 8)
+BFLOAT, HALF, BYTES = "torch.bfloat16", "torch.float16", "torch.uint8"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,18 +36,29 @@ class Layout:
 
     dtypes: list[str]
 
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [SHAPE] * len(self.dtypes)
+
 
 class Item:
     """An object in LMCache's memory. It lists its parts unless it is of LMCache's own checks."""
 
     data_ptr = 4096
 
-    def __init__(self, *parts: str, size: int = 64, lists_parts: bool = True) -> None:
+    def __init__(self, *parts: str, size: int = 64, shape: tuple[int, ...] = SHAPE, lists_parts: bool = True) -> None:
         self.size = size
-        self.metadata = types.SimpleNamespace(dtype=parts[0], dtypes=list(parts) if lists_parts else None)
+        self.metadata = types.SimpleNamespace(dtype=parts[0], shape=shape, dtypes=None, shapes=None)
+        if lists_parts:
+            self.metadata.dtypes, self.metadata.shapes = list(parts), [shape] * len(parts)
 
     def get_size(self) -> int:
         return self.size
+
+
+def serialized(size: int = 64) -> Item:
+    """LMCache gives and takes serialized objects as bytes in one row."""
+    return Item(BYTES, size=size, shape=(size,))
 
 
 class Bitmap:
@@ -230,9 +243,6 @@ def serve(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> Iterator[Callable[...,
     sys.modules.pop("kvpool.lmcache.l2", None)
 
 
-BFLOAT, HALF, BYTES = "torch.bfloat16", "torch.float16", "torch.uint8"
-
-
 def test_engines_with_other_element_types_share_no_object(serve: Callable[..., Server], pool: Pool) -> None:
     brain, half = serve(), serve()
     assert brain.store(Item(BFLOAT))
@@ -288,7 +298,7 @@ def test_a_lookup_without_the_pool_tells_the_types(serve: Callable[..., Server],
     pool.is_away = True
     assert not server.finds(BFLOAT)
     pool.is_away = False
-    assert server.store(Item(BYTES)) and server.finds(BFLOAT)
+    assert server.store(serialized()) and server.finds(BFLOAT)
 
 
 def test_serialized_objects_are_named_by_the_serde_and_the_types_before_it(
@@ -298,15 +308,14 @@ def test_serialized_objects_are_named_by_the_serde_and_the_types_before_it(
     for server in (plain, fp8, other):
         assert not server.finds(BFLOAT)
     assert plain.store(Item(BFLOAT))
-    # LMCache gives and takes serialized objects as bytes.
-    assert fp8.store(Item(BYTES)) and fp8.finds(BFLOAT) and fp8.loads(Item(BYTES))
+    assert fp8.store(serialized()) and fp8.finds(BFLOAT) and fp8.loads(serialized())
     assert not other.finds(BFLOAT)
-    assert other.store(Item(BYTES)) and other.finds(BFLOAT)
+    assert other.store(serialized()) and other.finds(BFLOAT)
     assert plain.finds(BFLOAT)
     assert len(pool.stored) == 3
     half = serve(serde="fp8 e4m3")
     assert not half.finds(HALF)
-    assert half.store(Item(BYTES)) and half.finds(HALF)
+    assert half.store(serialized()) and half.finds(HALF)
     assert len(pool.stored) == 4
 
 
@@ -315,9 +324,21 @@ def test_serialized_objects_without_a_named_serde_are_not_stored(
 ) -> None:
     server = serve()
     assert not server.finds(BFLOAT)
-    assert not server.store(Item(BYTES))
+    assert not server.store(serialized())
     assert not pool.stored
     assert "set serde in adapter_params" in caplog.text
+
+
+def test_serialized_objects_of_an_8_bit_cache_are_not_stored_as_its_own(
+    serve: Callable[..., Server], pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve()
+    assert not server.finds(BYTES)
+    assert not server.store(serialized())
+    assert not pool.stored
+    assert "set serde in adapter_params" in caplog.text
+    assert server.store(Item(BYTES)) and server.finds(BYTES) and server.loads(Item(BYTES))
+    assert not server.loads(serialized())
 
 
 def test_an_unlock_ends_the_lock_of_an_object_of_an_earlier_type(serve: Callable[..., Server], pool: Pool) -> None:

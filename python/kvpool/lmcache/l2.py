@@ -237,7 +237,8 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             reason = (
                 "no lookup has told their element types yet"
                 if self._settings.serde
-                else "LMCache serializes them, set serde in adapter_params"
+                else "their types or shapes are not those of the last lookup. If LMCache serializes them, set serde in "
+                "adapter_params. If engines with different caches share this server, give each its own"
             )
             logger.error("%d of %d objects have no name: %s", len(keys) - len(named), len(keys), reason)
         return [name for name, _ in named], [at for _, at in named]

@@ -18,6 +18,8 @@ from typing import Any
 
 Owner = tuple[str, int, int]
 """The model, the rank and the group of an object."""
+Shapes = tuple[tuple[int, ...], ...]
+"""The shapes of all parts of an object."""
 
 
 class Names:
@@ -33,6 +35,8 @@ class Names:
         self._lock = threading.Lock()
         # The last one is the present one.
         self._types: dict[Owner, list[str]] = {}
+        # The shapes that the last lookup told.
+        self._shapes: dict[Owner, Shapes] = {}
 
     def of_lookup(self, keys: Sequence[Any], layouts: Any) -> list[str | None]:
         """The names that objects of these layouts have, by group; None if the types are not known."""
@@ -41,8 +45,11 @@ class Names:
         return [self._of_lookup(key, by_group.get(key.object_group_id)) for key in keys]
 
     def of_objects(self, keys: Sequence[Any], objects: Sequence[Any]) -> list[str | None]:
-        """The names for a store or a load of these objects. None for an object that LMCache has serialized if
-        the setting does not name the serde, or if no lookup has told the types before it."""
+        """The names for a store or a load of these objects.
+
+        None for an object of other types or shapes than the last lookup told, if the setting names no serde:
+        LMCache may have serialized it. With a serde, None if no lookup has told the types.
+        """
         return [self._of_object(key, item) for key, item in zip(keys, objects, strict=True)]
 
     def of_all_types(self, key: Any) -> list[str]:
@@ -55,16 +62,19 @@ class Names:
             known = self._types.setdefault(_owner(key), [])
             if layout is not None and layout.dtypes:
                 _make_present(known, _text(layout.dtypes))
+                self._shapes[_owner(key)] = _plain(layout.shapes)
             return self._name(key, known[-1]) if known else None
 
     def _of_object(self, key: Any, item: Any) -> str | None:
         with self._lock:
             known = self._types.setdefault(_owner(key), [])
             if not self._serde:
-                types = _text(_types_of(item))
+                types, shapes = _parts_of(item)
                 if not known:
                     known.append(types)
-                return self._name(key, types) if types == known[-1] else None
+                # The types do not suffice: bytes are also the type of an 8-bit cache.
+                fits = types == known[-1] and shapes == self._shapes.get(_owner(key), shapes)
+                return self._name(key, types) if fits else None
             # Its own type is that of the serialized bytes.
             return self._name(key, known[-1]) if known else None
 
@@ -78,11 +88,17 @@ def _owner(key: Any) -> Owner:
     return key.model_name, key.kv_rank, key.object_group_id
 
 
-def _types_of(item: Any) -> Sequence[Any]:
-    """The element types of an object's parts."""
+def _parts_of(item: Any) -> tuple[str, Shapes]:
+    """The element types and the shapes of an object's parts."""
     about = item.metadata
-    # The objects of LMCache's own checks list no parts, and LMCache's `get_dtypes` fails for them.
-    return [about.dtype] if about.dtypes is None else about.dtypes
+    if about.dtypes is None or about.shapes is None:
+        # An object of LMCache's own checks lists no parts, and LMCache's `get_dtypes` fails for it.
+        return _text([about.dtype]), _plain([about.shape])
+    return _text(about.dtypes), _plain(about.shapes)
+
+
+def _plain(shapes: Sequence[Sequence[int]]) -> Shapes:
+    return tuple(tuple(shape) for shape in shapes)
 
 
 def _text(types: Sequence[Any]) -> str:
