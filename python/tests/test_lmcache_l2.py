@@ -55,6 +55,10 @@ class Item:
     def get_size(self) -> int:
         return self.size
 
+    def set_used_size(self, size: int) -> None:
+        assert size <= self.size
+        self.size = size
+
 
 def serialized(size: int = 64) -> Item:
     """LMCache gives and takes serialized objects as bytes in one row."""
@@ -317,6 +321,28 @@ def test_serialized_objects_are_named_by_the_serde_and_the_types_before_it(
     assert not half.finds(HALF)
     assert half.store(serialized()) and half.finds(HALF)
     assert len(pool.stored) == 4
+
+
+def test_a_serialized_object_that_is_shorter_than_its_room_is_loaded(serve: Callable[..., Server], pool: Pool) -> None:
+    server = serve(serde="zip")
+    assert not server.finds(BFLOAT)
+    written = serialized(size=64)
+    written.set_used_size(40)
+    assert server.store(written)
+    assert list(pool.stored.values()) == [40]
+    room = serialized(size=64)
+    assert server.finds(BFLOAT) and server.loads(room)
+    assert room.get_size() == 40
+    # The bytes of a longer object are not whole.
+    assert not server.loads(serialized(size=39))
+
+
+def test_an_object_that_is_shorter_than_its_room_is_a_miss_without_a_serde(serve: Callable[..., Server]) -> None:
+    server = serve()
+    assert server.store(Item(BFLOAT, size=40))
+    room = Item(BFLOAT, size=64)
+    assert not server.loads(room)
+    assert room.get_size() == 64
 
 
 def test_serialized_objects_without_a_named_serde_are_not_stored(

@@ -226,9 +226,18 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         for one, outcome in zip(at, outcomes, strict=True):
             if isinstance(outcome, kvpool.Error):
                 logger.warning("an object was not loaded: %s", outcome)
-            elif outcome == objects[one].get_size():
+            elif outcome is not None and self._fits(objects[one], outcome):
                 loaded.set(one)
         return loaded
+
+    def _fits(self, item: Any, length: int) -> bool:
+        """Whether `length` bytes are a whole object. LMCache makes room for the longest serialized object; the
+        room of a shorter one is cut."""
+        size = item.get_size()
+        is_shorter = bool(self._settings.serde) and 0 < length < size
+        if is_shorter and hasattr(item, "set_used_size"):
+            item.set_used_size(length)
+        return is_shorter or bool(length == size)
 
     def _named(self, keys: Sequence[Any], objects: Sequence[Any]) -> tuple[list[str], list[int]]:
         """The names of the objects that have one, and their numbers."""
