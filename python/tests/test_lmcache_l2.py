@@ -272,6 +272,16 @@ def test_a_name_ends_with_the_hash(serve: Callable[..., Server], pool: Pool) -> 
     assert list(pool.stored) == [f"lmcache:org/tiny@1000100@0@@bfloat16@{HASH.hex()}"]
 
 
+def test_salts_tell_objects_apart(serve: Callable[..., Server], pool: Pool) -> None:
+    servers = [serve(salt=salt) for salt in ("", "e4m3", "e5m2")]
+    for server in servers:
+        assert not server.finds(BYTES)
+        assert server.store(Item(BYTES)) and server.finds(BYTES) and server.loads(Item(BYTES))
+    assert len(pool.stored) == 3
+    assert f"lmcache:org/tiny@1000100@0@@uint8@{HASH.hex()}" in pool.stored
+    assert serve(salt="e5m2").finds(BYTES)
+
+
 def test_a_lookup_without_layouts_finds_what_this_server_stored(serve: Callable[..., Server]) -> None:
     server = serve()
     assert server.store(Item(BFLOAT))

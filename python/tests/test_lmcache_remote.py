@@ -143,9 +143,18 @@ def remote(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> Iterator[Any]:
 
 
 def connector(
-    remote: Any, *, memory: Memory | None = None, use_layerwise: bool = False, serde: str | None = "naive"
+    remote: Any,
+    *,
+    memory: Memory | None = None,
+    use_layerwise: bool = False,
+    serde: str | None = "naive",
+    salt: str | None = None,
 ) -> Any:
-    config = types.SimpleNamespace(extra_config={}, use_layerwise=use_layerwise, remote_serde=serde)
+    plugin = "remote_storage_plugin.kvpool"
+    extra = {f"{plugin}.module_path": "kvpool.lmcache", f"{plugin}.class_name": "KvpoolConnector"}
+    if salt is not None:
+        extra[f"{plugin}.salt"] = salt
+    config = types.SimpleNamespace(extra_config=extra, use_layerwise=use_layerwise, remote_serde=serde)
     return remote.KvpoolConnector(None, memory or Memory(), config)
 
 
@@ -267,3 +276,13 @@ def test_serdes_tell_chunks_apart(remote: Any, pool: Pool) -> None:
     assert naive == without == f"lmcache:{KEYS[0].to_string()}"
     assert len({naive, cachegen, kivi}) == 3
     assert pool.patterns[2] == r"^lmcache\(cachegen\):"
+
+
+def test_salts_tell_chunks_apart(remote: Any, pool: Pool) -> None:
+    for salt, serde in ((None, "naive"), ("", "naive"), ("e4m3", "naive"), ("e5m2", "naive"), ("e4m3", "kivi")):
+        made = connector(remote, salt=salt, serde=serde)
+        asyncio.run(made.get(KEYS[0]))
+        assert asyncio.run(made.list())[-1] == KEYS[0].to_string()
+    without, empty, *salted = pool.names
+    assert without == empty == f"lmcache:{KEYS[0].to_string()}"
+    assert len({empty, *salted}) == 4

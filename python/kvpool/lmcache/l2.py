@@ -37,6 +37,8 @@ Answer = TypeVar("Answer")
 class Settings(PoolSettings):
     """The settings of the adapter, besides `PoolSettings`."""
 
+    salt: str = ""
+    """Separates models with the same name, such as two sets of weights, and 8-bit element types."""
     serde: str = ""
     """A name for the serde of LMCache's configuration of the adapter, with its parameters; empty without one.
     LMCache does not tell the adapter."""
@@ -94,7 +96,7 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def __init__(self, params: Mapping[str, Any], l1_memory_desc: Any = None):
         super().__init__()
         self._settings = Settings.read(params)
-        self._names = Names(self._settings.serde)
+        self._names = Names(self._settings.serde, self._settings.salt)
         self._connection = Connection(self._settings, _arena(l1_memory_desc))
         self._locks = Locks()
         self._numbers = itertools.count(1)

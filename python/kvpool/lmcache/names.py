@@ -1,17 +1,19 @@
-"""The names of the L2 adapter's objects in the pool.
+"""The names of LMCache's objects in the pool.
 
 ```
 lmcache:meta-llama/Llama-3.1-8B@1000100@0@@bfloat16@fp8@9f86d081884c7d65...
         └──────────┬──────────┘ └──┬──┘ │ │└───┬──┘ └┬┘ └──────┬────────
                  model           rank group│  types serde   LMCache's hash
-                                         salt
+                                      cache_salt
 ```
 
-The hash comes last: the pool stores keys that end with 64 hex digits in the least memory.
+This is a name of the L2 adapter. With a `salt` it begins with `lmcache-3bad8bd78c1c2648:`, the start of the salt's
+SHA-256. LMCache's hash comes last: the pool stores keys that end with 64 hex digits in the least memory.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,9 +31,10 @@ class Names:
     objects are kept: an unlock and a delete mean an object of any type.
     """
 
-    def __init__(self, serde: str = "") -> None:
-        """`serde` is the setting: how LMCache serializes objects before it stores them."""
+    def __init__(self, serde: str = "", salt: str = "") -> None:
+        """These are the settings. `serde` says how LMCache serializes objects before it stores them."""
         self._serde = serde
+        self._start = start(salt)
         self._lock = threading.Lock()
         # The last one is the present one.
         self._types: dict[Owner, list[str]] = {}
@@ -81,7 +84,13 @@ class Names:
     def _name(self, key: Any, types: str) -> str:
         model, rank, group = _owner(key)
         form = f"{types}@{self._serde}" if self._serde else types
-        return f"lmcache:{model}@{rank:x}@{group}@{key.cache_salt}@{form}@{key.chunk_hash.hex()}"
+        return f"{self._start}:{model}@{rank:x}@{group}@{key.cache_salt}@{form}@{key.chunk_hash.hex()}"
+
+
+def start(salt: str) -> str:
+    """The start of all names with a setting `salt`."""
+    # A digest, because the salt may have any characters.
+    return f"lmcache-{hashlib.sha256(salt.encode()).hexdigest()[:16]}" if salt else "lmcache"
 
 
 def _owner(key: Any) -> Owner:

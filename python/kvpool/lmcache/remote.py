@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import re
 import time
@@ -17,6 +18,7 @@ from lmcache.v1.storage_backend.connector.base_connector import (  # type: ignor
 import kvpool
 from kvpool._engines.connection import Connection
 from kvpool._engines.settings import PoolSettings
+from kvpool.lmcache.names import start
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,14 @@ _ROOM_WAIT = 1.0
 """The longest time that a get waits for LMCache's memory, in seconds. Stores that end give some back."""
 _ROOM_LOOK = 0.02
 """How often a get that waits asks for it, in seconds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(PoolSettings):
+    """The settings of the connector, besides `PoolSettings`."""
+
+    salt: str = ""
+    """Separates models with the same name, such as two sets of weights, and 8-bit element types."""
 
 
 class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
@@ -62,8 +72,9 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         super().__init__(local_cpu_backend.config, local_cpu_backend.metadata)
         self._loop = loop
         self._memory = local_cpu_backend
-        self._prefix = _prefix(config.remote_serde)
-        self._connection = Connection(PoolSettings.read(plugin_settings(config.extra_config or {})))
+        settings = Settings.read(plugin_settings(config.extra_config or {}))
+        self._prefix = _prefix(config.remote_serde, settings.salt)
+        self._connection = Connection(settings)
 
     async def exists(self, key: Any) -> bool:
         return await self._apart(lambda: self.batched_contains([key]) == 1)
@@ -229,9 +240,9 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         return await asyncio.get_running_loop().run_in_executor(None, call)
 
 
-def _prefix(serde: str | None) -> str:
+def _prefix(serde: str | None, salt: str) -> str:
     """The prefix of the names of an engine's chunks. LMCache's names have the element type, and not the serde."""
-    return "lmcache:" if serde in (None, "naive") else f"lmcache({serde}):"
+    return f"{start(salt)}:" if serde in (None, "naive") else f"{start(salt)}({serde}):"
 
 
 def _give_back(getting: asyncio.Future[Chunks]) -> None:
