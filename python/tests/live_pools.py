@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import itertools
 import json
 import os
@@ -11,24 +12,54 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 MIB = 1 << 20
 
-
-def ports_of(process: int) -> range:
-    """The ports for the tests of a process, below the range that the system hands out by itself. A run of both
-    suites asks for some hundreds. Eight processes with successive numbers have ports of their own."""
-    first = 20000 + process % 8 * 1500
-    return range(first, first + 1500)
+RANGES = [range(first, first + 1500) for first in range(20000, 32000, 1500)]
+"""Ports below those that the system hands out by itself. A run of both suites asks for some hundreds."""
 
 
-_ports = itertools.cycle(ports_of(os.getpid()))
+class Ports:
+    """The ports for the tests of a process: one of `RANGES`, locked until the process ends."""
+
+    def __init__(self, folder: Path, process: int) -> None:
+        """Takes the first range that no other process has. Where the search begins depends on the process.
+        `folder` has a file for the lock of each range."""
+        for at in range(process, process + len(RANGES)):
+            self.range = RANGES[at % len(RANGES)]
+            self.lock = _locked(folder / f"kvpool-tests-{self.range.start}.lock")
+            if self.lock is not None:
+                return
+        raise RuntimeError(f"all ranges of ports are taken: {folder}/kvpool-tests-*.lock")
+
+
+def _locked(file: Path) -> IO[bytes] | None:
+    """Opens and locks a file; None if another process has it."""
+    try:
+        # The system may refuse to open another user's file in a way that would create it.
+        if not file.exists():
+            file.touch()
+        lock = file.open("rb")
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        return None
+    return lock
+
+
+PORTS = Ports(Path(tempfile.gettempdir()), os.getpid())
+_ports = itertools.cycle(PORTS.range)
 
 
 def free_port() -> int:
