@@ -54,6 +54,10 @@ pub(crate) enum Stream {
     Outages,
     /// The lengths of blocks.
     Lengths,
+    /// How often each call is made.
+    Mix,
+    /// Faults of one kind that come often.
+    Bursts,
     /// A task of a client, by the number of the client's life.
     Task(u64, u64),
 }
@@ -84,6 +88,8 @@ impl Stream {
             Self::Lengths => 21,
             Self::Removals => 22,
             Self::Outages => 23,
+            Self::Mix => 24,
+            Self::Bursts => 25,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

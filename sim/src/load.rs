@@ -5,7 +5,7 @@ use crate::history::{History, Outcome, bytes_of};
 use crate::life::Life;
 use crate::link;
 use crate::net::{Net, master_address};
-use crate::plan::{Plan, Process, TENANT_KEYS, tenant_name};
+use crate::plan::{Call, Plan, Process, TENANT_KEYS, tenant_name};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use kvpool_client::simulation::{Network, Unanswered};
@@ -201,19 +201,19 @@ impl Task {
             self.load.running.fetch_add(1, Ordering::AcqRel);
             let running = Running(&self.load);
             let (mut batch, mut replaces, mut removes) = (Vec::new(), false, false);
-            let what = match self.dice.below(22) {
-                0..7 => {
+            let what = match self.plan.mix.draw(&self.dice) {
+                Call::Put => {
                     batch = self.batch_from(key);
                     let share = self.plan.removed_at_once;
                     removes = share > 0 && !self.keeps_all && self.dice.chance(share);
                     self.put(batch.clone(), false).await
                 }
-                7 if !self.keeps_all => self.put(self.batch_from(key), true).await,
-                8 if !self.keeps_all => self.remove(key).await,
-                9 => self.exist().await,
-                10 => self.prefix().await,
-                11 if self.plan.nodes > 1 => self.change_replicas().await,
-                12 | 13 => {
+                Call::Upsert if !self.keeps_all => self.put(self.batch_from(key), true).await,
+                Call::Remove if !self.keeps_all => self.remove(key).await,
+                Call::Exist => self.exist().await,
+                Call::Prefix => self.prefix().await,
+                Call::ChangeReplicas if self.plan.nodes > 1 => self.change_replicas().await,
+                Call::Hold => {
                     let keys = self.to_hold(key);
                     replaces = !self.keeps_all && self.dice.chance(200);
                     let held = self.hold(keys.clone(), replaces).await;

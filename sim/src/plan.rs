@@ -3,8 +3,10 @@
 
 mod draw;
 mod losses;
+mod mix;
 
 pub(crate) use losses::Loss;
+pub(crate) use mix::{Call, Mix};
 
 use kvpool_types::NamespaceSettings;
 use std::fmt;
@@ -229,6 +231,8 @@ pub struct Plan {
     pub evicts_by_use: bool,
     /// The longest pause of a task between two calls, in microseconds.
     pub longest_pause: u64,
+    /// How often each call is made.
+    pub mix: Mix,
     /// Of 1000 puts so many are removed at once.
     pub removed_at_once: u64,
     /// Processes with clients.
@@ -393,6 +397,9 @@ impl fmt::Display for Plan {
         if self.removed_at_once > 0 {
             let share = self.removed_at_once;
             writeln!(f, "  of 1000 puts {share} are removed at once")?;
+        }
+        if self.mix != Mix::USUAL {
+            writeln!(f, "  calls by weight: {}", self.mix)?;
         }
         if !self.pins.is_empty() {
             writeln!(f, "  blocks of keys {:?} are hard-pinned", self.pins)?;

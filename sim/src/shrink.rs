@@ -1,6 +1,6 @@
 //! Smaller plans that fail still: what a person reads.
 
-use crate::plan::{Noise, Plan};
+use crate::plan::{Mix, Noise, Plan};
 use crate::world::{HANGS, Report, run};
 
 /// The most histories that are tried.
@@ -70,6 +70,7 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
     add(&|plan| plan.noise.flipped_writes = 0);
     add(&|plan| plan.disk_bytes = 0);
     add(&|plan| plan.pins.clear());
+    add(&|plan| plan.mix = Mix::USUAL);
     add(&|plan| plan.settings_late_ms = 0);
     add(&|plan| plan.writes_per_day = None);
     add(&|plan| plan.tenants.truncate(1));

@@ -1,6 +1,6 @@
 //! What chance puts into a plan.
 
-use super::{DiskFault, Fault, LATE_DROP, Noise, Plan, Process, Tenant};
+use super::{DiskFault, Fault, LATE_DROP, Mix, Noise, Plan, Process, Tenant};
 use crate::dice::{Dice, Stream};
 use kvpool_types::Setting;
 
@@ -37,6 +37,7 @@ impl Plan {
             ssd_drop_ms: None,
             evicts_by_use: false,
             longest_pause: 150_000,
+            mix: Mix::USUAL,
             removed_at_once: 0,
             writes_per_day: None,
             clients: usize::try_from(dice.between(1, 3)).unwrap_or(1),
@@ -96,6 +97,8 @@ impl Plan {
         plan.draw_relapses();
         plan.draw_turnover();
         plan.draw_deaths();
+        plan.draw_mix();
+        plan.draw_bursts();
         plan.draw_absence();
         plan.draw_media_quotas();
         plan.draw_late_settings();
@@ -299,7 +302,7 @@ impl Plan {
         }
     }
 
-    fn draw_fault(&self, dice: &Dice) -> Fault {
+    pub(super) fn draw_fault(&self, dice: &Dice) -> Fault {
         let master = dice.index(self.masters());
         let ms = dice.between(30, [300, 1_500, 6_000][dice.index(3)]);
         match dice.below(17) {
