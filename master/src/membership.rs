@@ -187,7 +187,7 @@ impl StoreNode {
     }
 
     /// True once the node is about to leave, on its own account or an operator's.
-    pub(crate) fn drains(&self) -> bool {
+    pub fn drains(&self) -> bool {
         self.drains.load(Ordering::Acquire)
     }
 
@@ -204,6 +204,11 @@ impl StoreNode {
     /// True when the node's blocks may be read.
     pub fn is_readable(&self) -> bool {
         matches!(self.state(), NodeState::Live | NodeState::Draining)
+    }
+
+    /// True when the node's blocks may be read, and nothing says that it will soon be gone.
+    pub(crate) fn stays(&self) -> bool {
+        self.is_readable() && !self.drains() && self.is_connected()
     }
 
     /// True when the node takes new blocks.

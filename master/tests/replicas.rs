@@ -261,6 +261,34 @@ async fn a_version_that_is_logged_before_the_replica_does_not_get_it() {
     drop(a);
 }
 
+/// The target of a move begins to leave, or is lost, while the log is late, as in a full store.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_that_is_logged_late_keeps_its_source_where_its_target_leaves_or_is_lost() {
+    for leaves in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, store) = pool(directory.path(), Config::default()).await;
+        let a = join(&pool, "a", 1).await;
+        put(&pool, &key(1)).await;
+        let b = join(&pool, "b", 2).await;
+        let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
+        let pull = b.next().await;
+        let shut = store.gate.lock().await;
+        pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        match leaves {
+            true => pool.draining(&b.node, true),
+            false => pool.detach(&b.node, b.session),
+        }
+        drop(shut);
+        // What is logged after the move is durable after it.
+        put(&pool, &key(2)).await;
+        assert_eq!(holders(&pool, &key(1)), ["a", "b"]);
+        let now = pool.replica_tasks(&[task.id]).remove(0);
+        assert_eq!((now.changed, now.state), (0, TaskState::Running), "{now:?}");
+        drop(a);
+    }
+}
+
 /// The log of a move may be late, as in a full store, and its target may be gone by then.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_whose_move_is_logged_after_its_target_went_is_there_in_the_next_term() {
@@ -438,6 +466,25 @@ async fn no_replica_is_dropped_for_one_on_a_node_that_leaves() {
     let ended = end(&pool, &dropped).await;
     assert_eq!((ended.changed, ended.failed), (0, 1), "{ended:?}");
     assert_eq!(holders(&pool, &key(1)).len(), 2);
+}
+
+/// A process that has died is a node without a session for some seconds. Nobody knows yet that it is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_session_has_ended_counts_for_no_drop_and_no_drain() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &copy).await.changed, 1);
+    pool.detach(&b.node, b.session);
+    let dropped = begin(&pool, Change::Drop, Some("a"), &key(1)).await;
+    let ended = end(&pool, &dropped).await;
+    assert_eq!((ended.changed, ended.failed), (0, 1), "{ended:?}");
+    assert_eq!(holders(&pool, &key(1)).len(), 2);
+    pool.draining(&a.node, true);
+    support::media::until("the master answers", || !a.left.lock().is_empty()).await;
+    assert_eq!(*a.left.lock(), [1], "the block leaves with the node");
 }
 
 /// The node takes no blocks from the call on, so somebody must also take those that it has.

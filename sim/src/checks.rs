@@ -99,6 +99,10 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         {
             return Err(format!("at m{number} in epoch {}: {broken}", pool.epoch));
         }
+        // A reader that finds a wrong byte reports it, and the replica goes.
+        if world.plan.noise.flipped + world.plan.noise.flipped_writes == 0 {
+            world.replicas.lock().look(sight)?;
+        }
         kept_stay(world, sight)?;
     }
     Ok(())

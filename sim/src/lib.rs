@@ -40,6 +40,7 @@ mod net;
 mod pins;
 mod plan;
 mod promises;
+mod replicas;
 mod rest;
 mod shrink;
 mod sight;

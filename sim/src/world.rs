@@ -17,6 +17,7 @@ use crate::master::Master;
 use crate::net::{Net, NodePort, master_address, node_address};
 use crate::pins::Pins;
 use crate::plan::{Fault, Plan, Process, tenant_name};
+use crate::replicas::Replicas;
 use crate::ssd::Ssd;
 use crate::store::Disk;
 use crate::tenants::Tenants;
@@ -180,6 +181,8 @@ pub(crate) struct World {
     pub(crate) tenants: Tenants,
     /// The chains that were seen in the pool.
     pub(crate) chains: Mutex<Chains>,
+    /// The nodes of each block's replicas.
+    pub(crate) replicas: Mutex<Replicas>,
     /// Blocks that nothing takes.
     pub(crate) kept: Mutex<Kept>,
     /// The copies that were seen on disks.
@@ -240,6 +243,7 @@ impl World {
             memory: Mutex::default(),
             tenants: Tenants::new(plan.seed),
             chains: Mutex::default(),
+            replicas: Mutex::default(),
             kept: Mutex::default(),
             copies: Mutex::default(),
             pins: Mutex::default(),

@@ -427,7 +427,7 @@ impl Pool {
         let staying: BTreeSet<SegmentId> = {
             let segments = self.placement.segments();
             let staying = segments.iter().map(|segment| (segment.id, &segment.node));
-            let staying = staying.filter(|(_, node)| !node.drains() && node.is_readable());
+            let staying = staying.filter(|(_, node)| node.stays());
             staying.map(|(id, _)| id).collect()
         };
         let (mut left, mut page) = (self.unfinished_on(node, &own), Vec::new());

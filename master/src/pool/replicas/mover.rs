@@ -132,7 +132,7 @@ impl Pool {
             let others = found.replicas.iter().filter(|r| Some(**r) != gone);
             let stays = |r: &&Replica| {
                 let segment = segments.get(r.segment);
-                segment.is_some_and(|segment| !segment.node.drains())
+                segment.is_some_and(|segment| segment.node.stays())
             };
             let readable = others
                 .filter(stays)
@@ -285,7 +285,7 @@ impl Pool {
         match (wish.change, &wish.from) {
             (Change::Move, Some(from)) => {
                 let stays =
-                    |(_, node): &(Replica, Arc<StoreNode>)| node.name != *from && !node.drains();
+                    |(_, node): &(Replica, Arc<StoreNode>)| node.name != *from && node.stays();
                 readable.iter().any(stays)
             }
             (Change::Move, None) => readable.len() > 1,

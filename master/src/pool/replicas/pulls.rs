@@ -294,21 +294,15 @@ impl Pool {
         self.replicas.pulls.lock().has_changed(&pull);
         let Pull {
             task,
-            mut work,
+            work,
             block,
             target,
             ..
         } = pull;
         tracing::debug!(key = %block.key.shown(), node = %target.name, %code, "replica not pulled");
-        work.failures += 1;
-        let now = self.now();
-        match work.failures < MOST_FAILURES {
-            true => task.try_later(work, now.after(RETRY)),
-            false => {
-                let why = format!("node {} could not copy the block: {code}", target.name);
-                task.end(Outcome::Failed(code, why), now);
-            }
-        }
+        try_again(&task, work, self.now(), code, || {
+            format!("node {} could not copy the block: {code}", target.name)
+        });
     }
 
     /// Frees the extent of a pull that leaves no replica. Its node fences it first.
@@ -404,9 +398,20 @@ impl Pool {
                 false
             }
         };
-        // A source is given up for a replica that is there, and for no other. The mover holds the lock of evictions for
-        // this; the journal's thread may not wait for an eviction, which waits for the journal.
         if let Some(dropped) = pull.dropped.filter(|_| is_there) {
+            // The log may have been late, and the target may have died or begun to leave. A node that leaves lists its
+            // blocks after it says so. Whoever sees no such word here has brought the block before the list.
+            if !pull.target.stays() {
+                self.replicas.pulls.lock().has_changed(pull);
+                self.replicas.wake();
+                let Pull { task, work, .. } = pull;
+                return try_again(task, work.clone(), now, Code::Draining, || {
+                    let target = &pull.target.name;
+                    format!("node {target} has the block, and cannot be read or leaves")
+                });
+            }
+            // A source is given up for a replica that is there, and for no other. The mover holds the lock of evictions
+            // for this; the journal's thread may not wait for an eviction, which waits for the journal.
             self.drop_spare_logged(&pull.block, &dropped);
         }
         let outcome = match added {
@@ -478,5 +483,20 @@ impl Pool {
             not_before: BootInstant(0),
         }));
         self.free_once_logged(vec![gone], freed);
+    }
+}
+
+/// Tries a block of a task again somewhat later, at most so many times.
+fn try_again(
+    task: &Task,
+    mut work: Work,
+    now: BootInstant,
+    code: Code,
+    why: impl FnOnce() -> String,
+) {
+    work.failures += 1;
+    match work.failures < MOST_FAILURES {
+        true => task.try_later(work, now.after(RETRY)),
+        false => task.end(Outcome::Failed(code, why()), now),
     }
 }
