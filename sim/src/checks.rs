@@ -201,6 +201,25 @@ fn pins_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     Ok(())
 }
 
+/// A node that takes the blocks of one that is drained.
+pub(crate) fn takes_from(world: &World, drained: Incarnation) -> Option<Incarnation> {
+    let leading = leading(world);
+    let (_, pool) = leading.first()?;
+    let members = pool.members.all();
+    let mut others = members.iter().filter(|node| node.is_placeable());
+    let other = others.find(|node| node.incarnation != drained && node.is_connected());
+    other.map(|node| node.incarnation)
+}
+
+/// Whether a node takes blocks still.
+pub(crate) fn takes_blocks(world: &World, node: Incarnation) -> bool {
+    leading(world).iter().any(|(_, pool)| {
+        let members = pool.members.all();
+        let mut known = members.iter().filter(|one| one.incarnation == node);
+        known.any(|one| one.is_placeable() && one.is_connected())
+    })
+}
+
 /// What a master says to a node that wants to leave: no block has its only replica there.
 pub(crate) fn nothing_left_on(world: &World, node: Incarnation) -> Result<(), String> {
     for (number, pool) in leading(world) {

@@ -155,6 +155,7 @@ impl World {
     /// As a node at SIGTERM: it leaves once the master says that no block waits to be moved, or after a while.
     async fn drain(self: Arc<Self>, port: NodePort, number: usize, down: Duration) {
         let losses = self.losses.load(Ordering::Acquire);
+        let taker = checks::takes_from(&self, port.node.incarnation());
         port.node.drain();
         self.ssds
             .get(number)
@@ -175,6 +176,13 @@ impl World {
         self.trace.note(Process::Node(number), said);
         if saved != Some(0) {
             self.left_early.store(true, Ordering::Release);
+            // A node with a disk writes its blocks there, within a budget.
+            let moves = self.plan.keeps_all && !self.plan.has_disks();
+            let taker = taker.filter(|_| saved.is_some() && moves);
+            if let Some(taker) = taker.filter(|taker| checks::takes_blocks(&self, *taker)) {
+                let wrong = format!("n{number} leaves with {left} blocks, and {taker} had room");
+                self.load.violate(wrong);
+            }
         } else if losses == self.losses.load(Ordering::Acquire)
             && let Err(wrong) = checks::nothing_left_on(&self, port.node.incarnation())
         {
