@@ -34,17 +34,28 @@ class Connection:
         self._closed = False
         self._connecting = False
         self._rest_until = 0.0
+        self._failures = 0
+        self._unsaid = 0
+        self._quiet_until = 0.0
         self._connect()
+
+    @property
+    def failures(self) -> int:
+        """The number of calls that failed so far."""
+        with self._lock:
+            return self._failures
 
     def pool(self) -> kvpool.Pool | None:
         """The pool; None while it is not connected, and for `retry_after` after a failure."""
         with self._lock:
             if self._closed or time.monotonic() < self._rest_until:
                 return None
-            if self._pool is None and not self._connecting:
-                self._connecting = True
-                threading.Thread(target=self._connect, name="kvpool-connect", daemon=True).start()
-            return self._pool
+            is_first = self._pool is None and not self._connecting
+            self._connecting = self._connecting or is_first
+            pool = self._pool
+        if is_first:
+            self._connect_aside()
+        return pool
 
     def call(self, what: str, otherwise: Answer, ask: Callable[[kvpool.Pool], Answer]) -> Answer:
         """The result of `ask`; `otherwise` without a pool or after a failure, which is logged."""
@@ -53,20 +64,38 @@ class Connection:
             return otherwise
         try:
             return ask(pool)
-        except kvpool.Error as error:
+        except Exception as error:
+            # Any exception: the caller may be a thread that the engine cannot go on without.
             self.failed(what, error)
             return otherwise
 
-    def failed(self, what: str, error: kvpool.Error) -> None:
-        """Notes and logs that a call failed as a whole."""
-        if not isinstance(error, ConnectionError | TimeoutError):
-            # The pool answered and refused this call; the next call may succeed.
-            logger.warning("%s failed: %s", what, error)
-            return
+    def failed(self, what: str, error: BaseException) -> None:
+        """Counts that a call failed as a whole, and logs it.
+
+        There is at most one line in `retry_after` seconds.
+        """
         rest = self._settings.retry_after
+        is_ours = isinstance(error, kvpool.Error)
+        is_away = is_ours and isinstance(error, ConnectionError | TimeoutError)
+        now = time.monotonic()
         with self._lock:
-            self._rest_until = time.monotonic() + rest
-        logger.warning("%s failed, the pool is left alone for %g s: %s", what, rest, error)
+            self._failures += 1
+            if is_away:
+                self._rest_until = now + rest
+            if now < self._quiet_until:
+                self._unsaid += 1
+                return
+            self._quiet_until = now + rest
+            unsaid, self._unsaid = self._unsaid, 0
+        more = f" ({unsaid} failures before it were not logged)" if unsaid else ""
+        if is_away:
+            text = "%s failed, the pool is left alone for %g s: %s%s"
+            logger.warning(text, what, rest, error, more)
+        elif is_ours:
+            # The pool answered and refused this call; the next call may succeed.
+            logger.warning("%s failed: %s%s", what, error, more)
+        else:
+            logger.error("%s failed%s", what, more, exc_info=error)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -82,6 +111,16 @@ class Connection:
             self._registered = [pool.register_buffer(part) for part in self._memory]
         except kvpool.Error as error:
             logger.warning("the engine's memory is not registered: %s", error)
+
+    def _connect_aside(self) -> None:
+        try:
+            threading.Thread(target=self._connect, name="kvpool-connect", daemon=True).start()
+        except RuntimeError as error:
+            # The system has no thread to give. A later call tries again.
+            with self._lock:
+                self._connecting = False
+                self._rest_until = time.monotonic() + self._settings.retry_after
+            self.failed("connecting", error)
 
     def _connect(self) -> None:
         settings = self._settings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import itertools
 import logging
@@ -22,6 +21,7 @@ from lmcache.v1.platform import create_event_notifier  # type: ignore[import-not
 import kvpool
 from kvpool._engines.connection import Connection
 from kvpool._engines.settings import PoolSettings
+from kvpool._engines.threads import started
 from kvpool.lmcache.locks import Locks
 from kvpool.lmcache.names import Names
 
@@ -49,7 +49,7 @@ class Tasks:
 
     def __init__(self, kind: str):
         self.event = create_event_notifier()
-        self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, f"kvpool-{kind}")
+        self._threads = started(_THREADS, f"kvpool-{kind}")
         self._lock = threading.Lock()
         self._done: dict[int, Any] = {}
 

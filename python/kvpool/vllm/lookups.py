@@ -9,9 +9,13 @@ from collections.abc import Callable, Sequence
 import kvpool
 from kvpool._engines.connection import Connection
 from kvpool._engines.leases import Keeper
+from kvpool._engines.threads import started
 
 _THREADS = 2
 """How many lookups run at a time, so that one that hangs does not delay the next."""
+
+_WHAT = "looking up a prompt"
+"""The name of the call in the log."""
 
 _Answer = concurrent.futures.Future[kvpool.Prefix | None]
 
@@ -29,7 +33,7 @@ class Lookups:
         self._keeper = keeper
         self._patience = patience
         self._left = patience
-        self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, "kvpool-lookup")
+        self._threads = started(_THREADS, "kvpool-lookup")
         self._asked: dict[str, tuple[int, _Answer]] = {}
 
     def begin_step(self) -> None:
@@ -39,7 +43,8 @@ class Lookups:
     def ask(
         self, request: str, units: int, keys: Callable[[], Sequence[str]]
     ) -> tuple[bool, kvpool.Prefix | None]:
-        """Whether the lookup of so many units is answered, and the answer: `None` without a pool.
+        """Whether the lookup of so many units is answered, and the answer: `None` without a
+        pool or after a failure.
 
         `keys` returns the keys of the lookup. The first call starts the lookup; the call that returns
         the answer forgets it.
@@ -49,7 +54,13 @@ class Lookups:
             self.forget(request)
             asked = None
         if asked is None:
-            asked = units, self._threads.submit(self._look_up, keys())
+            chain = keys()
+            try:
+                asked = units, self._threads.submit(self._look_up, chain)
+            except RuntimeError as error:
+                # This is closed.
+                self._connection.failed(_WHAT, error)
+                return True, None
             self._asked[request] = asked
         answer = asked[1]
         began = time.monotonic()
@@ -58,6 +69,11 @@ class Lookups:
         if not answer.done():
             return False, None
         del self._asked[request]
+        failure = answer.exception()
+        if failure is not None:
+            # It must not leave the scheduler's thread.
+            self._connection.failed(_WHAT, failure)
+            return True, None
         return True, answer.result()
 
     def forget(self, request: str) -> None:
@@ -77,7 +93,7 @@ class Lookups:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _look_up(self, keys: Sequence[str]) -> kvpool.Prefix | None:
-        return self._connection.call("looking up a prompt", None, lambda pool: pool.match_prefix(keys))
+        return self._connection.call(_WHAT, None, lambda pool: pool.match_prefix(keys))
 
     def _give_back(self, answer: _Answer) -> None:
         if not answer.cancelled() and answer.exception() is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import kvpool
 from kvpool._engines.connection import Connection
+from kvpool._engines.threads import started
 from kvpool.vllm.keys import block_key
 from kvpool.vllm.plan import Block, Move, Plan
 from kvpool.vllm.segments import BlockMap
@@ -82,8 +83,8 @@ class Mover:
         self._patience = save_patience
         self._rest = rest
         self._rest_until = 0.0
-        self._loader = concurrent.futures.ThreadPoolExecutor(_LOADERS, "kvpool-load")
-        self._saver = concurrent.futures.ThreadPoolExecutor(1, "kvpool-save")
+        self._loader = started(_LOADERS, "kvpool-load")
+        self._saver = started(1, "kvpool-save")
         self._saving: dict[str, list[concurrent.futures.Future[None]]] = {}
         self._ending: set[str] = set()
         self._stopped: set[str] = set()
@@ -95,8 +96,13 @@ class Mover:
     def load(self, plan: Plan) -> None:
         """Starts the plan's loads."""
         for move in plan.loads:
-            marks = self._marks()
-            self._loader.submit(self._load, plan.prefix, move, marks)
+            try:
+                self._loader.submit(self._load, plan.prefix, move, self._marks())
+            except Exception as error:
+                # Any exception: it must not leave the engine's thread. The request waits for the
+                # end of the load.
+                self._connection.failed("loading a prompt", error)
+                self._load_ended(move, move.blocks)
 
     def save(self, plan: Plan) -> None:
         """Starts the plan's saves. Its blocks are computed, or the device has their work in its queue."""
@@ -104,8 +110,14 @@ class Mover:
             # Also without a block to save here: the scheduler waits for all ranks.
             jobs = self._saving.setdefault(move.request, [])
             jobs[:] = [job for job in jobs if not job.done()]
-            if self._saves and self._has_room(move):
+            if not self._saves or not self._has_room(move):
+                continue
+            try:
                 jobs.append(self._start_save(plan.prefix, move))
+            except Exception as error:
+                # Any exception: it must not leave the engine's thread. An unsaved block is only a
+                # later miss.
+                self._connection.failed("saving blocks", error)
 
     def stop(self, requests: Iterable[str]) -> None:
         """Returns when no block of these requests is read any more."""
@@ -170,15 +182,16 @@ class Mover:
                 staging = _staging(memory)
                 copies[number] = staging.gather([block.number for block in blocks], marks[number])
         size = self._bytes(move.blocks)
+        job = self._saver.submit(self._save, prefix, move, marks, copies)
+        # Only now: a submit that fails leaves nothing behind.
         with self._lock:
             self._unsaved_bytes += size
-        job = self._saver.submit(self._save, prefix, move, marks, copies)
 
         def ended(job: concurrent.futures.Future[None]) -> None:
             with self._lock:
                 self._unsaved_bytes -= size
             if not job.cancelled() and (error := job.exception()) is not None:
-                logger.error("saving blocks failed", exc_info=error)
+                self._connection.failed("saving blocks", error)
 
         job.add_done_callback(ended)
         return job
@@ -221,9 +234,12 @@ class Mover:
         bad: tuple[Block, ...] = move.blocks
         try:
             bad = self._loaded_but(prefix, move, marks)
-        except Exception:
+        except BaseException as error:
             # Any exception: the engine must learn that the load has ended, or it waits for ever.
-            logger.exception("loading a prompt failed")
+            self._connection.failed("loading a prompt", error)
+        self._load_ended(move, bad)
+
+    def _load_ended(self, move: Move, bad: tuple[Block, ...]) -> None:
         with self._lock:
             self._loaded[move.request] = bad
 
