@@ -12,10 +12,12 @@ from typing import Any
 
 import kvpool
 import pytest
+from kvpool import handoff
 from kvpool._engines.connection import Connection
 from kvpool._engines.threads import started
+from kvpool.vllm.handoff import Exchange
 from kvpool.vllm.keys import Group, Layout
-from kvpool.vllm.plan import Block, Move, Plan
+from kvpool.vllm.plan import Block, Move, Plan, Send
 from kvpool.vllm.scheduler import Planner
 from kvpool.vllm.segments import BlockMap, Segment
 from kvpool.vllm.settings import Settings
@@ -277,3 +279,31 @@ def test_failures_are_logged_once_in_a_while_and_all_counted(
     assert caplog.records[1].getMessage() == "looking failed (3 failures before it were not logged)"
     assert caplog.records[1].exc_info is not None
     assert connection.failures == 5
+
+
+def test_a_call_of_a_hand_off_that_fails_ends_it_and_not_the_engine() -> None:
+    aborted: list[str] = []
+
+    class Sending(handoff.Sending):
+        released = True
+        error = "draining"
+
+        def __init__(self) -> None:
+            pass
+
+        def produced(self, *_args: Any) -> None:
+            raise kvpool.ClosedError("the session is closed", "closed")
+
+        def finish(self, aux: bytes | None = None) -> None:
+            raise kvpool.InvalidArgumentError("not all is computed", "invalid_argument")
+
+        def abort(self) -> None:
+            aborted.append("a")
+
+    session: Any = types.SimpleNamespace(send=lambda *_args, **_named: Sending())
+    half = Exchange(session, "push", [0, 1], timeout=20.0)
+    half.begin_sends(Plan("p", sends=(Send("a", 5, (1, 2), 1),)))
+    half.layer_computed(0)
+    half.step_ended()
+    assert aborted == ["a"]
+    assert half.sent(["a"]) == {"a"}

@@ -283,6 +283,28 @@ class _Outgoing:
     """`None` if it could not begin."""
     layers: set[int] = dataclasses.field(default_factory=set)
     """The layers that were announced."""
+    is_given_up: bool = False
+    """Whether a call of the handle failed."""
+
+    def computed(self, layer: int) -> None:
+        """The layer of a push can go."""
+        pages = len(self.send.pages)
+        self._tell(lambda handle: handle.produced(0, pages, layer, 1))
+
+    def finish(self) -> None:
+        """All layers of a push can go."""
+        self._tell(lambda handle: handle.finish())
+
+    def _tell(self, call: Callable[[handoff.Sending], None]) -> None:
+        """Calls the handle. A failure ends the hand-off, and not the engine."""
+        if self.is_given_up or not isinstance(self.handle, handoff.Sending):
+            return
+        try:
+            call(self.handle)
+        except kvpool.Error as error:
+            logger.warning("request %s is not handed off to decode: %s", self.send.request, error)
+            self.is_given_up = True
+            self.handle.abort()
 
 
 @dataclasses.dataclass
@@ -331,9 +353,9 @@ class Exchange:
     def layer_computed(self, layer: int) -> None:
         """The step has computed this layer of the prompts that it ends."""
         for outgoing in self._now:
-            if isinstance(outgoing.handle, handoff.Sending) and layer not in outgoing.layers:
+            if layer not in outgoing.layers:
                 outgoing.layers.add(layer)
-                outgoing.handle.produced(0, len(outgoing.send.pages), layer, 1)
+                outgoing.computed(layer)
 
     def step_ended(self) -> None:
         """The step has computed all layers."""
@@ -344,8 +366,8 @@ class Exchange:
         for outgoing in ended:
             if self._mode != "push":
                 outgoing.handle = self._offer(outgoing.send)
-            elif isinstance(outgoing.handle, handoff.Sending):
-                outgoing.handle.finish()
+            else:
+                outgoing.finish()
 
     def stop(self, requests: Iterable[str]) -> None:
         """Returns when no hand-off touches the blocks of these requests any more."""
