@@ -10,9 +10,9 @@ from typing import Any
 
 import kvpool
 import pytest
+from sglang_stands import Context
 
-
-DRAFT_MODEL = ("draft_model_path", "draft_model_revision", "draft_model_quantization")
+OURS = ("kvpool.sglang.storage", "kvpool.sglang.models")
 
 
 class HiCacheStorage:
@@ -23,27 +23,6 @@ class HiCacheStorage:
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         pass
-
-
-class Context:
-    """Stands for SGLang's settings as its processes see them."""
-
-    def __init__(self) -> None:
-        self.bags: dict[str, Any] = {}
-
-    def is_config_namespace_published(self, name: str) -> bool:
-        return name in self.bags
-
-    def config_bag(self, name: str) -> Any:
-        return self.bags[name]
-
-    def publish(self, kv_cache_dtype: str = "auto", draft: str | None = None, **spec: Any) -> None:
-        """`spec` has settings of the speculative decoding, without their prefix."""
-        chosen = {"algorithm": None, "draft_kv_cache_dtype": draft, **dict.fromkeys(DRAFT_MODEL), **spec}
-        self.bags["model"] = types.SimpleNamespace(kv_cache_dtype=kv_cache_dtype, model_path="/models/tiny")
-        self.bags["spec"] = types.SimpleNamespace(
-            **{f"speculative_{name}": value for name, value in chosen.items()}, uno_lora_path=None
-        )
 
 
 class Connection:
@@ -100,11 +79,13 @@ def storage(monkeypatch: pytest.MonkeyPatch, context: Context) -> Iterator[Any]:
         module = types.ModuleType(f"sglang.srt.{name}")
         module.__dict__.update(content)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.delitem(sys.modules, "kvpool.sglang.storage", raising=False)
+    for name in OURS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
     module = importlib.import_module("kvpool.sglang.storage")
     monkeypatch.setattr(module, "Connection", Connection)
     yield module
-    sys.modules.pop("kvpool.sglang.storage", None)
+    for name in OURS:
+        sys.modules.pop(name, None)
 
 
 def memory(**fields: Any) -> Any:
@@ -114,22 +95,22 @@ def memory(**fields: Any) -> Any:
     )
 
 
-def made(storage: Any) -> Any:
-    """The storage of the only rank of a model."""
-    config = types.SimpleNamespace(
-        model_name="tiny",
-        is_mla_model=False,
-        tp_rank=0,
-        tp_size=1,
-        pp_rank=0,
-        pp_size=1,
-        attn_cp_rank=0,
-        attn_cp_size=1,
-        dcp_rank=0,
-        dcp_size=1,
-        extra_config={},
-    )
-    return storage.KvpoolStorage(config)
+def made(storage: Any, **fields: Any) -> Any:
+    """The storage of a rank of a model, the only one without `fields`."""
+    config = {
+        "model_name": "tiny",
+        "is_mla_model": False,
+        "tp_rank": 0,
+        "tp_size": 1,
+        "pp_rank": 0,
+        "pp_size": 1,
+        "attn_cp_rank": 0,
+        "attn_cp_size": 1,
+        "dcp_rank": 0,
+        "dcp_size": 1,
+        "extra_config": {},
+    }
+    return storage.KvpoolStorage(types.SimpleNamespace(**{**config, **fields}))
 
 
 def names(storage: Any, host_memory: Any) -> tuple[str, str]:
@@ -185,6 +166,56 @@ def test_a_model_that_drafts_itself_has_one_name_at_every_path(storage: Any, con
         context.bags["model"].model_path = path
         named.append(names(storage, memory()))
     assert named[0] == named[1]
+
+
+def beside(storage: Any, kind: str, host_memory: Any, **fields: Any) -> str:
+    """The name of a page in memory of this kind, which is beside the model's cache."""
+    backend = made(storage, **fields)
+    backend.register_mem_host_pool_v2(host_memory, kind)
+    return f"{backend._key('page')}{backend._side_pool(kind).suffix}"
+
+
+class MHATokenToKVPoolHost(types.SimpleNamespace):
+    """Stands for SGLang's host memory of keys and values."""
+
+
+class MLATokenToKVPoolHost(types.SimpleNamespace):
+    """Stands for SGLang's host memory of latent attention."""
+
+
+class HiSparse(MLATokenToKVPoolHost):
+    """Stands for one of its subclasses."""
+
+
+@pytest.mark.parametrize("kind", ["draft", "draft_swa"])
+def test_keys_and_values_of_a_draft_model_are_each_ranks_own(
+    storage: Any, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def of_ranks(host_memory: Any, name: str = kind, is_mla: bool = True) -> list[str]:
+        ranks = [(0, 2), (1, 2), (0, 1)]
+        return [
+            beside(storage, name, host_memory, is_mla_model=is_mla, tp_rank=rank, tp_size=size)
+            for rank, size in ranks
+        ]
+
+    assert len(set(of_ranks(MHATokenToKVPoolHost()))) == 3
+    assert "rank 0 only" in caplog.text
+    caplog.clear()
+    # All ranks have the same bytes of these, and share them also with engines of other sizes.
+    assert len(set(of_ranks(MLATokenToKVPoolHost()))) == 1
+    assert len(set(of_ranks(HiSparse()))) == 1
+    assert len(set(of_ranks(MHATokenToKVPoolHost(), "indexer"))) == 1
+    # The names of such a model have its ranks already.
+    assert len(set(of_ranks(MHATokenToKVPoolHost(), is_mla=False))) == 3
+    assert not caplog.text
+
+
+def test_the_names_of_a_draft_beside_keys_and_values_are_as_before(storage: Any) -> None:
+    backend = made(storage)
+    backend.register_mem_host_pool_v2(memory(), "draft")
+    backend.register_mem_host_pool_v2(memory(), "indexer")
+    suffixes = [backend._side_pool(kind).suffix for kind in ("draft", "indexer")]
+    assert suffixes[0].removeprefix(".draft-") == suffixes[1].removeprefix(".indexer-")
 
 
 def test_the_type_of_the_cache_on_the_device_tells_pages_apart(storage: Any) -> None:

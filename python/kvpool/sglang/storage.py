@@ -30,17 +30,15 @@ from sglang.srt.mem_cache.hicache_storage import (  # type: ignore[import-not-fo
 import kvpool
 from kvpool._engines.connection import Connection
 from kvpool._engines.settings import PoolSettings
-
-try:
-    from sglang.srt.runtime_context import get_context  # type: ignore[import-not-found]
-except ImportError:
-    # Earlier versions of SGLang have none.
-    get_context = None
+from kvpool.sglang.models import cache_types, draft
 
 logger = logging.getLogger(__name__)
 
-_DRAFTS_WITHOUT_MODEL = ("NGRAM", "NONE")
-"""Algorithms that draft from the text alone, so that engines with and without them have equal pages."""
+_DRAFT_POOLS = ("draft", "draft_swa")
+"""SGLang's names of the memory for the keys and values of a draft model."""
+
+_EQUAL_ON_ALL_RANKS = ("MLATokenToKVPoolHost", "DeepSeekV4PagedHostPool")
+"""SGLang's classes of memory with equal pages on all ranks: those of latent attention."""
 
 _OF_SGLANG = (
     "backend_name",
@@ -108,13 +106,31 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         if name == str(PoolName.KV):
             return
         direct = self._direct and _has_addresses(host_pool)
-        # Recurrent states differ between ranks, even if ranks share everything else.
-        rank = (self._config.tp_rank, self._config.tp_size) if name == str(PoolName.MAMBA) else None
+        rank = None
+        if self._differs_between_ranks(host_pool, name):
+            rank = (self._config.tp_rank, self._config.tp_size)
         digest = hashlib.sha256(repr([_format(host_pool), direct, rank]).encode()).hexdigest()
         self._side_pools[name] = _SidePool(host_pool, f".{name}-{digest[:16]}", direct)
         if direct:
             buffers = _buffers(host_pool)
             self._connection.call("registering memory", None, lambda pool: self._register(pool, *buffers))
+
+    def _differs_between_ranks(self, memory: Any, name: str) -> bool:
+        """Whether ranks that share the model's pages have other pages in this memory."""
+        if name == str(PoolName.MAMBA):
+            return True
+        if name not in _DRAFT_POOLS or not self._config.is_mla_model:
+            return False
+        kinds = {kind.__name__ for kind in type(memory).__mro__}
+        if not kinds.isdisjoint(_EQUAL_ON_ALL_RANKS):
+            return False
+        if self._config.tp_size > 1:
+            logger.warning(
+                "ranks have different pages of the draft model (%s), and SGLang saves those of "
+                "rank 0 only: engines will find no pages in the pool",
+                name,
+            )
+        return True
 
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: list[Any] | None = None, extra_info: Any = None
@@ -330,40 +346,7 @@ def _format(memory: Any) -> list[str]:
     """The format of the pages of a host memory, as far as SGLang says it."""
     fields = [str(getattr(memory, field, "")) for field in ("layout", "page_size", "dtype", "size_per_token")]
     device_type = str(getattr(getattr(memory, "device_pool", None), "dtype", ""))
-    return [*fields, device_type, *_cache_types(), *_draft()]
-
-
-def _cache_types() -> list[str]:
-    """The element types that SGLang was told to cache, of the model and of its draft model.
-
-    Host memory does not tell them apart: it holds every type of 8 bits as plain bytes.
-    """
-    if get_context is None:
-        return []
-    said = (("model", "kv_cache_dtype"), ("spec", "speculative_draft_kv_cache_dtype"))
-    return [str(_setting(bag, field, "")) for bag, field in said]
-
-
-def _draft() -> list[str]:
-    """The draft model, whose layers SGLang can pack into the pages of the model; nothing without one."""
-    algorithm = _setting("spec", "speculative_algorithm")
-    if algorithm is None or str(algorithm).upper() in _DRAFTS_WITHOUT_MODEL:
-        return []
-    path = _setting("spec", "speculative_draft_model_path")
-    # A model that has the layers for drafts itself may lie at another path on each host.
-    if path is not None and path == _setting("model", "model_path"):
-        path = ""
-    fields = ("speculative_draft_model_revision", "speculative_draft_model_quantization", "uno_lora_path")
-    return ["draft", str(algorithm), str(path), *(str(_setting("spec", field)) for field in fields)]
-
-
-def _setting(bag: str, field: str, otherwise: Any = None) -> Any:
-    """A setting of SGLang's. It has none for host memory without an engine, as a test makes it."""
-    if get_context is None:
-        return otherwise
-    context = get_context()
-    is_there = context.is_config_namespace_published(bag)
-    return getattr(context.config_bag(bag), field, otherwise) if is_there else otherwise
+    return [*fields, device_type, *cache_types(), *draft()]
 
 
 def _page_size(memory: Any) -> int:

@@ -1,0 +1,51 @@
+"""What tells the caches of two engines apart, as SGLang was told it at its start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    from sglang.srt.runtime_context import get_context  # type: ignore[import-not-found]
+except ImportError:
+    # Earlier versions of SGLang have none.
+    get_context = None
+
+_DRAFTS_WITHOUT_MODEL = ("NGRAM", "NONE")
+"""Algorithms that draft from the text alone: engines with and without them have equal pages."""
+
+
+def cache_types() -> list[str]:
+    """The element types that SGLang was told to cache, of the model and of its draft model.
+
+    Host memory does not tell them apart: it holds every type of 8 bits as plain bytes.
+    """
+    if get_context is None:
+        return []
+    said = (("model", "kv_cache_dtype"), ("spec", "speculative_draft_kv_cache_dtype"))
+    return [str(setting(bag, field, "")) for bag, field in said]
+
+
+def draft() -> list[str]:
+    """The draft model, whose layers SGLang can pack into the model's pages; nothing without one."""
+    algorithm = setting("spec", "speculative_algorithm")
+    if algorithm is None or str(algorithm).upper() in _DRAFTS_WITHOUT_MODEL:
+        return []
+    path = setting("spec", "speculative_draft_model_path")
+    # A model that has the layers for drafts itself may lie at another path on each host.
+    if path is not None and path == setting("model", "model_path"):
+        path = ""
+    fields = (
+        "speculative_draft_model_revision",
+        "speculative_draft_model_quantization",
+        "uno_lora_path",
+    )
+    return ["draft", str(algorithm), str(path), *(str(setting("spec", field)) for field in fields)]
+
+
+def setting(bag: str, field: str, otherwise: Any = None) -> Any:
+    """A setting of SGLang's. It has none for host memory without an engine, as a test makes it."""
+    if get_context is None:
+        return otherwise
+    context = get_context()
+    is_there = context.is_config_namespace_published(bag)
+    return getattr(context.config_bag(bag), field, otherwise) if is_there else otherwise
