@@ -1,4 +1,5 @@
-"""The back end of SGLang's disaggregation, over stand-ins of SGLang's own classes: aborts, and what it refuses."""
+"""The back end of SGLang's disaggregation, over stand-ins of SGLang's own classes: aborts, draft
+models, and what it refuses."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from kvpool import handoff
+from sglang_stands import Context
 
 FAILED, TRANSFERRING = 0, 3
 ROOM = 7
@@ -100,8 +102,29 @@ class Receiver:
         self.conclude_state = FAILED
 
 
+class ModelConfig:
+    """SGLang's configuration of the draft model."""
+
+    asked: dict[str, Any]
+    attention_arch = "MHA"
+    heads = 8
+
+    @classmethod
+    def from_server_args(cls, _server_args: Any, **asked: Any) -> Any:
+        cls.asked = asked
+        return cls()
+
+    def get_total_num_kv_heads(self) -> int:
+        return self.heads
+
+
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def context() -> Context:
+    return Context()
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch, context: Context) -> Iterator[Any]:
     """`kvpool.sglang.handoff` without SGLang."""
 
     class Poll:
@@ -114,7 +137,11 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "CommonKVSender": Sender,
     }
     stands: dict[str, dict[str, Any]] = {
-        "srt.configs.model_config": {"ModelConfig": None},
+        "srt.configs.model_config": {
+            "AttentionArch": types.SimpleNamespace(MLA="MLA", MHA="MHA"),
+            "ModelConfig": ModelConfig,
+        },
+        "srt.runtime_context": {"get_context": lambda: context},
         "srt.disaggregation.base.conn": {
             "KVPoll": Poll,
             "KVTransferDestination": types.SimpleNamespace(DEVICE=0),
@@ -125,9 +152,12 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         module = types.ModuleType(f"sglang.{name}")
         module.__dict__.update(content)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.delitem(sys.modules, "kvpool.sglang.handoff", raising=False)
+    ours = ("kvpool.sglang.handoff", "kvpool.sglang.models")
+    for name in ours:
+        monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module("kvpool.sglang.handoff")
-    sys.modules.pop("kvpool.sglang.handoff", None)
+    for name in ours:
+        sys.modules.pop(name, None)
 
 
 ASKED: list[dict[str, Any]] = []
@@ -297,3 +327,135 @@ def test_context_parallel_ranks_are_refused(backend: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(Manager, "attn_cp_rank", rank, raising=False)
     with pytest.raises(ValueError, match="without context parallel ranks"):
         backend.KvpoolKVManager(None, None, None)
+
+
+def described(sizes: Sequence[int], drafts: int = 0, bases: Sequence[int] = ()) -> Any:
+    """SGLang's description of regions whose pages have these sizes. A draft model's come last."""
+    return types.SimpleNamespace(
+        state_types=[],
+        kv_cache_dtype_str="bf16",
+        page_size=2,
+        kv_data_ptrs=list(bases or range(4096, 4096 * (len(sizes) + 1), 4096)),
+        kv_data_lens=[size * PAGES for size in sizes],
+        kv_item_lens=list(sizes),
+        num_draft_entries=drafts,
+    )
+
+
+def test_draft_models_tell_hand_offs_apart(backend: Any, context: Context) -> None:
+    def names() -> tuple[set[str], set[str]]:
+        found = backend.states(described([64] * 6, drafts=2), 1, 4, 4)
+        return {state.name for state in found[:4]}, {state.name for state in found[4:]}
+
+    named = []
+    for spec in [
+        {"draft_model_path": "heads/a"},
+        {"draft_model_path": "heads/b"},
+        {"draft_model_path": "heads/a", "draft_model_revision": "main"},
+        {"draft_model_path": "heads/a", "draft_model_quantization": "fp8"},
+        {"draft_model_path": "heads/a", "draft": "fp8_e5m2"},
+        {"draft_model_path": "/models/tiny"},
+    ]:
+        context.publish(algorithm="EAGLE", **spec)
+        of_model, of_draft = names()
+        assert of_model == {"k bf16", "v bf16"}
+        named += of_draft
+    assert len(set(named)) == len(named) == 12
+    context.publish(algorithm="EAGLE", draft_model_path="heads/a")
+    assert names()[1] == set(named[:2])
+
+
+def test_the_layers_of_a_draft_model_come_after_the_models(backend: Any) -> None:
+    found = backend.states(described([64] * 10, drafts=4), 1, 4, 2)
+    assert [state.layer for state in found] == [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]
+    assert [state.name[0] for state in found] == list("kkkvvvkkvv")
+    assert {(state.parts, state.part_bytes) for state in found[:6]} == {(4, 8)}
+    assert {(state.parts, state.part_bytes) for state in found[6:]} == {(2, 16)}
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_regions_that_are_no_pairs_are_refused(backend: Any, drafts: int) -> None:
+    with pytest.raises(ValueError, match="3 regions are no k and v"):
+        # With a draft model of three regions, the model has latent attention.
+        heads = None if drafts else 4
+        backend.states(described([64] * (3 + drafts), drafts=drafts), 1, heads, 4)
+
+
+@pytest.mark.parametrize(("attention", "heads"), [("MHA", 8), ("MLA", None)])
+def test_the_heads_of_the_draft_model_are_its_own(
+    manager: Any,
+    context: Context,
+    monkeypatch: pytest.MonkeyPatch,
+    attention: str,
+    heads: int | None,
+) -> None:
+    monkeypatch.setattr(ModelConfig, "attention_arch", attention)
+    manager.server_args = None
+    assert manager._draft_heads() is None
+    manager.kv_args.num_draft_entries = 2
+    context.publish(algorithm="EAGLE", draft_model_path="heads/a", draft_model_revision="main")
+    assert manager._draft_heads() == heads
+    assert ModelConfig.asked == {
+        "model_path": "heads/a",
+        "model_revision": "main",
+        "is_draft_model": True,
+    }
+
+
+class Rank:
+    """A rank of a model with latent attention and of its draft model with two heads, of a layer each."""
+
+    def __init__(self, backend: Any, rank: int, ranks: int, filled: bool) -> None:
+        local = 2 // ranks
+        # The latent cache has 32 bytes a page. The draft's keys and values have 8 bytes of each head
+        # of each of two tokens.
+        sizes = [32, 16 * local, 16 * local]
+        heads = range(rank * local, (rank + 1) * local)
+        latent = bytes(at % 251 for at in range(32 * PAGES))
+        keys, values = (
+            bytes(
+                which * 100 + page * 8 + token * 4 + head + 1
+                for page in range(PAGES)
+                for token in range(2)
+                for head in heads
+                for _ in range(8)
+            )
+            for which in range(2)
+        )
+        self.whole = [latent, keys, values]
+        self.sizes = sizes
+        self.memory = [bytearray(one if filled else len(one)) for one in self.whole]
+        bases = [ctypes.addressof(ctypes.c_char.from_buffer(one)) for one in self.memory]
+        states = backend.states(described(sizes, 2, bases), ranks, None, 2)
+        self.session = handoff.Session(states, page_tokens=2, tensor=(rank, ranks))
+
+    def page(self, region: int, page: int, *, wanted: bool = False) -> bytes:
+        size = self.sizes[region]
+        memory = self.whole if wanted else self.memory
+        return bytes(memory[region][page * size : (page + 1) * size])
+
+
+@pytest.mark.parametrize(("prefills", "decodes"), [(2, 2), (2, 1), (1, 2)])
+def test_each_rank_gets_its_part_of_a_draft_beside_latent_attention(
+    backend: Any, prefills: int, decodes: int
+) -> None:
+    senders = [Rank(backend, rank, prefills, filled=True) for rank in range(prefills)]
+    takers = [Rank(backend, rank, decodes, filled=False) for rank in range(decodes)]
+    addresses = [rank.session.address for rank in senders]
+    receiving = [
+        rank.session.receive(ROOM, [4, 5], addresses, prefill_tp=prefills, timeout=SOON)
+        for rank in takers
+    ]
+    sending = [
+        rank.session.send(ROOM, [1, 2], decode_tp=decodes, timeout=SOON) for rank in senders
+    ]
+    for one in sending:
+        one.produced(0, 2)
+        one.finish()
+    for rank, room in zip(takers, receiving, strict=True):
+        assert room.wait(SOON) is handoff.Poll.SUCCESS
+        for region in range(3):
+            for target, source in ((4, 1), (5, 2)):
+                assert rank.page(region, target) == rank.page(region, source, wanted=True)
+    for rank in (*senders, *takers):
+        rank.session.close()

@@ -18,13 +18,17 @@ Written for the interface of SGLang 0.5.23.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang.srt.configs.model_config import ModelConfig  # type: ignore[import-not-found]
+from sglang.srt.configs.model_config import (  # type: ignore[import-not-found]
+    AttentionArch,
+    ModelConfig,
+)
 from sglang.srt.disaggregation.base.conn import (  # type: ignore[import-not-found]
     KVPoll,
     KVTransferDestination,
@@ -38,6 +42,7 @@ from sglang.srt.disaggregation.common.conn import (  # type: ignore[import-not-f
 
 import kvpool
 from kvpool import handoff
+from kvpool.sglang.models import draft, setting
 
 logger = logging.getLogger(__name__)
 
@@ -45,35 +50,62 @@ _FIELD = "hidden_states"
 """The field of the library's slot of metadata that takes all of SGLang's buffers, one after the other."""
 
 
-def states(args: Any, heads: int, ranks: int, is_mla: bool) -> list[handoff.State]:
-    """A rank's KV cache: one region for the keys and one for the values of a layer, or one for both (MLA).
-    `heads` are those of all `ranks` ranks.
+def states(
+    args: Any, ranks: int, heads: int | None, draft_heads: int | None = None
+) -> list[handoff.State]:
+    """A rank's KV cache: the regions of the model, and after them those of its draft model.
 
-    Raises ValueError for a cache that is not made of these.
+    `heads` and `draft_heads` are the KV heads of all `ranks` ranks. None means latent attention
+    (MLA), of which all ranks hold the same bytes. Raises ValueError for a cache that is not made of
+    keys and values.
     """
     if args.state_types:
         others = ", ".join(str(kind.value) for kind in args.state_types)
         raise ValueError(f"kvpool hands off the KV cache only, not {others}")
-    count = len(args.kv_data_ptrs)
-    kinds = ["mla"] if is_mla else ["k", "v"]
-    if count % len(kinds):
-        raise ValueError(f"kvpool: {count} regions are no {' and '.join(kinds)} of each layer")
-    layers = count // len(kinds)
+    regions = list(zip(args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens, strict=True))
+    drafts = int(getattr(args, "num_draft_entries", 0))
+    of_model, of_draft = regions[: len(regions) - drafts], regions[len(regions) - drafts :]
+    found = _states(args, of_model, ranks, heads, 0, args.kv_cache_dtype_str)
+    if of_draft:
+        # Engines with different draft models cannot use each other's bytes.
+        told = [str(setting("spec", "speculative_draft_kv_cache_dtype")), *draft()]
+        digest = hashlib.sha256(repr(told).encode()).hexdigest()
+        name = f"{args.kv_cache_dtype_str} draft {digest[:16]}"
+        layers = 1 + max((state.layer for state in found), default=-1)
+        found += _states(args, of_draft, ranks, draft_heads, layers, name)
+    return found
+
+
+def _states(
+    args: Any,
+    regions: Sequence[tuple[int, int, int]],
+    ranks: int,
+    heads: int | None,
+    first_layer: int,
+    name: str,
+) -> list[handoff.State]:
+    """A model's layers: one region for the keys and one for the values, or one for both (MLA)."""
+    kinds = ["mla"] if heads is None else ["k", "v"]
+    if len(regions) % len(kinds):
+        raise ValueError(
+            f"kvpool: {len(regions)} regions are no {' and '.join(kinds)} of each layer"
+        )
+    layers = len(regions) // len(kinds)
     found = []
-    for at, (base, length, page) in enumerate(
-        zip(args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens, strict=True)
-    ):
+    for at, (base, length, page) in enumerate(regions):
         parts, outer, rule = 1, 1, "one_source"
-        if not is_mla:
+        if heads is not None:
             # Pages are [token][head][element]. With more ranks than heads each rank has one head.
             parts, outer, rule = heads, args.page_size, "slice"
         local = max(parts // ranks, 1)
         if page % (outer * local):
-            raise ValueError(f"kvpool: a page of {page} bytes is no {outer} tokens of {local} heads")
+            raise ValueError(
+                f"kvpool: a page of {page} bytes is no {outer} tokens of {local} heads"
+            )
         found.append(
             handoff.State(
-                name=f"{kinds[at // layers]} {args.kv_cache_dtype_str}",
-                layer=at % layers,
+                name=f"{kinds[at // layers]} {name}",
+                layer=first_layer + at % layers,
                 base=base,
                 pages=length // page,
                 parts=parts,
@@ -116,7 +148,7 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
             self.slot = handoff.AuxLayout(self.aux_bytes)
             secret = os.environ.get("KVPOOL_HANDOFF_SECRET_FILE", "")
             self.session = handoff.Session(
-                states(args, self._heads(), self.attn_tp_size, self.is_mla),
+                states(args, self.attn_tp_size, self._heads(), self._draft_heads()),
                 page_tokens=args.page_size,
                 host=self.local_ip,
                 secret=Path(secret).read_text().strip() if secret else "",
@@ -126,10 +158,26 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
             logger.info("rank %d hands off at %s", self.attn_tp_rank, self.session.address)
         return self.session
 
-    def _heads(self) -> int:
-        """The KV heads of all ranks, which SGLang tells prefill only."""
+    def _heads(self) -> int | None:
+        """The KV heads of all ranks; None with latent attention. SGLang tells them prefill only."""
+        if self.is_mla:
+            return None
         known = getattr(self.kv_args, "total_kv_head_num", None)
         return int(known or ModelConfig.from_server_args(self.server_args).get_total_num_kv_heads())
+
+    def _draft_heads(self) -> int | None:
+        """The same of the draft model, whose attention may be of another kind than the model's."""
+        if not getattr(self.kv_args, "num_draft_entries", 0):
+            return None
+        config = ModelConfig.from_server_args(
+            self.server_args,
+            model_path=setting("spec", "speculative_draft_model_path"),
+            model_revision=setting("spec", "speculative_draft_model_revision"),
+            is_draft_model=True,
+        )
+        if config.attention_arch == AttentionArch.MLA:
+            return None
+        return int(config.get_total_num_kv_heads())
 
     def register_to_bootstrap(self) -> None:
         """Registers the session's address in the place of a socket for SGLang's messages."""
