@@ -377,6 +377,29 @@ def test_serialized_objects_of_an_8_bit_cache_are_not_stored_as_its_own(
     assert not server.loads(serialized())
 
 
+@pytest.mark.parametrize("kind", [BYTES, BFLOAT])
+def test_serialized_objects_before_the_first_lookup_have_no_name(
+    serve: Callable[..., Server], pool: Pool, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    server = serve()
+    assert not server.store(serialized()) and not server.loads(serialized())
+    assert not pool.stored
+    assert "set serde in adapter_params" in caplog.text
+    # They told no types either.
+    assert not server.finds()
+    assert not server.finds(kind)
+    assert server.store(Item(kind)) and server.finds(kind) and server.loads(Item(kind))
+    assert not server.loads(serialized())
+    # Objects of LMCache's benchmark are a row of bytes too, without a list of parts.
+    other = serve()
+    assert other.store(Item(BYTES, shape=(64,), lists_parts=False), Key(model_name="bench"))
+
+
+def test_an_8_bit_cache_is_stored_before_the_first_lookup(serve: Callable[..., Server]) -> None:
+    server = serve()
+    assert server.store(Item(BYTES)) and server.finds(BYTES) and server.loads(Item(BYTES))
+
+
 def test_an_unlock_ends_the_lock_of_an_object_of_an_earlier_type(serve: Callable[..., Server], pool: Pool) -> None:
     server = serve()
     assert server.store(Item(BFLOAT))

@@ -248,8 +248,9 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             reason = (
                 "no lookup has told their element types yet"
                 if self._settings.serde
-                else "their types or shapes are not those of the last lookup. If LMCache serializes them, set serde in "
-                "adapter_params. If engines with different caches share this server, give each its own"
+                else "their types or shapes are not those of the last lookup, or no lookup has told them. If LMCache "
+                "serializes them, set serde in adapter_params. If engines with different caches share this server, "
+                "give each its own"
             )
             logger.error("%d of %d objects have no name: %s", len(keys) - len(named), len(keys), reason)
         return [name for name, _ in named], [at for _, at in named]

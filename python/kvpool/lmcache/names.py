@@ -50,8 +50,9 @@ class Names:
     def of_objects(self, keys: Sequence[Any], objects: Sequence[Any]) -> list[str | None]:
         """The names for a store or a load of these objects.
 
-        None for an object of other types or shapes than the last lookup told, if the setting names no serde:
-        LMCache may have serialized it. With a serde, None if no lookup has told the types.
+        Without a serde in the settings, None for an object of other types or shapes than the last lookup
+        told: LMCache may have serialized it. Before the first lookup, None for an object that looks
+        serialized. With a serde, None if no lookup has told the types.
         """
         return [self._of_object(key, item) for key, item in zip(keys, objects, strict=True)]
 
@@ -73,6 +74,8 @@ class Names:
             known = self._types.setdefault(_owner(key), [])
             if not self._serde:
                 types, shapes = _parts_of(item)
+                if _owner(key) not in self._shapes and _looks_serialized(item):
+                    return None
                 if not known:
                     known.append(types)
                 # The types do not suffice: bytes are also the type of an 8-bit cache.
@@ -104,6 +107,17 @@ def _parts_of(item: Any) -> tuple[str, Shapes]:
         # An object of LMCache's own checks lists no parts, and LMCache's `get_dtypes` fails for it.
         return _text([about.dtype]), _plain([about.shape])
     return _text(about.dtypes), _plain(about.shapes)
+
+
+def _looks_serialized(item: Any) -> bool:
+    """Whether an object is a row of bytes, as LMCache's serialized objects are.
+
+    A KV cache has more dimensions, and an object of LMCache's own checks lists no parts.
+    """
+    about = item.metadata
+    if about.dtypes is None or about.shapes is None:
+        return False
+    return _text(about.dtypes) == "uint8" and len(about.shapes[0]) == 1
 
 
 def _plain(shapes: Sequence[Sequence[int]]) -> Shapes:
