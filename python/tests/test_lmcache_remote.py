@@ -26,7 +26,7 @@ class RemoteConnector:
     meta_fmt = "KV_2LTD"
 
     def __init__(self, config: Any, metadata: Any) -> None:
-        pass
+        assert metadata is not None
 
     def reshape_partial_chunk(self, room: Any, length: int) -> Any:
         if length != CHUNK:
@@ -54,18 +54,25 @@ class Room:
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
+        self.references = 1
 
     def get_size(self) -> int:
         return CHUNK
 
+    def ref_count_up(self) -> None:
+        self.references += 1
+
     def ref_count_down(self) -> None:
-        self.memory.used.remove(self)
+        self.references -= 1
+        assert self.references >= 0
+        if self.references == 0:
+            self.memory.used.remove(self)
 
 
 class Memory:
     """Stands for LMCache's memory of this host. Without an end for its wait it would wait for ever."""
 
-    config = metadata = None
+    config = metadata = "of an engine"
 
     def __init__(self, rooms: int = 100) -> None:
         self.rooms = rooms
@@ -106,11 +113,22 @@ class Pool:
         except kvpool.Error:
             return otherwise
 
-    def batch_get(self, names: Sequence[str], _into: Any) -> list[Any]:
+    def batch_put(self, names: Sequence[str], _blocks: Any) -> list[Any]:
+        self._wait()
+        self.names += names
+        return [True] * len(names)
+
+    def is_exist(self, names: Sequence[str]) -> list[bool]:
+        return [at not in self.missing for at in range(len(names))]
+
+    def _wait(self) -> None:
         self.has_begun.set()
         assert self.goes_on.wait(60)
         if self.error is not None:
             raise self.error
+
+    def batch_get(self, names: Sequence[str], _into: Any) -> list[Any]:
+        self._wait()
         self.names += names
         return [None if at in self.missing else self.outcome for at in range(len(names))]
 
@@ -145,7 +163,7 @@ def remote(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> Iterator[Any]:
 def connector(
     remote: Any,
     *,
-    memory: Memory | None = None,
+    memory: Any = None,
     use_layerwise: bool = False,
     serde: str | None = "naive",
     salt: str | None = None,
@@ -265,6 +283,18 @@ def test_a_get_that_lmcache_cancels_gives_its_memory_back(remote: Any, pool: Poo
             await asyncio.sleep(0.005)
 
     asyncio.run(cancel())
+
+
+def test_lmcaches_scheduler_looks_chunks_up_without_memory(remote: Any, pool: Pool) -> None:
+    # What LMCache passes there has no attributes.
+    made = connector(remote, memory=types.SimpleNamespace())
+    assert made.batched_contains(KEYS) == 4
+    assert made.exists_sync(KEYS[0]) and asyncio.run(made.exists(KEYS[0]))
+    pool.missing = {2}
+    assert asyncio.run(made.batched_async_contains("lookup", KEYS)) == 2
+    # It never loads, and has no room for it.
+    assert asyncio.run(made.batched_get(KEYS)) == [None] * 4
+    assert not pool.has_begun.is_set()
 
 
 def test_serdes_tell_chunks_apart(remote: Any, pool: Pool) -> None:

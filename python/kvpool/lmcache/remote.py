@@ -69,9 +69,13 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
             raise ValueError(
                 "kvpool's remote connector does not support LMCache's use_layerwise: set use_layerwise to false"
             )
-        super().__init__(local_cpu_backend.config, local_cpu_backend.metadata)
         self._loop = loop
-        self._memory = local_cpu_backend
+        # LMCache's scheduler has no memory, and passes a stand-in without attributes. With
+        # `enable_scheduler_bypass_lookup` it looks chunks up itself, and does nothing else.
+        metadata = getattr(local_cpu_backend, "metadata", None)
+        self._memory: Any = local_cpu_backend if metadata is not None else None
+        if self._memory is not None:
+            super().__init__(local_cpu_backend.config, metadata)
         settings = Settings.read(plugin_settings(config.extra_config or {}))
         self._prefix = _prefix(config.remote_serde, settings.salt)
         self._connection = Connection(settings)
@@ -159,6 +163,8 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
     def _get(self, keys: Sequence[Any]) -> Chunks:
         room: Chunks = []
         chunks: Chunks = [None] * len(keys)
+        if self._memory is None:
+            return chunks
         try:
             self._allocate(room, len(keys))
             heads = [bytearray(self._head_bytes) for _ in room]
