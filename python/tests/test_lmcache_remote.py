@@ -4,6 +4,7 @@ refuses."""
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import importlib
 import sys
 import threading
@@ -283,6 +284,97 @@ def test_a_get_that_lmcache_cancels_gives_its_memory_back(remote: Any, pool: Poo
             await asyncio.sleep(0.005)
 
     asyncio.run(cancel())
+
+
+class Instrumented:
+    """Puts as LMCache's wrapper of every connector: it gives the memory back when its wait ends."""
+
+    def __init__(self, connector: Any) -> None:
+        self.connector = connector
+
+    async def put(self, chunks: Sequence[Room]) -> None:
+        try:
+            await self.connector.batched_put(KEYS[: len(chunks)], chunks)
+        finally:
+            for chunk in chunks:
+                chunk.ref_count_down()
+
+
+@pytest.mark.parametrize("error", [None, kvpool.Error("gone"), TypeError("wrong")])
+def test_a_put_gives_its_memory_back(remote: Any, pool: Pool, error: Exception | None) -> None:
+    memory = Memory()
+    chunks = [memory.allocate(None, None, None) for _ in range(3)]
+    pool.error = error
+    putting = Instrumented(connector(remote, memory=memory)).put(chunks)
+    if isinstance(error, TypeError):
+        with pytest.raises(TypeError):
+            asyncio.run(putting)
+    else:
+        asyncio.run(putting)
+    assert not memory.used
+    assert len(pool.names) == (3 if error is None else 0)
+
+
+def test_a_put_that_lmcache_cancels_keeps_its_memory_until_it_has_ended(
+    remote: Any, pool: Pool
+) -> None:
+    memory = Memory()
+    chunks = [memory.allocate(None, None, None) for _ in range(3)]
+    made = Instrumented(connector(remote, memory=memory))
+    pool.goes_on.clear()
+
+    async def cancel() -> None:
+        putting = asyncio.ensure_future(made.put(chunks))
+        assert await asyncio.to_thread(pool.has_begun.wait, 60)
+        putting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
+        # The put still reads it.
+        assert memory.used == chunks
+        pool.goes_on.set()
+        # The end of the loop waits for the put's thread, and runs no callback after it.
+
+    asyncio.run(cancel())
+    assert not memory.used
+    assert pool.names == [f"lmcache:{key.to_string()}" for key in KEYS[:3]]
+
+
+def test_a_put_that_lmcache_cancels_before_it_begins_gives_its_memory_back(
+    remote: Any, pool: Pool
+) -> None:
+    memory = Memory()
+    chunks = [memory.allocate(None, None, None) for _ in range(3)]
+    made = Instrumented(connector(remote, memory=memory))
+
+    async def cancel() -> None:
+        loop, goes_on = asyncio.get_running_loop(), threading.Event()
+        loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
+        before = loop.run_in_executor(None, goes_on.wait, 60)
+        putting = asyncio.ensure_future(made.put(chunks))
+        await asyncio.sleep(0)
+        putting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
+        assert not pool.has_begun.is_set()
+        goes_on.set()
+        assert await before
+
+    asyncio.run(cancel())
+    assert not memory.used
+
+
+def test_a_put_that_cannot_begin_gives_its_memory_back(remote: Any) -> None:
+    memory = Memory()
+    chunks = [memory.allocate(None, None, None)]
+    made = Instrumented(connector(remote, memory=memory))
+
+    async def put_without_threads() -> None:
+        await asyncio.get_running_loop().shutdown_default_executor()
+        with pytest.raises(RuntimeError):
+            await made.put(chunks)
+
+    asyncio.run(put_without_threads())
+    assert not memory.used
 
 
 def test_lmcaches_scheduler_looks_chunks_up_without_memory(remote: Any, pool: Pool) -> None:

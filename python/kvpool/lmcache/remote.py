@@ -126,7 +126,23 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         return True
 
     async def batched_put(self, keys: Sequence[Any], memory_objs: Sequence[Any]) -> None:
-        await self._apart(lambda: self._put(keys, memory_objs))
+        # LMCache gives the memory back when a cancelled put returns. The thread goes on and reads it.
+        for chunk in memory_objs:
+            chunk.ref_count_up()
+
+        def put() -> None:
+            try:
+                self._put(keys, memory_objs)
+            finally:
+                _give_up(memory_objs)
+
+        try:
+            putting = asyncio.get_running_loop().run_in_executor(None, put)
+        except BaseException:
+            _give_up(memory_objs)
+            raise
+        # Without the shield a put that has not begun would be cancelled, and would keep the memory.
+        await asyncio.shield(putting)
 
     def remove_sync(self, key: Any) -> bool:
         def remove(pool: kvpool.Pool) -> bool:
@@ -254,9 +270,13 @@ def _prefix(serde: str | None, salt: str) -> str:
 def _give_back(getting: asyncio.Future[Chunks]) -> None:
     """Gives the chunks of a get back that nobody waits for."""
     if not getting.cancelled() and getting.exception() is None:
-        for chunk in getting.result():
-            if chunk is not None:
-                chunk.ref_count_down()
+        _give_up([chunk for chunk in getting.result() if chunk is not None])
+
+
+def _give_up(chunks: Sequence[Any]) -> None:
+    """Drops a reference to each chunk."""
+    for chunk in chunks:
+        chunk.ref_count_down()
 
 
 def _pieces(head: bytes | bytearray, chunk: Any) -> list[Any]:
