@@ -405,7 +405,9 @@ def test_the_heads_of_the_draft_model_are_its_own(
 class Rank:
     """A rank of a model with latent attention and of its draft model with two heads, of a layer each."""
 
-    def __init__(self, backend: Any, rank: int, ranks: int, filled: bool) -> None:
+    def __init__(
+        self, backend: Any, rank: int, ranks: int, filled: bool, *, has_draft: bool = True
+    ) -> None:
         local = 2 // ranks
         # The latent cache has 32 bytes a page. The draft's keys and values have 8 bytes of each head
         # of each of two tokens.
@@ -426,7 +428,10 @@ class Rank:
         self.sizes = sizes
         self.memory = [bytearray(one if filled else len(one)) for one in self.whole]
         bases = [ctypes.addressof(ctypes.c_char.from_buffer(one)) for one in self.memory]
-        states = backend.states(described(sizes, 2, bases), ranks, None, 2)
+        regions = described(sizes, 2, bases)
+        if not has_draft:
+            regions = described(sizes[:1], 0, bases[:1])
+        states = backend.states(regions, ranks, None, 2)
         self.session = handoff.Session(states, page_tokens=2, tensor=(rank, ranks))
 
     def page(self, region: int, page: int, *, wanted: bool = False) -> bytes:
@@ -458,4 +463,21 @@ def test_each_rank_gets_its_part_of_a_draft_beside_latent_attention(
             for target, source in ((4, 1), (5, 2)):
                 assert rank.page(region, target) == rank.page(region, source, wanted=True)
     for rank in (*senders, *takers):
+        rank.session.close()
+
+
+@pytest.mark.parametrize("of_decode", ["heads/b", None])
+def test_prefill_and_decode_need_the_same_draft_model(
+    backend: Any, context: Context, of_decode: str | None
+) -> None:
+    context.publish(algorithm="EAGLE", draft_model_path="heads/a")
+    prefill = Rank(backend, 0, 1, filled=True)
+    context.publish(algorithm="EAGLE", draft_model_path=of_decode)
+    decode = Rank(backend, 0, 1, filled=False, has_draft=of_decode is not None)
+    room = decode.session.receive(ROOM, [4, 5], [prefill.session.address], timeout=SOON)
+    sending = prefill.session.send(ROOM, [1, 2], timeout=SOON)
+    sending.produced(0, 2)
+    sending.finish()
+    assert room.wait(SOON) is handoff.Poll.FAILED
+    for rank in (prefill, decode):
         rank.session.close()
