@@ -221,6 +221,11 @@ impl StoreNode {
         self.pulls.load(Ordering::Acquire)
     }
 
+    /// True when an order to copy a block reaches the node now.
+    pub(crate) fn pulls_now(&self) -> bool {
+        self.is_placeable() && self.can_pull() && self.is_connected()
+    }
+
     pub(crate) fn set_can_pull(&self, can_pull: bool) {
         self.pulls.store(can_pull, Ordering::Release);
     }

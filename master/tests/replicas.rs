@@ -276,7 +276,7 @@ async fn a_move_that_is_logged_late_keeps_its_source_where_its_target_leaves_or_
         pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
         tokio::time::sleep(Duration::from_millis(50)).await;
         match leaves {
-            true => pool.draining(&b.node, true),
+            true => pool.draining(&b.node, false),
             false => pool.detach(&b.node, b.session),
         }
         drop(shut);
@@ -285,6 +285,22 @@ async fn a_move_that_is_logged_late_keeps_its_source_where_its_target_leaves_or_
         assert_eq!(holders(&pool, &key(1)), ["a", "b"]);
         let now = pool.replica_tasks(&[task.id]).remove(0);
         assert_eq!((now.changed, now.state), (0, TaskState::Running), "{now:?}");
+        // The move ends there once the node is back, or elsewhere.
+        match leaves {
+            true => {
+                let c = join(&pool, "c", 3).await;
+                let pull = c.next().await;
+                pool.pulled(&c.node, &[(pull.ticket, Code::Ok)]);
+                assert_eq!(end(&pool, &task).await.changed, 1);
+                assert_eq!(holders(&pool, &key(1)), ["b", "c"]);
+            }
+            false => {
+                let _again = join(&pool, "b", 2).await;
+                let ended = end(&pool, &task).await;
+                assert_eq!(ended.changed, 1, "{ended:?}");
+                assert_eq!(holders(&pool, &key(1)), ["b"]);
+            }
+        }
         drop(a);
     }
 }
@@ -485,6 +501,71 @@ async fn a_node_whose_session_has_ended_counts_for_no_drop_and_no_drain() {
     pool.draining(&a.node, true);
     support::media::until("the master answers", || !a.left.lock().is_empty()).await;
     assert_eq!(*a.left.lock(), [1], "the block leaves with the node");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_leaves_is_told_once_the_session_of_the_other_holder_is_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &copy).await.changed, 1);
+    pool.detach(&b.node, b.session);
+    pool.draining(&a.node, false);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let _again = join(&pool, "b", 2).await;
+    support::media::until("the master answers", || !a.left.lock().is_empty()).await;
+    assert_eq!(*a.left.lock(), [0], "the other replica is there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_that_waited_for_a_node_is_pulled_again_after_a_failure() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    pool.detach(&b.node, b.session);
+    let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
+    // It is looked for a node every 50 ms, more often than a pull may fail.
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    let b = join(&pool, "b", 2).await;
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Unreachable)]);
+    let again = b.next().await;
+    pool.pulled(&b.node, &[(again.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &task).await.changed, 1);
+    assert_eq!(holders(&pool, &key(1)), ["b"]);
+    drop(a);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_that_failed_reads_another_replica() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &copy).await.changed, 1);
+    let c = join(&pool, "c", 3).await;
+    begin_to(&pool, Change::Copy, None, &["c"], &key(1)).await;
+    let first = c.next().await;
+    pool.pulled(&c.node, &[(first.ticket, Code::Unreachable)]);
+    let second = c.next().await;
+    assert_ne!(first.from_incarnation, second.from_incarnation);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_is_read_from_the_node_that_it_leaves_before_one_without_a_session() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &copy).await.changed, 1);
+    let c = join(&pool, "c", 3).await;
+    pool.detach(&b.node, b.session);
+    begin(&pool, Change::Move, Some("a"), &key(1)).await;
+    let pull = c.next().await;
+    assert_eq!(pull.from_incarnation[..], a.node.incarnation.to_bytes()[..]);
 }
 
 /// The node takes no blocks from the call on, so somebody must also take those that it has.

@@ -73,6 +73,9 @@ pub struct TaskRefused {
     pub message: String,
 }
 
+/// How soon it is looked again whether sessions are back on which the answer to a node hangs.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
 /// One block of a task, and one target.
 #[derive(Clone, Debug)]
 struct Work {
@@ -80,7 +83,19 @@ struct Work {
     version: Version,
     /// The node that gets the replica; `None` for the node with the most room.
     to: Option<NodeName>,
+    /// Pulls of it that failed.
     failures: u8,
+    /// How often it waited for a node or for room.
+    waits: u8,
+    /// A replica that a pull has brought, while its node was not sure to stay.
+    brought: Option<Brought>,
+}
+
+/// A replica that is there, and the one that a move gives up for it once its node stays.
+#[derive(Clone, Copy, Debug)]
+struct Brought {
+    replica: Replica,
+    given_up: Replica,
 }
 
 /// The state of all tasks.
@@ -91,6 +106,8 @@ pub(super) struct Replicas {
     pub(super) heat: heat::Heat,
     /// Nodes that wait for a task before they leave.
     waiting: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
+    /// Nodes that leave, and whose blocks have other replicas on nodes without a session. They are told then.
+    unsure: Mutex<Vec<(BootInstant, Arc<StoreNode>)>>,
     wake: Wake,
 }
 
@@ -267,6 +284,8 @@ impl Pool {
                 version: *version,
                 to: to.clone(),
                 failures: 0,
+                waits: 0,
+                brought: None,
             })
         });
         let task = Task::new(wish, work.collect(), self.now());
@@ -413,21 +432,40 @@ impl Pool {
                 self.tell_saved(&node);
             }
         }
+        let now = self.now();
+        let due: Vec<_> = {
+            let mut unsure = self.replicas.unsure.lock();
+            unsure.extract_if(.., |(at, _)| *at <= now).collect()
+        };
+        for (_, node) in due {
+            self.tell_saved(&node);
+        }
     }
 
-    /// Tells a draining node that no block of it waits any more, and how many have only the replica there.
+    /// Tells a draining node that no block of it waits any more, and how many have only the replica there. While that
+    /// hangs on nodes whose sessions have ended, it waits: they come back, or become suspect.
     pub(super) fn tell_saved(&self, node: &StoreNode) {
-        let left = self.only_in_memory_of(node);
+        let left = self.only_in_memory_of(node, StoreNode::stays);
+        let may_stay = |other: &StoreNode| other.is_readable() && !other.drains();
+        if left > 0
+            && self.only_in_memory_of(node, may_stay) < left
+            && let Some(known) = self.members.get(&node.name)
+            && known.incarnation == node.incarnation
+        {
+            let at = self.now().after(ASK_AGAIN);
+            self.replicas.unsure.lock().push((at, known));
+            return;
+        }
         node.send(Body::Demoted(proto::Demoted { left }));
     }
 
-    /// The blocks of a node that leave with it: all of their replicas are on nodes that leave.
-    fn only_in_memory_of(&self, node: &StoreNode) -> u64 {
+    /// The blocks of a node that leave with it: none of their replicas is on a node that `stays`.
+    fn only_in_memory_of(&self, node: &StoreNode, stays: impl Fn(&StoreNode) -> bool) -> u64 {
         let own = node.segments();
         let staying: BTreeSet<SegmentId> = {
             let segments = self.placement.segments();
             let staying = segments.iter().map(|segment| (segment.id, &segment.node));
-            let staying = staying.filter(|(_, node)| node.stays());
+            let staying = staying.filter(|(_, node)| stays(node));
             staying.map(|(id, _)| id).collect()
         };
         let (mut left, mut page) = (self.unfinished_on(node, &own), Vec::new());

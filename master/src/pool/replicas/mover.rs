@@ -5,7 +5,7 @@ use super::super::quotas::OverQuota;
 use super::super::tiering::{Moved, WantedRoom};
 use super::pulls::Pull;
 use super::tasks::{Change, Outcome, Task};
-use super::{Wish, Work};
+use super::{Brought, Wish, Work};
 use crate::clock::BootInstant;
 use crate::directory::{Goal, Spared, Tick};
 use crate::membership::StoreNode;
@@ -23,8 +23,8 @@ const TICK: Duration = Duration::from_millis(20);
 const RETRY: Duration = Duration::from_millis(50);
 /// How long a task waits for room before it passes over blocks.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// So many failures end a block.
-const MOST_FAILURES: u8 = 100;
+/// A block that waited so often for a node or for room is not changed.
+const MOST_WAITS: u8 = 100;
 /// Blocks of one task that are begun before other tasks have their turn.
 const TURN: usize = 256;
 
@@ -85,8 +85,8 @@ impl Pool {
                             break;
                         }
                         Step::Later(code, message) => {
-                            work.failures += 1;
-                            match work.failures < MOST_FAILURES {
+                            work.waits += 1;
+                            match work.waits < MOST_WAITS {
                                 true => task.try_later(work, now.after(RETRY)),
                                 false => task.end(Outcome::Failed(code, message), now),
                             }
@@ -121,6 +121,7 @@ impl Pool {
 
     /// Drops the replica on a node, if another one can be read.
     fn drop_replica(self: &Arc<Self>, from: Option<&NodeName>, found: &Found) -> Step {
+        let _until_submitted = self.evicting.read();
         let (gone, others) = {
             let segments = self.placement.segments();
             let hidden = self.hidden.read();
@@ -143,24 +144,65 @@ impl Pool {
             return Step::Ended(Outcome::Gone);
         };
         if others == 0 {
-            let message = "this is the last replica of the block that can be read".to_owned();
+            let message = "no other replica of the block is on a node that stays".to_owned();
             return Step::Ended(Outcome::Failed(Code::Leased, message));
         }
-        let _until_submitted = self.evicting.read();
-        match self.drop_spare_logged(&found.moved, &gone) {
-            Spared::Dropped(_) => {}
-            Spared::Missing => return Step::Ended(Outcome::Gone),
+        let ended = self.give_up_replica(found, &gone);
+        if let Outcome::Changed(_) = ended {
+            self.metrics.replica_dropped();
+        }
+        Step::Ended(ended)
+    }
+
+    /// Drops a replica of a block that has others. The caller holds the lock of evictions.
+    fn give_up_replica(self: &Arc<Self>, found: &Found, gone: &Replica) -> Outcome {
+        match self.drop_spare_logged(&found.moved, gone) {
+            Spared::Dropped(_) => Outcome::Changed(found.moved.length),
+            Spared::Missing => Outcome::Gone,
             Spared::Last => {
                 let message = "it is the block's last replica".to_owned();
-                return Step::Ended(Outcome::Failed(Code::Leased, message));
+                Outcome::Failed(Code::Leased, message)
             }
         }
-        self.metrics.replica_dropped();
-        Step::Ended(Outcome::Changed(found.moved.length))
+    }
+
+    /// Goes on with a move whose replica is there, on a node that was not sure to stay. `None` if it must go elsewhere.
+    fn end_move(self: &Arc<Self>, work: &Work, found: &Found) -> Option<Step> {
+        let Brought { replica, given_up } = work.brought?;
+        let node = {
+            let segments = self.placement.segments();
+            Arc::clone(&segments.get(replica.segment)?.node)
+        };
+        let _until_submitted = self.evicting.read();
+        if !found.replicas.contains(&replica) || !found.replicas.contains(&given_up) {
+            return None;
+        }
+        if node.stays() {
+            let ended = self.give_up_replica(found, &given_up);
+            if let Outcome::Changed(length) = ended {
+                self.metrics.replica_moved(length);
+            }
+            return Some(Step::Ended(ended));
+        }
+        let name = &node.name;
+        match (node.drains(), &work.to) {
+            (true, None) => None,
+            (true, Some(_)) => {
+                let why = format!("node {name} has the block, and leaves");
+                Some(Step::Ended(Outcome::Failed(Code::Draining, why)))
+            }
+            (false, _) => {
+                let why = format!("node {name} has the block, and cannot be read now");
+                Some(Step::Later(Code::Unreachable, why))
+            }
+        }
     }
 
     /// Orders the pull of a block for a copy or a move.
     fn order(self: &Arc<Self>, task: &Arc<Task>, work: &Work, found: Found) -> Step {
+        if let Some(step) = self.end_move(work, &found) {
+            return step;
+        }
         let wish = &task.wish;
         let length = found.moved.length;
         let segments = self.placement.segments();
@@ -180,8 +222,11 @@ impl Pool {
             let readable = readable.filter_map(|r| Some((*r, node_of(r)?)));
             readable.filter(|(_, node)| node.is_readable()).collect()
         };
-        // The replica that leaves is on a node that may leave too, so others are read first.
-        readable.sort_by_key(|(replica, _)| Some(replica) == of_wish);
+        // The replica that leaves is on a node that may leave too, so others are read first. A node without a session
+        // may be dead. After a failure the next one is read.
+        readable.sort_by_key(|(replica, node)| (!node.is_connected(), Some(replica) == of_wish));
+        let tried = usize::from(work.failures) % readable.len().max(1);
+        readable.rotate_left(tried);
         let Some((source, source_node)) = readable.first().cloned() else {
             return Step::Later(Code::Unreachable, "no replica can be read now".to_owned());
         };
@@ -308,9 +353,12 @@ impl Pool {
                 return Err(Step::Ended(Outcome::Gone));
             }
             return match self.members.get(name) {
-                Some(node) if node.is_placeable() && node.can_pull() => Ok(vec![node]),
+                Some(node) if node.pulls_now() => Ok(vec![node]),
                 Some(node) => {
-                    let state = node.state().label();
+                    let state = match node.is_connected() {
+                        true => node.state().label(),
+                        false => "without a session",
+                    };
                     let why = format!("node {name} takes no replicas now: it is {state}");
                     Err(Step::Later(Code::Unreachable, why))
                 }
@@ -323,7 +371,7 @@ impl Pool {
         let mut found: Vec<(u64, Arc<StoreNode>)> = Vec::new();
         for segment in segments.iter() {
             let node = &segment.node;
-            if !node.is_placeable() || !node.can_pull() || holders.contains(&node.name) {
+            if !node.pulls_now() || holders.contains(&node.name) {
                 continue;
             }
             let fill = segment.used_after_quarantine() * 1000 / segment.limit().max(1);

@@ -2,8 +2,8 @@
 
 use super::super::tiering::{Moved, Put, range};
 use super::super::{FreedReplicas, Pool};
-use super::Work;
 use super::tasks::{Change, Outcome, Task};
+use super::{Brought, Work};
 use crate::clock::BootInstant;
 use crate::directory::Added;
 use crate::membership::StoreNode;
@@ -399,13 +399,19 @@ impl Pool {
             }
         };
         if let Some(dropped) = pull.dropped.filter(|_| is_there) {
-            // The log may have been late, and the target may have died or begun to leave. A node that leaves lists its
-            // blocks after it says so. Whoever sees no such word here has brought the block before the list.
+            // The log may have been late, and the target may have died or begun to leave. If `drains` is not set here,
+            // the replica is in the directory before the blocks of its node are listed.
             if !pull.target.stays() {
                 self.replicas.pulls.lock().has_changed(pull);
                 self.replicas.wake();
-                let Pull { task, work, .. } = pull;
-                return try_again(task, work.clone(), now, Code::Draining, || {
+                let work = Work {
+                    brought: Some(Brought {
+                        replica: pull.to,
+                        given_up: dropped,
+                    }),
+                    ..pull.work.clone()
+                };
+                return try_again(&pull.task, work, now, Code::Draining, || {
                     let target = &pull.target.name;
                     format!("node {target} has the block, and cannot be read or leaves")
                 });
