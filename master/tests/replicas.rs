@@ -512,7 +512,7 @@ async fn a_node_that_leaves_is_told_once_the_session_of_the_other_holder_is_back
     pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
     assert_eq!(end(&pool, &copy).await.changed, 1);
     pool.detach(&b.node, b.session);
-    pool.draining(&a.node, false);
+    pool.draining(&a.node, true);
     tokio::time::sleep(Duration::from_millis(200)).await;
     let _again = join(&pool, "b", 2).await;
     support::media::until("the master answers", || !a.left.lock().is_empty()).await;

@@ -73,9 +73,6 @@ pub struct TaskRefused {
     pub message: String,
 }
 
-/// How soon it is looked again whether sessions are back on which the answer to a node hangs.
-const ASK_AGAIN: Duration = Duration::from_millis(100);
-
 /// One block of a task, and one target.
 #[derive(Clone, Debug)]
 struct Work {
@@ -106,8 +103,6 @@ pub(super) struct Replicas {
     pub(super) heat: heat::Heat,
     /// Nodes that wait for a task before they leave.
     waiting: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
-    /// Nodes that leave, and whose blocks have other replicas on nodes without a session. They are told then.
-    unsure: Mutex<Vec<(BootInstant, Arc<StoreNode>)>>,
     wake: Wake,
 }
 
@@ -432,40 +427,21 @@ impl Pool {
                 self.tell_saved(&node);
             }
         }
-        let now = self.now();
-        let due: Vec<_> = {
-            let mut unsure = self.replicas.unsure.lock();
-            unsure.extract_if(.., |(at, _)| *at <= now).collect()
-        };
-        for (_, node) in due {
-            self.tell_saved(&node);
-        }
     }
 
-    /// Tells a draining node that no block of it waits any more, and how many have only the replica there. While that
-    /// hangs on nodes whose sessions have ended, it waits: they come back, or become suspect.
+    /// Tells a draining node that no block of it waits any more, and how many have only the replica there.
     pub(super) fn tell_saved(&self, node: &StoreNode) {
-        let left = self.only_in_memory_of(node, StoreNode::stays);
-        let may_stay = |other: &StoreNode| other.is_readable() && !other.drains();
-        if left > 0
-            && self.only_in_memory_of(node, may_stay) < left
-            && let Some(known) = self.members.get(&node.name)
-            && known.incarnation == node.incarnation
-        {
-            let at = self.now().after(ASK_AGAIN);
-            self.replicas.unsure.lock().push((at, known));
-            return;
-        }
+        let left = self.only_in_memory_of(node);
         node.send(Body::Demoted(proto::Demoted { left }));
     }
 
-    /// The blocks of a node that leave with it: none of their replicas is on a node that `stays`.
-    fn only_in_memory_of(&self, node: &StoreNode, stays: impl Fn(&StoreNode) -> bool) -> u64 {
+    /// The blocks of a node that leave with it: none of their replicas is on a node that stays.
+    fn only_in_memory_of(&self, node: &StoreNode) -> u64 {
         let own = node.segments();
         let staying: BTreeSet<SegmentId> = {
             let segments = self.placement.segments();
             let staying = segments.iter().map(|segment| (segment.id, &segment.node));
-            let staying = staying.filter(|(_, node)| stays(node));
+            let staying = staying.filter(|(_, node)| node.stays());
             staying.map(|(id, _)| id).collect()
         };
         let (mut left, mut page) = (self.unfinished_on(node, &own), Vec::new());
