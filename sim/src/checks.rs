@@ -18,7 +18,8 @@ use crate::tenants;
 use crate::world::World;
 use kvpool_client::{Client, PutOutcome};
 use kvpool_master::directory::StoredBlock;
-use kvpool_master::pool::Pool;
+use kvpool_master::pool::audit::Holder;
+use kvpool_master::pool::{Pool, TaskState};
 use kvpool_master::replica::Replica;
 use kvpool_types::{Incarnation, Setting};
 use std::collections::BTreeSet;
@@ -100,7 +101,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
             return Err(format!("at m{number} in epoch {}: {broken}", pool.epoch));
         }
         // A reader that finds a wrong byte reports it, and the replica goes.
-        if world.plan.noise.flipped + world.plan.noise.flipped_writes == 0 {
+        if world.plan.noise.flipped_writes == 0 {
             world.replicas.lock().look(sight)?;
         }
         kept_stay(world, sight)?;
@@ -256,6 +257,17 @@ fn unrest(world: &World) -> Result<Arc<Pool>, String> {
     if transfers > 0 {
         return Err(format!("{transfers} transfers are open at m{number}"));
     }
+    let tasks = pool.replica_tasks(&[]).into_iter();
+    let running = tasks
+        .filter(|task| task.state == TaskState::Running)
+        .count();
+    if running > 0 {
+        return Err(format!("{running} tasks of replicas run at m{number}"));
+    }
+    let mut uses = pool.survey().uses.into_iter();
+    if let Some(left) = uses.find(|one| matches!(one.holder, Holder::Pull | Holder::Load)) {
+        return Err(format!("{left:?} is in use at m{number}"));
+    }
     for segment in pool.placement.segments().iter() {
         if segment.quarantined() > 0 {
             return Err(format!(
@@ -359,7 +371,13 @@ fn may_lose(world: &World) -> bool {
     if world.left_early.load(Ordering::Acquire) || world.plan.noise.flipped_writes > 0 {
         return true;
     }
-    world.plan.drops_nodes() || world.plan.losses().next().is_some()
+    let mut faults = world.plan.faults.iter().map(|(_, fault)| fault);
+    // A disk that goes wrong takes nothing from memory, but for what a drained node wrote there.
+    let drains = faults.any(|fault| matches!(fault, Fault::Drain(..)));
+    let mut faults = world.plan.faults.iter().map(|(_, fault)| fault);
+    let loses =
+        faults.any(|fault| fault.loss().is_some() && (drains || !matches!(fault, Fault::Disk(..))));
+    loses || world.plan.drops_nodes()
 }
 
 /// Invariant 5: every acknowledged block is readable.

@@ -11,8 +11,9 @@ impl Plan {
         if !self.keeps_all || self.nodes < 2 || !dice.chance(600) {
             return;
         }
-        // What excuses a lost block would hide what a drain lost.
-        self.faults.retain(|(_, fault)| fault.loss().is_none());
+        // What excuses a lost block would hide what a drain lost. Drains of all nodes at once leave nobody who stays.
+        let stays = |fault: &Fault| fault.loss().is_none() && !matches!(fault, Fault::Drain(..));
+        self.faults.retain(|(_, fault)| stays(fault));
         self.noise.flipped_writes = 0;
         self.drop_ms = LATE_DROP;
         if dice.chance(700) {

@@ -555,7 +555,7 @@ impl Task {
         let wish = ReplicaWish {
             change,
             blocks: ReplicaBlocks::Keys(keys.clone().map(name).collect()),
-            from: (has_source && self.dice.chance(300)).then(node),
+            from: (!has_target || has_source && self.dice.chance(300)).then(node),
             to: (has_target && self.dice.chance(300))
                 .then(node)
                 .into_iter()

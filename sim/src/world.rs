@@ -68,6 +68,8 @@ pub struct Report {
     pub disk_writes: u64,
     /// Reads of disks.
     pub disk_reads: u64,
+    /// Drained nodes that left without the only replica of a block.
+    pub drains: u64,
 }
 
 thread_local! {
@@ -195,6 +197,8 @@ pub(crate) struct World {
     lost_last: Mutex<Option<Instant>>,
     /// Whether a master that is dead had evicted a block.
     pub(crate) has_evicted: AtomicBool,
+    /// Nodes that left once all of their blocks were elsewhere.
+    pub(crate) saved: AtomicU64,
     /// Whether a node left before all of its blocks were moved.
     pub(crate) left_early: AtomicBool,
 }
@@ -250,6 +254,7 @@ impl World {
             losses: AtomicU64::new(0),
             lost_last: Mutex::default(),
             has_evicted: AtomicBool::default(),
+            saved: AtomicU64::new(0),
             left_early: AtomicBool::new(false),
         })
     }
@@ -273,6 +278,7 @@ impl World {
             failures: count(&load.failures),
             disk_writes: self.ssds.iter().map(|ssd| count(&ssd.writes)).sum(),
             disk_reads: self.ssds.iter().map(|ssd| count(&ssd.reads)).sum(),
+            drains: count(&self.saved),
         }
     }
 

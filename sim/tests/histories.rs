@@ -62,6 +62,9 @@ fn every_history_of_a_pool_keeps_every_rule() {
     // A pool that stores nothing, or finds nothing, would keep every rule.
     assert!(puts > 20 * seeds && hits > 20 * seeds);
     assert!(writes > 5 * seeds && reads > 2 * seeds);
+    // A master that answers no drain would excuse every block that was lost.
+    let drains = sum(|report| report.drains);
+    assert!(drains > seeds / 4, "{drains} nodes were drained");
 }
 
 #[test]

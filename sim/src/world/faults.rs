@@ -15,6 +15,8 @@ use tokio::time::{Instant, sleep};
 
 /// How long a node that is drained waits for its blocks to be moved.
 const DRAINING: Duration = Duration::from_secs(4);
+/// The same where nothing else takes blocks: slow messages are no reason to leave with some.
+const QUIET_DRAINING: Duration = Duration::from_secs(20);
 /// How long a lease is waited for, and how often it is looked for.
 const WATCH: Duration = Duration::from_secs(3);
 const MOMENT: Duration = Duration::from_millis(3);
@@ -161,7 +163,9 @@ impl World {
             .get(number)
             .into_iter()
             .for_each(|ssd| ssd.ledger.drain());
-        let until = Instant::now() + DRAINING;
+        let is_quiet = self.plan.keeps_all && self.plan.losses().next().is_none();
+        let patience = if is_quiet { QUIET_DRAINING } else { DRAINING };
+        let until = Instant::now() + patience;
         let saved = loop {
             match port.node.saved() {
                 None if Instant::now() < until && !port.life.is_over() => sleep(CHECK).await,
@@ -174,6 +178,9 @@ impl World {
         let left = saved.map_or("an unknown number of".to_owned(), |left| left.to_string());
         let said = format_args!("leaves, {left} blocks have no other replica").to_string();
         self.trace.note(Process::Node(number), said);
+        if saved == Some(0) {
+            self.saved.fetch_add(1, Ordering::Relaxed);
+        }
         if saved != Some(0) {
             self.left_early.store(true, Ordering::Release);
             // A node with a disk writes its blocks there, within a budget.
