@@ -40,7 +40,7 @@ pub(crate) struct Replicas {
 
 impl Replicas {
     /// Looks at the leader's blocks in memory. A block had a replica on a node that can be read and stays, and still
-    /// does. Then it has one on such a node now. Who decided could not know of what has changed since the last look.
+    /// does. Then it has one on such a node now. A leader may have decided before a change that came since the last look.
     pub(crate) fn look(&mut self, sight: &Sight<'_>) -> Result<(), String> {
         let segments = sight.pool.placement.segments();
         let mut homes: BTreeMap<SegmentId, Incarnation> = BTreeMap::new();

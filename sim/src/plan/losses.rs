@@ -1,4 +1,4 @@
-//! What each fault may take from a node. Every rule asks here which loss a fault excuses.
+//! What each fault may take from a node. Rules ask here which loss a fault excuses.
 
 use super::{DiskFault, Fault, Process};
 
