@@ -167,6 +167,8 @@ pub struct Pool {
     /// True if the term was within its deadline at the last check.
     leading: AtomicBool,
     lapse_told: Notify,
+    /// The time of the caretaker's last check.
+    tended: AtomicU64,
     /// The time of the last direct call from a client.
     heard_client: AtomicU64,
 }

@@ -99,8 +99,26 @@ impl Pool {
         }
     }
 
+    /// Counts the silence of all nodes from `now` on if this check comes late. The machine slept, or the
+    /// process was stopped. The clock counts that time, and messages of live nodes are still unread.
+    fn excuse_silence(&self, now: BootInstant) {
+        let last = BootInstant(self.tended.swap(now.0, Ordering::Relaxed));
+        let pause = now.since(last);
+        if pause <= self.config.suspect_after {
+            return;
+        }
+        for node in self.members.all() {
+            node.wait_from(now);
+        }
+        tracing::warn!(
+            pause_ms = pause.as_millis(),
+            "this master did not run for a while, so the silence of its nodes counts from now"
+        );
+    }
+
     fn tend(self: &Arc<Self>) {
         let now = self.now();
+        self.excuse_silence(now);
         self.check_nodes_returned();
         // Past its deadline the term gives up nothing, because it could not make that durable.
         if !self.check_term(now) {

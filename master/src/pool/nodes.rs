@@ -349,3 +349,6 @@ impl Pool {
         tracing::warn!(node = %node.name, incarnation = %node.incarnation, "node dropped");
     }
 }
+
+#[cfg(test)]
+mod tests;

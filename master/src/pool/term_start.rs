@@ -176,6 +176,7 @@ impl Pool {
             sweeps: parking_lot::Mutex::default(),
             leading: AtomicBool::new(true),
             lapse_told: tokio::sync::Notify::new(),
+            tended: AtomicU64::new(now.0),
             heard_client: AtomicU64::new(now.0),
             store: Arc::clone(&store),
             clock,

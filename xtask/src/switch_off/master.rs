@@ -449,4 +449,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-tests",
         test: "a_lease_of_an_earlier_term_is_neither_renewed_nor_released",
     },
+    Mechanism {
+        invariant: 6,
+        what: "a master that did not run counts silence anew",
+        file: "master/src/pool/caretaker.rs",
+        on: "if pause <= self.config.suspect_after {",
+        off: "if pause < Duration::MAX {",
+        package: "kvpool-master",
+        test: "a_master_that_did_not_run_drops_no_node_for_its_silence",
+    },
 ];

@@ -122,6 +122,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a late write is not held back again",
             "a standby forgets what the log no longer holds",
             "the copies on a medium that is absent for long do not count",
+            "a master that did not run counts silence anew",
         ],
     ),
     (
