@@ -10,6 +10,7 @@
 //! ```
 //!
 //! A draining node becomes suspect like a live one, and draining again when it speaks.
+//! A node that is silent when its drain begins is draining once it speaks.
 //!
 //! **Architecture Invariant:** a slow peer is not a dead peer. Silence alone never drops a block
 //! before `drop_after`; it only makes the node suspect.
@@ -169,26 +170,23 @@ impl StoreNode {
     /// Changes the state, unless it is no longer `from`.
     pub(crate) fn change_state(&self, from: NodeState, to: NodeState) -> bool {
         let (from, to) = (from as u8, to as u8);
-        let order = (Ordering::AcqRel, Ordering::Acquire);
-        let changed = self.state.compare_exchange(from, to, order.0, order.1);
+        // `drain` sets the flag and then looks at the state. `end_silence` changes the state and then looks
+        // at the flag. In one order of all four accesses, one of the two sees the other's write.
+        let order = Ordering::SeqCst;
+        let changed = self.state.compare_exchange(from, to, order, order);
         changed.is_ok()
     }
 
-    /// Records that the node shuts down.
+    /// Records that the node shuts down. A node that is silent stays so: its blocks are no more readable
+    /// than before, and [`StoreNode::heard`] finds the flag.
     pub(crate) fn drain(&self) {
-        self.drains.store(true, Ordering::Release);
-        // A message of an old session does not revive a dropped node.
-        loop {
-            let before = self.state();
-            if before == NodeState::Gone || self.change_state(before, NodeState::Draining) {
-                return;
-            }
-        }
+        self.drains.store(true, Ordering::SeqCst);
+        self.change_state(NodeState::Live, NodeState::Draining);
     }
 
     /// True once the node is about to leave, on its own account or an operator's.
     pub fn drains(&self) -> bool {
-        self.drains.load(Ordering::Acquire)
+        self.drains.load(Ordering::SeqCst)
     }
 
     /// True once an operator takes the node out of service: nothing is copied to its media any more.
@@ -325,9 +323,20 @@ impl StoreNode {
             true => NodeState::Draining,
             false => NodeState::Live,
         };
-        let has_changed = self.change_state(before, state);
+        let has_changed = self.end_silence(before, state);
         if has_changed {
-            tracing::info!(node = %self.name, state = state.label(), "node state changed");
+            tracing::info!(node = %self.name, state = self.state().label(), "node state changed");
+        }
+        has_changed
+    }
+
+    /// Changes the state of a silent node to `state`, which was chosen a moment ago. False if another
+    /// thread has changed it.
+    fn end_silence(&self, before: NodeState, state: NodeState) -> bool {
+        let has_changed = self.change_state(before, state);
+        // A drain that began meanwhile did not find the node live.
+        if has_changed && self.drains() {
+            self.change_state(NodeState::Live, NodeState::Draining);
         }
         has_changed
     }
@@ -370,5 +379,36 @@ mod tests {
             assert_eq!(node.state(), before);
             assert_eq!(node.is_placeable(), !drains);
         }
+    }
+
+    #[test]
+    fn a_drain_makes_no_silent_node_readable() {
+        let key = GrantKey([1; 32]);
+        for before in [NodeState::Unreported, NodeState::Suspect, NodeState::Gone] {
+            let name = NodeName("n".into());
+            let node = StoreNode::new(name, Incarnation(7), key.clone(), BootInstant(0));
+            node.set_state(before);
+            node.drain();
+            assert_eq!((node.state(), node.is_readable()), (before, false));
+            assert!(node.drains());
+            node.heard(BootInstant(1), Some(Reported::default()));
+            let after = match before {
+                NodeState::Gone => NodeState::Gone,
+                _ => NodeState::Draining,
+            };
+            assert_eq!(node.state(), after);
+            assert!(!node.is_placeable());
+        }
+    }
+
+    /// The message that ends the silence has read the flag just before the drain sets it.
+    #[test]
+    fn a_node_that_speaks_while_its_drain_begins_drains() {
+        let key = GrantKey([1; 32]);
+        let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+        let before = node.state();
+        node.drain();
+        assert!(node.end_silence(before, NodeState::Live));
+        assert_eq!(node.state(), NodeState::Draining);
     }
 }

@@ -263,6 +263,9 @@ impl Pool {
     /// waits for that, to other nodes. A task that takes the node out of service ends first.
     pub fn draining(self: &Arc<Self>, node: &Arc<StoreNode>, move_blocks: bool) {
         node.drain();
+        // The node has processed the welcome, as before a heartbeat. Its blocks are read and copied only once
+        // it was heard.
+        self.heard(node, Some(node.reported()));
         let is_moved = self.save_after_task_off(node);
         tracing::info!(node = %node.name, move_blocks = move_blocks || is_moved, "node is draining");
         if is_moved {

@@ -36,6 +36,21 @@ async fn a_master_that_did_not_run_drops_no_node_for_its_silence() {
     pool.retire().await;
 }
 
+/// A node that drains when a new term welcomes it says so before its first heartbeat.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_says_that_it_drains_was_heard() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::new(BootInstant(1000)));
+    let pool = pool_in(directory.path(), Config::default(), &clock).await;
+    let node = connect(&pool).await;
+    for before in [NodeState::Unreported, NodeState::Suspect] {
+        node.set_state(before);
+        pool.draining(&node, false);
+        assert_eq!(node.state(), NodeState::Draining);
+    }
+    pool.retire().await;
+}
+
 async fn pool_in(directory: &Path, config: Config, clock: &Arc<ManualClock>) -> Arc<Pool> {
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap();
     let metrics = Arc::new(Metrics::new().unwrap());
