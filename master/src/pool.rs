@@ -90,6 +90,10 @@ const NODE_RETURN_WAIT: Duration = Duration::from_secs(2);
 /// A leader that hears nothing for this long may be cut off.
 pub const SILENCE: Duration = Duration::from_secs(2);
 
+/// A replica's place and its block's version. The place alone may have another block before the node has
+/// re-verified the replica.
+type HiddenReplica = (SegmentId, Offset, Version);
+
 /// One term of one kvmaster: the state that its operations share.
 pub struct Pool {
     /// The settings of this master.
@@ -139,7 +143,7 @@ pub struct Pool {
     segment_ids: segment_ids::SegmentIds,
     /// Replicas that a client reported with a wrong checksum and whose node has not re-verified
     /// them yet.
-    hidden: RwLock<HashSet<(SegmentId, Offset)>>,
+    hidden: RwLock<HashSet<HiddenReplica>>,
     /// Those that were found right lately.
     proven: Mutex<Proven>,
     /// Notified when a node's state changes, and at the term's end.
@@ -410,8 +414,14 @@ impl Pool {
             .is_some_and(|segment| segment.node.is_readable())
     }
 
-    fn is_hidden(&self, hidden: &HashSet<(SegmentId, Offset)>, replica: &Replica) -> bool {
-        !hidden.is_empty() && hidden.contains(&(replica.segment, replica.offset))
+    /// Whether the replica of this version is hidden.
+    fn is_hidden(
+        &self,
+        hidden: &HashSet<HiddenReplica>,
+        replica: &Replica,
+        version: Version,
+    ) -> bool {
+        !hidden.is_empty() && hidden.contains(&(replica.segment, replica.offset, version))
     }
 
     /// The extents of a block that has left the directory.

@@ -420,6 +420,54 @@ async fn a_lease_of_a_place_ends_when_the_replica_is_found_damaged() {
     assert_eq!(renew(after).answer, [Code::Ok]);
 }
 
+/// A reader puts a block again whose only replica is hidden, and another block gets the place before the node answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_at_the_place_of_a_hidden_replica_that_left_is_readable() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let found = |key: &Key| {
+        let found = pool.lookup(SPACE, &[key.as_ref()][..], false);
+        found.answer.into_iter().next().flatten()
+    };
+    let suspected = suspected_on(&pool, &a);
+    let segment = suspected.extent.segment;
+    let code = Code::ChecksumMismatch;
+    let reported = pool.report(
+        SPACE,
+        &[(key(1).as_ref(), suspected.version, segment, code)],
+    );
+    assert_eq!(reported, [Code::Ok]);
+    assert!(found(&key(1)).is_none());
+    put(&pool, &key(1)).await;
+    assert!(found(&key(1)).is_some());
+    wait_used(&pool, BLOCK).await;
+    let taker = async {
+        for number in 2..50 {
+            put(&pool, &key(number)).await;
+            let described = pool.describe(SPACE, &[key(number).as_ref()][..]);
+            let replica = described[0].as_ref().unwrap().replicas[0].clone();
+            if replica.offset == suspected.extent.offset {
+                assert_eq!(replica.state, "live");
+                return key(number);
+            }
+        }
+        panic!("no block got the place");
+    };
+    let taker = taker.await;
+    assert!(found(&taker).is_some());
+    let corrupt = || pool.counters()["replicas_corrupt_total"];
+    let damaged = suspected_on(&pool, &a);
+    pool.verified(suspected, false);
+    assert_eq!(corrupt(), 0, "no replica was dropped");
+    assert!(found(&taker).is_some());
+    assert!(found(&key(1)).is_some());
+    pool.verified(damaged, false);
+    assert_eq!(corrupt(), 1);
+    assert!(found(&key(1)).is_none());
+}
+
 /// The block left while it was copied, so that its replica came too late. A master that dies before the log takes the
 /// replica back would bring the block back.
 #[tokio::test(flavor = "multi_thread")]

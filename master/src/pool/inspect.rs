@@ -94,7 +94,7 @@ impl Pool {
                 .iter()
                 .filter_map(|replica| {
                     let node = &view.segments.get(replica.segment)?.node;
-                    let hidden = self.is_hidden(&view.hidden, replica);
+                    let hidden = self.is_hidden(&view.hidden, replica, block.version());
                     Some(DescribedReplica {
                         node: node.name.clone(),
                         segment: replica.segment,

@@ -344,7 +344,7 @@ impl Pool {
         // The node will never re-verify the replicas that clients reported there.
         self.hidden
             .write()
-            .retain(|(segment, _)| !segments.contains(segment));
+            .retain(|(segment, ..)| !segments.contains(segment));
         let sweep = Sweep::new(node.name.clone(), node.incarnation, gone);
         self.sweeps.lock().push_back(sweep);
         self.quarantine.forget(node);

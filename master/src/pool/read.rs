@@ -1,12 +1,12 @@
 //! Reads of metadata: where blocks are, whether they are present, and the leases on these answers.
 
-use super::Pool;
+use super::{HiddenReplica, Pool};
 use crate::clock::BootInstant;
 use crate::directory::{BlockRef, Copies, Replica};
 use crate::placement::Segments;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
-use kvpool_types::{Checksum, Code, Length, Offset, SegmentId, Version};
+use kvpool_types::{Checksum, Code, Length, SegmentId, Version};
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -107,7 +107,7 @@ impl Bitmap {
 pub(super) struct View<'a> {
     pool: &'a Pool,
     pub(super) segments: Segments<'a>,
-    pub(super) hidden: parking_lot::RwLockReadGuard<'a, HashSet<(SegmentId, Offset)>>,
+    pub(super) hidden: parking_lot::RwLockReadGuard<'a, HashSet<HiddenReplica>>,
     /// Whether segments are readable, as far as asked. One answer is valid for the whole batch.
     readable: [Cell<Option<(SegmentId, bool)>>; REMEMBERED],
 }
@@ -117,8 +117,9 @@ const REMEMBERED: usize = 8;
 
 impl View<'_> {
     #[inline]
-    fn is_readable(&self, replica: &Replica) -> bool {
-        self.is_segment_readable(replica.segment) && !self.pool.is_hidden(&self.hidden, replica)
+    fn is_readable(&self, replica: &Replica, version: Version) -> bool {
+        self.is_segment_readable(replica.segment)
+            && !self.pool.is_hidden(&self.hidden, replica, version)
     }
 
     #[inline]
@@ -140,7 +141,10 @@ impl View<'_> {
     pub(super) fn is_present(&self, block: &BlockRef<'_>) -> bool {
         match block.only_segment() {
             Some(segment) if self.hidden.is_empty() => self.is_segment_readable(segment),
-            _ => block.replicas().iter().any(|r| self.is_readable(r)),
+            _ => {
+                let (replicas, version) = (block.replicas(), block.version());
+                replicas.iter().any(|r| self.is_readable(r, version))
+            }
         }
     }
 }
@@ -195,10 +199,10 @@ impl Pool {
             let (Some(mut block), Some(slot)) = (block, found.get_mut(index)) else {
                 return;
             };
-            let all = block.replicas();
+            let (all, version) = (block.replicas(), block.version());
             let replicas: Copies = all
                 .iter()
-                .filter(|r| view.is_readable(r))
+                .filter(|r| view.is_readable(r, version))
                 .copied()
                 .collect();
             if replicas.is_empty() {

@@ -470,9 +470,9 @@ impl Pool {
         let Replica {
             segment, offset, ..
         } = replica;
-        let place = (segment, offset);
-        let is_right = self.proven.lock().has(place, version, self.now());
-        if is_right || !self.hidden.write().insert(place) {
+        let hidden = (segment, offset, version);
+        let is_right = (self.proven.lock()).has((segment, offset), version, self.now());
+        if is_right || !self.hidden.write().insert(hidden) {
             return;
         }
         let node = self
@@ -481,7 +481,7 @@ impl Pool {
             .get(segment)
             .map(|s| Arc::clone(&s.node));
         let Some(node) = node else {
-            self.hidden.write().remove(&place);
+            self.hidden.write().remove(&hidden);
             return;
         };
         let node_name = &node.name;
@@ -503,7 +503,7 @@ impl Pool {
         };
         if !self.quarantine.verify(&node, suspected) {
             // The node was dropped meanwhile: its replicas are no longer found, so none needs to be hidden.
-            self.hidden.write().remove(&place);
+            self.hidden.write().remove(&hidden);
         }
     }
 
@@ -517,14 +517,13 @@ impl Pool {
             ..
         } = suspected;
         let place = (extent.segment, extent.offset);
+        let hidden = (extent.segment, extent.offset, version);
         if matches {
             tracing::info!(key = %key.shown(), %version, "replica re-verified, its checksum matches");
             self.proven.lock().note(place, version, self.now());
-            self.hidden.write().remove(&place);
+            self.hidden.write().remove(&hidden);
             return;
         }
-        self.metrics.corrupt_replica();
-        tracing::error!(key = %key.shown(), %version, %extent, "checksum mismatch on re-verification, replica dropped");
         let _until_submitted = self.evicting.read();
         // Another replica may keep the block: whoever reads at this one must not renew a lease for it.
         let moved = &self.quarantine.moved;
@@ -540,8 +539,13 @@ impl Pool {
         }
         // The replica leaves the directory before it leaves the hidden replicas, so no reader is
         // sent to it in between.
-        self.hidden.write().remove(&place);
-        let Some(dropped) = dropped else { return };
+        self.hidden.write().remove(&hidden);
+        let Some(dropped) = dropped else {
+            tracing::info!(key = %key.shown(), %version, "reported replica left before its re-verification");
+            return;
+        };
+        self.metrics.corrupt_replica();
+        tracing::error!(key = %key.shown(), %version, %extent, "checksum mismatch on re-verification, replica dropped");
         match dropped.removed {
             Some(block) => {
                 self.note_leased(version, block.lease_until);

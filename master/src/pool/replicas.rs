@@ -448,11 +448,13 @@ impl Pool {
         loop {
             let mut found = Vec::new();
             let hidden = self.hidden.read();
-            let stays = |r: &Replica| staying.contains(&r.segment) && !self.is_hidden(&hidden, r);
+            let stays = |r: &Replica, version| {
+                staying.contains(&r.segment) && !self.is_hidden(&hidden, r, version)
+            };
             let next = self.directory.scan(&page, STEP, |block| {
                 let replicas = block.replicas();
                 let is_here = replicas.iter().any(|r| own.contains(&r.segment));
-                if is_here && !replicas.iter().any(stays) {
+                if is_here && !replicas.iter().any(|r| stays(r, block.version())) {
                     found.push((block.namespace(), block.key(), block.version()));
                 }
             });

@@ -94,6 +94,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
         MISS,
         &[
             "a replica that was found right is not hidden again at once",
+            "a hidden replica hides no other block at its place",
             "a block that is evicted while it is copied keeps its copy",
             "a block that was used after stores were ordered ends an eviction",
             "a later block of a namespace with settings ends an eviction",
@@ -155,7 +156,13 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a read of superblocks has a deadline",
         ],
     ),
-    (LOGS, &["a key writes no line of its own into a log"]),
+    (
+        LOGS,
+        &[
+            "a key writes no line of its own into a log",
+            "a replica that left before its re-verification does not count as damaged",
+        ],
+    ),
     (
         IDENTITY,
         &[

@@ -257,4 +257,22 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_node_that_says_that_it_drains_was_heard",
     },
+    Mechanism {
+        invariant: 1,
+        what: "a hidden replica hides no other block at its place",
+        file: "master/src/pool.rs",
+        on: "!hidden.is_empty() && hidden.contains(&(replica.segment, replica.offset, version))",
+        off: "version > Version(0) && hidden.iter().any(|at| (at.0, at.1) == (replica.segment, replica.offset))",
+        package: "kvpool-master",
+        test: "a_block_at_the_place_of_a_hidden_replica_that_left_is_readable",
+    },
+    Mechanism {
+        invariant: 1,
+        what: "a replica that left before its re-verification does not count as damaged",
+        file: "master/src/pool/remove.rs",
+        on: "        let Some(dropped) = dropped else {\n",
+        off: "        let Some(dropped) = dropped else {\n            self.metrics.corrupt_replica();\n",
+        package: "kvpool-master",
+        test: "a_block_at_the_place_of_a_hidden_replica_that_left_is_readable",
+    },
 ];

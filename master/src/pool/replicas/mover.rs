@@ -135,9 +135,10 @@ impl Pool {
                 let segment = segments.get(r.segment);
                 segment.is_some_and(|segment| segment.node.stays())
             };
-            let readable = others
-                .filter(stays)
-                .filter(|r| self.is_reachable(&segments, r.segment) && !self.is_hidden(&hidden, r));
+            let readable = others.filter(stays).filter(|r| {
+                self.is_reachable(&segments, r.segment)
+                    && !self.is_hidden(&hidden, r, found.moved.version)
+            });
             (gone, readable.count())
         };
         let Some(gone) = gone else {
@@ -218,7 +219,7 @@ impl Pool {
             let readable = found
                 .replicas
                 .iter()
-                .filter(|r| !self.is_hidden(&hidden, r));
+                .filter(|r| !self.is_hidden(&hidden, r, found.moved.version));
             let readable = readable.filter_map(|r| Some((*r, node_of(r)?)));
             readable.filter(|(_, node)| node.is_readable()).collect()
         };
