@@ -748,4 +748,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_copy_that_moves_is_there_at_every_moment",
     },
+    Mechanism {
+        invariant: 5,
+        what: "a medium that came back meanwhile is not dropped",
+        file: "master/src/pool/tiering/attach.rs",
+        on: "            if is_used(medium.id) {\n                continue;",
+        off: "            if false {\n                continue;",
+        package: "kvpool-master",
+        test: "a_medium_that_came_back_while_another_one_was_dropped_stays",
+    },
 ];

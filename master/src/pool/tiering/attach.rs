@@ -386,6 +386,10 @@ impl Pool {
             self.tiering.has_lost_copies.store(true, Ordering::Release);
         }
         for medium in late {
+            // Dropping the media before this one took its time. Its node may be back.
+            if is_used(medium.id) {
+                continue;
+            }
             tracing::warn!(medium = %medium.medium, node = %medium.holder().node,
                 "medium was absent for longer than ssd_drop_after");
             self.drop_medium(medium.id);

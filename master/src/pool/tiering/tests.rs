@@ -45,11 +45,55 @@ async fn ordering_stores_walks_over_no_blocks() {
     pool.retire().await;
 }
 
+/// Dropping the first of two media takes seconds when it has many copies.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_medium_that_came_back_while_another_one_was_dropped_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        ssd_drop_after: Duration::ZERO,
+        ..Config::default()
+    };
+    let pool = pool_with(directory.path(), config).await;
+    // The demoter of a term that is over drops nothing. The test does it instead.
+    pool.term.end();
+    let [first, second] = [1, 2].map(SegmentId::on_medium);
+    let (away, session, _sent) = connected(&pool);
+    away.end_session();
+    let first_is_dropped = {
+        // While this is held, nobody drops a medium to the end.
+        let _held = pool.evicting.write();
+        let mut traffic = pool.tiering.traffic.lock();
+        traffic.uses.insert(first, in_use(&away, session));
+        drop(traffic);
+        for id in [1, 2] {
+            pool.tier.set_medium(medium_of(id));
+        }
+        let dropping = Arc::clone(&pool);
+        let dropping = std::thread::spawn(move || dropping.drop_absent_media());
+        while pool.tiering.traffic.lock().uses.contains_key(&first) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (back, session, _sent) = connected(&pool);
+        let mut traffic = pool.tiering.traffic.lock();
+        traffic.uses.insert(second, in_use(&back, session));
+        drop(traffic);
+        dropping
+    };
+    first_is_dropped.join().unwrap();
+    pool.retire().await;
+    let left: Vec<_> = pool.tier.media().iter().map(|medium| medium.id).collect();
+    assert_eq!(left, [second]);
+}
+
 async fn pool_in(directory: &std::path::Path) -> Arc<Pool> {
+    pool_with(directory, Config::default()).await
+}
+
+async fn pool_with(directory: &std::path::Path, config: Config) -> Arc<Pool> {
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap();
     let metrics = Arc::new(Metrics::new().unwrap());
     let clock = Arc::new(BootClock);
-    let pool = Pool::start(Config::default(), Arc::new(store), clock, metrics);
+    let pool = Pool::start(config, Arc::new(store), clock, metrics);
     pool.await.unwrap()
 }
 
