@@ -3,7 +3,8 @@
 mod support;
 
 use kvpool_master::Config;
-use kvpool_master::pool::{Holder, Pool};
+use kvpool_master::pool::{Holder, OfferedMedium, Pool, TaskState, TaskView};
+use kvpool_proto::MediumState;
 use kvpool_types::{Code, Key, KeyRef};
 use std::ops::Range;
 use std::sync::Arc;
@@ -249,4 +250,43 @@ async fn a_drain_counts_the_blocks_that_stay_behind() {
     until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
     assert_eq!(disk.left.load(Ordering::SeqCst), 1);
     assert_eq!(pool.counters()["copies_too_long_total"], 1);
+}
+
+/// Says that the medium of a node has this state.
+async fn offer(pool: &Arc<Pool>, node: &Node, disk: &Disk, state: MediumState) {
+    let offer = OfferedMedium {
+        state,
+        ..disk.offer(64 * MIB, 4 * MIB)
+    };
+    let offered = pool.media_offered(&node.node, node.session, vec![offer]);
+    offered.await.unwrap();
+}
+
+/// The disk answers within a second, and the node would leave at once. No other node takes its blocks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_waits_for_a_disk_that_is_slow_for_a_moment() {
+    for move_blocks in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, _store) = pool(directory.path(), lru()).await;
+        let disk = Disk::new(1);
+        let node = join(&pool, "n", 1, 32 * MIB, &disk, 64 * MIB, 4 * MIB).await;
+        wait_for_attachment(&disk).await;
+        for number in 0..20 {
+            put(&pool, number, &patient()).await;
+        }
+        offer(&pool, &node, &disk, MediumState::MediumSlow).await;
+        pool.draining(&node.node, move_blocks);
+        until("the move has ended", || {
+            let moves = pool.replica_tasks(&[]);
+            let is_over = |task: &TaskView| task.state != TaskState::Running;
+            moves.len() == usize::from(move_blocks) && moves.iter().all(is_over)
+        })
+        .await;
+        // A node that is told too early is told within this time.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(!disk.is_demoted.load(Ordering::SeqCst));
+        offer(&pool, &node, &disk, MediumState::MediumReady).await;
+        until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+        assert_eq!(disk.left.load(Ordering::SeqCst), 0);
+    }
 }

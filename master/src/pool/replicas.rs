@@ -421,7 +421,7 @@ impl Pool {
             waiting.extract_if(.., is_over).collect()
         };
         for (_, node) in ended {
-            if self.stores_on_media_of(&node) {
+            if self.may_store_on_media_of(&node) {
                 self.demote_all_of(&node);
             } else {
                 self.tell_saved(&node);

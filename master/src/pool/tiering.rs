@@ -151,9 +151,34 @@ impl Use {
         self.session == session && Arc::ptr_eq(&self.node, node)
     }
 
-    fn takes_stores(&self) -> bool {
-        self.state == MediumState::MediumReady && self.is_attached && self.node.is_connected()
+    /// Whether this is the session that its node has now.
+    fn is_in_session(&self) -> bool {
+        self.node.session_number() == Some(self.session)
     }
+
+    fn takes_stores(&self) -> bool {
+        self.stores() == TakesStores::Now
+    }
+
+    fn stores(&self) -> TakesStores {
+        match self.state {
+            _ if !self.is_attached || !self.is_in_session() => TakesStores::Never,
+            MediumState::MediumReady => TakesStores::Now,
+            MediumState::MediumSlow => TakesStores::Later,
+            MediumState::MediumReadOnly | MediumState::MediumGone => TakesStores::Never,
+        }
+    }
+}
+
+/// When a medium takes stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum TakesStores {
+    /// Not in this life of its node: it has no room, or it failed.
+    Never,
+    /// It is slow, and is ready again when it has answered.
+    Later,
+    /// At once.
+    Now,
 }
 
 impl Tiering {
@@ -171,8 +196,8 @@ impl Tiering {
         readable.map(|(id, _)| *id).collect()
     }
 
-    /// Whether an attached medium of the node takes stores. `None` when none is attached.
-    fn takes_stores_of(&self, node: &StoreNode) -> Option<bool> {
+    /// When an attached medium of the node takes stores. `None` when none is attached.
+    fn takes_stores_of(&self, node: &StoreNode) -> Option<TakesStores> {
         let traffic = self.traffic.lock();
         let uses = traffic.uses.values();
         // In a new session it is attached anew.
@@ -182,9 +207,7 @@ impl Tiering {
                 && used.node.incarnation == node.incarnation
                 && session == Some(used.session)
         });
-        attached
-            .map(Use::takes_stores)
-            .reduce(|one, other| one || other)
+        attached.map(Use::stores).max()
     }
 
     fn wake(&self) {

@@ -4,6 +4,15 @@ use super::Mechanism;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 5,
+        what: "a medium that came back meanwhile is not dropped",
+        file: "master/src/pool/tiering/attach.rs",
+        on: "            if is_used(medium.id) {\n                continue;",
+        off: "            if false {\n                continue;",
+        package: "kvpool-master",
+        test: "a_medium_that_came_back_while_another_one_was_dropped_stays",
+    },
+    Mechanism {
         invariant: 6,
         what: "a disk is found by its medium without its lock",
         file: "store-node/src/media.rs",
@@ -750,11 +759,20 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
-        what: "a medium that came back meanwhile is not dropped",
-        file: "master/src/pool/tiering/attach.rs",
-        on: "            if is_used(medium.id) {\n                continue;",
-        off: "            if false {\n                continue;",
+        what: "a drain waits for a medium that is slow",
+        file: "master/src/pool/tiering.rs",
+        on: "MediumState::MediumSlow => TakesStores::Later,",
+        off: "MediumState::MediumSlow => TakesStores::Never,",
         package: "kvpool-master",
-        test: "a_medium_that_came_back_while_another_one_was_dropped_stays",
+        test: "a_drain_waits_for_a_disk_that_is_slow_for_a_moment",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "a node whose blocks did not move is told when its slow medium has answered",
+        file: "master/src/pool/replicas.rs",
+        on: "if self.may_store_on_media_of(&node) {",
+        off: "if self.may_store_on_media_of(&node) && self.stores_on_media_of(&node) {",
+        package: "kvpool-master",
+        test: "a_drain_waits_for_a_disk_that_is_slow_for_a_moment",
     },
 ];

@@ -15,7 +15,7 @@
 use super::super::Pool;
 use super::lines::{Line, Turns, WITHOUT_COPY, Waiting};
 use super::transfers::{Direction, Moved, Transfer, store_order};
-use super::{Emptying, Place, WINDOW};
+use super::{Emptying, Place, TakesStores, WINDOW};
 use crate::directory::{Policy, Removed, Tick};
 use crate::membership::StoreNode;
 use crate::placement::share;
@@ -153,7 +153,12 @@ impl Pool {
 
     /// Whether an attached medium of the node takes stores.
     pub(in crate::pool) fn stores_on_media_of(&self, node: &StoreNode) -> bool {
-        self.tiering.takes_stores_of(node) == Some(true)
+        self.tiering.takes_stores_of(node) == Some(TakesStores::Now)
+    }
+
+    /// The same, or whether one does once it answers again.
+    pub(in crate::pool) fn may_store_on_media_of(&self, node: &StoreNode) -> bool {
+        self.tiering.takes_stores_of(node) >= Some(TakesStores::Later)
     }
 
     /// Every block of a draining node has its turn at once, the one that was used last first: the
@@ -162,11 +167,12 @@ impl Pool {
         match self.tiering.takes_stores_of(node) {
             // A medium that is attached later begins it.
             None => return,
-            Some(false) => {
+            Some(TakesStores::Never) => {
                 self.tell_saved(node);
                 return;
             }
-            Some(true) => {}
+            // The thread takes the line up when the medium has answered.
+            Some(TakesStores::Later | TakesStores::Now) => {}
         }
         let mut found = self
             .without_copy(std::slice::from_ref(node))
