@@ -119,6 +119,8 @@ pub struct StoreNode {
     state: AtomicU8,
     /// True once the node has announced its shutdown. An incarnation never revokes that.
     drains: AtomicBool,
+    /// True once the node has said that it waits until its blocks have moved to other nodes.
+    waits_for_moves: AtomicBool,
     /// True when the node can copy blocks from other nodes.
     pulls: AtomicBool,
     /// True when the node asks readers for signed locations.
@@ -146,6 +148,7 @@ impl StoreNode {
             segments: RwLock::default(),
             state: AtomicU8::new(NodeState::Unreported as u8),
             drains: AtomicBool::new(false),
+            waits_for_moves: AtomicBool::new(false),
             pulls: AtomicBool::new(false),
             wants_signed_reads: AtomicBool::new(false),
             leaves: AtomicBool::new(false),
@@ -187,6 +190,15 @@ impl StoreNode {
     /// True once the node is about to leave, on its own account or an operator's.
     pub fn drains(&self) -> bool {
         self.drains.load(Ordering::SeqCst)
+    }
+
+    /// True when the node, which is about to leave, waits until its blocks have moved to other nodes.
+    pub(crate) fn waits_for_moves(&self) -> bool {
+        self.waits_for_moves.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn wait_for_moves(&self) {
+        self.waits_for_moves.store(true, Ordering::Release);
     }
 
     /// True once an operator takes the node out of service: nothing is copied to its media any more.

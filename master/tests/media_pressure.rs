@@ -290,3 +290,31 @@ async fn a_drain_waits_for_a_disk_that_is_slow_for_a_moment() {
         assert_eq!(disk.left.load(Ordering::SeqCst), 0);
     }
 }
+
+/// The drain's own stores are what a full disk refuses. Its blocks go to other nodes where the node waits for that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_ends_when_its_medium_takes_no_more_stores() {
+    for (state, move_blocks) in [
+        (MediumState::MediumReadOnly, false),
+        (MediumState::MediumGone, true),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, _store) = pool(directory.path(), lru()).await;
+        let disk = Disk::new(1);
+        let node = join(&pool, "n", 1, 32 * MIB, &disk, 64 * MIB, 4 * MIB).await;
+        wait_for_attachment(&disk).await;
+        for number in 0..20 {
+            put(&pool, number, &patient()).await;
+        }
+        disk.is_stalled.store(true, Ordering::SeqCst);
+        pool.draining(&node.node, move_blocks);
+        until("ordered", || disk.ordered.lock().len() == 20).await;
+        offer(&pool, &node, &disk, state).await;
+        disk.refuses.store(true, Ordering::SeqCst);
+        disk.is_stalled.store(false, Ordering::SeqCst);
+        until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+        assert_eq!(disk.left.load(Ordering::SeqCst), 20);
+        let moves = pool.replica_tasks(&[]);
+        assert_eq!(!moves.is_empty(), move_blocks, "{moves:?}");
+    }
+}

@@ -262,6 +262,9 @@ impl Pool {
     /// Stops placing blocks on a node that shuts down. Its blocks go to its media, or else, if the node
     /// waits for that, to other nodes. A task that takes the node out of service ends first.
     pub fn draining(self: &Arc<Self>, node: &Arc<StoreNode>, move_blocks: bool) {
+        if move_blocks {
+            node.wait_for_moves();
+        }
         node.drain();
         // The node has processed the welcome, as before a heartbeat. Its blocks are read and copied only once
         // it was heard.

@@ -160,6 +160,15 @@ impl Use {
         self.stores() == TakesStores::Now
     }
 
+    /// Whether it takes no stores in this life of its node, and none that counts is in progress.
+    fn has_stopped(&self) -> bool {
+        match self.state {
+            MediumState::MediumGone => true,
+            MediumState::MediumReadOnly => self.busy.is_empty(),
+            MediumState::MediumReady | MediumState::MediumSlow => false,
+        }
+    }
+
     fn stores(&self) -> TakesStores {
         match self.state {
             _ if !self.is_attached || !self.is_in_session() => TakesStores::Never,

@@ -45,6 +45,8 @@ pub(crate) struct Disk {
     pub(crate) is_stalled: AtomicBool,
     /// While set, loads are not answered.
     pub(crate) loads_stall: AtomicBool,
+    /// While set, nothing is written.
+    pub(crate) refuses: AtomicBool,
     /// How often the master asked for a new format.
     pub(crate) resets: AtomicU64,
 }
@@ -80,6 +82,9 @@ impl Disk {
             return Code::ChecksumMismatch;
         }
         if SegmentId(to.segment).is_on_medium() {
+            if self.refuses.load(Ordering::SeqCst) {
+                return Code::Internal;
+            }
             let end = to.offset + footprint(Length(to.length)).unwrap().0;
             blocks.retain(|start, (other, ..)| end <= *start || *other <= to.offset);
             blocks.insert(to.offset, (end, order.version, order.checksum));

@@ -338,7 +338,8 @@ impl Pool {
         if is_current {
             tracing::info!(node = %node.name, %medium, segment = %known.id, %generation, "medium attached");
             self.queue_all_of(std::slice::from_ref(node));
-            if node.state() == NodeState::Draining {
+            // Not by its state: a node that was silent for a moment drains all the same.
+            if node.drains() {
                 let (pool, node) = (Arc::clone(self), Arc::clone(node));
                 tokio::spawn(async move {
                     // A block that is committed after the walk over the node's blocks would get no copy.

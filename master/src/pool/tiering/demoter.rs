@@ -15,7 +15,7 @@
 use super::super::Pool;
 use super::lines::{Line, Turns, WITHOUT_COPY, Waiting};
 use super::transfers::{Direction, Moved, Transfer, store_order};
-use super::{Emptying, Place, TakesStores, WINDOW};
+use super::{Emptying, Place, TakesStores, Tiering, WINDOW};
 use crate::directory::{Policy, Removed, Tick};
 use crate::membership::StoreNode;
 use crate::placement::share;
@@ -30,6 +30,7 @@ use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Handle;
 
 /// With `lru`, a block beyond this share is given up: eviction would take it before its copy is recorded.
 /// So a disk that is slower than the puts copies as many blocks as it can.
@@ -68,23 +69,49 @@ pub(in crate::pool) struct Put<'b> {
 
 /// Starts the demoter.
 pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Result<()> {
+    let runtime = Handle::current();
     workers.start(
         pool,
         "demoter",
         |pool| &pool.tiering.wake,
         TICK,
-        |pool| {
+        move |pool| {
             pool.give_up_refused();
             if pool.has_media() && pool.leads() {
                 // These may walk over all blocks, so the evictor never waits for them.
                 pool.drop_absent_media();
                 pool.replace_lost_copies();
                 pool.tend_media();
+                pool.end_stopped_drains(&runtime);
                 pool.ask_for_wanted_room();
             }
             TICK
         },
     )
+}
+
+impl Tiering {
+    /// The nodes whose drains end because none of their media takes stores any more. Their lines are taken out.
+    fn take_stopped_drains(&self) -> Vec<Arc<StoreNode>> {
+        let mut demotions = self.demotions.lock();
+        let is_open = |line: &Line| line.drains.is_some() && !line.is_told;
+        let traffic = self.traffic.lock();
+        let mut stopped: BTreeMap<Incarnation, (Arc<StoreNode>, bool)> = BTreeMap::new();
+        for used in traffic.uses.values() {
+            let line = demotions.nodes.get(&used.node.incarnation);
+            if used.is_attached && used.is_in_session() && line.is_some_and(is_open) {
+                let node = stopped.entry(used.node.incarnation);
+                let (_, all) = node.or_insert_with(|| (Arc::clone(&used.node), true));
+                *all &= used.has_stopped();
+            }
+        }
+        let stopped = stopped.into_values().filter(|(_, all)| *all);
+        let stopped: Vec<_> = stopped.map(|(node, _)| node).collect();
+        for node in &stopped {
+            demotions.forget(node.incarnation);
+        }
+        stopped
+    }
 }
 
 impl Pool {
@@ -164,20 +191,17 @@ impl Pool {
     /// Every block of a draining node has its turn at once, the one that was used last first: the
     /// node's time is short.
     pub(in crate::pool) fn demote_all_of(&self, node: &Arc<StoreNode>) {
-        match self.tiering.takes_stores_of(node) {
+        let found = match self.tiering.takes_stores_of(node) {
             // A medium that is attached later begins it.
             None => return,
-            Some(TakesStores::Never) => {
-                self.tell_saved(node);
-                return;
-            }
+            // The thread ends the drain.
+            Some(TakesStores::Never) => None,
             // The thread takes the line up when the medium has answered.
-            Some(TakesStores::Later | TakesStores::Now) => {}
-        }
-        let mut found = self
-            .without_copy(std::slice::from_ref(node))
-            .pop()
-            .unwrap_or_default();
+            Some(TakesStores::Later | TakesStores::Now) => {
+                self.without_copy(std::slice::from_ref(node)).pop()
+            }
+        };
+        let mut found = found.unwrap_or_default();
         found.sort_by_key(|(tick, _)| std::cmp::Reverse(*tick));
         let mut line = Line {
             drains: Some(self.directory.next_tick()),
@@ -188,6 +212,26 @@ impl Pool {
         demotions.nodes.insert(node.incarnation, line);
         drop(demotions);
         self.tiering.wake();
+    }
+
+    /// Ends the drains to media that take no stores any more. Such a drain would end with no order.
+    fn end_stopped_drains(self: &Arc<Self>, runtime: &Handle) {
+        for node in self.tiering.take_stopped_drains() {
+            let pool = Arc::clone(self);
+            runtime.spawn(async move { pool.save_without_media(&node).await });
+        }
+    }
+
+    /// What a draining node has without a copy goes to other nodes, if the node waits for that.
+    async fn save_without_media(self: &Arc<Self>, node: &Arc<StoreNode>) {
+        let is_moved = self.save_after_task_off(node);
+        let moves = is_moved || node.waits_for_moves();
+        tracing::warn!(node = %node.name, moves, "no medium of a draining node takes stores");
+        match moves {
+            true if is_moved => {}
+            true => self.move_all_of(node).await,
+            false => self.tell_saved(node),
+        }
     }
 
     /// For each node the blocks in its memory that have no copy, with their last use. Walks over all

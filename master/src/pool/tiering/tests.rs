@@ -4,7 +4,7 @@ use super::{Emptying, Place, Use};
 use crate::clock::{BootClock, BootInstant};
 use crate::config::Config;
 use crate::directory::{BlockMut, NewBlock, Tick, Verdict};
-use crate::membership::{Address, StoreNode};
+use crate::membership::{Address, NodeState, StoreNode};
 use crate::metrics::Metrics;
 use crate::placement::extents::Use as RangeUse;
 use crate::replica::{Copies, ExtentIndex, Replica};
@@ -12,8 +12,10 @@ use crate::reservations::Pending;
 use crate::store::record;
 use crate::store::{EmbeddedOptions, EmbeddedStore};
 use crate::tier::Medium;
+use kvpool_proto::master_message::Body;
 use kvpool_proto::{self as proto, MediumState};
 use kvpool_types::ids::NamespaceId;
+use kvpool_types::medium::Generation;
 use kvpool_types::{
     Checksum, Code, GrantKey, Incarnation, Key, Length, MediumId, NodeName, Offset, SegmentId,
     Version,
@@ -418,5 +420,28 @@ async fn a_copy_that_moves_keeps_its_holders() {
     with(&|copy| assert!(copy.view().is_leased(now, BootInstant(0))));
     with(&|copy| copy.release(token, now));
     with(&|copy| assert!(!copy.view().is_leased(now, BootInstant(0))));
+    pool.retire().await;
+}
+
+/// A node may be silent for a moment while its medium is attached.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_to_a_medium_begins_while_its_node_is_suspect() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    pool.tier.set_medium(medium_of(1));
+    let (node, session, mut sent) = connected(&pool);
+    node.drain();
+    node.set_state(NodeState::Suspect);
+    let offered = Use {
+        is_attached: false,
+        ..in_use(&node, session)
+    };
+    let medium = SegmentId::on_medium(1);
+    pool.tiering.traffic.lock().uses.insert(medium, offered);
+    pool.medium_attached(&node, session, MediumId(1), Generation(1))
+        .await;
+    let told = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
+    let told = told.expect("the drain has begun").unwrap().unwrap();
+    assert!(matches!(told.body, Some(Body::Demoted(_))), "{told:?}");
     pool.retire().await;
 }
