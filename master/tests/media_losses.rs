@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use support::media::*;
-use support::{SPACE, pool, pool_at, registration};
+use support::{SPACE, join_as, pool, pool_at, registration};
 
 /// Pinned blocks on a medium outlast any number of other blocks, also where they fill zones of three blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -72,6 +72,58 @@ async fn a_pinned_copy_stays_while_nobody_can_read_its_block_in_memory() {
     for number in number..number + 48 * MIB / BLOCK {
         put_paced(&pool, number).await;
         assert_eq!(present(&pool, 0..1).await, [true], "at block {number}");
+    }
+}
+
+/// The node with the memory drains, or was killed and is not missed yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_copy_stays_while_the_only_memory_with_its_block_leaves() {
+    for drains in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let config = Config {
+            suspect_after: Duration::from_secs(1 << 20),
+            drop_after: Duration::from_secs(1 << 21),
+            ..Config::default()
+        };
+        let (pool, _store) = pool(directory.path(), config).await;
+        let disk = Disk::new(1);
+        let a = join(&pool, "a", 1, 8 * MIB, &disk, 8 * MIB, 256 * KIB).await;
+        wait_for_attachment(&disk).await;
+        let (b, session) = join_as(&pool, &registration("b", 2, 8 * MIB), Duration::ZERO).await;
+        let both = ReserveOptions {
+            hints: kvpool_master::placement::PlacementHints {
+                replicas: 2,
+                preferred: vec![NodeName("a".into()), NodeName("b".into())],
+                host: None,
+            },
+            ..pinned()
+        };
+        put(&pool, 0, &both).await;
+        // The next life of `a` has the copy on its medium, and not the block in memory.
+        pool.draining(&a.node, false);
+        until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+        pool.drop_node(&a.node);
+        drop(a);
+        let _a = join(&pool, "a", 3, 8 * MIB, &disk, 8 * MIB, 256 * KIB).await;
+        until("attached again", || disk.known.load(Ordering::SeqCst) == 2).await;
+        match drains {
+            true => pool.draining(&b, false),
+            false => pool.detach(&b, session),
+        }
+        let alone = ReserveOptions {
+            hints: kvpool_master::placement::PlacementHints {
+                replicas: 1,
+                preferred: vec![NodeName("a".into())],
+                host: None,
+            },
+            ..patient()
+        };
+        for number in 1..48 * MIB / BLOCK {
+            put(&pool, number, &alone).await;
+            until("the disk has caught up", || pool.bytes_due() < 8 * BLOCK).await;
+        }
+        pool.drop_node(&b);
+        assert_eq!(present(&pool, 0..1).await, [true], "drains: {drains}");
     }
 }
 

@@ -147,6 +147,16 @@ impl View<'_> {
             }
         }
     }
+
+    /// Whether readers find a replica of the block, and nothing says that its node will soon be gone.
+    pub(super) fn stays(&self, block: &BlockRef<'_>) -> bool {
+        let stays = |replica: &Replica| {
+            let segment = self.segments.get(replica.segment);
+            segment.is_some_and(|segment| segment.node.stays())
+                && !self.pool.is_hidden(&self.hidden, replica)
+        };
+        block.replicas().iter().any(stays)
+    }
 }
 
 impl Pool {

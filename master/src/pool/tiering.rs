@@ -359,14 +359,14 @@ impl Pool {
         is_it
     }
 
-    /// True when readers find this version of a block in memory. The directory lists one for a while after its node is
-    /// gone.
-    fn is_readable_in_memory(&self, namespace: NamespaceId, key: &Key, version: Version) -> bool {
+    /// True when readers find this version of a block in memory, and will find it there. The directory lists a block
+    /// for a while after its node is gone, and a node that drains takes its memory along.
+    fn stays_in_memory(&self, namespace: NamespaceId, key: &Key, version: Version) -> bool {
         let (view, mut is_it) = (self.view(), false);
         self.directory
             .visit(namespace, &[key.as_ref()], |_, block| {
                 let block = block.filter(|block| block.version() == version);
-                is_it = block.is_some_and(|block| view.is_present(&block.view()));
+                is_it = block.is_some_and(|block| view.stays(&block.view()));
             });
         is_it
     }

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::directory::{BlockMut, NewBlock, Tick, Verdict};
 use crate::membership::{Address, NodeState, StoreNode};
 use crate::metrics::Metrics;
+use crate::placement::Segment;
 use crate::placement::extents::Use as RangeUse;
 use crate::replica::{Copies, ExtentIndex, Replica};
 use crate::reservations::Pending;
@@ -443,5 +444,40 @@ async fn a_drain_to_a_medium_begins_while_its_node_is_suspect() {
     let told = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
     let told = told.expect("the drain has begun").unwrap().unwrap();
     assert!(matches!(told.body, Some(Body::Demoted(_))), "{told:?}");
+    pool.retire().await;
+}
+
+/// The node of the memory is about to leave, or has no session. Its medium is another node's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_on_a_copy_moves_only_to_memory_that_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    node.set_state(NodeState::Live);
+    let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+    pool.placement.insert(Arc::new(segment));
+    let key = Key::parse("block").unwrap();
+    assert!(
+        pool.directory
+            .publish(&[block("block", 7)])
+            .remove(0)
+            .id
+            .is_some()
+    );
+    let until = pool.now().after(Duration::from_secs(60));
+    let moves = || {
+        (
+            pool.lease_in_memory(SPACE, &key, Version(7), until),
+            pool.stays_in_memory(SPACE, &key, Version(7)),
+        )
+    };
+    assert_eq!(moves(), (true, true));
+    node.detach(session);
+    assert_eq!(moves(), (false, false), "without a session");
+    let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
+    node.attach(Address::default(), outbox, pool.now());
+    assert_eq!(moves(), (true, true));
+    node.drain();
+    assert_eq!(moves(), (false, false), "of a node that drains");
     pool.retire().await;
 }

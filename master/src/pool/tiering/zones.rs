@@ -129,8 +129,8 @@ impl Pool {
     }
 
     /// The copies to save: they lie in the oldest zone, were used since it was written or are
-    /// hard-pinned, and are not in memory. Pinned copies come first, then the latest. All fill at most
-    /// the written zone's room, and those that are not pinned at most half a zone.
+    /// hard-pinned, and are not in the memory of a node that stays. Pinned copies come first, then the
+    /// latest. All fill at most the written zone's room, and those that are not pinned at most half a zone.
     fn worth_saving(&self, medium: &Medium) -> Saving {
         let (sealed, now) = (medium.oldest_sealed(), self.now());
         let mut used: Vec<_> = Vec::new();
@@ -149,7 +149,7 @@ impl Pool {
             };
             let found = self.tier.directory().read_block(copy, version, read);
             if let Some((rank, namespace, key, length)) = found.flatten()
-                && !self.is_readable_in_memory(namespace, &key, version)
+                && !self.stays_in_memory(namespace, &key, version)
             {
                 used.push((Reverse(rank), copy, version, length));
             }
@@ -265,7 +265,7 @@ impl Pool {
             else {
                 continue;
             };
-            if is_pinned && !self.is_readable_in_memory(namespace, &key, version) {
+            if is_pinned && !self.stays_in_memory(namespace, &key, version) {
                 pinned.push((namespace, key));
                 continue;
             }
@@ -321,8 +321,8 @@ impl Pool {
     }
 
     /// Extends a lease on a copy to the same block in memory, which then serves its holder. False when
-    /// memory does not have it.
-    fn lease_in_memory(
+    /// memory does not have it on a node that stays.
+    pub(super) fn lease_in_memory(
         &self,
         namespace: NamespaceId,
         key: &Key,
@@ -334,7 +334,7 @@ impl Pool {
         self.directory
             .visit(namespace, &[key.as_ref()], |_, block| {
                 let block = block.filter(|block| block.version() == version);
-                if let Some(mut block) = block.filter(|block| view.is_present(&block.view())) {
+                if let Some(mut block) = block.filter(|block| view.stays(&block.view())) {
                     block.lease(until, now);
                     is_leased = true;
                 }
