@@ -131,7 +131,7 @@ enum Emptying {
     Idle,
     /// Copies that were used since are moved.
     Saving(Saving),
-    /// The removal of its copies is on its way to the log.
+    /// The removal of its copies is on its way to the log, or records of an earlier session are.
     Logging,
     /// Transfers may still touch it.
     Draining,

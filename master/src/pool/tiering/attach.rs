@@ -268,8 +268,8 @@ impl Pool {
         }
     }
 
-    fn use_medium(
-        &self,
+    pub(super) fn use_medium(
+        self: &Arc<Self>,
         node: &Arc<StoreNode>,
         session: u64,
         id: SegmentId,
@@ -284,7 +284,7 @@ impl Pool {
             busy: HashMap::new(),
             forwards: 0,
             namespaces: offer.namespaces.clone(),
-            emptying: Emptying::Idle,
+            emptying: Emptying::Logging,
         };
         if let Some(medium) = self.tier.medium(id) {
             let now = self.now();
@@ -293,6 +293,16 @@ impl Pool {
                 .set_budget(&medium, offer.budget, now);
         }
         self.tiering.traffic.lock().uses.insert(id, used);
+        // Copies that moved to other zones in an earlier session, and removals, may be on their way to the log.
+        // No zone is emptied before they are durable.
+        let (pool, of) = (Arc::clone(self), Arc::clone(node));
+        self.journal()
+            .insist(Vec::new(), Ack::Durable, move |durable| {
+                if durable.is_ok() {
+                    pool.set_emptying(id, &of, session, Emptying::Idle);
+                    pool.tiering.wake();
+                }
+            });
     }
 
     /// Processes a node's confirmation of an attachment. From its durable record on the copies on

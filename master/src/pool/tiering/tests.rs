@@ -1,6 +1,6 @@
 use super::super::Pool;
 use super::transfers::{Direction, Moved, Transfer};
-use super::{Emptying, Place, Use};
+use super::{Emptying, OfferedMedium, Place, Use};
 use crate::clock::{BootClock, BootInstant};
 use crate::config::Config;
 use crate::directory::{BlockMut, NewBlock, Tick, Verdict};
@@ -10,9 +10,10 @@ use crate::placement::Segment;
 use crate::placement::extents::Use as RangeUse;
 use crate::replica::{Copies, ExtentIndex, Replica};
 use crate::reservations::Pending;
+use crate::store::journal::Ack;
 use crate::store::record;
 use crate::store::{EmbeddedOptions, EmbeddedStore};
-use crate::tier::Medium;
+use crate::tier::{Medium, Taken, Tier};
 use kvpool_proto::master_message::Body;
 use kvpool_proto::{self as proto, MediumState};
 use kvpool_types::ids::NamespaceId;
@@ -479,5 +480,131 @@ async fn a_lease_on_a_copy_moves_only_to_memory_that_stays() {
     assert_eq!(moves(), (true, true));
     node.drain();
     assert_eq!(moves(), (false, false), "of a node that drains");
+    pool.retire().await;
+}
+
+/// Keeps what the log would do next from taking effect until the sender is dropped.
+fn hold_log(pool: &Pool) -> std::sync::mpsc::Sender<()> {
+    let (release, held) = std::sync::mpsc::channel();
+    pool.journal()
+        .submit_now(Vec::new(), Ack::Durable, move |_| {
+            let _released = held.recv();
+        });
+    release
+}
+
+/// The block's copy lies in the zone behind the cursor, which is due. It was not used.
+fn copy_in_a_zone_that_is_due(pool: &Pool, at: u64) -> Arc<Medium> {
+    pool.tier.set_medium(medium_of(1));
+    let medium = pool.tier.medium(SegmentId::on_medium(1)).unwrap();
+    assert!(pool.tier.publish(copy_at(at)));
+    assert_eq!(medium.oldest().len(), 1);
+    medium.begin_term(pool.directory.next_tick());
+    let taken = medium.take(Length(60 << 10), pool.directory.next_tick());
+    assert!(matches!(taken, Taken::At(_)) && medium.is_next_due());
+    medium
+}
+
+/// A node answers an order to move the block's copy to the beginning of the medium.
+fn answer_move(
+    pool: &Arc<Pool>,
+    node: &Arc<StoreNode>,
+    session: u64,
+    medium: &Medium,
+    from: u64,
+    code: Code,
+) {
+    let from = Place {
+        medium: medium.id,
+        offset: Offset(from),
+    };
+    let transfer = transfer(node, session, medium, Direction::Forward { from });
+    let ticket = {
+        let mut traffic = pool.tiering.traffic.lock();
+        assert!(traffic.begin(medium, transfer, proto::Transfer::default()));
+        traffic.last_ticket
+    };
+    pool.transfers_done(node, &[(ticket, code)]);
+}
+
+/// Where the block's copy lies.
+fn lies_at(tier: &Tier) -> Option<u64> {
+    let (key, mut at) = (Key::parse("block").unwrap(), None);
+    let copies = tier.directory();
+    copies.visit(SPACE, &[key.as_ref()], |_, copy| {
+        at = copy.map(|copy| copy.view().replicas()[0].offset.0);
+    });
+    at
+}
+
+/// The record of a copy that moved is late, and the session breaks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_zone_is_emptied_behind_what_an_earlier_session_recorded() {
+    const FROM: u64 = 1 << 18;
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    let medium = copy_in_a_zone_that_is_due(&pool, FROM);
+    let (node, first, _sent) = connected(&pool);
+    let used = Use {
+        emptying: Emptying::Logging,
+        ..in_use(&node, first)
+    };
+    pool.tiering.traffic.lock().uses.insert(medium.id, used);
+    let release = hold_log(&pool);
+    answer_move(&pool, &node, first, &medium, FROM, Code::Ok);
+
+    let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
+    let second = node.attach(Address::default(), outbox, pool.now());
+    pool.media_left(&node, first);
+    let offer = OfferedMedium {
+        medium: MediumId(1),
+        generation: Generation(1),
+        size: medium.size,
+        zone: medium.zone,
+        state: MediumState::MediumReady,
+        budget: 0,
+        namespaces: Vec::new(),
+    };
+    pool.use_medium(&node, second, medium.id, &offer);
+    let attach = |used: &mut Use| used.is_attached = true;
+    pool.tiering
+        .traffic
+        .lock()
+        .uses
+        .get_mut(&medium.id)
+        .map(attach);
+    pool.tend_media();
+    assert_eq!(lies_at(&pool.tier), Some(FROM), "it is on its way");
+    pool.set_emptying(medium.id, &node, first, Emptying::Idle);
+    pool.tend_media();
+    assert_eq!(lies_at(&pool.tier), Some(FROM), "of an earlier session");
+    drop(release);
+    pool.journal().flush().await.unwrap();
+    assert_eq!(lies_at(&pool.tier), Some(0));
+    pool.tend_media();
+    let is_empty = || {
+        pool.tend_media();
+        !medium.is_next_due()
+    };
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    while !is_empty() {
+        assert!(std::time::Instant::now() < until, "the zone is not emptied");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    pool.retire().await;
+}
+
+/// The node has a new session already, and offers its medium in a moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_medium_takes_stores_in_the_present_session_of_its_node_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    let (node, first, _sent) = connected(&pool);
+    let used = in_use(&node, first);
+    assert!(used.takes_stores());
+    let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
+    let second = node.attach(Address::default(), outbox, pool.now());
+    assert!(!used.takes_stores());
+    assert!(in_use(&node, second).takes_stores());
     pool.retire().await;
 }

@@ -88,7 +88,7 @@ impl Pool {
                 Emptying::Idle if medium.is_next_due() => {
                     drop(traffic);
                     let saving = self.worth_saving(medium);
-                    self.set_emptying(medium.id, Emptying::Saving(saving));
+                    self.set_emptying(medium.id, node, session, Emptying::Saving(saving));
                 }
                 Emptying::Saving(saving) => {
                     if used.in_flight >= WINDOW {
@@ -102,13 +102,13 @@ impl Pool {
                             Saved::Goes => {}
                             Saved::Enough => {
                                 let none = Emptying::Saving(Saving::default());
-                                self.set_emptying(medium.id, none);
+                                self.set_emptying(medium.id, node, session, none);
                             }
                             Saved::NotServed => return Length(0),
                         },
                         None => {
                             if is_saved {
-                                self.drop_oldest(medium);
+                                self.drop_oldest(medium, node, session);
                             }
                             return Length(0);
                         }
@@ -240,7 +240,12 @@ impl Pool {
 
     /// Drops the copies in the zone behind the cursor. It is empty once that is durable and no
     /// transfer touches it. A hard-pinned copy stays until memory has its block again.
-    fn drop_oldest(self: &Arc<Self>, medium: &Arc<Medium>) {
+    pub(super) fn drop_oldest(
+        self: &Arc<Self>,
+        medium: &Arc<Medium>,
+        node: &Arc<StoreNode>,
+        session: u64,
+    ) {
         let (now, sealed) = (self.now(), medium.oldest_sealed());
         let zone = medium.next_zone();
         let _until_submitted = self.evicting.read();
@@ -305,16 +310,16 @@ impl Pool {
             false => Emptying::Draining,
         };
         if records.is_empty() {
-            self.set_emptying(medium.id, next);
+            self.set_emptying(medium.id, node, session, next);
             return;
         }
         self.metrics.copies_dropped(records.len());
-        self.set_emptying(medium.id, Emptying::Logging);
-        let (pool, id) = (Arc::clone(self), medium.id);
+        self.set_emptying(medium.id, node, session, Emptying::Logging);
+        let (pool, id, node) = (Arc::clone(self), medium.id, Arc::clone(node));
         self.journal()
             .insist(records, Ack::Durable, move |durable| {
                 if durable.is_ok() {
-                    pool.set_emptying(id, next);
+                    pool.set_emptying(id, &node, session, next);
                     pool.tiering.wake();
                 }
             });
@@ -342,9 +347,17 @@ impl Pool {
         is_leased
     }
 
-    fn set_emptying(&self, medium: SegmentId, to: Emptying) {
+    /// Notes how far the next zone is emptied in a session. A record of an earlier session says nothing of it.
+    pub(super) fn set_emptying(
+        &self,
+        medium: SegmentId,
+        node: &Arc<StoreNode>,
+        session: u64,
+        to: Emptying,
+    ) {
         let mut traffic = self.tiering.traffic.lock();
-        if let Some(used) = traffic.uses.get_mut(&medium) {
+        let used = traffic.uses.get_mut(&medium);
+        if let Some(used) = used.filter(|used| used.is_of(node, session)) {
             used.emptying = to;
         }
     }
