@@ -235,9 +235,10 @@ impl Tier {
     /// Removes the copy that a record names, and frees its range.
     pub fn copy_gone(&self, gone: &record::ReplicaGone) -> bool {
         let key = gone.key.as_ref();
+        let is_it = |replica: &Replica| gone.is_at(replica);
         let dropped = self
             .directory
-            .drop_replica(gone.namespace, key, gone.version, gone.segment);
+            .drop_where(gone.namespace, key, gone.version, is_it);
         let Some(dropped) = dropped else { return false };
         self.free(&[dropped.replica]);
         true

@@ -91,7 +91,7 @@ pub struct ReplicaGone {
     pub version: Version,
     /// The segment of the replica.
     pub segment: SegmentId,
-    /// Its place there: a replica at another place stays. `None` in records of earlier builds, and for copies on media.
+    /// Its place there: a replica at another place stays. `None` in records of earlier builds.
     pub offset: Option<Offset>,
 }
 

@@ -10,9 +10,10 @@ use crate::placement::Segment;
 use crate::placement::extents::Use as RangeUse;
 use crate::replica::{Copies, ExtentIndex, Replica};
 use crate::reservations::Pending;
+use crate::standby::Standby;
 use crate::store::journal::Ack;
-use crate::store::record;
-use crate::store::{EmbeddedOptions, EmbeddedStore};
+use crate::store::record::{self, Record};
+use crate::store::{EmbeddedOptions, EmbeddedStore, MetadataStore};
 use crate::tier::{Medium, Taken, Tier};
 use kvpool_proto::master_message::Body;
 use kvpool_proto::{self as proto, MediumState};
@@ -606,5 +607,69 @@ async fn a_medium_takes_stores_in_the_present_session_of_its_node_alone() {
     let second = node.attach(Address::default(), outbox, pool.now());
     assert!(!used.takes_stores());
     assert!(in_use(&node, second).takes_stores());
+    pool.retire().await;
+}
+
+/// The copy of a block at its old place is wrong, or leaves with its zone, while the block is on its way to another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_is_gone_takes_none_out_of_another_place() {
+    const FROM: u64 = 1 << 18;
+    for is_wrong in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap());
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let kept = Arc::clone(&store) as Arc<dyn MetadataStore>;
+        let pool = Pool::start(Config::default(), kept, Arc::new(BootClock), metrics);
+        let pool = pool.await.unwrap();
+        let records = vec![Record::Medium(medium_of(1)), Record::Commit(copy_at(FROM))];
+        pool.log(records, || {}).await.unwrap();
+        let medium = copy_in_a_zone_that_is_due(&pool, FROM);
+        let (node, session, _sent) = connected(&pool);
+        let used = Use {
+            emptying: Emptying::Logging,
+            ..in_use(&node, session)
+        };
+        pool.tiering.traffic.lock().uses.insert(medium.id, used);
+        let release = hold_log(&pool);
+        answer_move(&pool, &node, session, &medium, FROM, Code::Ok);
+        match is_wrong {
+            true => {
+                let code = Code::ChecksumMismatch;
+                answer_move(&pool, &node, session, &medium, FROM, code);
+            }
+            false => pool.drop_oldest(&medium, &node, session),
+        }
+        assert_eq!(lies_at(&pool.tier), None);
+        drop(release);
+        pool.journal().flush().await.unwrap();
+        assert_eq!(lies_at(&pool.tier), Some(0));
+        pool.retire().await;
+        let config = Config::default();
+        let next = Standby::load(&*store, &config, Arc::new(BootClock));
+        let next = next.await.unwrap();
+        assert_eq!(lies_at(&next.tier), Some(0), "is wrong: {is_wrong}");
+    }
+}
+
+/// Between the look at the copy and its removal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_has_moved_stays_when_its_old_place_was_read_wrong() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    pool.tier.set_medium(medium_of(1));
+    assert!(pool.tier.publish(copy_at(8192)));
+    let block = block("block", 7);
+    let gone = |offset| record::ReplicaGone {
+        namespace: block.namespace,
+        key: block.key.clone(),
+        version: block.version,
+        segment: SegmentId::on_medium(1),
+        offset,
+    };
+    assert!(!pool.tier.copy_gone(&gone(Some(Offset(0)))));
+    assert_eq!(lies_at(&pool.tier), Some(8192));
+    // A record of an earlier build.
+    assert!(pool.tier.copy_gone(&gone(None)));
+    assert_eq!(lies_at(&pool.tier), None);
     pool.retire().await;
 }

@@ -521,14 +521,15 @@ impl Pool {
             tracing::debug!(key = %block.key.shown(), offset = %read.offset, "copy moved before it was read");
             return;
         }
-        tracing::error!(key = %block.key.shown(), version = %block.version, segment = %transfer.place.medium,
-            offset = %transfer.place.offset, "copy on a medium is wrong, dropped");
+        tracing::error!(key = %block.key.shown(), version = %block.version, segment = %read.medium,
+            offset = %read.offset, "copy on a medium is wrong, dropped");
         let gone = record::ReplicaGone {
             namespace: block.namespace,
             key: block.key.clone(),
             version: block.version,
-            segment: transfer.place.medium,
-            offset: None,
+            segment: read.medium,
+            // Meanwhile the copy may move elsewhere, where its bytes are right.
+            offset: Some(read.offset),
         };
         let _until_submitted = self.evicting.read();
         if self.tier.copy_gone(&gone) {

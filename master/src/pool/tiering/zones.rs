@@ -297,7 +297,8 @@ impl Pool {
                     key: removed.key,
                     version,
                     segment: medium.id,
-                    offset: None,
+                    // A copy of it may be on its way to another place.
+                    offset: removed.replicas.first().map(|at| at.offset),
                 }));
             }
         }
