@@ -874,4 +874,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_copy_that_has_moved_stays_when_its_old_place_was_read_wrong",
     },
+    Mechanism {
+        invariant: 8,
+        what: "a pinned copy that fits in no zone is loaded where the node with its block leaves",
+        file: "master/src/pool/tiering/restore.rs",
+        on: "&keys, |view, block| view.stays(block))",
+        off: "&keys, |view, block| view.is_present(block))",
+        package: "kvpool-master",
+        test: "a_pinned_copy_is_loaded_where_the_memory_with_its_block_leaves",
+    },
 ];

@@ -5,10 +5,11 @@
 
 use super::super::Pool;
 use super::super::quotas::QuotaWait;
+use super::super::read::View;
 use super::transfers::{Direction, Moved, Orders, Transfer, on_medium, range};
 use super::{Place, Traffic, WINDOW};
 use crate::clock::BootInstant;
-use crate::directory::Goal;
+use crate::directory::{BlockRef, Goal};
 use crate::membership::StoreNode;
 use crate::placement::{Extents, Segments};
 use crate::replica::{BlockId, Replica};
@@ -140,7 +141,8 @@ impl Pool {
             too_long: now + MOST_WAIT,
         };
         let readable = |loads: &Loads| {
-            let mut wanted = self.on_media_only(namespace, &keys);
+            let mut wanted =
+                self.on_media_only(namespace, &keys, |view, block| view.is_present(block));
             wanted.retain(|one| !loads.failed.contains(&one.copy));
             wanted
         };
@@ -327,12 +329,17 @@ impl Pool {
         rooms.drain().map(|(_, room)| room).collect()
     }
 
-    /// The blocks that are not in memory and have a copy on a medium.
-    fn on_media_only(&self, namespace: NamespaceId, keys: &KeyBatch<'_>) -> Vec<Wanted> {
+    /// The blocks that have a copy on a medium, and are not in memory as `is_in_memory` says.
+    fn on_media_only(
+        &self,
+        namespace: NamespaceId,
+        keys: &KeyBatch<'_>,
+        is_in_memory: impl Fn(&View<'_>, &BlockRef<'_>) -> bool,
+    ) -> Vec<Wanted> {
         let mut in_memory = vec![false; keys.len()];
         let view = self.view();
         self.directory.visit(namespace, keys, |index, block| {
-            let is_present = block.is_some_and(|block| view.is_present(&block.view()));
+            let is_present = block.is_some_and(|block| is_in_memory(&view, &block.view()));
             if let Some(slot) = in_memory.get_mut(index) {
                 *slot = is_present;
             }
@@ -367,17 +374,19 @@ impl Pool {
     /// Begins to load the first of these blocks that lie on media only, as far as memory has room
     /// now. Nobody waits for it: whoever asked for their presence will probably read them.
     pub(in crate::pool) fn prefetch(&self, namespace: NamespaceId, keys: &KeyBatch<'_>) {
-        let mut wanted = self.on_media_only(namespace, keys);
+        let mut wanted = self.on_media_only(namespace, keys, |view, block| view.is_present(block));
         if !wanted.is_empty() {
             self.begin_loads(&mut wanted, WINDOW / 2);
             self.wake_evictor_if_low();
         }
     }
 
-    /// Begins to load a hard-pinned block, whose zone is emptied, and asks for its room in memory.
+    /// Begins to load a hard-pinned block, whose zone is emptied, and asks for its room in memory. A node that leaves
+    /// takes its memory along.
     pub(super) fn load_pinned(&self, namespace: NamespaceId, key: &Key) {
         let keys = [key.as_ref()];
-        let mut wanted = self.on_media_only(namespace, &KeyBatch::from(&keys[..]));
+        let keys = KeyBatch::from(&keys[..]);
+        let mut wanted = self.on_media_only(namespace, &keys, |view, block| view.stays(block));
         let begun = self.begin_loads(&mut wanted, WINDOW);
         for (one, begun) in wanted.iter().zip(begun) {
             match begun {

@@ -673,3 +673,34 @@ async fn a_copy_that_has_moved_stays_when_its_old_place_was_read_wrong() {
     assert_eq!(lies_at(&pool.tier), None);
     pool.retire().await;
 }
+
+/// No zone takes the copy, and the node with the block in memory is about to leave.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_copy_is_loaded_where_the_memory_with_its_block_leaves() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    pool.tier.set_medium(medium_of(1));
+    let medium = pool.tier.medium(SegmentId::on_medium(1)).unwrap();
+    assert!(pool.tier.publish(record::Commit {
+        hard_pin: true,
+        ..copy_at(1 << 18)
+    }));
+    let (node, session, _sent) = connected(&pool);
+    let (leaving, _, _to_it) = connected(&pool);
+    for (id, node) in [(1, &leaving), (2, &node)] {
+        node.set_state(NodeState::Live);
+        let segment = Segment::new(SegmentId(id), Arc::clone(node), Length(1 << 20), 1.0);
+        pool.placement.insert(Arc::new(segment));
+    }
+    let published = pool.directory.publish(&[block("block", 7)]).remove(0);
+    assert!(published.id.is_some());
+    let used = in_use(&node, session);
+    pool.tiering.traffic.lock().uses.insert(medium.id, used);
+    pool.load_pinned(SPACE, &Key::parse("block").unwrap());
+    assert!(pool.tiering.traffic.lock().loading.is_empty());
+    leaving.drain();
+    pool.drop_oldest(&medium, &node, session);
+    assert_eq!(lies_at(&pool.tier), Some(1 << 18));
+    assert_eq!(pool.tiering.traffic.lock().loading.len(), 1);
+    pool.retire().await;
+}

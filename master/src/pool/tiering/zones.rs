@@ -302,8 +302,11 @@ impl Pool {
                 }));
             }
         }
-        for (namespace, key) in &pinned {
-            self.load_pinned(*namespace, key);
+        // The memory of a node that leaves goes with it.
+        if node.stays() {
+            for (namespace, key) in &pinned {
+                self.load_pinned(*namespace, key);
+            }
         }
         // What is leased leaves when its lease ends.
         let next = match is_leased || !pinned.is_empty() {
