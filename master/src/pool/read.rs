@@ -153,7 +153,7 @@ impl View<'_> {
         let stays = |replica: &Replica| {
             let segment = self.segments.get(replica.segment);
             segment.is_some_and(|segment| segment.node.stays())
-                && !self.pool.is_hidden(&self.hidden, replica)
+                && !self.pool.is_hidden(&self.hidden, replica, block.version())
         };
         block.replicas().iter().any(stays)
     }
