@@ -202,14 +202,22 @@ fn pins_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// A node that takes the blocks of one that is drained.
-pub(crate) fn takes_from(world: &World, drained: Incarnation) -> Option<Incarnation> {
+/// A node that takes the blocks of one that is drained, and how many there are.
+pub(crate) fn takes_from(world: &World, drained: Incarnation) -> Option<(Incarnation, u64)> {
     let leading = leading(world);
     let (_, pool) = leading.first()?;
     let members = pool.members.all();
     let mut others = members.iter().filter(|node| node.is_placeable());
     let other = others.find(|node| node.incarnation != drained && node.is_connected());
-    other.map(|node| node.incarnation)
+    let other = other.map(|node| node.incarnation)?;
+    let segments = pool.placement.segments();
+    let is_there = |replica: &Replica| {
+        let segment = segments.get(replica.segment);
+        segment.is_some_and(|segment| segment.node.incarnation == drained)
+    };
+    let blocks = pool.stored_blocks().into_iter();
+    let here = blocks.filter(|block| block.replicas.iter().any(is_there));
+    Some((other, here.count() as u64))
 }
 
 /// Whether a node takes blocks still.
