@@ -40,7 +40,7 @@ pub(crate) struct Replicas {
 
 impl Replicas {
     /// Looks at the leader's blocks in memory. A block had a replica on a node that can be read and stays, and still
-    /// does. Then it has one on such a node now. A leader may have decided before a change that came since the last look.
+    /// does. Then it has one on such a node now.
     pub(crate) fn look(&mut self, sight: &Sight<'_>) -> Result<(), String> {
         let segments = sight.pool.placement.segments();
         let mut homes: BTreeMap<SegmentId, Incarnation> = BTreeMap::new();
@@ -89,6 +89,13 @@ impl Replicas {
             (None, _) => false,
         };
         for (key, (version, places)) in &self.blocks {
+            // A block that comes back from a disk is in the memory of the disk's node.
+            if sight
+                .copy(*key)
+                .is_some_and(|copy| copy.version == *version)
+            {
+                continue;
+            }
             let had = before.blocks.get(key).filter(|(had, _)| had == version);
             if let Some((_, had)) = had
                 && had.iter().any(stayed)

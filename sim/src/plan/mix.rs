@@ -1,5 +1,5 @@
-//! Which calls the load makes, and how often. In some histories a few kinds of calls, and a few kinds of faults, come
-//! often: what goes wrong between two of them is met sooner than when all kinds come alike.
+//! Which calls the load makes, and how often. In some histories a few kinds of calls and of faults come often. What
+//! goes wrong between two of them is met sooner so.
 
 use super::Plan;
 use crate::dice::{Dice, Stream};

@@ -234,8 +234,10 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         invariant: 6,
         what: "a drain makes no silent node readable",
         file: "master/src/membership.rs",
-        on: "        self.drains.store(true, Ordering::SeqCst);\n        self.change_state(NodeState::Live, NodeState::Draining);",
-        off: "        self.drains.store(true, Ordering::SeqCst);\n        self.change_state(self.state(), NodeState::Draining);",
+        on: "        self.drains.store(true, Ordering::SeqCst);\n        \
+              self.change_state(NodeState::Live, NodeState::Draining);",
+        off: "        self.drains.store(true, Ordering::SeqCst);\n        \
+              self.change_state(self.state(), NodeState::Draining);",
         package: "kvpool-master",
         test: "a_drain_makes_no_silent_node_readable",
     },
