@@ -250,8 +250,15 @@ impl Control {
     /// who wants to read.
     async fn tell(&self, create: CreateNamespaceRequest, call: Call) -> Result<(), ControlError> {
         let soon = Call::by(call.deadline.at_most(READ_ONLY_TIMEOUT));
-        let told = match self.call(create.clone(), soon).await {
-            Err(error) if error.code == Code::NotLeader && self.masters.are_read_only() => {
+        let mut told = self.call(create.clone(), soon).await;
+        let is_refused =
+            |error: &ControlError| error.code == Code::NotLeader && self.masters.are_read_only();
+        // The search may learn that the leader is read-only just after the first call has ended.
+        if matches!(&told, Err(error) if error.is_retryable() && !is_refused(error)) {
+            told = self.call(create.clone(), call).await;
+        }
+        let told = match told {
+            Err(error) if is_refused(&error) => {
                 tracing::warn!(%error, "namespace not announced yet, retrying before the first put");
                 *self.untold.lock() = Some(create);
                 return Ok(());
@@ -262,7 +269,6 @@ impl Control {
                 tracing::debug!(%error, "namespace not announced");
                 return Ok(());
             }
-            Err(error) if error.is_retryable() => self.call(create, call).await,
             told => told,
         };
         told.map(|_| ())
