@@ -11,21 +11,14 @@ use rand::{Rng, SeedableRng};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use support::{SPACE, commit, item, join, join_late, pool, reserve, reserve_with};
+use support::{
+    SPACE, commit, item, join, join_late, patient_with_nodes, pool, reserve, reserve_with,
+};
 use tokio::time::timeout;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The nodes of these tests send no heartbeats.
-fn patient() -> Config {
-    Config {
-        suspect_after: Duration::from_secs(1 << 20),
-        drop_after: Duration::from_secs(1 << 21),
-        ..Config::default()
-    }
-}
 
 fn key(n: u64) -> Key {
     Key::parse(&format!("key-{n}")).unwrap()
@@ -63,7 +56,7 @@ async fn a_large_put_is_served_among_small_ones_and_evicts_about_its_size() {
     const POOL: u64 = 4096 * MIB;
     const FILL: u64 = POOL / (64 * KIB);
     let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), patient()).await;
+    let (pool, _store) = pool(directory.path(), patient_with_nodes()).await;
     join(&pool, "only", 1, POOL).await;
     let next = Arc::new(AtomicU64::new(0));
     // Blocks are used in another order than their addresses.
@@ -128,7 +121,7 @@ async fn each_waiting_put_is_woken_about_once_and_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let config = Config {
         lease_ttl: Duration::from_secs(3),
-        ..patient()
+        ..patient_with_nodes()
     };
     let (pool, _store) = pool(directory.path(), config).await;
     join(&pool, "only", 1, 16 * MIB).await;
@@ -180,7 +173,7 @@ async fn puts_go_on_after_a_restart_with_a_full_pool() {
     let directory = tempfile::tempdir().unwrap();
     let config = Config {
         lease_ttl: Duration::from_secs(60),
-        ..patient()
+        ..patient_with_nodes()
     };
     let (first, store) = pool(directory.path(), config.clone()).await;
     join(&first, "only", 1, 64 * MIB).await;
@@ -229,7 +222,7 @@ async fn a_put_waits_for_leases_that_end_in_time_and_evicts_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let config = Config {
         lease_ttl: Duration::from_secs(2),
-        ..patient()
+        ..patient_with_nodes()
     };
     let (pool, _store) = pool(directory.path(), config).await;
     join(&pool, "only", 1, 64 * MIB).await;
@@ -266,7 +259,7 @@ async fn a_put_waits_for_leases_that_end_in_time_and_evicts_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_batch_as_large_as_the_pool_does_not_empty_it() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), patient()).await;
+    let (pool, _store) = pool(directory.path(), patient_with_nodes()).await;
     join(&pool, "only", 1, 64 * MIB).await;
     let blocks = 960;
     for n in 0..blocks {
@@ -300,7 +293,7 @@ async fn a_batch_as_large_as_the_pool_does_not_empty_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_goes_on_when_any_other_writer_of_its_keys_ends() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), patient()).await;
+    let (pool, _store) = pool(directory.path(), patient_with_nodes()).await;
     join(&pool, "only", 1, 64 * MIB).await;
     let _unfinished = reserve(&pool, &key(1), KIB).await.unwrap();
     let other = reserve(&pool, &key(2), KIB).await.unwrap();
@@ -334,7 +327,7 @@ async fn a_put_is_not_woken_to_take_the_range_of_the_put_before_it() {
     let directory = tempfile::tempdir().unwrap();
     let config = Config {
         lease_ttl: Duration::from_secs(60),
-        ..patient()
+        ..patient_with_nodes()
     };
     let (pool, _store) = pool(directory.path(), config).await;
     join(&pool, "only", 1, 16 * MIB).await;
@@ -380,7 +373,7 @@ async fn only_the_oldest_blocks_leave_while_the_room_of_others_is_fenced() {
         eviction_high_watermark_ratio: 1.0,
         eviction_ratio: 0.02,
         lease_ttl: Duration::from_millis(10),
-        ..patient()
+        ..patient_with_nodes()
     };
     let (pool, _store) = pool(directory.path(), config).await;
     let fence = Duration::from_millis(60);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use support::media::*;
-use support::{SPACE, join_as, pool, pool_at, registration};
+use support::{SPACE, join_as, patient_with_nodes, pool, pool_at, registration};
 
 /// Pinned blocks on a medium outlast any number of other blocks, also where they fill zones of three blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -80,11 +80,7 @@ async fn a_pinned_copy_stays_while_nobody_can_read_its_block_in_memory() {
 async fn a_pinned_copy_stays_while_the_only_memory_with_its_block_leaves() {
     for drains in [true, false] {
         let directory = tempfile::tempdir().unwrap();
-        let config = Config {
-            suspect_after: Duration::from_secs(1 << 20),
-            drop_after: Duration::from_secs(1 << 21),
-            ..Config::default()
-        };
+        let config = patient_with_nodes();
         let (pool, _store) = pool(directory.path(), config).await;
         let disk = Disk::new(1);
         let a = join(&pool, "a", 1, 8 * MIB, &disk, 8 * MIB, 256 * KIB).await;
@@ -238,11 +234,7 @@ impl Clock for Ahead {
 async fn blocks_whose_medium_is_absent_for_long_get_other_copies() {
     let directory = tempfile::tempdir().unwrap();
     let clock = Arc::new(Ahead::default());
-    let config = Config {
-        suspect_after: Duration::from_secs(1 << 20),
-        drop_after: Duration::from_secs(1 << 21),
-        ..Config::default()
-    };
+    let config = patient_with_nodes();
     let kept = Arc::clone(&clock) as Arc<dyn Clock>;
     let (pool, _store) = pool_at(directory.path(), config, kept).await;
     let (gone, left) = (Disk::new(1), Disk::new(2));

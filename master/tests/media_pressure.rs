@@ -262,18 +262,24 @@ async fn offer(pool: &Arc<Pool>, node: &Node, disk: &Disk, state: MediumState) {
     offered.await.unwrap();
 }
 
+/// A node with a disk, and twenty blocks in its memory.
+async fn with_twenty_blocks(directory: &std::path::Path) -> (Arc<Pool>, Node, Arc<Disk>) {
+    let (pool, _store) = pool(directory, lru()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 32 * MIB, &disk, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    for number in 0..20 {
+        put(&pool, number, &patient()).await;
+    }
+    (pool, node, disk)
+}
+
 /// The disk answers within a second, and the node would leave at once. No other node takes its blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_waits_for_a_disk_that_is_slow_for_a_moment() {
     for move_blocks in [false, true] {
         let directory = tempfile::tempdir().unwrap();
-        let (pool, _store) = pool(directory.path(), lru()).await;
-        let disk = Disk::new(1);
-        let node = join(&pool, "n", 1, 32 * MIB, &disk, 64 * MIB, 4 * MIB).await;
-        wait_for_attachment(&disk).await;
-        for number in 0..20 {
-            put(&pool, number, &patient()).await;
-        }
+        let (pool, node, disk) = with_twenty_blocks(directory.path()).await;
         offer(&pool, &node, &disk, MediumState::MediumSlow).await;
         pool.draining(&node.node, move_blocks);
         until("the move has ended", || {
@@ -299,13 +305,7 @@ async fn a_drain_ends_when_its_medium_takes_no_more_stores() {
         (MediumState::MediumGone, true),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        let (pool, _store) = pool(directory.path(), lru()).await;
-        let disk = Disk::new(1);
-        let node = join(&pool, "n", 1, 32 * MIB, &disk, 64 * MIB, 4 * MIB).await;
-        wait_for_attachment(&disk).await;
-        for number in 0..20 {
-            put(&pool, number, &patient()).await;
-        }
+        let (pool, node, disk) = with_twenty_blocks(directory.path()).await;
         disk.is_stalled.store(true, Ordering::SeqCst);
         pool.draining(&node.node, move_blocks);
         until("ordered", || disk.ordered.lock().len() == 20).await;

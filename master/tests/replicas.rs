@@ -4,200 +4,14 @@ mod support;
 
 use kvpool_master::Config;
 use kvpool_master::clock::BootClock;
-use kvpool_master::membership::{Reported, StoreNode};
-use kvpool_master::placement::PlacementHints;
-use kvpool_master::placement::quarantine::Suspected;
-use kvpool_master::pool::{
-    Blocks, Change, Holder, LeaseOf, Pool, ReserveOptions, TaskState, TaskView, Wish,
-};
+use kvpool_master::pool::{Change, Holder, LeaseOf, Pool, ReserveOptions, TaskState};
 use kvpool_master::store::MetadataStore;
 use kvpool_master::store::journal::JournalOptions;
-use kvpool_proto::master_message::Body;
-use kvpool_proto::{self as proto};
-use kvpool_types::{Code, Extent, Key, NodeName};
-use parking_lot::Mutex;
+use kvpool_types::{Code, Key};
 use std::sync::Arc;
 use std::time::Duration;
-use support::{SPACE, commit, lead, media, pool, registration, reserve, reserve_with};
-
-const BLOCK: u64 = 64 << 10;
-const MIB: u64 = 1 << 20;
-
-/// A node that fences at once, and keeps the pulls that it is to make.
-struct Node {
-    node: Arc<StoreNode>,
-    session: u64,
-    pulls: Arc<Mutex<Vec<proto::Pull>>>,
-    /// How many blocks leave with it, each time that the master has said so.
-    left: Arc<Mutex<Vec<u64>>>,
-}
-
-async fn join(pool: &Arc<Pool>, name: &str, life: u128) -> Node {
-    let registration = registration(name, life, 4 * MIB);
-    let node = pool.register(&registration).await.unwrap();
-    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
-    let session = pool.activate(&node, &registration, outbox);
-    pool.heard(&node, Some(Reported::default()));
-    let pulls = Arc::new(Mutex::new(Vec::new()));
-    let left = Arc::new(Mutex::new(Vec::new()));
-    let (of, taken, pool) = (Arc::clone(&node), Arc::clone(&pulls), Arc::clone(pool));
-    let told = Arc::clone(&left);
-    tokio::spawn(async move {
-        while let Some(Ok(message)) = inbox.recv().await {
-            match message.body {
-                Some(Body::Fence(fence)) => {
-                    let tickets: Vec<u64> = fence.items.iter().map(|item| item.ticket).collect();
-                    pool.fenced(&of, &tickets);
-                }
-                Some(Body::Pulls(orders)) => taken.lock().extend(orders.pulls),
-                Some(Body::Demoted(demoted)) => told.lock().push(demoted.left),
-                _ => {}
-            }
-        }
-    });
-    Node {
-        node,
-        session,
-        pulls,
-        left,
-    }
-}
-
-impl Node {
-    /// The next pull that the node is to make.
-    async fn next(&self) -> proto::Pull {
-        for _ in 0..500 {
-            if let Some(pull) = self.pulls.lock().pop() {
-                return pull;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        panic!("no pull was ordered within 5 s");
-    }
-}
-
-fn key(number: u8) -> Key {
-    Key::from_digest([number; 32])
-}
-
-async fn put(pool: &Arc<Pool>, key: &Key) {
-    let granted = reserve(pool, key, BLOCK).await.unwrap();
-    assert_eq!(commit(pool, key, BLOCK, granted).await, [Code::Ok]);
-}
-
-async fn begin(pool: &Arc<Pool>, change: Change, from: Option<&str>, key: &Key) -> TaskView {
-    begin_to(pool, change, from, &[], key).await
-}
-
-async fn begin_to(
-    pool: &Arc<Pool>,
-    change: Change,
-    from: Option<&str>,
-    to: &[&str],
-    key: &Key,
-) -> TaskView {
-    let name = |name: &&str| NodeName((*name).into());
-    let wish = Wish {
-        change,
-        from: from.as_ref().map(name),
-        to: to.iter().map(name).collect(),
-        evict: false,
-    };
-    let blocks = Blocks::Keys(SPACE, &[key.as_ref()]);
-    pool.change_replicas(wish, blocks).await.unwrap()
-}
-
-async fn end(pool: &Arc<Pool>, task: &TaskView) -> TaskView {
-    for _ in 0..500 {
-        let task = pool.replica_tasks(&[task.id]).remove(0);
-        if task.state != TaskState::Running {
-            return task;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("the task has not ended within 5 s");
-}
-
-/// The replica of key 1 on a node.
-fn suspected_on(pool: &Arc<Pool>, node: &Node) -> Suspected {
-    let found = pool.lookup(SPACE, &[key(1).as_ref()][..], false);
-    let located = found.answer[0].clone().unwrap();
-    let mut replicas = located.replicas.iter();
-    let on_it = replicas.find(|one| node.node.segments().contains(&one.segment));
-    let replica = on_it.unwrap();
-    let extent = Extent {
-        segment: replica.segment,
-        offset: replica.offset,
-        length: located.length,
-    };
-    Suspected {
-        namespace: SPACE,
-        key: key(1),
-        version: located.version,
-        extent,
-        checksum: located.checksum,
-    }
-}
-
-fn holders(pool: &Arc<Pool>, key: &Key) -> Vec<String> {
-    let keys = [key.as_ref()];
-    let described = pool.describe(SPACE, &keys[..]);
-    let replicas = described
-        .into_iter()
-        .flatten()
-        .flat_map(|block| block.replicas);
-    replicas.map(|replica| replica.node.0).collect()
-}
-
-/// A put of one replica, on this node if it has room.
-fn on(node: &str) -> ReserveOptions {
-    ReserveOptions {
-        hints: PlacementHints {
-            replicas: 1,
-            preferred: vec![NodeName(node.into())],
-            host: None,
-        },
-        ..ReserveOptions::default()
-    }
-}
-
-/// The bytes in use on a node.
-fn used_on(pool: &Pool, node: &Arc<StoreNode>) -> u64 {
-    let segments = pool.placement.segments();
-    let own = segments.iter().filter(|s| Arc::ptr_eq(&s.node, node));
-    own.map(|segment| segment.used()).sum()
-}
-
-/// Waits until so many bytes are in use on all nodes together.
-async fn wait_used(pool: &Pool, bytes: u64) {
-    let used = || {
-        let segments = pool.placement.segments();
-        segments.iter().map(|segment| segment.used()).sum::<u64>()
-    };
-    for _ in 0..500 {
-        if used() == bytes {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!(
-        "{} bytes are in use, not {bytes}: an extent was leaked",
-        used()
-    );
-}
-
-/// A pool with the nodes `a` and `b`, where `a` has the block of key 1.
-async fn with_a_block(directory: &std::path::Path, ttl: Duration) -> (Arc<Pool>, Node, Node) {
-    let config = Config {
-        lease_ttl: ttl,
-        ..Config::default()
-    };
-    let (pool, _) = pool(directory, config).await;
-    let a = join(&pool, "a", 1).await;
-    put(&pool, &key(1)).await;
-    let b = join(&pool, "b", 2).await;
-    (pool, a, b)
-}
+use support::replicas::*;
+use support::{SPACE, commit, lead, media, pool, reserve_with};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_that_changes_meanwhile_gets_no_replica() {
@@ -258,79 +72,6 @@ async fn a_version_that_is_logged_before_the_replica_does_not_get_it() {
     assert_eq!((ended.changed, ended.gone), (0, 1), "{ended:?}");
     assert_eq!(holders(&pool, &key(1)), ["a"]);
     wait_used(&pool, BLOCK).await;
-    drop(a);
-}
-
-/// The target of a move begins to leave, or is lost, while the log is late, as in a full store.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_move_that_is_logged_late_keeps_its_source_where_its_target_leaves_or_is_lost() {
-    for leaves in [true, false] {
-        let directory = tempfile::tempdir().unwrap();
-        let (pool, store) = pool(directory.path(), Config::default()).await;
-        let a = join(&pool, "a", 1).await;
-        put(&pool, &key(1)).await;
-        let b = join(&pool, "b", 2).await;
-        let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
-        let pull = b.next().await;
-        let shut = store.gate.lock().await;
-        pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        match leaves {
-            true => pool.draining(&b.node, false),
-            false => pool.detach(&b.node, b.session),
-        }
-        drop(shut);
-        // What is logged after the move is durable after it.
-        put(&pool, &key(2)).await;
-        assert_eq!(holders(&pool, &key(1)), ["a", "b"]);
-        let now = pool.replica_tasks(&[task.id]).remove(0);
-        assert_eq!((now.changed, now.state), (0, TaskState::Running), "{now:?}");
-        // The move ends there once the node is back, or elsewhere.
-        match leaves {
-            true => {
-                let c = join(&pool, "c", 3).await;
-                let pull = c.next().await;
-                pool.pulled(&c.node, &[(pull.ticket, Code::Ok)]);
-                assert_eq!(end(&pool, &task).await.changed, 1);
-                assert_eq!(holders(&pool, &key(1)), ["b", "c"]);
-            }
-            false => {
-                let _again = join(&pool, "b", 2).await;
-                let ended = end(&pool, &task).await;
-                assert_eq!(ended.changed, 1, "{ended:?}");
-                assert_eq!(holders(&pool, &key(1)), ["b"]);
-            }
-        }
-        drop(a);
-    }
-}
-
-/// The log of a move may be late, as in a full store, and its target may be gone by then.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_block_whose_move_is_logged_after_its_target_went_is_there_in_the_next_term() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, store) = pool(directory.path(), Config::default()).await;
-    let a = join(&pool, "a", 1).await;
-    put(&pool, &key(1)).await;
-    let b = join(&pool, "b", 2).await;
-    let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
-    let pull = b.next().await;
-    let shut = store.gate.lock().await;
-    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    pool.drop_node(&b.node);
-    drop(shut);
-    let ended = end(&pool, &task).await;
-    assert_eq!((ended.changed, ended.failed), (0, 1), "{ended:?}");
-    assert_eq!(holders(&pool, &key(1)), ["a"]);
-    // The records of the dropped node are durable too.
-    put(&pool, &key(2)).await;
-    let store = store as Arc<dyn MetadataStore>;
-    let journal = JournalOptions::default();
-    let next = lead(&store, Config::default(), journal, Arc::new(BootClock)).await;
-    let blocks = next.stored_blocks();
-    let block = blocks.iter().find(|block| block.key == key(1));
-    assert!(block.is_some(), "the block is lost with the old term");
     drop(a);
 }
 
@@ -518,56 +259,6 @@ async fn a_removal_that_finds_nothing_waits_until_a_late_replica_is_taken_back()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_replica_is_dropped_for_one_on_a_node_that_leaves() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
-    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
-    let pull = b.next().await;
-    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-    assert_eq!(end(&pool, &copy).await.changed, 1);
-    pool.draining(&b.node, true);
-    let dropped = begin(&pool, Change::Drop, Some("a"), &key(1)).await;
-    let ended = end(&pool, &dropped).await;
-    assert_eq!((ended.changed, ended.failed), (0, 1), "{ended:?}");
-    assert_eq!(holders(&pool, &key(1)).len(), 2);
-}
-
-/// A process that has died is a node without a session for some seconds. Nobody knows yet that it is gone.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_node_whose_session_has_ended_counts_for_no_drop_and_no_drain() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
-    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
-    let pull = b.next().await;
-    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-    assert_eq!(end(&pool, &copy).await.changed, 1);
-    pool.detach(&b.node, b.session);
-    let dropped = begin(&pool, Change::Drop, Some("a"), &key(1)).await;
-    let ended = end(&pool, &dropped).await;
-    assert_eq!((ended.changed, ended.failed), (0, 1), "{ended:?}");
-    assert_eq!(holders(&pool, &key(1)).len(), 2);
-    pool.draining(&a.node, true);
-    support::media::until("the master answers", || !a.left.lock().is_empty()).await;
-    assert_eq!(*a.left.lock(), [1], "the block leaves with the node");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_leaves_is_told_once_the_session_of_the_other_holder_is_back() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
-    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
-    let pull = b.next().await;
-    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-    assert_eq!(end(&pool, &copy).await.changed, 1);
-    pool.detach(&b.node, b.session);
-    pool.draining(&a.node, true);
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    let _again = join(&pool, "b", 2).await;
-    support::media::until("the master answers", || !a.left.lock().is_empty()).await;
-    assert_eq!(*a.left.lock(), [0], "the other replica is there");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_block_that_waited_for_a_node_is_pulled_again_after_a_failure() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
@@ -588,72 +279,13 @@ async fn a_block_that_waited_for_a_node_is_pulled_again_after_a_failure() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pull_that_failed_reads_another_replica() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, _a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
-    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
-    let pull = b.next().await;
-    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-    assert_eq!(end(&pool, &copy).await.changed, 1);
+    let (pool, _a, _b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
     let c = join(&pool, "c", 3).await;
     begin_to(&pool, Change::Copy, None, &["c"], &key(1)).await;
     let first = c.next().await;
     pool.pulled(&c.node, &[(first.ticket, Code::Unreachable)]);
     let second = c.next().await;
     assert_ne!(first.from_incarnation, second.from_incarnation);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_block_is_read_from_the_node_that_it_leaves_before_one_without_a_session() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
-    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
-    let pull = b.next().await;
-    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-    assert_eq!(end(&pool, &copy).await.changed, 1);
-    let c = join(&pool, "c", 3).await;
-    pool.detach(&b.node, b.session);
-    begin(&pool, Change::Move, Some("a"), &key(1)).await;
-    let pull = c.next().await;
-    assert_eq!(pull.from_incarnation[..], a.node.incarnation.to_bytes()[..]);
-}
-
-/// The node takes no blocks from the call on, so somebody must also take those that it has.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_drain_whose_caller_leaves_begins_all_the_same() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
-    let open = reserve_with(&pool, &key(2), BLOCK, &on("a")).await.unwrap();
-    let name = NodeName("a".into());
-    let called = tokio::time::timeout(Duration::from_millis(50), pool.drain_node(&name)).await;
-    assert!(called.is_err(), "it waits for the puts on the node");
-    assert_eq!(commit(&pool, &key(2), BLOCK, open).await, [Code::Ok]);
-    b.next().await;
-    assert_eq!(pool.replica_tasks(&[]).len(), 1);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn nodes_that_leave_at_once_do_not_count_on_each_other() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
-    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
-    let pull = b.next().await;
-    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-    assert_eq!(end(&pool, &copy).await.changed, 1);
-    pool.draining(&a.node, true);
-    support::media::until("the first hears", || *a.left.lock() == [0]).await;
-    pool.draining(&b.node, true);
-    support::media::until("the second hears", || *b.left.lock() == [1]).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn no_block_moves_to_a_node_that_leaves_meanwhile() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
-    begin(&pool, Change::Move, Some("a"), &key(1)).await;
-    let pull = b.next().await;
-    pool.draining(&b.node, true);
-    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-    wait_used(&pool, BLOCK).await;
-    assert_eq!(holders(&pool, &key(1)), ["a"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -688,11 +320,7 @@ async fn a_pull_that_fails_or_is_lost_is_tried_again_and_leaks_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_tasks_never_bring_a_block_to_one_node_or_drop_one_replica_twice() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
-    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
-    let pull = b.next().await;
-    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-    assert_eq!(end(&pool, &copy).await.changed, 1);
+    let (pool, a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
     // Both replicas are to move to `c`, so the second task has to wait for the first.
     let c = join(&pool, "c", 3).await;
     let one = begin_to(&pool, Change::Move, Some("a"), &["c"], &key(1)).await;
@@ -740,11 +368,7 @@ async fn two_tasks_never_bring_a_block_to_one_node_or_drop_one_replica_twice() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_that_every_node_has_needs_no_further_replica() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
-    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
-    let pull = b.next().await;
-    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-    assert_eq!(end(&pool, &copy).await.changed, 1);
+    let (pool, a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
     // Nothing is lost with `a`, so its drain succeeds.
     for (change, from) in [
         (Change::Copy, None),
@@ -799,80 +423,4 @@ async fn a_source_sends_no_more_than_its_bandwidth() {
         let ordered = 1 + b.pulls.lock().len();
         assert_eq!(ordered, most, "pulls at {bandwidth} bytes a second");
     }
-}
-
-/// A hard-pinned block leaves a node that is taken out of service, although all others were used later.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_drain_makes_room_for_a_pinned_block() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _) = pool(directory.path(), Config::default()).await;
-    let a = join(&pool, "a", 1).await;
-    let pinned = ReserveOptions {
-        hard_pin: true,
-        ..ReserveOptions::default()
-    };
-    let granted = reserve_with(&pool, &key(1), BLOCK, &pinned).await.unwrap();
-    assert_eq!(commit(&pool, &key(1), BLOCK, granted).await, [Code::Ok]);
-    let b = join(&pool, "b", 2).await;
-    // Both nodes are full of later blocks.
-    for number in 0..130 {
-        let filler = Key::parse(&format!("filler-{number}")).unwrap();
-        if let Ok(granted) = reserve_with(&pool, &filler, BLOCK, &on("b")).await {
-            assert_eq!(commit(&pool, &filler, BLOCK, granted).await, [Code::Ok]);
-        }
-    }
-    let task = pool.drain_node(&NodeName("a".into())).await.unwrap();
-    let mut seen = 0;
-    while !holders(&pool, &key(1)).contains(&"b".to_owned()) {
-        let pull = b.next().await;
-        pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-        seen += 1;
-        assert!(seen < 200, "{:?}", pool.replica_tasks(&[task.id]));
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    drop(a);
-}
-
-/// A node that drains has puts under way: their blocks move too, whether the node stops or an operator asks.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_put_that_is_under_way_when_its_node_drains_moves_with_it() {
-    for stops in [true, false] {
-        let directory = tempfile::tempdir().unwrap();
-        let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
-        let granted = reserve_with(&pool, &key(2), BLOCK, &on("a")).await.unwrap();
-        let draining = {
-            let (pool, node) = (Arc::clone(&pool), Arc::clone(&a.node));
-            tokio::spawn(async move {
-                if stops {
-                    pool.draining(&node, true);
-                } else {
-                    pool.drain_node(&NodeName("a".into())).await.unwrap();
-                }
-            })
-        };
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        assert_eq!(commit(&pool, &key(2), BLOCK, granted).await, [Code::Ok]);
-        draining.await.unwrap();
-        for _ in 0..2 {
-            let pull = b.next().await;
-            pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-        }
-        for number in [1, 2] {
-            let is_moved = || holders(&pool, &key(number)) == ["b"];
-            support::media::until("the block moves", is_moved).await;
-        }
-    }
-}
-
-/// A client that never ends its put holds up no drain, and its block does not stay behind.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_drain_does_not_wait_for_a_put_that_never_ends() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
-    let silent = reserve_with(&pool, &key(2), BLOCK, &on("a")).await.unwrap();
-    pool.draining(&a.node, true);
-    let pull = b.next().await;
-    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-    let late = commit(&pool, &key(2), BLOCK, silent).await;
-    assert_eq!(late, [Code::GrantEnded]);
 }

@@ -8,7 +8,7 @@ use kvpool_types::{Code, Key};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use support::{SPACE, commit, item, join, pool, reserve, reserve_with};
+use support::{SPACE, commit, item, join, patient_with_nodes, pool, reserve, reserve_with};
 use tokio::time::timeout;
 
 const KIB: u64 = 1 << 10;
@@ -33,11 +33,7 @@ fn is_there(pool: &Pool, n: u64) -> bool {
 async fn puts_go_on_while_nodes_join() {
     let directory = tempfile::tempdir().unwrap();
     // These nodes send nothing more, however slow the machine is.
-    let config = Config {
-        suspect_after: Duration::from_secs(1 << 20),
-        drop_after: Duration::from_secs(1 << 21),
-        ..Config::default()
-    };
+    let config = patient_with_nodes();
     let (pool, _store) = pool(directory.path(), config).await;
     join(&pool, "first", 1, KIB << 10).await;
     put(&pool, 0, KIB).await;

@@ -35,6 +35,8 @@ const CALLS_END: Duration = Duration::from_secs(8);
 /// Once nothing runs, the pool is at rest within this time: grants and leases end, all extents are fenced, and
 /// nodes that were away are back.
 const REST: Duration = Duration::from_secs(40);
+/// So few blocks may all stay behind on a node that is drained.
+const FEW: u64 = 6;
 /// How long a signed location counts at most.
 const LOCATIONS_END: Duration = Duration::from_secs(70);
 /// How long rest must last. A message that was slow when faults ended is on its way for up to 3 s. A node whose
@@ -202,41 +204,64 @@ fn pins_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// A node that takes the blocks of one that is drained, and how many there are.
-pub(crate) fn takes_from(world: &World, drained: Incarnation) -> Option<(Incarnation, u64)> {
+/// A node that takes blocks when another one begins to drain.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taker {
+    node: Incarnation,
+    /// The blocks that the draining node has then.
+    blocks: u64,
+}
+
+/// A node that takes the blocks of one that is drained.
+pub(crate) fn takes_from(world: &World, drained: Incarnation) -> Option<Taker> {
     let leading = leading(world);
     let (_, pool) = leading.first()?;
     let members = pool.members.all();
     let mut others = members.iter().filter(|node| node.is_placeable());
     let other = others.find(|node| node.incarnation != drained && node.is_connected());
-    let other = other.map(|node| node.incarnation)?;
-    let segments = pool.placement.segments();
-    let is_there = |replica: &Replica| {
-        let segment = segments.get(replica.segment);
-        segment.is_some_and(|segment| segment.node.incarnation == drained)
-    };
     let blocks = pool.stored_blocks().into_iter();
-    let here = blocks.filter(|block| block.replicas.iter().any(is_there));
-    Some((other, here.count() as u64))
+    let here = blocks.filter(|block| block.replicas.iter().any(|at| is_on(pool, at, drained)));
+    Some(Taker {
+        node: other?.incarnation,
+        blocks: here.count() as u64,
+    })
 }
 
-/// Whether a node takes blocks still.
-pub(crate) fn takes_blocks(world: &World, node: Incarnation) -> bool {
-    leading(world).iter().any(|(_, pool)| {
+fn is_on(pool: &Pool, replica: &Replica, node: Incarnation) -> bool {
+    let segments = pool.placement.segments();
+    let segment = segments.get(replica.segment);
+    segment.is_some_and(|segment| segment.node.incarnation == node)
+}
+
+/// A drained node does not leave most of its blocks behind where another one takes them all the while. A slow network
+/// may cost some blocks all of their tries. A node with a disk writes its blocks there, within a budget.
+pub(crate) fn most_have_moved(
+    world: &World,
+    drained: usize,
+    left: u64,
+    taker: &Taker,
+) -> Result<(), String> {
+    let moves = world.plan.keeps_all && !world.plan.has_disks();
+    let takes = |pool: &Pool| {
         let members = pool.members.all();
-        let mut known = members.iter().filter(|one| one.incarnation == node);
+        let mut known = members.iter().filter(|one| one.incarnation == taker.node);
         known.any(|one| one.is_placeable() && one.is_connected())
-    })
+    };
+    let had = taker.blocks;
+    let leaves_most = moves && had >= FEW && left * 2 > had;
+    match leaves_most && leading(world).iter().any(|(_, pool)| takes(pool)) {
+        true => Err(format!(
+            "n{drained} leaves with {left} of {had} blocks, and {} had room",
+            taker.node
+        )),
+        false => Ok(()),
+    }
 }
 
 /// What a master says to a node that wants to leave: no block has its only replica there.
 pub(crate) fn nothing_left_on(world: &World, node: Incarnation) -> Result<(), String> {
     for (number, pool) in leading(world) {
-        let segments = pool.placement.segments();
-        let is_there = |replica: &Replica| {
-            let segment = segments.get(replica.segment);
-            segment.is_some_and(|segment| segment.node.incarnation == node)
-        };
+        let is_there = |replica: &Replica| is_on(&pool, replica, node);
         let copies = pool.stored_copies().into_iter();
         let copies: Vec<_> = copies.map(|copy| copy.version).collect();
         for block in pool.stored_blocks() {
@@ -379,12 +404,11 @@ fn may_lose(world: &World) -> bool {
     if world.left_early.load(Ordering::Acquire) || world.plan.noise.flipped_writes > 0 {
         return true;
     }
-    let mut faults = world.plan.faults.iter().map(|(_, fault)| fault);
+    let has = |is_it: &dyn Fn(&Fault) -> bool| world.plan.faults.iter().any(|(_, one)| is_it(one));
     // A disk that goes wrong takes nothing from memory, but for what a drained node wrote there.
-    let drains = faults.any(|fault| matches!(fault, Fault::Drain(..)));
-    let mut faults = world.plan.faults.iter().map(|(_, fault)| fault);
+    let drains = has(&|fault| matches!(fault, Fault::Drain(..)));
     let loses =
-        faults.any(|fault| fault.loss().is_some() && (drains || !matches!(fault, Fault::Disk(..))));
+        has(&|fault| fault.loss().is_some() && (drains || !matches!(fault, Fault::Disk(..))));
     loses || world.plan.drops_nodes()
 }
 

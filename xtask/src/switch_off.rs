@@ -3,11 +3,13 @@
 //! all tests (ADR 0052).
 
 mod bytes;
+mod devices;
 mod handoff;
 mod master;
 mod media;
 mod reach;
 mod replicas;
+mod returned;
 mod security;
 mod tenants;
 
@@ -30,10 +32,12 @@ struct Mechanism {
 }
 
 /// Every mechanism, by what it keeps.
-const MECHANISMS: [&[Mechanism]; 7] = [
+const MECHANISMS: [&[Mechanism]; 9] = [
     master::MECHANISMS,
     bytes::MECHANISMS,
+    devices::MECHANISMS,
     media::MECHANISMS,
+    returned::MECHANISMS,
     replicas::MECHANISMS,
     tenants::MECHANISMS,
     security::MECHANISMS,

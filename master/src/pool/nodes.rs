@@ -355,6 +355,3 @@ impl Pool {
         tracing::warn!(node = %node.name, incarnation = %node.incarnation, "node dropped");
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
 pub(crate) mod media;
+pub(crate) mod replicas;
 pub(crate) mod tenants;
 
 use async_trait::async_trait;
@@ -153,6 +154,13 @@ pub(crate) fn full_and_patient(lease_ttl: Duration) -> Config {
         eviction_high_watermark_ratio: 1.0,
         eviction_ratio: 0.0,
         lease_ttl,
+        ..patient_with_nodes()
+    }
+}
+
+/// Settings of a pool whose nodes may be silent, however slow the machine is.
+pub(crate) fn patient_with_nodes() -> Config {
+    Config {
         suspect_after: Duration::from_secs(1 << 20),
         drop_after: Duration::from_secs(1 << 21),
         ..Config::default()

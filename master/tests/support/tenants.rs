@@ -1,6 +1,6 @@
 //! Namespaces with settings, as tests use them.
 
-use super::{Gated, item};
+use super::{Gated, item, patient_with_nodes};
 use kvpool_master::Config;
 use kvpool_master::accounts::Balance;
 use kvpool_master::pool::{Pool, ReserveOptions};
@@ -17,10 +17,8 @@ pub(crate) const BLOCK: u64 = 64 * KIB;
 /// The nodes of these tests send no heartbeats.
 pub(crate) fn patient() -> Config {
     Config {
-        suspect_after: Duration::from_secs(1 << 20),
-        drop_after: Duration::from_secs(1 << 21),
         lease_ttl: Duration::from_millis(200),
-        ..Config::default()
+        ..patient_with_nodes()
     }
 }
 

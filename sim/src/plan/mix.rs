@@ -40,6 +40,14 @@ impl Mix {
     /// What engines do, and a little of everything else.
     pub(crate) const USUAL: Self = Self([7, 1, 1, 1, 1, 1, 2, 8]);
 
+    /// Makes a call no rarer than this.
+    fn raise(&mut self, call: Call, least: u64) {
+        let mut weights = Call::ALL.into_iter().zip(&mut self.0);
+        if let Some((_, weight)) = weights.find(|(one, _)| *one == call) {
+            *weight = least.max(*weight);
+        }
+    }
+
     /// What a task does next.
     pub(crate) fn draw(&self, dice: &Dice) -> Call {
         let mut left = dice.below(self.0.iter().sum());
@@ -72,8 +80,8 @@ impl Plan {
             *weight *= [0, 1, 1, 4, 8][dice.index(5)];
         }
         // Without blocks nothing happens.
-        self.mix.0[0] = self.mix.0[0].max(3);
-        self.mix.0[7] = self.mix.0[7].max(1);
+        self.mix.raise(Call::Put, 3);
+        self.mix.raise(Call::Get, 1);
     }
 
     /// From a stream of its own. One or two kinds of faults come often, some of them within moments.

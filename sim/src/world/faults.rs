@@ -17,8 +17,6 @@ use tokio::time::{Instant, sleep};
 const DRAINING: Duration = Duration::from_secs(4);
 /// The same where nothing else takes blocks: slow messages are no reason to leave with some.
 const QUIET_DRAINING: Duration = Duration::from_secs(20);
-/// So few blocks may all stay behind.
-const FEW: u64 = 6;
 /// How long a lease is waited for, and how often it is looked for.
 const WATCH: Duration = Duration::from_secs(3);
 const MOMENT: Duration = Duration::from_millis(3);
@@ -180,27 +178,23 @@ impl World {
         let left = saved.map_or("an unknown number of".to_owned(), |left| left.to_string());
         let said = format_args!("leaves, {left} blocks have no other replica").to_string();
         self.trace.note(Process::Node(number), said);
-        if saved == Some(0) {
-            self.saved.fetch_add(1, Ordering::Relaxed);
-        }
-        if saved != Some(0) {
-            self.left_early.store(true, Ordering::Release);
-            // A node with a disk writes its blocks there, within a budget.
-            let moves = self.plan.keeps_all && !self.plan.has_disks();
-            let taker = taker.filter(|_| saved.is_some() && moves);
-            // A slow network may cost some blocks all of their tries.
-            let most = |had: u64| had >= FEW && saved.is_some_and(|left| left * 2 > had);
-            if let Some((taker, had)) = taker
-                && most(had)
-                && checks::takes_blocks(&self, taker)
-            {
-                let wrong =
-                    format!("n{number} leaves with {left} of {had} blocks, and {taker} had room");
-                self.load.violate(wrong);
+        let wrong = match saved {
+            Some(0) => {
+                self.saved.fetch_add(1, Ordering::Relaxed);
+                match losses == self.losses.load(Ordering::Acquire) {
+                    true => checks::nothing_left_on(&self, port.node.incarnation()),
+                    false => Ok(()),
+                }
             }
-        } else if losses == self.losses.load(Ordering::Acquire)
-            && let Err(wrong) = checks::nothing_left_on(&self, port.node.incarnation())
-        {
+            left => {
+                self.left_early.store(true, Ordering::Release);
+                match left.zip(taker) {
+                    Some((left, taker)) => checks::most_have_moved(&self, number, left, &taker),
+                    None => Ok(()),
+                }
+            }
+        };
+        if let Err(wrong) = wrong {
             self.load.violate(wrong);
         }
         // With a disk, its blocks leave memory and wait there.

@@ -134,12 +134,9 @@ impl Pool {
             let stays = |r: &&Replica| {
                 let segment = segments.get(r.segment);
                 segment.is_some_and(|segment| segment.node.stays())
-            };
-            let readable = others.filter(stays).filter(|r| {
-                self.is_reachable(&segments, r.segment)
                     && !self.is_hidden(&hidden, r, found.moved.version)
-            });
-            (gone, readable.count())
+            };
+            (gone, others.filter(stays).count())
         };
         let Some(gone) = gone else {
             return Step::Ended(Outcome::Gone);

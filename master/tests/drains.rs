@@ -1,0 +1,248 @@
+//! Nodes that leave, or are lost, while their blocks move: no block is lost with them.
+
+mod support;
+
+use kvpool_master::Config;
+use kvpool_master::clock::BootClock;
+use kvpool_master::pool::{Change, ReserveOptions, TaskState};
+use kvpool_master::store::MetadataStore;
+use kvpool_master::store::journal::JournalOptions;
+use kvpool_types::{Code, Key, NodeName};
+use std::sync::Arc;
+use std::time::Duration;
+use support::replicas::*;
+use support::{commit, lead, pool, reserve_with};
+
+/// The target of a move begins to leave, or is lost, while the log is late, as in a full store.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_that_is_logged_late_keeps_its_source_where_its_target_leaves_or_is_lost() {
+    for leaves in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, store) = pool(directory.path(), Config::default()).await;
+        let a = join(&pool, "a", 1).await;
+        put(&pool, &key(1)).await;
+        let b = join(&pool, "b", 2).await;
+        let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
+        let pull = b.next().await;
+        let shut = store.gate.lock().await;
+        pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        match leaves {
+            true => pool.draining(&b.node, false),
+            false => pool.detach(&b.node, b.session),
+        }
+        drop(shut);
+        // What is logged after the move is durable after it.
+        put(&pool, &key(2)).await;
+        assert_eq!(holders(&pool, &key(1)), ["a", "b"]);
+        let now = pool.replica_tasks(&[task.id]).remove(0);
+        assert_eq!((now.changed, now.state), (0, TaskState::Running), "{now:?}");
+        // The move ends there once the node is back, or elsewhere.
+        match leaves {
+            true => {
+                let c = join(&pool, "c", 3).await;
+                let pull = c.next().await;
+                pool.pulled(&c.node, &[(pull.ticket, Code::Ok)]);
+                assert_eq!(end(&pool, &task).await.changed, 1);
+                assert_eq!(holders(&pool, &key(1)), ["b", "c"]);
+            }
+            false => {
+                let _again = join(&pool, "b", 2).await;
+                let ended = end(&pool, &task).await;
+                assert_eq!(ended.changed, 1, "{ended:?}");
+                assert_eq!(holders(&pool, &key(1)), ["b"]);
+            }
+        }
+        drop(a);
+    }
+}
+
+/// The log of a move may be late, as in a full store, and its target may be gone by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_whose_move_is_logged_after_its_target_went_is_there_in_the_next_term() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), Config::default()).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let b = join(&pool, "b", 2).await;
+    let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
+    let pull = b.next().await;
+    let shut = store.gate.lock().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    pool.drop_node(&b.node);
+    drop(shut);
+    let ended = end(&pool, &task).await;
+    assert_eq!((ended.changed, ended.failed), (0, 1), "{ended:?}");
+    assert_eq!(holders(&pool, &key(1)), ["a"]);
+    // The records of the dropped node are durable too.
+    put(&pool, &key(2)).await;
+    let store = store as Arc<dyn MetadataStore>;
+    let journal = JournalOptions::default();
+    let next = lead(&store, Config::default(), journal, Arc::new(BootClock)).await;
+    let blocks = next.stored_blocks();
+    let block = blocks.iter().find(|block| block.key == key(1));
+    assert!(block.is_some(), "the block is lost with the old term");
+    drop(a);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_replica_is_dropped_for_one_on_a_node_that_leaves() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
+    pool.draining(&b.node, true);
+    let dropped = begin(&pool, Change::Drop, Some("a"), &key(1)).await;
+    let ended = end(&pool, &dropped).await;
+    assert_eq!((ended.changed, ended.failed), (0, 1), "{ended:?}");
+    assert_eq!(holders(&pool, &key(1)).len(), 2);
+}
+
+/// A process that has died is a node without a session for some seconds. Nobody knows yet that it is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_session_has_ended_counts_for_no_drop_and_no_drain() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
+    pool.detach(&b.node, b.session);
+    let dropped = begin(&pool, Change::Drop, Some("a"), &key(1)).await;
+    let ended = end(&pool, &dropped).await;
+    assert_eq!((ended.changed, ended.failed), (0, 1), "{ended:?}");
+    assert_eq!(holders(&pool, &key(1)).len(), 2);
+    pool.draining(&a.node, true);
+    support::media::until("the master answers", || !a.left.lock().is_empty()).await;
+    assert_eq!(*a.left.lock(), [1], "the block leaves with the node");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_leaves_is_told_once_the_session_of_the_other_holder_is_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
+    pool.detach(&b.node, b.session);
+    pool.draining(&a.node, true);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let _again = join(&pool, "b", 2).await;
+    support::media::until("the master answers", || !a.left.lock().is_empty()).await;
+    assert_eq!(*a.left.lock(), [0], "the other replica is there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_is_read_from_the_node_that_it_leaves_before_one_without_a_session() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
+    let c = join(&pool, "c", 3).await;
+    pool.detach(&b.node, b.session);
+    begin(&pool, Change::Move, Some("a"), &key(1)).await;
+    let pull = c.next().await;
+    assert_eq!(pull.from_incarnation[..], a.node.incarnation.to_bytes()[..]);
+}
+
+/// The node takes no blocks from the call on, so somebody must also take those that it has.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_whose_caller_leaves_begins_all_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let open = reserve_with(&pool, &key(2), BLOCK, &on("a")).await.unwrap();
+    let name = NodeName("a".into());
+    let called = tokio::time::timeout(Duration::from_millis(50), pool.drain_node(&name)).await;
+    assert!(called.is_err(), "it waits for the puts on the node");
+    assert_eq!(commit(&pool, &key(2), BLOCK, open).await, [Code::Ok]);
+    b.next().await;
+    assert_eq!(pool.replica_tasks(&[]).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_leave_at_once_do_not_count_on_each_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
+    pool.draining(&a.node, true);
+    support::media::until("the first hears", || *a.left.lock() == [0]).await;
+    pool.draining(&b.node, true);
+    support::media::until("the second hears", || *b.left.lock() == [1]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_block_moves_to_a_node_that_leaves_meanwhile() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    begin(&pool, Change::Move, Some("a"), &key(1)).await;
+    let pull = b.next().await;
+    pool.draining(&b.node, true);
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    wait_used(&pool, BLOCK).await;
+    assert_eq!(holders(&pool, &key(1)), ["a"]);
+}
+
+/// A hard-pinned block leaves a node that is taken out of service, although all others were used later.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_makes_room_for_a_pinned_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), Config::default()).await;
+    let a = join(&pool, "a", 1).await;
+    let pinned = ReserveOptions {
+        hard_pin: true,
+        ..ReserveOptions::default()
+    };
+    let granted = reserve_with(&pool, &key(1), BLOCK, &pinned).await.unwrap();
+    assert_eq!(commit(&pool, &key(1), BLOCK, granted).await, [Code::Ok]);
+    let b = join(&pool, "b", 2).await;
+    // Both nodes are full of later blocks.
+    for number in 0..130 {
+        let filler = Key::parse(&format!("filler-{number}")).unwrap();
+        if let Ok(granted) = reserve_with(&pool, &filler, BLOCK, &on("b")).await {
+            assert_eq!(commit(&pool, &filler, BLOCK, granted).await, [Code::Ok]);
+        }
+    }
+    let task = pool.drain_node(&NodeName("a".into())).await.unwrap();
+    let mut seen = 0;
+    while !holders(&pool, &key(1)).contains(&"b".to_owned()) {
+        let pull = b.next().await;
+        pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+        seen += 1;
+        assert!(seen < 200, "{:?}", pool.replica_tasks(&[task.id]));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(a);
+}
+
+/// A node that drains has puts under way: their blocks move too, whether the node stops or an operator asks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_is_under_way_when_its_node_drains_moves_with_it() {
+    for stops in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+        let granted = reserve_with(&pool, &key(2), BLOCK, &on("a")).await.unwrap();
+        let draining = {
+            let (pool, node) = (Arc::clone(&pool), Arc::clone(&a.node));
+            tokio::spawn(async move {
+                if stops {
+                    pool.draining(&node, true);
+                } else {
+                    pool.drain_node(&NodeName("a".into())).await.unwrap();
+                }
+            })
+        };
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(commit(&pool, &key(2), BLOCK, granted).await, [Code::Ok]);
+        draining.await.unwrap();
+        for _ in 0..2 {
+            let pull = b.next().await;
+            pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+        }
+        for number in [1, 2] {
+            let is_moved = || holders(&pool, &key(number)) == ["b"];
+            support::media::until("the block moves", is_moved).await;
+        }
+    }
+}
+
+/// A client that never ends its put holds up no drain, and its block does not stay behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_does_not_wait_for_a_put_that_never_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let silent = reserve_with(&pool, &key(2), BLOCK, &on("a")).await.unwrap();
+    pool.draining(&a.node, true);
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    let late = commit(&pool, &key(2), BLOCK, silent).await;
+    assert_eq!(late, [Code::GrantEnded]);
+}
