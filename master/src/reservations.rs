@@ -42,6 +42,8 @@ pub struct Pending {
     pub soft_pin: Option<std::time::Duration>,
     /// Whether the block is hard-pinned from commit on.
     pub hard_pin: bool,
+    /// Whether the key had another block when the extents were granted.
+    pub had_block: bool,
     /// The id of the request with the grant; 0 for none.
     pub request: u64,
     /// The client whose framed connection carried the request; `None` for a put that ends only with
@@ -65,6 +67,7 @@ impl Pending {
             expires: BootInstant(u64::MAX),
             soft_pin: None,
             hard_pin: false,
+            had_block: false,
             request: 0,
             writer: None,
             committing: false,

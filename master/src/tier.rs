@@ -275,6 +275,7 @@ fn block_at(commit: Commit, replica: Replica, tick: directory::Tick) -> NewBlock
         soft_pin_until: None,
         hard_pin: commit.hard_pin,
         tick,
+        leased_until: None,
     }
 }
 

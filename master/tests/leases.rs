@@ -257,6 +257,45 @@ async fn a_lease_on_a_lost_block_does_not_end_one_on_the_block_put_after_it() {
     assert_eq!(left(), Duration::ZERO);
 }
 
+/// Versions are given when puts begin. So the put's version is not above those that the lost block could have.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_on_a_lost_block_ends_none_on_the_block_of_a_put_that_was_open() {
+    let bench = Bench::new().await;
+    let key = Key::parse("a").unwrap();
+    let keys = [key.as_ref()];
+    let left = || {
+        let described = bench.pool.describe(NS, &keys).swap_remove(0);
+        described.unwrap().lease_left
+    };
+    for has_block in [false, true] {
+        let options = ReserveOptions {
+            upsert: true,
+            ..ReserveOptions::default()
+        };
+        let granted = bench.pool.reserve(NS, &keys, &[Length(BLOCK)], &options);
+        let version = granted.await.swap_remove(0).unwrap().version;
+        let lost = bench.pool.exist(NS, &keys, true);
+        assert_eq!(lost.answer, [has_block]);
+        let newest = bench.pool.newest_version();
+        assert!(newest >= version);
+        bench.pool.remove(NS, &keys, true).await.unwrap();
+        assert_eq!(bench.commit("a", version.0).await, Code::Ok);
+        assert_eq!(left() > Duration::ZERO, has_block);
+        bench.clock.advance(Duration::from_secs(1));
+        bench.lease("a");
+        if has_block {
+            let holder = |_| Holder {
+                token: lost.token,
+                newest,
+            };
+            bench.pool.release(NS, &keys, holder);
+        }
+        assert!(left() >= TTL, "the new holder's lease was ended");
+        bench.clock.advance(TTL + Duration::from_secs(1));
+        assert_eq!(left(), Duration::ZERO);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_puts_of_a_client_end_with_its_last_connection_and_no_others() {
     let bench = Bench::new().await;

@@ -97,6 +97,7 @@ fn fill(parents: bool) -> (f64, f64) {
                     soft_pin_until: None,
                     hard_pin: false,
                     tick,
+                    leased_until: None,
                 }
             })
             .collect();

@@ -87,6 +87,9 @@ pub struct NewBlock {
     pub hard_pin: bool,
     /// The tick of the last use.
     pub tick: Tick,
+    /// The end of the leases on an earlier block of the key, which may have left while the put was open. Unless the
+    /// block replaces that one, it is leased until then: a holder of the earlier block may release it here.
+    pub leased_until: Option<BootInstant>,
 }
 
 /// The outcome of publishing one block.

@@ -351,6 +351,7 @@ mod tests {
                 soft_pin_until: None,
                 hard_pin: false,
                 tick: directory.ticks(1).of(0),
+                leased_until: None,
             };
             directory.publish([block]);
         }

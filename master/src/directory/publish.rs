@@ -126,7 +126,14 @@ impl Directory {
                 let replaced = stripe.replace(slot, block, length, &self.common);
                 (slot, Some(Box::new(replaced)))
             }
-            None => (stripe.insert(key, block, length, &self.common), None),
+            None => {
+                let slot = stripe.insert(key, block, length, &self.common);
+                if let Some(until) = block.leased_until {
+                    let until = self.common.relative(until);
+                    stripe.entries.at_mut(slot).hold(until, 0);
+                }
+                (slot, None)
+            }
         };
         if let Some((until, now)) = held {
             stripe.entries.at_mut(slot).hold(until, now);

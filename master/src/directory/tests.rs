@@ -68,6 +68,7 @@ fn block(directory: &Directory, n: u64) -> NewBlock {
         soft_pin_until: None,
         hard_pin: false,
         tick: directory.ticks(1).of(0),
+        leased_until: None,
     }
 }
 

@@ -42,6 +42,8 @@ struct Accepted {
     version: Version,
     length: Length,
     soft_pin: Option<Duration>,
+    /// Whether the key had another block when the put began.
+    had_block: bool,
     /// Replicas that were granted but not written.
     unwritten: Copies,
 }
@@ -145,6 +147,7 @@ impl Pool {
                         version: item.version,
                         length: item.length,
                         soft_pin: pending.soft_pin,
+                        had_block: pending.had_block,
                         unwritten,
                     });
                     batch.blocks.push(NewBlock {
@@ -158,6 +161,7 @@ impl Pool {
                         soft_pin_until: None,
                         hard_pin: pending.hard_pin,
                         tick: Tick::default(),
+                        leased_until: None,
                     });
                 }
                 Err(Code::GrantEnded) if self.holds_version(namespace, &item) => {}
@@ -189,6 +193,7 @@ impl Pool {
         for (at, (block, accepted)) in blocks.iter_mut().zip(&accepted).enumerate() {
             block.tick = ticks.of(at);
             block.soft_pin_until = accepted.soft_pin.map(|ttl| now.after(ttl));
+            block.leased_until = accepted.had_block.then(|| self.latest_token());
         }
         // Copies of earlier versions leave. Who has a lease on one releases it at the new block.
         let mut leased = Vec::new();

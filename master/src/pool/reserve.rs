@@ -11,6 +11,7 @@ use crate::reservations::{End, Pending};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
 use kvpool_types::{ClientId, Code, Length, Version};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -198,13 +199,16 @@ impl Pool {
             outcomes.fill_with(|| Some(Err(Code::UnknownNamespace)));
             return open;
         }
-        if !options.upsert {
-            self.settle_present(&view, namespace, keys, outcomes);
-        }
+        let present = match options.upsert {
+            true => None,
+            false => Some(&view),
+        };
+        let had_blocks = self.settle_present(present, namespace, keys, outcomes);
         let tenant = self.directory.accounts().tenant(namespace);
         let expires = self.now().after(self.grant_ttl(options.grant_ttl));
         let mut lost = Vec::new();
-        for ((key, length), outcome) in keys.iter().zip(lengths).zip(outcomes.iter_mut()) {
+        let wishes = keys.iter().zip(lengths).zip(outcomes.iter_mut());
+        for (index, ((key, length), outcome)) in wishes.enumerate() {
             if outcome.as_ref().is_some_and(|settled| !is_open(settled)) {
                 continue;
             }
@@ -254,6 +258,7 @@ impl Pool {
                     pending.expires = expires;
                     pending.soft_pin = options.soft_pin;
                     pending.hard_pin = options.hard_pin;
+                    pending.had_block = had_blocks.contains(&index);
                     pending.request = options.request;
                     pending.writer = options.writer;
                     reservations.insert(namespace, key, pending);
@@ -295,34 +300,44 @@ impl Pool {
         self.next_version.load(Ordering::Acquire) < self.versions_until.load(Ordering::Acquire)
     }
 
-    /// Decides the keys that are present on a reachable node.
+    /// Decides the keys that are present on a reachable node. Without `view` none is decided. Returns the open keys that
+    /// have a block all the same.
     fn settle_present(
         &self,
-        view: &View<'_>,
+        view: Option<&View<'_>>,
         namespace: NamespaceId,
         keys: &KeyBatch<'_>,
         outcomes: &mut [Outcome],
-    ) {
+    ) -> BTreeSet<usize> {
+        let mut had_blocks = BTreeSet::new();
         let ticks = self.directory.ticks(keys.len());
         self.directory.visit(namespace, keys, |index, block| {
             let (Some(mut block), Some(outcome)) = (block, outcomes.get_mut(index)) else {
                 return;
             };
-            let settled = outcome.as_ref().is_some_and(|outcome| !is_open(outcome));
-            if !settled && view.is_present(&block.view()) {
+            if outcome.as_ref().is_some_and(|outcome| !is_open(outcome)) {
+                return;
+            }
+            if view.is_some_and(|view| view.is_present(&block.view())) {
                 block.touch(ticks.of(index));
                 *outcome = Some(Err(Code::Exists));
+            } else {
+                had_blocks.insert(index);
             }
         });
-        self.settle_on_media(namespace, keys, outcomes);
+        self.settle_on_media(view.is_some(), namespace, keys, outcomes, &mut had_blocks);
+        had_blocks
     }
 
-    /// Decides the keys that have a readable copy on a medium.
+    /// Decides the keys that have a readable copy on a medium, if any may be decided. Adds the other ones that have a
+    /// copy.
     fn settle_on_media(
         &self,
+        decides: bool,
         namespace: NamespaceId,
         keys: &KeyBatch<'_>,
         outcomes: &mut [Outcome],
+        had_blocks: &mut BTreeSet<usize>,
     ) {
         if !self.has_media() {
             return;
@@ -334,15 +349,15 @@ impl Pool {
             let (Some(mut block), Some(outcome)) = (block, outcomes.get_mut(index)) else {
                 return;
             };
-            let settled = outcome.as_ref().is_some_and(|outcome| !is_open(outcome));
-            if !settled
-                && block
-                    .replicas()
-                    .iter()
-                    .any(|r| readable.contains(&r.segment))
-            {
+            if outcome.as_ref().is_some_and(|outcome| !is_open(outcome)) {
+                return;
+            }
+            let replicas = block.replicas();
+            if decides && replicas.iter().any(|r| readable.contains(&r.segment)) {
                 block.touch(ticks.of(index));
                 *outcome = Some(Err(Code::Exists));
+            } else {
+                had_blocks.insert(index);
             }
         });
     }

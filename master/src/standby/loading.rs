@@ -246,6 +246,7 @@ impl Loading {
                 // keep all of them in the list. A tick that does not fit there costs 30 bytes in a
                 // set until the order is set.
                 tick: ticks.of(at),
+                leased_until: None,
             });
         }
         let published = self.directory.publish(&blocks);

@@ -172,6 +172,7 @@ impl Standby {
                 soft_pin_until: None,
                 hard_pin: block.hard_pin,
                 tick: ticks.of(count - 1 - at),
+                leased_until: None,
             });
         }
         let published = self.directory.publish(&placed);

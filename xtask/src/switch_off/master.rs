@@ -175,6 +175,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_lease_on_a_lost_block_does_not_end_one_on_the_block_put_after_it",
     },
     Mechanism {
+        invariant: 3,
+        what: "a lease on a lost block ends none on the block of a put that was open then",
+        file: "master/src/directory/publish.rs",
+        on: "if let Some(until) = block.leased_until {",
+        off: "if let Some(until) = block.leased_until.filter(|_| false) {",
+        package: "kvpool-master",
+        test: "a_lease_on_a_lost_block_ends_none_on_the_block_of_a_put_that_was_open",
+    },
+    Mechanism {
         invariant: 5,
         what: "the puts of a client that is gone end",
         file: "master/src/pool/caretaker.rs",

@@ -119,6 +119,7 @@ fn block(name: &str, version: u64) -> NewBlock {
         soft_pin_until: None,
         hard_pin: false,
         tick: Tick::default(),
+        leased_until: None,
     }
 }
 

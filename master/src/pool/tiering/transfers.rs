@@ -430,6 +430,7 @@ impl Pool {
             soft_pin_until: None,
             hard_pin,
             tick: self.directory.ticks(1).of(0),
+            leased_until: None,
         };
         // The block may be in memory elsewhere, where nobody could read it.
         let moved = &self.quarantine.moved;
