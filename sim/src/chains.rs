@@ -2,8 +2,11 @@
 
 use crate::load::parent_of;
 use crate::sight::Sight;
-use kvpool_types::{SegmentId, Version};
-use std::collections::BTreeMap;
+use kvpool_master::directory::StoredBlock;
+use kvpool_master::pool::Pool;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Key, SegmentId, Version};
+use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
 
 /// A block that was put while the block before it was there.
@@ -33,7 +36,40 @@ pub(crate) struct Orphan {
     pub(crate) seen: Instant,
 }
 
+/// Blocks and those before them in their chains, by their versions.
+pub(crate) type Behind = BTreeMap<Version, Version>;
+
+/// The links of a leader's blocks in memory.
+pub(crate) fn links_of(pool: &Pool) -> Behind {
+    let blocks = pool.stored_blocks();
+    let of = |block: &StoredBlock, key: &Key| (block.namespace, key.to_string());
+    let versions: BTreeMap<(NamespaceId, String), Version> = blocks
+        .iter()
+        .map(|block| (of(block, &block.key), block.version))
+        .collect();
+    let links = blocks.iter().filter_map(|block| {
+        let parent = versions.get(&of(block, block.parent.as_ref()?))?;
+        Some((block.version, *parent))
+    });
+    links.collect()
+}
+
 impl Chains {
+    /// A link that a leader lacks, though it has both blocks: the child's version, and the parent's. A parent that was
+    /// put after its child is left out: whether the two are linked depends on how a leader has read the log.
+    pub(crate) fn lost_at(&self, pool: &Pool, before: &Behind) -> Option<(Version, Version)> {
+        let blocks = pool.stored_blocks().into_iter();
+        let there: BTreeSet<Version> = blocks.map(|block| block.version).collect();
+        let now = links_of(pool);
+        let mut known = self.links.values().map(|link| (link.child, link.parent));
+        known.find(|(child, parent)| {
+            before.get(child) == Some(parent)
+                && there.contains(child)
+                && there.contains(parent)
+                && now.get(child) != Some(parent)
+        })
+    }
+
     /// Looks at the leader's blocks. Returns those whose parent has left before them. It is excused when blocks have
     /// just left with a node: the parent may have moved there since the look before.
     pub(crate) fn look(&mut self, sight: &Sight<'_>, is_excused: bool) -> Vec<Orphan> {

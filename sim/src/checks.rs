@@ -2,7 +2,7 @@
 
 use crate::absence;
 use crate::budget;
-use crate::chains::Orphan;
+use crate::chains::{self, Orphan};
 use crate::copies::{Lost, is_right};
 use crate::dice::{Dice, Stream};
 use crate::history::bytes_of;
@@ -107,6 +107,13 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
             world.replicas.lock().look(sight)?;
         }
         kept_stay(world, sight)?;
+        // A wrong byte hides its replica for a while.
+        if !world.plan.flips_bytes() {
+            world.load.whole.lock().look(world, *number, sight)?;
+        }
+    }
+    if leading.is_empty() {
+        world.load.whole.lock().forget();
     }
     Ok(())
 }
@@ -395,7 +402,9 @@ pub(crate) async fn come_to_rest(world: &Arc<World>) -> Result<(), String> {
     has_room(world, &client).await?;
     rest::soft_quotas_count(world).await?;
     intruders_find_nothing(world).await;
-    the_next_leader_knows_all(world).await?;
+    // First one that follows the log, then one that reads all of it.
+    the_next_leader_knows_all(world, false).await?;
+    the_next_leader_knows_all(world, true).await?;
     of_the_pool(world)
 }
 
@@ -444,7 +453,7 @@ async fn nothing_comes_back(world: &World, life: &Life) {
             plan: Arc::clone(&world.plan),
             who: Process::Client(99),
             keys: world.plan.keys_of(tenant),
-            keeps_all: true,
+            keeps_all: world.plan.keeps_all_of(tenant),
             dice: Dice::new(
                 world.plan.seed,
                 Stream::Task(u64::from(u32::MAX), tenant as u64),
@@ -465,16 +474,20 @@ async fn intruders_find_nothing(world: &Arc<World>) {
     }
 }
 
-/// A leader that follows at rest has the same blocks at the same places.
-async fn the_next_leader_knows_all(world: &Arc<World>) -> Result<(), String> {
+/// A leader that follows at rest has the same blocks at the same places. Its predecessor dies, or all masters die at
+/// once.
+async fn the_next_leader_knows_all(world: &Arc<World>, all_die: bool) -> Result<(), String> {
     let pool = at_rest(world, Duration::ZERO).await?;
     let before = all_of(&pool);
+    let links = chains::links_of(&pool);
     let epoch = pool.epoch;
     drop(pool);
     // Of other masters, which may have led before.
     let mut evicted = 0;
-    if let Some((number, _)) = leading(world).first() {
-        world.crash(Process::Master(*number), Duration::ZERO);
+    if let Some((leader, _)) = leading(world).first() {
+        for number in (0..world.plan.masters()).filter(|number| all_die || number == leader) {
+            world.crash(Process::Master(number), Duration::ZERO);
+        }
         evicted = world.evicted();
     }
     let pool = at_rest(world, Duration::ZERO).await?;
@@ -495,6 +508,11 @@ async fn the_next_leader_knows_all(world: &Arc<World>) -> Result<(), String> {
     // It may write a copy at once.
     let mut made = after.difference(&before);
     let made = made.find(|line| line.starts_with("block"));
+    if let Some((child, parent)) = world.chains.lock().lost_at(&pool, &links) {
+        return Err(format!(
+            "the block of version {child} is not behind the one of version {parent} at the next leader"
+        ));
+    }
     match (lost, made) {
         (None, None) => Ok(()),
         (lost, made) => Err(format!(
@@ -510,7 +528,10 @@ fn all_of(pool: &Pool) -> BTreeSet<String> {
         let mut places: Vec<String> = block.replicas.iter().map(place).collect();
         places.sort();
         let (namespace, key, version) = (block.namespace, block.key, block.version);
-        format!("{kind} {namespace:?} {key} {version} at {places:?}")
+        format!(
+            "{kind} {namespace:?} {key} {version} at {places:?}, pinned: {}",
+            block.hard_pin
+        )
     };
     let blocks = pool
         .stored_blocks()

@@ -6,8 +6,11 @@
 //! 1. The bytes are those of one put of this key, whole.
 //! 2. That put did not fail.
 //! 3. No later put that stored its bytes, and no later removal, had ended long before the get began. Long is one lease
-//!    and the time of a fail-over: until then a reader may use a location that it remembers.
+//!    and the time of a fail-over: until then a reader may use a location that it remembers. Later is what began when
+//!    the put could no longer take effect, whatever was said of it.
 //! 4. A version names one put.
+//!
+//! And for each key that a call finds present: some put of it may be there that no removal followed.
 
 use crate::entropy::splitmix;
 use crate::plan::Process;
@@ -50,6 +53,23 @@ struct Change {
     replaces: bool,
     /// How long its call took.
     took: Duration,
+}
+
+impl Change {
+    /// When the change was in effect at the latest, if it was. What runs still has no such time.
+    fn in_effect_by(&self, latest: Duration) -> Option<Instant> {
+        match self.outcome {
+            Outcome::Done(at) => Some(at),
+            Outcome::Present | Outcome::Unknown => Some(self.begun + latest.max(self.took)),
+            Outcome::Running | Outcome::Failed => None,
+        }
+    }
+
+    /// Whether the change began after `earlier`, and all see it who begin at `begun`.
+    fn follows(&self, earlier: Instant, grace: Duration, begun: Instant) -> bool {
+        let is_seen = |seen: Instant| seen + grace < begun;
+        self.begun > earlier && matches!(self.outcome, Outcome::Done(seen) if is_seen(seen))
+    }
 }
 
 /// All operations on one key.
@@ -158,6 +178,22 @@ impl History {
         change.begun + self.latest > since
     }
 
+    /// Whether one who asks at `begun` may find a block of the key: some put may be there that no removal followed.
+    pub(crate) fn may_be_there(&self, key: u64, begun: Instant) -> bool {
+        let Some(of_key) = self.keys.get(&key) else {
+            return false;
+        };
+        let changes = || of_key.changes.values();
+        let is_removed = |effect: Instant| {
+            let mut removals = changes().filter(|change| change.length.is_none());
+            removals.any(|removal| removal.follows(effect, self.grace, begun))
+        };
+        changes().any(|put| {
+            let is_put = put.length.is_some() && put.outcome != Outcome::Failed;
+            is_put && !put.in_effect_by(self.latest).is_some_and(is_removed)
+        })
+    }
+
     /// Judges what a get saw, which `who` began at `begun`.
     pub(crate) fn see(
         &mut self,
@@ -172,6 +208,7 @@ impl History {
         let (Some(number), Some(named)) = (number_at(bytes, 0), number_at(bytes, 8)) else {
             return wrong(format!("{} bytes that nobody put", bytes.len()));
         };
+        let latest = self.latest;
         let Some(of_key) = self.keys.get_mut(&key) else {
             return wrong("nobody ever put it".to_owned());
         };
@@ -192,14 +229,13 @@ impl History {
         if first != number {
             return wrong(format!("it names put {first} and put {number}"));
         }
-        let Outcome::Done(done) = put.outcome else {
+        let Some(done) = put.in_effect_by(latest) else {
             return Ok(number);
         };
         for (later, change) in &of_key.changes {
             // A put that stores its bytes found no block of its key.
             if let Outcome::Done(seen) = change.outcome
-                && change.begun > done
-                && seen + self.grace < begun
+                && change.follows(done, self.grace, begun)
             {
                 return wrong(format!(
                     "put {number} is visible, {} ms after the end of {} {later}, which came after it",
@@ -250,6 +286,26 @@ mod tests {
                 .unwrap_err()
                 .contains("it names")
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_put_of_unknown_outcome_is_over_some_time_after_its_begin() {
+        let mut history = History::new(Duration::from_secs(1), Duration::ZERO);
+        let late = history.begin(1, Some(100), false);
+        history.end(1, late, Outcome::Unknown);
+        let early = history.begin(1, None, true);
+        history.end(1, early, Outcome::Done(Instant::now()));
+        tokio::time::advance(LATEST_EFFECT + Duration::from_secs(2)).await;
+        assert_eq!(seen(&mut history, late, 1), Ok(late));
+        assert!(history.may_be_there(1, Instant::now()));
+
+        let removal = history.begin(1, None, true);
+        history.end(1, removal, Outcome::Done(Instant::now()));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        let wrong = seen(&mut history, late, 1).unwrap_err();
+        assert!(wrong.contains("after the end of removal"), "{wrong}");
+        assert!(!history.may_be_there(1, Instant::now()));
+        assert!(!history.may_be_there(2, Instant::now()));
     }
 
     #[tokio::test(start_paused = true)]

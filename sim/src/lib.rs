@@ -49,6 +49,7 @@ mod ssd;
 mod store;
 mod tenants;
 mod trace;
+mod whole;
 mod world;
 
 pub use plan::{DiskFault, Fault, Noise, Plan, Process, Tenant};

@@ -6,6 +6,7 @@ use crate::life::Life;
 use crate::link;
 use crate::net::{Net, master_address};
 use crate::plan::{Call, Plan, Process, TENANT_KEYS, tenant_name};
+use crate::whole::Whole;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use kvpool_client::simulation::{Network, Unanswered};
@@ -43,6 +44,7 @@ const GRACE: Duration = Duration::from_millis(600);
 pub(crate) struct Load {
     pub(crate) net: Arc<Net>,
     pub(crate) history: Mutex<History>,
+    pub(crate) whole: Mutex<Whole>,
     pub(crate) violations: Mutex<Vec<String>>,
     pub(crate) is_over: AtomicBool,
     pub(crate) running: AtomicU64,
@@ -502,6 +504,7 @@ impl Task {
             }
             Some(Ok(GetOutcome::Miss)) => {
                 self.load.misses.fetch_add(1, Ordering::Relaxed);
+                self.judge_presence("get", key, begun, false);
                 "miss".to_owned()
             }
             Some(Err(error)) => {
@@ -537,10 +540,6 @@ impl Task {
         first..self.keys.end.min(first + 6)
     }
 
-    fn some_keys(&self) -> Vec<Key> {
-        self.some_range().map(name).collect()
-    }
-
     /// Asks for a further replica of some blocks, or moves them to another node.
     async fn change_replicas(&self) -> String {
         let keys = self.some_range();
@@ -573,23 +572,49 @@ impl Task {
     }
 
     async fn exist(&self) -> String {
-        let keys = self.some_keys();
-        match self.client.is_exist(&keys).await {
-            Ok(present) => format!("exist: {present:?}"),
-            Err(error) => format!("exist failed: {error}"),
+        let keys = self.some_range();
+        let begun = Instant::now();
+        let names: Vec<Key> = keys.clone().map(name).collect();
+        match self.client.is_exist(&names).await {
+            Ok(present) => {
+                for (key, is_there) in keys.clone().zip(&present) {
+                    self.judge_presence("exist", key, begun, *is_there);
+                }
+                format!("exist of keys {keys:?}: {present:?}")
+            }
+            Err(error) => format!("exist of keys {keys:?} failed: {error}"),
+        }
+    }
+
+    /// Judges whether a key is there, as a call says that began at `begun`.
+    fn judge_presence(&self, call: &str, key: u64, begun: Instant, is_there: bool) {
+        let history = self.load.history.lock();
+        if is_there && !history.may_be_there(key, begun) {
+            let wrong = format!("{} {call}: key {key} is there, which nobody put", self.who);
+            self.load.violate(wrong);
+        }
+        if !is_there {
+            let what = format!("{} {call}: key {key} is absent", self.who);
+            self.load.whole.lock().missed(begun, key, what);
         }
     }
 
     async fn prefix(&self) -> String {
-        match self.client.match_prefix(&self.some_keys()).await {
+        let keys = self.some_range();
+        let begun = Instant::now();
+        let names: Vec<Key> = keys.clone().map(name).collect();
+        match self.client.match_prefix(&names).await {
             Ok(prefix) => {
-                // Held for a while, as an engine does that is about to get the blocks.
                 let blocks = prefix.blocks;
+                for (at, key) in keys.clone().enumerate().take(blocks + 1) {
+                    self.judge_presence("match_prefix", key, begun, at < blocks);
+                }
+                // Held for a while, as an engine does that is about to get the blocks.
                 sleep(self.dice.micros(0, 60_000)).await;
                 drop(prefix);
-                format!("match_prefix: {blocks}")
+                format!("match_prefix of keys {keys:?}: {blocks}")
             }
-            Err(error) => format!("match_prefix failed: {error}"),
+            Err(error) => format!("match_prefix of keys {keys:?} failed: {error}"),
         }
     }
 }

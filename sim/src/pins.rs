@@ -191,7 +191,7 @@ impl Pins {
         let left = before.into_iter().filter_map(|(key, seen)| {
             let stays = match seen.memory.is_empty() {
                 true => seen.media.iter().any(|id| disks.contains(id)),
-                false => seen.memory.iter().all(is_there),
+                false => seen.memory.iter().any(is_there),
             };
             let now = self.seen.get(&key).map(|now| now.version);
             let has_left = stays && now != Some(seen.version);

@@ -309,6 +309,11 @@ impl Plan {
         self.drop_ms < LATE_DROP
     }
 
+    /// Whether bytes become wrong on their way.
+    pub const fn flips_bytes(&self) -> bool {
+        self.noise.flipped > 0 || self.noise.flipped_writes > 0
+    }
+
     /// Whether a reader under a lease always finds the committed bytes: nothing makes bytes wrong on their way, and
     /// the clock of no master runs ahead of what readers count.
     pub fn reads_are_right(&self) -> bool {

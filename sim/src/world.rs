@@ -22,6 +22,7 @@ use crate::ssd::Ssd;
 use crate::store::Disk;
 use crate::tenants::Tenants;
 use crate::trace::Trace;
+use kvpool_master::clock::{BootInstant, Clock};
 use kvpool_seams::simulation::{Machine, enter};
 use kvpool_store_node::simulation::{self as store_node, Node, Setup};
 use kvpool_types::{HostId, Incarnation, Length, SegmentId};
@@ -220,6 +221,7 @@ impl World {
             load: Arc::new(Load {
                 net: Arc::clone(&net),
                 history: Mutex::new(History::new(grace, full)),
+                whole: Mutex::default(),
                 violations: Mutex::default(),
                 is_over: AtomicBool::new(false),
                 running: AtomicU64::new(0),
@@ -280,6 +282,11 @@ impl World {
             disk_reads: self.ssds.iter().map(|ssd| count(&ssd.reads)).sum(),
             drains: count(&self.saved),
         }
+    }
+
+    /// The time of a master's machine.
+    pub(crate) fn time_at(&self, master: usize) -> Option<BootInstant> {
+        self.clocks.get(master).map(|clock| clock.now())
     }
 
     /// The blocks that the living masters have evicted.

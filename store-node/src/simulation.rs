@@ -7,13 +7,15 @@ use crate::fence::Limits;
 use crate::media::{Media, SsdConfig};
 use crate::metrics::Metrics;
 use crate::pulls::Pulls;
-use crate::segment::{Dram, Segment};
+use crate::segment::Segment;
 use crate::serve::{Identity, Store};
 use kvpool_auth::Credentials;
 use kvpool_disk::Engine;
 use kvpool_transport::host::Host;
-use kvpool_types::{HostId, Incarnation, Length, NodeName};
+use kvpool_transport::{Region, Slice};
+use kvpool_types::{HostId, Incarnation, Length, NodeName, Offset};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +46,24 @@ pub struct Setup {
     pub asks_for_signed_reads: bool,
     /// The disks.
     pub disks: Vec<Disk>,
+}
+
+/// A segment that only this process uses. It gets its pages as they are written.
+#[derive(Debug)]
+struct Memory(Region);
+
+impl Segment for Memory {
+    fn size(&self) -> Length {
+        self.0.length()
+    }
+
+    fn memory(&self, from: Offset, length: Length) -> Option<Slice> {
+        self.0.slice(from, length)
+    }
+
+    fn share(&self, _writable: bool) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// A device for blocks that leave memory.
@@ -91,7 +111,7 @@ impl Node {
         dialer: Arc<dyn Dial>,
     ) -> io::Result<(Self, impl Future<Output = ()> + use<>)> {
         let segment = |size: &Length| {
-            let segment = Dram::allocate(*size, false, "kvpool simulation")?;
+            let segment = Memory(Region::allocate(*size));
             Ok(Box::new(segment) as Box<dyn Segment>)
         };
         let segments = setup.segments.iter().map(segment);

@@ -1,0 +1,93 @@
+//! Where nothing takes blocks and all nodes are there, nobody misses a block in memory.
+
+use crate::sight::Sight;
+use crate::world::World;
+use kvpool_master::pool::Pool;
+use kvpool_types::Version;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A node that was heard so lately is not suspect before the next look.
+const HEARD: Duration = Duration::from_millis(600);
+
+/// Since when a leader has had all nodes, and each block in memory, and what was not found meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct Whole {
+    epoch: u64,
+    /// By the numbers of the keys.
+    since: BTreeMap<u64, (Version, Instant)>,
+    missed: Vec<Missed>,
+}
+
+/// A block that a call did not find.
+#[derive(Clone, Debug)]
+struct Missed {
+    /// When the call began.
+    begun: Instant,
+    key: u64,
+    what: String,
+}
+
+impl Whole {
+    /// Notes that a call which began at `begun` did not find the block of a key. The next look judges it.
+    pub(crate) fn missed(&mut self, begun: Instant, key: u64, what: String) {
+        self.missed.push(Missed { begun, key, what });
+    }
+
+    /// Looks at the leader. Whoever asks finds the blocks that are in its memory, while it has all nodes.
+    pub(crate) fn look(
+        &mut self,
+        world: &World,
+        number: usize,
+        sight: &Sight<'_>,
+    ) -> Result<(), String> {
+        let missed = std::mem::take(&mut self.missed);
+        let before = std::mem::take(&mut self.since);
+        if !has_all_nodes(world, number, sight.pool) {
+            return Ok(());
+        }
+        let epoch = sight.pool.epoch.0;
+        let is_same = std::mem::replace(&mut self.epoch, epoch) == epoch;
+        let now = Instant::now();
+        let since = sight.blocks().map(|(key, block)| {
+            let then = before
+                .get(&key)
+                .filter(|(version, _)| *version == block.version);
+            let since = then.filter(|_| is_same).map_or(now, |(_, since)| *since);
+            (key, (block.version, since))
+        });
+        self.since = since.collect();
+        let is_there = |missed: &Missed| {
+            let since = self.since.get(&missed.key);
+            since.is_some_and(|(_, since)| *since <= missed.begun)
+        };
+        match missed.into_iter().find(is_there) {
+            Some(missed) => {
+                let block = sight.block(missed.key);
+                Err(format!("{}; the leader has {block:?}", missed.what))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// No leader is there to look at.
+    pub(crate) fn forget(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// Whether every node of the plan can be read, and stays so until the next look unless it dies.
+fn has_all_nodes(world: &World, number: usize, pool: &Pool) -> bool {
+    let now = world.time_at(number);
+    let members = pool.members.all();
+    (0..world.plan.nodes).all(|node| {
+        let life = world.net.node(node).map(|port| port.node.incarnation());
+        let mut known = members.iter().filter(|one| Some(one.incarnation) == life);
+        known.any(|one| {
+            let silent =
+                now.map(|now| Duration::from_millis(now.0.saturating_sub(one.last_heard().0)));
+            one.is_readable() && one.is_connected() && silent.is_some_and(|silent| silent < HEARD)
+        })
+    })
+}
