@@ -7,13 +7,13 @@
 //!             │ shrink      ├─ clients   put, get, leases, masters           (production)
 //!             │             ├─ Net       calls, sessions, links              (simulated)
 //!           Report ◄────────┤─ Disk      the store: log, election            (simulated)
-//!                           ├─ Ssd       the devices of nodes                (simulated)
+//!                           ├─ Ssd       the disks of nodes                  (simulated)
 //!        violation, trace   └─ checks    bytes, history, accounts, rest
 //! ```
 //!
-//! What is production code stays as it is: time and randomness come through `kvpool_seams`, timers through
-//! `tokio::time`, and what are threads in production are tasks of one runtime here. [ADR
-//! 0052](../../docs/adr/0052-deterministic-simulation.md) says why, and what is out of reach.
+//! Production code stays as it is: time and randomness come through `kvpool_seams`, timers through `tokio::time`, and
+//! workers are tasks of one runtime here. [simulation.md](../../docs/simulation.md) has the words, the rules, and how to
+//! read a trace. [ADR 0052](../../docs/adr/0052-deterministic-simulation.md) says why it is so.
 //!
 //! ```sh
 //! cargo xtask simulate --seeds 1000            # many histories; a failure is made smaller and printed

@@ -8,10 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Runs histories of a simulated pool. A history that breaks a rule is made smaller and printed.
+///
+/// It ends with 0 when no rule was broken, and with 1 otherwise. After the first broken rule no further seed begins,
+/// unless `--keep-going` is there. Up to 150 smaller histories are tried. RUST_LOG shows what the processes log. A seed
+/// means another history in another revision.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// How many seeds to run.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// The first seed.
     #[arg(long, default_value_t = 0)]
@@ -26,8 +30,8 @@ struct Arguments {
     #[arg(long)]
     keep_going: bool,
     /// Histories at a time, each on a thread of its own [default: 1 with `--trace`, else one a core].
-    #[arg(long)]
-    jobs: Option<usize>,
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    jobs: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -76,7 +80,10 @@ fn main() -> ExitCode {
         println!("no rule was broken");
         return ExitCode::SUCCESS;
     }
-    for (seed, violation) in &totals.broken {
+    // Seeds begin in order, so the first of them is the lowest that breaks a rule.
+    let mut broken = totals.broken;
+    broken.sort_unstable();
+    for (seed, violation) in broken {
         println!("seed {seed}: {violation}");
     }
     ExitCode::FAILURE
@@ -85,11 +92,11 @@ fn main() -> ExitCode {
 fn run_all(arguments: &Arguments) -> Totals {
     let totals = Mutex::new(Totals::default());
     let next = AtomicU64::new(arguments.seed);
-    let end = arguments.seed + arguments.seeds;
+    let end = arguments.seed.saturating_add(arguments.seeds);
     let stopped = AtomicBool::new(false);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let by_default = if arguments.trace { 1 } else { cores };
-    let jobs = arguments.jobs.unwrap_or(by_default).max(1);
+    let jobs = arguments.jobs.unwrap_or(by_default);
     std::thread::scope(|scope| {
         for _ in 0..jobs {
             scope.spawn(|| {

@@ -46,8 +46,8 @@ pub enum Fault {
     Crash(Process, u64),
     /// The node says goodbye, and starts again after so many milliseconds.
     Leave(usize, u64),
-    /// The node is drained, as at SIGTERM: its blocks move to others for at most four seconds. Then it leaves, and
-    /// starts again after so many milliseconds.
+    /// The node is drained, as at SIGTERM: its blocks move to others for at most four seconds, or 20 where nothing
+    /// else takes blocks. Then it leaves, and starts again after so many milliseconds.
     Drain(usize, u64),
     /// The master steps down as at SIGTERM, ends, and starts again after so many milliseconds.
     Retire(usize, u64),
@@ -77,7 +77,7 @@ pub enum Fault {
     Cloned(usize, usize, u64),
     /// The node dies, and starts again after so many milliseconds with a blank disk.
     NewDisk(usize, u64),
-    /// The disk of the node goes wrong in this way for so many milliseconds.
+    /// The disk of the node goes wrong in this way, for so many milliseconds unless [`DiskFault`] says otherwise.
     Disk(usize, DiskFault, u64),
     /// An intruder tries whatever nobody may, at this node and its master.
     Intruder(usize),
@@ -161,6 +161,9 @@ impl fmt::Display for Fault {
                 f,
                 "n{who} crashes and gets a blank disk, starts again after {ms} ms"
             ),
+            Self::Disk(who, fault @ (DiskFault::IsGone | DiskFault::Rots), _) => {
+                write!(f, "the disk of n{who} {fault}")
+            }
             Self::Disk(who, fault, ms) => write!(f, "the disk of n{who} {fault} for {ms} ms"),
             Self::Intruder(node) => write!(f, "an intruder tries n{node}"),
             Self::Quota(tenant, bytes) => {
@@ -217,7 +220,7 @@ pub struct Plan {
     pub electing: usize,
     /// Store nodes.
     pub nodes: usize,
-    /// The bytes of a node's segment.
+    /// The bytes of all segments of a node.
     pub segment_bytes: u64,
     /// Segments of a node.
     pub segments: usize,
@@ -334,7 +337,7 @@ impl fmt::Display for Plan {
             self.seed,
             self.nodes,
             self.segments,
-            self.segment_bytes >> 10,
+            self.segment_with(100) >> 10,
             self.clients,
             self.tasks
         )?;
@@ -347,7 +350,7 @@ impl fmt::Display for Plan {
             self.lease_ms,
             self.length_ms,
             if self.keeps_all {
-                ", nothing is evicted"
+                ", nothing is evicted, removed or replaced"
             } else {
                 ""
             },

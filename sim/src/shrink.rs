@@ -13,7 +13,8 @@ pub fn shrink(plan: &Plan, report: Report) -> (Plan, Report) {
         // Each smaller one that hangs too takes minutes.
         return (best, found);
     }
-    let kept = found.violation.as_deref().map(kind);
+    let broken = found.violation.clone();
+    let kept = broken.as_deref().map(kind);
     let mut runs = 0;
     loop {
         let before = best.clone();
@@ -34,12 +35,11 @@ pub fn shrink(plan: &Plan, report: Report) -> (Plan, Report) {
     }
 }
 
-/// A violation without its numbers: a smaller plan must break the same rule.
-fn kind(violation: &str) -> String {
-    violation
-        .chars()
-        .filter(|letter| !letter.is_ascii_digit())
-        .collect()
+/// A violation without the words that have a number, as names of keys have: a smaller plan must break the same rule.
+fn kind(violation: &str) -> Vec<&str> {
+    let has_digit = |word: &&str| word.contains(|letter: char| letter.is_ascii_digit());
+    let words = violation.split_whitespace();
+    words.filter(|word| !has_digit(word)).collect()
 }
 
 /// Plans with one thing less, the boldest first.

@@ -64,8 +64,14 @@ impl Whole {
         };
         match missed.into_iter().find(is_there) {
             Some(missed) => {
-                let block = sight.block(missed.key);
-                Err(format!("{}; the leader has {block:?}", missed.what))
+                let block = sight.block(missed.key).into_iter();
+                let segments = block.flat_map(|block| block.replicas.iter().map(|at| at.segment));
+                let segments: Vec<String> = segments.map(|segment| segment.to_string()).collect();
+                Err(format!(
+                    "{}, and the leader has it in the segments {}",
+                    missed.what,
+                    segments.join(", ")
+                ))
             }
             None => Ok(()),
         }

@@ -6,7 +6,7 @@ use anyhow::Result;
 /// Which histories to run.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How many seeds to run [default: 300; 1 with `--seed` and `--trace`]
+    /// How many seeds to run [default: 300; 1 with `--seed`]
     #[arg(long)]
     seeds: Option<u64>,
     /// The first seed [default: 0]
@@ -29,8 +29,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     if args.release {
         run.arg("--release");
     }
-    let is_one = args.trace && args.seed.is_some();
-    let seeds = args.seeds.unwrap_or(if is_one { 1 } else { 300 });
+    let seeds = args.seeds.unwrap_or(args.seed.map_or(300, |_| 1));
     run.args(["--", "--seeds", &seeds.to_string()]);
     run.args(["--seed", &args.seed.unwrap_or(0).to_string()]);
     if args.trace {

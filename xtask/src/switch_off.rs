@@ -173,10 +173,11 @@ fn try_seeds(seeds: u64, tree: &Path, build: &Path) -> Result<(Verdict, String)>
     if output.status.code() == Some(OUT_OF_TIME) {
         return Ok((Verdict::Late, format!("{MOST_SECONDS} s of seeds")));
     }
-    // The last line of a failing run names its seed. A simulator that ended otherwise noticed as well.
+    // A failing run names its seeds, the lowest first. A simulator that ended otherwise noticed as well.
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let last = text.lines().last().unwrap_or("the simulator's end");
-    Ok((Verdict::Noticed, last.chars().take(160).collect()))
+    let first = text.lines().find(|line| line.starts_with("seed "));
+    let first = first.unwrap_or("the simulator's end");
+    Ok((Verdict::Noticed, first.chars().take(160).collect()))
 }
 
 fn try_test(mechanism: &Mechanism, tree: &Path, build: &Path) -> Result<Verdict> {

@@ -165,7 +165,10 @@ impl Plan {
             let node = dice.index(self.nodes);
             let ms = dice.between(30, [300, 1_500, 6_000][dice.index(3)]);
             let fault = match dice.below(9) {
-                8 => Fault::Cloned(dice.index(self.nodes), node, ms),
+                8 => match dice.index(self.nodes) {
+                    from if from == node => Fault::RolledBack(node, ms),
+                    from => Fault::Cloned(from, node, ms),
+                },
                 0 | 1 => Fault::PowerCut(node, ms),
                 2 => Fault::RolledBack(node, ms),
                 3 => Fault::Disk(node, DiskFault::Stalls, ms),

@@ -1,5 +1,5 @@
-//! Which calls the load makes, and how often. In some histories a few kinds of calls and of faults come often. What
-//! goes wrong between two of them is met sooner so.
+//! Which calls the load makes, and how often. In some histories a few kinds of calls and of faults come often. So a
+//! fault that needs two of them is met sooner.
 
 use super::Plan;
 use crate::dice::{Dice, Stream};
