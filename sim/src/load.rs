@@ -561,9 +561,12 @@ impl Task {
                 .collect(),
             evict: has_target && !self.keeps_all && self.dice.chance(300),
         };
+        let any = || "any node".to_owned();
         let said = format!(
-            "{change:?} of keys {keys:?} from {:?} to {:?}, evicts: {}",
-            wish.from, wish.to, wish.evict
+            "{change:?} of keys {keys:?} from {} to {}, evicts: {}",
+            wish.from.clone().unwrap_or_else(any),
+            wish.to.first().cloned().unwrap_or_else(any),
+            wish.evict
         );
         match self.client.change_replicas(&wish).await {
             Ok(task) => format!("{said}: task {}", task.id),

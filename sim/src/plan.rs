@@ -211,6 +211,15 @@ pub(crate) fn tenant_name(tenant: usize) -> String {
     format!("t{tenant}")
 }
 
+/// The settings that a namespace has.
+pub(crate) fn in_words(settings: &NamespaceSettings) -> String {
+    let settings = settings.iter();
+    let settings: Vec<String> = settings
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
+    settings.join(", ")
+}
+
 /// See the module's documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -391,11 +400,7 @@ impl fmt::Display for Plan {
             .enumerate()
         {
             if !settings.is_empty() {
-                let settings = settings
-                    .iter()
-                    .map(|(name, value)| format!("{name} {value}"));
-                let settings: Vec<String> = settings.collect();
-                writeln!(f, "  {}: {}", tenant_name(tenant), settings.join(", "))?;
+                writeln!(f, "  {}: {}", tenant_name(tenant), in_words(&settings))?;
             }
         }
         if self.settings_late_ms > 0 {

@@ -5,7 +5,7 @@ use crate::dice::{Dice, Stream};
 use crate::history::Outcome;
 use crate::life::Life;
 use crate::load::connect;
-use crate::plan::{Tenant, tenant_name};
+use crate::plan::{Tenant, in_words, tenant_name};
 use crate::sight::Sight;
 use crate::world::World;
 use kvpool_client::{Client, Namespace};
@@ -165,7 +165,7 @@ async fn insist<T, E: std::fmt::Display>(
                 return Some(done);
             }
             Ok(Err(error)) => world.note_admin(&format!("{what}: {error}")),
-            Err(_) => world.note_admin(&format!("{what}: has left")),
+            Err(_) => world.note_admin(&format!("{what}: the administrator gives up")),
         }
         if Instant::now() >= until || world.has_failed() {
             return None;
@@ -216,7 +216,7 @@ impl World {
             name: name.to_owned(),
             ..Namespace::default()
         };
-        let what = format!("{name} gets {settings:?}");
+        let what = format!("{name} gets {}", in_words(settings));
         let created = insist(self, &what, async || {
             client.create_namespace(fields.clone(), settings).await
         });
@@ -227,7 +227,7 @@ impl World {
     async fn set(&self, client: &Client, tenant: usize, settings: NamespaceSettings) {
         let name = tenant_name(tenant);
         self.tenants.acknowledged.lock().remove(&tenant);
-        let what = format!("{name} gets {settings:?}");
+        let what = format!("{name} gets {}", in_words(&settings));
         let fields = Namespace {
             name: name.clone(),
             ..Namespace::default()
