@@ -228,7 +228,7 @@ async fn a_lease_on_a_lost_block_does_not_end_one_on_the_block_put_after_it() {
     let key = Key::parse("a").unwrap();
     let keys = [key.as_ref()];
     let old = bench.pool.exist(NS, &keys, true);
-    let newest = bench.pool.newest_version();
+    let newest = old.newest;
     bench.pool.remove(NS, &keys, true).await.unwrap();
     bench.put("a").await;
     let new = bench.pool.exist(NS, &keys, true);
@@ -248,7 +248,7 @@ async fn a_lease_on_a_lost_block_does_not_end_one_on_the_block_put_after_it() {
     };
     assert!(left() > Duration::ZERO, "the new holder's lease was ended");
     // Its own holder ends the lease.
-    let newest = bench.pool.newest_version();
+    let newest = new.newest;
     let holder = |_| Holder {
         token: new.token,
         newest,
@@ -276,7 +276,7 @@ async fn a_lease_on_a_lost_block_ends_none_on_the_block_of_a_put_that_was_open()
         let version = granted.await.swap_remove(0).unwrap().version;
         let lost = bench.pool.exist(NS, &keys, true);
         assert_eq!(lost.answer, [has_block]);
-        let newest = bench.pool.newest_version();
+        let newest = lost.newest;
         assert!(newest >= version);
         bench.pool.remove(NS, &keys, true).await.unwrap();
         assert_eq!(bench.commit("a", version.0).await, Code::Ok);

@@ -5,7 +5,7 @@ mod support;
 use kvpool_master::Config;
 use kvpool_master::clock::{BootInstant, Clock, ManualClock};
 use kvpool_master::membership::Registration;
-use kvpool_master::pool::{Found, Pool, ReserveOptions};
+use kvpool_master::pool::{Found, Holder, Pool, ReserveOptions};
 use kvpool_master::store::{JournalOptions, MetadataStore};
 use kvpool_types::{Code, Epoch, Extent, Key, Length};
 use std::sync::Arc;
@@ -225,4 +225,66 @@ async fn a_node_need_not_name_a_load_that_failed() {
     disk.loads_stall.store(false, Ordering::SeqCst);
     assert!(!asking.await.unwrap(), "the disk lost the block");
     until("given up", || below() > of_load).await;
+}
+
+/// Nobody of the next term knows the lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_on_a_medium_is_removed_only_when_leases_of_the_last_term_are_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = Disk::new(1);
+    let (pool, store, clock, _node) = on_a_medium(directory.path(), &disk, ROOM, BLOCK).await;
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    let key = key(1);
+    let keys = [key.as_ref()];
+    assert_eq!(pool.exist(SPACE, &keys[..], true).answer, [true]);
+    let unwritten = store.gate.lock().await;
+
+    let pool = next_term(&store, &clock, unwritten).await;
+    let removed = pool.remove(SPACE, &keys[..], false).await.unwrap();
+    assert_eq!(removed.codes, [Code::Leased]);
+    clock.advance(TTL * 2);
+    let removed = pool.remove(SPACE, &keys[..], false).await.unwrap();
+    assert_eq!(removed.codes, [Code::Ok]);
+    pool.stop().await;
+}
+
+/// The copy's holders had moved to the block, which left with its node at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_on_a_copy_whose_load_came_too_late_ends_no_lease_on_the_next_load() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = Disk::new(1);
+    let (pool, store, _clock, node) = on_a_medium(directory.path(), &disk, ROOM, BLOCK).await;
+    put_somewhere(&pool, &key(2)).await;
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    let block = key(1);
+    let keys = [block.as_ref()];
+    let of_copy = pool.exist(SPACE, &keys[..], true);
+    assert_eq!(of_copy.answer, [true]);
+    // What is logged later is published after a removal, which is durable first.
+    let shut = store.gate.lock().await;
+    let remover = Arc::clone(&pool);
+    let removal = tokio::spawn(async move {
+        let other = key(2);
+        remover.remove(SPACE, &[other.as_ref()][..], true).await
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    disk.loads_stall.store(false, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(pool.lookup(SPACE, &keys[..], false).answer, [None]);
+    pool.drop_node(&node.node);
+    drop(shut);
+    removal.await.unwrap().unwrap();
+    drop(node);
+    until("swept", || pool.blocks() == 0).await;
+    let _node = join(&pool, "n", 3, ROOM * BLOCK, &disk, 32 * MIB, 4 * MIB).await;
+    wait_for_media(&pool, 1..2).await;
+    assert!(comes_back(&pool, 1).await);
+    lease(&pool, BLOCK);
+    pool.release(SPACE, &keys[..], |_| Holder::of_any(of_copy.token));
+    let described = pool.describe(SPACE, &keys[..]).remove(0).unwrap();
+    assert!(
+        described.lease_left > Duration::ZERO,
+        "the lease of the reader was ended"
+    );
+    pool.stop().await;
 }

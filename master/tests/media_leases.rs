@@ -3,15 +3,15 @@
 mod support;
 
 use kvpool_master::Config;
-use kvpool_master::clock::BootInstant;
-use kvpool_master::pool::{Holder, LeaseOf, Pool, ReserveOptions};
+use kvpool_master::clock::{BootInstant, ManualClock};
+use kvpool_master::pool::{Holder, LeaseOf, Leased, Pool, ReserveOptions};
 use kvpool_types::medium::Generation;
 use kvpool_types::{Code, Key, MediumId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use support::media::*;
-use support::{SPACE, commit, pool, reserve_with};
+use support::{SPACE, commit, pool, pool_at, reserve_with};
 
 /// No lease runs out during a test.
 fn long_leases() -> Config {
@@ -64,6 +64,20 @@ fn release(pool: &Pool, token: BootInstant) {
     pool.release(SPACE, &keys[..], |_| Holder::of_any(token));
 }
 
+fn renew(pool: &Pool, token: BootInstant) -> Leased<Vec<Code>> {
+    let keys = [key(1)];
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    pool.renew(SPACE, &keys[..], LeaseOf::Presence, |_| {
+        Holder::of_any(token)
+    })
+}
+
+async fn remove(pool: &Arc<Pool>) -> Vec<Code> {
+    let keys = [key(1)];
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    pool.remove(SPACE, &keys[..], false).await.unwrap().codes
+}
+
 fn is_leased(pool: &Pool) -> bool {
     let keys = [key(1)];
     let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
@@ -101,6 +115,69 @@ async fn a_lease_from_before_its_node_left_ends_no_lease_on_the_block_that_comes
     lookup(&pool, true).unwrap();
     release(&pool, before);
     assert!(is_leased(&pool), "the lease of the second reader was ended");
+}
+
+/// Nobody counts the first holder at the copy, where the second one counts on its own lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_from_before_its_node_left_ends_no_lease_on_the_copy() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), long_leases()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    put(&pool, 1, &patient()).await;
+    let before = exist(&pool);
+    let _node = comes_again(&pool, &disk, node).await;
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    exist(&pool);
+    release(&pool, before);
+    assert_eq!(remove(&pool).await, [Code::Leased]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_from_before_its_node_left_counts_at_the_copy_once_it_is_renewed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), long_leases()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    put(&pool, 1, &patient()).await;
+    let before = exist(&pool);
+    let _node = comes_again(&pool, &disk, node).await;
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    let of_copy = exist(&pool);
+    let renewed = renew(&pool, before);
+    assert_eq!(renewed.answer, [Code::Ok]);
+    release(&pool, of_copy);
+    assert_eq!(remove(&pool).await, [Code::Leased]);
+    release(&pool, renewed.token);
+    assert_eq!(remove(&pool).await, [Code::Ok]);
+}
+
+/// A lookup may wait longer than a lease lasts. The block was lost meanwhile, and is back with another reader.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_that_waited_ends_no_lease_on_a_block_that_came_back_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::new(BootInstant(1_000_000)));
+    let config = Config {
+        lease_ttl: Duration::from_secs(1),
+        drop_after: Duration::from_secs(300),
+        suspect_after: Duration::from_secs(200),
+        ..Config::default()
+    };
+    let (pool, _store) = pool_at(directory.path(), config, Arc::clone(&clock) as _).await;
+    let disk = Disk::new(1);
+    let node = on_a_medium(&pool, &disk).await;
+    let keys = [key(1)];
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    let restored = pool.restore(SPACE, &keys[..], Duration::from_secs(5)).await;
+    let _node = comes_again(&pool, &disk, node).await;
+    exist(&pool);
+    until("in memory", || lookup(&pool, false).is_some()).await;
+    clock.advance(Duration::from_secs(3));
+    lookup(&pool, true).unwrap();
+    pool.end_restored(SPACE, &restored);
+    assert!(is_leased(&pool), "the lease of the reader was ended");
 }
 
 /// The block that came back was removed while its lookup waited for others, and its key has another one.
@@ -181,10 +258,7 @@ async fn a_lease_on_a_copy_is_renewed_where_the_block_is() {
     disk.loads_stall.store(true, Ordering::SeqCst);
     let mut token = exist(&pool);
     let mut renew = || {
-        let keys = [key(1)];
-        let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
-        let of = LeaseOf::Presence;
-        let renewed = pool.renew(SPACE, &keys[..], of, |_| Holder::of_any(token));
+        let renewed = renew(&pool, token);
         token = renewed.token;
         renewed.answer
     };

@@ -37,6 +37,20 @@ pub struct Leased<T> {
     pub token: BootInstant,
     /// The length of the lease; zero without a lease.
     pub ttl: Duration,
+    /// The highest version that was given when the call began. A block with a later one began to be put meanwhile, so
+    /// it is not the block that was leased, or is not known to be.
+    pub newest: Version,
+}
+
+impl<T> Leased<T> {
+    fn map<U>(self, answer: impl FnOnce(T) -> U) -> Leased<U> {
+        Leased {
+            answer: answer(self.answer),
+            token: self.token,
+            ttl: self.ttl,
+            newest: self.newest,
+        }
+    }
 }
 
 /// The identity of a lease's holder, for renew and release.
@@ -170,18 +184,22 @@ impl Pool {
     }
 
     /// The highest version of this term: no block that can be leased now has a later version.
-    pub fn newest_version(&self) -> Version {
+    fn newest_version(&self) -> Version {
         let next = self.next_version.load(std::sync::atomic::Ordering::Acquire);
         Version(next.saturating_sub(1))
     }
 
-    /// The end of a lease that begins now, and its length.
-    fn lease_end(&self, lease: bool) -> (BootInstant, Duration) {
-        if lease {
-            let ttl = self.config.lease_ttl;
-            (self.now().after(ttl), ttl)
-        } else {
-            (BootInstant(0), Duration::ZERO)
+    /// A lease that begins now, if there is to be one. Call it before the first block is looked at.
+    fn lease_from_now(&self, lease: bool) -> Leased<()> {
+        let (token, ttl) = match lease {
+            true => (self.latest_token(), self.config.lease_ttl),
+            false => (BootInstant(0), Duration::ZERO),
+        };
+        Leased {
+            answer: (),
+            token,
+            ttl,
+            newest: self.newest_version(),
         }
     }
 
@@ -201,7 +219,8 @@ impl Pool {
         let keys = keys.into();
         let mut found = vec![None; keys.len()];
         let lease = lease && self.leads();
-        let (token, ttl) = self.lease_end(lease);
+        let leased = self.lease_from_now(lease);
+        let token = leased.token;
         let now = self.now();
         let ticks = self.directory.ticks(keys.len());
         let view = self.view();
@@ -234,11 +253,7 @@ impl Pool {
         if lease && self.config.hot_rate.as_u64() > 0 {
             self.replicas.heat.count(namespace, &keys, &found);
         }
-        Leased {
-            answer: found,
-            token,
-            ttl,
-        }
+        leased.map(|()| found)
     }
 
     /// Presence of blocks.
@@ -249,12 +264,8 @@ impl Pool {
         lease: bool,
     ) -> Leased<Vec<bool>> {
         let keys = keys.into();
-        let Leased { answer, token, ttl } = self.exist_bits(namespace, &keys, lease);
-        Leased {
-            answer: (0..keys.len()).map(|index| answer.get(index)).collect(),
-            token,
-            ttl,
-        }
+        let leased = self.exist_bits(namespace, &keys, lease);
+        leased.map(|present| (0..keys.len()).map(|index| present.get(index)).collect())
     }
 
     /// Presence of blocks, as one bit for each key.
@@ -267,7 +278,8 @@ impl Pool {
         let keys = keys.into();
         let mut present = Bitmap::new(keys.len());
         let lease = lease && self.leads();
-        let (token, ttl) = self.lease_end(lease);
+        let leased = self.lease_from_now(lease);
+        let token = leased.token;
         let now = self.now();
         let ticks = self.directory.ticks(keys.len());
         let view = self.view();
@@ -289,11 +301,7 @@ impl Pool {
                 self.prefetch(namespace, &keys);
             }
         }
-        Leased {
-            answer: present,
-            token,
-            ttl,
-        }
+        leased.map(|()| present)
     }
 
     /// Sets the bits of blocks that have a readable copy on a medium, and leases these copies until
@@ -364,7 +372,8 @@ impl Pool {
             return self.match_prefix_over_tiers(namespace, &chain, lease);
         }
         let lease = lease && self.leads();
-        let (token, ttl) = self.lease_end(lease);
+        let leased = self.lease_from_now(lease);
+        let token = leased.token;
         let now = self.now();
         let ticks = self.directory.ticks(chain.len());
         let view = self.view();
@@ -381,11 +390,7 @@ impl Pool {
             },
         );
         self.metrics.matched(chain.len(), blocks);
-        Leased {
-            answer: blocks,
-            token,
-            ttl,
-        }
+        leased.map(|()| blocks)
     }
 
     /// [`Pool::match_prefix`] over memory and media. A block may be in either.
@@ -395,14 +400,11 @@ impl Pool {
         chain: &KeyBatch<'_>,
         lease: bool,
     ) -> Leased<usize> {
-        let Leased { answer, token, ttl } = self.exist_bits(namespace, chain, lease);
-        let blocks = (0..chain.len()).take_while(|at| answer.get(*at)).count();
+        let leased = self.exist_bits(namespace, chain, lease);
+        let present = &leased.answer;
+        let blocks = (0..chain.len()).take_while(|at| present.get(*at)).count();
         self.metrics.matched(chain.len(), blocks);
-        Leased {
-            answer: blocks,
-            token,
-            ttl,
-        }
+        leased.map(|_| blocks)
     }
 
     /// Extends unexpired leases. An expired lease, or a lease on an absent block, gives
@@ -416,13 +418,15 @@ impl Pool {
     ) -> Leased<Vec<Code>> {
         let keys = keys.into();
         let mut codes = vec![Code::LeaseEnded; keys.len()];
-        let (until, ttl) = self.lease_end(true);
-        let now = self.now();
+        let leased = self.lease_from_now(true);
+        let until = leased.token;
         let ticks = self.directory.ticks(keys.len());
         self.directory.visit(namespace, &keys, |index, block| {
             let (Some(mut block), Some(code)) = (block, codes.get_mut(index)) else {
                 return;
             };
+            // Read here: a token that ran out while this call waited for the block is no holder's.
+            let now = self.now();
             let Holder { token, newest } = holder(index);
             let moved = &self.quarantine.moved;
             let is_elsewhere =
@@ -435,11 +439,7 @@ impl Pool {
         if of == LeaseOf::Presence && self.has_media() {
             self.renew_on_media(namespace, &keys, holder, until, &mut codes);
         }
-        Leased {
-            answer: codes,
-            token: until,
-            ttl,
-        }
+        leased.map(|()| codes)
     }
 
     /// Extends leases on copies of blocks that memory does not have.
@@ -451,7 +451,6 @@ impl Pool {
         until: BootInstant,
         codes: &mut [Code],
     ) {
-        let now = self.now();
         let copies = self.tier.directory();
         let ticks = copies.ticks(keys.len());
         let mut leased = Vec::new();
@@ -460,14 +459,33 @@ impl Pool {
             let (Some(mut block), Some(code)) = (block, code) else {
                 return;
             };
+            let now = self.now();
             let Holder { token, newest } = holder(index);
-            if block.version() <= newest && block.renew(token, until, now) {
+            if block.version() > newest {
+                return;
+            }
+            let renewed = if self.was_in_memory(block.version(), token) {
+                let is_leased = block.is_leased(now, BootInstant(0)) && token > now;
+                if is_leased {
+                    block.lease(until, now);
+                }
+                is_leased
+            } else {
+                block.renew(token, until, now)
+            };
+            if renewed {
                 block.touch(ticks.of(index));
                 leased.push((index, block.version()));
                 *code = Code::Ok;
             }
         });
         self.lease_beside_media(namespace, keys, leased, until);
+    }
+
+    /// Whether the holder with this token may have leased the block in memory, before memory lost it. Nobody counts such
+    /// a holder at the block's copy.
+    fn was_in_memory(&self, version: Version, token: BootInstant) -> bool {
+        self.quarantine.moved.may_be_elsewhere(version, token)
     }
 
     /// Ends leases on copies of blocks that memory does not have.
@@ -481,7 +499,6 @@ impl Pool {
         if codes.iter().all(|code| *code != Code::Missing) {
             return;
         }
-        let now = self.now();
         self.tier
             .directory()
             .visit(namespace, keys, |index, block| {
@@ -491,7 +508,9 @@ impl Pool {
                 };
                 let Holder { token, newest } = holder(index);
                 if block.version() <= newest {
-                    block.release(token, now);
+                    if !self.was_in_memory(block.version(), token) {
+                        block.release(token, self.now());
+                    }
                     *code = Code::Ok;
                 }
             });
@@ -506,14 +525,14 @@ impl Pool {
     ) -> Vec<Code> {
         let keys = keys.into();
         let mut codes = vec![Code::Missing; keys.len()];
-        let now = self.now();
         self.directory.visit(namespace, &keys, |index, block| {
             let (Some(mut block), Some(code)) = (block, codes.get_mut(index)) else {
                 return;
             };
             let Holder { token, newest } = holder(index);
             *code = if block.version() <= newest {
-                block.release(token, now);
+                // The time is read here: see `renew`.
+                block.release(token, self.now());
                 Code::Ok
             } else {
                 Code::LeaseEnded

@@ -245,7 +245,8 @@ impl Pool {
         let mut found = None;
         self.tier.directory().visit(namespace, &[key], |_, block| {
             found = block.map(|block| {
-                let held = block.is_leased(now, BootInstant(0)) || block.view().is_hard_pinned();
+                let held = block.is_leased(now, self.lease_floor_of(block.version()))
+                    || block.view().is_hard_pinned();
                 if !force && held {
                     return Err(Code::Leased);
                 }

@@ -7,7 +7,8 @@
 use super::Pool;
 use crate::directory::Dropped;
 use crate::placement::Segment;
-use kvpool_types::{Incarnation, NodeName};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Incarnation, Key, NodeName, SegmentId, Version};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,6 +63,22 @@ impl Pool {
             if begun.elapsed() >= budget {
                 return true;
             }
+        }
+    }
+
+    /// Removes a replica whose node was dropped before it was published.
+    pub(super) fn sweep_late(
+        &self,
+        namespace: NamespaceId,
+        key: &Key,
+        version: Version,
+        segment: SegmentId,
+    ) {
+        let dropped = self
+            .directory
+            .drop_replica(namespace, key.as_ref(), version, segment);
+        if let Some(dropped) = dropped.filter(|dropped| dropped.removed.is_some()) {
+            self.note_leased(version, dropped.lease_until);
         }
     }
 

@@ -454,8 +454,7 @@ impl Pool {
         };
         if !is_there {
             // The node was dropped before the replica was published.
-            self.directory
-                .drop_replica(namespace, key.as_ref(), version, pull.to.segment);
+            self.sweep_late(namespace, key, version, pull.to.segment);
             return false;
         }
         // It takes room like a block that was put: the blocks before it must have their copies sooner.

@@ -279,13 +279,15 @@ impl Pool {
         let held = restored.held.values();
         let (keys, versions): (Vec<KeyRef<'_>>, Vec<Version>) =
             held.map(|(key, version)| (key.as_ref(), *version)).unzip();
-        let now = self.now();
-        // In memory alone, where the hold was: others hold what lies on media.
+        let moved = &self.quarantine.moved;
+        // In memory alone, where the hold was: others hold what lies on media. A block that has been lost meanwhile may
+        // be back, and does not count the hold.
         self.directory.visit(namespace, &keys[..], |at, found| {
-            if let Some(mut found) =
-                found.filter(|found| versions.get(at) == Some(&found.version()))
+            let is_it = |version| versions.get(at) == Some(&version);
+            if let Some(mut found) = found.filter(|found| is_it(found.version()))
+                && !moved.may_be_elsewhere(found.version(), restored.token)
             {
-                found.release(restored.token, now);
+                found.release(restored.token, self.now());
             }
         });
         // A waiting put may need the released blocks.

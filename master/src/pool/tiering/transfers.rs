@@ -460,8 +460,7 @@ impl Pool {
         };
         if !is_there {
             // The node was dropped before the block was published.
-            self.directory
-                .drop_replica(namespace, key.as_ref(), version, to.segment);
+            self.sweep_late(namespace, &key, version, to.segment);
         }
         let freed = self.freed(
             published

@@ -223,7 +223,7 @@ impl Calls {
         Some(proto::Lease {
             token: leased.token.0,
             ttl_ms: millis(leased.ttl),
-            newest: self.pool.newest_version().0,
+            newest: leased.newest.0,
         })
     }
 }
