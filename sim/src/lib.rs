@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Production code stays as it is: time and randomness come through `kvpool_seams`, timers through `tokio::time`, and
-//! workers are tasks of one runtime here. [simulation.md](../../docs/simulation.md) has the words, the rules, and how to
-//! read a trace. [ADR 0052](../../docs/adr/0052-deterministic-simulation.md) says why it is so.
+//! workers are tasks of one runtime here. [simulation.md](../../docs/simulation.md) has the words, the rules, and how
+//! to read a trace. [ADR 0052](../../docs/adr/0052-deterministic-simulation.md) says why it is so.
 //!
 //! ```sh
 //! cargo xtask simulate --seeds 1000            # many histories; a failure is made smaller and printed

@@ -482,8 +482,8 @@ impl Pool {
         self.lease_beside_media(namespace, keys, leased, until);
     }
 
-    /// Whether the holder with this token may have leased the block in memory, before memory lost it. Nobody counts such
-    /// a holder at the block's copy.
+    /// Whether the holder with this token may have leased the block in memory, before memory lost it. Nobody counts
+    /// such a holder at the block's copy.
     fn was_in_memory(&self, version: Version, token: BootInstant) -> bool {
         self.quarantine.moved.may_be_elsewhere(version, token)
     }

@@ -300,8 +300,8 @@ impl Pool {
         self.next_version.load(Ordering::Acquire) < self.versions_until.load(Ordering::Acquire)
     }
 
-    /// Decides the keys that are present on a reachable node. Without `view` none is decided. Returns the open keys that
-    /// have a block all the same.
+    /// Decides the keys that are present on a reachable node. Without `view` none is decided. Returns the open keys
+    /// that have a block all the same.
     fn settle_present(
         &self,
         view: Option<&View<'_>>,
