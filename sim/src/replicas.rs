@@ -89,6 +89,10 @@ impl Replicas {
             (None, _) => false,
         };
         for (key, (version, places)) in &self.blocks {
+            // On a node that has left since the last look, and may have stayed until then.
+            if places.is_empty() {
+                continue;
+            }
             // A block that comes back from a disk is in the memory of the disk's node.
             if sight
                 .copy(*key)
