@@ -4,14 +4,30 @@ mod support;
 
 use kvpool_master::Config;
 use kvpool_master::clock::BootClock;
-use kvpool_master::pool::{Change, ReserveOptions, TaskState};
+use kvpool_master::pool::{Change, Pool, ReserveOptions, TaskState, TaskView};
 use kvpool_master::store::MetadataStore;
 use kvpool_master::store::journal::JournalOptions;
 use kvpool_types::{Code, Key, NodeName};
 use std::sync::Arc;
 use std::time::Duration;
 use support::replicas::*;
-use support::{commit, lead, pool, reserve_with};
+use support::{Gated, commit, lead, pool, reserve_with};
+
+/// Node `b` says that it has pulled the block of key 1 from node `a`, and the log is shut.
+async fn pulled_late<'s>(
+    pool: &Arc<Pool>,
+    store: &'s Gated,
+) -> (Node, Node, TaskView, tokio::sync::MutexGuard<'s, ()>) {
+    let a = join(pool, "a", 1).await;
+    put(pool, &key(1)).await;
+    let b = join(pool, "b", 2).await;
+    let task = begin(pool, Change::Move, Some("a"), &key(1)).await;
+    let pull = b.next().await;
+    let shut = store.gate.lock().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    (a, b, task, shut)
+}
 
 /// The target of a move begins to leave, or is lost, while the log is late, as in a full store.
 #[tokio::test(flavor = "multi_thread")]
@@ -19,14 +35,7 @@ async fn a_move_that_is_logged_late_keeps_its_source_where_its_target_leaves_or_
     for leaves in [true, false] {
         let directory = tempfile::tempdir().unwrap();
         let (pool, store) = pool(directory.path(), Config::default()).await;
-        let a = join(&pool, "a", 1).await;
-        put(&pool, &key(1)).await;
-        let b = join(&pool, "b", 2).await;
-        let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
-        let pull = b.next().await;
-        let shut = store.gate.lock().await;
-        pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        let (a, b, task, shut) = pulled_late(&pool, &store).await;
         match leaves {
             true => pool.draining(&b.node, false),
             false => pool.detach(&b.node, b.session),
@@ -62,14 +71,7 @@ async fn a_move_that_is_logged_late_keeps_its_source_where_its_target_leaves_or_
 async fn a_block_whose_move_is_logged_after_its_target_went_is_there_in_the_next_term() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, store) = pool(directory.path(), Config::default()).await;
-    let a = join(&pool, "a", 1).await;
-    put(&pool, &key(1)).await;
-    let b = join(&pool, "b", 2).await;
-    let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
-    let pull = b.next().await;
-    let shut = store.gate.lock().await;
-    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    let (a, b, task, shut) = pulled_late(&pool, &store).await;
     pool.drop_node(&b.node);
     drop(shut);
     let ended = end(&pool, &task).await;

@@ -23,10 +23,21 @@ fn long_leases() -> Config {
 
 /// A pool whose only block, of key 1, is on a medium and not in memory.
 async fn on_a_medium(pool: &Arc<Pool>, disk: &Arc<Disk>) -> Node {
+    let (_, node) = leased_before(pool, disk, |_| ()).await;
+    node
+}
+
+/// The same. `lease` leases the block while it is in memory, before its node comes again.
+async fn leased_before<T>(
+    pool: &Arc<Pool>,
+    disk: &Arc<Disk>,
+    lease: impl FnOnce(&Pool) -> T,
+) -> (T, Node) {
     let node = join(pool, "n", 1, 8 * MIB, disk, 32 * MIB, 4 * MIB).await;
     wait_for_attachment(disk).await;
     put(pool, 1, &patient()).await;
-    comes_again(pool, disk, node).await
+    let leased = lease(pool);
+    (leased, comes_again(pool, disk, node).await)
 }
 
 /// The node ends with its blocks on its medium, and starts again.
@@ -105,12 +116,8 @@ async fn a_lease_from_before_its_node_left_ends_no_lease_on_the_block_that_comes
     let directory = tempfile::tempdir().unwrap();
     let (pool, _store) = pool(directory.path(), long_leases()).await;
     let disk = Disk::new(1);
-    let node = join(&pool, "n", 1, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
-    wait_for_attachment(&disk).await;
-    put(&pool, 1, &patient()).await;
-    let before = lookup(&pool, true).unwrap();
-    let _node = comes_again(&pool, &disk, node).await;
-    until("swept", || pool.blocks() == 0).await;
+    let locate = |pool: &Pool| lookup(pool, true).unwrap();
+    let (before, _node) = leased_before(&pool, &disk, locate).await;
     assert!(comes_back(&pool, 1).await);
     lookup(&pool, true).unwrap();
     release(&pool, before);
@@ -123,11 +130,7 @@ async fn a_lease_from_before_its_node_left_ends_no_lease_on_the_copy() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, _store) = pool(directory.path(), long_leases()).await;
     let disk = Disk::new(1);
-    let node = join(&pool, "n", 1, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
-    wait_for_attachment(&disk).await;
-    put(&pool, 1, &patient()).await;
-    let before = exist(&pool);
-    let _node = comes_again(&pool, &disk, node).await;
+    let (before, _node) = leased_before(&pool, &disk, exist).await;
     disk.loads_stall.store(true, Ordering::SeqCst);
     exist(&pool);
     release(&pool, before);
@@ -139,11 +142,7 @@ async fn a_lease_from_before_its_node_left_counts_at_the_copy_once_it_is_renewed
     let directory = tempfile::tempdir().unwrap();
     let (pool, _store) = pool(directory.path(), long_leases()).await;
     let disk = Disk::new(1);
-    let node = join(&pool, "n", 1, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
-    wait_for_attachment(&disk).await;
-    put(&pool, 1, &patient()).await;
-    let before = exist(&pool);
-    let _node = comes_again(&pool, &disk, node).await;
+    let (before, _node) = leased_before(&pool, &disk, exist).await;
     disk.loads_stall.store(true, Ordering::SeqCst);
     let of_copy = exist(&pool);
     let renewed = renew(&pool, before);

@@ -6,7 +6,7 @@
 //!             ▲             ├─ nodes     fence, memory, session              (production)
 //!             │ shrink      ├─ clients   put, get, leases, masters           (production)
 //!             │             ├─ Net       calls, sessions, links              (simulated)
-//!           Report ◄────────┤─ Disk      the store: log, election            (simulated)
+//!           Report ◄────────┤─ Disk      the metadata store: log, election   (simulated)
 //!                           ├─ Ssd       the disks of nodes                  (simulated)
 //!        violation, trace   └─ checks    bytes, history, accounts, rest
 //! ```
