@@ -288,6 +288,43 @@ async fn a_lease_on_a_copy_ends_no_lease_on_the_version_after_it() {
     assert!(is_leased(&pool), "the lease of the reader was ended");
 }
 
+/// When the put begins, its key has no block, and the record of the copy is on its way to the log. So the put knows of
+/// no lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_on_a_copy_that_came_during_a_put_ends_no_lease_on_its_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        lease_ttl: long_leases().lease_ttl,
+        ..lru()
+    };
+    let (pool, store) = pool(directory.path(), config).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_attachment(&disk).await;
+    disk.is_stalled.store(true, Ordering::SeqCst);
+    let first = put(&pool, 1, &patient()).await;
+    let mut number = 2;
+    while present(&pool, 1..2).await[0] {
+        put(&pool, number, &patient()).await;
+        number += 1;
+    }
+    assert!(disk.ordered.lock().contains(&first.0), "it is not copied");
+    let gate = store.gate.lock().await;
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    disk.is_stalled.store(false, Ordering::SeqCst);
+    until("all copies answered", || pool.open_transfers() == 0).await;
+    assert!(!present(&pool, 1..2).await[0], "the copy is logged");
+    let granted = reserve_with(&pool, &key(1), BLOCK, &patient()).await;
+    drop(gate);
+    wait_for_media(&pool, 1..2).await;
+    let of_copy = exist(&pool);
+    let committed = commit(&pool, &key(1), BLOCK, granted.unwrap()).await;
+    assert_eq!(committed, [Code::Ok]);
+    lookup(&pool, true).unwrap();
+    release(&pool, of_copy);
+    assert!(is_leased(&pool), "the lease of the reader was ended");
+}
+
 /// A block that is committed after the walk over the node's blocks would leave with the node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_medium_that_is_attached_to_a_draining_node_waits_for_its_puts() {

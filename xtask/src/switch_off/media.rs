@@ -281,7 +281,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         on: "if copy.is_some_and(|copy| copy.lease_until > now) {",
         off: "if copy.is_some_and(|copy| copy.lease_until > now && block.version == Version(0)) {",
         package: "kvpool-master",
-        test: "a_lease_on_a_copy_ends_no_lease_on_the_version_after_it",
+        test: "a_lease_on_a_copy_that_came_during_a_put_ends_no_lease_on_its_block",
     },
     Mechanism {
         invariant: 3,
