@@ -3,7 +3,8 @@
 //!
 //!     cargo bench -p kvpool-handoff --bench push [-- ROUNDS]
 //!
-//! - `tcp`: threads that write zeros and threads that read them: the limit
+//! - `tcp`: threads that write 256 MiB of memory, and threads that read them into other 256 MiB: the limit
+//! - `tcp hot`: the same with one MiB, written and read again and again: it stays in the processor's caches
 //! - `push`: one rank to one rank, all layers at once; the bytes are compared
 //! - `slices`: two ranks to one, token-major: rows of 2 KiB
 //! - `layerwise`: each layer is sent when it is computed, and a layer computes as long as it transfers.
@@ -70,31 +71,32 @@ fn stages() -> Stages {
     Stages::new(&[LAYERS]).expect("one stage")
 }
 
-fn tcp() -> Duration {
+/// Writes the bytes of `source` over bare TCP into `target`, both as often as [`TOTAL`] needs.
+fn tcp(source: &[u8], target: &mut [u8]) -> Duration {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("an address");
-    let each = usize::try_from(TOTAL / STREAMS).expect("a size of memory");
-    let pairs: Vec<_> = (0..STREAMS)
-        .map(|_| {
+    let streams = usize::try_from(STREAMS).expect("few streams");
+    let times = usize::try_from(TOTAL).expect("a size of memory") / source.len();
+    let each = source.len() / streams;
+    let sources = source.chunks_exact(each);
+    let parts = sources.zip(target.chunks_exact_mut(each));
+    let pairs: Vec<_> = parts
+        .map(|part| {
             let here = TcpStream::connect(address).expect("a connection");
-            (here, listener.accept().expect("a connection").0)
+            (here, listener.accept().expect("a connection").0, part)
         })
         .collect();
-    let piece = usize::try_from(MIB).expect("a size of memory");
-    let source = vec![1u8; piece];
     let begin = Instant::now();
     std::thread::scope(|scope| {
-        for (mut here, mut there) in pairs {
-            let source = &source;
+        for (mut here, mut there, (source, target)) in pairs {
             scope.spawn(move || {
-                for _ in 0..each / piece {
+                for _ in 0..times {
                     here.write_all(source).expect("a write");
                 }
             });
             scope.spawn(move || {
-                let mut target = vec![0u8; piece];
-                for _ in 0..each / piece {
-                    there.read_exact(&mut target).expect("a read");
+                for _ in 0..times {
+                    there.read_exact(target).expect("a read");
                 }
             });
         }
@@ -190,11 +192,16 @@ fn main() {
     // Connects, and warms the memory.
     one.whole();
     two.whole();
+    let total = usize::try_from(TOTAL).expect("a size of memory");
+    let hot = usize::try_from(MIB).expect("a size of memory");
+    let (source, mut target) = (vec![1; total], vec![2; total]);
     let rate = |took: Duration| TOTAL as f64 / 1e6 / took.as_secs_f64();
     let (mut tcps, mut pushes, mut slices) = (Vec::new(), Vec::new(), Vec::new());
     let (mut of_tcp, mut of_push, mut hidden) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut hots, mut of_hot) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let (limit, push) = (tcp(), one.whole());
+        let (limit, push) = (tcp(&source, &mut target), one.whole());
+        let hottest = tcp(&source[..hot], &mut target[..hot]);
         let sliced = two.whole();
         let compute = push / LAYERS;
         let layerwise = one.by_layer(compute);
@@ -203,15 +210,19 @@ fn main() {
         pushes.push(rate(push));
         slices.push(rate(sliced));
         of_tcp.push(rate(push) / rate(limit));
+        hots.push(rate(hottest));
+        of_hot.push(rate(push) / rate(hottest));
         of_push.push(rate(sliced) / rate(push));
         hidden.push(1.0 - exposed / push.as_secs_f64());
     }
     println!("{rounds} rounds of 256 MiB over {STREAMS} streams; medians");
     println!("tcp        {:>7.0} MB/s", median(&mut tcps));
+    println!("tcp hot    {:>7.0} MB/s", median(&mut hots));
     println!(
-        "push       {:>7.0} MB/s  {:.2} of tcp",
+        "push       {:>7.0} MB/s  {:.2} of tcp, {:.2} of tcp hot",
         median(&mut pushes),
-        median(&mut of_tcp)
+        median(&mut of_tcp),
+        median(&mut of_hot)
     );
     println!(
         "slices     {:>7.0} MB/s  {:.2} of push",

@@ -26,6 +26,7 @@ use kvpool_types::{
 };
 use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
 
 /// The state of a node.
@@ -95,12 +96,35 @@ pub struct Reported {
     pub written_bytes: u64,
 }
 
+/// What a node's silence since its last message may mean.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Silence {
+    /// It is too short, or the session had ended before.
+    #[default]
+    Plain,
+    /// The node became suspect with its session open: it may be the master that was cut off.
+    Open,
+    /// The master was cut off, and has waited once more.
+    Excused,
+}
+
 #[derive(Debug, Default)]
 struct NodeSession {
     number: u64,
     outbox: Option<Outbox>,
+    /// When the last session ended.
+    broken: BootInstant,
     last_heard: BootInstant,
+    silence: Silence,
     reported: Reported,
+}
+
+impl NodeSession {
+    fn end(&mut self, now: BootInstant) {
+        if self.outbox.take().is_some() {
+            self.broken = now;
+        }
+    }
 }
 
 /// One incarnation of one store node.
@@ -280,6 +304,51 @@ impl StoreNode {
         self.session.lock().last_heard = now;
     }
 
+    /// Makes the node suspect if it is silent for `suspect_after`, or for `broken_after` since its session
+    /// ended. Returns the length of the silence if the state changed.
+    fn suspect_if_silent(
+        &self,
+        now: BootInstant,
+        suspect_after: Duration,
+        broken_after: Duration,
+    ) -> Option<Duration> {
+        let mut session = self.session.lock();
+        let silent = now.since(session.last_heard);
+        let broken = now.since(session.broken.max(session.last_heard));
+        let is_broken = session.outbox.is_none() && broken >= broken_after;
+        if silent < suspect_after && !is_broken {
+            return None;
+        }
+        let state @ (NodeState::Live | NodeState::Draining) = self.state() else {
+            return None;
+        };
+        let has_changed = self.change_state(state, NodeState::Suspect);
+        if has_changed && session.outbox.is_some() && session.silence == Silence::Plain {
+            session.silence = Silence::Open;
+        }
+        has_changed.then_some(silent)
+    }
+
+    /// Gives a suspect node time until its next session, because the master was cut off from `since` until `now`.
+    /// Once only, and not if the node was silent before that for `suspect_after`, or its session ended first. True
+    /// when its state changed.
+    pub(crate) fn excuse(
+        &self,
+        since: BootInstant,
+        now: BootInstant,
+        suspect_after: Duration,
+    ) -> bool {
+        let mut session = self.session.lock();
+        let was_well = since.since(session.last_heard) < suspect_after;
+        if session.silence != Silence::Open || !was_well {
+            return false;
+        }
+        session.silence = Silence::Excused;
+        session.last_heard = now;
+        drop(session);
+        self.end_silence(NodeState::Suspect, self.state_when_heard())
+    }
+
     /// The figures of the last heartbeat.
     pub fn reported(&self) -> Reported {
         self.session.lock().reported
@@ -302,16 +371,16 @@ impl StoreNode {
     }
 
     /// Closes a session, unless a newer one has replaced it.
-    pub(crate) fn detach(&self, number: u64) {
+    pub(crate) fn detach(&self, number: u64, now: BootInstant) {
         let mut session = self.session.lock();
         if session.number == number {
-            session.outbox = None;
+            session.end(now);
         }
     }
 
     /// Ends the current session. The node reconnects and learns the reason.
-    pub(crate) fn end_session(&self) {
-        self.session.lock().outbox = None;
+    pub(crate) fn end_session(&self, now: BootInstant) {
+        self.session.lock().end(now);
     }
 
     /// Records a message of the node; true when its state changed. A suspect node returns to its
@@ -321,6 +390,7 @@ impl StoreNode {
         {
             let mut session = self.session.lock();
             session.last_heard = now;
+            session.silence = Silence::Plain;
             if let Some(reported) = reported {
                 session.reported = reported;
             }
@@ -331,15 +401,18 @@ impl StoreNode {
         if !welcomed && !back {
             return false;
         }
-        let state = match self.drains() {
-            true => NodeState::Draining,
-            false => NodeState::Live,
-        };
-        let has_changed = self.end_silence(before, state);
+        let has_changed = self.end_silence(before, self.state_when_heard());
         if has_changed {
             tracing::info!(node = %self.name, state = self.state().label(), "node state changed");
         }
         has_changed
+    }
+
+    fn state_when_heard(&self) -> NodeState {
+        match self.drains() {
+            true => NodeState::Draining,
+            false => NodeState::Live,
+        }
     }
 
     /// Changes the state of a silent node to `state`, which was chosen a moment ago. False if another

@@ -43,6 +43,7 @@ mod remove;
 mod replicas;
 mod reserve;
 mod segment_ids;
+mod silence;
 mod snapshot;
 mod sweep;
 mod tenancy;
@@ -57,6 +58,7 @@ pub use read::{Bitmap, Found, Holder, LeaseOf, Leased};
 pub use remove::{Removal, RemoveReport};
 pub use replicas::{Blocks, Change, TaskId, TaskRefused, TaskState, TaskView, Wish};
 pub use reserve::{Granted, ReserveOptions};
+pub use silence::SILENCE;
 pub use tenancy::{NamespaceRefused, NamespaceView};
 pub use term_start::{StartError, TermStart};
 pub use tiering::{Detached, MEDIUM_STATES, MOST_MEDIA, MediumView, OfferedMedium};
@@ -87,9 +89,6 @@ use tokio::sync::Notify;
 
 /// How long a new term delays its answers until the nodes of the last term return.
 const NODE_RETURN_WAIT: Duration = Duration::from_secs(2);
-/// A leader that hears nothing for this long may be cut off.
-pub const SILENCE: Duration = Duration::from_secs(2);
-
 /// A replica's place and its block's version. The place alone may have another block before the node has
 /// re-verified the replica.
 type HiddenReplica = (SegmentId, Offset, Version);
@@ -175,6 +174,8 @@ pub struct Pool {
     tended: AtomicU64,
     /// The time of the last direct call from a client.
     heard_client: AtomicU64,
+    /// Since when neither a client nor a node is heard; [`silence::HEARS_SOMEBODY`] while one is.
+    hears_nobody_since: AtomicU64,
 }
 
 impl std::fmt::Debug for Pool {
@@ -228,29 +229,6 @@ impl Pool {
     /// The time since the term's deadline passed.
     pub fn overdue(&self) -> Duration {
         self.term.overdue(self.now())
-    }
-
-    /// Records that a client called this master directly.
-    pub fn heard_client(&self) {
-        self.heard_client.store(self.now().0, Ordering::Relaxed);
-    }
-
-    /// The time since a client last called this master directly, or since the term began.
-    pub fn client_silence(&self) -> Duration {
-        let heard = BootInstant(self.heard_client.load(Ordering::Relaxed));
-        self.now().since(heard)
-    }
-
-    /// True when no client called this master and fewer than half of the nodes talked to it for
-    /// [`SILENCE`]: it may be this master that is cut off.
-    pub fn hears_few(&self) -> bool {
-        if self.client_silence() < SILENCE {
-            return false;
-        }
-        let nodes = self.members.all();
-        let now = self.now();
-        let is_heard = |node: &&Arc<StoreNode>| now.since(node.last_heard()) < SILENCE;
-        nodes.iter().filter(is_heard).count() * 2 < nodes.len().max(1)
     }
 
     fn journal(&self) -> &Journal {
@@ -370,7 +348,7 @@ impl Pool {
         self.term.end();
         self.quiesce();
         for node in self.members.all() {
-            node.end_session();
+            node.end_session(self.now());
         }
         self.journal().close().await;
         self.lapse();

@@ -57,6 +57,125 @@ async fn a_master_that_did_not_run_drops_no_node_for_its_silence() {
     pool.retire().await;
 }
 
+/// A pool of two nodes whose time stands still. Both are live, with open sessions.
+async fn with_two_nodes(directory: &Path) -> (Arc<Pool>, Arc<ManualClock>, [Node; 2]) {
+    let (pool, clock, first) = with_a_silent_node(directory).await;
+    let registration = registration("m", 2, 1 << 20);
+    let second = pool.register(&registration).await.unwrap();
+    let (outbox, _unread) = tokio::sync::mpsc::unbounded_channel();
+    let session = pool.activate(&second, &registration, outbox);
+    for node in [&first, &second] {
+        pool.heard(node, Some(Reported::default()));
+    }
+    let nodes = [(first, 1), (second, session)].map(|(node, session)| Node { node, session });
+    (pool, clock, nodes)
+}
+
+struct Node {
+    node: Arc<StoreNode>,
+    session: u64,
+}
+
+/// Time passes in steps that the caretaker sees, until `is_so`. The nodes of `speaking` are heard meanwhile.
+async fn passes(
+    pool: &Pool,
+    clock: &ManualClock,
+    speaking: &[&Arc<StoreNode>],
+    mut is_so: impl FnMut() -> bool,
+) {
+    for _ in 0..100 {
+        clock.advance(Duration::from_millis(500));
+        for node in speaking {
+            pool.heard(node, Some(Reported::default()));
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if is_so() {
+            return;
+        }
+    }
+    panic!("it does not come so");
+}
+
+/// Whoever is heard first would miss the blocks of all others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_nodes_of_a_master_that_was_cut_off_get_time_to_return_once() {
+    for is_client in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, clock, [first, second]) = with_two_nodes(directory.path()).await;
+        let (first, second) = (first.node, second.node);
+        let are_suspect = || [&first, &second].map(|node| node.state()) == [NodeState::Suspect; 2];
+        passes(&pool, &clock, &[], are_suspect).await;
+        match is_client {
+            false => pool.heard(&second, Some(Reported::default())),
+            true => pool.heard_client(),
+        }
+        assert_eq!(first.state(), NodeState::Live, "it may be about to return");
+        assert_eq!(second.state(), NodeState::Live);
+
+        // The next silence of all begins at once.
+        passes(&pool, &clock, &[], are_suspect).await;
+        pool.heard_client();
+        assert_eq!(first.state(), NodeState::Suspect, "it had its time");
+        pool.heard(&first, Some(Reported::default()));
+        passes(&pool, &clock, &[], are_suspect).await;
+        pool.heard(&second, Some(Reported::default()));
+        assert_eq!(first.state(), NodeState::Live, "it was heard again");
+        pool.retire().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_was_lost_before_its_master_was_cut_off_stays_suspect() {
+    for has_ended in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, clock, [lost, other]) = with_two_nodes(directory.path()).await;
+        if has_ended {
+            pool.detach(&lost.node, lost.session);
+        }
+        let (lost, other) = (lost.node, other.node);
+        let is_suspect = || lost.state() == NodeState::Suspect;
+        if !has_ended {
+            passes(&pool, &clock, &[&other], is_suspect).await;
+        }
+        let is_suspect = || other.state() == NodeState::Suspect;
+        passes(&pool, &clock, &[], is_suspect).await;
+        pool.heard(&other, Some(Reported::default()));
+        assert_eq!(lost.state(), NodeState::Suspect);
+        pool.retire().await;
+    }
+}
+
+/// The node may have been heard last long before: a cut that heals ends sessions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_gets_time_for_a_new_session_from_the_end_of_its_last_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, clock, [cut, other]) = with_two_nodes(directory.path()).await;
+    let (heard, other) = (cut.node.last_heard(), other.node);
+    let is_late = || clock.now().since(heard) == SUSPECT_AFTER - Duration::from_millis(500);
+    passes(&pool, &clock, &[&other], is_late).await;
+    pool.detach(&cut.node, cut.session);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(cut.node.state(), NodeState::Live);
+    let is_suspect = || cut.node.state() == NodeState::Suspect;
+    passes(&pool, &clock, &[&other], is_suspect).await;
+    pool.retire().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_hears_nobody_drops_no_node() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, clock, [first, second]) = with_two_nodes(directory.path()).await;
+    let (first, second) = (first.node, second.node);
+    let heard = first.last_heard();
+    let is_long = || clock.now().since(heard) >= SUSPECT_AFTER * 4;
+    passes(&pool, &clock, &[], is_long).await;
+    pool.heard(&second, Some(Reported::default()));
+    assert_eq!(first.state(), NodeState::Live);
+    let is_gone = || first.state() == NodeState::Gone;
+    passes(&pool, &clock, &[&second], is_gone).await;
+    pool.retire().await;
+}
+
 /// A node that drains when a new term welcomes it says so before its first heartbeat.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_says_that_it_drains_was_heard() {

@@ -28,11 +28,6 @@ async fn cut_and_heal(net: &Net) {
         "--insecure",
         "--data-dir",
         &data,
-        // A node that is back after the first get would be suspect until then, and its blocks would be missed.
-        "--heartbeat-interval",
-        "5s",
-        "--suspect-after",
-        "10s",
     ]);
     let there = directory.path().to_owned();
     let master = net.run(MASTER, move |_| {

@@ -11,6 +11,7 @@ mod reach;
 mod replicas;
 mod returned;
 mod security;
+mod silence;
 mod tenants;
 
 use crate::cargo::{DAEMONS, cargo, root, target_dir};
@@ -32,7 +33,7 @@ struct Mechanism {
 }
 
 /// Every mechanism, by what it keeps.
-const MECHANISMS: [&[Mechanism]; 9] = [
+const MECHANISMS: [&[Mechanism]; 10] = [
     master::MECHANISMS,
     bytes::MECHANISMS,
     devices::MECHANISMS,
@@ -41,6 +42,7 @@ const MECHANISMS: [&[Mechanism]; 9] = [
     replicas::MECHANISMS,
     tenants::MECHANISMS,
     security::MECHANISMS,
+    silence::MECHANISMS,
     handoff::MECHANISMS,
 ];
 

@@ -1,6 +1,6 @@
 //! The table of nodes, by name.
 
-use super::{NodeState, StoreNode};
+use super::StoreNode;
 use crate::clock::BootInstant;
 use bytes::Bytes;
 use kvpool_types::{
@@ -127,18 +127,9 @@ impl Members {
     ) -> Vec<Arc<StoreNode>> {
         let mut lost = Vec::new();
         for node in self.nodes.read().values() {
-            let silent = Duration::from_millis(now.0.saturating_sub(node.last_heard().0));
-            let patience = if node.is_connected() {
-                suspect_after
-            } else {
-                broken_after
-            };
-            if silent >= drop_after {
+            if now.since(node.last_heard()) >= drop_after {
                 lost.push(Arc::clone(node));
-            } else if silent >= patience
-                && let state @ (NodeState::Live | NodeState::Draining) = node.state()
-                && node.change_state(state, NodeState::Suspect)
-            {
+            } else if let Some(silent) = node.suspect_if_silent(now, suspect_after, broken_after) {
                 tracing::warn!(node = %node.name, silent_ms = silent.as_millis(), "node suspect: no heartbeat");
             }
         }

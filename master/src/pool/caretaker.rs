@@ -56,7 +56,7 @@ impl Pool {
                 if leads {
                     node.wait_from(now);
                 } else {
-                    node.end_session();
+                    node.end_session(now);
                 }
             }
             if leads {
@@ -99,23 +99,6 @@ impl Pool {
         }
     }
 
-    /// Counts the silence of all nodes from `now` on if this check comes late. The machine slept, or the
-    /// process was stopped. The clock counts that time, and messages of live nodes are still unread.
-    fn excuse_silence(&self, now: BootInstant) {
-        let last = BootInstant(self.tended.swap(now.0, Ordering::Relaxed));
-        let pause = now.since(last);
-        if pause <= self.config.suspect_after {
-            return;
-        }
-        for node in self.members.all() {
-            node.wait_from(now);
-        }
-        tracing::warn!(
-            pause_ms = pause.as_millis(),
-            "this master did not run for a while, so the silence of its nodes counts from now"
-        );
-    }
-
     fn tend(self: &Arc<Self>) {
         let now = self.now();
         self.excuse_silence(now);
@@ -146,7 +129,13 @@ impl Pool {
             suspect_after *= 2;
             broken_after = suspect_after;
         }
-        for node in members.judge(now, suspect_after, broken_after, config.drop_after) {
+        self.watch_own_silence(now);
+        // All nodes at once are silent because this master is cut off.
+        let drop_after = match self.hears_nobody() && members.count() > 1 {
+            true => Duration::MAX,
+            false => config.drop_after,
+        };
+        for node in members.judge(now, suspect_after, broken_after, drop_after) {
             tracing::warn!(node = %node.name, "node silent for too long, dropping it");
             self.metrics.node_dropped();
             self.drop_node(&node);

@@ -191,9 +191,10 @@ impl Pool {
         };
         node.set_can_pull(registration.can_pull);
         node.set_wants_signed_reads(registration.wants_signed_reads);
+        self.end_own_silence();
         let session = node.attach(address, outbox, self.now());
         if node.state() == NodeState::Gone {
-            node.end_session();
+            node.end_session(self.now());
         }
         self.quarantine.repeat(node);
         tracing::info!(node = %node.name, incarnation = %node.incarnation, "node registered");
@@ -237,6 +238,7 @@ impl Pool {
 
     /// Records a heartbeat.
     pub fn heard(&self, node: &StoreNode, reported: Option<Reported>) {
+        self.end_own_silence();
         if node.heard(self.now(), reported) {
             self.check_nodes_returned();
             self.changed.notify_waiters();
@@ -312,7 +314,7 @@ impl Pool {
 
     /// Ends a session. From then on the node is judged by its silence.
     pub fn detach(self: &Arc<Self>, node: &StoreNode, session: u64) {
-        node.detach(session);
+        node.detach(session, self.now());
         self.media_left(node, session);
         self.replicas.wake();
     }
@@ -321,7 +323,7 @@ impl Pool {
     /// blocks. They leave the directory a little later.
     pub fn drop_node(self: &Arc<Self>, node: &Arc<StoreNode>) {
         node.set_state(NodeState::Gone);
-        node.end_session();
+        node.end_session(self.now());
         self.members.drop_incarnation(&node.name, node.incarnation);
         let segments = node.segments();
         let mut records: Vec<Record> = segments

@@ -178,6 +178,7 @@ impl Pool {
             lapse_told: tokio::sync::Notify::new(),
             tended: AtomicU64::new(now.0),
             heard_client: AtomicU64::new(now.0),
+            hears_nobody_since: AtomicU64::new(super::silence::HEARS_SOMEBODY),
             store: Arc::clone(&store),
             clock,
             config,

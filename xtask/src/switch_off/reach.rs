@@ -56,6 +56,7 @@ const BY_FILE: &[(&str, &str)] = &[
     ("master/src/tenant", "no rates are simulated"),
     ("master/src/directory/orders.rs", COST),
     ("master/src/pool/put_queue.rs", COST),
+    ("master/src/pool/silence.rs", MISS),
 ];
 
 /// By what the mechanism is.
@@ -93,6 +94,11 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         MISS,
         &[
+            "a node gets time to return once until it is heard",
+            "a node that was silent before its master was cut off gets no time to return",
+            "a node whose session ended before its silence gets no time to return",
+            "a node has time for a new session from the end of its last one",
+            "a master that hears nobody drops no node",
             "a replica that was found right is not hidden again at once",
             "a hidden replica hides no other block at its place",
             "a block that is evicted while it is copied keeps its copy",

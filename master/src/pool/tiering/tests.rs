@@ -63,7 +63,7 @@ async fn a_medium_that_came_back_while_another_one_was_dropped_stays() {
     pool.term.end();
     let [first, second] = [1, 2].map(SegmentId::on_medium);
     let (away, session, _sent) = connected(&pool);
-    away.end_session();
+    away.end_session(pool.now());
     let first_is_dropped = {
         // While this is held, nobody drops a medium to the end.
         let _held = pool.evicting.write();
@@ -239,7 +239,7 @@ async fn a_transfer_begins_in_the_session_of_its_medium_alone() {
         assert!(traffic.begin(&medium, transfer(session), order()));
         assert_eq!(traffic.open.len(), 1);
         assert!(sent.try_recv().is_ok());
-        node.detach(session);
+        node.detach(session, pool.now());
         assert!(!traffic.begin(&medium, transfer(session), order()));
     }
     pool.retire().await;
@@ -475,7 +475,7 @@ async fn a_lease_on_a_copy_moves_only_to_memory_that_stays() {
         )
     };
     assert_eq!(moves(), (true, true));
-    node.detach(session);
+    node.detach(session, pool.now());
     assert_eq!(moves(), (false, false), "without a session");
     let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
     node.attach(Address::default(), outbox, pool.now());
