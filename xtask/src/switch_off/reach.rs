@@ -64,6 +64,15 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         COST,
         &[
+            "a leaf that gives no room does not keep its ancestors",
+            "the need of a lookup stands once",
+            "a load that failed needs no mention",
+            "a node out of service asks again when it stops",
+            "a drain ends when its medium takes no more stores",
+            "a node whose blocks did not move is told when its slow medium has answered",
+            "a pull that failed reads another replica",
+            "a replica on a node without a session is read last",
+            "waits of a block are no failed pulls",
             "a copy that was dropped is written again only if its block was used",
             "a drain ends when its medium holds what was used last",
             "a put waits for room that is being fenced, and evicts no neighbours for it",
@@ -94,6 +103,10 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         MISS,
         &[
+            "an attachment waits for room in a full store",
+            "a drain makes no silent node readable",
+            "a node that says that it drains was heard",
+            "a location is remembered no longer than its lease",
             "a node gets time to return once until it is heard",
             "a node that was silent before its master was cut off gets no time to return",
             "a node whose session ended before its silence gets no time to return",
