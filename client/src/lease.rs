@@ -22,6 +22,8 @@ pub struct Lease {
     releases: Arc<Releases>,
     timeout: Duration,
     parts: Vec<LeasePart>,
+    /// The keys that left the lease in renewals that failed afterwards.
+    untold: usize,
 }
 
 impl Drop for Lease {
@@ -64,6 +66,7 @@ impl Lease {
                 .into_iter()
                 .filter(|part| !part.keys.is_empty())
                 .collect(),
+            untold: 0,
         }
     }
 
@@ -88,28 +91,34 @@ impl Lease {
     }
 
     /// Extends the lease to the master's full lease TTL from now. Keys whose lease had run out leave the
-    /// lease; the answer is their number.
+    /// lease; the answer is their number, with those of earlier renewals that failed.
     ///
     /// # Errors
     ///
     /// [`ControlError`] when the master cannot be asked by [`crate::Timeouts::control`]. The lease is then as
-    /// long as before, or part of its keys is renewed.
+    /// long as before, or part of its keys is renewed. Keys may have left it: the next answer counts them.
     ///
     /// # Cancellation
     ///
     /// The master may renew the lease all the same. The lease counts the shorter time.
     pub async fn renew(&mut self) -> Result<usize, ControlError> {
         let deadline = Deadline::after(self.timeout);
-        let before = self.len();
+        let renewed = self.renew_parts(deadline).await;
+        self.parts.retain(|part| !part.keys.is_empty());
+        renewed.map(|()| std::mem::take(&mut self.untold))
+    }
+
+    async fn renew_parts(&mut self, deadline: Deadline) -> Result<(), ControlError> {
         for part in &mut self.parts {
+            let before = part.keys.len();
             let of = LeaseOf::Presence(part.versions());
             let renewed = renew(self.releases.control(), part, of, deadline).await?;
             let held = |at: usize| renewed.kept.get(at) == Some(&true);
             part.keys = part.keys.retain(held);
             part.leased = renewed.leased;
+            self.untold += before - part.keys.len();
         }
-        self.parts.retain(|part| !part.keys.is_empty());
-        Ok(before - self.len())
+        Ok(())
     }
 
     /// Ends the lease, so that the blocks may be evicted again. The client asks once: a repeated release
@@ -191,7 +200,15 @@ pub(crate) async fn release(
             let call = Call::by(deadline).under(part.leased.epoch);
             control.call(request, call.once())
         });
-    futures::future::try_join_all(calls).await.map(|_| ())
+    all_of(calls).await
+}
+
+/// Makes all calls, whatever becomes of one of them. Returns the first failure.
+pub(crate) async fn all_of<T>(
+    calls: impl IntoIterator<Item = impl Future<Output = Result<T, ControlError>>>,
+) -> Result<(), ControlError> {
+    let made = futures::future::join_all(calls).await;
+    made.into_iter().try_for_each(|made| made.map(drop))
 }
 
 #[cfg(test)]

@@ -74,10 +74,23 @@ struct Lane {
 }
 
 /// What the last attempts to open a link came to.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Opening {
     backoff: Backoff,
     failed: Option<(TransferError, Instant)>,
+    /// An attempt whose caller had no time left, and until when it is worth going on with. Whoever comes next does:
+    /// how long a caller waits says nothing of the node.
+    unfinished: Option<(Dialing, Instant)>,
+}
+
+type Dialing = BoxFuture<'static, Result<Arc<dyn Link>, TransferError>>;
+
+impl std::fmt::Debug for Opening {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opening")
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Links {
@@ -142,12 +155,15 @@ impl Links {
         {
             return Err(error.clone());
         }
-        let limit = deadline.at_most(CONNECT_TIMEOUT);
-        let dialed = limit
-            .with_grace()
-            .run(self.dialer.dial(Arc::clone(node), kind, limit))
-            .await
-            .unwrap_or_else(|_| Err(late()));
+        let unfinished = opening.unfinished.take();
+        let worth_while = unfinished.filter(|(_, until)| Instant::now() < *until);
+        let (dialing, _) = opening
+            .unfinished
+            .insert(worth_while.unwrap_or_else(|| self.dialing(node, kind)));
+        let Ok(dialed) = deadline.run(dialing).await else {
+            return Err(late());
+        };
+        opening.unfinished = None;
         match dialed {
             Ok(link) => {
                 Counting::one(&self.counting.links_opened);
@@ -176,6 +192,21 @@ impl Links {
                 Err(error)
             }
         }
+    }
+
+    /// A new attempt to open a link, and when it ends.
+    fn dialing(&self, node: &Arc<KnownNode>, kind: TransportKind) -> (Dialing, Instant) {
+        let limit = Deadline::after(CONNECT_TIMEOUT);
+        let dial = self.dialer.dial(Arc::clone(node), kind, limit);
+        let late = TransferError {
+            code: Code::DeadlineExceeded,
+            message: format!("opening a {kind:?} link to {}", node.name),
+        };
+        let dialing = async move {
+            let dialed = limit.with_grace().run(dial).await;
+            dialed.unwrap_or(Err(late))
+        };
+        (Box::pin(dialing), Instant::now() + CONNECT_TIMEOUT)
     }
 
     /// The link to `node` over `kind` if it is open.
@@ -293,5 +324,65 @@ impl Lane {
             *link = None;
         }
         link.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+    use kvpool_types::NodeName;
+    use std::sync::atomic::AtomicUsize;
+
+    /// Fails after a while.
+    #[derive(Debug, Default)]
+    struct Slow(Arc<AtomicUsize>);
+
+    impl Dial for Slow {
+        fn dial(
+            &self,
+            _node: Arc<KnownNode>,
+            _kind: TransportKind,
+            _deadline: Deadline,
+        ) -> BoxFuture<'static, Result<Arc<dyn Link>, TransferError>> {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            async {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                Err(TransferError {
+                    code: Code::Unreachable,
+                    message: "nobody listens".to_owned(),
+                })
+            }
+            .boxed()
+        }
+    }
+
+    #[tokio::test]
+    async fn an_attempt_goes_on_when_its_caller_has_no_time_left() {
+        let dials = Arc::<AtomicUsize>::default();
+        let links = Links::new(
+            Box::new(Slow(Arc::clone(&dials))),
+            HostId::default(),
+            TransportChoice::Tcp,
+            false,
+            Arc::default(),
+        );
+        let node = Arc::new(KnownNode {
+            name: NodeName("n".into()),
+            incarnation: Incarnation(1),
+            data_address: "n:1".into(),
+            shm_path: String::new(),
+            host: HostId::default(),
+        });
+        let open = async |time| {
+            let link = links.get(&node, TransportKind::Tcp, Deadline::after(time));
+            link.await.unwrap_err().code
+        };
+        for _ in 0..3 {
+            assert_eq!(open(Duration::from_millis(5)).await, Code::DeadlineExceeded);
+        }
+        // Whoever has time learns what became of the same attempt, and not that others had none.
+        assert_eq!(open(Duration::from_secs(5)).await, Code::Unreachable);
+        assert_eq!(dials.load(Ordering::SeqCst), 1);
     }
 }

@@ -6,7 +6,7 @@ use crate::control::{Call, Control};
 use crate::errors::ControlError;
 use crate::lease::counted;
 use crate::message_limits::MessageLimits;
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 use kvpool_proto::{Location, LookupReply, LookupRequest, NodeAddress};
 use kvpool_types::wire::keys::pack;
 use kvpool_types::{
@@ -42,7 +42,7 @@ pub(crate) async fn lookup(
     let runs = how.limits.split_keys(keys);
     let calls = runs.into_iter().map(|run| {
         let keys = keys.get(run).unwrap_or_default();
-        async move {
+        let asked = async move {
             let begun = locations.begin();
             let sent = BootTime::now();
             let request = LookupRequest {
@@ -61,13 +61,23 @@ pub(crate) async fn lookup(
                 }
             }
             Ok::<_, ControlError>(found)
-        }
+        };
+        // The caller holds what other messages have leased, also when this one fails.
+        async move { (keys.len(), asked.await) }
     });
     let replies: Vec<_> = futures::stream::iter(calls)
         .buffered(how.concurrency.max(1))
-        .try_collect()
-        .await?;
-    Ok(replies.into_iter().flatten().collect())
+        .collect()
+        .await;
+    if replies.iter().all(|(_, found)| found.is_err())
+        && let Some((_, Err(error))) = replies.first()
+    {
+        return Err(error.clone());
+    }
+    let of_keys = |(count, found): (usize, Result<Vec<Found>, ControlError>)| {
+        found.unwrap_or_else(|error| vec![Err(error); count])
+    };
+    Ok(replies.into_iter().flat_map(of_keys).collect())
 }
 
 /// The store nodes that a reply names.

@@ -18,6 +18,7 @@ use crate::cache::{Leased, Located};
 use crate::clock::{BootTime, Deadline};
 use crate::control::{Call, Control};
 use crate::errors::ControlError;
+use crate::lease::all_of;
 use crate::message_limits::MessageLimits;
 use crate::packed::Packed;
 use kvpool_proto::ReleaseRequest;
@@ -408,7 +409,7 @@ impl Releases {
             };
             Some(self.control.call(request, call))
         });
-        futures::future::try_join_all(calls).await.map(|_| ())
+        all_of(calls).await
     }
 }
 

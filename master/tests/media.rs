@@ -744,6 +744,43 @@ async fn a_zone_is_not_written_while_a_load_reads_it() {
     );
 }
 
+/// The record of its attachment is on its way to the log meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_medium_that_is_detached_before_its_attachment_is_logged_stays_detached() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), Config::default()).await;
+    let registration = registration("n", 1, 8 * BLOCK);
+    let node = pool.register(&registration).await.unwrap();
+    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+    let session = pool.activate(&node, &registration, outbox);
+    let offered = vec![Disk::new(1).offer(64 * MIB, 4 * MIB)];
+    pool.media_offered(&node, session, offered).await.unwrap();
+    let attach = loop {
+        if let Some(Body::AttachMedium(attach)) = inbox.recv().await.unwrap().unwrap().body {
+            break attach;
+        }
+    };
+    let medium = MediumId::from_slice(&attach.medium_id).unwrap();
+    let generation = Generation(attach.generation);
+
+    let gate = store.gate.lock().await;
+    let (attaching, of) = (Arc::clone(&pool), Arc::clone(&node));
+    let confirmed = tokio::spawn(async move {
+        attaching
+            .medium_attached(&of, session, medium, generation)
+            .await;
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    pool.detach(&node, session);
+    let detaching = Arc::clone(&pool);
+    let detached = tokio::spawn(async move { detaching.detach_medium(medium, true).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    drop(gate);
+    confirmed.await.unwrap();
+    detached.await.unwrap().unwrap();
+    assert!(pool.media().is_empty(), "{:?}", pool.media());
+}
+
 /// A node says once that it has a medium, and once that it has attached it. The store may be full at either time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_medium_is_attached_when_a_full_store_has_room_again() {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use support::media::*;
-use support::{SPACE, commit, pool, pool_at, reserve_with};
+use support::{SPACE, commit, pool, pool_at, registration, reserve_with};
 
 /// No lease runs out during a test.
 fn long_leases() -> Config {
@@ -323,6 +323,52 @@ async fn a_lease_on_a_copy_that_came_during_a_put_ends_no_lease_on_its_block() {
     lookup(&pool, true).unwrap();
     release(&pool, of_copy);
     assert!(is_leased(&pool), "the lease of the reader was ended");
+}
+
+/// The node is back before its broken session has ended here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_loads_of_an_earlier_session_end_with_the_next_offer_of_the_medium() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), long_leases()).await;
+    let disk = Disk::new(1);
+    let node = on_a_medium(&pool, &disk).await;
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    let (loading, keys) = (Arc::clone(&pool), key(1));
+    let load = tokio::spawn(async move {
+        let keys = [keys.as_ref()];
+        loading.restore(SPACE, &keys[..], Duration::MAX).await
+    });
+    until("ordered", || pool.open_transfers() > 0).await;
+    load.abort();
+    let registration = registration("n", node.node.incarnation.0, 8 * MIB);
+    let (outbox, _unread) = tokio::sync::mpsc::unbounded_channel();
+    let session = pool.activate(&node.node, &registration, outbox);
+    let offered = vec![disk.offer(32 * MIB, 4 * MIB)];
+    let offered = pool.media_offered(&node.node, session, offered);
+    offered.await.unwrap();
+    until("given up", || pool.open_transfers() == 0).await;
+}
+
+/// Its record would be refused when the block is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_block_is_loaded_while_the_store_is_full() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), long_leases()).await;
+    let disk = Disk::new(1);
+    let _node = on_a_medium(&pool, &disk).await;
+    let granted = reserve_with(&pool, &key(2), BLOCK, &patient()).await;
+    store.is_full.store(true, Ordering::SeqCst);
+    let committed = commit(&pool, &key(2), BLOCK, granted.unwrap()).await;
+    assert_eq!(committed, [Code::StoreFull]);
+    let loads = disk.loads.load(Ordering::SeqCst);
+    assert!(!comes_back(&pool, 1).await, "it cannot be logged");
+    assert_eq!(disk.loads.load(Ordering::SeqCst), loads, "loaded in vain");
+    store.is_full.store(false, Ordering::SeqCst);
+    until("in memory", || {
+        exist(&pool);
+        lookup(&pool, false).is_some()
+    })
+    .await;
 }
 
 /// A block that is committed after the walk over the node's blocks would leave with the node.

@@ -263,15 +263,14 @@ async fn offer(pool: &Arc<Pool>, node: &Node, disk: &Disk, state: MediumState) {
 }
 
 /// A node with a disk, and twenty blocks in its memory.
-async fn with_twenty_blocks(directory: &std::path::Path) -> (Arc<Pool>, Node, Arc<Disk>) {
-    let (pool, _store) = pool(directory, lru()).await;
+async fn twenty_blocks(pool: &Arc<Pool>) -> (Node, Arc<Disk>) {
     let disk = Disk::new(1);
-    let node = join(&pool, "n", 1, 32 * MIB, &disk, 64 * MIB, 4 * MIB).await;
+    let node = join(pool, "n", 1, 32 * MIB, &disk, 64 * MIB, 4 * MIB).await;
     wait_for_attachment(&disk).await;
     for number in 0..20 {
-        put(&pool, number, &patient()).await;
+        put(pool, number, &patient()).await;
     }
-    (pool, node, disk)
+    (node, disk)
 }
 
 /// The disk answers within a second, and the node would leave at once. No other node takes its blocks.
@@ -279,7 +278,8 @@ async fn with_twenty_blocks(directory: &std::path::Path) -> (Arc<Pool>, Node, Ar
 async fn a_drain_waits_for_a_disk_that_is_slow_for_a_moment() {
     for move_blocks in [false, true] {
         let directory = tempfile::tempdir().unwrap();
-        let (pool, node, disk) = with_twenty_blocks(directory.path()).await;
+        let (pool, _store) = pool(directory.path(), lru()).await;
+        let (node, disk) = twenty_blocks(&pool).await;
         offer(&pool, &node, &disk, MediumState::MediumSlow).await;
         pool.draining(&node.node, move_blocks);
         until("the move has ended", || {
@@ -297,6 +297,37 @@ async fn a_drain_waits_for_a_disk_that_is_slow_for_a_moment() {
     }
 }
 
+/// The blocks are copied, and no record of a copy is logged while the store is full.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_waits_for_a_full_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), lru()).await;
+    let (node, disk) = twenty_blocks(&pool).await;
+    disk.is_stalled.store(true, Ordering::SeqCst);
+    pool.draining(&node.node, false);
+    until("ordered", || disk.ordered.lock().len() == 20).await;
+    store.is_full.store(true, Ordering::SeqCst);
+    disk.is_stalled.store(false, Ordering::SeqCst);
+    until("refused", || pool.has_room().is_err()).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!disk.is_demoted.load(Ordering::SeqCst), "no copy is logged");
+    store.is_full.store(false, Ordering::SeqCst);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    assert_eq!(disk.left.load(Ordering::SeqCst), 0);
+}
+
+/// The next place of the medium may take it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_of_a_drain_that_failed_is_tried_once_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), lru()).await;
+    let (node, disk) = twenty_blocks(&pool).await;
+    disk.refuses_next.store(3, Ordering::SeqCst);
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    assert_eq!(disk.left.load(Ordering::SeqCst), 0);
+}
+
 /// The drain's own stores are what a full disk refuses. Its blocks go to other nodes where the node waits for that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_ends_when_its_medium_takes_no_more_stores() {
@@ -305,7 +336,8 @@ async fn a_drain_ends_when_its_medium_takes_no_more_stores() {
         (MediumState::MediumGone, true),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        let (pool, node, disk) = with_twenty_blocks(directory.path()).await;
+        let (pool, _store) = pool(directory.path(), lru()).await;
+        let (node, disk) = twenty_blocks(&pool).await;
         disk.is_stalled.store(true, Ordering::SeqCst);
         pool.draining(&node.node, move_blocks);
         until("ordered", || disk.ordered.lock().len() == 20).await;

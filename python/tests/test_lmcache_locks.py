@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import kvpool
 import pytest
+from kvpool._engines.leases import Keeper
 from kvpool.lmcache.locks import Locks
 from live_pools import LivePool
 
@@ -65,6 +67,72 @@ def test_a_lock_outlasts_the_lease_that_it_began_with(pool: kvpool.Pool, locks: 
     locks.look_up(pool, ["a"])
     time.sleep(6.5)
     assert leased(pool, "a") == [True]
+
+
+class Failing:
+    """A pool of which one call fails, once."""
+
+    def __init__(self, pool: kvpool.Pool, call: str) -> None:
+        self._pool = pool
+        self._call: str | None = call
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._call:
+            return getattr(self._pool, name)
+        self._call = None
+
+        def fails(*_arguments: Any, **_named: Any) -> None:
+            raise kvpool.DeadlineError("the master answered too late")
+
+        return fails
+
+
+def test_a_lookup_that_fails_half_way_locks_nothing(pool: kvpool.Pool, locks: Locks) -> None:
+    pool.batch_put(list("ac"), [b"x"] * 2)
+    failing: Any = Failing(pool, "is_exist")
+    with pytest.raises(kvpool.DeadlineError):
+        locks.look_up(failing, list("abc"))
+    wait_until_free(pool, "ac")
+    # A later lock of the same key ends with its own unlock.
+    assert locks.look_up(failing, list("abc")) == [True, False, True]
+    locks.unlock(list("ac"))
+    wait_until_free(pool, "ac")
+
+
+def test_a_lock_outlasts_a_renewal_that_failed_and_a_lease_that_ended(pool: kvpool.Pool) -> None:
+    class Lease:
+        """A lease of half a second whose first renewal fails, and whose second one is refused."""
+
+        def __init__(self) -> None:
+            self.end = time.monotonic() + 0.5
+            self.renewals = 0
+            self.releases = 0
+
+        @property
+        def left(self) -> float:
+            return self.end - time.monotonic()
+
+        def renew(self) -> int:
+            self.renewals += 1
+            if self.renewals == 1:
+                raise kvpool.DeadlineError("the master answered too late")
+            self.end = time.monotonic()
+            return 1
+
+        def release(self) -> None:
+            self.releases += 1
+
+    first, second = Lease(), Lease()
+    keeper = Keeper(lambda owner: second if owner == "a" else None)
+    keeper.hold("a", first)
+    end = time.monotonic() + 5
+    while second.renewals == 0:
+        if first.renewals == 1:
+            assert first.releases == 0, "it still ran"
+        assert time.monotonic() < end, "no lease followed the one that had ended"
+        time.sleep(0.01)
+    keeper.close()
+    assert first.renewals == 2
 
 
 def test_keys_that_nobody_locked_are_passed_over(pool: kvpool.Pool, locks: Locks) -> None:

@@ -7,6 +7,7 @@ use super::master::{CONNECT_TIMEOUT, PING_INTERVAL, PING_TIMEOUT};
 use crate::addresses;
 use crate::clock::Deadline;
 use crate::errors::ControlError;
+use futures::future::BoxFuture;
 use kvpool_auth::Credentials;
 use kvpool_proto::{HelloReply, HelloRequest};
 use kvpool_tls::ClientTls;
@@ -41,10 +42,28 @@ pub(super) struct Framed {
     channel: RwLock<Option<Arc<Channel>>>,
     /// Whether a call was not answered in its time: the master, or the way to it, may be gone.
     doubtful: AtomicBool,
-    /// Held while the connection is being opened; until when it is not tried.
-    opening: tokio::sync::Mutex<Option<Instant>>,
+    /// Held while the connection is being opened or probed.
+    opening: tokio::sync::Mutex<Opening>,
     /// Whether the log says already that gRPC is used instead. Of all connections to the master.
     told: Arc<AtomicBool>,
+}
+
+/// What is known of attempts to open the connection, or to hear of the master over it.
+#[derive(Default)]
+struct Opening {
+    /// Until when it is not opened.
+    not_before: Option<Instant>,
+    /// A ping whose caller had no time left. Whoever comes next waits for its answer: how long a caller waits says
+    /// nothing of the master.
+    probe: Option<BoxFuture<'static, bool>>,
+}
+
+impl std::fmt::Debug for Opening {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opening")
+            .field("not_before", &self.not_before)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Framed {
@@ -64,7 +83,7 @@ impl Framed {
             tls,
             channel: RwLock::new(None),
             doubtful: AtomicBool::new(false),
-            opening: tokio::sync::Mutex::new(None),
+            opening: tokio::sync::Mutex::default(),
             told,
         }
     }
@@ -86,9 +105,9 @@ impl Framed {
             let why = format!("a connection to {} is still being opened", self.address);
             ControlError::new(Code::DeadlineExceeded, why)
         };
-        let mut not_before = deadline.run(self.opening.lock()).await.map_err(late)?;
+        let mut opening = deadline.run(self.opening.lock()).await.map_err(late)?;
         if let Some(channel) = self.open_channel()
-            && self.is_there(&channel, deadline).await
+            && self.is_there(&channel, &mut opening.probe, deadline).await
         {
             if self.has_told_token() {
                 return Ok(Some(channel));
@@ -101,6 +120,8 @@ impl Framed {
                     return Ok(Some(channel));
                 }
                 Err(error) if refuses_caller(error.code) => return Err(error),
+                // Too little time for the answer, which says nothing of the master.
+                Err(error) if deadline.has_passed() => return Err(error),
                 Err(_) => channel.fail(silent()),
             }
             return Err(ControlError::new(
@@ -108,6 +129,7 @@ impl Framed {
                 "the master did not take the renewed token in time",
             ));
         }
+        let not_before = &mut opening.not_before;
         if not_before.is_some_and(|then| Instant::now() < then) {
             return Ok(None);
         }
@@ -121,6 +143,7 @@ impl Framed {
         match opened {
             Ok(channel) => {
                 *not_before = None;
+                opening.probe = None;
                 self.greeted.store(number, Ordering::Release);
                 *self.channel.write() = Some(Arc::clone(&channel));
                 Ok(Some(channel))
@@ -158,16 +181,31 @@ impl Framed {
     }
 
     /// Whether the master answers on `channel`; without doubt it is not asked. A channel on which it
-    /// does not is ended.
-    async fn is_there(&self, channel: &Channel, deadline: Deadline) -> bool {
-        if !self.doubtful.swap(false, Ordering::AcqRel) {
+    /// does not is ended. A caller without time for the answer uses the channel, and the doubt stays.
+    async fn is_there(
+        &self,
+        channel: &Arc<Channel>,
+        probe: &mut Option<BoxFuture<'static, bool>>,
+        deadline: Deadline,
+    ) -> bool {
+        if !self.doubtful.load(Ordering::Acquire) {
             return true;
         }
-        let asked = deadline.at_most(PROBE_TIMEOUT).run(channel.ping(Epoch(0)));
-        let answers = matches!(asked.await, Ok(Ok(())));
-        if !answers {
-            channel.fail(silent());
-        }
+        let asked = probe.get_or_insert_with(|| {
+            let (channel, limit) = (Arc::clone(channel), Deadline::after(PROBE_TIMEOUT));
+            Box::pin(async move {
+                let answers = matches!(limit.run(channel.ping(Epoch(0))).await, Ok(Ok(())));
+                if !answers {
+                    channel.fail(silent());
+                }
+                answers
+            })
+        });
+        let Ok(answers) = deadline.run(asked).await else {
+            return true;
+        };
+        *probe = None;
+        self.doubtful.store(false, Ordering::Release);
         answers
     }
 
@@ -359,6 +397,59 @@ mod tests {
         }
         assert_eq!(answers, [Err(Code::DeadlineExceeded), Ok(())]);
         drop(framed);
+        serving.join().unwrap();
+    }
+
+    /// How long a caller waits says nothing of the master, and others wait for it on the same connection.
+    #[tokio::test]
+    async fn a_caller_with_little_time_does_not_end_the_connection_of_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (ask, asked) = std::sync::mpsc::channel::<()>();
+        let serving = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let greeting = take(&mut stream).unwrap();
+            answer(&mut stream, greeting);
+            let long = take(&mut stream).unwrap();
+            let ping = take(&mut stream).unwrap();
+            asked.recv().unwrap();
+            let pong = Header {
+                version: VERSION,
+                op: Op::Pong,
+                request: ping,
+                epoch: Epoch(1),
+                meta: 0,
+                payload: 0,
+            };
+            stream.write_all(&pong.encode()).unwrap();
+            answer(&mut stream, long);
+            // The end of the client ends the connection.
+            let _ended = take(&mut stream);
+        });
+        let framed = Framed::new(
+            address,
+            Duration::ZERO,
+            Credentials::default(),
+            None,
+            Arc::default(),
+        );
+        let within = |time| framed.channel(HelloRequest::default, Deadline::after(time));
+        let channel = within(Duration::from_secs(5)).await.unwrap().unwrap();
+        let request = HelloRequest::default();
+        let limit = Deadline::after(Duration::from_secs(5));
+        let long = call(&channel, Op::Exist, Epoch(0), &request, limit);
+        let others = async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            framed.doubt();
+            let _too_short = within(Duration::from_millis(5)).await;
+            assert!(channel.is_open(), "the master has had 5 ms");
+            ask.send(()).unwrap();
+            within(Duration::from_secs(5)).await.unwrap().unwrap();
+            assert!(!framed.doubtful.load(Ordering::SeqCst), "it has answered");
+        };
+        let (answered, ()) = futures::join!(long, others);
+        answered.unwrap();
+        drop((channel, framed));
         serving.join().unwrap();
     }
 

@@ -179,6 +179,11 @@ impl Master {
         script.next.entry(method).or_default().extend(faults);
     }
 
+    /// Nothing more is to go wrong with the next calls of a method.
+    pub(crate) fn forget_next(&self, method: &'static str) {
+        self.script.lock().next.remove(method);
+    }
+
     /// What becomes of every call of a method; `None`: nothing.
     pub(crate) fn always(&self, method: &'static str, fault: impl Into<Option<Fault>>) {
         let always = &mut self.script.lock().always;

@@ -2,7 +2,7 @@
 
 use super::{assert_soon, get_one, key, put_twice};
 use crate::testing::{Fault, Mode, Pool, pool, pool_with};
-use crate::{GetBlock, GetOptions, GetOutcome, Leasing, Region, ViewOptions};
+use crate::{GetBlock, GetOptions, GetOutcome, Leasing, Region, Remove, ViewOptions};
 use kvpool_proto::{ExistReply, Lease, LookupReply, MatchPrefixReply, ReleaseRequest};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::unpack;
@@ -140,6 +140,60 @@ async fn every_way_of_getting_ends_its_lease_once() {
             .is_err()
     );
     leases.settle_at(&pool, 0, &["a"]).await;
+}
+
+/// The next renewal says so: whoever holds the lease would think that the key is leased.
+#[tokio::test]
+async fn a_key_that_left_the_lease_in_a_renewal_that_failed_is_counted() {
+    let pool = pool_with(|setup, options| {
+        setup.config.max_batch_keys = 1;
+        options.timeouts.control = Duration::from_millis(300);
+    })
+    .await;
+    put_twice(&pool, "a", b"bytes").await;
+    put_twice(&pool, "b", b"bytes").await;
+    let keys = [key("a"), key("b")];
+    let mut prefix = pool.client.match_prefix(&keys).await.unwrap();
+    assert_eq!(prefix.lease.len(), 2);
+    pool.client
+        .remove(Remove::Keys(vec![key("a")]), true)
+        .await
+        .unwrap();
+    let silent = std::iter::repeat_n(Some(Fault::AnswerHangs), 20);
+    pool.master
+        .next("renew", std::iter::once(None).chain(silent));
+    assert!(prefix.lease.renew().await.is_err());
+    pool.master.forget_next("renew");
+    assert_eq!(prefix.lease.renew().await, Ok(1));
+    assert_eq!(prefix.lease.renew().await, Ok(0));
+    assert_eq!(prefix.lease.len(), 1);
+}
+
+/// Its first message leases a block, and the second one is never answered.
+#[tokio::test]
+async fn a_lookup_that_fails_in_part_gives_back_what_it_leased() {
+    let pool = pool_with(|setup, _| setup.config.max_batch_keys = 1).await;
+    put_twice(&pool, "a", b"bytes").await;
+    put_twice(&pool, "b", b"bytes").await;
+    let leases = Leases::of(&pool);
+    let silent = std::iter::repeat_n(Some(Fault::AnswerHangs), 20);
+    let answers = std::iter::once(None).chain(silent);
+    pool.master.next("lookup", answers);
+    let memory = Region::allocate(Length(10));
+    let gets = ["a", "b"].into_iter().zip([0, 5]);
+    let part = |at| memory.slice(Offset(at), Length(5)).unwrap();
+    let gets = gets.map(|(name, at)| GetBlock::new(key(name), part(at)));
+    let options = GetOptions {
+        timeout: Some(Duration::from_millis(500)),
+        ..GetOptions::default()
+    };
+    let outcomes = pool.client.batch_get(gets.collect(), &options).await;
+    assert!(outcomes[1].is_err(), "{outcomes:?}");
+    let begun = Instant::now();
+    while !leases.released().contains_key("a") {
+        assert!(begun.elapsed() < Duration::from_secs(10), "it runs on");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 #[tokio::test]

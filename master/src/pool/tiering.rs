@@ -75,7 +75,7 @@ pub(super) struct Tiering {
     has_lost_copies: AtomicBool,
     /// Keys whose removals are on their way to the log, and how many.
     leaving: Mutex<HashMap<(NamespaceId, Key), u32>>,
-    /// Loads that the log has refused.
+    /// Loads and stores that the log has refused.
     refused: Mutex<Vec<Transfer>>,
     /// The room in memory that loads wait for, by their medium.
     wanted_room: Mutex<HashMap<SegmentId, WantedRoom>>,

@@ -47,6 +47,8 @@ pub(crate) struct Disk {
     pub(crate) loads_stall: AtomicBool,
     /// While set, nothing is written.
     pub(crate) refuses: AtomicBool,
+    /// How many stores fail from now on.
+    pub(crate) refuses_next: AtomicU64,
     /// How often the master asked for a new format.
     pub(crate) resets: AtomicU64,
 }
@@ -82,7 +84,10 @@ impl Disk {
             return Code::ChecksumMismatch;
         }
         if SegmentId(to.segment).is_on_medium() {
-            if self.refuses.load(Ordering::SeqCst) {
+            let one_less = |left: u64| left.checked_sub(1);
+            let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
+            let is_refused = self.refuses_next.fetch_update(set, fetch, one_less).is_ok();
+            if is_refused || self.refuses.load(Ordering::SeqCst) {
                 return Code::Internal;
             }
             let end = to.offset + footprint(Length(to.length)).unwrap().0;

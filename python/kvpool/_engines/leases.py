@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import kvpool
@@ -27,9 +28,14 @@ class Renewable(Protocol):
 
 
 class Keeper:
-    """Renews and releases leases on its own thread, so that the scheduler never waits for the master."""
+    """Renews and releases leases on its own thread, so that the scheduler never waits for the master.
 
-    def __init__(self) -> None:
+    Without `again`, a lease is dropped once it has lost a block. With it, a lease is kept while it runs. When it has
+    ended, `again` returns the next one for its owner, or None. It runs on the keeper's thread and may raise kvpool.Error.
+    """
+
+    def __init__(self, again: Callable[[str], Renewable | None] | None = None) -> None:
+        self._again = again
         self._changed = threading.Condition()
         self._held: dict[str, tuple[Renewable, float]] = {}
         self._over: list[Renewable] = []
@@ -103,15 +109,34 @@ class Keeper:
             logger.debug("a lease was left to run out: %s", error)
 
     def _renew(self, owner: str, lease: Renewable) -> None:
-        # A lease that was not renewed completely is dropped: the next lookup asks the master again.
-        lost = 1
+        lost = 0
         began = time.monotonic()
         try:
             lost = lease.renew()
         except kvpool.Error as error:
+            # It still runs for a while, and the next look tries again.
             logger.debug("a lease was not renewed in %.1f s: %s", time.monotonic() - began, error)
-        if lost:
-            with self._changed:
-                held = self._held.get(owner)
-                if held is not None and held[0] is lease:
-                    self._drop(owner)
+        if lease.left > 0 and not (lost and self._again is None):
+            return
+        # The next lookup asks the master again.
+        following = self._following(owner)
+        with self._changed:
+            held = self._held.get(owner)
+            if held is not None and held[0] is lease:
+                self._drop(owner)
+                if following is not None:
+                    self._held[owner] = (following, following.left)
+                    following = None
+            if following is not None:
+                # Its owner let go meanwhile.
+                self._over.append(following)
+            self._changed.notify()
+
+    def _following(self, owner: str) -> Renewable | None:
+        if self._again is None:
+            return None
+        try:
+            return self._again(owner)
+        except kvpool.Error as error:
+            logger.warning("a lease that ended was not taken again: %s", error)
+            return None

@@ -42,6 +42,7 @@ const BY_FILE: &[(&str, &str)] = &[
     ("master/src/service/passing.rs", IDENTITY),
     ("client/src/dialer.rs", IDENTITY),
     ("client/src/links.rs", IDENTITY),
+    ("client/src/control/framed.rs", SOCKETS),
     (
         "client/src/blocking.rs",
         "the client of plain threads is left out",
@@ -64,6 +65,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         COST,
         &[
+            "no block is loaded while the log has no room",
             "a leaf that gives no room does not keep its ancestors",
             "the need of a lookup stands once",
             "a load that failed needs no mention",
@@ -103,6 +105,9 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         MISS,
         &[
+            "a store of a drain that failed is tried once more",
+            "what an earlier session of a medium left open ends with its next offer",
+            "a key that left a lease in a renewal that failed is counted",
             "an attachment waits for room in a full store",
             "a drain makes no silent node readable",
             "a node that says that it drains was heard",

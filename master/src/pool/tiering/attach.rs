@@ -2,6 +2,7 @@
 
 use super::super::Pool;
 use super::super::nodes::RegisterError;
+use super::transfers::Transfer;
 use super::{Absence, Emptying, Use};
 use crate::membership::{NodeState, StoreNode};
 use crate::store::journal::Ack;
@@ -293,6 +294,7 @@ impl Pool {
                 .set_budget(&medium, offer.budget, now);
         }
         self.tiering.traffic.lock().uses.insert(id, used);
+        self.end_earlier_transfers(node, session, id);
         // Copies that moved to other zones in an earlier session, and removals, may be on their way to the log.
         // No zone is emptied before they are durable.
         let (pool, of) = (Arc::clone(self), Arc::clone(node));
@@ -303,6 +305,24 @@ impl Pool {
                     pool.tiering.wake();
                 }
             });
+    }
+
+    /// Ends what an earlier session of a medium left open. The node offers a medium only when nothing touches it, and
+    /// the master may learn of the end of a broken session later than of the next one.
+    fn end_earlier_transfers(&self, node: &StoreNode, session: u64, id: SegmentId) {
+        let is_earlier = |_: &u64, transfer: &mut Transfer| {
+            let is_now =
+                transfer.node.incarnation == node.incarnation && transfer.session == session;
+            transfer.place.medium == id && !is_now
+        };
+        let ended: Vec<_> = {
+            let mut traffic = self.tiering.traffic.lock();
+            let ended = traffic.open.extract_if(is_earlier);
+            ended.map(|(_, transfer)| transfer).collect()
+        };
+        for transfer in ended {
+            self.give_up_transfer(transfer);
+        }
     }
 
     /// Processes a node's confirmation of an attachment. From its durable record on the copies on
@@ -334,7 +354,10 @@ impl Pool {
             let (pool, attached) = (Arc::clone(self), record.clone());
             let logged = self
                 .log(vec![Record::Medium(record)], move || {
-                    pool.set_medium(attached)
+                    // It may have been detached meanwhile.
+                    if pool.tier.medium(attached.id).is_some() {
+                        pool.set_medium(attached);
+                    }
                 })
                 .await;
             let Err(code) = logged else { break };

@@ -295,6 +295,10 @@ impl Pool {
 
     /// Orders the stores that are due.
     pub(in crate::pool) fn tend_media(self: &Arc<Self>) {
+        // No copy could be recorded.
+        if self.has_room().is_err() {
+            return;
+        }
         let _one_at_a_time = self.tiering.tending.lock();
         let mut targets: BTreeMap<Incarnation, Target> = BTreeMap::new();
         for medium in self.tier.media() {
@@ -522,26 +526,11 @@ impl Pool {
     /// than memory would be written for ever. On a node that drains all of them do: it leaves soon.
     /// False when memory does not hold the block.
     pub(super) fn queue_again(&self, removed: &Removed, sealed: Tick) -> bool {
-        let (mut again, mut is_there) = (None, false);
-        self.directory
-            .visit(removed.namespace, &[removed.key.as_ref()], |_, block| {
-                let block = block.filter(|block| block.version() == removed.version);
-                is_there = block.is_some();
-                again = block.map(|block| {
-                    let was_used = block.view().tick() > sealed;
-                    let waiting = Waiting {
-                        block: block.view().id(),
-                        version: block.version(),
-                        bytes: block.length().0,
-                        was_lost: true,
-                        parent: None,
-                    };
-                    (block.replicas().to_vec(), waiting, was_used)
-                });
-            });
-        let Some((replicas, waiting, was_used)) = again else {
-            return is_there;
+        let block = (removed.namespace, &removed.key, removed.version);
+        let Some((replicas, waiting, used)) = self.waiting_again(block) else {
+            return false;
         };
+        let was_used = used > sealed;
         let segments = self.placement.segments();
         let mut demotions = self.tiering.demotions.lock();
         for replica in replicas {
@@ -553,6 +542,57 @@ impl Pool {
             }
         }
         true
+    }
+
+    /// A block in memory that lost its copy or got none, with its replicas and last use.
+    fn waiting_again(
+        &self,
+        (namespace, key, version): (NamespaceId, &Key, Version),
+    ) -> Option<(Vec<Replica>, Waiting, Tick)> {
+        let mut found = None;
+        let keys = [key.as_ref()];
+        self.directory.visit(namespace, &keys[..], |_, block| {
+            let block = block.filter(|block| block.version() == version);
+            found = block.map(|block| {
+                let waiting = Waiting {
+                    block: block.view().id(),
+                    version,
+                    bytes: block.length().0,
+                    was_lost: true,
+                    parent: None,
+                };
+                (block.replicas().to_vec(), waiting, block.view().tick())
+            });
+        });
+        found
+    }
+
+    /// Queues the block of a store that left no copy before all others of its node. False when memory does not hold
+    /// the block.
+    pub(super) fn store_again(&self, transfer: &Transfer) -> bool {
+        let block = &transfer.block;
+        let block = (block.namespace, &block.key, block.version);
+        let Some((_, waiting, _)) = self.waiting_again(block) else {
+            return false;
+        };
+        let mut demotions = self.tiering.demotions.lock();
+        if let Some(line) = demotions.nodes.get_mut(&transfer.node.incarnation) {
+            line.push_front(waiting);
+        }
+        true
+    }
+
+    /// The same, once for each block, where the node drains: the next place of the medium may take it.
+    pub(super) fn store_again_in_drain(&self, transfer: &Transfer) {
+        let is_first = {
+            let mut demotions = self.tiering.demotions.lock();
+            let line = demotions.nodes.get_mut(&transfer.node.incarnation);
+            let line = line.filter(|line| line.drains.is_some());
+            line.is_some_and(|line| line.tried_again.insert(transfer.block.version))
+        };
+        if is_first {
+            self.store_again(transfer);
+        }
     }
 
     /// Tells a draining node once that its blocks have their copies.
@@ -571,6 +611,13 @@ impl Pool {
                 })
             };
             if line.drains.is_none() || line.is_told || target.media.iter().any(is_busy) {
+                return;
+            }
+            // A store that left no copy may have come back to the line since it was found empty.
+            let refused = self.tiering.refused.lock();
+            let is_ours =
+                |transfer: &Transfer| transfer.node.incarnation == target.node.incarnation;
+            if !line.blocks.is_empty() || refused.iter().any(is_ours) {
                 return;
             }
             line.is_told = true;

@@ -4,7 +4,7 @@ use crate::directory::Tick;
 use crate::placement::share;
 use crate::replica::BlockId;
 use kvpool_types::{Incarnation, Key, Length, Version};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// The share of a node's memory that holds the latest blocks, which have no copy yet.
 pub(super) const WITHOUT_COPY: f64 = 0.6;
@@ -26,6 +26,8 @@ pub(super) struct Line {
     pub(super) drains: Option<Tick>,
     /// True when the draining node knows that its blocks have their copies.
     pub(super) is_told: bool,
+    /// The blocks of a drain whose stores have failed once.
+    pub(super) tried_again: HashSet<Version>,
     /// The bytes behind which a block's turn comes, as of the thread's last look.
     pub(super) kept: u64,
     /// The bytes behind which a block is passed over; `None` before the thread's first look.

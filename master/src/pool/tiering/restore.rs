@@ -473,6 +473,10 @@ impl Pool {
         if *is_begun {
             return Begun::Ended;
         }
+        // The log would refuse the block when it has arrived, and memory would have made room for nothing.
+        if self.has_room().is_err() {
+            return Begun::Unreadable;
+        }
         if used.in_flight >= window {
             return Begun::Queued;
         }

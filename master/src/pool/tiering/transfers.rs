@@ -237,6 +237,11 @@ impl Pool {
             let ended = self.tiering.traffic.lock().end(node, *ticket);
             let Some(transfer) = ended else { continue };
             let writes = !matches!(transfer.direction, Direction::Load { .. });
+            let has_failed = !matches!(code, Code::Ok | Code::ChecksumMismatch);
+            if has_failed && matches!(transfer.direction, Direction::Store) {
+                // Before it leaves its zones: a drain must not end meanwhile.
+                self.store_again_in_drain(&transfer);
+            }
             // A copy that is recorded leaves its zones when the tier has it.
             if !writes || *code != Code::Ok {
                 self.leave_zones(&transfer);
@@ -337,11 +342,15 @@ impl Pool {
             let record = Record::Commit(commit.clone());
             self.journal()
                 .submit_now(vec![record], Ack::Durable, move |durable| {
-                    if durable.is_ok() && pool.tier.publish(commit) {
-                        match moves {
-                            true => pool.metrics.copy_forwarded(length),
-                            false => pool.metrics.copy_stored(length),
+                    match durable {
+                        Ok(_) if !pool.tier.publish(commit) => {}
+                        Ok(_) if moves => pool.metrics.copy_forwarded(length),
+                        Ok(_) => pool.metrics.copy_stored(length),
+                        // Before it leaves its zones: a drain must not end meanwhile.
+                        Err(error) if !moves && !error.is_outcome_unknown() => {
+                            pool.tiering.refused.lock().push(of.clone());
                         }
+                        Err(_) => {}
                     }
                     // Before this, a copy of the next round could take a range that this one still takes.
                     pool.leave_zones(&of);
@@ -593,11 +602,19 @@ impl Pool {
         }
     }
 
-    /// Frees what loads held that the log refused.
+    /// Frees what loads held that the log refused, and queues the blocks of such stores again.
     pub(super) fn give_up_refused(&self) {
         let refused = std::mem::take(&mut *self.tiering.refused.lock());
         for transfer in refused {
-            self.give_up_transfer(transfer);
+            let block = &transfer.block;
+            match transfer.direction {
+                Direction::Store if self.store_again(&transfer) => {}
+                Direction::Store => {
+                    self.metrics.evicted_without_copy();
+                    self.tiering.admission.lost(block.namespace, &block.key);
+                }
+                _ => self.give_up_transfer(transfer),
+            }
         }
     }
 
