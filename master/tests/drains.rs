@@ -9,6 +9,7 @@ use kvpool_master::store::MetadataStore;
 use kvpool_master::store::journal::JournalOptions;
 use kvpool_types::{Code, Key, NodeName};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use support::replicas::*;
 use support::{Gated, commit, lead, pool, reserve_with};
@@ -64,6 +65,34 @@ async fn a_move_that_is_logged_late_keeps_its_source_where_its_target_leaves_or_
         }
         drop(a);
     }
+}
+
+/// The block is copied, and the record of its replica is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_waits_for_a_full_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), Config::default()).await;
+    let _a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let b = join(&pool, "b", 2).await;
+    let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
+    store.is_full.store(true, Ordering::SeqCst);
+    let answers = |pull: kvpool_proto::Pull| pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    answers(b.next().await);
+    // Where the pull is tried again meanwhile, all its tries are refused.
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < Duration::from_secs(2) {
+        if let Ok(pull) = tokio::time::timeout(Duration::from_millis(100), b.next()).await {
+            answers(pull);
+        }
+    }
+    let now = pool.replica_tasks(&[task.id]).remove(0);
+    assert_eq!((now.failed, now.state), (0, TaskState::Running), "{now:?}");
+    store.is_full.store(false, Ordering::SeqCst);
+    answers(b.next().await);
+    let ended = end(&pool, &task).await;
+    assert_eq!((ended.changed, ended.failed), (1, 0), "{ended:?}");
+    assert_eq!(holders(&pool, &key(1)), ["b"]);
 }
 
 /// The log of a move may be late, as in a full store, and its target may be gone by then.

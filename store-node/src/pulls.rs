@@ -32,6 +32,11 @@ use std::time::{Duration, Instant};
 
 /// Blocks that are pulled at once.
 const WORKERS: usize = 4;
+/// Blocks that are pulled at once from one node while others wait for their turn: a node that hangs takes no more
+/// workers than these.
+const MOST_OF_A_SOURCE: usize = WORKERS - 1;
+/// How long an order may wait. The master gives it up a little later.
+const LONGEST_WAIT: Duration = Duration::from_secs(25);
 /// Connections to one other node.
 const CONNECTIONS: usize = 2;
 /// How long the read of one block may take.
@@ -95,8 +100,43 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Queue {
-    orders: VecDeque<(proto::Pull, Session)>,
+    orders: VecDeque<Order>,
+    /// How many orders are carried out, by the node that they read from.
+    busy: HashMap<bytes::Bytes, usize>,
     is_closed: bool,
+}
+
+#[derive(Debug)]
+struct Order {
+    pull: proto::Pull,
+    session: Session,
+    since: Instant,
+}
+
+impl Queue {
+    /// Takes the first order whose source has a worker left; the first of all where there is none.
+    fn next(&mut self) -> Option<Order> {
+        let has_worker = |order: &Order| {
+            let busy = self.busy.get(&order.pull.from_incarnation);
+            busy.is_none_or(|busy| *busy < MOST_OF_A_SOURCE)
+        };
+        let at = self.orders.iter().position(has_worker).unwrap_or(0);
+        let order = self.orders.remove(at)?;
+        let source = order.pull.from_incarnation.clone();
+        *self.busy.entry(source).or_default() += 1;
+        Some(order)
+    }
+
+    /// An order that was taken has ended.
+    fn ended(&mut self, order: &Order) {
+        let source = &order.pull.from_incarnation;
+        if let Some(busy) = self.busy.get_mut(source) {
+            *busy -= 1;
+            if *busy == 0 {
+                self.busy.remove(source);
+            }
+        }
+    }
 }
 
 /// A copy into memory is short, so it is not interrupted: the fence waits for its end.
@@ -151,12 +191,17 @@ impl Pulls {
         let is_running = *self.started.get_or_init(|| self.start());
         let mut refused = Vec::new();
         {
-            let mut queue = self.shared.queue.lock();
-            for order in orders {
+            let (mut queue, since) = (self.shared.queue.lock(), now());
+            for pull in orders {
                 if is_running && queue.orders.len() < MOST_WAITING {
-                    queue.orders.push_back((order, session.clone()));
+                    let session = session.clone();
+                    queue.orders.push_back(Order {
+                        pull,
+                        session,
+                        since,
+                    });
                 } else {
-                    refused.push(order.ticket);
+                    refused.push(pull.ticket);
                 }
             }
         }
@@ -190,19 +235,23 @@ impl Drop for Pulls {
 impl Shared {
     fn run(&self) {
         loop {
-            let (order, session) = {
+            let order = {
                 let mut queue = self.queue.lock();
                 loop {
                     if queue.is_closed {
                         return;
                     }
-                    match queue.orders.pop_front() {
+                    match queue.next() {
                         Some(next) => break next,
                         None => self.changed.wait(&mut queue),
                     }
                 }
             };
-            futures::executor::block_on(self.carry_out(&order, &session));
+            match order.since.elapsed() < LONGEST_WAIT {
+                true => futures::executor::block_on(self.carry_out(&order.pull, &order.session)),
+                false => answer(&order.session, order.pull.ticket, Code::Unreachable),
+            }
+            self.queue.lock().ended(&order);
         }
     }
 
@@ -402,4 +451,43 @@ fn answer(session: &Session, ticket: u64, code: Code) {
     };
     // A failure means that the session has ended, and the ticket with it.
     let _ended = session.answers.send(ToMaster::Pulled(done));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_that_hangs_leaves_a_worker_to_others() {
+        let (answers, _session) = tokio::sync::mpsc::unbounded_channel();
+        let session = Session {
+            cluster: ClusterId(1),
+            incarnation: Incarnation(9),
+            epoch: Epoch(1),
+            answers,
+        };
+        let order = |source: u128, ticket| Order {
+            pull: proto::Pull {
+                ticket,
+                from_incarnation: bytes::Bytes::copy_from_slice(&source.to_be_bytes()),
+                ..proto::Pull::default()
+            },
+            session: session.clone(),
+            since: now(),
+        };
+        let mut queue = Queue::default();
+        queue.orders.extend((0..10).map(|ticket| order(1, ticket)));
+        queue.orders.push_back(order(2, 10));
+        let taken: Vec<Order> = (0..WORKERS).filter_map(|_| queue.next()).collect();
+        let tickets = |orders: &[Order]| -> Vec<u64> {
+            orders.iter().map(|order| order.pull.ticket).collect()
+        };
+        assert_eq!(tickets(&taken), [0, 1, 2, 10]);
+        taken.iter().for_each(|order| queue.ended(order));
+        // Alone it has all of them.
+        let taken: Vec<Order> = (0..WORKERS).filter_map(|_| queue.next()).collect();
+        assert_eq!(tickets(&taken), [3, 4, 5, 6]);
+        taken.iter().for_each(|order| queue.ended(order));
+        assert!(queue.busy.is_empty());
+    }
 }

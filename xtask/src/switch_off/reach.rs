@@ -65,6 +65,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         COST,
         &[
+            "a source that hangs leaves a worker to others",
             "no block is loaded while the log has no room",
             "a leaf that gives no room does not keep its ancestors",
             "the need of a lookup stands once",

@@ -277,4 +277,22 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_block_at_the_place_of_a_hidden_replica_that_left_is_readable",
     },
+    Mechanism {
+        invariant: 6,
+        what: "a source that hangs leaves a worker to others",
+        file: "store-node/src/pulls.rs",
+        on: "position(has_worker).unwrap_or(0)",
+        off: "position(has_worker).map_or(0, |_| 0)",
+        package: "kvpool-store-node",
+        test: "a_source_that_hangs_leaves_a_worker_to_others",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "a task orders no pulls while the log has no room",
+        file: "master/src/pool/replicas/mover.rs",
+        on: "if self.has_room().is_err() {",
+        off: "if false && self.has_room().is_err() {",
+        package: "kvpool-master",
+        test: "a_move_waits_for_a_full_store",
+    },
 ];

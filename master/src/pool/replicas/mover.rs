@@ -68,6 +68,10 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Res
 
 impl Pool {
     fn tend_tasks(self: &Arc<Self>) {
+        // No replica could be recorded.
+        if self.has_room().is_err() {
+            return;
+        }
         let tasks = self.replicas.tasks.running();
         loop {
             let mut is_idle = true;
