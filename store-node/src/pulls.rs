@@ -247,7 +247,7 @@ impl Shared {
                     }
                 }
             };
-            match order.since.elapsed() < LONGEST_WAIT {
+            match now().saturating_duration_since(order.since) < LONGEST_WAIT {
                 true => futures::executor::block_on(self.carry_out(&order.pull, &order.session)),
                 false => answer(&order.session, order.pull.ticket, Code::Unreachable),
             }

@@ -72,8 +72,8 @@ impl Pool {
         self.hears_nobody_since.load(Ordering::Relaxed) != HEARS_SOMEBODY
     }
 
-    /// Somebody is heard. After a silence of all, nodes that became suspect in it get time to return: it was
-    /// probably this master that was cut off, and whoever is first would miss the blocks of all others.
+    /// Somebody is heard. After a silence of all, nodes that became suspect in it get time to return. It was probably
+    /// this master that was cut off. Whoever is first would miss the blocks of all others.
     pub(super) fn end_own_silence(&self) {
         if !self.hears_nobody() {
             return;

@@ -31,7 +31,8 @@ class Keeper:
     """Renews and releases leases on its own thread, so that the scheduler never waits for the master.
 
     Without `again`, a lease is dropped once it has lost a block. With it, a lease is kept while it runs. When it has
-    ended, `again` returns the next one for its owner, or None. It runs on the keeper's thread and may raise kvpool.Error.
+    ended, `again` returns the next one for its owner, or None. It runs on the keeper's thread, and may raise
+    kvpool.Error.
     """
 
     def __init__(self, again: Callable[[str], Renewable | None] | None = None) -> None:
