@@ -139,14 +139,8 @@ impl Links {
         if let Some(link) = lane.open_link() {
             return Ok(link);
         }
-        let late = || TransferError {
-            code: Code::DeadlineExceeded,
-            message: format!("opening a {kind:?} link to {}", node.name),
-        };
-        let mut opening = deadline
-            .run(lane.opening.lock())
-            .await
-            .map_err(|_| late())?;
+        let locked = deadline.run(lane.opening.lock()).await;
+        let mut opening = locked.map_err(|_| late(node, kind))?;
         if let Some(link) = lane.open_link() {
             return Ok(link);
         }
@@ -161,7 +155,7 @@ impl Links {
             .unfinished
             .insert(worth_while.unwrap_or_else(|| self.dialing(node, kind)));
         let Ok(dialed) = deadline.run(dialing).await else {
-            return Err(late());
+            return Err(late(node, kind));
         };
         opening.unfinished = None;
         match dialed {
@@ -198,10 +192,7 @@ impl Links {
     fn dialing(&self, node: &Arc<KnownNode>, kind: TransportKind) -> (Dialing, Instant) {
         let limit = Deadline::after(CONNECT_TIMEOUT);
         let dial = self.dialer.dial(Arc::clone(node), kind, limit);
-        let late = TransferError {
-            code: Code::DeadlineExceeded,
-            message: format!("opening a {kind:?} link to {}", node.name),
-        };
+        let late = late(node, kind);
         let dialing = async move {
             let dialed = limit.with_grace().run(dial).await;
             dialed.unwrap_or(Err(late))
@@ -304,6 +295,13 @@ impl Links {
         });
         nodes.insert(node.incarnation, Arc::clone(&links));
         links
+    }
+}
+
+fn late(node: &KnownNode, kind: TransportKind) -> TransferError {
+    TransferError {
+        code: Code::DeadlineExceeded,
+        message: format!("opening a {kind:?} link to {}", node.name),
     }
 }
 

@@ -89,6 +89,7 @@ use tokio::sync::Notify;
 
 /// How long a new term delays its answers until the nodes of the last term return.
 const NODE_RETURN_WAIT: Duration = Duration::from_secs(2);
+
 /// A replica's place and its block's version. The place alone may have another block before the node has
 /// re-verified the replica.
 type HiddenReplica = (SegmentId, Offset, Version);

@@ -6,16 +6,15 @@ use kvpool_master::Config;
 use kvpool_master::pool::{DescribedReplica, Pool, Removal, ReserveOptions};
 use kvpool_master::store::record::{self, Record};
 use kvpool_master::store::{LogSeq, MetadataStore};
-use kvpool_proto::master_message::Body;
-use kvpool_types::medium::{Generation, footprint};
-use kvpool_types::{Code, Key, KeyRef, Length, MediumId};
+use kvpool_types::medium::footprint;
+use kvpool_types::{Code, Key, KeyRef, Length};
 use rand::Rng;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use support::media::*;
-use support::{SPACE, commit, pool, registration, reserve, reserve_with};
+use support::{SPACE, commit, pool, reserve, reserve_with};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocks_leave_memory_and_come_back_on_use() {
@@ -441,56 +440,6 @@ async fn removed_and_replaced_blocks_never_return() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_medium_that_is_not_what_the_pool_remembers_is_formatted() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), Config::default()).await;
-    let disk = Disk::new(1);
-    let first = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
-    wait_for_attachment(&disk).await;
-    let blocks = 64 * MIB / BLOCK;
-    for number in 0..blocks {
-        put_paced(&pool, number).await;
-    }
-    // Another node shows up with a clone while the first one is connected.
-    let clone = Disk::new(1);
-    clone.generation.store(1, Ordering::SeqCst);
-    let stranger = join(&pool, "m", 9, 16 * MIB, &clone, 512 * MIB, 32 * MIB).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(
-        clone.generation.load(Ordering::SeqCst),
-        1,
-        "the clone is not attached"
-    );
-    assert_eq!(
-        clone.resets.load(Ordering::SeqCst),
-        0,
-        "nor is it formatted"
-    );
-    drop(stranger);
-    // The first node's disk comes back as it was two attachments ago.
-    let before = present(&pool, 0..blocks / 2).await;
-    assert!(before.iter().filter(|is_held| **is_held).count() > 100);
-    drop(first);
-    let second = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
-    // A node that leaves before the master knows of its attachment leaves the medium as it was remembered.
-    until("attached", || disk.known.load(Ordering::SeqCst) == 2).await;
-    drop(second);
-    disk.generation.store(1, Ordering::SeqCst);
-    let _third = join(&pool, "n", 3, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
-    until("formatted and attached", || {
-        disk.resets.load(Ordering::SeqCst) == 1 && disk.generation.load(Ordering::SeqCst) == 1
-    })
-    .await;
-    for number in 0..blocks / 2 {
-        assert!(
-            !comes_back(&pool, number).await,
-            "{number} was on the old image"
-        );
-    }
-    assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_stalls_delays_no_put_and_a_session_that_ends_leaks_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, _store) = pool(directory.path(), Config::default()).await;
@@ -677,31 +626,6 @@ async fn a_question_for_presence_begins_the_loads() {
     until("in memory", || in_memory() == on_media).await;
 }
 
-/// A medium whose node does not come back is forgotten in the end.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_medium_that_stays_away_is_dropped() {
-    let directory = tempfile::tempdir().unwrap();
-    let config = Config {
-        ssd_drop_after: Duration::from_millis(500),
-        ..Config::default()
-    };
-    let (pool, _store) = pool(directory.path(), config).await;
-    let disk = Disk::new(1);
-    let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
-    for number in 0..32 * MIB / BLOCK {
-        put_paced(&pool, number).await;
-    }
-    tokio::time::sleep(Duration::from_millis(700)).await;
-    assert!(comes_back(&pool, 10).await, "it is there, so it stays");
-    pool.drop_node(&node.node);
-    drop(node);
-    tokio::time::sleep(Duration::from_millis(900)).await;
-    let node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
-    until("formatted", || disk.resets.load(Ordering::SeqCst) == 1).await;
-    assert!(!comes_back(&pool, 10).await, "its blocks are forgotten");
-    drop(node);
-}
-
 /// Loads that hang keep their zone: it is written again only when they have ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_zone_is_not_written_while_a_load_reads_it() {
@@ -742,82 +666,4 @@ async fn a_zone_is_not_written_while_a_load_reads_it() {
         0,
         "a zone was written under a load"
     );
-}
-
-/// The record of its attachment is on its way to the log meanwhile.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_medium_that_is_detached_before_its_attachment_is_logged_stays_detached() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, store) = pool(directory.path(), Config::default()).await;
-    let registration = registration("n", 1, 8 * BLOCK);
-    let node = pool.register(&registration).await.unwrap();
-    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
-    let session = pool.activate(&node, &registration, outbox);
-    let offered = vec![Disk::new(1).offer(64 * MIB, 4 * MIB)];
-    pool.media_offered(&node, session, offered).await.unwrap();
-    let attach = loop {
-        if let Some(Body::AttachMedium(attach)) = inbox.recv().await.unwrap().unwrap().body {
-            break attach;
-        }
-    };
-    let medium = MediumId::from_slice(&attach.medium_id).unwrap();
-    let generation = Generation(attach.generation);
-
-    let gate = store.gate.lock().await;
-    let (attaching, of) = (Arc::clone(&pool), Arc::clone(&node));
-    let confirmed = tokio::spawn(async move {
-        attaching
-            .medium_attached(&of, session, medium, generation)
-            .await;
-    });
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    pool.detach(&node, session);
-    let detaching = Arc::clone(&pool);
-    let detached = tokio::spawn(async move { detaching.detach_medium(medium, true).await });
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    drop(gate);
-    confirmed.await.unwrap();
-    detached.await.unwrap().unwrap();
-    assert!(pool.media().is_empty(), "{:?}", pool.media());
-}
-
-/// A node says once that it has a medium, and once that it has attached it. The store may be full at either time.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_medium_is_attached_when_a_full_store_has_room_again() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, store) = pool(directory.path(), Config::default()).await;
-    let registration = registration("n", 1, 8 * BLOCK);
-    let node = pool.register(&registration).await.unwrap();
-    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
-    let session = pool.activate(&node, &registration, outbox);
-    let disk = Disk::new(1);
-    let offered = vec![disk.offer(64 * MIB, 4 * MIB)];
-
-    store.is_full.store(true, Ordering::SeqCst);
-    let (offering, of) = (Arc::clone(&pool), Arc::clone(&node));
-    let offer = tokio::spawn(async move { offering.media_offered(&of, session, offered).await });
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(pool.media().is_empty(), "its record has room");
-    store.is_full.store(false, Ordering::SeqCst);
-    offer.await.unwrap().unwrap();
-    let attach = loop {
-        if let Some(Body::AttachMedium(attach)) = inbox.recv().await.unwrap().unwrap().body {
-            break attach;
-        }
-    };
-
-    store.is_full.store(true, Ordering::SeqCst);
-    let (attaching, of) = (Arc::clone(&pool), Arc::clone(&node));
-    let medium = MediumId::from_slice(&attach.medium_id).unwrap();
-    let generation = Generation(attach.generation);
-    let confirmed = tokio::spawn(async move {
-        attaching
-            .medium_attached(&of, session, medium, generation)
-            .await;
-    });
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(pool.media()[0].state, "attaching");
-    store.is_full.store(false, Ordering::SeqCst);
-    confirmed.await.unwrap();
-    assert_eq!(pool.media()[0].state, "ready");
 }

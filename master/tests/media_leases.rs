@@ -4,14 +4,13 @@ mod support;
 
 use kvpool_master::Config;
 use kvpool_master::clock::{BootInstant, ManualClock};
-use kvpool_master::pool::{Holder, LeaseOf, Leased, Pool, ReserveOptions};
-use kvpool_types::medium::Generation;
-use kvpool_types::{Code, Key, MediumId};
+use kvpool_master::pool::{Granted, Holder, LeaseOf, Leased, Pool, ReserveOptions};
+use kvpool_types::{Code, Key};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use support::media::*;
-use support::{SPACE, commit, pool, pool_at, registration, reserve_with};
+use support::{SPACE, commit, pool, pool_at, reserve_with};
 
 /// No lease runs out during a test.
 fn long_leases() -> Config {
@@ -21,13 +20,8 @@ fn long_leases() -> Config {
     }
 }
 
-/// A pool whose only block, of key 1, is on a medium and not in memory.
-async fn on_a_medium(pool: &Arc<Pool>, disk: &Arc<Disk>) -> Node {
-    let (_, node) = leased_before(pool, disk, |_| ()).await;
-    node
-}
-
-/// The same. `lease` leases the block while it is in memory, before its node comes again.
+/// The pool's only block, of key 1, is on a medium and not in memory. `lease` leases it before, while it is in
+/// memory.
 async fn leased_before<T>(
     pool: &Arc<Pool>,
     disk: &Arc<Disk>,
@@ -38,20 +32,6 @@ async fn leased_before<T>(
     put(pool, 1, &patient()).await;
     let leased = lease(pool);
     (leased, comes_again(pool, disk, node).await)
-}
-
-/// The node ends with its blocks on its medium, and starts again.
-async fn comes_again(pool: &Arc<Pool>, disk: &Arc<Disk>, node: Node) -> Node {
-    disk.is_demoted.store(false, Ordering::SeqCst);
-    pool.draining(&node.node, false);
-    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
-    pool.drop_node(&node.node);
-    let life = node.node.incarnation.0 + 1;
-    drop(node);
-    until("swept", || pool.blocks() == 0).await;
-    let node = join(pool, "n", life, 8 * MIB, disk, 32 * MIB, 4 * MIB).await;
-    wait_for_media(pool, 1..2).await;
-    node
 }
 
 fn lookup(pool: &Pool, lease: bool) -> Option<BootInstant> {
@@ -98,17 +78,15 @@ fn is_leased(pool: &Pool) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_on_a_copy_ends_no_lease_on_the_block_that_comes_back() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), long_leases()).await;
-    let disk = Disk::new(1);
-    let _node = on_a_medium(&pool, &disk).await;
+    let cold = Cold::block(long_leases()).await;
+    let (pool, disk) = (&cold.pool, &cold.disk);
     disk.loads_stall.store(true, Ordering::SeqCst);
-    let of_copy = exist(&pool);
+    let of_copy = exist(pool);
     disk.loads_stall.store(false, Ordering::SeqCst);
-    until("in memory", || lookup(&pool, false).is_some()).await;
-    lookup(&pool, true).unwrap();
-    release(&pool, of_copy);
-    assert!(is_leased(&pool), "the lease of the reader was ended");
+    until("in memory", || lookup(pool, false).is_some()).await;
+    lookup(pool, true).unwrap();
+    release(pool, of_copy);
+    assert!(is_leased(pool), "the lease of the reader was ended");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -166,7 +144,7 @@ async fn a_lookup_that_waited_ends_no_lease_on_a_block_that_came_back_again() {
     };
     let (pool, _store) = pool_at(directory.path(), config, Arc::clone(&clock) as _).await;
     let disk = Disk::new(1);
-    let node = on_a_medium(&pool, &disk).await;
+    let (_, node) = leased_before(&pool, &disk, |_| ()).await;
     let keys = [key(1)];
     let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
     let restored = pool.restore(SPACE, &keys[..], Duration::from_secs(5)).await;
@@ -182,37 +160,33 @@ async fn a_lookup_that_waited_ends_no_lease_on_a_block_that_came_back_again() {
 /// The block that came back was removed while its lookup waited for others, and its key has another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lookup_that_waited_ends_no_lease_on_the_next_block_of_a_key() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), long_leases()).await;
-    let disk = Disk::new(1);
-    let _node = on_a_medium(&pool, &disk).await;
+    let cold = Cold::block(long_leases()).await;
+    let pool = &cold.pool;
     let keys = [key(1)];
     let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
     let patience = Duration::from_secs(5);
     let restored = pool.restore(SPACE, &keys[..], patience).await;
-    assert!(lookup(&pool, false).is_some(), "it came back");
+    assert!(lookup(pool, false).is_some(), "it came back");
     let removed = pool.remove(SPACE, &keys[..], true).await.unwrap();
     assert_eq!(removed.removed, 1);
-    put(&pool, 1, &patient()).await;
-    lookup(&pool, true).unwrap();
+    put(pool, 1, &patient()).await;
+    lookup(pool, true).unwrap();
     pool.end_restored(SPACE, &restored);
-    assert!(is_leased(&pool), "the lease of the reader was ended");
+    assert!(is_leased(pool), "the lease of the reader was ended");
 }
 
 /// What came back has left memory with its node since, and another reader counts on the copy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lookup_that_waited_ends_no_lease_on_a_copy() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), long_leases()).await;
-    let disk = Disk::new(1);
-    let node = on_a_medium(&pool, &disk).await;
+    let cold = Cold::block(long_leases()).await;
+    let (pool, disk) = (&cold.pool, &cold.disk);
     let keys = [key(1)];
     let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
     let restored = pool.restore(SPACE, &keys[..], Duration::from_secs(5)).await;
-    assert!(lookup(&pool, false).is_some(), "it came back");
-    let _node = comes_again(&pool, &disk, node).await;
+    assert!(lookup(pool, false).is_some(), "it came back");
+    let _node = comes_again(pool, disk, cold.node).await;
     disk.loads_stall.store(true, Ordering::SeqCst);
-    exist(&pool);
+    exist(pool);
     pool.end_restored(SPACE, &restored);
     let removed = pool.remove(SPACE, &keys[..], false).await.unwrap();
     assert_eq!(removed.codes, [Code::Leased]);
@@ -220,72 +194,73 @@ async fn a_lookup_that_waited_ends_no_lease_on_a_copy() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_that_came_back_and_is_read_by_nobody_may_leave() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), long_leases()).await;
-    let disk = Disk::new(1);
-    let _node = on_a_medium(&pool, &disk).await;
-    assert!(comes_back(&pool, 1).await);
-    assert!(lookup(&pool, false).is_some());
-    assert!(!is_leased(&pool));
+    let cold = Cold::block(long_leases()).await;
+    let pool = &cold.pool;
+    assert!(comes_back(pool, 1).await);
+    assert!(lookup(pool, false).is_some());
+    assert!(!is_leased(pool));
 }
 
 /// Who asks for presence, gets the blocks and gives the leases back leaves nothing behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_that_came_back_is_free_when_its_last_holder_has_released_it() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), long_leases()).await;
-    let disk = Disk::new(1);
-    let _node = on_a_medium(&pool, &disk).await;
+    let cold = Cold::block(long_leases()).await;
+    let (pool, disk) = (&cold.pool, &cold.disk);
     disk.loads_stall.store(true, Ordering::SeqCst);
-    release(&pool, exist(&pool));
-    let of_copy = exist(&pool);
+    release(pool, exist(pool));
+    let of_copy = exist(pool);
     disk.loads_stall.store(false, Ordering::SeqCst);
-    assert!(comes_back(&pool, 1).await);
-    let of_block = lookup(&pool, true).unwrap();
-    release(&pool, of_block);
-    assert!(is_leased(&pool), "the lease on the copy goes on");
-    release(&pool, of_copy);
-    assert!(!is_leased(&pool), "nobody has a lease");
+    assert!(comes_back(pool, 1).await);
+    let of_block = lookup(pool, true).unwrap();
+    release(pool, of_block);
+    assert!(is_leased(pool), "the lease on the copy goes on");
+    release(pool, of_copy);
+    assert!(!is_leased(pool), "nobody has a lease");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_on_a_copy_is_renewed_where_the_block_is() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), long_leases()).await;
-    let disk = Disk::new(1);
-    let _node = on_a_medium(&pool, &disk).await;
+    let cold = Cold::block(long_leases()).await;
+    let (pool, disk) = (&cold.pool, &cold.disk);
     disk.loads_stall.store(true, Ordering::SeqCst);
-    let mut token = exist(&pool);
+    let mut token = exist(pool);
     let mut renew = || {
-        let renewed = renew(&pool, token);
+        let renewed = renew(pool, token);
         token = renewed.token;
         renewed.answer
     };
     assert_eq!(renew(), [Code::Ok], "on the medium");
     disk.loads_stall.store(false, Ordering::SeqCst);
-    until("in memory", || lookup(&pool, false).is_some()).await;
+    until("in memory", || lookup(pool, false).is_some()).await;
     assert_eq!(renew(), [Code::Ok], "in memory");
+}
+
+/// The block of an open put gets a reader, and then a lease on the copy of the version before is released.
+async fn ends_no_lease_on_the_next_version(
+    pool: &Arc<Pool>,
+    of_copy: BootInstant,
+    granted: Granted,
+) {
+    let committed = commit(pool, &key(1), BLOCK, granted).await;
+    assert_eq!(committed, [Code::Ok]);
+    lookup(pool, true).unwrap();
+    release(pool, of_copy);
+    assert!(is_leased(pool), "the lease of the reader was ended");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_on_a_copy_ends_no_lease_on_the_version_after_it() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), long_leases()).await;
-    let disk = Disk::new(1);
-    let _node = on_a_medium(&pool, &disk).await;
+    let cold = Cold::block(long_leases()).await;
+    let (pool, disk) = (&cold.pool, &cold.disk);
     disk.loads_stall.store(true, Ordering::SeqCst);
     let upsert = ReserveOptions {
         upsert: true,
         ..patient()
     };
-    let granted = reserve_with(&pool, &key(1), BLOCK, &upsert).await;
+    let granted = reserve_with(pool, &key(1), BLOCK, &upsert).await;
     // The version was given before, so the lease may be on it.
-    let of_copy = exist(&pool);
-    let committed = commit(&pool, &key(1), BLOCK, granted.unwrap()).await;
-    assert_eq!(committed, [Code::Ok]);
-    lookup(&pool, true).unwrap();
-    release(&pool, of_copy);
-    assert!(is_leased(&pool), "the lease of the reader was ended");
+    let of_copy = exist(pool);
+    ends_no_lease_on_the_next_version(pool, of_copy, granted.unwrap()).await;
 }
 
 /// When the put begins, its key has no block, and the record of the copy is on its way to the log. So the put knows of
@@ -318,77 +293,5 @@ async fn a_lease_on_a_copy_that_came_during_a_put_ends_no_lease_on_its_block() {
     drop(gate);
     wait_for_media(&pool, 1..2).await;
     let of_copy = exist(&pool);
-    let committed = commit(&pool, &key(1), BLOCK, granted.unwrap()).await;
-    assert_eq!(committed, [Code::Ok]);
-    lookup(&pool, true).unwrap();
-    release(&pool, of_copy);
-    assert!(is_leased(&pool), "the lease of the reader was ended");
-}
-
-/// The node is back before its broken session has ended here.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_loads_of_an_earlier_session_end_with_the_next_offer_of_the_medium() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), long_leases()).await;
-    let disk = Disk::new(1);
-    let node = on_a_medium(&pool, &disk).await;
-    disk.loads_stall.store(true, Ordering::SeqCst);
-    let (loading, keys) = (Arc::clone(&pool), key(1));
-    let load = tokio::spawn(async move {
-        let keys = [keys.as_ref()];
-        loading.restore(SPACE, &keys[..], Duration::MAX).await
-    });
-    until("ordered", || pool.open_transfers() > 0).await;
-    load.abort();
-    let registration = registration("n", node.node.incarnation.0, 8 * MIB);
-    let (outbox, _unread) = tokio::sync::mpsc::unbounded_channel();
-    let session = pool.activate(&node.node, &registration, outbox);
-    let offered = vec![disk.offer(32 * MIB, 4 * MIB)];
-    let offered = pool.media_offered(&node.node, session, offered);
-    offered.await.unwrap();
-    until("given up", || pool.open_transfers() == 0).await;
-}
-
-/// Its record would be refused when the block is there.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_block_is_loaded_while_the_store_is_full() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, store) = pool(directory.path(), long_leases()).await;
-    let disk = Disk::new(1);
-    let _node = on_a_medium(&pool, &disk).await;
-    let granted = reserve_with(&pool, &key(2), BLOCK, &patient()).await;
-    store.is_full.store(true, Ordering::SeqCst);
-    let committed = commit(&pool, &key(2), BLOCK, granted.unwrap()).await;
-    assert_eq!(committed, [Code::StoreFull]);
-    let loads = disk.loads.load(Ordering::SeqCst);
-    assert!(!comes_back(&pool, 1).await, "it cannot be logged");
-    assert_eq!(disk.loads.load(Ordering::SeqCst), loads, "loaded in vain");
-    store.is_full.store(false, Ordering::SeqCst);
-    until("in memory", || {
-        exist(&pool);
-        lookup(&pool, false).is_some()
-    })
-    .await;
-}
-
-/// A block that is committed after the walk over the node's blocks would leave with the node.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_medium_that_is_attached_to_a_draining_node_waits_for_its_puts() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), Config::default()).await;
-    let disk = Disk::new(1);
-    let node = join(&pool, "n", 1, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
-    wait_for_attachment(&disk).await;
-    let granted = reserve_with(&pool, &key(1), BLOCK, &patient()).await;
-    pool.draining(&node.node, false);
-    let (medium, generation) = (MediumId(1), Generation(1));
-    pool.medium_attached(&node.node, node.session, medium, generation)
-        .await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    assert!(!disk.is_demoted.load(Ordering::SeqCst), "a put is open");
-    let committed = commit(&pool, &key(1), BLOCK, granted.unwrap()).await;
-    assert_eq!(committed, [Code::Ok]);
-    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
-    assert_eq!(disk.left.load(Ordering::SeqCst), 0);
-    assert!(disk.stores.load(Ordering::SeqCst) >= 1);
+    ends_no_lease_on_the_next_version(&pool, of_copy, granted.unwrap()).await;
 }

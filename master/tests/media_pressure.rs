@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use support::media::*;
-use support::{SPACE, item, pool, reserve_with};
+use support::{SPACE, commit, item, pool, reserve_with};
 
 /// A medium that is smaller than the copied part of memory is written once, and again only for blocks
 /// that are used.
@@ -314,6 +314,25 @@ async fn a_drain_waits_for_a_full_store() {
     store.is_full.store(false, Ordering::SeqCst);
     until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
     assert_eq!(disk.left.load(Ordering::SeqCst), 0);
+}
+
+/// Its record would be refused when the block is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_block_is_loaded_while_the_store_is_full() {
+    let cold = Cold::block(Config::default()).await;
+    let Cold {
+        pool, store, disk, ..
+    } = &cold;
+    let granted = reserve_with(pool, &key(2), BLOCK, &patient()).await;
+    store.is_full.store(true, Ordering::SeqCst);
+    let committed = commit(pool, &key(2), BLOCK, granted.unwrap()).await;
+    assert_eq!(committed, [Code::StoreFull]);
+    let loads = disk.loads.load(Ordering::SeqCst);
+    assert!(!comes_back(pool, 1).await, "it cannot be logged");
+    assert_eq!(disk.loads.load(Ordering::SeqCst), loads, "loaded in vain");
+    store.is_full.store(false, Ordering::SeqCst);
+    until("room", || pool.has_room().is_ok()).await;
+    assert!(comes_back(pool, 1).await, "it can be logged again");
 }
 
 /// The next place of the medium may take it.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use support::media::*;
-use support::{Gated, SPACE, pool};
+use support::{SPACE, pool};
 
 /// The store of a block ends while the block's removal is on its way to the log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -49,39 +49,6 @@ async fn a_block_whose_removal_is_not_logged_yet_gets_no_copy() {
     let _node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
     wait_for_media(&pool, 10..20).await;
     assert_eq!(present(&pool, 0..10).await, [false; 10], "removed");
-}
-
-/// A pool whose block 1 lies on a medium alone, at a node in its second life.
-struct Cold {
-    pool: Arc<Pool>,
-    store: Arc<Gated>,
-    disk: Arc<Disk>,
-    _node: Node,
-    _directory: tempfile::TempDir,
-}
-
-impl Cold {
-    async fn block() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let (pool, store) = pool(directory.path(), Config::default()).await;
-        let disk = Disk::new(1);
-        let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
-        wait_for_attachment(&disk).await;
-        put(&pool, 1, &patient()).await;
-        pool.draining(&node.node, false);
-        until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
-        pool.drop_node(&node.node);
-        drop(node);
-        let node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
-        wait_for_media(&pool, 1..2).await;
-        Self {
-            pool,
-            store,
-            disk,
-            _node: node,
-            _directory: directory,
-        }
-    }
 }
 
 /// A crash would bring the block back to the place that it left.
@@ -146,7 +113,7 @@ async fn remove(pool: Arc<Pool>) -> u64 {
 /// A removal that is on its way to the log also ends the load of the block.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_whose_removal_is_not_logged_yet_does_not_come_back() {
-    let cold = Cold::block().await;
+    let cold = Cold::block(Config::default()).await;
     let Cold {
         pool, store, disk, ..
     } = &cold;
@@ -168,7 +135,7 @@ async fn a_block_whose_removal_is_not_logged_yet_does_not_come_back() {
 /// The record of a load is on its way to the log when the block is removed, which is on its medium alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_that_comes_back_just_before_its_removal_is_removed_too() {
-    let cold = Cold::block().await;
+    let cold = Cold::block(Config::default()).await;
     let Cold {
         pool, store, disk, ..
     } = &cold;

@@ -110,6 +110,36 @@ def test_blocks_arrive_and_prefill_gets_its_own_back(pair: tuple[Rank, Rank], mo
     assert not prefill.half.is_sending("a")
 
 
+class JustEnding:
+    """A receive that succeeds right after the first look at it."""
+
+    error = None
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def _is_over(self) -> bool:
+        self._looks += 1
+        return self._looks > 1
+
+    @property
+    def poll(self) -> handoff.Poll:
+        return handoff.Poll.SUCCESS if self._is_over() else handoff.Poll.TRANSFERRING
+
+    @property
+    def released(self) -> bool:
+        return self._is_over()
+
+
+def test_blocks_that_arrive_between_two_looks_have_come(pair: tuple[Rank, Rank], mode: str) -> None:
+    prefill, decode = pair
+    decode.half.begin_receives(receives(mode, [prefill]))
+    incoming = decode.half._incoming["a"]
+    incoming.handle.abort()
+    incoming.handle = JustEnding()
+    assert arrival(decode) == ()
+
+
 def test_decode_may_ask_first(pair: tuple[Rank, Rank], mode: str) -> None:
     prefill, decode = pair
     decode.half.begin_receives(receives(mode, [prefill]))

@@ -359,12 +359,22 @@ mod tests {
         stream.write_all(&meta).unwrap();
     }
 
+    fn listener() -> (TcpListener, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        (listener, address)
+    }
+
+    fn framed(address: String) -> Framed {
+        let (credentials, told) = (Credentials::default(), Arc::default());
+        Framed::new(address, Duration::ZERO, credentials, None, told)
+    }
+
     /// As after a cut of the network: the first connection stays open and nothing comes over it any
     /// more. Without doubt every later call would wait on it in vain.
     #[tokio::test]
     async fn a_connection_that_fell_silent_is_not_used_for_ever() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
+        let (listener, address) = listener();
         let serving = std::thread::spawn(move || {
             let (mut silent, _) = listener.accept().unwrap();
             let greeting = take(&mut silent).unwrap();
@@ -375,13 +385,7 @@ mod tests {
             }
             drop(silent);
         });
-        let framed = Framed::new(
-            address,
-            Duration::ZERO,
-            Credentials::default(),
-            None,
-            Arc::default(),
-        );
+        let framed = framed(address);
         let deadline = || Deadline::after(Duration::from_millis(1500));
         let mut answers = Vec::new();
         for _ in 0..2 {
@@ -403,8 +407,7 @@ mod tests {
     /// How long a caller waits says nothing of the master, and others wait for it on the same connection.
     #[tokio::test]
     async fn a_caller_with_little_time_does_not_end_the_connection_of_others() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
+        let (listener, address) = listener();
         let (ask, asked) = std::sync::mpsc::channel::<()>();
         let serving = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
@@ -426,13 +429,7 @@ mod tests {
             // The end of the client ends the connection.
             let _ended = take(&mut stream);
         });
-        let framed = Framed::new(
-            address,
-            Duration::ZERO,
-            Credentials::default(),
-            None,
-            Arc::default(),
-        );
+        let framed = framed(address);
         let within = |time| framed.channel(HelloRequest::default, Deadline::after(time));
         let channel = within(Duration::from_secs(5)).await.unwrap().unwrap();
         let request = HelloRequest::default();

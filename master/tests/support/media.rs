@@ -1,7 +1,7 @@
 //! A node with a disk. The node is the test's own: it answers orders late and out of order. Its disk
 //! knows what each byte holds, so a range that is used twice is found.
 
-use super::{SPACE, commit, registration, reserve_with};
+use super::{Gated, SPACE, commit, pool, registration, reserve_with};
 use kvpool_master::Config;
 use kvpool_master::directory::Policy;
 use kvpool_master::membership::{Reported, StoreNode};
@@ -293,5 +293,47 @@ pub(crate) fn lru() -> Config {
     Config {
         eviction_policy: Policy::Lru,
         ..Config::default()
+    }
+}
+
+/// The node ends with its blocks on its medium, and starts again.
+pub(crate) async fn comes_again(pool: &Arc<Pool>, disk: &Arc<Disk>, node: Node) -> Node {
+    disk.is_demoted.store(false, Ordering::SeqCst);
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    pool.drop_node(&node.node);
+    let life = node.node.incarnation.0 + 1;
+    drop(node);
+    until("swept", || pool.blocks() == 0).await;
+    let node = join(pool, "n", life, 8 * MIB, disk, 32 * MIB, 4 * MIB).await;
+    wait_for_media(pool, 1..2).await;
+    node
+}
+
+/// A pool whose only block, of key 1, lies on a medium alone, at a node in its second life.
+pub(crate) struct Cold {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) store: Arc<Gated>,
+    pub(crate) disk: Arc<Disk>,
+    pub(crate) node: Node,
+    _directory: tempfile::TempDir,
+}
+
+impl Cold {
+    pub(crate) async fn block(config: Config) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, store) = pool(directory.path(), config).await;
+        let disk = Disk::new(1);
+        let node = join(&pool, "n", 1, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
+        wait_for_attachment(&disk).await;
+        put(&pool, 1, &patient()).await;
+        let node = comes_again(&pool, &disk, node).await;
+        Self {
+            pool,
+            store,
+            disk,
+            node,
+            _directory: directory,
+        }
     }
 }

@@ -115,11 +115,11 @@ class Keeper:
         try:
             lost = lease.renew()
         except kvpool.Error as error:
-            # It still runs for a while, and the next look tries again.
+            # The next look tries again while it runs.
             logger.debug("a lease was not renewed in %.1f s: %s", time.monotonic() - began, error)
-        if lease.left > 0 and not (lost and self._again is None):
+        is_whole = not lost or self._again is not None
+        if is_whole and lease.left > 0:
             return
-        # The next lookup asks the master again.
         following = self._following(owner)
         with self._changed:
             held = self._held.get(owner)

@@ -406,8 +406,10 @@ class Exchange:
         ended: dict[str, tuple[int, ...]] = {}
         for request, incoming in list(self._incoming.items()):
             handle, pages = incoming.handle, incoming.receive.pages
+            # Asked first: a receive that succeeds between the two questions has not failed.
+            is_free = _is_free(handle)
             came = handle is not None and handle.poll == handoff.Poll.SUCCESS
-            if came or _is_free(handle):
+            if came or is_free:
                 del self._incoming[request]
                 ended[request] = () if came else pages
                 if not came:

@@ -341,15 +341,6 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_full_store_refuses_unanswered_records_and_keeps_past_events",
     },
     Mechanism {
-        invariant: 6,
-        what: "silence makes a node suspect and does not drop it",
-        file: "master/src/membership/table.rs",
-        on: "if now.since(node.last_heard()) >= drop_after {",
-        off: "if now.since(node.last_heard()) >= suspect_after.min(drop_after) {",
-        package: "kvpool-tests",
-        test: "a_node_that_hangs_is_avoided_and_comes_back_without_loss",
-    },
-    Mechanism {
         invariant: 7,
         what: "time is measured on a clock that nobody can set",
         file: "seams/src/lib.rs",
@@ -457,14 +448,5 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         off: "known != 0 && known > self.pool.epoch.0",
         package: "kvpool-tests",
         test: "a_lease_of_an_earlier_term_is_neither_renewed_nor_released",
-    },
-    Mechanism {
-        invariant: 6,
-        what: "a master that did not run counts silence anew",
-        file: "master/src/pool/silence.rs",
-        on: "if pause <= self.config.suspect_after {",
-        off: "if pause < Duration::MAX {",
-        package: "kvpool-master",
-        test: "a_master_that_did_not_run_drops_no_node_for_its_silence",
     },
 ];

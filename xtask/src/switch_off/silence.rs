@@ -1,8 +1,26 @@
-//! What the silence of nodes means when it may be the master's own.
+//! The silence of nodes, and when it may be the master's own.
 
 use super::Mechanism;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
+    Mechanism {
+        invariant: 6,
+        what: "silence makes a node suspect and does not drop it",
+        file: "master/src/membership/table.rs",
+        on: "if now.since(node.last_heard()) >= drop_after {",
+        off: "if now.since(node.last_heard()) >= suspect_after.min(drop_after) {",
+        package: "kvpool-tests",
+        test: "a_node_that_hangs_is_avoided_and_comes_back_without_loss",
+    },
+    Mechanism {
+        invariant: 6,
+        what: "a master that did not run counts silence anew",
+        file: "master/src/pool/silence.rs",
+        on: "if pause <= self.config.suspect_after {",
+        off: "if pause < Duration::MAX {",
+        package: "kvpool-master",
+        test: "a_master_that_did_not_run_drops_no_node_for_its_silence",
+    },
     Mechanism {
         invariant: 6,
         what: "the nodes of a master that was cut off get time to return",

@@ -294,7 +294,12 @@ impl Pool {
                 .set_budget(&medium, offer.budget, now);
         }
         self.tiering.traffic.lock().uses.insert(id, used);
-        self.end_earlier_transfers(node, session, id);
+        // The node offers a medium only when nothing touches it. The end of a broken session may be noticed later than
+        // the next one.
+        self.end_transfers(|open| {
+            let is_now = open.node.incarnation == node.incarnation && open.session == session;
+            open.place.medium == id && !is_now
+        });
         // Copies that moved to other zones in an earlier session, and removals, may be on their way to the log.
         // No zone is emptied before they are durable.
         let (pool, of) = (Arc::clone(self), Arc::clone(node));
@@ -307,17 +312,11 @@ impl Pool {
             });
     }
 
-    /// Ends what an earlier session of a medium left open. The node offers a medium only when nothing touches it, and
-    /// the master may learn of the end of a broken session later than of the next one.
-    fn end_earlier_transfers(&self, node: &StoreNode, session: u64, id: SegmentId) {
-        let is_earlier = |_: &u64, transfer: &mut Transfer| {
-            let is_now =
-                transfer.node.incarnation == node.incarnation && transfer.session == session;
-            transfer.place.medium == id && !is_now
-        };
+    /// Gives up the open transfers that are such.
+    fn end_transfers(&self, is_over: impl Fn(&Transfer) -> bool) {
         let ended: Vec<_> = {
             let mut traffic = self.tiering.traffic.lock();
-            let ended = traffic.open.extract_if(is_earlier);
+            let ended = traffic.open.extract_if(|_, transfer| is_over(transfer));
             ended.map(|(_, transfer)| transfer).collect()
         };
         for transfer in ended {
@@ -474,24 +473,16 @@ impl Pool {
         let of_session =
             |of: &StoreNode, number: u64| of.incarnation == node.incarnation && number == session;
         let mut was_current = false;
-        let ended: Vec<_> = {
-            let mut traffic = self.tiering.traffic.lock();
-            for used in traffic.uses.values_mut() {
-                if of_session(&used.node, used.session) {
-                    was_current = true;
-                    used.state = MediumState::MediumGone;
-                    used.in_flight = 0;
-                    used.busy.clear();
-                }
+        for used in self.tiering.traffic.lock().uses.values_mut() {
+            if of_session(&used.node, used.session) {
+                was_current = true;
+                used.state = MediumState::MediumGone;
+                used.in_flight = 0;
+                used.busy.clear();
             }
-            let open = &mut traffic.open;
-            let ended = open.extract_if(|_, transfer| of_session(&transfer.node, transfer.session));
-            let ended: Vec<_> = ended.map(|(_, transfer)| transfer).collect();
-            ended
-        };
-        for transfer in ended {
-            self.give_up_transfer(transfer);
         }
+        // No more begin.
+        self.end_transfers(|transfer| of_session(&transfer.node, transfer.session));
         // The next attachment finds every block that has no copy.
         if was_current {
             self.tiering.demotions.lock().forget(node.incarnation);
