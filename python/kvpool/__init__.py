@@ -62,6 +62,7 @@ from kvpool.errors import (
     FullError,
     InvalidArgumentError,
     LeasedError,
+    MemoryInUseError,
     UnreachableError,
 )
 
@@ -79,6 +80,7 @@ __all__ = [
     "Limits",
     "Listed",
     "Listing",
+    "MemoryInUseError",
     "Namespace",
     "NamespaceInfo",
     "Node",

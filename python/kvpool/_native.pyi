@@ -389,6 +389,9 @@ class Segment:
 
 # The base of `mooncake.engine` and `mooncake.store`; not for other callers.
 
+class MemoryUse:
+    def has_ended(self, timeout: float) -> bool: ...
+
 class PeerEngine:
     """One session of memory that peers may read and write: the base of `mooncake.engine`.
 

@@ -6,7 +6,11 @@ usually handle apart; all other codes are a plain `Error`.
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvpool._native import MemoryUse
 
 __all__ = [
     "ClosedError",
@@ -17,6 +21,7 @@ __all__ = [
     "FullError",
     "InvalidArgumentError",
     "LeasedError",
+    "MemoryInUseError",
     "UnreachableError",
 ]
 
@@ -25,7 +30,8 @@ class Error(Exception):
     """An operation, or one key of it, failed.
 
     `code`: a stable name, such as `full`, `leased`, `unreachable`, `deadline_exceeded` or
-    `checksum_mismatch`. Two codes come from this package: `closed` and `forked`.
+    `checksum_mismatch`. Three codes come from this package: `closed`, `forked` and
+    `memory_in_use`.
     `is_retryable`: whether the same call may succeed later without a change by the caller.
     A miss is not an error.
     """
@@ -82,6 +88,34 @@ class ForkedError(Error):
     """The pool belongs to the parent process, which had pools open at the fork: connect after the fork."""
 
 
+class MemoryInUseError(Error):
+    """The call has ended, and a transfer still uses its memory 10 seconds after the call's timeout.
+
+    Bytes may still arrive in that memory, or be read from it. Do not free it and do not use it
+    again before `wait` has returned True. A process that was stopped or lacks memory may cause this.
+    """
+
+    _use: MemoryUse | None = None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until no transfer uses the memory, for `timeout` seconds at most; without a limit if None.
+
+        Returns whether no transfer uses the memory any more. A copy of the exception, as pickling
+        makes it, cannot wait: it returns False at once.
+        """
+        use = self._use
+        if use is None:
+            return False
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = 1.0 if end is None else end - time.monotonic()
+            # In steps, so that the handlers of signals run.
+            if use.has_ended(min(max(left, 0.0), 1.0)):
+                return True
+            if left <= 0.0:
+                return False
+
+
 _OF_CODE: dict[str, type[Error]] = {
     "invalid_argument": InvalidArgumentError,
     "too_large": InvalidArgumentError,
@@ -96,12 +130,18 @@ _OF_CODE: dict[str, type[Error]] = {
     "leased": LeasedError,
     "closed": ClosedError,
     "forked": ForkedError,
+    "memory_in_use": MemoryInUseError,
 }
 
 
-def _of(code: str, message: str, is_retryable: bool, connecting: bool) -> Error:
+def _of(
+    code: str, message: str, is_retryable: bool, connecting: bool, memory_use: MemoryUse | None
+) -> Error:
     """The exception of a code. The native module makes all its exceptions here."""
     kind = _OF_CODE.get(code, Error)
     if connecting and kind is not InvalidArgumentError:
         kind = ConnectError
-    return kind(message, code, is_retryable)
+    error = kind(message, code, is_retryable)
+    if isinstance(error, MemoryInUseError):
+        error._use = memory_use
+    return error

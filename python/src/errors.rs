@@ -1,6 +1,7 @@
 //! What went wrong, on its way to the exceptions of `kvpool.errors`.
 
-use crate::loan::StillLent;
+use crate::loan::{InUse, StillLent, deadline};
+use crate::pool::seconds;
 use kvpool_client::{ConnectError, ControlError, GetError, PutError, RemoveError};
 use kvpool_types::Code;
 use pyo3::prelude::*;
@@ -12,8 +13,8 @@ pub(crate) struct Fault {
     code: &'static str,
     is_retryable: bool,
     is_connecting: bool,
-    /// The caller must learn it, whatever a signal's handler raised.
-    goes_first: bool,
+    /// Memory that a transfer may still use. The caller must learn of it, whatever a signal's handler raised.
+    in_use: Option<InUse>,
     message: String,
 }
 
@@ -24,7 +25,7 @@ impl Fault {
             code: code.label(),
             is_retryable: code.is_retryable(),
             is_connecting: false,
-            goes_first: false,
+            in_use: None,
             message: message.into(),
         }
     }
@@ -40,7 +41,7 @@ impl Fault {
             code: "closed",
             is_retryable: false,
             is_connecting: false,
-            goes_first: false,
+            in_use: None,
             message: message.to_owned(),
         }
     }
@@ -51,7 +52,7 @@ impl Fault {
             code: "forked",
             is_retryable: false,
             is_connecting: false,
-            goes_first: false,
+            in_use: None,
             message: "the parent process of this fork connected the pool".to_owned(),
         }
     }
@@ -67,11 +68,14 @@ impl Fault {
         }
     }
 
-    /// A transfer may still write the call's memory, or read it.
-    pub(crate) fn still_lent(why: &StillLent) -> Self {
+    /// A transfer may still write the call's memory, or read it. The code is not one of those that cross a wire.
+    pub(crate) fn still_lent(why: StillLent) -> Self {
         Self {
-            goes_first: true,
-            ..Self::new(Code::Internal, why.to_string())
+            code: "memory_in_use",
+            is_retryable: false,
+            is_connecting: false,
+            message: why.to_string(),
+            in_use: Some(why.0),
         }
     }
 
@@ -97,7 +101,22 @@ impl Fault {
             self.message,
             self.is_retryable,
             self.is_connecting,
+            self.in_use.map(MemoryUse),
         ))
+    }
+}
+
+/// Memory of a call that has ended, and that a transfer may still use.
+#[pyclass(frozen, module = "kvpool._native")]
+#[derive(Debug)]
+pub(crate) struct MemoryUse(InUse);
+
+#[pymethods]
+impl MemoryUse {
+    /// Whether no transfer uses the memory any more. Waits for it, for `timeout` seconds at most.
+    fn has_ended(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let until = deadline(seconds("timeout", timeout)?);
+        Ok(py.detach(|| self.0.has_ended_by(until)))
     }
 }
 
@@ -113,7 +132,7 @@ impl std::fmt::Display for Fault {
 /// The caller holds the interpreter lock and no other.
 impl From<Fault> for PyErr {
     fn from(fault: Fault) -> Self {
-        let goes_first = fault.goes_first;
+        let goes_first = fault.in_use.is_some();
         let raised = match crate::interrupts::raised() {
             Some(raised) if !goes_first => return raised,
             raised => raised,
@@ -168,7 +187,6 @@ impl From<ConnectError> for Fault {
     fn from(error: ConnectError) -> Self {
         Self {
             is_connecting: true,
-            goes_first: false,
             ..Self::new(error.code(), error.to_string())
         }
     }

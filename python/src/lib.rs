@@ -34,6 +34,8 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use crate::errors::MemoryUse;
+    #[pymodule_export]
     use crate::handoff::{
         HandoffBootstrap, HandoffReceiving, HandoffSending, HandoffSession, handoff_aux_layout,
     };

@@ -41,7 +41,7 @@ pub(crate) struct Loan {
 struct DrainToken(Arc<DrainLatch>);
 
 /// Open once no transfer holds any of the call's memory.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct DrainLatch {
     open: Mutex<bool>,
     changed: Condvar,
@@ -54,12 +54,35 @@ impl Drop for DrainToken {
     }
 }
 
+/// Memory that its call lends no more, and that transfers may still use.
+#[derive(Clone, Debug)]
+pub(crate) struct InUse(Arc<DrainLatch>);
+
+impl InUse {
+    /// Whether no transfer uses the memory any more. Waits for it, no longer than until then. Call it without
+    /// the interpreter's lock.
+    pub(crate) fn has_ended_by(&self, until: Instant) -> bool {
+        let mut is_open = self.0.open.lock();
+        while !*is_open {
+            if self.0.changed.wait_until(&mut is_open, until).timed_out() {
+                break;
+            }
+        }
+        *is_open
+    }
+
+    /// Whether no transfer uses the memory any more.
+    pub(crate) fn has_ended(&self) -> bool {
+        *self.0.open.lock()
+    }
+}
+
 /// A transfer still uses the call's memory after [`GRACE`].
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "a transfer still uses the call's memory {0:?} after the call's deadline; it must not be freed"
+    "a transfer still uses the call's memory {GRACE:?} after the call's deadline; it must not be freed or used"
 )]
-pub(crate) struct StillLent(Duration);
+pub(crate) struct StillLent(pub(crate) InUse);
 
 impl Loan {
     pub(crate) fn new() -> Self {
@@ -108,16 +131,32 @@ impl Loan {
         self.returned_by(Instant::now() + GRACE)
     }
 
-    /// [`Loan::returned`] with a given end of the wait: for several loans that end together.
-    pub(crate) fn returned_by(self, until: Instant) -> Result<(), StillLent> {
+    fn returned_by(self, until: Instant) -> Result<(), StillLent> {
+        let memory = self.end();
+        if memory.has_ended_by(until) {
+            return Ok(());
+        }
+        Err(StillLent(memory))
+    }
+
+    /// Waits for as long as transfers hold lent memory, and says in the log that it does: for callers that take
+    /// any end of the call for the end of its use of the memory. Call it without the interpreter's lock.
+    pub(crate) fn returned_at_last(self) {
+        let begin = Instant::now();
+        let memory = self.end();
+        while !memory.has_ended_by(Instant::now() + GRACE) {
+            let seconds = begin.elapsed().as_secs();
+            tracing::error!(
+                seconds,
+                "a call has ended, and waits because a transfer still uses its memory"
+            );
+        }
+    }
+
+    /// Lends no more.
+    pub(crate) fn end(self) -> InUse {
         let Self { token, latch } = self;
         drop(token);
-        let mut is_open = latch.open.lock();
-        while !*is_open {
-            if latch.changed.wait_until(&mut is_open, until).timed_out() && !*is_open {
-                return Err(StillLent(GRACE));
-            }
-        }
-        Ok(())
+        InUse(latch)
     }
 }

@@ -1,6 +1,6 @@
 //! The memory that a caller registered, and lending from it.
 
-use crate::loan::{GRACE, Loan, StillLent};
+use crate::loan::{GRACE, InUse, Loan, StillLent};
 use kvpool_transport::Slice;
 use kvpool_transport::gpu::{self, CopyEngine, DeviceRange, Side};
 use kvpool_transport::rdma::RegisteredBuffer;
@@ -18,34 +18,42 @@ pub(crate) struct Memory {
     gpus: OnceLock<Arc<dyn CopyEngine>>,
 }
 
-/// One registered range.
-enum Registered {
-    /// Of host memory.
-    Host {
-        memory: Slice,
-        /// Keeps its pages registered with the RDMA ports of this host.
-        with_ports: RegisteredBuffer,
-        /// Says when no transfer uses the range any more.
-        loan: Loan,
-    },
-    /// Of a GPU's memory, which the driver knows by itself.
-    Device,
+/// What is registered at one address.
+#[derive(Default)]
+struct Registered {
+    /// `None` for a range of a GPU's memory, which the driver knows by itself.
+    host: Option<Host>,
+    /// The ranges that were registered at this address before, and that transfers may still use.
+    earlier: Vec<InUse>,
+}
+
+/// A registered range of host memory.
+struct Host {
+    memory: Slice,
+    /// Keeps its pages registered with the RDMA ports of this host.
+    with_ports: RegisteredBuffer,
+    /// Says when no transfer uses the range any more.
+    loan: Loan,
 }
 
 impl Registered {
-    /// Ends the registration, and waits until no transfer uses the range, no longer than until then.
-    fn end(self, until: Instant) -> Result<(), StillLent> {
-        match self {
-            Self::Device => Ok(()),
-            Self::Host {
-                memory,
-                with_ports,
-                loan,
-            } => {
-                drop((with_ports, memory));
-                loan.returned_by(until)
-            }
-        }
+    /// Ends the registration: what transfers may still use.
+    fn end(self) -> Vec<InUse> {
+        let Self { host, mut earlier } = self;
+        earlier.extend(host.map(|host| {
+            drop((host.with_ports, host.memory));
+            host.loan.end()
+        }));
+        earlier.retain(|memory| !memory.has_ended());
+        earlier
+    }
+}
+
+/// Waits until no transfer uses the memory, no longer than until then.
+fn ended_by(until: Instant, memory: &[InUse]) -> Result<(), StillLent> {
+    match memory.iter().find(|one| !one.has_ended_by(until)) {
+        Some(used) => Err(StillLent(used.clone())),
+        None => Ok(()),
     }
 }
 
@@ -102,21 +110,24 @@ impl Memory {
     ) -> Result<(), RegisterError> {
         self.look_for_gpus();
         let side = self.side(address, length);
-        let registered = if let Side::Gpu(_) = side {
-            Registered::Device
+        let host = if let Side::Gpu(_) = side {
+            None
         } else {
             let loan = Loan::new();
             // SAFETY: the caller promises it for at least as long as `loan` is out.
             let memory = unsafe { loan.lend(address, length) }
                 .filter(|_| length > 0 && side == Side::Host)
                 .ok_or(RegisterError::NoMemory { address, length })?;
-            Registered::Host {
+            Some(Host {
                 with_ports: with_ports(&memory)?,
                 memory,
                 loan,
-            }
+            })
         };
-        self.registered.lock().insert(address, registered);
+        let mut registered = self.registered.lock();
+        let earlier = registered.remove(&address);
+        let earlier = earlier.map(Registered::end).unwrap_or_default();
+        registered.insert(address, Registered { host, earlier });
         Ok(())
     }
 
@@ -127,7 +138,12 @@ impl Memory {
         let Some(removed) = removed else {
             return Ok(false);
         };
-        removed.end(Instant::now() + GRACE)?;
+        let used = removed.end();
+        ended_by(Instant::now() + GRACE, &used).inspect_err(|_| {
+            let mut registered = self.registered.lock();
+            // So that the next call for this address waits too.
+            registered.entry(address).or_default().earlier.extend(used);
+        })?;
         Ok(true)
     }
 
@@ -138,7 +154,9 @@ impl Memory {
         let removed = std::mem::take(&mut *self.registered.lock());
         removed
             .into_iter()
-            .filter_map(|(address, range)| range.end(until).is_err().then_some(address))
+            .filter_map(|(address, range)| {
+                ended_by(until, &range.end()).is_err().then_some(address)
+            })
             .collect()
     }
 
@@ -172,9 +190,7 @@ impl Memory {
     pub(crate) fn part(&self, address: usize, length: u64) -> Option<Slice> {
         let registered = self.registered.lock();
         let (from, holder) = registered.range(..=address).next_back()?;
-        let Registered::Host { memory, .. } = holder else {
-            return None;
-        };
+        let Host { memory, .. } = holder.host.as_ref()?;
         let offset = u64::try_from(address - from).ok()?;
         memory.slice(Offset(offset), Length(length))
     }

@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
+_WAIT_LINE = 60.0
+"""The time between two lines about one wait, in seconds."""
+
 
 class Connection:
     """Connects to the pool, and leaves the pool alone for `retry_after` seconds after a failed call.
@@ -72,8 +75,17 @@ class Connection:
     def failed(self, what: str, error: BaseException) -> None:
         """Counts that a call failed as a whole, and logs it.
 
-        There is at most one line in `retry_after` seconds.
+        There is at most one line in `retry_after` seconds. Returns when no transfer uses the call's
+        memory any more: the engine uses it again then.
         """
+        self._log(what, error)
+        if isinstance(error, kvpool.MemoryInUseError):
+            begin = time.monotonic()
+            while not error.wait(_WAIT_LINE):
+                text = "%s ended %.0f s ago, and a transfer still uses its memory: waiting for it"
+                logger.error(text, what, time.monotonic() - begin)
+
+    def _log(self, what: str, error: BaseException) -> None:
         rest = self._settings.retry_after
         is_ours = isinstance(error, kvpool.Error)
         is_away = is_ours and isinstance(error, ConnectionError | TimeoutError)

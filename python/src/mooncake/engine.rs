@@ -417,14 +417,10 @@ impl Session {
             message,
             deadline,
         } = asked;
-        let mut outcome = self.endpoint.transfer(&target, direction, &moves, deadline);
+        let outcome = self.endpoint.transfer(&target, direction, &moves, deadline);
         drop(moves);
-        if let Err(error) = loan.returned() {
-            outcome = Err(TransferError {
-                code: Code::Internal,
-                message: error.to_string(),
-            });
-        }
+        // Callers use the memory again after any end of a transfer.
+        loan.returned_at_last();
         outcome?;
         match message {
             Some(message) => self.endpoint.tell(&target, &message, deadline),

@@ -87,16 +87,11 @@ fn aside<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
 }
 
 /// Does `work` with lent memory while other Python threads run, and waits until the memory is back.
-fn aside_with<T: Send>(
-    py: Python<'_>,
-    lent: lent::Lent<'_>,
-    work: impl FnOnce() -> T + Send,
-) -> PyResult<T> {
-    let (done, returned) = py.detach(|| {
+fn aside_with<T: Send>(py: Python<'_>, lent: lent::Lent<'_>, work: impl FnOnce() -> T + Send) -> T {
+    py.detach(|| {
         // Memory is waited for also when the work panics: its owner must not free it before.
         let done = catch_unwind(AssertUnwindSafe(work));
-        (done, lent.returned())
-    });
-    returned.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-    Ok(done.unwrap_or_else(|panic| resume_unwind(panic)))
+        lent.returned();
+        done.unwrap_or_else(|panic| resume_unwind(panic))
+    })
 }

@@ -479,7 +479,7 @@ impl<'a, 'py> Buffers<'a, 'py> {
         if let Err(still_lent) = returned {
             // Never given back, for as long as the process lives: bytes may still arrive there.
             std::mem::forget((taken, objects));
-            return Err(Fault::still_lent(&still_lent));
+            return Err(Fault::still_lent(still_lent));
         }
         match done {
             Ok(Ok(done)) => Ok(done),

@@ -110,7 +110,7 @@ pub(super) fn finish<'py>(
     if let Err(still_lent) = py.detach(|| loan.returned_after(deadline)) {
         // Never freed, for as long as the process lives: bytes may still arrive there.
         std::mem::forget(rooms);
-        return Err(Fault::still_lent(&still_lent).into());
+        return Err(Fault::still_lent(still_lent).into());
     }
     if let Some(failure) = failure {
         return Err(failure);

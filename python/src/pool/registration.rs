@@ -8,7 +8,6 @@ use crate::errors::Fault;
 use crate::home::{ForkGuarded, Home};
 use crate::pool::buffers::{Named, Range, Taken, Use, device_slice, name};
 use crate::pool::open::Open;
-use kvpool_types::Code;
 use parking_lot::Mutex;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -69,7 +68,7 @@ impl Registration {
         });
         ended.map(drop).map_err(|still_lent| {
             std::mem::forget(held);
-            Fault::new(Code::Internal, still_lent.to_string())
+            Fault::still_lent(still_lent)
         })
     }
 }

@@ -10,9 +10,9 @@
 
 use super::args::Number;
 use super::pool::{Buffers, Parts};
-use crate::loan::{Loan, StillLent, deadline};
+use crate::loan::Loan;
 use crate::memory::Memory;
-use kvpool_client::{GpuSlice, Timeouts};
+use kvpool_client::GpuSlice;
 use kvpool_transport::Slice;
 use kvpool_transport::gpu::Side;
 use kvpool_types::Length;
@@ -129,21 +129,13 @@ impl<'m> Lent<'m> {
         Ok((bytes, slice))
     }
 
-    /// Waits until everything lent is back. To be called without the interpreter's lock.
-    pub(super) fn returned(self) -> Result<(), StillLent> {
-        let Self {
-            pool,
-            loan,
-            objects,
-        } = self;
-        // A call here may be several of the client's. The last one began before now.
-        let Timeouts { put, get, .. } = pool.client.timeouts();
-        let returned = loan.returned_after(deadline(put.max(get)));
-        if returned.is_err() {
-            // Rather never freed than freed while a transfer writes there.
-            std::mem::forget(objects);
-        }
-        returned
+    /// Waits until everything lent is back, for as long as it takes. To be called without the interpreter's lock.
+    ///
+    /// Callers of Mooncake's interface use the memory again after any answer and any exception.
+    pub(super) fn returned(self) {
+        let Self { loan, objects, .. } = self;
+        loan.returned_at_last();
+        drop(objects);
     }
 }
 

@@ -39,7 +39,9 @@ impl ObjectStore {
                 }
             })
             .collect();
-        aside_with(py, lent, || ranges::read(&pool.client, fragments))
+        Ok(aside_with(py, lent, || {
+            ranges::read(&pool.client, fragments)
+        }))
     }
 
     /// Begins a get session for each key that is present: 0, or a code. Those are leased until the
@@ -131,13 +133,13 @@ impl ObjectStore {
                 Some((key?, writes(&lent, addresses, lengths, offsets)?))
             })
             .collect();
-        aside_with(py, lent, || {
+        Ok(aside_with(py, lent, || {
             let write = |write: Option<(_, Vec<(u64, Slice)>)>| match write {
                 Some((key, ranges)) => pool.put_sessions.write(&key, &ranges),
                 None => codes::PARAMETERS,
             };
             writes.into_iter().map(write).collect()
-        })
+        }))
     }
 
     /// Puts the blocks of put sessions, which end: one code a key.

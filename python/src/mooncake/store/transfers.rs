@@ -157,14 +157,6 @@ impl ObjectStore {
                 .map(settle)
                 .collect::<Vec<_>>()
         });
-        let outcomes = match outcomes {
-            Ok(outcomes) => outcomes,
-            Err(still_lent) => {
-                // Never freed, for as long as the process lives: bytes may still arrive there.
-                std::mem::forget(values);
-                return Err(still_lent);
-            }
-        };
         let mut outcomes = outcomes.into_iter();
         let values = values.into_iter().map(|value| {
             let empty = || PyBytes::new(py, b"");
@@ -228,7 +220,7 @@ impl ObjectStore {
         items: Vec<Item>,
         options: &PutOptions,
     ) -> PyResult<Vec<i64>> {
-        let (codes, why) = aside_with(py, lent, || pool.put(items, options))?;
+        let (codes, why) = aside_with(py, lent, || pool.put(items, options));
         self.remember(why);
         Ok(codes)
     }
@@ -241,7 +233,7 @@ impl ObjectStore {
         lent: Lent<'_>,
         items: Vec<Item>,
     ) -> PyResult<Vec<i64>> {
-        let (codes, why) = aside_with(py, lent, || pool.get(items))?;
+        let (codes, why) = aside_with(py, lent, || pool.get(items));
         self.remember(why);
         Ok(codes)
     }

@@ -1,0 +1,74 @@
+"""A transfer that still uses a call's memory long after the call has ended: nobody takes it for free."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator
+
+import kvpool
+import pytest
+from kvpool._engines.connection import Connection
+from kvpool._engines.settings import PoolSettings
+from live_pools import LivePool
+from stuck_memory import StuckMemory
+
+LENGTH = 1 << 20
+BLOCK = bytes(n % 251 for n in range(LENGTH))
+
+
+@pytest.fixture
+def memory() -> Iterator[StuckMemory]:
+    memory = StuckMemory(LENGTH)
+    yield memory
+    memory.release()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_memory_that_a_transfer_still_uses_is_named_by_an_error_that_can_wait(
+    shared_pool: LivePool, memory: StuckMemory, transport: str
+) -> None:
+    key = f"in use over {transport}"
+    with kvpool.Pool.connect(shared_pool.url, transport=transport) as pool:
+        pool.put(key, BLOCK)
+        with pytest.raises(kvpool.MemoryInUseError) as raised:
+            pool.batch_get([key], [(memory.address, LENGTH)], timeout=0.5)
+        error = raised.value
+        assert (error.code, error.is_retryable) == ("memory_in_use", False)
+        assert not error.wait(0.2)
+        assert not pickle.loads(pickle.dumps(error)).wait()
+        memory.release()
+        assert error.wait(10)
+        assert error.wait()
+        # Nothing arrives any more: what is written there now stays.
+        assert pool.batch_get([key], [(memory.address, LENGTH)]) == [LENGTH]
+        assert memory.read() == BLOCK
+
+
+def test_an_engine_gets_its_memory_back_when_no_transfer_uses_it_any_more(
+    shared_pool: LivePool, memory: StuckMemory
+) -> None:
+    with kvpool.Pool.connect(shared_pool.url) as pool:
+        pool.put("of an engine", BLOCK)
+    connection = Connection(PoolSettings(master=shared_pool.url, get_timeout=0.5))
+    failed = threading.Event()
+    says = connection._log
+    connection._log = lambda *call: (says(*call), failed.set())  # type: ignore[method-assign]
+    answers: list[object] = []
+
+    def load() -> None:
+        into = [(memory.address, LENGTH)]
+        answers.append(
+            connection.call("loading", "computed again", lambda pool: pool.batch_get(["of an engine"], into))
+        )
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    assert failed.wait(20)
+    thread.join(0.5)
+    assert not answers, "the engine would write the memory while a transfer does"
+    memory.release()
+    thread.join(10)
+    assert answers == ["computed again"]
+    assert connection.failures == 1
+    connection.close()
