@@ -2,8 +2,10 @@
 //! off while a standby is called. The standby publishes these counts.
 
 use crate::clock::{BootInstant, Clock};
+use kvpool_types::{ClientId, NodeName};
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,8 +17,8 @@ const MOST: usize = 4096;
 /// The nodes and clients that contacted this master recently.
 pub struct RecentContacts {
     clock: Arc<dyn Clock>,
-    nodes: Mutex<HashMap<Vec<u8>, BootInstant>>,
-    clients: Mutex<HashMap<Vec<u8>, BootInstant>>,
+    nodes: Mutex<HashMap<NodeName, BootInstant>>,
+    clients: Mutex<HashMap<ClientId, BootInstant>>,
 }
 
 impl RecentContacts {
@@ -28,13 +30,16 @@ impl RecentContacts {
         }
     }
 
-    /// Records a node's attempt to register.
+    /// Records a node's attempt to register. A caller with a name that no node may have is none.
     pub fn node(&self, name: &str) {
-        self.note(&self.nodes, name.as_bytes());
+        let name = NodeName(name.to_owned());
+        if name.is_sound() {
+            self.note(&self.nodes, name);
+        }
     }
 
     /// Records a client's call.
-    pub fn client(&self, id: &[u8]) {
+    pub fn client(&self, id: ClientId) {
         self.note(&self.clients, id);
     }
 
@@ -48,18 +53,18 @@ impl RecentContacts {
         self.count(&self.clients)
     }
 
-    fn note(&self, who: &Mutex<HashMap<Vec<u8>, BootInstant>>, name: &[u8]) {
+    fn note<T: Eq + Hash>(&self, who: &Mutex<HashMap<T, BootInstant>>, name: T) {
         let now = self.clock.now();
         let mut who = who.lock();
         if who.len() >= MOST {
             who.retain(|_, then| now.since(*then) < RECENT);
         }
-        if who.len() < MOST || who.contains_key(name) {
-            who.insert(name.to_vec(), now);
+        if who.len() < MOST || who.contains_key(&name) {
+            who.insert(name, now);
         }
     }
 
-    fn count(&self, who: &Mutex<HashMap<Vec<u8>, BootInstant>>) -> usize {
+    fn count<T>(&self, who: &Mutex<HashMap<T, BootInstant>>) -> usize {
         let now = self.clock.now();
         let mut who = who.lock();
         who.retain(|_, then| now.since(*then) < RECENT);
@@ -78,11 +83,21 @@ mod tests {
         let heard = RecentContacts::new(Arc::clone(&clock) as Arc<dyn Clock>);
         heard.node("a");
         heard.node("a");
-        heard.client(&[1]);
+        heard.client(ClientId(1));
         assert_eq!((heard.nodes(), heard.clients()), (1, 1));
         clock.advance(RECENT / 2);
         heard.node("b");
         clock.advance(RECENT / 2);
         assert_eq!((heard.nodes(), heard.clients()), (1, 0));
+    }
+
+    #[test]
+    fn what_can_be_no_node_is_not_kept() {
+        let clock = Arc::new(ManualClock::new(BootInstant(1000)));
+        let heard = RecentContacts::new(clock);
+        for name in ["", "a b", &"a".repeat(256)] {
+            heard.node(name);
+        }
+        assert_eq!(heard.nodes(), 0);
     }
 }

@@ -22,6 +22,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 /// The delay before a failed step is repeated.
 pub(super) const RETRY: Duration = Duration::from_millis(200);
+/// How long a candidate that has lost waits to hear of the winner, before it campaigns again.
+const REPORT: Duration = Duration::from_secs(1);
 /// The interval at which a leader checks itself.
 const LOOK: Duration = Duration::from_millis(250);
 /// The interval of the store's maintenance.
@@ -177,6 +179,7 @@ impl Run {
         let mut groups = Groups::follow(&self.store, standby.applied());
         loop {
             let now = leading.borrow_and_update().clone();
+            let mut has_lost = false;
             self.note(&now);
             match &now {
                 Leading::Nobody => {
@@ -185,8 +188,8 @@ impl Run {
                             drop(groups);
                             return self.begin(elected, standby).await;
                         }
-                        // The watch will report the winner.
-                        Ok(None) => {}
+                        // The watch will report the winner, unless its term ends before the watch looks.
+                        Ok(None) => has_lost = true,
                         Err(error) => {
                             tracing::warn!(%error, "campaign failed, retrying");
                             self.stand.seat.wait(error.to_string());
@@ -215,6 +218,13 @@ impl Run {
                 }
             };
             let mut refused = std::pin::pin!(refused);
+            let unreported = async {
+                match has_lost {
+                    true => sleep(REPORT).await,
+                    false => std::future::pending().await,
+                }
+            };
+            let mut unreported = std::pin::pin!(unreported);
             loop {
                 // A log that grows all the time holds up no change of the leader.
                 tokio::select! {
@@ -230,6 +240,7 @@ impl Run {
                         }
                         break;
                     }
+                    () = &mut unreported => break,
                     group = groups.next() => {
                         let (seq, group) = group?;
                         standby.apply(seq, &group)?;

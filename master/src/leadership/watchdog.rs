@@ -22,8 +22,20 @@ const SILENT: Duration = Duration::from_millis(500);
 pub(super) async fn refuses(surroundings: &dyn Surroundings, address: &str) {
     let mut refusals = 0;
     while refusals < REFUSALS {
-        match surroundings.meet(address).await {
-            Ok(()) => refusals = 0,
+        let mut met = surroundings.meet(address);
+        let (ended, is_brief) = tokio::select! {
+            biased;
+            ended = &mut met => (ended, true),
+            () = sleep(SILENT) => (met.await, false),
+        };
+        match ended {
+            Ok(()) => {
+                refusals = 0;
+                // Something in front of the leader may accept everybody, and end each connection at once.
+                if is_brief {
+                    sleep(AGAIN).await;
+                }
+            }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 refusals += 1;
                 sleep(AGAIN).await;
@@ -53,6 +65,7 @@ mod tests {
     use crate::store::{ElectionStore, OpenError};
     use async_trait::async_trait;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::net::TcpListener;
 
     /// Without a store.
@@ -90,5 +103,23 @@ mod tests {
         );
         serving.abort();
         assert!(timeout(Duration::from_secs(5), noticed).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn whoever_ends_each_connection_at_once_is_met_now_and_then() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let met = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&met);
+        tokio::spawn(async move {
+            loop {
+                drop(listener.accept().await.unwrap());
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let noticed = timeout(AGAIN * 10, refuses(&Network, &address)).await;
+        assert!(noticed.is_err(), "somebody listens there");
+        let met = met.load(Ordering::Relaxed);
+        assert!((1..=12).contains(&met), "{met} connections");
     }
 }

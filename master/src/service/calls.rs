@@ -32,8 +32,9 @@ pub(super) struct Calls {
 /// The calls of the pool that this master leads. A refused caller counts as a recent contact.
 pub(super) fn calls_at(seat: &Seat, caller: Option<&proto::Caller>) -> Result<Calls, Refused> {
     seat.pool().map(Calls::new).map_err(|elsewhere| {
-        if let Some(caller) = caller {
-            seat.contacts.client(&caller.client_id);
+        // What has no id of a client is none: only ids are kept.
+        if let Some(client) = caller.and_then(|caller| ClientId::from_slice(&caller.client_id)) {
+            seat.contacts.client(client);
         }
         refused(Code::NotLeader, elsewhere.reason)
     })

@@ -20,6 +20,8 @@ class StoreBase:
         self._native = ObjectStore()
         # The lengths of registered ranges, by address.
         self._registered: dict[int, int] = {}
+        # Addresses of memory that a transfer still used when the store was closed.
+        self._in_use: set[int] = set()
 
     def _room_at(self, address: int) -> int | None:
         """The bytes from an address to the end of its registered range; `None` outside of all."""

@@ -219,7 +219,10 @@ class BufferPool:
         except RuntimeError:
             self._memory.keep(ptr)
             raise
-        self._memory.free(ptr)
+        if ptr in self._store._in_use:
+            self._memory.keep(ptr)
+        else:
+            self._memory.free(ptr)
 
     def _take_back(self, ptr: int) -> None:
         with self._changed:

@@ -10,4 +10,5 @@ NO_SEGMENT: Final = -101
 PARAMETERS: Final = -600
 NOT_FOUND: Final = -704
 LEASED: Final = -706
+TRANSFER: Final = -800
 NO_TASK: Final = -1400

@@ -51,13 +51,14 @@ class MooncakeHostMemAllocator:
         block.close()
         return _codes.OK
 
-    def keep(self, ptr: int) -> None:
-        """Never frees this memory of `alloc`: a transfer still uses it."""
+    def keep(self, ptr: int) -> bool:
+        """Never frees this memory of `alloc`: a transfer still uses it. False for any other address."""
         with self._lock:
             found = self._blocks.pop(ptr, None)
         if found is not None:
             _log.warning("memory at %#x is still in use, and is never freed", ptr)
             _kept.append(found)
+        return found is not None
 
     def free_all(self) -> None:
         """Frees all memory."""

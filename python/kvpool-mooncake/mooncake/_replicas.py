@@ -22,11 +22,14 @@ class ReplicaMethods(StoreBase):
         if not segment_name:
             return self._removed(keys)
         node = node_name(segment_name)
-        here = self._with_replica_at(keys, node)
+        here = self._with_replica_at(keys, node) or {}
         shared = [key for key in keys if here.get(key) is False]
         if shared:
             self._said("batch_replica_clear", self._native.drop_replicas(shared, node))
         left = self._with_replica_at(shared, node)
+        if left is None:
+            # Nobody says that they are gone.
+            left, shared = {}, []
         cleared = {key for key in shared if key not in left}
         # A replica that another task dropped meanwhile can leave one that is the last.
         cleared.update(self._removed([key for key in keys if here.get(key) or left.get(key)]))
@@ -35,9 +38,11 @@ class ReplicaMethods(StoreBase):
     def _removed(self, keys: list[str]) -> list[str]:
         return [key for key, code in zip(keys, self._native.remove(keys, False)) if code == _codes.OK]
 
-    def _with_replica_at(self, keys: Sequence[str], node: str) -> dict[str, bool]:
-        """The keys with a replica at a node, and whether it is the only one."""
-        descriptors = self.batch_get_replica_desc(keys)
+    def _with_replica_at(self, keys: Sequence[str], node: str) -> dict[str, bool] | None:
+        """The keys with a replica at a node, and whether it is the only one. None if the master did not answer."""
+        code, descriptors = self._described(keys)
+        if code != _codes.OK:
+            return None
         nodes = {key: {replica.node for replica in found} for key, found in descriptors.items()}
         return {key: found == {node} for key, found in nodes.items() if node in found}
 
@@ -47,6 +52,9 @@ class ReplicaMethods(StoreBase):
 
     def batch_get_replica_desc(self, keys: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
         """The replicas of objects, by key, without absent keys. Leases nothing."""
+        return self._described(keys)[1]
+
+    def _described(self, keys: Sequence[str]) -> tuple[int, dict[str, list[ReplicaDescriptor]]]:
         keys = list(keys)
         code, described = self._native.describe(keys)
         self._said("batch_get_replica_desc", code)
@@ -58,4 +66,4 @@ class ReplicaMethods(StoreBase):
                     ReplicaDescriptor(node, segment, offset, length, state)
                     for node, segment, offset, state in replicas
                 ]
-        return found
+        return code, found

@@ -224,6 +224,12 @@ class RpcInterface:
                     self._keep(target, connection)
                     return 0
                 raise OSError("the receiver has closed the connection")
+            except TimeoutError as error:
+                # The receiver may be at the message. Another one would call it back twice.
+                if connection is not None:
+                    connection.close()
+                _log.error("%s: %s", target, error)
+                return -1
             except (OSError, ValueError) as error:
                 if connection is not None:
                     connection.close()

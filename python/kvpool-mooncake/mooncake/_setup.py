@@ -215,13 +215,18 @@ class SetupMethods(SegmentMethods):
         """Removes the segment and its objects from the pool and closes the connection. Returns 0.
 
         Calls of other threads continue to their end. `close` waits at most 10 s for calls that use
-        registered memory. With an SSD it first copies the segment's blocks there, for at most 30 s, so that a
+        registered memory. It returns -800 if one still does: the log names that memory, which must not be
+        freed. With an SSD it first copies the segment's blocks there, for at most 30 s, so that a
         later store has them. The store can be set up again.
         """
         code, used = self._native.close()
         self._registered.clear()
         for ptr in used:
-            self._mem_pool.keep(ptr)
+            if self._mem_pool.keep(ptr):
+                continue
+            self._in_use.add(ptr)
+            code = _codes.TRANSFER
+            log.error("the store is closed, and a transfer still uses the memory registered at %#x", ptr)
         self._mem_pool.free_all()
         self._settings = self._place = self._mem_pool_left = None
         return code

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -74,6 +75,24 @@ def test_tensors_come_with_their_type_and_shape(server: tuple[RpcInterface, str]
     back = torch.frombuffer(bytearray(first.get_memory_view()), dtype=torch.bfloat16).reshape(first.shape)
     assert torch.equal(back, tensor.transpose(0, 1))
     assert got[1].get_data_as_bytes() == b"" and got[1].get_data_size() == 0
+
+
+def test_a_slow_callback_gets_a_message_once(server: tuple[RpcInterface, str]) -> None:
+    rpc, address = server
+    got: list[dict[str, object]] = []
+
+    def callback(message: dict[str, object]) -> None:
+        got.append(message)
+        if message["data"] == b"slow":
+            time.sleep(1.5)
+
+    rpc.set_data_receive_callback(callback)
+    client = RpcInterface()
+    assert client.initialize_client(timeout_seconds=1)
+    assert client.send_data(address, b"quick") == 0
+    assert client.send_data(address, b"slow") == -1
+    assert client.send_data(address, b"quick") == 0
+    assert [message["data"] for message in got] == [b"quick", b"slow", b"quick"]
 
 
 def test_sends_are_awaited(server: tuple[RpcInterface, str]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -212,3 +214,36 @@ def test_a_fragment_does_not_leave_the_registered_range_of_its_buffer(
     assert store.unregister_buffer(place.ptr) == 0
     # Without a registration the caller answers for the end.
     assert store.get_into_ranges([place.ptr], [[key]], [[[13]]], [[[0]]], [[[4]]]) == [[[4]]]
+
+
+def test_the_fragments_of_one_object_are_of_one_put(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
+    parts = 32
+    assert store.put(key, bytes(MIB)) == 0
+    ended = threading.Event()
+
+    def replace() -> None:
+        for number in itertools.cycle(range(256)):
+            if ended.is_set():
+                return
+            assert store.upsert(key, bytes([number]) * MIB) == 0
+
+    replacing = threading.Thread(target=replace)
+    replacing.start()
+    target = memory(parts)
+    whole = 0
+    try:
+        for _ in range(100):
+            # They lie apart, so that each is a read of its own.
+            from_each = [at * (MIB // parts) for at in range(parts)]
+            answers = store.get_into_ranges([target.ptr], [[key]], [[list(range(parts))]], [[from_each]], [[[1] * parts]])
+            if answers == [[[1] * parts]]:
+                whole += 1
+                assert len(set(bytes(target))) == 1, "a mixture of two objects"
+            else:
+                assert set(answers[0][0]) == {-800}
+    finally:
+        ended.set()
+        replacing.join()
+    assert whole > 0

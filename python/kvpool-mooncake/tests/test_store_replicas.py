@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from live_pools import LivePool, live_pool, wait_until
@@ -115,3 +117,29 @@ def test_one_replica_of_several_is_cleared(store: MooncakeDistributedStore, key:
     assert store.batch_is_exist([single, elsewhere, leased]) == [0, 1, 1]
     assert store.batch_replica_clear([shared], "node-1") == [shared]
     assert store.is_exist(shared) == 0
+
+
+class LosesItsMaster:
+    """The native half of a store, whose master hangs before it hears of a removal of replicas."""
+
+    def __init__(self, native: object, pool: LivePool) -> None:
+        self._native = native
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._native, name)
+
+    def drop_replicas(self, *args: object) -> object:
+        assert self._pool.master is not None
+        self._pool.master.hang()
+        return self.__getattr__("drop_replicas")(*args)
+
+
+def test_no_replica_is_cleared_when_the_master_does_not_answer(tmp_path: Path, key: str) -> None:
+    with live_pool(tmp_path, 2) as pool:
+        store = connected(pool)
+        assert store.put(key, b"shared", ReplicateConfig(replica_num=2)) == 0
+        store._native = LosesItsMaster(store._native, pool)
+        assert store.batch_replica_clear([key], "node-0") == []
+        pool.master.send(signal.SIGCONT)
+        store.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import json
 import urllib.error
 import urllib.request
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from mooncake.mooncake_config import MooncakeConfig
+from mooncake.store import MooncakeDistributedStore
 from live_pools import Daemon, LivePool, free_port, wait_until
 
 
@@ -66,6 +69,20 @@ def test_objects_are_put_and_got_by_http(rest: Rest, key: str) -> None:
     status, answer = rest("DELETE", "/api/remove_all")
     assert status == 200 and b"success removed" in answer
     assert rest("GET", f"/api/exist/{key}-0") == (200, b'{"exists": false}')
+
+
+def test_an_object_that_cannot_be_read_is_500(own_pool: LivePool, key: str) -> None:
+    test_utils = pytest.importorskip("aiohttp.test_utils", reason="aiohttp is not installed")
+    routes = importlib.import_module("mooncake._rest.objects").ObjectRoutes()
+    routes.store = MooncakeDistributedStore()
+    settings = {"global_segment_size": 0, "master_server_addr": own_pool.url, "get_timeout_ms": 300}
+    assert routes.store.setup(settings) == 0
+    assert routes.store.put(key, b"x") == 0
+    own_pool.nodes[0].hang()
+    request = test_utils.make_mocked_request("GET", "/", match_info={"key": key})
+    answer = asyncio.run(routes.handle_get(request))
+    assert answer.status == 500
+    routes.store.close()
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from live_pools import MIB, LivePool
-from mooncake.store import MooncakeDistributedStore
+from mooncake.store import BufferPool, MooncakeDistributedStore
 from stuck_memory import StuckMemory
 
 
@@ -74,3 +75,30 @@ def test_memory_that_was_registered_twice_is_unregistered_when_no_transfer_uses_
     getting.join(10)
     assert not getting.is_alive()
     assert impatient.unregister_buffer(memory.address) == -600
+
+
+def test_a_store_that_closes_says_which_memory_is_still_used(
+    impatient: MooncakeDistributedStore, memory: StuckMemory, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert impatient.put(key, b"x" * MIB) == 0
+    assert impatient.register_buffer(memory.address, MIB) == 0
+    getting = Call(lambda: impatient.get_into(key, memory.address, MIB))
+    time.sleep(0.3)
+    assert impatient.close() == -800
+    assert f"{memory.address:#x}" in caplog.text
+    memory.release()
+    getting.join(10)
+    assert not getting.is_alive()
+
+
+def test_a_buffer_pool_keeps_memory_that_was_used_when_its_store_was_closed(
+    impatient: MooncakeDistributedStore, key: str
+) -> None:
+    pool = BufferPool(impatient)
+    with pool.acquire(MIB) as lease:
+        address = lease.ptr
+    # What the test above shows `close` to note.
+    impatient._in_use.add(address)
+    assert impatient.close() == 0
+    pool.close()
+    ctypes.memset(address, 1, MIB)

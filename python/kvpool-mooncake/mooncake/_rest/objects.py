@@ -34,11 +34,10 @@ class ObjectRoutes:
         key = request.match_info["key"]
         await self._must_exist(key)
         value = await call(self.store.get, key)
-        if value is None:
-            raise Failure(500, "GET operation failed")
         if not value:
-            # The object may have left between the two calls; an empty one cannot be.
+            # The object may have left between the two calls. An empty one cannot be.
             await self._must_exist(key)
+            raise Failure(500, "GET operation failed")
         return web.Response(body=value, content_type="application/octet-stream")
 
     async def _must_exist(self, key: str) -> None:

@@ -6,11 +6,14 @@ use kvpool_client::blocking::Client;
 use kvpool_client::{GetError, GetOptions, GetOutcome};
 use kvpool_transport::Slice;
 use kvpool_transport::memory::total_length;
-use kvpool_types::{Key, Length, Offset};
+use kvpool_types::{Key, Length, Offset, Version};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How many reads are under way at once. Each waits for the wire most of its time.
 const AT_ONCE: usize = 4;
+/// How often the fragments of a block are read while puts replace it.
+const ATTEMPTS: usize = 4;
 
 /// One fragment to read, or the code of what is wrong with it.
 pub(super) type Fragment = Result<(Key, u64, Slice), i64>;
@@ -23,8 +26,22 @@ struct Run {
     places: Vec<usize>,
 }
 
+/// The versions of a block that its runs were read from: the lowest and the highest.
+type Versions = Option<(Version, Version)>;
+
+/// What became of one run.
+#[derive(Default)]
+struct Outcome {
+    versions: Versions,
+    /// The places that failed, with codes.
+    failed: Vec<(usize, i64)>,
+}
+
 /// Reads fragments: the length of each, or a code. Neighbours in the list that follow each other in a
 /// block are read in one go.
+///
+/// All fragments of one key are of one version of its block. If a put replaces the block meanwhile, they are read
+/// again.
 pub(super) fn read(client: &Client, fragments: Vec<Fragment>) -> Vec<i64> {
     let mut answers: Vec<i64> = Vec::with_capacity(fragments.len());
     let mut runs: Vec<Run> = Vec::new();
@@ -37,13 +54,41 @@ pub(super) fn read(client: &Client, fragments: Vec<Fragment>) -> Vec<i64> {
             }
         }
     }
-    let failed = in_parallel(&runs, |run| read_run(client, run));
+    let mut failed = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let outcomes = in_parallel(&runs, |run| read_run(client, run));
+        let mut versions: HashMap<Key, Versions> = HashMap::new();
+        for (run, outcome) in runs.iter().zip(&outcomes) {
+            let of_key = versions.entry(run.key.clone()).or_default();
+            *of_key = widest(*of_key, outcome.versions);
+        }
+        let mut again = Vec::new();
+        for (run, outcome) in runs.into_iter().zip(outcomes) {
+            match versions.get(&run.key) {
+                Some(Some((lowest, highest))) if lowest < highest => again.push(run),
+                _ => failed.extend(outcome.failed),
+            }
+        }
+        runs = again;
+        if runs.is_empty() {
+            break;
+        }
+    }
+    let replaced = runs.iter().flat_map(|run| &run.places);
+    failed.extend(replaced.map(|place| (*place, codes::TRANSFER)));
     for (place, code) in failed {
         if let Some(answer) = answers.get_mut(place) {
             *answer = code;
         }
     }
     answers
+}
+
+fn widest(one: Versions, other: Versions) -> Versions {
+    match (one, other) {
+        (Some((a, b)), Some((c, d))) => Some((a.min(c), b.max(d))),
+        (one, other) => one.or(other),
+    }
 }
 
 fn append(runs: &mut Vec<Run>, key: Key, from: u64, slice: Slice, place: usize) {
@@ -63,71 +108,81 @@ fn append(runs: &mut Vec<Run>, key: Key, from: u64, slice: Slice, place: usize) 
     });
 }
 
-/// Reads one run: the places that failed, with codes.
-fn read_run(client: &Client, run: &Run) -> Vec<(usize, i64)> {
-    let whole = read_range(client, &run.key, run.from, run.buffers.clone());
-    let code = match whole {
-        Ok(()) => return Vec::new(),
-        Err((code, false)) => code,
+/// Reads one run.
+fn read_run(client: &Client, run: &Run) -> Outcome {
+    let mut outcome = Outcome::default();
+    match read_range(client, &run.key, run.from, run.buffers.clone()) {
+        Ok(version) => outcome.versions = version.map(|version| (version, version)),
+        Err((code, false)) => {
+            let failed = run.places.iter().map(|place| (*place, code));
+            outcome.failed = failed.collect();
+        }
         // Of a run that reaches over the block's end the first fragments may be fine.
         Err((_, true)) => {
             let mut from = run.from;
-            let mut failed = Vec::new();
             for (place, slice) in run.places.iter().zip(&run.buffers) {
-                if let Err((code, _)) = read_range(client, &run.key, from, vec![slice.clone()]) {
-                    failed.push((*place, code));
+                match read_range(client, &run.key, from, vec![slice.clone()]) {
+                    Ok(version) => {
+                        let version = version.map(|version| (version, version));
+                        outcome.versions = widest(outcome.versions, version);
+                    }
+                    Err((code, _)) => outcome.failed.push((*place, code)),
                 }
                 from = from.saturating_add(slice.length().0);
             }
-            return failed;
         }
-    };
-    run.places.iter().map(|place| (*place, code)).collect()
+    }
+    outcome
 }
 
-/// Reads one range. An error says whether the range was outside the block.
+/// Reads one range: the version of its block, `None` for an empty range. An error says whether the range was
+/// outside the block.
 fn read_range(
     client: &Client,
     key: &Key,
     from: u64,
     buffers: Vec<Slice>,
-) -> Result<(), (i64, bool)> {
+) -> Result<Option<Version>, (i64, bool)> {
     if total_length(&buffers) == Length(0) {
-        return Ok(());
+        return Ok(None);
     }
     match client.get_range(key, Offset(from), buffers, &GetOptions::default()) {
-        Ok(GetOutcome::Hit { .. }) => Ok(()),
+        Ok(GetOutcome::Hit { version, .. }) => Ok(Some(version)),
         Ok(GetOutcome::Miss) => Err((codes::NOT_FOUND, false)),
         Err(error @ GetError::OutsideBlock { .. }) => Err((codes::of_get(&error), true)),
         Err(error) => Err((codes::of_get(&error), false)),
     }
 }
 
-/// Does all of `runs`, some at a time, and collects what failed.
-fn in_parallel(runs: &[Run], work: impl Fn(&Run) -> Vec<(usize, i64)> + Sync) -> Vec<(usize, i64)> {
+/// Does all of `runs`, some at a time: the outcome of each. Without threads of the system's, one does all.
+fn in_parallel(runs: &[Run], work: impl Fn(&Run) -> Outcome + Sync) -> Vec<Outcome> {
     if let [only] = runs {
-        return work(only);
+        return vec![work(only)];
     }
     let next = AtomicUsize::new(0);
     let take = || {
-        let mut failed = Vec::new();
-        while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            failed.extend(work(run));
+        let mut done = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(run) = runs.get(at) else { return done };
+            done.push((at, work(run)));
         }
-        failed
     };
+    let mut outcomes: Vec<Outcome> = runs.iter().map(|_| Outcome::default()).collect();
     std::thread::scope(|scope| {
         let others: Vec<_> = (1..AT_ONCE.min(runs.len()))
-            .map(|_| scope.spawn(take))
+            .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, take).ok())
             .collect();
-        let mut failed = take();
+        let mut done = take();
         for other in others {
-            failed.extend(
-                other
-                    .join()
-                    .expect("invariant: reading a range does not panic"),
-            );
+            let its = other.join();
+            done.extend(its.expect("invariant: reading a range does not panic"));
         }
-        failed
-    })
+        for (at, outcome) in done {
+            if let Some(place) = outcomes.get_mut(at) {
+                *place = outcome;
+            }
+        }
+    });
+    outcomes
 }
