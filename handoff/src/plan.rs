@@ -242,7 +242,10 @@ impl StateShape {
         match self.rule {
             StateRule::Copy | StateRule::OneSource => 0,
             // With more ranks than parts, neighbours hold the same part.
-            StateRule::Slice => u64::from(rank) * self.parts / u64::from(ranks),
+            StateRule::Slice => {
+                let first = u128::from(rank) * u128::from(self.parts) / u128::from(ranks);
+                u64::try_from(first).expect("invariant: a rank is below the number of ranks")
+            }
         }
     }
 }

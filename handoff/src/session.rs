@@ -57,7 +57,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -282,7 +282,6 @@ impl HandoffSession {
             events: events.clone(),
             watch: options.watch,
             registration,
-            unsent: AtomicUsize::new(0),
         };
         let desk = DeskOptions::default();
         let pinned = Arc::<AtomicU64>::default();

@@ -65,9 +65,13 @@ class Sender:
     def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int) -> None:
         self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
         self.conclude_state: int | None = None
+        self.curr_idx = 0
 
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
         self.num_kv_indices, self.aux_index = num_kv_indices, aux_index
+
+    def _record_transfer_indices(self, *_args: Any) -> None:
+        """Counts for SGLang's metrics."""
 
     def abort(self) -> None:
         self.conclude_state = FAILED
@@ -319,6 +323,23 @@ def test_an_abort_whose_room_cannot_be_opened_is_still_an_abort(
     assert sender.poll() == FAILED
     assert f"room {ROOM}" in caplog.text
     assert other.poll is not handoff.Poll.FAILED
+
+
+@pytest.mark.parametrize("room", [-1, 1 << 64])
+def test_a_room_that_a_client_chose_too_large_or_small_ends_in_a_failure(
+    backend: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr(backend.KvpoolKVManager, "senders", lambda *_args: ("127.0.0.1:2",))
+    sender = backend.KvpoolKVSender(pair.manager, "127.0.0.1:3", room)
+    sender.init(1)
+    sender.send([0])
+    assert sender.poll() == FAILED
+    queued = backend.KvpoolKVSender(pair.manager, "127.0.0.1:3", room)
+    queued.abort()
+    assert queued.poll() == FAILED
+    receiver = backend.KvpoolKVReceiver(pair.manager, "127.0.0.1:3", room)
+    receiver.send_metadata([1])
+    assert receiver.poll() == FAILED
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -58,6 +58,8 @@ pub(crate) enum Stream {
     Mix,
     /// Faults of one kind that come often.
     Bursts,
+    /// Watches of the leader that are late.
+    Watches,
     /// A task of a client, by the number of the client's life.
     Task(u64, u64),
 }
@@ -90,6 +92,7 @@ impl Stream {
             Self::Outages => 23,
             Self::Mix => 24,
             Self::Bursts => 25,
+            Self::Watches => 26,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

@@ -53,6 +53,10 @@ pub(crate) struct Disk {
     elects: bool,
     state: Mutex<State>,
     dice: Dice,
+    /// For the watches alone.
+    watches: Dice,
+    /// The masters whose watch of the leader sees nothing new.
+    unseen: Spans<usize>,
     stalled: Spans<usize>,
     unknown: Spans<usize>,
     full: Spans<()>,
@@ -103,6 +107,8 @@ impl Disk {
             elects,
             state: Mutex::default(),
             dice: Dice::new(seed, Stream::Store),
+            watches: Dice::new(seed, Stream::Watches),
+            unseen: Spans::default(),
             stalled: Spans::default(),
             unknown: Spans::default(),
             full: Spans::default(),
@@ -117,6 +123,11 @@ impl Disk {
     /// Does not say for a while what became of a master's writes.
     pub(crate) fn forget_outcomes(&self, master: usize, wait: Duration) {
         self.unknown.begin(master, wait);
+    }
+
+    /// Shows a master's watch no change of the leader for a while.
+    pub(crate) fn hide_leaders(&self, master: usize, wait: Duration) {
+        self.unseen.begin(master, wait);
     }
 
     /// Has no room for a while.
@@ -141,6 +152,7 @@ impl Disk {
     /// Ends all faults.
     pub(crate) fn heal(&self) {
         self.full.clear();
+        self.unseen.clear();
         self.stalled.clear();
         self.unknown.clear();
     }
@@ -484,8 +496,13 @@ impl MetadataStore for Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvpool_master::store::ElectionStore;
+    use crate::clock::MachineClock;
+    use kvpool_master::Config;
+    use kvpool_master::leadership::{Candidate, Seat, Surroundings};
+    use kvpool_master::metrics::Metrics;
     use kvpool_master::store::conformance::{self, Bench, election};
+    use kvpool_master::store::{ElectionStore, JournalOptions, OpenError};
+    use kvpool_master::workers::Workers;
 
     /// The disk of the present store.
     #[derive(Default)]
@@ -558,5 +575,60 @@ mod tests {
         // A term that is taken over is tried again.
         assert!(store.begin_epoch(Epoch(7)).await.unwrap() >= Epoch(7));
         assert!(begun.elapsed() >= Duration::from_secs(8));
+    }
+
+    /// Opens the store for a master whose network has nobody.
+    #[derive(Debug)]
+    struct Alone(Arc<Disk>);
+
+    #[async_trait]
+    impl Surroundings for Alone {
+        async fn open(&self) -> Result<Arc<dyn ElectionStore>, OpenError> {
+            Ok(Arc::new(Store::new(&self.0, 0, &Life::default())))
+        }
+
+        async fn meet(&self, _: &str) -> std::io::Result<()> {
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_candidate_that_lost_to_a_short_term_leads_after_it() {
+        let disk = Disk::new(true, 1);
+        let clock = Arc::new(MachineClock::new(0, 1_000_000));
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let seat = Seat::new(Config::default(), metrics, Arc::clone(&clock) as _);
+        let seat = Arc::new(seat);
+        let claim = |id: &str| Claim {
+            id: id.into(),
+            address: format!("http://{id}:1"),
+            http_address: String::new(),
+        };
+        // It sees that nobody leads, and cannot campaign.
+        disk.fill(Duration::from_secs(5));
+        let options = JournalOptions {
+            workers: Workers::Tasks,
+            ..JournalOptions::default()
+        };
+        let around = Arc::new(Alone(Arc::clone(&disk)));
+        let (its_seat, its) = (Arc::clone(&seat), claim("standby"));
+        let candidate = Candidate::stand(its_seat, clock, its, around, options, None);
+        sleep(Duration::from_secs(2)).await;
+        // Another one wins, and gives its term up before the watch has seen it.
+        disk.hide_leaders(0, Duration::from_secs(8));
+        let lease = LeaseId(99);
+        {
+            let mut state = disk.state.lock();
+            let ttl = Duration::from_secs(60);
+            state.leases.insert(lease.0, (Instant::now() + ttl, ttl));
+            let other = (lease, claim("other"));
+            state.take_over(Epoch(0), Some(&other)).unwrap();
+        }
+        sleep(Duration::from_secs(5)).await;
+        assert!(seat.pool().is_err());
+        disk.state.lock().leases.remove(&lease.0);
+        sleep(Duration::from_secs(5)).await;
+        assert!(seat.pool().is_ok(), "nobody leads");
+        candidate.abort();
     }
 }

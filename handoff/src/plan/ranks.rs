@@ -109,10 +109,12 @@ fn spread(target: u32, sources: u32, targets: u32) -> u32 {
 /// A source rank that holds a part. Where several hold it, targets use them in turn.
 fn holder(shape: &StateShape, part: u64, target: u32, sources: u32, targets: u32) -> u32 {
     let holders = (u64::from(sources) / shape.parts).max(1);
-    let first = part * u64::from(sources) / shape.parts;
+    // A peer may register a shape of any size.
+    let first = u128::from(part) * u128::from(sources) / u128::from(shape.parts);
     // The targets that hold one part are neighbours, and so are the sources.
     let turn = u64::from(spread(target, sources, targets)) % holders;
-    u32::try_from(first + turn).expect("invariant: a rank is below the number of sources")
+    u32::try_from(first + u128::from(turn))
+        .expect("invariant: a rank is below the number of sources")
 }
 
 /// The layers of each pipeline stage, in order.

@@ -229,6 +229,16 @@ fn source_regions(shape: &StateShape, ranks: u32, pages: u32) -> Regions {
     all
 }
 
+/// A peer registers any shape, and its products must not wrap.
+#[test]
+fn a_state_of_a_huge_number_of_parts_has_as_many_sources_as_a_small_one() {
+    let shape = StateShape::new(StateRule::Slice, 1, (1 << 62) - 8, 1).unwrap();
+    let slices = sources_of(&shape, 1, 8, 2).unwrap();
+    assert_eq!(ranks_of(&slices), [4, 5, 6, 7]);
+    let parts: u64 = slices.iter().map(|slice| slice.parts).sum();
+    assert_eq!(parts, (1 << 61) - 4);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 

@@ -39,11 +39,18 @@ const LOOK: Duration = Duration::from_millis(2);
 pub(super) enum Call {
     Receive(ReceiveCall, Arc<TransferCell>),
     Send(SendCall, Arc<TransferCell>),
-    Produced(RoomId, PageRectangle),
-    ProducedAll(RoomId, Vec<u8>),
+    /// The cell says which of the requests with this number it is.
+    OfSending(RoomId, Arc<TransferCell>, SendingCall),
     EndReceiving(RoomTag, Code),
-    EndSending(RoomId, Code),
     Close,
+}
+
+/// A request about pages that are being sent.
+#[derive(Debug)]
+pub(super) enum SendingCall {
+    Produced(PageRectangle),
+    ProducedAll(Vec<u8>),
+    End(Code),
 }
 
 /// What happens to a session.
@@ -148,7 +155,7 @@ impl Agent {
                     closes_at.get_or_insert(Instant::now() + CLOSING);
                     self.end_all(Code::Draining);
                 }
-                Some(Some(event)) => self.take(event),
+                Some(Some(event)) => self.take_or_refuse(event, closes_at.is_some()),
                 Some(None) => break,
                 None => {}
             }
@@ -159,7 +166,7 @@ impl Agent {
                         closes_at.get_or_insert(Instant::now() + CLOSING);
                         self.end_all(Code::Draining);
                     }
-                    Ok(event) => self.take(event),
+                    Ok(event) => self.take_or_refuse(event, closes_at.is_some()),
                     Err(_) => break,
                 }
             }
@@ -178,6 +185,14 @@ impl Agent {
             });
         }
         !self.receives()
+    }
+
+    /// A session that closes opens no room more.
+    fn take_or_refuse(&mut self, event: Event, closes: bool) {
+        match event {
+            Event::Call(Call::Receive(..) | Call::Send(..)) if closes => self.refuse(event),
+            event => self.take(event),
+        }
     }
 
     /// Ends a call that came too late.
@@ -212,15 +227,15 @@ impl Agent {
         match event {
             Event::Call(Call::Receive(call, cell)) => self.open_receiving(call, cell),
             Event::Call(Call::Send(call, cell)) => self.open_sending(call, cell),
-            Event::Call(Call::Produced(room, rectangle)) => {
-                self.sender_event(room, SenderEvent::Produced(rectangle));
+            Event::Call(Call::OfSending(room, cell, call)) => {
+                // A room that has ended leaves its number to the next one.
+                let open = self.sending.get(&room);
+                if open.is_some_and(|open| Arc::ptr_eq(&open.cell, &cell)) {
+                    self.of_sending(room, call);
+                }
             }
-            Event::Call(Call::ProducedAll(room, aux)) => self.produced_all(room, &aux),
             Event::Call(Call::EndReceiving(tag, code)) => {
                 self.receiver_event(tag, ReceiverEvent::Abort { code });
-            }
-            Event::Call(Call::EndSending(room, code)) => {
-                self.sender_event(room, SenderEvent::Abort { code });
             }
             Event::Call(Call::Close) => {}
             Event::Letter {

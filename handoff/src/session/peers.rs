@@ -38,8 +38,6 @@ pub(super) struct PeerContext {
     pub(super) watch: PeerWatchOptions,
     /// The first letter on every connection.
     pub(super) registration: Vec<u8>,
-    /// The letters that wait, or are under way.
-    pub(super) unsent: AtomicUsize,
 }
 
 struct Peer {
@@ -48,6 +46,8 @@ struct Peer {
     /// The session at the other end, once a connection has told it.
     session: Option<Incarnation>,
     used: Instant,
+    /// The letters that wait, or are under way.
+    unsent: Arc<AtomicUsize>,
 }
 
 impl Drop for Peer {
@@ -72,22 +72,22 @@ impl Peers {
 
     /// Queues a message. A peer that is new is connected first.
     pub(super) fn send(&mut self, address: &str, message: &HandoffMessage) {
-        let context = Arc::clone(&self.context);
         let Some(peer) = self.peer(address) else {
             tracing::warn!(address, "too many peers: a message is dropped");
             return;
         };
         // Counted before the task can take it.
-        context.unsent.fetch_add(1, Ordering::Relaxed);
+        peer.unsent.fetch_add(1, Ordering::Relaxed);
         if peer.letters.try_send(message.encode()).is_err() {
-            context.unsent.fetch_sub(1, Ordering::Relaxed);
+            peer.unsent.fetch_sub(1, Ordering::Relaxed);
             tracing::debug!(address, "a message is dropped: the peer's queue is full");
         }
     }
 
     /// Whether letters wait, or are under way.
     pub(super) fn has_unsent(&self) -> bool {
-        self.context.unsent.load(Ordering::Relaxed) > 0
+        let mut peers = self.by_address.values();
+        peers.any(|peer| peer.unsent.load(Ordering::Relaxed) > 0)
     }
 
     /// Connects to a peer, if it is new.
@@ -101,16 +101,19 @@ impl Peers {
                 return None;
             }
             let (letters, queue) = mpsc::channel(MAX_QUEUED);
+            let unsent = Arc::default();
             let task = PeerTask {
                 context: Arc::clone(&self.context),
                 address: address.to_owned(),
                 queue,
+                unsent: Arc::clone(&unsent),
             };
             let peer = Peer {
                 letters,
                 task: tokio::spawn(task.run()),
                 session: None,
                 used: Instant::now(),
+                unsent,
             };
             self.by_address.insert(address.to_owned(), peer);
         }
@@ -135,12 +138,19 @@ impl Peers {
         self.by_address.get(address)?.session
     }
 
-    /// Ends the tasks of peers that nothing has used for a while.
+    /// Disconnects the peers that nothing has used for a while: what is connected has threads and files, also
+    /// when the other end has gone.
     pub(super) fn retain(&mut self, idle: Duration, is_needed: impl Fn(&str) -> bool) {
         let now = Instant::now();
-        let keeps =
-            |address: &String, peer: &mut Peer| now - peer.used < idle || is_needed(address);
-        self.by_address.retain(keeps);
+        let endpoint = &self.context.endpoint;
+        self.by_address.retain(|address, peer| {
+            let is_kept = now - peer.used < idle || is_needed(address);
+            if !is_kept {
+                peer.task.abort();
+                endpoint.disconnect(address, now);
+            }
+            is_kept
+        });
     }
 }
 
@@ -177,6 +187,7 @@ struct PeerTask {
     context: Arc<PeerContext>,
     address: String,
     queue: mpsc::Receiver<Vec<u8>>,
+    unsent: Arc<AtomicUsize>,
 }
 
 impl PeerTask {
@@ -280,7 +291,7 @@ impl PeerTask {
                 },
             };
             let posted = self.post(&connection.link, &letter).await;
-            self.context.unsent.fetch_sub(1, Ordering::Relaxed);
+            self.unsent.fetch_sub(1, Ordering::Relaxed);
             if posted == Posted::Nowhere {
                 // The watch of the next connection tells whether the peer lives.
                 return Served::Broken;

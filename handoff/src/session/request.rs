@@ -1,7 +1,7 @@
 //! What the caller holds of one request, at decode and at prefill.
 
 use super::HandoffError;
-use super::agent::{Call, Event};
+use super::agent::{Call, Event, SendingCall};
 use super::handle::{TransferCell, TransferState, has_ended};
 use super::memory::RankMemory;
 use crate::room::{PageRectangle, RoomId, RoomTag};
@@ -110,7 +110,7 @@ impl Sending {
         }
         let rectangle = PageRectangle { pages, layers };
         self.named.fetch_add(rectangle.cells(), Ordering::Relaxed);
-        self.call(Call::Produced(self.room, rectangle))
+        self.call(SendingCall::Produced(rectangle))
     }
 
     /// All pages are computed, and [`Sending::produced`] has named each page and layer once. The
@@ -128,16 +128,13 @@ impl Sending {
         if aux.len() as u64 > self.slot_bytes {
             return Err(HandoffError::LongAux(aux.len(), self.slot_bytes));
         }
-        self.call(Call::ProducedAll(self.room, aux))
+        self.call(SendingCall::ProducedAll(aux))
     }
 
     /// Gives the request up, unless it has ended.
     pub fn abort(&self) {
-        // Another request may have the number by then.
-        if !has_ended(&self.cell.get()) {
-            // The session may have ended.
-            drop(self.call(Call::EndSending(self.room, Code::Draining)));
-        }
+        // The session may have ended.
+        drop(self.call(SendingCall::End(Code::Draining)));
     }
 
     /// The layers of this rank.
@@ -150,7 +147,8 @@ impl Sending {
         self.pages
     }
 
-    fn call(&self, call: Call) -> Result<(), HandoffError> {
+    fn call(&self, call: SendingCall) -> Result<(), HandoffError> {
+        let call = Call::OfSending(self.room, Arc::clone(&self.cell), call);
         let sent = self.events.send(Event::Call(call));
         sent.map_err(|_| HandoffError::Closed)
     }

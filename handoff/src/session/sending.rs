@@ -2,7 +2,7 @@
 //! for.
 
 use super::RequestTimes;
-use super::agent::{Agent, Call, Event};
+use super::agent::{Agent, Call, Event, SendingCall};
 use super::handle::TransferCell;
 use crate::Moment;
 use crate::aux::AuxField;
@@ -90,6 +90,7 @@ impl Agent {
                 return;
             }
         };
+        let its_cell = Arc::clone(&cell);
         let room = SendingRoom {
             cell,
             pages: Arc::new(call.pages),
@@ -107,10 +108,21 @@ impl Agent {
             }
         }
         self.perform_sender(id, out);
-        self.maybe_fails(Event::Call(Call::EndSending(id, Code::Internal)));
+        let end = SendingCall::End(Code::Internal);
+        self.maybe_fails(Event::Call(Call::OfSending(id, its_cell, end)));
     }
 
-    pub(super) fn produced_all(&mut self, id: RoomId, aux: &[u8]) {
+    pub(super) fn of_sending(&mut self, id: RoomId, call: SendingCall) {
+        match call {
+            SendingCall::Produced(rectangle) => {
+                self.sender_event(id, SenderEvent::Produced(rectangle));
+            }
+            SendingCall::ProducedAll(aux) => self.produced_all(id, &aux),
+            SendingCall::End(code) => self.sender_event(id, SenderEvent::Abort { code }),
+        }
+    }
+
+    fn produced_all(&mut self, id: RoomId, aux: &[u8]) {
         let layout = self.memory.aux_layout();
         if let Some(room) = self.sending.get_mut(&id) {
             let bytes = usize::try_from(layout.slot_bytes()).unwrap_or(0);

@@ -358,3 +358,135 @@ fn s12_rooms_that_fail_at_random_end_alike_on_all_ranks() {
         assert_eq!(rank.session.pinned(), 0);
     }
 }
+
+/// Whoever still has the handle of an ended request says nothing about the next one with its number.
+#[test]
+fn a_handle_of_an_ended_request_is_silent_about_the_next_one_of_its_number() {
+    let prefill = decode();
+    let mut child = Process::start();
+    child.tell(&format!("receive 1 2 {}", prefill.address()));
+    let first = prefill.session.send(RoomId(1), vec![0, 1], 1, soon());
+    let first = first.unwrap();
+    sends(&first, PollState::WaitingForInput);
+    child.kill();
+    assert_eq!(first.wait(soon()).poll, PollState::Failed);
+    let decode = decode();
+    let receiving = receive(&decode, 1, 2, &prefill.address());
+    let second = prefill.session.send(RoomId(1), vec![2, 3], 1, soon());
+    let second = second.unwrap();
+    sends(&second, PollState::WaitingForInput);
+    // Its pages are those of the second request now, which are not computed.
+    first.produced(0..2, 0..2).unwrap();
+    first.finish(Vec::new()).unwrap();
+    first.abort();
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(second.state().poll, PollState::WaitingForInput);
+    prefill.fill(&[2, 3]);
+    second.produced(0..2, 0..2).unwrap();
+    second.finish(Vec::new()).unwrap();
+    succeeded(&receiving.wait(soon()));
+    succeeded(&second.wait(soon()));
+    decode.check(0, &[0, 1]).unwrap();
+}
+
+fn sends(sending: &Sending, poll: PollState) {
+    let until = soon();
+    while sending.state().poll != poll {
+        assert!(Instant::now() < until, "{:?}", sending.state());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Small writes go another way than large ones: they end with the link, too.
+#[test]
+fn decode_that_is_stopped_leaves_no_pin_of_a_small_write() {
+    let prefill = decode();
+    let mut child = Process::start();
+    child.tell(&format!("receive 1 4 {}", prefill.address()));
+    prefill.fill(&[0, 1, 2, 3]);
+    let sending = prefill.session.send(RoomId(1), vec![0, 1, 2, 3], 1, soon());
+    let sending = sending.unwrap();
+    sends(&sending, PollState::WaitingForInput);
+    let begin = Instant::now();
+    child.stop();
+    sending.produced(0..4, 0..2).unwrap();
+    sending.finish(Vec::new()).unwrap();
+    let state = sending.wait(soon());
+    assert_eq!(
+        (state.poll, state.is_released, prefill.session.pinned()),
+        (PollState::Failed, true, 0)
+    );
+    let took = begin.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    assert!(prefill.session.close());
+}
+
+/// The connections of this process to a peer's port that are not over.
+fn connections_to(address: &str) -> usize {
+    let port: u16 = address.rsplit(':').next().unwrap().parse().unwrap();
+    let port = format!(":{port:04X}");
+    let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let is_open = |line: &&str| {
+        let mut words = line.split_whitespace().skip(2);
+        let (remote, state) = (words.next().unwrap(), words.next().unwrap());
+        // Established, or closed by the peer alone.
+        remote.ends_with(&port) && (state == "01" || state == "08")
+    };
+    table.lines().skip(1).filter(is_open).count()
+}
+
+#[test]
+fn a_peer_that_nothing_uses_has_no_connections() {
+    let options = HandoffOptions {
+        idle: Duration::from_millis(50),
+        ..HandoffOptions::default()
+    };
+    let prefill = decode_at("127.0.0.1:0", options);
+    let mut child = Process::start();
+    child.tell(&format!("receive 1 1 {}", prefill.address()));
+    prefill.fill(&[0]);
+    let sending = prefill.session.send(RoomId(1), vec![0], 1, soon()).unwrap();
+    sending.produced(0..1, 0..2).unwrap();
+    sending.finish(Vec::new()).unwrap();
+    succeeded(&sending.wait(soon()));
+    assert!(connections_to(&child.address) > 0);
+    let until = soon();
+    while connections_to(&child.address) > 0 {
+        assert!(Instant::now() < until, "they stay");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // It is reached all the same.
+    exchange(&prefill, &decode(), 2);
+}
+
+#[test]
+fn a_session_that_closes_opens_no_room_more() {
+    let prefill = decode();
+    let mut child = Process::start();
+    child.tell(&format!("receive 1 4 {}", prefill.address()));
+    let open = prefill.session.send(RoomId(1), vec![0, 1, 2, 3], 1, soon());
+    let open = open.unwrap();
+    sends(&open, PollState::WaitingForInput);
+    // So that the end takes a while.
+    child.stop();
+    open.produced(0..2, 0..2).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| prefill.session.close());
+        std::thread::sleep(Duration::from_millis(100));
+        for room in 2..4 {
+            let begin = Instant::now();
+            // The session may have ended meanwhile.
+            let Ok(late) = prefill.session.send(RoomId(room), vec![7], 1, soon()) else {
+                continue;
+            };
+            let state = late.wait(soon());
+            assert_eq!(
+                (state.poll, state.is_released, state.failure),
+                (PollState::Failed, true, Some(Code::Draining))
+            );
+            assert!(begin.elapsed() < Duration::from_secs(1));
+        }
+        closing.join().unwrap();
+    });
+}

@@ -46,6 +46,8 @@ from kvpool.sglang.models import draft, setting
 
 logger = logging.getLogger(__name__)
 
+_REFUSED = (kvpool.Error, OverflowError, TypeError, ValueError)
+"""What a hand-off that does not begin raises. A client chooses its room, which may be no number of 64 bits."""
 _FIELD = "hidden_states"
 """The field of the library's slot of metadata that takes all of SGLang's buffers, one after the other."""
 
@@ -291,7 +293,7 @@ class KvpoolKVSender(CommonKVSender):  # type: ignore[misc]
             )
             self._sending.produced(0, len(self._pages))
             self._sending.finish(manager.aux(self.aux_index))
-        except kvpool.Error as error:
+        except _REFUSED as error:
             self._fail(str(error))
 
     def poll(self) -> int:
@@ -333,8 +335,8 @@ class KvpoolKVSender(CommonKVSender):  # type: ignore[misc]
                 timeout=manager.timeout,
                 patience=manager.timeout,
             )
-        except kvpool.Error as error:
-            logger.warning("room %d: decode does not learn of the abort: %s", self.bootstrap_room, error)
+        except _REFUSED as error:
+            logger.warning("room %s: decode does not learn of the abort: %s", self.bootstrap_room, error)
 
     def _fail(self, why: str) -> None:
         self.kv_mgr.record_failure(self.bootstrap_room, why)
@@ -381,7 +383,7 @@ class KvpoolKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 # Prefill opens its room with the last chunk of the prompt, which may wait in its queue.
                 patience=manager.timeout,
             )
-        except kvpool.Error as error:
+        except _REFUSED as error:
             self._fail(str(error))
 
     def poll(self) -> int:

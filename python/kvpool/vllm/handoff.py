@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 MODES = ("push", "pull", "delayed")
 _ROOMS = 1 << 63
-_MAX_RANKS = 65_536
-"""The most ranks of a tensor parallel group, as the session has it."""
+_MAX_RANKS = 1024
+"""The most ranks of decode that a client may name: prefill computes the share of each."""
 _MAX_LAYERS = 65_536
 """The most layers of a model: a client may name any number."""
 _STOP_SECONDS = 5.0

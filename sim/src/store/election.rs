@@ -15,6 +15,10 @@ use tokio::time::{Instant, sleep};
 const GROUPS: usize = 16;
 /// How long a candidate asks what became of its claim, as with etcd.
 const READ_BACK: Duration = Duration::from_secs(4);
+/// In how many of 1000 changes of the leader a watch sees it late, and how late in microseconds. What
+/// happens meanwhile it does not see.
+const LATE: u64 = 200;
+const LATEST: u64 = 3_000_000;
 /// The lease of a term that was begun without an election.
 const NO_LEASE: LeaseId = LeaseId(0);
 
@@ -225,9 +229,17 @@ struct LeadersSeen {
 #[async_trait]
 impl Leaders for LeadersSeen {
     async fn next(&mut self) -> Result<Option<Leader>, StoreError> {
+        let disk = &self.store.disk;
+        let mut is_late = false;
         loop {
+            disk.unseen.ended(&self.store.master).await;
             let leader = self.store.leader().await?;
             if self.told.as_ref() != Some(&leader) {
+                if self.told.is_some() && !is_late && disk.watches.chance(LATE) {
+                    is_late = true;
+                    disk.hide_leaders(self.store.master, disk.watches.micros(1_000, LATEST));
+                    continue;
+                }
                 self.told = Some(leader.clone());
                 return Ok(leader);
             }

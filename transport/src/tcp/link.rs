@@ -357,6 +357,10 @@ impl Link for TcpLink {
 
     fn close(&self) {
         self.0.lanes.close();
+        // Small payloads went into frames of their own, so nothing holds the caller's memory.
+        if let Some(inline) = &self.0.inline {
+            inline.fail(unreachable("the link was closed"));
+        }
     }
 
     fn is_open(&self) -> bool {

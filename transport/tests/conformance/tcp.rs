@@ -357,6 +357,31 @@ fn deaf_peer(
     address
 }
 
+/// Small transfers go another way than large ones.
+#[test]
+fn a_link_that_is_closed_ends_all_that_is_under_way() {
+    for length in [1000, 1 << 20] {
+        let host = TestHost::new(Length(4 << 20));
+        let (done, wait_done) = std::sync::mpsc::channel::<()>();
+        let address = deaf_peer(host.clone(), move |_, _| {
+            let _done = wait_done.recv();
+        });
+        let entered = runtime().enter();
+        let link = connect(address, host.hello(), soon()).unwrap().0;
+        let extent = host.grant(length).extent;
+        let into = room(length.try_into().unwrap());
+        let reading = runtime().spawn(link.read(EPOCH, vec![read_op(extent, &into)], soon()));
+        drop(entered);
+        std::thread::sleep(Duration::from_millis(100));
+        let begin = Instant::now();
+        link.close();
+        assert_eq!(codes(&wait(reading).unwrap()), [Code::Unreachable]);
+        let took = begin.elapsed();
+        assert!(took < Duration::from_secs(2), "{length} bytes: {took:?}");
+        drop(done);
+    }
+}
+
 #[test]
 fn nothing_is_written_after_the_deadline_of_a_read() {
     let host = TestHost::new(Length(4 << 20));

@@ -4,6 +4,15 @@ use super::Mechanism;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 4,
+        what: "a candidate that lost and hears of no leader campaigns again",
+        file: "master/src/leadership/terms.rs",
+        on: "true => sleep(REPORT).await,",
+        off: "true => std::future::pending().await,",
+        package: "kvpool-sim",
+        test: "a_candidate_that_lost_to_a_short_term_leads_after_it",
+    },
+    Mechanism {
         invariant: 3,
         what: "a standby shuts what left under leases and what its snapshot lacked",
         file: "master/src/standby/apply.rs",
