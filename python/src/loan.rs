@@ -139,8 +139,8 @@ impl Loan {
         Err(StillLent(memory))
     }
 
-    /// Waits for as long as transfers hold lent memory, and says in the log that it does: for callers that take
-    /// any end of the call for the end of its use of the memory. Call it without the interpreter's lock.
+    /// Waits for as long as transfers hold lent memory, and says so in the log. It is for callers that take any
+    /// end of a call for the end of its use of the memory. Call it without the interpreter's lock.
     pub(crate) fn returned_at_last(self) {
         let begin = Instant::now();
         let memory = self.end();

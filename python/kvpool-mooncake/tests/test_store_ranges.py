@@ -237,7 +237,8 @@ def test_the_fragments_of_one_object_are_of_one_put(
         for _ in range(100):
             # They lie apart, so that each is a read of its own.
             from_each = [at * (MIB // parts) for at in range(parts)]
-            answers = store.get_into_ranges([target.ptr], [[key]], [[list(range(parts))]], [[from_each]], [[[1] * parts]])
+            to_each, lengths = list(range(parts)), [1] * parts
+            answers = store.get_into_ranges([target.ptr], [[key]], [[to_each]], [[from_each]], [[lengths]])
             if answers == [[[1] * parts]]:
                 whole += 1
                 assert len(set(bytes(target))) == 1, "a mixture of two objects"
