@@ -89,6 +89,10 @@ impl Health {
     }
 
     /// The state at `now`, a time since boot.
+    pub(super) fn is_gone(&self) -> bool {
+        self.inner.lock().is_gone
+    }
+
     pub(super) fn state(&self, now: Duration) -> MediumState {
         let inner = self.inner.lock();
         // The first entry began first.

@@ -88,6 +88,7 @@ fn disk(number: u32, arena: &Arc<Arena>) -> (Disk, Arc<Faulty>) {
 /// A node with one medium that is read slowly, and memory for four transfers.
 struct Rig {
     media: Media,
+    engine: Arc<Faulty>,
     incarnation: Incarnation,
     blocks: Vec<(Extent, Checksum)>,
     answers: Answers,
@@ -132,6 +133,7 @@ impl Rig {
         let (answers, answered) = unbounded_channel();
         Self {
             media,
+            engine,
             incarnation,
             blocks,
             answers,
@@ -214,6 +216,31 @@ fn a_load_that_finds_no_room_ends() {
     assert!(ROOM <= took && took < ROOM + 4 * TEND, "{took:?}");
     drop(held);
     rig.transfer_all(Code::Ok, to);
+}
+
+/// What the master forgets at a wrong checksum is forgotten for good.
+#[test]
+fn a_device_that_is_gone_has_all_its_blocks_when_it_is_back() {
+    const EIO: i32 = 5;
+    const ENODEV: i32 = 19;
+    let to = |number: u64| Extent {
+        segment: MEMORY,
+        offset: Offset((number - 1) * LENGTH),
+        length: Length(LENGTH),
+    };
+    // One place that cannot be read.
+    let mut rig = Rig::with(1);
+    rig.engine.mend();
+    rig.engine
+        .on_reads(0..u64::MAX, u64::MAX, Fault::Errno(EIO));
+    rig.transfer_all(Code::ChecksumMismatch, to);
+    // A path that is lost, and a file that was cut.
+    for fault in [Fault::Errno(ENODEV), Fault::Short(0)] {
+        let mut rig = Rig::with(3);
+        rig.engine.mend();
+        rig.engine.on_reads(0..u64::MAX, u64::MAX, fault);
+        rig.transfer_all(Code::Unreachable, to);
+    }
 }
 
 #[test]

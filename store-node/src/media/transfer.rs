@@ -3,6 +3,7 @@
 use super::disk::Front;
 use super::health::Health;
 use super::{Answers, Shared};
+use kvpool_disk::IoError;
 use kvpool_disk::medium::{
     Arrival, Expected, Loaded, Order as StoreNumber, Staged, Stamp, StoreError, Wanted, Wrong,
 };
@@ -336,6 +337,10 @@ impl Shared {
             self.store.metrics().media_wrong(wrong.kind());
             match wrong {
                 Wrong::Invalid(_) => Code::Unreachable,
+                // One place that cannot be read. A device that fails altogether, or is gone, may come back with
+                // all its blocks.
+                Wrong::Io(IoError::Medium(_)) if !health.is_gone() => Code::ChecksumMismatch,
+                Wrong::Io(_) => Code::Unreachable,
                 _ => Code::ChecksumMismatch,
             }
         };

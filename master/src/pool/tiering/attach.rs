@@ -100,6 +100,10 @@ impl Pool {
         let is_in_use = self.in_use(node, session, offer.medium, |used| {
             // A later offer may have come first. It knows the state better.
             if !is_again {
+                if offer.state == MediumState::MediumGone && used.state != offer.state {
+                    // Its node may have another medium for the blocks.
+                    self.tiering.has_lost_copies.store(true, Ordering::Release);
+                }
                 used.state = offer.state;
                 self.tiering.loaded.notify_waiters();
                 used.namespaces.clone_from(&offer.namespaces);
@@ -463,6 +467,11 @@ impl Pool {
             used.map(|used| (used.node.incarnation, Arc::clone(&used.node)))
                 .collect()
         };
+        if nodes.is_empty() {
+            // Perhaps they are slow for a moment.
+            self.tiering.has_lost_copies.store(true, Ordering::Release);
+            return;
+        }
         let mut nodes: Vec<_> = nodes.into_values().collect();
         nodes.retain(|node| node.state() != NodeState::Draining);
         self.queue_all_of(&nodes);

@@ -15,7 +15,7 @@
 use super::super::Pool;
 use super::lines::{Line, Turns, WITHOUT_COPY, Waiting};
 use super::transfers::{Direction, Moved, Transfer, store_order};
-use super::{Emptying, Place, TakesStores, Tiering, WINDOW};
+use super::{Emptying, Place, TakesStores, Tiering, Use, WINDOW};
 use crate::directory::{Policy, Removed, Tick};
 use crate::membership::StoreNode;
 use crate::placement::share;
@@ -24,6 +24,7 @@ use crate::store::journal::Ack;
 use crate::store::record::Record;
 use crate::tier::{Medium, Taken};
 use crate::workers::Workers;
+use kvpool_proto::MediumState;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Incarnation, Key, Length, SegmentId, Version};
 use smallvec::SmallVec;
@@ -126,7 +127,9 @@ impl Pool {
         let mut is_due = false;
         for put in puts {
             // A store of an earlier version leaves no copy.
-            traffic.stores.key_changed(put.namespace, put.key);
+            traffic
+                .stores
+                .version_changed(put.namespace, put.key, put.version);
             let waiting = Waiting {
                 block: put.block,
                 version: put.version,
@@ -603,14 +606,19 @@ impl Pool {
                 return;
             };
             let traffic = self.tiering.traffic.lock();
-            let is_busy = |(medium, _): &(Arc<Medium>, Length)| {
-                let used = traffic.uses.get(&medium.id);
-                used.is_some_and(|used| {
+            let is_busy = |(medium, used): (&SegmentId, &Use)| {
+                let is_ours = used.is_of(&target.node, target.session);
+                if !is_ours || !used.is_attached || used.state == MediumState::MediumGone {
+                    return false;
+                }
+                if used.takes_stores() {
                     // A zone that is emptied takes copies away.
-                    !used.busy.is_empty() || !matches!(used.emptying, Emptying::Idle)
-                })
+                    return !used.busy.is_empty() || !matches!(used.emptying, Emptying::Idle);
+                }
+                // It is slow, or takes no more. Those under way may still be recorded.
+                traffic.writes_to(*medium)
             };
-            if line.drains.is_none() || line.is_told || target.media.iter().any(is_busy) {
+            if line.drains.is_none() || line.is_told || traffic.uses.iter().any(is_busy) {
                 return;
             }
             // A store that left no copy may have come back to the line since it was found empty.

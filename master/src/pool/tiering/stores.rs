@@ -89,7 +89,20 @@ impl Stores {
         store.map(|store| store.left_memory = true).is_some()
     }
 
-    /// Takes out a key that was put or removed. Its stores in progress leave no copy.
+    /// Takes out a key that has this version now. Its stores of other versions leave no copy. Those of this one
+    /// do: the block has only got another replica.
+    pub(super) fn version_changed(&mut self, namespace: NamespaceId, key: &Key, version: Version) {
+        let place = (namespace, key.clone());
+        if self
+            .0
+            .get(&place)
+            .is_some_and(|store| store.version != version)
+        {
+            self.0.remove(&place);
+        }
+    }
+
+    /// Takes out a key that was removed. Its stores in progress leave no copy.
     pub(super) fn key_changed(&mut self, namespace: NamespaceId, key: &Key) {
         if !self.0.is_empty() {
             self.0.remove(&(namespace, key.clone()));

@@ -1,4 +1,5 @@
 use super::super::Pool;
+use super::demoter::Put;
 use super::transfers::{Direction, Moved, Transfer};
 use super::{Emptying, OfferedMedium, Place, Use};
 use crate::clock::{BootClock, BootInstant};
@@ -43,6 +44,10 @@ async fn ordering_stores_walks_over_no_blocks() {
         has_lost.load(Ordering::Acquire),
         "the walk is left to the demoter"
     );
+    let (node, session, _sent) = connected(&pool);
+    let medium = SegmentId::on_medium(1);
+    let used = in_use(&node, session);
+    pool.tiering.traffic.lock().uses.insert(medium, used);
     let stores_are_ordered = pool.tiering.tending.lock();
     pool.replace_lost_copies();
     assert!(!has_lost.load(Ordering::Acquire));
@@ -704,4 +709,121 @@ async fn a_pinned_copy_is_loaded_where_the_memory_with_its_block_leaves() {
     assert_eq!(lies_at(&pool.tier), Some(1 << 18));
     assert_eq!(pool.tiering.traffic.lock().loading.len(), 1);
     pool.retire().await;
+}
+
+/// Blocks whose copies lay on it get others from the node's second medium.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_blocks_of_a_medium_that_is_gone_are_copied_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    pool.tier.set_medium(medium_of(1));
+    let medium = pool.tier.medium(SegmentId::on_medium(1)).unwrap();
+    let (node, session, _sent) = connected(&pool);
+    pool.tiering
+        .traffic
+        .lock()
+        .uses
+        .insert(medium.id, in_use(&node, session));
+    let offer = |state| OfferedMedium {
+        medium: MediumId(1),
+        generation: Generation(1),
+        size: medium.size,
+        zone: medium.zone,
+        state,
+        budget: 0,
+        namespaces: Vec::new(),
+    };
+    let has_lost = || pool.tiering.has_lost_copies.load(Ordering::Acquire);
+    let offers = vec![offer(MediumState::MediumSlow)];
+    pool.media_offered(&node, session, offers).await.unwrap();
+    assert!(!has_lost());
+    let offers = vec![offer(MediumState::MediumGone)];
+    pool.media_offered(&node, session, offers).await.unwrap();
+    assert!(has_lost());
+    // Nothing takes stores at the moment.
+    pool.replace_lost_copies();
+    assert!(has_lost());
+    pool.retire().await;
+}
+
+/// The slow medium's last stores are not recorded when the session ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_waits_for_stores_on_a_medium_that_has_become_slow() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    pool.tier.set_medium(medium_of(1));
+    pool.tier.set_medium(record::Medium {
+        medium: MediumId(2),
+        ..medium_of(2)
+    });
+    let slow = pool.tier.medium(SegmentId::on_medium(1)).unwrap();
+    assert!(
+        pool.directory
+            .publish(&[block("block", 7)])
+            .remove(0)
+            .id
+            .is_some()
+    );
+    let (node, session, mut sent) = connected(&pool);
+    node.drain();
+    let ticket = {
+        let mut traffic = pool.tiering.traffic.lock();
+        traffic.uses.insert(slow.id, in_use(&node, session));
+        let store = transfer(&node, session, &slow, Direction::Store);
+        assert!(traffic.begin(&slow, store, proto::Transfer::default()));
+        let ticket = traffic.last_ticket;
+        let used = traffic.uses.get_mut(&slow.id).unwrap();
+        used.state = MediumState::MediumSlow;
+        let offered = Use {
+            is_attached: false,
+            ..in_use(&node, session)
+        };
+        traffic.uses.insert(SegmentId::on_medium(2), offered);
+        ticket
+    };
+    let order = sent.recv().await.unwrap().unwrap();
+    assert!(matches!(order.body, Some(Body::Transfers(_))), "{order:?}");
+    pool.medium_attached(&node, session, MediumId(2), Generation(1))
+        .await;
+    let early = tokio::time::timeout(Duration::from_millis(300), sent.recv()).await;
+    assert!(early.is_err(), "{early:?}");
+    pool.transfers_done(&node, &[(ticket, Code::Ok)]);
+    let told = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
+    let told = told.expect("the drain has ended").unwrap().unwrap();
+    assert!(matches!(told.body, Some(Body::Demoted(_))), "{told:?}");
+    pool.retire().await;
+}
+
+/// A pull brings the block to another node while its copy is written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_replica_of_a_block_takes_no_copy_from_it() {
+    for (of_put, has_copy) in [(7, true), (8, false)] {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = pool_in(directory.path()).await;
+        pool.tier.set_medium(medium_of(1));
+        let medium = pool.tier.medium(SegmentId::on_medium(1)).unwrap();
+        let key = Key::parse("block").unwrap();
+        let id = pool.directory.publish(&[block("block", 7)]).remove(0).id;
+        let (node, session, _sent) = connected(&pool);
+        let store = transfer(&node, session, &medium, Direction::Store);
+        let ticket = {
+            let mut traffic = pool.tiering.traffic.lock();
+            traffic.uses.insert(medium.id, in_use(&node, session));
+            assert!(traffic.begin(&medium, store, proto::Transfer::default()));
+            traffic.last_ticket
+        };
+        pool.queue_for_media(std::iter::once(Put {
+            namespace: SPACE,
+            key: &key,
+            parent: None,
+            block: id.unwrap(),
+            version: Version(of_put),
+            bytes: 100,
+            replicas: &[],
+        }));
+        pool.transfers_done(&node, &[(ticket, Code::Ok)]);
+        pool.journal().flush().await.unwrap();
+        assert_eq!(pool.is_on_medium(SPACE, &key, Version(7)), has_copy);
+        pool.retire().await;
+    }
 }

@@ -192,6 +192,16 @@ impl Traffic {
         proto::Transfer { ticket, ..order }
     }
 
+    /// Whether something is written to a medium, or is not recorded yet.
+    pub(super) fn writes_to(&self, medium: SegmentId) -> bool {
+        let busy = self.uses.get(&medium).map(|used| used.busy.values().sum());
+        let is_load = |transfer: &&Transfer| {
+            transfer.place.medium == medium && matches!(transfer.direction, Direction::Load { .. })
+        };
+        let loads = self.open.values().filter(is_load).count();
+        busy.is_some_and(|busy: u32| busy as usize > loads)
+    }
+
     /// Takes an answered transfer out. Its zones stay busy until `leave_zones`.
     fn end(&mut self, node: &StoreNode, ticket: u64) -> Option<Transfer> {
         let is_of_node = self
