@@ -219,7 +219,7 @@ class BufferPool:
         except RuntimeError:
             self._memory.keep(ptr)
             raise
-        if ptr in self._store._in_use:
+        if ptr in getattr(self._store, "_in_use", ()):
             self._memory.keep(ptr)
         else:
             self._memory.free(ptr)

@@ -88,11 +88,12 @@ impl Health {
         }
     }
 
-    /// The state at `now`, a time since boot.
+    /// Whether the device is taken for gone.
     pub(super) fn is_gone(&self) -> bool {
         self.inner.lock().is_gone
     }
 
+    /// The state at `now`, a time since boot.
     pub(super) fn state(&self, now: Duration) -> MediumState {
         let inner = self.inner.lock();
         // The first entry began first.

@@ -92,12 +92,13 @@ impl Stores {
     /// Takes out a key that has this version now. Its stores of other versions leave no copy. Those of this one
     /// do: the block has only got another replica.
     pub(super) fn version_changed(&mut self, namespace: NamespaceId, key: &Key, version: Version) {
+        // Puts come here. Few are of a key that is being stored.
+        if self.0.is_empty() {
+            return;
+        }
         let place = (namespace, key.clone());
-        if self
-            .0
-            .get(&place)
-            .is_some_and(|store| store.version != version)
-        {
+        let store = self.0.get(&place);
+        if store.is_some_and(|store| store.version != version) {
             self.0.remove(&place);
         }
     }

@@ -57,16 +57,12 @@ pub(super) fn read(client: &Client, fragments: Vec<Fragment>) -> Vec<i64> {
     let mut failed = Vec::new();
     for _ in 0..ATTEMPTS {
         let outcomes = in_parallel(&runs, |run| read_run(client, run));
-        let mut versions: HashMap<Key, Versions> = HashMap::new();
-        for (run, outcome) in runs.iter().zip(&outcomes) {
-            let of_key = versions.entry(run.key.clone()).or_default();
-            *of_key = widest(*of_key, outcome.versions);
-        }
+        let mixed = mixed(&runs, &outcomes);
         let mut again = Vec::new();
-        for (run, outcome) in runs.into_iter().zip(outcomes) {
-            match versions.get(&run.key) {
-                Some(Some((lowest, highest))) if lowest < highest => again.push(run),
-                _ => failed.extend(outcome.failed),
+        for ((run, outcome), is_mixed) in runs.into_iter().zip(outcomes).zip(mixed) {
+            match is_mixed {
+                true => again.push(run),
+                false => failed.extend(outcome.failed),
             }
         }
         runs = again;
@@ -82,6 +78,20 @@ pub(super) fn read(client: &Client, fragments: Vec<Fragment>) -> Vec<i64> {
         }
     }
     answers
+}
+
+/// For each run, whether the runs of its key are of several versions.
+fn mixed(runs: &[Run], outcomes: &[Outcome]) -> Vec<bool> {
+    let mut versions: HashMap<&Key, Versions> = HashMap::new();
+    for (run, outcome) in runs.iter().zip(outcomes) {
+        let of_key = versions.entry(&run.key).or_default();
+        *of_key = widest(*of_key, outcome.versions);
+    }
+    let is_mixed = |run: &Run| {
+        let of_key = versions.get(&run.key).copied().flatten();
+        of_key.is_some_and(|(lowest, highest)| lowest < highest)
+    };
+    runs.iter().map(is_mixed).collect()
 }
 
 fn widest(one: Versions, other: Versions) -> Versions {

@@ -1,0 +1,63 @@
+//! Media that leave and come back.
+
+use super::*;
+
+/// Dropping the first of two media takes seconds when it has many copies.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_medium_that_came_back_while_another_one_was_dropped_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        ssd_drop_after: Duration::ZERO,
+        ..Config::default()
+    };
+    let pool = pool_with(directory.path(), config).await;
+    // The demoter of a term that is over drops nothing. The test does it instead.
+    pool.term.end();
+    let [first, second] = [1, 2].map(SegmentId::on_medium);
+    let (away, session, _sent) = connected(&pool);
+    away.end_session(pool.now());
+    let first_is_dropped = {
+        // While this is held, nobody drops a medium to the end.
+        let _held = pool.evicting.write();
+        let mut traffic = pool.tiering.traffic.lock();
+        traffic.uses.insert(first, in_use(&away, session));
+        drop(traffic);
+        for id in [1, 2] {
+            pool.tier.set_medium(medium_of(id));
+        }
+        let dropping = Arc::clone(&pool);
+        let dropping = std::thread::spawn(move || dropping.drop_absent_media());
+        while pool.tiering.traffic.lock().uses.contains_key(&first) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (back, session, _sent) = connected(&pool);
+        let mut traffic = pool.tiering.traffic.lock();
+        traffic.uses.insert(second, in_use(&back, session));
+        drop(traffic);
+        dropping
+    };
+    first_is_dropped.join().unwrap();
+    pool.retire().await;
+    let left: Vec<_> = pool.tier.media().iter().map(|medium| medium.id).collect();
+    assert_eq!(left, [second]);
+}
+
+/// Blocks whose copies lay on it get others from the node's second medium.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_blocks_of_a_medium_that_is_gone_are_copied_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    attach(&pool, &node, session, medium.id);
+    let has_lost = || pool.tiering.has_lost_copies.load(Ordering::Acquire);
+    let offers = vec![offer(&medium, MediumState::MediumSlow)];
+    pool.media_offered(&node, session, offers).await.unwrap();
+    assert!(!has_lost());
+    let offers = vec![offer(&medium, MediumState::MediumGone)];
+    pool.media_offered(&node, session, offers).await.unwrap();
+    assert!(has_lost());
+    // Nothing takes stores at the moment.
+    pool.replace_lost_copies();
+    assert!(has_lost());
+    pool.retire().await;
+}

@@ -1,0 +1,65 @@
+//! Blocks that come back from media, and leases on them.
+
+use super::*;
+
+/// The node of the block was swept, and a load brought the block back, after a removal had looked it up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removal_takes_a_block_that_came_back_in_another_slot() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    let publish = |name: &str, version: u64| {
+        let published = pool.directory.publish(&[block(name, version)]).remove(0);
+        published.id.unwrap()
+    };
+    let key = Key::parse("block").unwrap();
+    let before = publish("block", 7);
+    let removed = pool
+        .directory
+        .remove_by_id(before, Version(7), |_| Verdict::Remove);
+    assert!(removed.is_some());
+    // Others take the slot.
+    for number in 0..4096 {
+        publish(&format!("other {number}"), 8);
+    }
+    let now = publish("block", 7);
+    assert_ne!(before, now);
+    let taken = pool.take_out(&[(Some(before), Version(7))], &[(SPACE, key.clone())]);
+    assert_eq!(taken, [true]);
+    assert_eq!(pool.directory.find(SPACE, key.as_ref()), None);
+    pool.retire().await;
+}
+
+/// The node of the memory is about to leave, or has no session. Its medium is another node's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_on_a_copy_moves_only_to_memory_that_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    node.set_state(NodeState::Live);
+    let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+    pool.placement.insert(Arc::new(segment));
+    let key = Key::parse("block").unwrap();
+    assert!(
+        pool.directory
+            .publish(&[block("block", 7)])
+            .remove(0)
+            .id
+            .is_some()
+    );
+    let until = pool.now().after(Duration::from_secs(60));
+    let moves = || {
+        (
+            pool.lease_in_memory(SPACE, &key, Version(7), until),
+            pool.stays_in_memory(SPACE, &key, Version(7)),
+        )
+    };
+    assert_eq!(moves(), (true, true));
+    node.detach(session, pool.now());
+    assert_eq!(moves(), (false, false), "without a session");
+    let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
+    node.attach(Address::default(), outbox, pool.now());
+    assert_eq!(moves(), (true, true));
+    node.drain();
+    assert_eq!(moves(), (false, false), "of a node that drains");
+    pool.retire().await;
+}

@@ -1,0 +1,186 @@
+//! Stores of blocks: when they are ordered, and what happens to their blocks meanwhile.
+
+use super::*;
+
+/// The evictor orders stores too. It must not wait for a walk over all blocks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ordering_stores_walks_over_no_blocks() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    let has_lost = &pool.tiering.has_lost_copies;
+    has_lost.store(true, Ordering::Release);
+    // Without media the demoter's own thread does nothing.
+    pool.tend_media();
+    assert!(
+        has_lost.load(Ordering::Acquire),
+        "the walk is left to the demoter"
+    );
+    let (node, session, _sent) = connected(&pool);
+    attach(&pool, &node, session, SegmentId::on_medium(1));
+    let stores_are_ordered = pool.tiering.tending.lock();
+    pool.replace_lost_copies();
+    assert!(!has_lost.load(Ordering::Acquire));
+    drop(stores_are_ordered);
+    pool.retire().await;
+}
+
+/// Who orders transfers has looked at the session a while before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transfer_begins_in_the_session_of_its_medium_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    let medium = Medium::new(medium_of(1), pool.directory.accounts()).unwrap();
+    let (node, session, mut sent) = connected(&pool);
+    let from = Place {
+        medium: medium.id,
+        offset: Offset(8192),
+    };
+    let transfer = |session| transfer(&node, session, &medium, Direction::Forward { from });
+    let order = proto::Transfer::default;
+    {
+        let mut traffic = pool.tiering.traffic.lock();
+        traffic.uses.insert(medium.id, in_use(&node, session));
+        assert!(!traffic.begin(&medium, transfer(session - 1), order()));
+        let used = &traffic.uses[&medium.id];
+        assert_eq!((used.in_flight, used.forwards, used.busy.len()), (0, 0, 0));
+        assert!(traffic.open.is_empty());
+        assert!(sent.try_recv().is_err());
+        assert!(traffic.begin(&medium, transfer(session), order()));
+        assert_eq!(traffic.open.len(), 1);
+        assert!(sent.try_recv().is_ok());
+        node.detach(session, pool.now());
+        assert!(!traffic.begin(&medium, transfer(session), order()));
+    }
+    pool.retire().await;
+}
+
+/// The node has a new session already, and offers its medium in a moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_medium_takes_stores_in_the_present_session_of_its_node_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    let (node, first, _sent) = connected(&pool);
+    let used = in_use(&node, first);
+    assert!(used.takes_stores());
+    let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
+    let second = node.attach(Address::default(), outbox, pool.now());
+    assert!(!used.takes_stores());
+    assert!(in_use(&node, second).takes_stores());
+    pool.retire().await;
+}
+
+/// The evictor takes thousands of blocks out of the directory before it notes the first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_ends_while_its_block_is_evicted_leaves_a_copy() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let block = block("block", 7);
+    let id = pool.directory.publish(&[block]).remove(0).id.unwrap();
+    let (node, session, _sent) = connected(&pool);
+    attach(&pool, &node, session, medium.id);
+    let ticket = begin(&pool, &node, session, &medium, Direction::Store);
+    let end = {
+        let _until_noted = pool.evicting.read();
+        let evicted = pool
+            .directory
+            .remove_by_id(id, Version(7), |_| Verdict::Remove);
+        let (ended, of) = (Arc::clone(&pool), Arc::clone(&node));
+        let end = std::thread::spawn(move || ended.transfers_done(&of, &[(ticket, Code::Ok)]));
+        std::thread::sleep(Duration::from_millis(50));
+        pool.note_left_memory(&[evicted.unwrap()]);
+        end
+    };
+    end.join().unwrap();
+    pool.journal().flush().await.unwrap();
+    let key = Key::parse("block").unwrap();
+    assert!(pool.is_on_medium(SPACE, &key, Version(7)));
+    pool.retire().await;
+}
+
+/// A put makes its block visible, and then the block enters the line of those that wait for their copies.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_may_leave_once_it_was_in_its_line_when_stores_were_ordered() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    pool.tier.set_medium(medium_of(1));
+    let put = |name: &str| {
+        let tick = pool.directory.ticks(1).of(0);
+        let block = NewBlock {
+            tick,
+            ..block(name, 7)
+        };
+        assert!(pool.directory.publish(&[block]).remove(0).id.is_some());
+    };
+    let evict = |before| -> Vec<String> {
+        let evicted = pool
+            .directory
+            .evict_before(before, u64::MAX, pool.now(), |_| true);
+        let names = evicted.iter().map(|block| block.key.shown().to_string());
+        names.collect()
+    };
+    put("early");
+    let before = pool.order_stores();
+    put("late");
+    assert_eq!(evict(before), ["early"]);
+
+    let queueing = pool.tiering.queueing.lock();
+    let ordering = std::thread::spawn({
+        let pool = Arc::clone(&pool);
+        move || pool.order_stores()
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!ordering.is_finished(), "a block is not in its line yet");
+    drop(queueing);
+    assert_eq!(evict(ordering.join().unwrap()), ["late"]);
+    pool.retire().await;
+}
+
+/// The journal's thread publishes a block, and ends its put a moment later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_ends_before_the_put_of_its_block_leaves_a_copy() {
+    for (of_put, has_copy) in [(7, true), (8, false)] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, medium) = pool_on_medium(directory.path()).await;
+        let key = Key::parse("block").unwrap();
+        let block = block("block", 7);
+        let pending = Pending::granted(Version(of_put), block.length, Copies::new());
+        let mut reservations = pool.reservations.lock();
+        reservations.insert(SPACE, key.as_ref(), pending);
+        drop(reservations);
+        assert!(pool.directory.publish(&[block]).remove(0).id.is_some());
+        let (node, session, _sent) = connected(&pool);
+        attach(&pool, &node, session, medium.id);
+        let ticket = begin(&pool, &node, session, &medium, Direction::Store);
+        pool.transfers_done(&node, &[(ticket, Code::Ok)]);
+        pool.journal().flush().await.unwrap();
+        assert_eq!(pool.is_on_medium(SPACE, &key, Version(7)), has_copy);
+        pool.retire().await;
+    }
+}
+
+/// A pull brings the block to another node while its copy is written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_replica_of_a_block_takes_no_copy_from_it() {
+    for (of_put, has_copy) in [(7, true), (8, false)] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, medium) = pool_on_medium(directory.path()).await;
+        let key = Key::parse("block").unwrap();
+        let id = pool.directory.publish(&[block("block", 7)]).remove(0).id;
+        let (node, session, _sent) = connected(&pool);
+        attach(&pool, &node, session, medium.id);
+        let ticket = begin(&pool, &node, session, &medium, Direction::Store);
+        pool.queue_for_media(std::iter::once(Put {
+            namespace: SPACE,
+            key: &key,
+            parent: None,
+            block: id.unwrap(),
+            version: Version(of_put),
+            bytes: 100,
+            replicas: &[],
+        }));
+        pool.transfers_done(&node, &[(ticket, Code::Ok)]);
+        pool.journal().flush().await.unwrap();
+        assert_eq!(pool.is_on_medium(SPACE, &key, Version(7)), has_copy);
+        pool.retire().await;
+    }
+}

@@ -1,0 +1,270 @@
+//! Copies that move to another zone, or leave with theirs.
+
+use super::*;
+
+/// The record of a block's copy at an offset of medium 1.
+fn copy_at(offset: u64) -> record::Commit {
+    let block = block("block", 7);
+    record::Commit {
+        namespace: block.namespace,
+        key: block.key,
+        version: block.version,
+        length: block.length,
+        checksum: block.checksum,
+        replicas: smallvec::smallvec![(SegmentId::on_medium(1), Offset(offset))],
+        parent: None,
+        hard_pin: false,
+    }
+}
+
+/// A lookup may come at any moment of a move.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_moves_is_there_at_every_moment() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    pool.tier.set_medium(medium_of(1));
+    let key = Key::parse("block").unwrap();
+    assert!(pool.tier.publish(copy_at(0)));
+    let moves = std::thread::spawn({
+        let pool = Arc::clone(&pool);
+        move || {
+            for n in 1..50_000 {
+                assert!(pool.tier.publish(copy_at(n % 2 * 8192)));
+            }
+        }
+    });
+    let mut looks = 0;
+    while !moves.is_finished() {
+        looks += 1;
+        assert!(pool.is_on_medium(SPACE, &key, Version(7)), "look {looks}");
+    }
+    moves.join().unwrap();
+    let medium = pool.tier.medium(SegmentId::on_medium(1)).unwrap();
+    assert_eq!(medium.copies(), 1, "the others are free");
+    pool.retire().await;
+}
+
+/// A standby that starts reads records again that it has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_whose_record_is_read_again_lies_where_it_was() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    for offset in [0, 0, 8192, 8192, 0] {
+        assert!(pool.tier.publish(copy_at(offset)));
+        let extents = medium.extents();
+        let copies = extents.iter().filter(|range| range.usage != RangeUse::Free);
+        let at: Vec<u64> = copies.map(|range| range.offset.0).collect();
+        assert_eq!(at, [offset]);
+    }
+    pool.retire().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_moves_keeps_its_holders() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    pool.tier.set_medium(medium_of(1));
+    let (key, now) = (Key::parse("block").unwrap(), pool.now());
+    let token = now.after(Duration::from_secs(60));
+    let with = |what: &dyn Fn(&mut BlockMut<'_>)| {
+        let copies = pool.tier.directory();
+        copies.visit(SPACE, &[key.as_ref()], |_, copy| what(&mut copy.unwrap()));
+    };
+    assert!(pool.tier.publish(copy_at(0)));
+    with(&|copy| copy.lease(token, now));
+    assert!(pool.tier.publish(copy_at(8192)));
+    with(&|copy| assert!(copy.view().is_leased(now, BootInstant(0))));
+    with(&|copy| copy.release(token, now));
+    with(&|copy| assert!(!copy.view().is_leased(now, BootInstant(0))));
+    pool.retire().await;
+}
+
+/// Keeps what the log would do next from taking effect until the sender is dropped.
+fn hold_log(pool: &Pool) -> std::sync::mpsc::Sender<()> {
+    let (release, held) = std::sync::mpsc::channel();
+    pool.journal()
+        .submit_now(Vec::new(), Ack::Durable, move |_| {
+            let _released = held.recv();
+        });
+    release
+}
+
+/// The block's copy lies in the zone behind the cursor, which is due. It was not used.
+fn copy_in_a_zone_that_is_due(pool: &Pool, at: u64) -> Arc<Medium> {
+    pool.tier.set_medium(medium_of(1));
+    let medium = pool.tier.medium(SegmentId::on_medium(1)).unwrap();
+    assert!(pool.tier.publish(copy_at(at)));
+    assert_eq!(medium.oldest().len(), 1);
+    medium.begin_term(pool.directory.next_tick());
+    let taken = medium.take(Length(60 << 10), pool.directory.next_tick());
+    assert!(matches!(taken, Taken::At(_)) && medium.is_next_due());
+    medium
+}
+
+/// A node answers an order to move the block's copy to the beginning of the medium.
+fn answer_move(
+    pool: &Arc<Pool>,
+    node: &Arc<StoreNode>,
+    session: u64,
+    medium: &Medium,
+    from: u64,
+    code: Code,
+) {
+    let from = Place {
+        medium: medium.id,
+        offset: Offset(from),
+    };
+    let ticket = begin(pool, node, session, medium, Direction::Forward { from });
+    pool.transfers_done(node, &[(ticket, code)]);
+}
+
+/// Where the block's copy lies.
+fn lies_at(tier: &Tier) -> Option<u64> {
+    let (key, mut at) = (Key::parse("block").unwrap(), None);
+    let copies = tier.directory();
+    copies.visit(SPACE, &[key.as_ref()], |_, copy| {
+        at = copy.map(|copy| copy.view().replicas()[0].offset.0);
+    });
+    at
+}
+
+/// The record of a copy that moved is late, and the session breaks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_zone_is_emptied_behind_what_an_earlier_session_recorded() {
+    const FROM: u64 = 1 << 18;
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    let medium = copy_in_a_zone_that_is_due(&pool, FROM);
+    let (node, first, _sent) = connected(&pool);
+    let used = Use {
+        emptying: Emptying::Logging,
+        ..in_use(&node, first)
+    };
+    pool.tiering.traffic.lock().uses.insert(medium.id, used);
+    let release = hold_log(&pool);
+    answer_move(&pool, &node, first, &medium, FROM, Code::Ok);
+
+    let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
+    let second = node.attach(Address::default(), outbox, pool.now());
+    pool.media_left(&node, first);
+    let ready = offer(&medium, MediumState::MediumReady);
+    pool.use_medium(&node, second, medium.id, &ready);
+    let attach = |used: &mut Use| used.is_attached = true;
+    pool.tiering
+        .traffic
+        .lock()
+        .uses
+        .get_mut(&medium.id)
+        .map(attach);
+    pool.tend_media();
+    assert_eq!(lies_at(&pool.tier), Some(FROM), "it is on its way");
+    pool.set_emptying(medium.id, &node, first, Emptying::Idle);
+    pool.tend_media();
+    assert_eq!(lies_at(&pool.tier), Some(FROM), "of an earlier session");
+    drop(release);
+    pool.journal().flush().await.unwrap();
+    assert_eq!(lies_at(&pool.tier), Some(0));
+    pool.tend_media();
+    let is_empty = || {
+        pool.tend_media();
+        !medium.is_next_due()
+    };
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    while !is_empty() {
+        assert!(std::time::Instant::now() < until, "the zone is not emptied");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    pool.retire().await;
+}
+
+/// The copy of a block at its old place is wrong, or leaves with its zone, while the block is on its way to another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_is_gone_takes_none_out_of_another_place() {
+    const FROM: u64 = 1 << 18;
+    for is_wrong in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap());
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let kept = Arc::clone(&store) as Arc<dyn MetadataStore>;
+        let pool = Pool::start(Config::default(), kept, Arc::new(BootClock), metrics);
+        let pool = pool.await.unwrap();
+        let records = vec![Record::Medium(medium_of(1)), Record::Commit(copy_at(FROM))];
+        pool.log(records, || {}).await.unwrap();
+        let medium = copy_in_a_zone_that_is_due(&pool, FROM);
+        let (node, session, _sent) = connected(&pool);
+        let used = Use {
+            emptying: Emptying::Logging,
+            ..in_use(&node, session)
+        };
+        pool.tiering.traffic.lock().uses.insert(medium.id, used);
+        let release = hold_log(&pool);
+        answer_move(&pool, &node, session, &medium, FROM, Code::Ok);
+        match is_wrong {
+            true => {
+                let code = Code::ChecksumMismatch;
+                answer_move(&pool, &node, session, &medium, FROM, code);
+            }
+            false => pool.drop_oldest(&medium, &node, session),
+        }
+        assert_eq!(lies_at(&pool.tier), None);
+        drop(release);
+        pool.journal().flush().await.unwrap();
+        assert_eq!(lies_at(&pool.tier), Some(0));
+        pool.retire().await;
+        let config = Config::default();
+        let next = Standby::load(&*store, &config, Arc::new(BootClock));
+        let next = next.await.unwrap();
+        assert_eq!(lies_at(&next.tier), Some(0), "is wrong: {is_wrong}");
+    }
+}
+
+/// Between the look at the copy and its removal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_has_moved_stays_when_its_old_place_was_read_wrong() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    pool.tier.set_medium(medium_of(1));
+    assert!(pool.tier.publish(copy_at(8192)));
+    let block = block("block", 7);
+    let gone = |offset| record::ReplicaGone {
+        namespace: block.namespace,
+        key: block.key.clone(),
+        version: block.version,
+        segment: SegmentId::on_medium(1),
+        offset,
+    };
+    assert!(!pool.tier.copy_gone(&gone(Some(Offset(0)))));
+    assert_eq!(lies_at(&pool.tier), Some(8192));
+    // A record of an earlier build.
+    assert!(pool.tier.copy_gone(&gone(None)));
+    assert_eq!(lies_at(&pool.tier), None);
+    pool.retire().await;
+}
+
+/// No zone takes the copy, and the node with the block in memory is about to leave.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_copy_is_loaded_where_the_memory_with_its_block_leaves() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    assert!(pool.tier.publish(record::Commit {
+        hard_pin: true,
+        ..copy_at(1 << 18)
+    }));
+    let (node, session, _sent) = connected(&pool);
+    let (leaving, _, _to_it) = connected(&pool);
+    for (id, node) in [(1, &leaving), (2, &node)] {
+        node.set_state(NodeState::Live);
+        let segment = Segment::new(SegmentId(id), Arc::clone(node), Length(1 << 20), 1.0);
+        pool.placement.insert(Arc::new(segment));
+    }
+    let published = pool.directory.publish(&[block("block", 7)]).remove(0);
+    assert!(published.id.is_some());
+    attach(&pool, &node, session, medium.id);
+    pool.load_pinned(SPACE, &Key::parse("block").unwrap());
+    assert!(pool.tiering.traffic.lock().loading.is_empty());
+    leaving.drain();
+    pool.drop_oldest(&medium, &node, session);
+    assert_eq!(lies_at(&pool.tier), Some(1 << 18));
+    assert_eq!(pool.tiering.traffic.lock().loading.len(), 1);
+    pool.retire().await;
+}
