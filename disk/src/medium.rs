@@ -240,7 +240,7 @@ impl Medium {
     }
 
     /// The ranges that must not be used. Loads and stores add to them when the device reports a bad
-    /// sector; [`persist`](Self::persist) keeps them.
+    /// sector; [`detach`](Self::detach) keeps them.
     pub fn bad_ranges(&self) -> BadRanges {
         self.shared.bad.lock().clone()
     }
@@ -248,23 +248,6 @@ impl Medium {
     /// Failed loads since the attach, by kind.
     pub fn wrong_counts(&self) -> [(&'static str, u64); WRONG_KINDS.len()] {
         self.shared.wrong.read()
-    }
-
-    /// Writes the superblock if bad ranges were found since it was written. Blocks on the device.
-    pub fn persist(&self) -> Result<(), MediumRefused> {
-        let bad = self.bad_ranges();
-        let mut formatted = self.formatted.lock();
-        let Formatted { copies, superblock } = &mut *formatted;
-        if superblock.bad == bad {
-            return Ok(());
-        }
-        let mut next = Superblock {
-            bad,
-            ..superblock.clone()
-        };
-        copies.write(&mut next)?;
-        *superblock = next;
-        Ok(())
     }
 
     /// Ends the use of the medium: refuses new work, waits for what is in flight, flushes, and

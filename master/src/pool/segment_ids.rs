@@ -30,6 +30,12 @@ impl SegmentIds {
         }
     }
 
+    /// Takes back the reservation of [`SegmentIds::new`], which could not be logged.
+    pub(super) fn reserve_nothing(&self) {
+        let next = self.next.load(Ordering::Acquire);
+        self.until.store(next, Ordering::Release);
+    }
+
     /// The record of the ids that may be in use, for the log and the snapshots.
     pub(super) fn record(&self) -> Record {
         let until = SegmentId(self.until.load(Ordering::Acquire));

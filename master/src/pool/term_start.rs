@@ -210,7 +210,11 @@ impl Pool {
         if !is_seed_stored {
             records.push(Record::Seed(record::Seed { seed }));
         }
-        pool.log(records, || {}).await.map_err(StartError::Log)?;
+        match pool.log(records, || {}).await {
+            // It serves gets. Puts and nodes that join reserve what they need when there is room.
+            Err(Code::StoreFull) if is_seed_stored => pool.reserve_nothing(),
+            logged => logged.map_err(StartError::Log)?,
+        }
         evictor::start(&pool, workers)?;
         caretaker::start(&pool, workers)?;
         tiering::start(&pool, workers)?;
@@ -224,6 +228,13 @@ impl Pool {
             "term begins"
         );
         Ok(pool)
+    }
+
+    /// Gives back what this term would have reserved.
+    fn reserve_nothing(&self) {
+        let first = self.first_version.0;
+        self.versions_until.store(first, Ordering::Release);
+        self.segment_ids.reserve_nothing();
     }
 
     /// Reserves more versions before the available ones run out.

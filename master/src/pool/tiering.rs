@@ -84,11 +84,13 @@ pub(super) struct Tiering {
     wake: Wake,
 }
 
-/// A medium that no connected node has.
+/// A medium that no connected node has, or that its node has not attached.
 #[derive(Debug)]
 struct Absence {
-    /// When the leader first saw it.
+    /// When the leader first saw it so.
     since: BootInstant,
+    /// True when a connected node offers it.
+    is_here: bool,
     /// True while its copies count as copies.
     is_counted: bool,
 }

@@ -519,12 +519,12 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
-        what: "a store of a drain that failed is tried once more",
+        what: "a store that failed is tried once more",
         file: "master/src/pool/tiering/demoter.rs",
         on: "if is_first {",
         off: "if is_first && false {",
         package: "kvpool-master",
-        test: "a_store_of_a_drain_that_failed_is_tried_once_more",
+        test: "a_store_that_failed_is_tried_once_more",
     },
     Mechanism {
         invariant: 6,
@@ -588,5 +588,23 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         off: "|store| store.version.0 > 0 || version.0 > 0)",
         package: "kvpool-master",
         test: "another_replica_of_a_block_takes_no_copy_from_it",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "copies on a medium that cannot be attached count no longer",
+        file: "master/src/pool/tiering/attach.rs",
+        on: "if is_here && is_attached(medium.id) {",
+        off: "if is_here || is_attached(medium.id) {",
+        package: "kvpool-master",
+        test: "copies_on_a_medium_that_cannot_be_attached_count_no_longer",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "a block that only a slow medium takes waits for it",
+        file: "master/src/pool/tiering/demoter.rs",
+        on: "true => Turn::Later,",
+        off: "true => Turn::Ended,",
+        package: "kvpool-master",
+        test: "a_block_that_only_a_slow_medium_takes_waits_for_it",
     },
 ];

@@ -106,7 +106,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         MISS,
         &[
-            "a store of a drain that failed is tried once more",
+            "a store that failed is tried once more",
             "what an earlier session of a medium left open ends with its next offer",
             "a key that left a lease in a renewal that failed is counted",
             "an attachment waits for room in a full store",

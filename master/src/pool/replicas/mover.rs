@@ -294,13 +294,31 @@ impl Pool {
             if is_busy {
                 return Step::Busy;
             }
-            if let Some(target) = targets.first().filter(|_| wish.evict) {
-                return self.make_room(task, target, &found);
-            }
-            return Step::Ended(Outcome::Failed(
-                Code::Full,
-                "no target has free room".to_owned(),
-            ));
+            let step = match targets.first().filter(|_| wish.evict) {
+                Some(target) => self.make_room(task, target, &found),
+                None => {
+                    let why = "no target has free room".to_owned();
+                    Step::Ended(Outcome::Failed(Code::Full, why))
+                }
+            };
+            let Moved {
+                namespace,
+                key,
+                version,
+                ..
+            } = &found.moved;
+            return match step {
+                // The block outlives the node that it was to leave.
+                Step::Ended(Outcome::Failed(Code::Full, _))
+                    if work.to.is_none()
+                        && wish.change == Change::Move
+                        && (self.needs_none(wish, &readable, &holders)
+                            || self.has_kept_copy(*namespace, key, *version, None)) =>
+                {
+                    Step::Ended(Outcome::Gone)
+                }
+                step => step,
+            };
         };
         if !self.has_versions() {
             segments.release(&[to]);

@@ -37,7 +37,7 @@ pub struct OfferedMedium {
 }
 
 /// After this absence a medium's copies no longer count, so blocks in memory get copies elsewhere. A node
-/// restarts faster.
+/// restarts faster. The same holds for a medium that its node offers and cannot attach.
 const LONG_ABSENCE: Duration = Duration::from_secs(30);
 
 /// The most media of a node, with those that are absent. Each is a durable record, and memory of every master.
@@ -110,6 +110,7 @@ impl Pool {
             }
         });
         if is_in_use {
+            self.take_back_what_waited(node);
             return Ok(());
         }
         match self.judge_offer(node, offer).await? {
@@ -395,24 +396,37 @@ impl Pool {
             let used: Option<&Use> = traffic.uses.get(&id);
             used.is_some_and(|used| used.node.is_connected())
         };
+        let is_attached = |id| {
+            let traffic = self.tiering.traffic.lock();
+            let used: Option<&Use> = traffic.uses.get(&id);
+            used.is_some_and(|used| used.is_attached)
+        };
         let (mut late, mut has_lost) = (Vec::new(), false);
         {
             let mut absent = self.tiering.absent.lock();
             let media = self.tier.media();
             absent.retain(|id, _| media.iter().any(|medium| medium.id == *id));
             for medium in media {
-                if is_used(medium.id) {
+                let is_here = is_used(medium.id);
+                if is_here && is_attached(medium.id) {
                     absent.remove(&medium.id);
                     continue;
                 }
                 let absence = absent.entry(medium.id).or_insert(Absence {
                     since: now,
                     is_counted: true,
+                    is_here,
                 });
+                if std::mem::replace(&mut absence.is_here, is_here) != is_here {
+                    absence.since = now;
+                }
                 let lasted = now.since(absence.since);
                 if absence.is_counted && lasted >= LONG_ABSENCE {
                     absence.is_counted = false;
                     has_lost = true;
+                }
+                if is_here {
+                    continue;
                 }
                 if lasted >= self.config.ssd_drop_after {
                     late.push(medium);

@@ -55,6 +55,8 @@ enum Turn {
     Ended,
     /// Every medium that takes it is busy.
     NotNow,
+    /// Only media that are slow take it.
+    Later,
 }
 
 /// A block that was put into memory.
@@ -206,10 +208,7 @@ impl Pool {
         };
         let mut found = found.unwrap_or_default();
         found.sort_by_key(|(tick, _)| std::cmp::Reverse(*tick));
-        let mut line = Line {
-            drains: Some(self.directory.next_tick()),
-            ..Line::default()
-        };
+        let mut line = Line::of_drain(self.directory.next_tick());
         found.into_iter().for_each(|(_, one)| line.push(one));
         let mut demotions = self.tiering.demotions.lock();
         demotions.nodes.insert(node.incarnation, line);
@@ -361,12 +360,19 @@ impl Pool {
                 self.tell_demoted(target);
                 break;
             };
-            if let Turn::NotNow = self.store_one(&waiting, target, drains) {
-                let mut demotions = self.tiering.demotions.lock();
-                if let Some(line) = demotions.nodes.get_mut(&node.incarnation) {
+            let turn = self.store_one(&waiting, target, drains);
+            if let Turn::Ended = turn {
+                continue;
+            }
+            let mut demotions = self.tiering.demotions.lock();
+            let line = demotions.nodes.get_mut(&node.incarnation);
+            match (turn, line) {
+                (Turn::Later, Some(line)) => line.put_aside(waiting),
+                (_, Some(line)) => {
                     line.push_front(waiting);
+                    break;
                 }
-                break;
+                (_, None) => break,
             }
         }
         for ((medium, _), cursor) in media.iter().zip(cursors) {
@@ -445,11 +451,17 @@ impl Pool {
         let Some((block, from)) = self.to_store(waiting, node) else {
             return Turn::Ended;
         };
-        let mut turn = Turn::Ended;
+        let mut turn = match self.has_slow_medium(target, block.namespace) {
+            true => Turn::Later,
+            false => Turn::Ended,
+        };
         let mut too_long = 0;
         for (medium, reserved) in &target.media {
             if !self.serves_namespace(medium.id, block.namespace) {
                 continue;
+            }
+            if let Turn::Later = turn {
+                turn = Turn::Ended;
             }
             if !self.has_window(medium.id) {
                 turn = Turn::NotNow;
@@ -506,6 +518,31 @@ impl Pool {
                 "block gets no copy: it is longer than a zone of every medium of its node");
         }
         turn
+    }
+
+    /// Whether a medium that is slow at the moment takes blocks of a namespace from this node.
+    fn has_slow_medium(&self, target: &Target, namespace: NamespaceId) -> bool {
+        let slow: SmallVec<[SegmentId; 4]> = {
+            let traffic = self.tiering.traffic.lock();
+            let is_slow = |used: &Use| {
+                used.is_of(&target.node, target.session) && used.stores() == TakesStores::Later
+            };
+            let slow = traffic.uses.iter().filter(|(_, used)| is_slow(used));
+            slow.map(|(id, _)| *id).collect()
+        };
+        slow.into_iter()
+            .any(|medium| self.serves_namespace(medium, namespace))
+    }
+
+    /// Queues the blocks that waited for a slow medium of a node, whose state has changed.
+    pub(super) fn take_back_what_waited(&self, node: &StoreNode) {
+        let mut demotions = self.tiering.demotions.lock();
+        let line = demotions.nodes.get_mut(&node.incarnation);
+        let has_some = line.is_some_and(Line::take_back);
+        drop(demotions);
+        if has_some {
+            self.tiering.wake();
+        }
     }
 
     /// The block to copy, unless it has left memory or has a copy.
@@ -585,13 +622,12 @@ impl Pool {
         true
     }
 
-    /// The same, once for each block, where the node drains: the next place of the medium may take it.
-    pub(super) fn store_again_in_drain(&self, transfer: &Transfer) {
+    /// The same, once for each block: the next place of the medium may take it.
+    pub(super) fn store_again_once(&self, transfer: &Transfer) {
         let is_first = {
             let mut demotions = self.tiering.demotions.lock();
             let line = demotions.nodes.get_mut(&transfer.node.incarnation);
-            let line = line.filter(|line| line.drains.is_some());
-            line.is_some_and(|line| line.tried_again.insert(transfer.block.version))
+            line.is_some_and(|line| line.tries_again(transfer.block.version))
         };
         if is_first {
             self.store_again(transfer);
@@ -625,7 +661,7 @@ impl Pool {
             let refused = self.tiering.refused.lock();
             let is_ours =
                 |transfer: &Transfer| transfer.node.incarnation == target.node.incarnation;
-            if !line.blocks.is_empty() || refused.iter().any(is_ours) {
+            if !line.is_empty() || refused.iter().any(is_ours) {
                 return;
             }
             line.is_told = true;

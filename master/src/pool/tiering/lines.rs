@@ -8,6 +8,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 /// The share of a node's memory that holds the latest blocks, which have no copy yet.
 pub(super) const WITHOUT_COPY: f64 = 0.6;
+/// Blocks of a line remembered whose stores failed. When there are more, all are forgotten, but for a drain.
+const MOST_TRIED: usize = 4096;
 /// How slowly eviction is trusted to reach further again: one byte for so many evicted bytes.
 const REACH_AGAIN: u64 = 256;
 
@@ -26,8 +28,11 @@ pub(super) struct Line {
     pub(super) drains: Option<Tick>,
     /// True when the draining node knows that its blocks have their copies.
     pub(super) is_told: bool,
-    /// The blocks of a drain whose stores have failed once.
-    pub(super) tried_again: HashSet<Version>,
+    /// The blocks whose stores have failed once.
+    tried_again: HashSet<Version>,
+    /// The blocks that only slow media take. They have their turn again when such a medium has answered.
+    aside: VecDeque<Waiting>,
+    aside_bytes: u64,
     /// The bytes behind which a block's turn comes, as of the thread's last look.
     pub(super) kept: u64,
     /// The bytes behind which a block is passed over; `None` before the thread's first look.
@@ -89,6 +94,14 @@ pub(super) struct Waiting {
 }
 
 impl Line {
+    /// The line of a node that drains since `since`.
+    pub(super) fn of_drain(since: Tick) -> Self {
+        Self {
+            drains: Some(since),
+            ..Self::default()
+        }
+    }
+
     /// Adds a block behind all others. While the disk stalls, the first blocks give way: they have left
     /// memory.
     pub(super) fn push(&mut self, waiting: Waiting) {
@@ -106,6 +119,41 @@ impl Line {
     pub(super) fn push_front(&mut self, waiting: Waiting) {
         self.bytes += waiting.bytes;
         self.blocks.push_front(waiting);
+    }
+
+    /// Whether no block waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.aside.is_empty()
+    }
+
+    /// Lets the blocks behind this one pass: the media that take it are slow. It is bounded like the line.
+    pub(super) fn put_aside(&mut self, waiting: Waiting) {
+        self.aside_bytes += waiting.bytes;
+        self.aside.push_back(waiting);
+        let most = self.most.unwrap_or(u64::MAX);
+        while self.aside_bytes > most && self.drains.is_none() {
+            let Some(first) = self.aside.pop_front() else {
+                return;
+            };
+            self.aside_bytes -= first.bytes;
+        }
+    }
+
+    /// Queues the blocks that were put aside before all others. True when there are some.
+    pub(super) fn take_back(&mut self) -> bool {
+        let aside = std::mem::take(&mut self.aside);
+        self.aside_bytes = 0;
+        let is_some = !aside.is_empty();
+        aside.into_iter().rev().for_each(|one| self.push_front(one));
+        is_some
+    }
+
+    /// Notes that a block's store failed. True for its first time.
+    pub(super) fn tries_again(&mut self, version: Version) -> bool {
+        if self.drains.is_none() && self.tried_again.len() >= MOST_TRIED {
+            self.tried_again.clear();
+        }
+        self.tried_again.insert(version)
     }
 
     /// The first block that has its turn.

@@ -250,7 +250,7 @@ impl Pool {
             let has_failed = !matches!(code, Code::Ok | Code::ChecksumMismatch);
             if has_failed && matches!(transfer.direction, Direction::Store) {
                 // Before it leaves its zones: a drain must not end meanwhile.
-                self.store_again_in_drain(&transfer);
+                self.store_again_once(&transfer);
             }
             // A copy that is recorded leaves its zones when the tier has it.
             if !writes || *code != Code::Ok {

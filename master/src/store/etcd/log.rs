@@ -11,8 +11,8 @@ use kvpool_types::Epoch;
 
 /// The most groups that one transaction removes.
 const CUT_GROUPS: u64 = 1024;
-/// How many groups are read at once while their sizes are not known, and at most.
-const READ_GROUPS: (u32, u32) = (8, 1024);
+/// How many groups are read at once while their sizes are not known, and at most: large ones may follow small ones.
+const READ_GROUPS: (u32, u32) = (8, 64);
 /// The bytes that one read aims at.
 const READ_BYTES: u64 = 2 << 20;
 /// How many pieces or parts, each of up to [`STEP_BYTES`], are read at once.
@@ -67,6 +67,14 @@ impl ReadSize {
         let fit = u32::try_from(READ_BYTES / one).unwrap_or(READ_GROUPS.1);
         self.0 = fit.clamp(1, READ_GROUPS.1);
     }
+
+    /// Asks for fewer groups after a read that failed: perhaps its answer was too large for its time. False when it
+    /// asked for one.
+    pub(super) fn shrink(&mut self) -> bool {
+        let was = self.0;
+        self.0 = (was / 8).max(1);
+        was > 1
+    }
 }
 
 /// The groups behind `after`, as [`crate::store::MetadataStore::read_log`] has it.
@@ -82,7 +90,10 @@ pub(super) async fn read(
     let mut next = LogSeq(after.0.saturating_add(1));
     loop {
         let range = keys.log_from(next).limit(size.groups());
-        let read = client.range(range).await?;
+        let read = match client.range(range).await {
+            Err(_) if size.shrink() => continue,
+            read => read?,
+        };
         size.learn(&read.kvs);
         for found in read.kvs {
             let seq = seq_of(keys, &found)?;
@@ -237,5 +248,28 @@ impl EtcdStore {
             settled(epoch, self.write(term, step, 0, WhenFull::Fail).await?)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One answer has a second, and etcd bounds only the number of groups in it.
+    #[test]
+    fn large_groups_behind_small_ones_fit_one_answer() {
+        let mut size = ReadSize::new();
+        let of = |bytes| KeyValue {
+            value: Bytes::from(vec![0; bytes]),
+            ..KeyValue::default()
+        };
+        size.learn(&[of(100), of(100)]);
+        assert!(u64::from(size.groups()) * 225_000 < 16 << 20, "{size:?}");
+        size.learn(&[of(1 << 20)]);
+        assert_eq!(size.groups(), 1);
+        assert!(!size.shrink());
+        size.learn(&[of(100)]);
+        assert!(size.shrink() && size.shrink() && !size.shrink());
+        assert_eq!(size.groups(), 1);
     }
 }

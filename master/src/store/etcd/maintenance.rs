@@ -119,7 +119,9 @@ impl Upkeep {
             round: now,
             left: None,
         });
-        let is_due = full.left.is_none() && now.duration_since(full.round) >= ROUND_EVERY;
+        // Empty: the last defragmentation of the round failed.
+        let is_over = full.left.as_ref().is_none_or(Vec::is_empty);
+        let is_due = is_over && now.duration_since(full.round) >= ROUND_EVERY;
         if has_compacted || is_due {
             let order = leader_last(statuses).into_iter().rev();
             full.left = Some(order.map(|(endpoint, _)| endpoint).collect());
@@ -280,6 +282,36 @@ fn in_words(alarm: Alarm) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvpool_etcd::maintenance::MemberId;
+
+    #[test]
+    fn a_round_whose_last_defragmentation_failed_is_followed_by_another() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let statuses = [0, 1].map(|endpoint| {
+            let status = Status {
+                member: MemberId(endpoint as u64),
+                leader: None,
+                revision: Revision(1),
+                version: String::new(),
+                db_size: 0,
+                db_size_in_use: 0,
+                errors: Vec::new(),
+            };
+            (endpoint, status)
+        });
+        let mut upkeep = Upkeep::default();
+        let turns = |upkeep: &mut Upkeep, seconds, has_compacted| {
+            upkeep.full_round(at(seconds), has_compacted, &statuses)
+        };
+        assert_eq!(turns(&mut upkeep, 0, true), Some(0));
+        assert!(!upkeep.ends_round(Some(0)));
+        assert_eq!(turns(&mut upkeep, 5, false), Some(1));
+        // Here the defragmentation fails, and the round does not end.
+        assert_eq!(turns(&mut upkeep, 29, false), None);
+        assert!(!upkeep.ends_round(None));
+        assert_eq!(turns(&mut upkeep, 30, false), Some(0));
+    }
 
     #[test]
     fn history_is_kept_for_a_while_and_forgotten_when_enough_has_come() {

@@ -61,3 +61,35 @@ async fn the_blocks_of_a_medium_that_is_gone_are_copied_again() {
     assert!(has_lost());
     pool.retire().await;
 }
+
+/// Its node offers it, and then cannot write its superblock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_on_a_medium_that_cannot_be_attached_count_no_longer() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    // The test does what the demoter does.
+    pool.term.end();
+    let (node, session, _sent) = connected(&pool);
+    let offered = Use {
+        is_attached: false,
+        ..in_use(&node, session)
+    };
+    pool.tiering.traffic.lock().uses.insert(medium.id, offered);
+    pool.drop_absent_media();
+    assert!(pool.keeps_copies(medium.id, None));
+    let before = BootInstant(pool.now().0.saturating_sub(31_000));
+    pool.tiering
+        .absent
+        .lock()
+        .get_mut(&medium.id)
+        .unwrap()
+        .since = before;
+    pool.drop_absent_media();
+    assert!(!pool.keeps_copies(medium.id, None));
+    assert!(pool.tiering.has_lost_copies.load(Ordering::Acquire));
+    pool.medium_attached(&node, session, MediumId(1), Generation(1))
+        .await;
+    pool.drop_absent_media();
+    assert!(pool.keeps_copies(medium.id, None));
+    pool.retire().await;
+}

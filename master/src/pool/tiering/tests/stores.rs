@@ -184,3 +184,73 @@ async fn another_replica_of_a_block_takes_no_copy_from_it() {
         pool.retire().await;
     }
 }
+
+/// A place that cannot be written is not known before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_failed_is_tried_once_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    assert!(
+        pool.directory
+            .publish(&[block("block", 7)])
+            .remove(0)
+            .id
+            .is_some()
+    );
+    let (node, session, _sent) = connected(&pool);
+    attach(&pool, &node, session, medium.id);
+    pool.tiering.demotions.lock().expect(node.incarnation);
+    let waiting = || {
+        let mut demotions = pool.tiering.demotions.lock();
+        let line = demotions.nodes.get_mut(&node.incarnation).unwrap();
+        std::mem::take(&mut line.blocks).len()
+    };
+    for expected in [1, 0] {
+        let ticket = begin(&pool, &node, session, &medium, Direction::Store);
+        pool.transfers_done(&node, &[(ticket, Code::StoreFailed)]);
+        assert_eq!(waiting(), expected);
+    }
+    pool.retire().await;
+}
+
+/// The other blocks go to the node's other medium meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_that_only_a_slow_medium_takes_waits_for_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, slow) = pool_on_medium(directory.path()).await;
+    pool.tier.set_medium(record::Medium {
+        medium: MediumId(2),
+        ..medium_of(2)
+    });
+    let (node, session, mut sent) = connected(&pool);
+    let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+    pool.placement.insert(Arc::new(segment));
+    node.add_segment(SegmentId(1));
+    attach(&pool, &node, session, slow.id);
+    {
+        let mut traffic = pool.tiering.traffic.lock();
+        traffic.uses.get_mut(&slow.id).unwrap().state = MediumState::MediumSlow;
+        let of_another = Use {
+            namespaces: vec!["another".into()],
+            ..in_use(&node, session)
+        };
+        traffic.uses.insert(SegmentId::on_medium(2), of_another);
+    }
+    assert!(
+        pool.directory
+            .publish(&[block("block", 7)])
+            .remove(0)
+            .id
+            .is_some()
+    );
+    node.drain();
+    pool.demote_all_of(&node);
+    let early = tokio::time::timeout(Duration::from_millis(300), sent.recv()).await;
+    assert!(early.is_err(), "{early:?}");
+    let offers = vec![offer(&slow, MediumState::MediumReady)];
+    pool.media_offered(&node, session, offers).await.unwrap();
+    let order = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
+    let order = order.expect("the block goes").unwrap().unwrap();
+    assert!(matches!(order.body, Some(Body::Transfers(_))), "{order:?}");
+    pool.retire().await;
+}
