@@ -2,6 +2,8 @@
 //! value or an error and uses memory in proportion to the input. A decoded value survives encoding and
 //! decoding unchanged.
 //!
+//! A program of its own: each test bounds the memory of its process.
+//!
 //! `KVPOOL_FUZZ=10000000` for more mutations of each, and `KVPOOL_FUZZ_SEED` for others:
 //! `cargo xtask fuzz --cases 10000000`.
 

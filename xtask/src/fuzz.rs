@@ -20,16 +20,14 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     if !succeeds(cargo(&["build"]).args(EVERYTHING))? {
         return Ok(false);
     }
-    let mut test = cargo(&[
-        "test",
-        "--workspace",
-        "--test",
-        "fuzz",
-        "--test",
-        "mutations",
-    ]);
-    test.args(["--no-fail-fast", "--", "--nocapture", "--test-threads", "1"])
-        .env("KVPOOL_FUZZ", args.cases.to_string())
-        .env("KVPOOL_FUZZ_SEED", args.seed.to_string());
-    succeeds(&mut test)
+    let fuzz = |program: &[&str]| {
+        let mut test = cargo(&["test", "--workspace", "--no-fail-fast", "--test"]);
+        test.args(program)
+            .args(["--nocapture", "--test-threads", "1"])
+            .env("KVPOOL_FUZZ", args.cases.to_string())
+            .env("KVPOOL_FUZZ_SEED", args.seed.to_string());
+        succeeds(&mut test)
+    };
+    let decoders = fuzz(&["fuzz", "--"])?;
+    Ok(fuzz(&["bytes", "--", "mutations::"])? && decoders)
 }

@@ -101,7 +101,13 @@ impl CopyEngine for Emulated {
 
 /// A pool, its GPUs, and a buffer over all of the first.
 async fn with_gpu(staging: u64) -> (Pool, Arc<Emulated>, GpuBuffer) {
-    let pool = pool_with(|_, options| options.gpu_staging = Length(staging)).await;
+    let pool = pool_with(|_, options| {
+        options.gpu_staging = Length(staging);
+        // Some of these tests move tens of MiB, beside others.
+        options.timeouts.put = Duration::from_secs(30);
+        options.timeouts.get = Duration::from_secs(30);
+    })
+    .await;
     let gpus = Emulated::new();
     let range = DeviceRange {
         address: BASE,

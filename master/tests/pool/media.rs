@@ -1,7 +1,7 @@
 //! Blocks move between memory and media.
 
-mod support;
-
+use crate::support::media::*;
+use crate::support::{SPACE, commit, pool, reserve, reserve_with};
 use kvpool_master::Config;
 use kvpool_master::pool::{DescribedReplica, Pool, Removal, ReserveOptions};
 use kvpool_master::store::record::{self, Record};
@@ -13,8 +13,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use support::media::*;
-use support::{SPACE, commit, pool, reserve, reserve_with};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocks_leave_memory_and_come_back_on_use() {

@@ -1,7 +1,7 @@
 //! Media that come to the pool, stay away, come back as others, and leave.
 
-mod support;
-
+use crate::support::media::*;
+use crate::support::{SPACE, commit, pool, registration, reserve_with};
 use kvpool_master::Config;
 use kvpool_master::membership::StoreNode;
 use kvpool_master::pool::Pool;
@@ -12,8 +12,6 @@ use kvpool_types::{Code, MediumId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use support::media::*;
-use support::{SPACE, commit, pool, registration, reserve_with};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
 

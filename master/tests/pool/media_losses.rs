@@ -1,7 +1,7 @@
 //! Copies that no longer count, media that are offered by the wrong node, and pins on media.
 
-mod support;
-
+use crate::support::media::*;
+use crate::support::{SPACE, join_as, patient_with_nodes, pool, pool_at, registration};
 use kvpool_master::Config;
 use kvpool_master::clock::{BootClock, BootInstant, Clock};
 use kvpool_master::pool::{MediumView, OfferedMedium, ReserveOptions};
@@ -10,8 +10,6 @@ use kvpool_types::{Code, Key, KeyRef, NodeName};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use support::media::*;
-use support::{SPACE, join_as, patient_with_nodes, pool, pool_at, registration};
 
 /// Pinned blocks on a medium outlast any number of other blocks, also where they fill zones of three blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

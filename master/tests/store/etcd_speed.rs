@@ -1,11 +1,9 @@
 //! The speed of groups into etcd. Not run by default: it prints numbers, and asserts none.
 //!
-//! `cargo test --release -p kvpool-master --test store_etcd_speed -- --ignored --nocapture`
+//! `cargo test --release -p kvpool-master --test store etcd_speed -- --ignored --nocapture`
 
-mod etcd;
-
+use crate::etcd::{open, started};
 use bytes::Bytes;
-use etcd::{open, started};
 use kvpool_etcd::testing::{Etcd, EtcdCluster};
 use kvpool_master::store::etcd::{EtcdOptions, EtcdStore};
 use kvpool_master::store::{LogSeq, MetadataStore};

@@ -1,15 +1,13 @@
 //! Namespaces are created, changed and deleted, also by callers who leave; rates; demands of batches.
 
-mod support;
-
+use crate::support::tenants::*;
+use crate::support::{item, join, pool};
 use kvpool_master::Config;
 use kvpool_master::accounts::Balance;
 use kvpool_master::pool::{NamespaceRefused, ReserveOptions};
 use kvpool_types::{Code, Key, Length, Namespace, NamespaceSettings, Setting};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::tenants::*;
-use support::{item, join, pool};
 
 /// Long enough for a call to reach the store, whose gate is shut.
 const AT_THE_GATE: Duration = Duration::from_millis(200);

@@ -1,7 +1,6 @@
 //! Leases that readers took in one term, and what the next term knows of them.
 
-mod support;
-
+use crate::support::{SPACE, commit, full_and_patient, reserve_with};
 use bytesize::ByteSize;
 use kvpool_master::Config;
 use kvpool_master::clock::{BootInstant, Clock, ManualClock};
@@ -10,7 +9,6 @@ use kvpool_master::store::{EmbeddedOptions, EmbeddedStore, JournalOptions, LogSe
 use kvpool_types::{Code, Key, Offset, SegmentId};
 use std::sync::Arc;
 use std::time::Duration;
-use support::{SPACE, commit, full_and_patient, reserve_with};
 
 const BLOCK: u64 = 64 << 10;
 /// The blocks that the only node has room for.
@@ -28,8 +26,8 @@ async fn lead(store: &Arc<dyn MetadataStore>, clock: &Arc<ManualClock>) -> Arc<P
         log_ratio: 0,
         ..JournalOptions::default()
     };
-    let pool = support::lead(store, config(), journal, Arc::clone(clock) as _).await;
-    support::join(&pool, "n", 1, ROOM as u64 * BLOCK).await;
+    let pool = crate::support::lead(store, config(), journal, Arc::clone(clock) as _).await;
+    crate::support::join(&pool, "n", 1, ROOM as u64 * BLOCK).await;
     pool
 }
 

@@ -1,15 +1,13 @@
 //! Removals of blocks that are on their way to a medium, or back, and removals that the log refuses.
 
-mod support;
-
+use crate::support::media::*;
+use crate::support::{SPACE, pool};
 use kvpool_master::Config;
 use kvpool_master::pool::Pool;
 use kvpool_types::{Code, Key, KeyRef};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use support::media::*;
-use support::{SPACE, pool};
 
 /// The store of a block ends while the block's removal is on its way to the log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,7 +1,6 @@
 //! Answers about removed blocks that would return if the master died now.
 
-mod support;
-
+use crate::support::{Gated, SPACE, commit, item, join, reserve};
 use kvpool_master::Config;
 use kvpool_master::membership::StoreNode;
 use kvpool_master::pool::{Pool, RemoveReport, ReserveOptions};
@@ -11,12 +10,11 @@ use kvpool_types::{Code, Key, KeyRef, Length};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Gated, SPACE, commit, item, join, reserve};
 use tokio::time::timeout;
 
 /// A pool of one node of 1 MiB, and its store.
 async fn pool(directory: &Path) -> (Arc<Pool>, Arc<Gated>) {
-    let (pool, store) = support::pool(directory, Config::default()).await;
+    let (pool, store) = crate::support::pool(directory, Config::default()).await;
     join(&pool, "n", 7, 1 << 20).await;
     (pool, store)
 }
@@ -139,7 +137,7 @@ async fn a_remove_reports_a_missing_block_after_its_eviction_is_durable() {
 async fn a_remove_reports_a_missing_block_after_the_loss_of_its_node_is_durable() {
     const BLOCKS: usize = 100_000;
     let directory = tempfile::tempdir().unwrap();
-    let (pool, store) = support::pool(directory.path(), Config::default()).await;
+    let (pool, store) = crate::support::pool(directory.path(), Config::default()).await;
     let (node, keys) = join_filled(&pool, BLOCKS).await;
     // The block is the first to leave.
     let first = [keys[0].as_ref()];
@@ -166,7 +164,7 @@ async fn a_remove_reports_a_missing_block_after_the_loss_of_its_node_is_durable(
 async fn a_node_is_dropped_without_waiting_for_its_blocks_to_leave_the_directory() {
     const BLOCKS: usize = 100_000;
     let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = support::pool(directory.path(), Config::default()).await;
+    let (pool, _store) = crate::support::pool(directory.path(), Config::default()).await;
     let (node, keys) = join_filled(&pool, BLOCKS).await;
     let asked: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
     pool.drop_node(&node);

@@ -1,11 +1,9 @@
 //! The election over a real etcd, and following the leader's log.
 
-mod etcd;
-
+use crate::etcd::{Writer, append, claim, group, next_of, open, started};
 use async_trait::async_trait;
 use bytes::Bytes;
 use bytesize::ByteSize;
-use etcd::{Writer, append, claim, group, next_of, open, started};
 use kvpool_etcd::testing::{Etcd, Setup};
 use kvpool_master::store::conformance::election;
 use kvpool_master::store::etcd::{EtcdOptions, EtcdStore, LeaderWatch, LeaseId};

@@ -1,7 +1,7 @@
 //! Leases on blocks that are on media, or come back from there.
 
-mod support;
-
+use crate::support::media::*;
+use crate::support::{SPACE, commit, pool, pool_at, reserve_with};
 use kvpool_master::Config;
 use kvpool_master::clock::{BootInstant, ManualClock};
 use kvpool_master::pool::{Granted, Holder, LeaseOf, Leased, Pool, ReserveOptions};
@@ -9,8 +9,6 @@ use kvpool_types::{Code, Key};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use support::media::*;
-use support::{SPACE, commit, pool, pool_at, reserve_with};
 
 /// No lease runs out during a test.
 fn long_leases() -> Config {

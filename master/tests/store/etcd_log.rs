@@ -1,12 +1,10 @@
 //! The store in etcd, over real etcd processes. The tests run the suite of every metadata store,
 //! fencing, the election, and following. They also kill, pause and fill etcd.
 
-mod etcd;
-
+use crate::etcd::{Writer, append, claim, group, open, started};
 use async_trait::async_trait;
 use bytes::Bytes;
 use bytesize::ByteSize;
-use etcd::{Writer, append, claim, group, open, started};
 use kvpool_etcd::testing::{Etcd, EtcdCluster, Setup};
 use kvpool_master::store::etcd::{EtcdOptions, EtcdStore};
 use kvpool_master::store::record::VersionsGranted;
@@ -125,7 +123,8 @@ async fn a_deposed_leader_changes_nothing() {
     assert!(second > first);
     for refused in [
         old.append(first, LogSeq(4), group(4)).await,
-        old.append(first, LogSeq(4), etcd::large_group(4)).await,
+        old.append(first, LogSeq(4), crate::etcd::large_group(4))
+            .await,
         old.truncate_log(first, LogSeq(2)).await,
         old.put_snapshot(first, ShardIndex(0), LogSeq(3), vec![group(1)])
             .await,
@@ -158,7 +157,7 @@ async fn a_group_larger_than_a_request_is_kept_whole() {
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
     append(&store, epoch, 1..=1).await;
     for seq in 2..=4 {
-        let large = etcd::large_group(seq);
+        let large = crate::etcd::large_group(seq);
         store
             .append(epoch, LogSeq(seq), large.clone())
             .await
@@ -170,7 +169,7 @@ async fn a_group_larger_than_a_request_is_kept_whole() {
     assert_eq!(read.len(), 5);
     for (seq, found) in read {
         let expected = match seq.0 {
-            2..=4 => etcd::large_group(seq.0),
+            2..=4 => crate::etcd::large_group(seq.0),
             n => group(n),
         };
         assert_eq!(found, expected, "group {seq}");
@@ -217,7 +216,7 @@ async fn an_append_whose_answer_is_lost_is_applied_once() {
     }
     let last = writer.stop().await;
     assert!(store.health().is_none());
-    etcd::assert_log(&store, last).await;
+    crate::etcd::assert_log(&store, last).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -255,7 +254,7 @@ async fn an_abandoned_term_answers_at_once_and_is_not_written_in_later() {
     let next = store.begin_epoch(Epoch(0)).await.unwrap();
     let last = store.log_span().await.unwrap().last;
     append(&store, next, last.0 + 1..=last.0 + 1).await;
-    etcd::assert_log(&store, last.0 + 1).await;
+    crate::etcd::assert_log(&store, last.0 + 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -295,9 +294,12 @@ async fn no_group_is_lost_or_doubled_when_the_leader_of_etcd_is_killed() {
     }
     let last = writer.stop().await;
     println!("{last} groups; the longest pause was {longest:?}");
-    etcd::assert_log(&store, last).await;
+    crate::etcd::assert_log(&store, last).await;
     for seq in 1..=last {
-        assert_eq!(etcd::next_of(&mut follow).await, (LogSeq(seq), group(seq)));
+        assert_eq!(
+            crate::etcd::next_of(&mut follow).await,
+            (LogSeq(seq), group(seq))
+        );
     }
 }
 
@@ -323,7 +325,7 @@ async fn certificates_and_a_password_are_used() {
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
     append(&store, epoch, 1..=3).await;
     store.maintain(epoch).await.unwrap();
-    etcd::assert_log(&store, 3).await;
+    crate::etcd::assert_log(&store, 3).await;
     let wrong = EtcdOptions {
         user: Some(("root".into(), "open".into())),
         ..options

@@ -1,7 +1,7 @@
 //! Replicas are copied and moved by nodes of the test's own, which answer when the test says so.
 
-mod support;
-
+use crate::support::replicas::*;
+use crate::support::{SPACE, commit, lead, media, pool, reserve_with};
 use kvpool_master::Config;
 use kvpool_master::clock::BootClock;
 use kvpool_master::pool::{Change, Holder, LeaseOf, Pool, ReserveOptions, TaskState};
@@ -10,8 +10,6 @@ use kvpool_master::store::journal::JournalOptions;
 use kvpool_types::{Code, Key};
 use std::sync::Arc;
 use std::time::Duration;
-use support::replicas::*;
-use support::{SPACE, commit, lead, media, pool, reserve_with};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_that_changes_meanwhile_gets_no_replica() {

@@ -3,11 +3,9 @@
 //! Otherwise a shard's old snapshot would place blocks of a node that is gone on the node that got
 //! its id.
 
-mod etcd;
-mod support;
-
+use crate::etcd::{open, started};
+use crate::support::SPACE;
 use bytesize::ByteSize;
-use etcd::{open, started};
 use kvpool_etcd::testing::Etcd;
 use kvpool_master::Config;
 use kvpool_master::clock::BootClock;
@@ -20,7 +18,6 @@ use rand::{Rng, SeedableRng};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
-use support::SPACE;
 
 /// The number of restarts in a test.
 fn rounds() -> u32 {
@@ -62,7 +59,7 @@ async fn lead(store: &Arc<dyn MetadataStore>) -> Arc<Pool> {
         capture_bytes: ByteSize::b(1),
         ..JournalOptions::default()
     };
-    support::lead(store, config, journal, Arc::new(BootClock)).await
+    crate::support::lead(store, config, journal, Arc::new(BootClock)).await
 }
 
 impl World {
@@ -82,7 +79,7 @@ impl World {
     async fn join(&mut self) {
         self.lives += 1;
         let name = format!("node-{}", self.lives);
-        let node = support::join(&self.pool, &name, self.lives, 1 << 20).await;
+        let node = crate::support::join(&self.pool, &name, self.lives, 1 << 20).await;
         for id in node.segments() {
             assert!(self.ids.insert(id), "segment id {id} was given before");
         }
@@ -136,7 +133,7 @@ impl World {
             let node = owner(granted.replicas[0].segment);
             let version = granted.version;
             acknowledged.push((key.to_string(), Put { version, node }));
-            items.push(support::item(key, 64, granted));
+            items.push(crate::support::item(key, 64, granted));
         }
         let codes = self.pool.commit(SPACE, items).await;
         assert!(codes.iter().all(|code| *code == Code::Ok), "{codes:?}");
@@ -160,7 +157,7 @@ impl World {
         self.store = store;
         self.pool = lead(&self.store).await;
         for (name, (life, node)) in &mut self.nodes {
-            *node = support::join(&self.pool, name, *life, 1 << 20).await;
+            *node = crate::support::join(&self.pool, name, *life, 1 << 20).await;
         }
         self.check();
     }

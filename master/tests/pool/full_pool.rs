@@ -1,7 +1,8 @@
 //! A full pool: which puts wait for room, for how long, and what is evicted for them.
 
-mod support;
-
+use crate::support::{
+    SPACE, commit, item, join, join_late, patient_with_nodes, pool, reserve, reserve_with,
+};
 use kvpool_master::Config;
 use kvpool_master::placement::PlacementHints;
 use kvpool_master::pool::{Pool, ReserveOptions};
@@ -11,9 +12,6 @@ use rand::{Rng, SeedableRng};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use support::{
-    SPACE, commit, item, join, join_late, patient_with_nodes, pool, reserve, reserve_with,
-};
 use tokio::time::timeout;
 
 const KIB: u64 = 1 << 10;

@@ -1,10 +1,8 @@
 //! A standby behind a leader of a later version. It names a record that it cannot read, and retries
 //! with growing delays.
 
-mod etcd;
-
+use crate::etcd::{open, started};
 use bytes::Bytes;
-use etcd::{open, started};
 use kvpool_etcd::testing::Etcd;
 use kvpool_master::Config;
 use kvpool_master::clock::{BootClock, Clock};

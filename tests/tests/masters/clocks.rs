@@ -1,5 +1,5 @@
 //! Invariant 7: clocks may jump. Leases and grants are measured on a clock that cannot be set, and no
-//! code reads the wall clock. `master/tests/leases.rs` and the client's own tests check the consequences
+//! code reads the wall clock. `master/tests/pool/leases.rs` and the client's own tests check the consequences
 //! on simulated clocks.
 
 use std::path::{Path, PathBuf};

@@ -1,14 +1,12 @@
 //! Room for puts while nodes join, fall silent, or are fewer than the replicas wanted.
 
-mod support;
-
+use crate::support::{SPACE, commit, item, join, patient_with_nodes, pool, reserve, reserve_with};
 use kvpool_master::pool::{CommitItem, Pool, ReserveOptions};
 use kvpool_master::{CommitAck, Config};
 use kvpool_types::{Code, Key};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use support::{SPACE, commit, item, join, patient_with_nodes, pool, reserve, reserve_with};
 use tokio::time::timeout;
 
 const KIB: u64 = 1 << 10;

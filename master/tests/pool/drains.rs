@@ -1,7 +1,7 @@
 //! Nodes that leave, or are lost, while their blocks move: no block is lost with them.
 
-mod support;
-
+use crate::support::replicas::*;
+use crate::support::{Gated, commit, lead, pool, reserve_with};
 use kvpool_master::Config;
 use kvpool_master::clock::BootClock;
 use kvpool_master::pool::{Change, Pool, ReserveOptions, TaskState, TaskView};
@@ -11,8 +11,6 @@ use kvpool_types::{Code, Key, NodeName};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use support::replicas::*;
-use support::{Gated, commit, lead, pool, reserve_with};
 
 /// Node `b` says that it has pulled the block of key 1 from node `a`, and the log is shut.
 async fn pulled_late<'s>(
@@ -139,7 +137,7 @@ async fn a_node_whose_session_has_ended_counts_for_no_drop_and_no_drain() {
     assert_eq!((ended.changed, ended.failed), (0, 1), "{ended:?}");
     assert_eq!(holders(&pool, &key(1)).len(), 2);
     pool.draining(&a.node, true);
-    support::media::until("the master answers", || !a.left.lock().is_empty()).await;
+    crate::support::media::until("the master answers", || !a.left.lock().is_empty()).await;
     assert_eq!(*a.left.lock(), [1], "the block leaves with the node");
 }
 
@@ -151,7 +149,7 @@ async fn a_node_that_leaves_is_told_once_the_session_of_the_other_holder_is_back
     pool.draining(&a.node, true);
     tokio::time::sleep(Duration::from_millis(200)).await;
     let _again = join(&pool, "b", 2).await;
-    support::media::until("the master answers", || !a.left.lock().is_empty()).await;
+    crate::support::media::until("the master answers", || !a.left.lock().is_empty()).await;
     assert_eq!(*a.left.lock(), [0], "the other replica is there");
 }
 
@@ -185,9 +183,9 @@ async fn nodes_that_leave_at_once_do_not_count_on_each_other() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
     pool.draining(&a.node, true);
-    support::media::until("the first hears", || *a.left.lock() == [0]).await;
+    crate::support::media::until("the first hears", || *a.left.lock() == [0]).await;
     pool.draining(&b.node, true);
-    support::media::until("the second hears", || *b.left.lock() == [1]).await;
+    crate::support::media::until("the second hears", || *b.left.lock() == [1]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -260,7 +258,7 @@ async fn a_put_that_is_under_way_when_its_node_drains_moves_with_it() {
         }
         for number in [1, 2] {
             let is_moved = || holders(&pool, &key(number)) == ["b"];
-            support::media::until("the block moves", is_moved).await;
+            crate::support::media::until("the block moves", is_moved).await;
         }
     }
 }

@@ -1,15 +1,13 @@
 //! Namespaces as tenants: exact accounts, quotas, guaranteed shares, priorities, records.
 
-mod support;
-
+use crate::support::tenants::*;
+use crate::support::{join, pool};
 use kvpool_master::Config;
 use kvpool_master::placement::PlacementHints;
 use kvpool_master::pool::{Holder, ReserveOptions};
 use kvpool_types::{Code, Incarnation, Key, Length, Setting};
 use std::sync::Arc;
 use std::time::Duration;
-use support::tenants::*;
-use support::{join, pool};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_sums_over_namespaces_are_what_the_pool_holds_also_after_a_restart() {
@@ -474,7 +472,7 @@ async fn quotas_and_shares_hold_beside_a_silent_node() {
     let loud = Tenant::new(&pool, "loud", &[]).await;
     kept.fill(0..100).await;
     bounded.fill(0..50).await;
-    support::media::until("the node's silence", || !dead.is_readable()).await;
+    crate::support::media::until("the node's silence", || !dead.is_readable()).await;
     for n in 1000..1400 {
         loud.put(n).await;
         bounded.put(n).await;

@@ -1,15 +1,13 @@
 //! The effects of a registration. Its fields prove nothing about the sender, except the proofs
 //! themselves.
 
-mod support;
-
+use crate::support::{join, pool, registration};
 use kvpool_master::Config;
 use kvpool_master::membership::Registration;
 use kvpool_types::{
     Code, Epoch, Extent, IncarnationSecret, Length, NodeName, Offset, SegmentId, TermProver,
 };
 use std::time::Duration;
-use support::{join, pool, registration};
 use tokio::time::timeout;
 
 const MIB: u64 = 1 << 20;

@@ -1,7 +1,8 @@
 //! Quotas and deletions of namespaces whose blocks lie on media.
 
-mod support;
-
+use crate::support::Gated;
+use crate::support::media::{Disk, Node, join, until, wait_for_attachment};
+use crate::support::tenants::*;
 use kvpool_master::Config;
 use kvpool_master::pool::Pool;
 use kvpool_types::{Code, Key, KeyRef, Namespace, NamespaceSettings, Setting};
@@ -9,9 +10,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use support::Gated;
-use support::media::{Disk, Node, join, until, wait_for_attachment};
-use support::tenants::*;
 
 /// A node of 16 MiB, most of it used by another namespace. So every block gets its copy at once.
 struct Busy {
@@ -24,7 +22,7 @@ struct Busy {
 
 impl Busy {
     async fn new(directory: &Path, config: Config) -> Self {
-        let (pool, store) = support::pool(directory, config).await;
+        let (pool, store) = crate::support::pool(directory, config).await;
         let disk = Disk::new(1);
         let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 16 * MIB).await;
         wait_for_attachment(&disk).await;
@@ -117,7 +115,7 @@ async fn lookups_that_wait_for_a_quota_evict_only_what_they_load() {
     } = busy;
     drop((tenant, node, other));
     stop(pool, store).await;
-    let (second, _store) = support::pool(directory.path(), config).await;
+    let (second, _store) = crate::support::pool(directory.path(), config).await;
     let _node = join(&second, "n", 1, 16 * MIB, &disk, 512 * MIB, 16 * MIB).await;
     let tenant = Tenant::of(&second, "tenant");
     until("the medium is attached", || tenant.has(0)).await;

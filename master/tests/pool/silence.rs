@@ -1,7 +1,7 @@
 //! What the silence of a node means, and what ends it.
 
-mod support;
-
+use crate::support::media::until;
+use crate::support::registration;
 use kvpool_master::Config;
 use kvpool_master::clock::{BootInstant, Clock, ManualClock};
 use kvpool_master::membership::{NodeState, Reported, StoreNode};
@@ -11,8 +11,6 @@ use kvpool_master::store::{EmbeddedOptions, EmbeddedStore};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use support::media::until;
-use support::registration;
 
 const SUSPECT_AFTER: Duration = Duration::from_secs(3);
 

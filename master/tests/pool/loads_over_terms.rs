@@ -1,7 +1,9 @@
 //! Blocks that came back from a medium in one term, and whose records the next term never sees.
 
-mod support;
-
+use crate::support::media::*;
+use crate::support::{
+    Gated, SPACE, commit, full_and_patient, join_as, pool_at, registration, reserve_with,
+};
 use kvpool_master::Config;
 use kvpool_master::clock::{BootInstant, Clock, ManualClock};
 use kvpool_master::membership::Registration;
@@ -11,10 +13,6 @@ use kvpool_types::{Code, Epoch, Extent, Key, Length};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use support::media::*;
-use support::{
-    Gated, SPACE, commit, full_and_patient, join_as, pool_at, registration, reserve_with,
-};
 
 /// The blocks that the only node has room for.
 const ROOM: u64 = 4;
@@ -86,7 +84,8 @@ async fn next_term(
     let before = kept.epoch().await.unwrap();
     let clock = Arc::clone(clock) as Arc<dyn Clock>;
     let (next, at_once) = (Arc::clone(&kept), JournalOptions::default());
-    let leads = tokio::spawn(async move { support::lead(&next, config(), at_once, clock).await });
+    let leads =
+        tokio::spawn(async move { crate::support::lead(&next, config(), at_once, clock).await });
     while kept.epoch().await.unwrap() == before {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -170,8 +169,8 @@ async fn what_a_load_took_beside_a_place_that_is_shut_already_stays_shut_too() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_names_places_of_its_own_only() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = support::pool(directory.path(), config()).await;
-    let one = support::join(&pool, "one", 1, ROOM * BLOCK).await;
+    let (pool, _store) = crate::support::pool(directory.path(), config()).await;
+    let one = crate::support::join(&pool, "one", 1, ROOM * BLOCK).await;
     let other = Extent {
         segment: one.segments()[0],
         offset: kvpool_types::Offset(0),

@@ -1,7 +1,7 @@
 //! Media that are smaller than memory, memory that cannot be evicted, chains, and drains.
 
-mod support;
-
+use crate::support::media::*;
+use crate::support::{SPACE, commit, item, pool, reserve_with};
 use kvpool_master::Config;
 use kvpool_master::pool::{Holder, OfferedMedium, Pool, TaskState, TaskView};
 use kvpool_proto::MediumState;
@@ -10,8 +10,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use support::media::*;
-use support::{SPACE, commit, item, pool, reserve_with};
 
 /// A medium that is smaller than the copied part of memory is written once, and again only for blocks
 /// that are used.
