@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/kvpool");
-const RUNBOOKS: &str = include_str!("../../docs/operations/alerts.md");
-const DASHBOARD: &str = include_str!("../../charts/kvpool/dashboards/kvpool.json");
+const RUNBOOKS: &str = include_str!("../../../docs/operations/alerts.md");
+const DASHBOARD: &str = include_str!("../../../charts/kvpool/dashboards/kvpool.json");
 /// What each runbook says, in this order.
 const PARTS: [&str; 4] = [
     "**Meaning.**",
@@ -231,7 +231,7 @@ fn every_command_and_metric_of_the_runbooks_exists() {
         commands.insert(command[1].to_owned());
     }
     assert!(commands.len() >= 5, "{commands:?}");
-    let table = include_str!("../../docs/operations/metrics.md");
+    let table = include_str!("../../../docs/operations/metrics.md");
     let metric = Regex::new("`kvpool_(?:master|node)_([a-z_]+)").unwrap();
     for name in metric.captures_iter(RUNBOOKS) {
         assert!(table.contains(&format!("`{}`", &name[1])), "{}", &name[0]);

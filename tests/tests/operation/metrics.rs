@@ -4,7 +4,7 @@ use kvpool_tests::{Cluster, Daemon, Options};
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 
-const DOCUMENT: &str = include_str!("../../docs/operations/metrics.md");
+const DOCUMENT: &str = include_str!("../../../docs/operations/metrics.md");
 
 /// The names in the first column of the table under the heading that names `prefix`, prefix included.
 fn documented(prefix: &str) -> BTreeSet<String> {

@@ -186,7 +186,7 @@ async fn every_operation_of_a_node_and_every_token_meet_as_the_table_says() {
             silent(Port::open_unix(&socket).unwrap(), *op);
         }
     }
-    let paths = include_str!("../../daemon/src/probe.rs")
+    let paths = include_str!("../../../daemon/src/probe.rs")
         .split(".route(\"")
         .skip(1);
     let mut paths: Vec<&str> = paths.filter_map(|rest| rest.split('"').next()).collect();

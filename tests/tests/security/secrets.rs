@@ -269,9 +269,9 @@ fn offer_garbage(master: &Daemon, node: &Daemon, socket: &Path) -> String {
 /// The paths of both daemons.
 fn paths() -> Vec<&'static str> {
     let sources = [
-        include_str!("../../master/src/service/http.rs"),
-        include_str!("../../master/src/service/page.rs"),
-        include_str!("../../daemon/src/probe.rs"),
+        include_str!("../../../master/src/service/http.rs"),
+        include_str!("../../../master/src/service/page.rs"),
+        include_str!("../../../daemon/src/probe.rs"),
     ];
     let routes = sources
         .iter()
