@@ -130,6 +130,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_peer_that_nothing_uses_has_no_connections",
     },
     Mechanism {
+        invariant: 8,
+        what: "few writes to one peer start at a time",
+        file: "handoff/src/session/peers.rs",
+        on: "const MAX_STARTS: usize = 8;",
+        off: "const MAX_STARTS: usize = 1 << 20;",
+        package: "kvpool-handoff",
+        test: "few_writes_start_at_once_to_a_decode_that_vanished_and_others_go_on",
+    },
+    Mechanism {
         invariant: 6,
         what: "small transfers end with their link",
         file: "transport/src/tcp/link.rs",
