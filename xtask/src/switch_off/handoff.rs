@@ -140,6 +140,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 6,
+        what: "few background jobs about one peer run at a time",
+        file: "transport/src/peer/background.rs",
+        on: "const OF_PEER: usize = 8;",
+        off: "const OF_PEER: usize = 1 << 20;",
+        package: "kvpool-transport",
+        test: "a_peer_that_does_not_answer_leaves_threads_to_others",
+    },
+    Mechanism {
+        invariant: 6,
         what: "small transfers end with their link",
         file: "transport/src/tcp/link.rs",
         on: "inline.fail(unreachable(\"the link was closed\"));",
