@@ -88,7 +88,7 @@ fn few_writes_start_at_once_to_a_decode_that_vanished_and_others_go_on() {
     succeeded(&arriving.wait(soon()));
     other.check(0, &[0, 1, 2, 3]).unwrap();
 
-    // A thread stays for a while after its work. Each peer has one more to connect, and the other one some to write.
+    // A thread stays a while after its work. Each peer has one more to connect, and `other` has its writes.
     let threads = prefill.threads(WAITING_THREADS);
     assert!((STARTS..=2 * STARTS).contains(&threads), "{threads}");
     while prefill.tell("pinned") != "0" {
