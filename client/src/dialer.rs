@@ -1,6 +1,5 @@
 //! Opening links to store nodes.
 
-use crate::addresses::{self, first_of};
 use crate::cache::KnownNode;
 use crate::clock::Deadline;
 use crate::errors::is_about_the_token;
@@ -8,6 +7,7 @@ use crate::links::Dial;
 use futures::future::BoxFuture;
 use kvpool_auth::Credentials;
 use kvpool_tls::ClientTls;
+use kvpool_tls::addresses::{self, first_of};
 use kvpool_transport::rdma::{self, Fabric};
 use kvpool_transport::{DataTls, Link, TransferError, TransportKind, shm, tcp};
 use kvpool_types::wire::data::{Hello, HelloReply};

@@ -116,7 +116,6 @@
 
 pub mod blocking;
 
-mod addresses;
 mod api;
 mod cache;
 mod client;

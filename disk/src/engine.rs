@@ -42,7 +42,7 @@ impl fmt::Debug for Request {
 /// The end of a request.
 #[derive(Debug)]
 pub struct Completion {
-    /// The buffer of a read or write, also after an error.
+    /// The buffer of a read or write, also after an error. `None` when the kernel may still use it.
     pub buffer: Option<Buffer>,
     /// The outcome. After an error a read's buffer holds anything, and a write's range too.
     pub result: Result<(), IoError>,

@@ -13,7 +13,7 @@
 #![allow(unsafe_code, reason = "submission entries hold raw addresses")]
 
 use crate::arena::Arena;
-use crate::engine::{Engine, EngineKind, IoError, Op, Request};
+use crate::engine::{Completion, Engine, EngineKind, IoError, Op, Request};
 use crate::file::File;
 use crate::threads::discarded;
 use io_uring::{IoUring, opcode, squeue, types};
@@ -35,6 +35,10 @@ const MOST_BYTES: usize = 1 << 30;
 /// How long the kernel may give a transfer back without a byte: a file that takes none would keep the thread at
 /// work without end.
 const GIVEN_BACK: Duration = Duration::from_secs(1);
+/// How long the kernel may refuse every call before a ring that is closed is left to it.
+const REFUSED: Duration = Duration::from_secs(2);
+/// The pause after a call that the kernel refused.
+const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
 /// A ring over one file.
 #[derive(Debug)]
@@ -71,6 +75,23 @@ struct Slot {
 
 impl Uring {
     pub(crate) fn start(file: Arc<File>, arena: &Arc<Arena>, depth: u32) -> io::Result<Self> {
+        Self::spawn(Driver::new(file, arena, depth)?)
+    }
+
+    fn spawn(driver: Driver) -> io::Result<Self> {
+        let shared = Arc::clone(&driver.shared);
+        let thread = std::thread::Builder::new()
+            .name("disk-ring".into())
+            .spawn(move || driver.run())?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Driver {
+    fn new(file: Arc<File>, arena: &Arc<Arena>, depth: u32) -> io::Result<Self> {
         let ring = IoUring::builder()
             .setup_cqsize(depth.saturating_mul(2).next_power_of_two())
             .build(depth.next_power_of_two())?;
@@ -96,9 +117,9 @@ impl Uring {
             wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?,
             in_flight: AtomicUsize::new(0),
         });
-        let mut driver = Driver {
+        let mut driver = Self {
             ring,
-            shared: Arc::clone(&shared),
+            shared,
             arena: Arc::clone(arena),
             is_fixed,
             slots: Vec::new(),
@@ -116,13 +137,7 @@ impl Uring {
             });
             driver.vacant.push(number);
         }
-        let thread = std::thread::Builder::new()
-            .name("disk-ring".into())
-            .spawn(move || driver.run())?;
-        Ok(Self {
-            shared,
-            thread: Some(thread),
-        })
+        Ok(driver)
     }
 }
 
@@ -201,6 +216,8 @@ struct Driver {
 
 impl Driver {
     fn run(mut self) {
+        // Since when the kernel has refused every call.
+        let mut refused: Option<Instant> = None;
         loop {
             self.arm();
             self.fill();
@@ -217,7 +234,7 @@ impl Driver {
                 }
             }
             match self.ring.submit_and_wait(1) {
-                Ok(_) => {}
+                Ok(_) => refused = None,
                 // A signal, or a full completion queue, which is read below.
                 Err(error)
                     if matches!(
@@ -226,12 +243,49 @@ impl Driver {
                     ) => {}
                 Err(error) => {
                     // Nothing else can be done with the ring: entries in progress keep their memory.
-                    tracing::error!(%error, "io_uring failed");
-                    std::thread::sleep(std::time::Duration::from_millis(100));
+                    if refused.is_none() {
+                        tracing::error!(%error, "io_uring refuses all calls: the disk does nothing more");
+                    }
+                    let since = *refused.get_or_insert_with(Instant::now);
+                    if self.shared.queue.lock().is_closed && since.elapsed() >= REFUSED {
+                        self.reap();
+                        return self.leave(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+                    }
+                    std::thread::sleep(REFUSED_PAUSE);
                 }
             }
             self.reap();
         }
+    }
+
+    /// Ends all requests with an error, and leaves the ring to the kernel. No call tells when the kernel
+    /// is done with the memory that the entries name, so that memory is never freed.
+    fn leave(mut self, errno: Errno) {
+        tracing::error!(
+            error = %io::Error::from(errno),
+            "io_uring refuses all calls, and its disk is closed: the disk's lock and the memory of its \
+             requests stay until the process ends"
+        );
+        let queued = std::mem::take(&mut self.shared.queue.lock().requests);
+        let entered: Vec<Request> = self
+            .slots
+            .iter_mut()
+            .filter_map(|slot| slot.request.take())
+            .collect();
+        let count = queued.len() + entered.len();
+        self.shared.in_flight.fetch_sub(count, Ordering::AcqRel);
+        let failed = || IoError::System(errno.into());
+        for request in queued {
+            request.end(Err(failed()));
+        }
+        for Request { op, done, .. } in entered {
+            std::mem::forget(op);
+            done(Completion {
+                buffer: None,
+                result: Err(failed()),
+            });
+        }
+        std::mem::forget(self);
     }
 
     fn arm(&mut self) {
@@ -432,6 +486,7 @@ fn part(length: usize, done: usize) -> u32 {
 mod tests {
     use super::*;
     use crate::GRANULE;
+    use std::sync::mpsc;
 
     fn writing(arena: &Arc<Arena>) -> Slot {
         let request = Request {
@@ -467,5 +522,47 @@ mod tests {
             panic!("it goes on");
         };
         assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
+    }
+
+    #[test]
+    fn a_ring_that_the_kernel_refuses_for_good_ends_with_its_requests() {
+        const SIZE: u64 = 1 << 20;
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(SIZE).unwrap();
+        let file = Arc::new(File {
+            fd: file.into(),
+            size: SIZE,
+            is_direct: false,
+            is_device: false,
+        });
+        let arena = Arena::new(1 << 20).unwrap();
+        let driver = match Driver::new(file, &arena, 4) {
+            Ok(driver) => driver,
+            Err(error) => {
+                eprintln!(
+                    "SKIPPED a_ring_that_the_kernel_refuses_for_good_ends_with_its_requests: {error}"
+                );
+                return;
+            }
+        };
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let (from, to) = (null.as_raw_fd(), driver.ring.as_raw_fd());
+        // SAFETY: both descriptors are open. The ring uses the second one for calls alone, which now fail.
+        let replaced = unsafe { libc::dup2(from, to) };
+        assert_eq!(replaced, to);
+        let engine = Uring::spawn(driver).unwrap();
+        let (says, ended) = mpsc::channel();
+        engine.submit(Request {
+            op: Op::Write(arena.take(GRANULE).unwrap()),
+            offset: 0,
+            done: Box::new(move |completion| says.send(completion).unwrap()),
+        });
+        let dropping = std::thread::spawn(move || drop(engine));
+        let completion = ended.recv_timeout(Duration::from_secs(30));
+        let completion = completion.expect("the drop waits for the kernel without end");
+        assert!(matches!(completion.result, Err(IoError::System(_))));
+        assert!(completion.buffer.is_none(), "the kernel may still read it");
+        dropping.join().unwrap();
+        assert_eq!(arena.free(), arena.size() - GRANULE);
     }
 }

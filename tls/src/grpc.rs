@@ -1,14 +1,18 @@
 //! gRPC channels to addresses `http://host:port` and `https://host:port`.
 
+#[cfg(test)]
+mod tests;
 mod watched;
 
 use crate::TLS_SCHEME;
+use crate::addresses;
 use crate::client::ClientTls;
 use crate::error::TlsError;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -145,14 +149,32 @@ fn plain_connector(
 }
 
 async fn connect(tls: ClientTls, authority: String) -> io::Result<Stream<TlsStream<TcpStream>>> {
+    let found = addresses::resolve(&authority).await?;
+    connect_to(found, tls, authority).await
+}
+
+/// Connects to the first of `found`, the addresses of `authority`, that makes the handshake.
+async fn connect_to(
+    found: Vec<SocketAddr>,
+    tls: ClientTls,
+    authority: String,
+) -> io::Result<Stream<TlsStream<TcpStream>>> {
     let name = tls.name_of(&authority).map_err(io::Error::other)?;
-    let stream = TcpStream::connect(&authority).await?;
-    stream.set_nodelay(true)?;
-    let connected = TlsConnector::from(tls.grpc()).connect(name, stream).await;
-    let stream = connected.map_err(|error| match speaks_no_tls(&error) {
-        true => io::Error::new(error.kind(), NO_TLS),
-        false => error,
-    })?;
+    let connector = TlsConnector::from(tls.grpc());
+    let attempt = |address: SocketAddr| {
+        let (connector, name) = (connector.clone(), name.clone());
+        async move {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            let connected = connector.connect(name, stream).await;
+            connected.map_err(|error| match speaks_no_tls(&error) {
+                true => io::Error::new(error.kind(), NO_TLS),
+                false => error,
+            })
+        }
+    };
+    let connected = addresses::first_of(found, attempt).await;
+    let stream = connected.unwrap_or_else(|| Err(io::Error::other("it names no host")))?;
     Ok(TokioIo::new(Watched::new(stream, authority, true)))
 }
 

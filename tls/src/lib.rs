@@ -8,12 +8,13 @@
 //!                                  └► gRPC channels (feature `grpc`)
 //! ```
 //!
-//! The crate knows certificates and sockets. It knows no frames, masters or nodes.
+//! The crate knows certificates, sockets, and the addresses of a name. It knows no frames, masters or nodes.
 //!
 //! ADR 0045 says why TLS is one block of settings, and how ports and addresses show it.
 
 #![forbid(unsafe_code)]
 
+pub mod addresses;
 mod client;
 mod error;
 mod frames;

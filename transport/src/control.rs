@@ -428,4 +428,4 @@ impl ControlShared {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -247,14 +247,10 @@ fn receive_slowly<'s>(
     let mut scatter = Scatter::default();
     scatter.push_bytes(bytes);
     while !scatter.is_full() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
-        }
-        crate::socket::set_timeouts(wire.socket(), Some(left))?;
-        match scatter.receive(wire) {
+        match scatter.receive_by(wire, deadline) {
             Ok(0) => return Err(ReceiveError::Closed),
             Ok(_) => {}
+            // The next look at the deadline says whether it is over.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error.into()),
         }
@@ -292,7 +288,7 @@ pub(crate) fn refuse<'s>(
     while Instant::now() < deadline {
         let mut scatter = Scatter::default();
         scatter.push_bytes(&mut scratch);
-        if !matches!(scatter.receive(wire), Ok(1..)) {
+        if !matches!(scatter.receive_by(wire, deadline), Ok(1..)) {
             return;
         }
     }
@@ -344,6 +340,7 @@ pub(crate) fn status(code: Code) -> TransferError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::tests::sealed;
     use std::io::Write;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
@@ -382,5 +379,34 @@ mod tests {
         assert!(meta == long);
         rest(&mut meta);
         assert!(meta.capacity() <= META_KEPT, "{}", meta.capacity());
+    }
+
+    #[test]
+    fn a_record_in_many_slow_parts_ends_at_the_deadline() {
+        let (wire, (mut peer, session)) = sealed();
+        let frame = encode_head(Op::Ping, 7, Epoch(1), 0, |out| out.extend([0; 160])).unwrap();
+        let mut record = Vec::new();
+        let sent = session.send(&frame, |bytes| {
+            record.extend_from_slice(bytes);
+            Ok(bytes.len())
+        });
+        sent.unwrap();
+        // Each byte comes in time, and all of them together do not.
+        let sender = std::thread::spawn(move || {
+            for byte in record.chunks(1) {
+                peer.write_all(byte).unwrap();
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            peer
+        });
+        let begun = Instant::now();
+        let received = receive_by(&wire, begun + Duration::from_millis(300));
+        let is_late = |error: &io::Error| error.kind() == io::ErrorKind::TimedOut;
+        assert!(matches!(&received, Err(ReceiveError::Io(error)) if is_late(error)));
+        assert!(begun.elapsed() < Duration::from_secs(2));
+        // Nothing of the record is lost.
+        let (header, ..) = receive_by(&wire, begun + Duration::from_secs(60)).unwrap();
+        assert_eq!((header.op, header.request), (Op::Ping, 7));
+        sender.join().unwrap();
     }
 }

@@ -7,6 +7,7 @@
 //!     └─ expose, withdraw ───────────────────────────────────────────► Exposed (exposed.rs)
 //! ```
 //!
+//! - `background`: jobs for peers on threads of their own
 //! - [`secret`]: the proof that a process may connect
 //! - `exposed`: the ranges that peers may touch, and the wait until no peer touches a range
 //! - `host`: a process as its data port sees it: its memory is one segment, and offsets are
@@ -30,6 +31,7 @@
 //!
 //! ADR 0014 says what a peer may access, and why. ADR 0050 adds rooms.
 
+mod background;
 pub mod endpoint;
 mod exposed;
 mod host;

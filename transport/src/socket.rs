@@ -23,7 +23,7 @@ use rustix::net::{RecvFlags, SendFlags, sockopt};
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The most pieces of memory in one call.
 const MAX_VECTORS: usize = 1024;
@@ -124,16 +124,46 @@ impl<'a> Scatter<'a> {
 
     /// Waits for at least one byte and receives the available bytes. Returns 0 when the peer has
     /// closed. Fails with `WouldBlock` when the socket's timeout passes.
+    ///
+    /// With TLS the first byte may need a whole record, in any number of parts. Each has the
+    /// socket's timeout.
     pub(crate) fn receive<'s>(&mut self, socket: impl Into<WireRef<'s>>) -> io::Result<usize> {
+        self.receive_after(socket.into(), || Ok(()))
+    }
+
+    /// As [`Scatter::receive`], by `deadline`, also within a record of TLS. Changes the socket's
+    /// timeouts. Fails with `WouldBlock` or `TimedOut` at the deadline.
+    pub(crate) fn receive_by<'s>(
+        &mut self,
+        socket: impl Into<WireRef<'s>>,
+        deadline: Instant,
+    ) -> io::Result<usize> {
         let wire = socket.into();
+        self.receive_after(wire, || {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            set_timeouts(wire.socket(), Some(left))
+        })
+    }
+
+    /// As [`Scatter::receive`]. `before` is called before each wait for the socket, and its error
+    /// ends the call.
+    fn receive_after(
+        &mut self,
+        wire: WireRef<'_>,
+        mut before: impl FnMut() -> io::Result<()>,
+    ) -> io::Result<usize> {
         let socket = wire.socket();
         if let Some(tls) = wire.tls() {
-            return self.receive_sealed(socket, tls);
+            return self.receive_sealed(socket, tls, before);
         }
         loop {
             let Some(mut message) = self.0.message() else {
                 return Ok(0);
             };
+            before()?;
             // SAFETY: the message names vectors that live as long as `self`. They name memory that
             // is uniquely borrowed, or counted and writable, for `'a`. The kernel writes at most
             // that memory.
@@ -149,20 +179,30 @@ impl<'a> Scatter<'a> {
         }
     }
 
-    fn receive_sealed(&mut self, socket: BorrowedFd<'_>, tls: &Session) -> io::Result<usize> {
+    fn receive_sealed(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        tls: &Session,
+        mut before: impl FnMut() -> io::Result<()>,
+    ) -> io::Result<usize> {
         if self.is_full() {
             return Ok(0);
         }
         tls.receive_with(
-            |bytes| receive_into(socket, bytes),
+            |bytes| receive_into(socket, bytes, &mut before),
             |plain| self.0.copy_in(plain),
         )
     }
 }
 
-/// Waits for bytes; a signal does not end the wait.
-fn receive_into(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<usize> {
+/// Waits for bytes; a signal does not end the wait. `before` is called before each wait.
+fn receive_into(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    before: &mut impl FnMut() -> io::Result<()>,
+) -> io::Result<usize> {
     loop {
+        before()?;
         match rustix::net::recv(socket, &mut *bytes, RecvFlags::empty()) {
             Err(Errno::INTR) => {}
             received => return Ok(received.map(|(_, count)| count)?),

@@ -4,13 +4,12 @@
 //! while the client looks again.
 
 use super::master::{CONNECT_TIMEOUT, PING_INTERVAL, PING_TIMEOUT};
-use crate::addresses;
 use crate::clock::Deadline;
 use crate::errors::ControlError;
 use futures::future::BoxFuture;
 use kvpool_auth::Credentials;
 use kvpool_proto::{HelloReply, HelloRequest};
-use kvpool_tls::ClientTls;
+use kvpool_tls::{ClientTls, addresses};
 use kvpool_transport::channel::Reply;
 use kvpool_transport::{Channel, TransferError};
 use kvpool_types::wire::features::Features;

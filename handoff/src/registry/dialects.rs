@@ -8,6 +8,10 @@ use serde_json::{Map, Value, json};
 
 type Answer = Result<HttpReply, HttpReply>;
 
+/// The longest address or name of a rank, in bytes. Anybody who reaches the port may register ranks,
+/// and each stays.
+const MAX_NAME: usize = 1024;
+
 /// What SGLang's decode asks back as prefill told it, with the value when prefill did not.
 const TOLD: [(&str, Value); 3] = [
     ("kv_cache_dtype", Value::Null),
@@ -178,6 +182,8 @@ impl BootstrapRegistry {
         );
         let address = fields.get("addr").cloned();
         let address = address.ok_or_else(|| HttpReply::text(400, "addr is missing"))?;
+        check_length("engine_id", engine_id.len())?;
+        check_length("addr", address.to_string().len())?;
         let group = self.vllm.get(&dp);
         if group.is_some_and(|group| group.engine_id != engine_id) {
             let text = format!("dp_rank {dp} belongs to another engine_id");
@@ -213,10 +219,22 @@ impl BootstrapRegistry {
 fn address(fields: &Fields) -> Result<RankAddress, HttpReply> {
     let port = fields.number("rank_port")?;
     let port = u16::try_from(port).ok().filter(|port| *port > 0);
+    let ip = fields.text("rank_ip")?;
+    check_length("rank_ip", ip.len())?;
     Ok(RankAddress {
-        ip: fields.text("rank_ip")?,
+        ip,
         port: port.ok_or_else(|| HttpReply::text(400, "rank_port must be a port"))?,
     })
+}
+
+fn check_length(name: &str, bytes: usize) -> Result<(), HttpReply> {
+    match bytes <= MAX_NAME {
+        true => Ok(()),
+        false => Err(HttpReply::text(
+            400,
+            format!("{name} has at most {MAX_NAME} bytes"),
+        )),
+    }
 }
 
 fn answer(address: &RankAddress) -> HttpReply {

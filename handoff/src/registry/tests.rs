@@ -215,6 +215,34 @@ fn bad_requests_are_refused_by_name() {
     assert_eq!(refused(&mut small, "PUT /route", rank(1, 9001, 64)).0, 400);
 }
 
+/// Whoever reaches the port may register, and what is registered stays.
+#[test]
+fn long_names_of_ranks_are_refused_in_every_dialect() {
+    let mut registry = registry();
+    let long = "x".repeat(1025);
+    let refused = [
+        (
+            "PUT /route",
+            json!({"rank_ip": long, "rank_port": 9000, "engine_rank": 0}),
+        ),
+        (
+            "POST /register",
+            json!({"engine_id": long, "dp_rank": 0, "tp_rank": 0, "addr": "10.0.0.1:5000"}),
+        ),
+        (
+            "POST /register",
+            json!({"engine_id": "a", "dp_rank": 0, "tp_rank": 0, "addr": {"hosts": [long]}}),
+        ),
+    ];
+    for (call, body) in refused {
+        let (status, text) = ask(&mut registry, call, &body);
+        assert_eq!(status, 400, "{text}");
+        let text = text.as_str().unwrap_or_default();
+        assert!(text.ends_with("has at most 1024 bytes"), "{text}");
+    }
+    assert_eq!(registry.count(), 0, "nothing was registered");
+}
+
 #[test]
 fn c8_a_request_has_one_uuid() {
     let native = "0190b6b0-7c5e-7d11-8f0a-5a3f6f1b2c3d";

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
 /// The longest time of one attempt to connect, and of one letter.
@@ -26,6 +26,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 /// The most letters that wait for one peer. Machines repeat what is dropped.
 const MAX_QUEUED: usize = 65_536;
+/// The most writes to one peer that start at a time. To start takes a thread, and may wait for a connection.
+const MAX_STARTS: usize = 8;
 /// The most peers.
 const MAX_PEERS: usize = 4096;
 /// How often a letter is tried on one connection.
@@ -48,6 +50,8 @@ struct Peer {
     used: Instant,
     /// The letters that wait, or are under way.
     unsent: Arc<AtomicUsize>,
+    /// A permit for each write that may start beside the present ones.
+    starts: Arc<Semaphore>,
 }
 
 impl Drop for Peer {
@@ -95,6 +99,11 @@ impl Peers {
         self.peer(address);
     }
 
+    /// The permits to start writes to a peer. `None` when there are too many peers.
+    pub(super) fn starts(&mut self, address: &str) -> Option<Arc<Semaphore>> {
+        self.peer(address).map(|peer| Arc::clone(&peer.starts))
+    }
+
     fn peer(&mut self, address: &str) -> Option<&mut Peer> {
         if !self.by_address.contains_key(address) {
             if self.by_address.len() >= MAX_PEERS {
@@ -114,6 +123,7 @@ impl Peers {
                 session: None,
                 used: Instant::now(),
                 unsent,
+                starts: Arc::new(Semaphore::new(MAX_STARTS)),
             };
             self.by_address.insert(address.to_owned(), peer);
         }

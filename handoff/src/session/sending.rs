@@ -18,7 +18,7 @@ use kvpool_types::{Checksum, Code, Epoch, GrantKey, Incarnation};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The longest time of an attempt to connect for a write.
+/// The longest time of a write's start: its turn, and an attempt to connect.
 const CONNECT: Duration = Duration::from_secs(2);
 
 /// A request to send pages.
@@ -226,16 +226,28 @@ impl Agent {
             }));
         };
         let write = self.chunk_write(id, to, body);
+        let write = write.and_then(|write| Some((self.peers.starts(&write.address)?, write)));
         if let Some(room) = self.sending.get_mut(&id) {
             room.under_way += 1;
         }
-        let Some(write) = write else {
+        let Some((starts, write)) = write else {
             return written(Err(Code::Unreachable));
         };
         let (endpoint, memory) = (Arc::clone(&self.endpoint), Arc::clone(&self.memory));
+        let connect = write.deadline.min(Instant::now() + CONNECT);
         tokio::spawn(async move {
+            // All peers share the threads: a peer that does not answer must not take them all.
+            let turn = tokio::time::timeout_at(connect.into(), starts.acquire_owned()).await;
+            let Ok(Ok(turn)) = turn else {
+                tracing::debug!(
+                    room = id.0,
+                    chunk,
+                    "a write into a room had no turn to start"
+                );
+                return written(Err(Code::DeadlineExceeded));
+            };
             let starting = tokio::task::spawn_blocking(move || {
-                let connect = write.deadline.min(Instant::now() + CONNECT);
+                let _turn = turn;
                 let link = endpoint.link(&write.address, connect)?;
                 if link.session() != write.session {
                     return Err(failed(Code::WrongIncarnation));

@@ -68,6 +68,17 @@ impl Process {
         self.answer("done")
     }
 
+    /// The number of the process's threads with a name, of which the kernel keeps 15 bytes.
+    pub(crate) fn threads(&self, name: &str) -> usize {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        // A thread may end meanwhile.
+        let name_of = |task: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_to_string(task.ok()?.path().join("comm")).ok()
+        };
+        let names = tasks.filter_map(name_of);
+        names.filter(|found| found.trim_end() == name).count()
+    }
+
     fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
@@ -90,8 +101,8 @@ impl Drop for Process {
     }
 }
 
-/// Not a test: what a child runs. Commands: `send ROOM PAGES`, `produce FROM TO`, `finish`,
-/// `receive ROOM PAGES ADDRESS`, `pinned`, `poll`.
+/// Not a test: what a child runs. Commands: `send ROOM PAGES`, `produce FROM TO`, `produce_each FROM TO` (a
+/// chunk for each page), `finish`, `receive ROOM PAGES ADDRESS`, `pinned`, `poll`.
 #[test]
 #[ignore = "what a child of other tests runs"]
 fn rank_of_another_process() {
@@ -101,6 +112,8 @@ fn rank_of_another_process() {
     let rank = Rank::start(&group(), 0, 0);
     println!("address={}", rank.address());
     let mut sending: Option<Sending> = None;
+    // To drop a handle gives its request up.
+    let mut earlier = Vec::new();
     let mut receiving = None;
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
@@ -109,6 +122,7 @@ fn rank_of_another_process() {
         let deadline = Instant::now() + Duration::from_secs(60);
         match words[0] {
             "send" => {
+                earlier.extend(sending.take());
                 let pages: Vec<u32> = (0..number(2)).collect();
                 rank.fill(&pages);
                 let room = RoomId(number(1).into());
@@ -117,6 +131,12 @@ fn rank_of_another_process() {
             "produce" => {
                 let sending = sending.as_ref().unwrap();
                 sending.produced(number(1)..number(2), 0..2).unwrap();
+            }
+            "produce_each" => {
+                let sending = sending.as_ref().unwrap();
+                for page in number(1)..number(2) {
+                    sending.produced(page..page + 1, 0..2).unwrap();
+                }
             }
             "finish" => sending.as_ref().unwrap().finish(Vec::new()).unwrap(),
             "receive" => {

@@ -12,7 +12,7 @@ fn decode() -> Rank {
     Rank::start(&group(), 0, 0)
 }
 
-fn receive(rank: &Rank, room: u64, pages: u32, from: &str) -> Receiving {
+pub(crate) fn receive(rank: &Rank, room: u64, pages: u32, from: &str) -> Receiving {
     let layers = group().layers();
     let pages = (0, (0..pages).collect());
     let from = [from.to_owned()];
@@ -21,7 +21,7 @@ fn receive(rank: &Rank, room: u64, pages: u32, from: &str) -> Receiving {
         .unwrap()
 }
 
-fn reaches(receiving: &Receiving, poll: PollState) {
+pub(crate) fn reaches(receiving: &Receiving, poll: PollState) {
     let until = soon();
     while receiving.state().poll != poll {
         assert!(Instant::now() < until, "{:?}", receiving.state());

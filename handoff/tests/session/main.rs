@@ -6,6 +6,7 @@
 //! - `relay`: a relay that changes, repeats, reorders and cuts what goes between two sessions
 //! - `ranks`: a rank whose bytes say where they belong
 //! - `slow`: a network on which a room takes longer than a write may
+//! - `vanished`: a peer whose host is gone
 //! - `child`: the same as a process of its own
 
 mod child;
@@ -15,3 +16,4 @@ mod push;
 mod ranks;
 mod relay;
 mod slow;
+mod vanished;

@@ -58,7 +58,7 @@ fn rank(listener: TcpListener, address: Option<SocketAddr>) -> (HandoffSession, 
 }
 
 /// Passes bytes on until the end; with `turn`, all connections together at most [`BYTES_PER_SECOND`].
-fn pass(mut from: TcpStream, mut to: TcpStream, turn: Option<Arc<Mutex<Instant>>>) {
+pub(crate) fn pass(mut from: TcpStream, mut to: TcpStream, turn: Option<Arc<Mutex<Instant>>>) {
     std::thread::spawn(move || {
         let mut buffer = vec![0; 16 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {

@@ -220,7 +220,8 @@ impl PeerEngine {
             };
             let number = session.batches.begin();
             let background = Arc::clone(&session);
-            session.endpoint.in_background(move || {
+            let target = asked.target.clone();
+            session.endpoint.in_background(&target, move || {
                 let outcome = background.carry_out(asked);
                 background.batches.end(number, outcome);
             })?;

@@ -123,7 +123,7 @@ fn frames_are_sent_whole_and_in_order_by_any_thread() {
 }
 
 /// Both ends of a TLS connection with small buffers.
-fn sealed() -> (Wire, (TcpStream, Session)) {
+pub(crate) fn sealed() -> (Wire, (TcpStream, Session)) {
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new(directory.path(), "authority");
     let (server, client) = authority.ends();

@@ -1,5 +1,6 @@
 //! One process's side of peer memory: the ranges it exposes, and its transfers from and to peers.
 
+use super::background::Background;
 use super::exposed::{ExposeError, StillTouched};
 use super::host::{INDEX, MAILBOX, PeerHost};
 use super::letters::{LetterOptions, LetterWriter, MAX_ADDRESS};
@@ -11,7 +12,6 @@ use super::secret::Secret;
 use super::targets::Targets;
 use super::transfer::PeerTransfer;
 use super::watch::{PeerLoss, PeerWatch, PeerWatchOptions};
-use crate::copiers::Copiers;
 use crate::link::{ReadOp, TransferError, TransferResult, TransportKind};
 use crate::memory::{Region, Slice};
 use crate::outcomes::{deadline_exceeded, invalid};
@@ -26,9 +26,6 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
-
-/// The number of concurrent background jobs.
-const BACKGROUND: usize = 8;
 
 /// The bytes of a message from a peer, at most 64 KiB.
 pub type Message = Vec<u8>;
@@ -78,7 +75,7 @@ pub struct Endpoint {
     ports: Result<Vec<String>, Arc<str>>,
     next_grant: Arc<AtomicU64>,
     letters: Option<Arc<LetterWriter>>,
-    background: OnceLock<Copiers>,
+    background: OnceLock<Background>,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -211,20 +208,25 @@ impl Endpoint {
         self.host.mailbox.fetch()
     }
 
-    /// Runs `job` on one of a few background threads.
+    /// Runs `job`, which is about one peer, on one of a few background threads. At most 8 jobs about
+    /// one peer run at a time: a peer that does not answer delays no job about another one.
     ///
     /// # Errors
     ///
     /// The error of starting the threads at the first call.
-    pub fn in_background(&self, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        let pool = match self.background.get() {
-            Some(pool) => pool,
+    pub fn in_background(
+        &self,
+        target: &str,
+        job: impl FnOnce() + Send + 'static,
+    ) -> io::Result<()> {
+        let background = match self.background.get() {
+            Some(background) => background,
             None => {
-                let started = Copiers::start("kvpool-peer", BACKGROUND)?;
+                let started = Background::start()?;
                 self.background.get_or_init(|| started)
             }
         };
-        pool.submit(std::iter::once(Box::new(job) as Box<dyn FnOnce() + Send>));
+        background.run(target, Box::new(job));
         Ok(())
     }
 

@@ -231,14 +231,11 @@ impl Targets {
         deadline: Instant,
     ) -> Result<(OwnedFd, Incarnation), TransferError> {
         let limit = deadline.min(Instant::now() + CONNECT);
-        let mut last = invalid(format!("{target} resolves to no address"));
-        for address in resolve(target, limit)? {
-            match tcp::open(address, &self.hello(), limit, None) {
-                Ok((wire, reply)) => return Ok((wire.into_parts().0, reply.incarnation)),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+        let found = resolve(target, limit)?;
+        let (_, (wire, reply)) = first_of(target, &found, limit, |address, until| {
+            tcp::open(address, &self.hello(), until, None)
+        })?;
+        Ok((wire.into_parts().0, reply.incarnation))
     }
 
     fn hello(&self) -> Hello {
@@ -262,28 +259,44 @@ impl Targets {
         deadline: Instant,
     ) -> Result<(Connected, bool), TransferError> {
         let hello = self.hello();
-        let mut last = invalid(format!("{target} resolves to no address"));
-        for address in resolve(target, deadline)? {
-            match tcp::connect(address, hello.clone(), deadline) {
-                Ok((tcp, reply)) => {
-                    let hello = Hello {
-                        incarnation: reply.incarnation,
-                        ..hello
-                    };
-                    let (rdma, may_pass) = with_queue_pairs(rdma, address, hello, deadline)?;
-                    let connected = Connected {
-                        tcp,
-                        rdma,
-                        session: reply.incarnation,
-                        signer: self.secret.grant_key(reply.incarnation).signer(),
-                    };
-                    return Ok((connected, may_pass));
-                }
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+        let found = resolve(target, deadline)?;
+        let (address, (tcp, reply)) = first_of(target, &found, deadline, |address, until| {
+            tcp::connect(address, hello.clone(), until)
+        })?;
+        let hello = Hello {
+            incarnation: reply.incarnation,
+            ..hello
+        };
+        let (rdma, may_pass) = with_queue_pairs(rdma, address, hello, deadline)?;
+        let connected = Connected {
+            tcp,
+            rdma,
+            session: reply.incarnation,
+            signer: self.secret.grant_key(reply.incarnation).signer(),
+        };
+        Ok((connected, may_pass))
     }
+}
+
+/// Tries the addresses of a target in order, until one succeeds. Each may take its share of the time
+/// that is left, so that one that does not answer leaves time to the others.
+fn first_of<T>(
+    target: &str,
+    found: &[SocketAddr],
+    deadline: Instant,
+    attempt: impl Fn(SocketAddr, Instant) -> Result<T, TransferError>,
+) -> Result<(SocketAddr, T), TransferError> {
+    let mut last = invalid(format!("{target} resolves to no address"));
+    for (untried, address) in (1..=found.len()).rev().zip(found) {
+        let now = Instant::now();
+        let left = deadline.saturating_duration_since(now);
+        let share = left / u32::try_from(untried).unwrap_or(u32::MAX);
+        match attempt(*address, now + share) {
+            Ok(opened) => return Ok((*address, opened)),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// Queue pairs, or why there are none.
@@ -345,6 +358,29 @@ fn resolve(target: &str, deadline: Instant) -> Result<Vec<SocketAddr>, TransferE
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_to_the_next_one() {
+        let listen = || TcpListener::bind("127.0.0.1:0").unwrap();
+        // It accepts nobody. The system connects its callers, and no hello is answered.
+        let (silent, right) = (listen(), listen());
+        let found = [silent, right].map(|listener| (listener.local_addr().unwrap(), listener));
+        let addresses = found.each_ref().map(|(address, _)| *address);
+        let targets = Targets::new(Secret::default(), Err("none here".into()));
+        let deadline = Instant::now() + Duration::from_secs(2);
+        let tried = first_of("peer", &addresses, deadline, |address, until| {
+            if address == addresses[0] {
+                return tcp::open(address, &targets.hello(), until, None).map(drop);
+            }
+            assert!(Instant::now() < until, "no time is left");
+            Ok(())
+        });
+        assert_eq!(tried.unwrap().0, addresses[1]);
+        assert!(Instant::now() < deadline);
+        let refused = first_of("peer", &[], deadline, |_, _| Ok(()));
+        assert_eq!(refused.unwrap_err().code, Code::InvalidArgument);
+    }
 
     #[test]
     fn a_peer_that_failed_over_rdma_is_tried_again_after_growing_cooldowns() {

@@ -18,7 +18,11 @@ const STAGGER: Duration = Duration::from_millis(250);
 const MOST: usize = 8;
 
 /// The addresses that `host_and_port` stands for, in the order in which they are to be tried. Never empty.
-pub(crate) async fn resolve(host_and_port: &str) -> io::Result<Vec<SocketAddr>> {
+///
+/// # Errors
+///
+/// The name is unknown, or stands for no address.
+pub async fn resolve(host_and_port: &str) -> io::Result<Vec<SocketAddr>> {
     let found = tokio::net::lookup_host(host_and_port).await?;
     let found = interleave(found);
     if found.is_empty() {
@@ -56,7 +60,7 @@ fn interleave(found: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
 /// that of the attempt that ended last.
 ///
 /// Returns `None` where there is no address.
-pub(crate) async fn first_of<T, E, A>(
+pub async fn first_of<T, E, A>(
     addresses: Vec<SocketAddr>,
     attempt: impl Fn(SocketAddr) -> A,
 ) -> Option<Result<T, E>>

@@ -1,0 +1,110 @@
+//! Jobs for peers, on a few threads. So few of each peer run at a time that one which does not answer
+//! leaves threads to the others.
+
+use crate::copiers::{Copiers, Job};
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+
+/// The jobs that run at a time.
+const THREADS: usize = 32;
+/// The most jobs of one peer among them.
+const OF_PEER: usize = 8;
+
+/// The threads, and the jobs that wait for others of the same peer.
+pub(super) struct Background {
+    threads: Copiers,
+    peers: Arc<Mutex<Peers>>,
+}
+
+/// The jobs of each peer that has some.
+type Peers = HashMap<String, PeerJobs>;
+
+#[derive(Default)]
+struct PeerJobs {
+    running: usize,
+    waiting: VecDeque<Job>,
+}
+
+impl Background {
+    pub(super) fn start() -> io::Result<Self> {
+        Ok(Self {
+            threads: Copiers::start("kvpool-peer", THREADS)?,
+            peers: Arc::default(),
+        })
+    }
+
+    /// Runs a job for a peer. Jobs of one peer start in the order of these calls.
+    pub(super) fn run(&self, peer: &str, job: Job) {
+        {
+            let mut peers = self.peers.lock();
+            let jobs = peers.entry(peer.to_owned()).or_default();
+            if jobs.running >= OF_PEER {
+                jobs.waiting.push_back(job);
+                return;
+            }
+            jobs.running += 1;
+        }
+        let (peers, peer) = (Arc::clone(&self.peers), peer.to_owned());
+        let in_turn = move || {
+            let mut next = Some(job);
+            while let Some(job) = next {
+                job();
+                next = next_of(&peers, &peer);
+            }
+        };
+        let in_turn: Job = Box::new(in_turn);
+        self.threads.submit(std::iter::once(in_turn));
+    }
+}
+
+/// The peer's next job for the thread that has ended one. `None` when the thread is free.
+fn next_of(peers: &Mutex<Peers>, peer: &str) -> Option<Job> {
+    let mut peers = peers.lock();
+    let jobs = peers.get_mut(peer)?;
+    let next = jobs.waiting.pop_front();
+    if next.is_none() {
+        jobs.running -= 1;
+        if jobs.running == 0 {
+            peers.remove(peer);
+        }
+    }
+    next
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn a_peer_that_does_not_answer_leaves_threads_to_others() {
+        const JOBS: usize = 2 * THREADS;
+        let background = Background::start().unwrap();
+        let (started, answers) = (Arc::<AtomicUsize>::default(), Arc::new(Mutex::new(())));
+        let (says, ended) = mpsc::channel();
+        let is_silent = answers.lock();
+        for _ in 0..JOBS {
+            let (started, answers) = (Arc::clone(&started), Arc::clone(&answers));
+            let says = says.clone();
+            let job = move || {
+                started.fetch_add(1, Ordering::SeqCst);
+                drop(answers.lock());
+                says.send("silent").unwrap();
+            };
+            background.run("silent", Box::new(job));
+        }
+        background.run("other", Box::new(move || says.send("other").unwrap()));
+        let next = || ended.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert_eq!(next(), "other");
+        assert!(started.load(Ordering::SeqCst) <= OF_PEER);
+        drop(is_silent);
+        for _ in 0..JOBS {
+            assert_eq!(next(), "silent");
+        }
+        assert_eq!(started.load(Ordering::SeqCst), JOBS);
+    }
+}
