@@ -118,7 +118,7 @@ async fn an_acknowledged_group_survives_kill_9() {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "an_acknowledged_group_survives_kill_9",
+                "kill::an_acknowledged_group_survives_kill_9",
                 "--nocapture",
             ])
             .env(CHILD, directory.path())

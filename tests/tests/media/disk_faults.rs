@@ -59,8 +59,10 @@ impl Probe {
                 let took = took.max(begun.elapsed());
                 longest.fetch_max(u64::try_from(took.as_millis())?, Ordering::AcqRel);
                 for outcome in got {
-                    let is_hit = matches!(outcome?, GetOutcome::Hit { .. });
-                    anyhow::ensure!(is_hit && is_right(&key, &to, length), "not as it was put");
+                    let outcome = outcome?;
+                    let is_hit = matches!(outcome, GetOutcome::Hit { .. });
+                    anyhow::ensure!(is_hit, "block {number}: {outcome:?}");
+                    anyhow::ensure!(is_right(&key, &to, length), "not as it was put");
                 }
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }

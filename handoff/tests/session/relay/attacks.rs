@@ -6,7 +6,7 @@ use super::{Attack, Wire};
 use kvpool_types::{Code, Epoch};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -14,6 +14,15 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const BYTE: usize = 1000;
 
 type Codes = Arc<Mutex<Vec<Code>>>;
+
+/// Waits until so many codes were noted: an answer may be on its way when a request has ended.
+fn wait_for(codes: &Codes, count: usize) {
+    let until = Instant::now() + PATIENCE;
+    while codes.lock().len() < count {
+        assert!(Instant::now() < until, "{:?}", codes.lock());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
 
 /// Does something to the first letter of a name. Notes the codes of its answers.
 struct OnLetter<F> {
@@ -101,6 +110,7 @@ fn a_letter_that_comes_twice_is_taken_once() {
         });
         let mut scene = Scene::start(Size::Small, &patient(), attack);
         scene.hand_off(mode, 1, PATIENCE).assert_success();
+        wait_for(&codes, 2);
         scene.close();
         assert_eq!(*codes.lock(), [Code::Ok, Code::StaleEpoch], "{name}");
     });
@@ -285,11 +295,7 @@ fn writes_that_never_came_fail_both_ends_and_late_ones_change_nothing() {
             .iter()
             .map(|(frame, _)| frame.write().unwrap().grants.len())
             .sum();
-        let until = std::time::Instant::now() + PATIENCE;
-        while codes.lock().len() < wanted {
-            assert!(std::time::Instant::now() < until, "{:?}", codes.lock());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        wait_for(&codes, wanted);
         assert!(codes.lock().iter().all(|code| *code == Code::GrantEnded));
         scene.close();
     });
