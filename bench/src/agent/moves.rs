@@ -191,7 +191,7 @@ impl Puts<'_> {
 }
 
 impl Gets<'_> {
-    /// Gets for one window, and verifies some of the blocks.
+    /// Gets for one window. It verifies the stamp of each block, and all bytes of two blocks of the last call.
     pub(super) fn run(self, memory: &mut Memory, clock: Clock<'_>) -> anyhow::Result<Measured> {
         let Self {
             client, seed, set, ..
@@ -216,10 +216,16 @@ impl Gets<'_> {
             let mut meter = Meter::default();
             while !meter.fills(window) {
                 let (numbers, gets) = self.gets(memory, count, from, self.batch)?;
+                for number in &numbers {
+                    memory.forget(set, *number)?;
+                }
                 let begin = Instant::now();
                 let outcomes = client.batch_get(gets, &options);
                 meter.add(begin.elapsed(), set.block * self.batch);
                 check_hits(outcomes, set)?;
+                for number in &numbers {
+                    check(memory.is_stamped(seed, set, *number)?)?;
+                }
                 from += self.batch;
                 last = numbers;
             }
