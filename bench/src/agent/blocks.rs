@@ -125,8 +125,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Overwrites the first and the last bytes in the target of block `number`, so bytes of an earlier get are
-    /// not right.
+    /// Overwrites the first and the last bytes in the target of block `number`, so the bytes of an earlier
+    /// get are not right.
     pub(super) fn forget(&self, set: &Set, number: u64) -> anyhow::Result<()> {
         let target = self.target(set, number)?;
         if let (Some(first), Some(last)) = (target.first(), target.last()) {

@@ -185,7 +185,8 @@ pub(crate) enum Work {
         batch: u64,
         /// Whether the pool makes room by eviction instead.
         evicts: bool,
-        /// A client that gets the blocks of each call while the next call puts.
+        /// A client that gets the blocks of each call while the next call puts. The first call is not timed,
+        /// so each timed one has gets beside it.
         reader: Option<String>,
     },
     /// Put new blocks and remove them; only the removals are timed.

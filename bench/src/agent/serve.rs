@@ -149,7 +149,9 @@ impl Agent {
                 evicts,
                 ref reader,
             } => {
-                let coming = window.calls * batch;
+                // The first call beside a reader is not timed.
+                let calls = window.calls + u64::from(reader.is_some());
+                let coming = calls * batch;
                 let over = (live.count() + coming).saturating_sub(set.slots);
                 let over = over.min(live.count());
                 if !evicts {
