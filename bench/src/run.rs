@@ -120,6 +120,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         let measured = measure(&mut runner, &cases, &all, &bar).await;
         // Also after a failure: the run removes its blocks from an existing pool.
         let stopped = runner.stop().await;
+        if let (Err(_), Err(error)) = (&measured, &stopped) {
+            tracing::warn!("blocks of this run may still be in the pool: {error:#}");
+        }
         rows.extend(measured?);
         stopped?;
     }

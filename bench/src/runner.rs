@@ -340,6 +340,10 @@ impl Runner {
                 begin_ns,
             }
         });
+        if let What::Put(_, batch) | What::PutRead(_, batch) | What::Remove(_, batch) = case.what {
+            // A call beside a reader is not counted by the window.
+            self.expect(pool, &set, (window.calls.max(1) + 1) * batch)?;
+        }
         let calls = self
             .clients
             .iter()

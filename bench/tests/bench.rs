@@ -349,3 +349,40 @@ fn an_existing_pool_is_measured_and_left_empty() {
     let status = kvctl(&["--master", &pool.master, "status"]);
     assert_eq!(status["blocks"], 0, "{status}");
 }
+
+/// The ids of the processes that `parent` has started.
+fn children(parent: u32) -> Vec<String> {
+    let is_child = format!("PPid:\t{parent}");
+    let mut children = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        // Not every entry is a process, and a process may end meanwhile.
+        let status = std::fs::read_to_string(entry.path().join("status")).unwrap_or_default();
+        if status.lines().any(|line| line == is_child) {
+            children.push(entry.file_name().into_string().unwrap());
+        }
+    }
+    children
+}
+
+#[test]
+fn a_run_that_fails_leaves_an_existing_pool_empty() {
+    let pool = Existing::start();
+    let run = Command::new(KVBENCH)
+        .args(["--master", &pool.master, "--quick", "--pairs", "1000"])
+        .args(["--only", "shm/put/4KiB"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut run = Daemon(run);
+    pool.wait_for("blocks", |blocks| {
+        blocks.as_u64().is_some_and(|some| some > 0)
+    });
+    let agents = children(run.0.id());
+    assert!(agents.len() >= 3, "two limits and a client: {agents:?}");
+    let killed = Command::new("kill").arg("-9").args(&agents).status();
+    assert!(killed.unwrap().success());
+    assert!(!run.0.wait().unwrap().success(), "a client has ended");
+    // What the killed client was putting goes with its session.
+    pool.wait_for("blocks", |blocks| *blocks == 0);
+}
