@@ -529,7 +529,8 @@ fn value(case: &Case, all: &[Measured], cpu: Option<&Cpu>) -> Option<f64> {
         }
         Metric::Cpu => {
             let cpu = cpu?;
-            cpu.client + cpu.node?
+            // A node that moved bytes without any time was not read.
+            cpu.client + cpu.node.filter(|node| *node > 0.0)?
         }
         Metric::Tail => first.p99_ns as f64 / first.p50_ns.max(1) as f64,
         Metric::Bytes | Metric::Seconds | Metric::Times => return None,
@@ -552,5 +553,29 @@ mod tests {
         let fresh = table().into_iter().find(fresh).unwrap();
         let most = pairs_of(&fresh, 1000, 32 * MIB);
         assert!(most < 1000, "no place is written twice: {most}");
+    }
+
+    #[test]
+    fn processor_time_without_that_of_the_node_is_no_result() {
+        let case = table()
+            .into_iter()
+            .find(|case| case.id == "tcp/get-cpu/32x1MiB");
+        let case = case.unwrap();
+        let window = |of_node| Measured {
+            calls: 1,
+            spent_ns: 1,
+            p50_ns: 1,
+            p99_ns: 1,
+            units: 100,
+            begin_ns: 0,
+            end_ns: 1,
+            cpu_ns: vec![30, 10, of_node],
+        };
+        let value_of = |of_node| {
+            let all = [window(of_node)];
+            value(&case, &all, Some(&Cpu::of(&all, true, 1)))
+        };
+        assert_eq!(value_of(20), Some(0.5));
+        assert_eq!(value_of(0), None);
     }
 }

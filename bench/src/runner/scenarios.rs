@@ -192,6 +192,9 @@ impl Runner {
         let threads = Threads::of(master);
         let loaded = self.load(vec![writer], lasts).await?;
         let spent = nanos(threads.since());
+        if spent == 0 {
+            bail!("the processor time of kvmaster cannot be read");
+        }
         Ok(spent as f64 / put_by_each(&loaded)? as f64)
     }
 
