@@ -71,6 +71,7 @@ pub(crate) struct Args {
 /// Switches mechanisms off one by one; true when every test noticed. With `simulate` it is true when every
 /// mechanism built: what the simulation does not notice is a fact to read, not a fault.
 pub(crate) fn run(args: &Args) -> Result<bool> {
+    let chosen = chosen(args)?;
     let place = target_dir()?.join("switch-off");
     let (tree, build) = (place.join("tree"), place.join("build"));
     copy_tree(&tree)?;
@@ -80,15 +81,6 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         bail!("the simulation fails with every mechanism in its place");
     }
     let mut tally = HashMap::<&str, u32>::new();
-    let chosen = MECHANISMS
-        .into_iter()
-        .flatten()
-        .filter(|m| args.invariant.is_none_or(|only| only == m.invariant))
-        .filter(|m| {
-            let is_named = |text: &String| m.file.contains(text) || m.test.contains(text);
-            args.of.as_ref().is_none_or(is_named)
-        });
-    let chosen: Vec<&Mechanism> = chosen.collect();
     let passing = match args.simulate {
         None => passing(&chosen, &tree, &build)?,
         Some(_) => HashSet::new(),
@@ -131,6 +123,22 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let is_fact = |verdict| simulates && matches!(verdict, UNNOTICED | OUT_OF_REACH);
     let mut verdicts = tally.into_keys();
     Ok(verdicts.all(|verdict| verdict == "noticed" || is_fact(verdict)))
+}
+
+/// The mechanisms that the arguments name.
+fn chosen(args: &Args) -> Result<Vec<&'static Mechanism>> {
+    let all = MECHANISMS.into_iter().flatten();
+    let chosen = all
+        .filter(|m| args.invariant.is_none_or(|only| only == m.invariant))
+        .filter(|m| {
+            let is_named = |text: &String| m.file.contains(text) || m.test.contains(text);
+            args.of.as_ref().is_none_or(is_named)
+        });
+    let chosen: Vec<&Mechanism> = chosen.collect();
+    if chosen.is_empty() {
+        bail!("no mechanism is of that invariant and has that text in its file or test");
+    }
+    Ok(chosen)
 }
 
 enum Verdict {
@@ -337,6 +345,18 @@ fn remove_others(directory: &Path, kept: &HashSet<PathBuf>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arguments_that_name_no_mechanism_are_an_error() {
+        let named = |invariant, of: Option<&str>| Args {
+            invariant,
+            of: of.map(str::to_owned),
+            simulate: None,
+        };
+        assert!(!chosen(&named(None, None)).unwrap().is_empty());
+        assert!(chosen(&named(Some(u8::MAX), None)).is_err());
+        assert!(chosen(&named(None, Some("no such test"))).is_err());
+    }
 
     #[test]
     fn files_that_left_the_tree_leave_the_copy() {
