@@ -36,8 +36,8 @@ pub(crate) const fn extent_bytes(block_bytes: u64) -> u64 {
     block_bytes.next_multiple_of(GRANULE)
 }
 
-/// Runs the job and prints its report. A fault of the pool is an error, and so is a run that verified nothing.
-/// Errors come after the report.
+/// Runs the job and prints its report. A fault of the pool is an error, and so is a run that verified
+/// nothing. Errors come after the report.
 pub(crate) async fn run(job: Job, context: &Context) -> anyhow::Result<()> {
     let report = measure(&job, context).await?;
     context.output.show(&report, Report::tables)?;
