@@ -320,10 +320,9 @@ impl Case {
             Kept::Exactly(count) => count,
         };
         let batch = match self.what {
-            What::Put(_, batch)
-            | What::PutRead(_, batch)
-            | What::Remove(_, batch)
-            | What::Get(_, batch) => batch,
+            // The blocks that are got, and those that are put meanwhile.
+            What::PutRead(_, batch) => 2 * batch,
+            What::Put(_, batch) | What::Remove(_, batch) | What::Get(_, batch) => batch,
             _ => 1,
         };
         slots >= batch.max(FEWEST)

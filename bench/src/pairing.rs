@@ -68,6 +68,11 @@ impl Pairs {
         self.limits.extend(limit);
     }
 
+    /// The result of the case in each pair.
+    pub(crate) fn results(&self) -> &[f64] {
+        &self.results
+    }
+
     /// The results of the case.
     pub(crate) fn result(&self) -> Option<Spread> {
         Spread::of(&self.results)
@@ -78,16 +83,19 @@ impl Pairs {
         Spread::of(&self.limits)
     }
 
-    /// Result divided by limit, for each pair.
-    pub(crate) fn ratio(&self) -> Option<Spread> {
-        let ratios: Vec<f64> = self
-            .results
+    /// Result divided by limit, for each pair whose limit is not zero.
+    pub(crate) fn ratios(&self) -> Vec<f64> {
+        self.results
             .iter()
             .zip(&self.limits)
             .filter(|(_, limit)| **limit > 0.0)
             .map(|(result, limit)| result / limit)
-            .collect();
-        Spread::of(&ratios)
+            .collect()
+    }
+
+    /// The spread of these ratios.
+    pub(crate) fn ratio(&self) -> Option<Spread> {
+        Spread::of(&self.ratios())
     }
 }
 

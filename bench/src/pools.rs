@@ -52,7 +52,8 @@ impl Pool {
         let node_bytes = match self {
             // The room of removed blocks is free only after their leases.
             Self::Main | Self::Guarded(_) => 3 * span + 2 * window,
-            Self::Durable | Self::Fresh => 2 * span + window,
+            Self::Durable => 2 * span + window,
+            Self::Fresh => fresh_bytes(span),
             Self::Local => 0,
             Self::Keys | Self::GuardedKeys(_) => 64 * MIB,
             Self::Million => 256 * MIB,
@@ -91,6 +92,16 @@ impl Pool {
 
 /// The most bytes of a pool of a scenario.
 const CROWD_BYTES: u64 = 512 * MIB;
+
+/// The bytes of [`Pool::Fresh`]: at least enough first writes for the pairs of a usual run.
+fn fresh_bytes(span: u64) -> u64 {
+    (2 * span + WINDOW_BYTES.min(span)).max(640 * MIB)
+}
+
+/// The bytes that first writes can fill without eviction.
+pub(super) fn fresh_room(span: u64) -> u64 {
+    fresh_bytes(span) / 10 * 9
+}
 
 /// The bytes of the segment that the client's process serves to [`Pool::Local`].
 pub(super) fn local_segment(span: u64) -> u64 {

@@ -5,8 +5,12 @@ use super::left_out::LeftOut;
 use super::machine::{Machine, PUBLISHED};
 use super::pairing::{Pairs, Spread, median};
 use super::window::Measured;
+use anyhow::bail;
 use kvctl::output;
 use serde::Serialize;
+
+/// The fewest pairs with which a goal can be met. Fewer have no quartiles beside their median.
+pub(crate) const FEWEST_PAIRS: usize = 3;
 
 /// The results of a run.
 #[derive(Clone, Debug, Serialize)]
@@ -29,6 +33,8 @@ pub(crate) struct Report {
     pub(crate) goals: usize,
     /// The number of cases that met their goal.
     pub(crate) goals_met: usize,
+    /// The fewest pairs with which a goal can be met, except for memory.
+    pub(crate) fewest_pairs: usize,
     /// The time of the run, in seconds.
     pub(crate) seconds: f64,
 }
@@ -52,6 +58,8 @@ pub(crate) struct Row {
     /// The reason why the case has no goal.
     pub(crate) no_goal: Option<&'static str>,
     pub(crate) met: Option<bool>,
+    /// Whether it has too few pairs to meet a goal.
+    pub(crate) has_few_pairs: bool,
     pub(crate) cpu: Option<Cpu>,
     /// Every pair.
     pub(crate) samples: Pairs,
@@ -100,10 +108,18 @@ impl Cpu {
 }
 
 impl Row {
-    /// Makes the row of a case with this limit.
-    pub(crate) fn new(case: &Case, limit: &str, pairs: &Pairs, cpu: Option<Cpu>) -> Self {
+    /// Makes the row of a case with this limit. Without a pair there is none.
+    pub(crate) fn new(
+        case: &Case,
+        limit: &str,
+        pairs: &Pairs,
+        cpu: Option<Cpu>,
+    ) -> anyhow::Result<Self> {
         let (result, ratio) = (pairs.result(), pairs.ratio());
-        Self {
+        if result.is_none() {
+            bail!("nothing was measured: the case has no pair");
+        }
+        Ok(Self {
             case: case.id.clone(),
             group: case.group,
             unit: case.metric.unit(),
@@ -120,10 +136,11 @@ impl Row {
                 Goal::None(why) => Some(why),
                 _ => None,
             },
-            met: case.goal.is_met(result, ratio),
+            met: case.goal.is_met(case.metric, pairs),
+            has_few_pairs: pairs.results().len() < case.metric.fewest_pairs(),
             cpu,
             samples: pairs.clone(),
-        }
+        })
     }
 }
 
@@ -140,6 +157,14 @@ impl Metric {
             Self::Seconds => "s",
         }
     }
+
+    /// The fewest pairs with which a goal can be met. The memory of a process is read once.
+    const fn fewest_pairs(self) -> usize {
+        match self {
+            Self::Bytes => 1,
+            _ => FEWEST_PAIRS,
+        }
+    }
 }
 
 impl Goal {
@@ -154,16 +179,16 @@ impl Goal {
         }
     }
 
-    /// Whether the medians meet the goal; `None` without a goal.
-    pub(crate) fn is_met(self, result: Option<Spread>, ratio: Option<Spread>) -> Option<bool> {
-        let of = |spread: Option<Spread>, reached: &dyn Fn(f64) -> bool| {
-            spread.is_some_and(|spread| reached(spread.median))
+    /// Whether the medians meet the goal, and there are enough pairs; `None` without a goal.
+    pub(crate) fn is_met(self, metric: Metric, pairs: &Pairs) -> Option<bool> {
+        let of = |values: &[f64], reached: &dyn Fn(f64) -> bool| {
+            values.len() >= metric.fewest_pairs() && median(values).is_some_and(reached)
         };
         match self {
-            Self::RatioAtLeast(goal) => Some(of(ratio, &|ratio| ratio >= goal)),
-            Self::RatioAtMost(goal) => Some(of(ratio, &|ratio| ratio <= goal)),
-            Self::AtLeast(goal) => Some(of(result, &|result| result >= goal)),
-            Self::AtMost(goal) => Some(of(result, &|result| result <= goal)),
+            Self::RatioAtLeast(goal) => Some(of(&pairs.ratios(), &|ratio| ratio >= goal)),
+            Self::RatioAtMost(goal) => Some(of(&pairs.ratios(), &|ratio| ratio <= goal)),
+            Self::AtLeast(goal) => Some(of(pairs.results(), &|result| result >= goal)),
+            Self::AtMost(goal) => Some(of(pairs.results(), &|result| result <= goal)),
             Self::None(_) => None,
         }
     }
@@ -203,6 +228,14 @@ impl Report {
             out.push(format!("Cases named tcp/ went over {}.", self.tcp));
         }
         out.extend(self.left_out.iter().map(LeftOut::text));
+        let few = |row: &&Row| row.met == Some(false) && row.has_few_pairs;
+        let few = self.cases.iter().filter(few).count();
+        if few > 0 {
+            out.push(format!(
+                "A goal needs at least {} pairs: {few} cases had fewer and meet none.",
+                self.fewest_pairs
+            ));
+        }
         let mut groups: Vec<&str> = Vec::new();
         for row in &self.cases {
             if !groups.contains(&row.group) {
@@ -292,31 +325,58 @@ fn figure(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cases::table;
 
-    fn spread(median: f64) -> Option<Spread> {
-        Some(Spread {
-            q1: median,
-            median,
-            q3: median,
-        })
+    /// Some pairs with this result and this ratio.
+    fn pairs(count: usize, result: f64, ratio: f64) -> Pairs {
+        let mut pairs = Pairs::default();
+        for _ in 0..count {
+            // A limit of zero has no ratio.
+            let limit = if ratio > 0.0 { result / ratio } else { 0.0 };
+            pairs.add(result, Some(limit));
+        }
+        pairs
     }
 
     #[test]
     fn goals_are_met_by_the_median_on_the_right_side() {
-        let met = |goal: Goal, result, ratio| goal.is_met(spread(result), spread(ratio));
-        assert_eq!(met(Goal::RatioAtLeast(0.9), 0.0, 0.9), Some(true));
+        let met = |goal: Goal, result, ratio| {
+            goal.is_met(Metric::Rate, &pairs(FEWEST_PAIRS, result, ratio))
+        };
+        assert_eq!(met(Goal::RatioAtLeast(0.5), 1.0, 0.5), Some(true));
         assert_eq!(met(Goal::RatioAtLeast(0.9), 9.0, 0.89), Some(false));
         assert_eq!(met(Goal::RatioAtMost(1.5), 9.0, 1.5), Some(true));
-        assert_eq!(met(Goal::RatioAtMost(1.5), 0.0, 1.51), Some(false));
+        assert_eq!(met(Goal::RatioAtMost(1.5), 1.0, 1.51), Some(false));
         assert_eq!(met(Goal::AtLeast(6.0), 6.0, 0.0), Some(true));
         assert_eq!(met(Goal::AtLeast(6.0), 5.9, 9.0), Some(false));
         assert_eq!(met(Goal::AtMost(5.0), 5.0, 9.0), Some(true));
         assert_eq!(met(Goal::AtMost(5.0), 5.1, 0.0), Some(false));
         assert_eq!(met(Goal::None("why"), 1.0, 1.0), None);
         assert_eq!(
-            Goal::RatioAtLeast(0.9).is_met(spread(1.0), None),
-            Some(false)
+            met(Goal::RatioAtMost(1.5), 1.0, 0.0),
+            Some(false),
+            "no ratio"
         );
+    }
+
+    #[test]
+    fn too_few_pairs_meet_no_goal_and_no_pair_is_an_error() {
+        let goal = Goal::RatioAtLeast(0.9);
+        let few = pairs(FEWEST_PAIRS - 1, 2.0, 2.0);
+        assert_eq!(goal.is_met(Metric::Rate, &few), Some(false));
+        let enough = pairs(FEWEST_PAIRS, 2.0, 2.0);
+        assert_eq!(goal.is_met(Metric::Rate, &enough), Some(true));
+        // Pairs whose limit is zero have no ratio.
+        let mut mixed = pairs(FEWEST_PAIRS - 1, 2.0, 2.0);
+        mixed.add(2.0, Some(0.0));
+        assert_eq!(goal.is_met(Metric::Rate, &mixed), Some(false));
+        let memory = pairs(1, 2.0, 0.0);
+        let goal = Goal::AtMost(2.0);
+        assert_eq!(goal.is_met(Metric::Bytes, &memory), Some(true));
+        let case = table().remove(0);
+        assert!(Row::new(&case, "", &few, None).unwrap().has_few_pairs);
+        assert!(!Row::new(&case, "", &enough, None).unwrap().has_few_pairs);
+        assert!(Row::new(&case, "", &Pairs::default(), None).is_err());
     }
 
     #[test]

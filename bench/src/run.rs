@@ -3,7 +3,7 @@
 use crate::cases::{Case, Path, table};
 use crate::left_out::{self, LeftOut};
 use crate::machine::{self, Machine};
-use crate::report::{Report, Row};
+use crate::report::{FEWEST_PAIRS, Report, Row};
 use crate::runner::{Runner, Settings};
 use anyhow::{Context as _, bail};
 use bytesize::ByteSize;
@@ -120,6 +120,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         let measured = measure(&mut runner, &cases, &all, &bar).await;
         // Also after a failure: the run removes its blocks from an existing pool.
         let stopped = runner.stop().await;
+        if let (Err(_), Err(error)) = (&measured, &stopped) {
+            tracing::warn!("blocks of this run may still be in the pool: {error:#}");
+        }
         rows.extend(measured?);
         stopped?;
     }
@@ -138,6 +141,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         left_out,
         goals,
         goals_met,
+        fewest_pairs: FEWEST_PAIRS,
         seconds: begin.elapsed().as_secs_f64(),
     };
     if let Some(path) = &args.json {

@@ -8,7 +8,7 @@ use super::agent::Handle;
 use super::agent::protocol::{Answer, Command, Live, Order, Set, Work};
 use super::cases::{Bound, Case, Copier, Metric, Place, Pool, SMALL, What};
 use super::pairing::Pairs;
-use super::pools::{Running, WINDOW_BYTES};
+use super::pools::{Running, WINDOW_BYTES, fresh_room};
 use super::report::{Cpu, Row};
 use super::security::Material;
 use super::usage;
@@ -159,7 +159,7 @@ impl Runner {
             client.call(&Command::Keep { clients }).await?;
         }
         if let Some(pairs) = self.scenario(case).await? {
-            return Ok(Row::new(case, "", &pairs, None));
+            return Row::new(case, "", &pairs, None);
         }
         self.prepare(case).await?;
         if let Some(other) = other {
@@ -168,7 +168,7 @@ impl Runner {
         if let Some(value) = self.memory(case).await? {
             let mut pairs = Pairs::default();
             pairs.add(value, None);
-            return Ok(Row::new(case, "", &pairs, None));
+            return Row::new(case, "", &pairs, None);
         }
         // One window is not measured: connections open and memory is touched.
         self.once(case).await?;
@@ -181,7 +181,7 @@ impl Runner {
         };
         self.bound(case, bare, other).await?;
         let (mut pairs, mut cpus) = (Pairs::default(), Vec::new());
-        for number in 0..self.pairs_of(case) {
+        for number in 0..pairs_of(case, self.settings.pairs, self.settings.span) {
             let (outcome, bound) = if number % 2 == 0 {
                 let bound = self.bound(case, bare, other).await?;
                 (self.once(case).await?, bound)
@@ -192,7 +192,7 @@ impl Runner {
             pairs.add(outcome.value, bound);
             cpus.extend(outcome.cpu);
         }
-        Ok(Row::new(case, &limit, &pairs, Cpu::median(&cpus)))
+        Row::new(case, &limit, &pairs, Cpu::median(&cpus))
     }
 
     /// Stops all processes in order, and removes the run's blocks from an existing pool.
@@ -252,18 +252,6 @@ impl Runner {
         self.clients
             .get(number)
             .with_context(|| format!("no client process {number}"))
-    }
-
-    fn pairs_of(&self, case: &Case) -> u32 {
-        let pairs = self.settings.pairs;
-        match case.what {
-            What::Put(blocks, batch) if case.place.pool == Pool::Fresh => {
-                // No place is written twice, and one window is not measured.
-                let windows = blocks.set(self.settings.span).slots / (FRESH_CALLS * batch);
-                pairs.min(u32::try_from(windows.saturating_sub(1)).unwrap_or(u32::MAX))
-            }
-            _ => pairs,
-        }
     }
 
     /// The memory of a process, for the cases about memory.
@@ -352,6 +340,10 @@ impl Runner {
                 begin_ns,
             }
         });
+        if let What::Put(_, batch) | What::PutRead(_, batch) | What::Remove(_, batch) = case.what {
+            // A call beside a reader is not counted by the window.
+            self.expect(pool, &set, (window.calls.max(1) + 1) * batch)?;
+        }
         let calls = self
             .clients
             .iter()
@@ -418,6 +410,18 @@ impl Runner {
     }
 }
 
+/// The pairs of a case: those of the run, or as many as its pool has room for.
+fn pairs_of(case: &Case, pairs: u32, span: u64) -> u32 {
+    match case.what {
+        What::Put(blocks, batch) if case.place.pool == Pool::Fresh => {
+            // No place is written twice, and one window is not measured.
+            let windows = fresh_room(span) / (FRESH_CALLS * batch * blocks.bytes);
+            pairs.min(u32::try_from(windows.saturating_sub(1)).unwrap_or(u32::MAX))
+        }
+        _ => pairs,
+    }
+}
+
 fn start_agent(
     name: &str,
     seed: &str,
@@ -455,7 +459,8 @@ fn measured(answer: Answer) -> anyhow::Result<(Measured, Live)> {
 fn work(case: &Case, from: u64) -> Work {
     /// The number of blocks with cached locations that take turns.
     const KNOWN: u64 = 64;
-    let evicts = case.place.pool == Pool::Full;
+    // The pool of first writes has room for all. A place that a removal frees would be written again.
+    let evicts = matches!(case.place.pool, Pool::Full | Pool::Fresh);
     match case.what {
         What::Put(_, batch) => Work::Put {
             batch,
@@ -524,9 +529,53 @@ fn value(case: &Case, all: &[Measured], cpu: Option<&Cpu>) -> Option<f64> {
         }
         Metric::Cpu => {
             let cpu = cpu?;
-            cpu.client + cpu.node?
+            // A node that moved bytes without any time was not read.
+            cpu.client + cpu.node.filter(|node| *node > 0.0)?
         }
         Metric::Tail => first.p99_ns as f64 / first.p50_ns.max(1) as f64,
         Metric::Bytes | Metric::Seconds | Metric::Times => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::table;
+
+    #[test]
+    fn each_case_has_the_usual_number_of_pairs_whatever_the_span() {
+        for span in [32 * MIB, 64 * MIB, 128 * MIB, 384 * MIB] {
+            for case in table().iter().filter(|case| case.fits(span)) {
+                assert_eq!(pairs_of(case, 9, span), 9, "{} at {span}", case.id);
+            }
+        }
+        let fresh = |case: &Case| case.place.pool == Pool::Fresh;
+        let fresh = table().into_iter().find(fresh).unwrap();
+        let most = pairs_of(&fresh, 1000, 32 * MIB);
+        assert!(most < 1000, "no place is written twice: {most}");
+    }
+
+    #[test]
+    fn processor_time_without_that_of_the_node_is_no_result() {
+        let case = table()
+            .into_iter()
+            .find(|case| case.id == "tcp/get-cpu/32x1MiB");
+        let case = case.unwrap();
+        let window = |of_node| Measured {
+            calls: 1,
+            spent_ns: 1,
+            p50_ns: 1,
+            p99_ns: 1,
+            units: 100,
+            begin_ns: 0,
+            end_ns: 1,
+            cpu_ns: vec![30, 10, of_node],
+        };
+        let value_of = |of_node| {
+            let all = [window(of_node)];
+            value(&case, &all, Some(&Cpu::of(&all, true, 1)))
+        };
+        assert_eq!(value_of(20), Some(0.5));
+        assert_eq!(value_of(0), None);
+    }
 }

@@ -63,10 +63,10 @@ pub(crate) fn own_cpu() -> Duration {
     )
 }
 
-/// The memory of a process; `None` if it has ended.
+/// The memory of a process; `None` if it has ended, also before its parent has noticed.
 pub(crate) fn resident(process: u32) -> Option<Resident> {
     let text = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    Some(parse_status(&text))
+    Some(parse_status(&text)).filter(|resident| resident.anonymous > 0)
 }
 
 fn parse_status(text: &str) -> Resident {
@@ -153,6 +153,19 @@ mod tests {
         }
         assert!(resident(own).unwrap().anonymous > 0);
         assert_eq!(Threads::of(u32::MAX).since(), Duration::ZERO, "nobody");
+    }
+
+    #[test]
+    fn a_process_that_has_ended_has_no_memory_that_could_meet_a_goal() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let begin = std::time::Instant::now();
+        let status = format!("/proc/{}/status", child.id());
+        while !fs::read_to_string(&status).unwrap().contains("(zombie)") {
+            assert!(begin.elapsed() < Duration::from_secs(10));
+        }
+        assert_eq!(resident(child.id()), None);
+        child.wait().unwrap();
+        assert_eq!(resident(child.id()), None);
     }
 
     #[test]

@@ -67,6 +67,21 @@ pub struct WrongBytes {
     pub blocks: u64,
 }
 
+/// Blocks that a pool did not have although they were leased.
+#[derive(Debug, thiserror::Error)]
+#[error("{blocks} blocks were lost although they were leased")]
+pub(crate) struct LeasedLost {
+    /// The number of such blocks.
+    pub(crate) blocks: u64,
+}
+
+/// A run that was to verify blocks and got none.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no block was verified: the report counts the blocks that were put, refused, missing and failed"
+)]
+pub(crate) struct NothingVerified;
+
 /// A medium with damaged extents.
 #[derive(Debug, thiserror::Error)]
 #[error("data corruption: {damaged} places of {path} are damaged")]

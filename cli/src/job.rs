@@ -3,7 +3,6 @@
 use crate::cluster::{Cluster, GRANULE, Plan};
 use crate::connection::control_error;
 use crate::context::Context;
-use crate::exit;
 use crate::fleet::{Fleet, Pace, Size};
 use crate::report::{OfSsd, Report, Setting};
 use crate::worker::{Blocks, Options};
@@ -37,14 +36,12 @@ pub(crate) const fn extent_bytes(block_bytes: u64) -> u64 {
     block_bytes.next_multiple_of(GRANULE)
 }
 
-/// Runs the job and prints its report. Corrupted blocks are an error, returned after the report.
+/// Runs the job and prints its report. A fault of the pool is an error, and so is a run that verified
+/// nothing. Errors come after the report.
 pub(crate) async fn run(job: Job, context: &Context) -> anyhow::Result<()> {
     let report = measure(&job, context).await?;
     context.output.show(&report, Report::tables)?;
-    match report.wrong_blocks() {
-        0 => Ok(()),
-        blocks => Err(exit::WrongBytes { blocks }.into()),
-    }
+    report.verdict()
 }
 
 /// Starts the pool and the workers, executes the requests, and stops all processes in order. Dropping

@@ -1,5 +1,6 @@
 //! The report of a demo or a replay.
 
+use crate::exit;
 use crate::output;
 use crate::stats::{self, Samples, Summary};
 use crate::worker::Blocks;
@@ -227,9 +228,24 @@ fn record(samples: &mut Samples, call: Option<Call>) -> u64 {
 }
 
 impl Report {
-    /// The number of blocks with wrong bytes.
-    pub(crate) const fn wrong_blocks(&self) -> u64 {
-        self.wrong_blocks
+    /// Whether the pool did its part.
+    ///
+    /// # Errors
+    ///
+    /// The first that applies of [`exit::WrongBytes`], [`exit::LeasedLost`] and [`exit::NothingVerified`].
+    pub(crate) fn verdict(&self) -> anyhow::Result<()> {
+        if self.wrong_blocks > 0 {
+            let blocks = self.wrong_blocks;
+            return Err(exit::WrongBytes { blocks }.into());
+        }
+        if self.leased_blocks_lost > 0 {
+            let blocks = self.leased_blocks_lost;
+            return Err(exit::LeasedLost { blocks }.into());
+        }
+        if self.bytes_verified == 0 {
+            return Err(exit::NothingVerified.into());
+        }
+        Ok(())
     }
 
     /// The tables for people.
@@ -327,5 +343,67 @@ impl Report {
         }
         output::align_right(&mut operations, 1..5);
         format!("{facts}\n{operations}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{CommitAck, Policy};
+    use std::num::NonZeroUsize;
+
+    /// The report of a run with one request.
+    fn report(prefilled: Prefilled, decoded: Decoded) -> Report {
+        let blocks = Blocks {
+            bytes: 64,
+            tokens: NonZeroUsize::MIN,
+        };
+        let setting = Setting {
+            workload: "one request".to_owned(),
+            block_bytes: blocks.bytes,
+            block_tokens: 1,
+            pool_bytes: 1 << 20,
+            capacity_blocks: 1 << 14,
+            policy: Policy::Prefix,
+            commit_ack: CommitAck::Memory,
+            nodes: 1,
+            prefill_workers: 1,
+            decode_workers: 1,
+        };
+        let mut tally = Tally::default();
+        tally.add(1, blocks, prefilled, decoded);
+        tally.finish(setting, Duration::from_secs(1), 0, None)
+    }
+
+    fn verified(blocks: u64) -> Decoded {
+        Decoded {
+            checked: blocks,
+            call: Some(Call::new(Duration::from_micros(1), blocks * 64)),
+            ..Decoded::default()
+        }
+    }
+
+    #[test]
+    fn a_run_succeeds_only_with_verified_blocks_and_no_fault_of_the_pool() {
+        let good = report(Prefilled::default(), verified(2));
+        assert!(good.verdict().is_ok());
+
+        let nothing = report(Prefilled::default(), verified(0));
+        let error = nothing.verdict().unwrap_err();
+        assert!(error.is::<exit::NothingVerified>(), "{error}");
+
+        let lost = Prefilled {
+            lost: 3,
+            ..Prefilled::default()
+        };
+        let error = report(lost, verified(2)).verdict().unwrap_err();
+        assert_eq!(error.downcast::<exit::LeasedLost>().unwrap().blocks, 3);
+
+        let wrong = Decoded {
+            wrong: 1,
+            ..verified(2)
+        };
+        let error = report(Prefilled::default(), wrong).verdict().unwrap_err();
+        assert_eq!(error.downcast::<exit::WrongBytes>().unwrap().blocks, 1);
     }
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -161,6 +161,36 @@ pub(crate) fn succeeds(command: &mut Command) -> Result<bool> {
     Ok(succeeded)
 }
 
+/// Runs a program that is there.
+///
+/// # Errors
+///
+/// It cannot be run, or it fails. What it wrote is above the error.
+pub(crate) fn must_succeed(command: &mut Command) -> Result<()> {
+    if !succeeds(command)? {
+        let program = Path::new(command.get_program());
+        bail!("{} failed; its message is above", program.display());
+    }
+    Ok(())
+}
+
+/// Whether the program is there.
+///
+/// # Errors
+///
+/// It is there and cannot be run, or fails.
+pub(crate) fn is_there(command: &mut Command) -> Result<bool> {
+    match command.output() {
+        Ok(output) if output.status.success() => Ok(true),
+        Ok(output) => bail!(
+            "{command:?} failed: {}",
+            String::from_utf8_lossy(&output.stderr)
+        ),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).with_context(|| cannot_run(command)),
+    }
+}
+
 /// Whether the program is there and answers.
 pub(crate) fn answers(command: &mut Command) -> bool {
     let quiet = command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -281,6 +311,16 @@ mod tests {
             .arg(code.to_string());
         command.current_dir(place);
         command
+    }
+
+    #[test]
+    fn a_program_that_is_there_and_fails_is_not_taken_for_a_missing_one() {
+        assert!(is_there(&mut Command::new("true")).unwrap());
+        assert!(!is_there(&mut Command::new("no-such-program")).unwrap());
+        assert!(is_there(&mut Command::new("false")).is_err());
+        assert!(must_succeed(&mut Command::new("true")).is_ok());
+        let error = must_succeed(&mut Command::new("false")).unwrap_err();
+        assert!(error.to_string().contains("false failed"), "{error}");
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //!  chart      the Helm chart
 //! ```
 //!
-//! A tool that is missing leaves out what it makes. The last lines say what was made and what was left out.
+//! A tool that is missing leaves out what it makes; a tool that fails ends the task. The last lines say
+//! what was made and what was left out.
 
 mod archive;
 mod chart;

@@ -1,6 +1,7 @@
 //! `cargo xtask fuzz`.
 
-use crate::cargo::{EVERYTHING, cargo, succeeds};
+use crate::cargo::{EVERYTHING, cargo, succeeds, watch};
+use crate::tally::Doctests;
 use anyhow::Result;
 
 /// How long to fuzz, and where to begin.
@@ -14,7 +15,13 @@ pub(crate) struct Args {
     seed: u64,
 }
 
-/// Builds the daemons, gives every decoder its mutations, and then every port of a live pool.
+/// The program of the tests that mutate what decoders read.
+const DECODERS: &str = "fuzz";
+/// The program and the module of the tests that mutate what ports receive.
+const PORTS: (&str, &str) = ("bytes", "mutations");
+
+/// Builds the daemons, gives every decoder its mutations, and then every port of a live pool. A run without
+/// a test fails.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     // As `cargo xtask test` builds, so that either finds what the other has built.
     if !succeeds(cargo(&["build"]).args(EVERYTHING))? {
@@ -26,8 +33,26 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
             .args(["--nocapture", "--test-threads", "1"])
             .env("KVPOOL_FUZZ", args.cases.to_string())
             .env("KVPOOL_FUZZ_SEED", args.seed.to_string());
-        succeeds(&mut test)
+        let mut results = Doctests::default();
+        let ended_well = watch(&mut test, |line| results.read(line))?;
+        anyhow::Ok(ended_well && results.tally().is_good())
     };
-    let decoders = fuzz(&["fuzz", "--"])?;
-    Ok(fuzz(&["bytes", "--", "mutations::"])? && decoders)
+    let decoders = fuzz(&[DECODERS, "--"])?;
+    let (program, module) = PORTS;
+    Ok(fuzz(&[program, "--", &format!("{module}::")])? && decoders)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cargo::root;
+
+    #[test]
+    fn the_programs_and_modules_of_the_mutations_exist() {
+        let tests = root().join("tests/tests");
+        let (program, module) = PORTS;
+        for file in [format!("{DECODERS}.rs"), format!("{program}/{module}.rs")] {
+            assert!(tests.join(&file).is_file(), "{file}");
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Proof that the tests of the invariants can fail: each mechanism is switched off in a copy of the
-//! tree, and the test that names it must notice. With `--simulate`, the simulation of a pool stands for
-//! all tests (ADR 0052).
+//! tree, and the test that names it must notice. In the untouched copy that test must pass. With
+//! `--simulate`, the simulation of a pool stands for all tests (ADR 0052).
 
 mod bytes;
 mod devices;
@@ -16,7 +16,7 @@ mod tenants;
 
 use crate::cargo::{DAEMONS, cargo, root, target_dir};
 use anyhow::{Context, Result, bail};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -71,6 +71,7 @@ pub(crate) struct Args {
 /// Switches mechanisms off one by one; true when every test noticed. With `simulate` it is true when every
 /// mechanism built: what the simulation does not notice is a fact to read, not a fault.
 pub(crate) fn run(args: &Args) -> Result<bool> {
+    let chosen = chosen(args)?;
     let place = target_dir()?.join("switch-off");
     let (tree, build) = (place.join("tree"), place.join("build"));
     copy_tree(&tree)?;
@@ -80,14 +81,10 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         bail!("the simulation fails with every mechanism in its place");
     }
     let mut tally = HashMap::<&str, u32>::new();
-    let chosen = MECHANISMS
-        .into_iter()
-        .flatten()
-        .filter(|m| args.invariant.is_none_or(|only| only == m.invariant))
-        .filter(|m| {
-            let is_named = |text: &String| m.file.contains(text) || m.test.contains(text);
-            args.of.as_ref().is_none_or(is_named)
-        });
+    let passing = match args.simulate {
+        None => passing(&chosen, &tree, &build)?,
+        Some(_) => HashSet::new(),
+    };
     for mechanism in chosen {
         let Mechanism {
             invariant,
@@ -102,6 +99,9 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
             continue;
         }
         let (verdict, by) = match args.simulate {
+            None if !passing.contains(&(mechanism.package, *test)) => {
+                (Verdict::Untested, (*test).to_owned())
+            }
             None => (
                 without(mechanism, &tree, || try_test(mechanism, &tree, &build))?,
                 (*test).to_owned(),
@@ -113,6 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
             Verdict::Unnoticed => UNNOTICED,
             Verdict::Broken => "DOES NOT BUILD",
             Verdict::Late => "DOES NOT END",
+            Verdict::Untested => "DOES NOT PASS WITH IT",
         };
         *tally.entry(verdict).or_default() += 1;
         println!("invariant {invariant}, without \"{what}\": {verdict} by {by}");
@@ -124,12 +125,49 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(verdicts.all(|verdict| verdict == "noticed" || is_fact(verdict)))
 }
 
+/// The mechanisms that the arguments name.
+fn chosen(args: &Args) -> Result<Vec<&'static Mechanism>> {
+    let all = MECHANISMS.into_iter().flatten();
+    let chosen = all
+        .filter(|m| args.invariant.is_none_or(|only| only == m.invariant))
+        .filter(|m| {
+            let is_named = |text: &String| m.file.contains(text) || m.test.contains(text);
+            args.of.as_ref().is_none_or(is_named)
+        });
+    let chosen: Vec<&Mechanism> = chosen.collect();
+    if chosen.is_empty() {
+        bail!("no mechanism is of that invariant and has that text in its file or test");
+    }
+    Ok(chosen)
+}
+
 enum Verdict {
     Noticed,
     Unnoticed,
     Broken,
     /// The seeds took longer than [`MOST_SECONDS`].
     Late,
+    /// The test fails in the untouched copy, or none of that name runs.
+    Untested,
+}
+
+/// The tests of these mechanisms that run and pass in the untouched copy, by package and name.
+fn passing(
+    mechanisms: &[&Mechanism],
+    tree: &Path,
+    build: &Path,
+) -> Result<HashSet<(&'static str, &'static str)>> {
+    let tests: BTreeSet<_> = mechanisms.iter().map(|of| (of.package, of.test)).collect();
+    let mut passing = HashSet::new();
+    for (package, test) in tests {
+        match run_test(package, test, tree, build)? {
+            Some(ended) if ended.succeeded && ended.passed > 0 => {
+                passing.insert((package, test));
+            }
+            _ => println!("{package}: {test} does not pass in the untouched copy"),
+        }
+    }
+    Ok(passing)
 }
 
 /// Does `attempt` while the mechanism is off in the copy of the tree.
@@ -183,6 +221,23 @@ fn try_seeds(seeds: u64, tree: &Path, build: &Path) -> Result<(Verdict, String)>
 }
 
 fn try_test(mechanism: &Mechanism, tree: &Path, build: &Path) -> Result<Verdict> {
+    let ended = run_test(mechanism.package, mechanism.test, tree, build)?;
+    Ok(match ended {
+        None => Verdict::Broken,
+        Some(ended) if ended.succeeded => Verdict::Unnoticed,
+        Some(_) => Verdict::Noticed,
+    })
+}
+
+/// How a run of tests ended.
+struct Ended {
+    succeeded: bool,
+    /// The number of tests that passed.
+    passed: u64,
+}
+
+/// Runs the tests of a package whose names contain `test`. `None` when the copy does not build.
+fn run_test(package: &str, test: &str, tree: &Path, build: &Path) -> Result<Option<Ended>> {
     let built = ["--quiet", "build"]
         .iter()
         .chain(&DAEMONS)
@@ -190,28 +245,31 @@ fn try_test(mechanism: &Mechanism, tree: &Path, build: &Path) -> Result<Verdict>
         .collect::<Vec<_>>();
     let builds = quietly(in_copy(&built, tree, build))?
         && quietly(in_copy(
-            &["--quiet", "test", "--no-run", "-p", mechanism.package],
+            &["--quiet", "test", "--no-run", "-p", package],
             tree,
             build,
         ))?;
     if !builds {
-        return Ok(Verdict::Broken);
+        return Ok(None);
     }
-    let test = [
-        "--quiet",
-        "test",
-        "-p",
-        mechanism.package,
-        "--tests",
-        "--",
-        mechanism.test,
-    ];
-    let passes = quietly(in_copy(&test, tree, build))?;
-    Ok(if passes {
-        Verdict::Unnoticed
-    } else {
-        Verdict::Noticed
-    })
+    let run = ["--quiet", "test", "-p", package, "--tests", "--", test];
+    let output = in_copy(&run, tree, build).output();
+    let output = output.context("cannot run cargo test")?;
+    Ok(Some(Ended {
+        succeeded: output.status.success(),
+        passed: passed(&String::from_utf8_lossy(&output.stdout)),
+    }))
+}
+
+/// The number of passed tests in what test binaries print.
+fn passed(output: &str) -> u64 {
+    let of_line = |line: &str| {
+        let (count, _) = line
+            .strip_prefix("test result: ok. ")?
+            .split_once(" passed")?;
+        count.parse::<u64>().ok()
+    };
+    output.lines().filter_map(of_line).sum()
 }
 
 fn in_copy(args: &[&str], tree: &Path, build: &Path) -> Command {
@@ -227,20 +285,34 @@ fn quietly(mut command: Command) -> Result<bool> {
     Ok(output.status.success())
 }
 
-/// Copies every file that git knows, as it is in the working tree.
+/// Copies every file that git knows, as it is in the working tree. Nothing else stays in the copy.
 fn copy_tree(tree: &Path) -> Result<()> {
     let listed = Command::new("git")
         .args(["ls-files", "-z"])
         .current_dir(root())
         .output()?;
+    if !listed.status.success() {
+        bail!("git cannot list the files of {}", root().display());
+    }
     let files = String::from_utf8(listed.stdout).context("a file name is not UTF-8")?;
-    for file in files.split('\0').filter(|file| !file.is_empty()) {
-        let from = root().join(file);
+    copy_files(root(), files.split('\0'), tree)
+}
+
+/// Copies those of `files` that exist below `from_root`, and removes all others from the copy.
+fn copy_files<'f>(
+    from_root: &Path,
+    files: impl Iterator<Item = &'f str>,
+    tree: &Path,
+) -> Result<()> {
+    let files: Vec<&str> = files
+        .filter(|file| from_root.join(file).is_file())
+        .collect();
+    std::fs::create_dir_all(tree)?;
+    let kept: HashSet<PathBuf> = files.iter().map(|file| tree.join(file)).collect();
+    remove_others(tree, &kept)?;
+    for file in files {
         let to: PathBuf = tree.join(file);
-        if !from.is_file() {
-            continue;
-        }
-        let bytes = std::fs::read(&from)?;
+        let bytes = std::fs::read(from_root.join(file))?;
         // What is the same keeps its time, so that it is not built again.
         if std::fs::read(&to).is_ok_and(|there| there == bytes) {
             continue;
@@ -253,9 +325,71 @@ fn copy_tree(tree: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Removes the files below `directory` that are not in `kept`, and the directories that become empty.
+fn remove_others(directory: &Path, kept: &HashSet<PathBuf>) -> Result<()> {
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
+            remove_others(&path, kept)?;
+            if std::fs::read_dir(&path)?.next().is_none() {
+                std::fs::remove_dir(&path)?;
+            }
+        } else if !kept.contains(&path) {
+            std::fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arguments_that_name_no_mechanism_are_an_error() {
+        let named = |invariant, of: Option<&str>| Args {
+            invariant,
+            of: of.map(str::to_owned),
+            simulate: None,
+        };
+        assert!(!chosen(&named(None, None)).unwrap().is_empty());
+        assert!(chosen(&named(Some(u8::MAX), None)).is_err());
+        assert!(chosen(&named(None, Some("no such test"))).is_err());
+    }
+
+    #[test]
+    fn files_that_left_the_tree_leave_the_copy() {
+        let place = std::env::temp_dir().join(format!("switch-off-{}", std::process::id()));
+        let (from, copy) = (place.join("from"), place.join("copy"));
+        std::fs::create_dir_all(from.join("tests/old")).unwrap();
+        for file in ["lib.rs", "tests/old/main.rs"] {
+            std::fs::write(from.join(file), file).unwrap();
+        }
+        let files = ["", "lib.rs", "tests/old/main.rs", "tests/old.rs"];
+        copy_files(&from, files.into_iter(), &copy).unwrap();
+        assert!(copy.join("tests/old/main.rs").is_file());
+        // A program of tests becomes a file of the same name, which git lists beside the old one.
+        std::fs::remove_dir_all(from.join("tests/old")).unwrap();
+        std::fs::write(from.join("tests/old.rs"), "new").unwrap();
+        copy_files(&from, files.into_iter(), &copy).unwrap();
+        assert!(copy.join("lib.rs").is_file() && copy.join("tests/old.rs").is_file());
+        assert!(!copy.join("tests/old").exists());
+        std::fs::remove_dir_all(&place).unwrap();
+    }
+
+    #[test]
+    fn passed_tests_are_counted_over_all_binaries() {
+        let output = "\nrunning 2 tests\n..\ntest result: ok. 2 passed; 0 failed; 0 ignored\n\n\
+                      running 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored\n\n\
+                      running 1 test\n.\ntest result: ok. 1 passed; 0 failed; 0 ignored\n";
+        assert_eq!(passed(output), 3);
+        assert_eq!(
+            passed("running 0 tests\n\ntest result: ok. 0 passed; 0 failed"),
+            0
+        );
+        assert_eq!(passed("test result: FAILED. 4 passed; 1 failed"), 0);
+    }
 
     #[test]
     fn each_mechanism_stands_in_its_file_and_its_test_exists() {

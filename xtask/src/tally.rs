@@ -68,9 +68,10 @@ impl Tally {
     }
 
     /// Adds what a runner counted. `ended_well` is the runner's exit: one that failed without a failed
-    /// test has itself failed.
+    /// test has itself failed, and so has one that counted no test.
     pub(crate) fn add(&mut self, step: &'static str, other: Self, ended_well: bool) {
-        let failed_itself = !ended_well && other.failed == 0;
+        let ran_nothing = other.passed == 0 && other.skipped == 0;
+        let failed_itself = other.failed == 0 && (ran_nothing || !ended_well);
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
@@ -425,6 +426,17 @@ SKIPPED skips_late: no huge pages
         assert!(tally.is_good());
         tally.add("doctests", Tally::default(), false);
         assert_eq!((tally.failed, tally.is_good()), (1, false));
+
+        let mut tally = Tally {
+            passed: 3,
+            ..Tally::default()
+        };
+        let mut skipped = Tally::default();
+        skipped.skip("a", "no root");
+        tally.add("the Python tests", skipped, true);
+        assert!(tally.is_good(), "a runner may skip all of its tests");
+        tally.add("the tests", Tally::default(), true);
+        assert!(!tally.is_good(), "a runner that counted no test");
 
         let mut tally = Tally::default();
         let failed = Tally {

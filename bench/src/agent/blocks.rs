@@ -124,6 +124,28 @@ impl Memory {
         }
         Ok(())
     }
+
+    /// Overwrites the first and the last bytes in the target of block `number`, so the bytes of an earlier
+    /// get are not right.
+    pub(super) fn forget(&self, set: &Set, number: u64) -> anyhow::Result<()> {
+        let target = self.target(set, number)?;
+        if let (Some(first), Some(last)) = (target.first(), target.last()) {
+            // No block begins or ends with so many zeros.
+            let wrong = [0; STAMP];
+            first.write_at(Offset(0), &wrong);
+            last.write_at(Offset(last.length().0 - STAMP as u64), &wrong);
+        }
+        Ok(())
+    }
+
+    /// Whether the target of block `number` begins with its stamp.
+    pub(super) fn is_stamped(&self, seed: &str, set: &Set, number: u64) -> anyhow::Result<bool> {
+        let mut stamp = [0; STAMP];
+        if let Some(first) = self.target(set, number)?.first() {
+            first.read_at(Offset(0), &mut stamp);
+        }
+        Ok(stamp == digest(seed, set, number))
+    }
 }
 
 fn buffers(region: Option<&Region>, set: &Set, number: u64) -> anyhow::Result<Vec<Slice>> {
@@ -196,6 +218,31 @@ mod tests {
             last.read_at(at, &mut byte);
             last.write_at(at, &[byte[0] ^ 1]);
             assert!(!is_right("s", &set, 6, &slices), "the last byte counts");
+        }
+    }
+
+    #[test]
+    fn bytes_of_an_earlier_get_are_not_right() {
+        for set in [set(1, 1), set(4, 2)] {
+            let mut memory = Memory::new(128 << 10, true);
+            memory.fill("s", &set).unwrap();
+            memory.stamp("s", &set, 6).unwrap();
+            let copy = |bytes: Option<usize>| {
+                let source = memory.source(&set, 6).unwrap();
+                for (from, to) in source.iter().zip(memory.target(&set, 6).unwrap()) {
+                    let all = from.to_vec();
+                    to.write_at(Offset(0), &all[..bytes.unwrap_or(all.len())]);
+                }
+            };
+            let has_bytes = || is_right("s", &set, 6, &memory.target(&set, 6).unwrap());
+            let is_stamped = || memory.is_stamped("s", &set, 6).unwrap();
+            copy(None);
+            assert!(has_bytes() && is_stamped());
+            memory.forget(&set, 6).unwrap();
+            assert!(!has_bytes() && !is_stamped(), "a get that writes nothing");
+            copy(Some(4096));
+            assert!(!has_bytes(), "a get that writes the beginning alone");
+            assert!(is_stamped());
         }
     }
 

@@ -50,7 +50,8 @@ pub(super) fn run(
 /// The blocks of one get of a shuffle.
 const SHUFFLED_AT_ONCE: usize = 64;
 
-/// Gets each live block of a set once, in the order of the key digests.
+/// Gets each live block of a set once, in the order of the key digests. Evicted blocks are skipped. It is an
+/// error when none is present.
 pub(super) fn shuffle(seed: &str, client: &blocking::Client, set: &Set) -> anyhow::Result<()> {
     let mut numbers: Vec<u64> = (set.live.first..set.live.end).collect();
     numbers.sort_unstable_by_key(|number| digest(seed, set, *number));
@@ -59,6 +60,7 @@ pub(super) fn shuffle(seed: &str, client: &blocking::Client, set: &Set) -> anyho
         release: true,
         ..GetOptions::default()
     };
+    let mut hits = 0;
     for some in numbers.chunks(SHUFFLED_AT_ONCE) {
         let gets = (0..).zip(some).map(|(place, number)| {
             let target = room.slice(Offset(place * set.block), Length(set.block));
@@ -67,8 +69,16 @@ pub(super) fn shuffle(seed: &str, client: &blocking::Client, set: &Set) -> anyho
         });
         let gets = gets.collect::<anyhow::Result<_>>()?;
         for outcome in client.batch_get(gets, &options) {
-            outcome.map_err(get_error)?;
+            if let GetOutcome::Hit { .. } = outcome.map_err(get_error)? {
+                hits += 1;
+            }
         }
+    }
+    if hits == 0 {
+        bail!(
+            "none of the {} blocks that were put is in the pool",
+            numbers.len()
+        );
     }
     Ok(())
 }

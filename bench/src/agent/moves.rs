@@ -12,13 +12,13 @@ use kvpool_client::{
 };
 use kvpool_types::Length;
 use std::sync::mpsc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Puts of new blocks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Puts<'a> {
     pub(super) client: &'a blocking::Client,
-    /// A client that gets the blocks of each call while the next call puts.
+    /// A client that gets the blocks of each call while the next call puts. One call more is made for it.
     pub(super) reader: Option<&'a blocking::Client>,
     /// Whether the pool may evict the oldest blocks before the last ones are put.
     pub(super) evicts: bool,
@@ -64,20 +64,19 @@ impl Puts<'_> {
                 }
                 None => (None, None),
             };
+            // The reader has ended only if a get failed; its error is returned below.
+            let is_read = |first| put.as_ref().is_none_or(|put| put.send(first).is_ok());
+            if self.reader.is_some() {
+                // Not timed: it gives the reader blocks to get beside the first timed call.
+                self.put(memory, next)?;
+                is_read(next);
+                next += self.batch;
+            }
             let measured = clock.time(|window| {
                 let mut meter = Meter::default();
                 while !meter.fills(window) {
-                    let blocks = self.blocks(memory, next)?;
-                    let begin = Instant::now();
-                    let outcomes = self.client.batch_put(blocks, &PutOptions::default());
-                    meter.add(begin.elapsed(), set.block * self.batch);
-                    for outcome in outcomes {
-                        if outcome.map_err(put_error)? == PutOutcome::Present {
-                            bail!("a key of this run is already in the pool");
-                        }
-                    }
-                    // The reader has ended only if a get failed; its error is returned below.
-                    if put.as_ref().is_some_and(|put| put.send(next).is_err()) {
+                    meter.add(self.put(memory, next)?, set.block * self.batch);
+                    if !is_read(next) {
                         break;
                     }
                     next += self.batch;
@@ -162,6 +161,20 @@ impl Puts<'_> {
         Ok(())
     }
 
+    /// Puts the blocks of one call, the first of them `next`. Returns the time of the call.
+    fn put(&self, memory: &Memory, next: u64) -> anyhow::Result<Duration> {
+        let blocks = self.blocks(memory, next)?;
+        let begin = Instant::now();
+        let outcomes = self.client.batch_put(blocks, &PutOptions::default());
+        let took = begin.elapsed();
+        for outcome in outcomes {
+            if outcome.map_err(put_error)? == PutOutcome::Present {
+                bail!("a key of this run is already in the pool");
+            }
+        }
+        Ok(took)
+    }
+
     fn blocks(&self, memory: &Memory, next: u64) -> anyhow::Result<Vec<PutBlock>> {
         let Self { seed, set, .. } = self;
         (next..next + self.batch)
@@ -191,7 +204,7 @@ impl Puts<'_> {
 }
 
 impl Gets<'_> {
-    /// Gets for one window, and verifies some of the blocks.
+    /// Gets for one window. It verifies the stamp of each block, and all bytes of two blocks at the end.
     pub(super) fn run(self, memory: &mut Memory, clock: Clock<'_>) -> anyhow::Result<Measured> {
         let Self {
             client, seed, set, ..
@@ -216,10 +229,16 @@ impl Gets<'_> {
             let mut meter = Meter::default();
             while !meter.fills(window) {
                 let (numbers, gets) = self.gets(memory, count, from, self.batch)?;
+                for number in &numbers {
+                    memory.forget(set, *number)?;
+                }
                 let begin = Instant::now();
                 let outcomes = client.batch_get(gets, &options);
                 meter.add(begin.elapsed(), set.block * self.batch);
                 check_hits(outcomes, set)?;
+                for number in &numbers {
+                    check(memory.is_stamped(seed, set, *number)?)?;
+                }
                 from += self.batch;
                 last = numbers;
             }

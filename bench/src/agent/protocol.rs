@@ -183,9 +183,10 @@ pub(crate) enum Work {
     /// Put new blocks. If the set has too few places, the oldest blocks are removed before the window.
     Put {
         batch: u64,
-        /// Whether the pool makes room by eviction instead.
+        /// Whether nothing is removed: the pool makes room by eviction, or has room for all.
         evicts: bool,
-        /// A client that gets the blocks of each call while the next call puts.
+        /// A client that gets the blocks of each call while the next call puts. The first call is not timed,
+        /// so each timed one has gets beside it.
         reader: Option<String>,
     },
     /// Put new blocks and remove them; only the removals are timed.

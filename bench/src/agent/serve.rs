@@ -149,7 +149,9 @@ impl Agent {
                 evicts,
                 ref reader,
             } => {
-                let coming = window.calls * batch;
+                // The first call beside a reader is not timed.
+                let calls = window.calls + u64::from(reader.is_some());
+                let coming = calls * batch;
                 let over = (live.count() + coming).saturating_sub(set.slots);
                 let over = over.min(live.count());
                 if !evicts {
@@ -322,10 +324,11 @@ impl Clock<'_> {
         self,
         work: impl FnOnce(Window) -> anyhow::Result<Meter>,
     ) -> anyhow::Result<Measured> {
+        // Reading /proc takes time, so it comes before the common start.
+        let watched: Vec<Threads> = self.watch.iter().map(|id| Threads::of(*id)).collect();
         if let Some(early) = self.begin_ns.checked_sub(now_ns()) {
             std::thread::sleep(Duration::from_nanos(early));
         }
-        let watched: Vec<Threads> = self.watch.iter().map(|id| Threads::of(*id)).collect();
         let before = usage::own_cpu();
         let begin_ns = now_ns();
         let meter = work(self.window)?;
@@ -339,5 +342,34 @@ impl Clock<'_> {
             cpu_ns,
             ..meter.measured()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn reading_processor_times_does_not_delay_the_common_start() {
+        let watch = vec![std::process::id(); 500];
+        let begin = Instant::now();
+        let read: Vec<Threads> = watch.iter().map(|id| Threads::of(*id)).collect();
+        let took = begin.elapsed();
+        assert_eq!(read.len(), watch.len());
+        let begin_ns = now_ns() + nanos(took * 4);
+        let clock = Clock {
+            watch: &watch,
+            begin_ns,
+            window: Window {
+                at_least: Duration::ZERO,
+                calls: 1,
+            },
+        };
+        let measured = clock.time(|_| Ok(Meter::default())).unwrap();
+        assert!(measured.begin_ns >= begin_ns);
+        let late = Duration::from_nanos(measured.begin_ns - begin_ns);
+        assert!(late < took / 2, "{late:?} late, a reading takes {took:?}");
+        assert_eq!(measured.cpu_ns.len(), watch.len() + 1);
     }
 }

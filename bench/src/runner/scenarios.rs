@@ -114,6 +114,10 @@ impl Runner {
                 () = tokio::time::sleep(LOOK) => least = least.min(running.stats().await?.used.0),
             }
         };
+        put_by_each(&loaded)?;
+        if least == u64::MAX {
+            bail!("the load ended before the pool's statistics were read");
+        }
         let longest = loaded.iter().map(|one| one.longest_ns).max();
         let longest = Duration::from_nanos(longest.unwrap_or_default());
         // The room of a waiting large put is free for a moment before the put gets it.
@@ -188,9 +192,10 @@ impl Runner {
         let threads = Threads::of(master);
         let loaded = self.load(vec![writer], lasts).await?;
         let spent = nanos(threads.since());
-        let put: u64 = loaded.iter().map(|one| one.put).sum();
-        // No put at all is the worst result.
-        Ok(spent as f64 / put.max(1) as f64)
+        if spent == 0 {
+            bail!("the processor time of kvmaster cannot be read");
+        }
+        Ok(spent as f64 / put_by_each(&loaded)? as f64)
     }
 
     async fn connect(&self, running: &Running, name: &str) -> anyhow::Result<String> {
@@ -250,6 +255,18 @@ fn set(name: &str, block: u64, bytes: u64) -> Set {
     }
 }
 
+/// The blocks that the writers put. Without a block of each writer, its times say nothing.
+fn put_by_each(loaded: &[Loaded]) -> anyhow::Result<u64> {
+    if let Some(idle) = loaded.iter().find(|one| one.put == 0) {
+        bail!("a writer stored no block: {} were refused", idle.refused);
+    }
+    let put: u64 = loaded.iter().map(|one| one.put).sum();
+    if put == 0 {
+        bail!("there was no writer");
+    }
+    Ok(put)
+}
+
 /// The longest time between `up` and `end` without the end of a call.
 fn longest_gap(loaded: &[Loaded], up: u64, end: u64) -> u64 {
     let ends = loaded.iter().flat_map(|one| &one.ends_ns).copied();
@@ -278,6 +295,19 @@ mod tests {
         assert_eq!(longest_gap(&two, 6, 20), 6, "up to the first");
         assert_eq!(longest_gap(&two, 10, 30), 12, "the last to the end");
         assert_eq!(longest_gap(&[], 10, 30), 20, "none at all");
+    }
+
+    #[test]
+    fn a_writer_that_stored_nothing_is_an_error() {
+        let [one, none] = [3, 0].map(|put| Loaded {
+            put,
+            refused: 7,
+            ..Loaded::default()
+        });
+        assert_eq!(put_by_each(&[one.clone(), one.clone()]).unwrap(), 6);
+        let error = put_by_each(&[one, none]).unwrap_err();
+        assert!(error.to_string().contains("7 were refused"), "{error}");
+        assert!(put_by_each(&[]).is_err());
     }
 
     #[test]

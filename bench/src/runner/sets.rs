@@ -4,7 +4,7 @@ use super::{
     FILL_BATCH, MIB, Runner, SPIN, Settings, UNLIMITED, client_name, measured, reader_name,
     start_agent,
 };
-use crate::agent::protocol::{Command, Connect, Embed, Order, Set, Way, Work};
+use crate::agent::protocol::{Command, Connect, Embed, Live, Order, Set, Way, Work};
 use crate::cases::{Blocks, Case, Kept, Place, Pool, What};
 use crate::pools::{Running, WINDOW_BYTES, local_segment};
 use crate::window::Window;
@@ -151,6 +151,7 @@ impl Runner {
             .await?;
         let batch = (32 * MIB / set.block).clamp(1, FILL_BATCH).min(set.slots);
         let rest = set.slots % batch;
+        self.expect(pool, &set, set.slots)?;
         for (calls, batch) in [(set.slots / batch, batch), (1, rest)] {
             if batch > 0 {
                 let order = Order {
@@ -174,6 +175,21 @@ impl Runner {
         self.set_live(pool, set)
     }
 
+    /// Notes that up to `coming` blocks may be put, so that they are removed if the puts fail midway.
+    pub(super) fn expect(&mut self, pool: Pool, set: &Set, coming: u64) -> anyhow::Result<()> {
+        let live = Live {
+            first: set.live.first,
+            end: set.live.end + coming,
+        };
+        self.set_live(
+            pool,
+            Set {
+                live,
+                ..set.clone()
+            },
+        )
+    }
+
     pub(super) fn set_live(&mut self, pool: Pool, set: Set) -> anyhow::Result<()> {
         let pool = self.pool(pool);
         let running = self
@@ -188,26 +204,22 @@ impl Runner {
     async fn remove_spans(&mut self, pool: Pool, client: &str) -> anyhow::Result<()> {
         let pool = self.pool(pool);
         let least = WINDOW_BYTES.min(self.settings.span);
-        let running = self
-            .pools
-            .get_mut(&pool)
-            .context("the pool has been stopped")?;
-        let large = |set: &Set| set.slots * set.block >= least;
-        let removed: Vec<Set> = running
-            .sets
-            .extract_if(|_, set| large(set))
-            .map(|(_, set)| set)
-            .collect();
+        let large = |set: &&Set| set.slots * set.block >= least;
+        let sets = self.running(pool)?.sets.values();
+        let removed: Vec<Set> = sets.filter(large).cloned().collect();
         for set in removed {
-            let client = client.to_owned();
+            let (client, tag) = (client.to_owned(), set.tag.clone());
             self.client(0)?
                 .call(&Command::Remove { client, set })
                 .await?;
+            if let Some(running) = self.pools.get_mut(&pool) {
+                running.sets.remove(&tag);
+            }
         }
         Ok(())
     }
 
-    /// Removes the blocks of this run from an existing pool.
+    /// Removes the blocks of this run from an existing pool, as far as its master answers.
     pub(super) async fn clean(&mut self) -> anyhow::Result<()> {
         if self.settings.connection.master.is_none() {
             return Ok(());
@@ -216,21 +228,23 @@ impl Runner {
             return Ok(());
         };
         let sets: Vec<Set> = running.sets.drain().map(|(_, set)| set).collect();
-        let name = "cleaning".to_owned();
-        let connect = running.connect(name.clone(), Way::Tcp, false, Duration::ZERO);
-        let Some(client) = self.clients.first() else {
-            return Ok(());
-        };
-        client.call(&Command::Connect(connect)).await?;
+        let connect = running.connect("cleaning".to_owned(), Way::Tcp, false, Duration::ZERO);
+        let mut cleaned = Ok(());
         for set in sets {
-            let client_name = name.clone();
-            client
-                .call(&Command::Remove {
-                    client: client_name,
-                    set,
-                })
-                .await?;
+            let removed = self.remove_all(&connect, set).await;
+            cleaned = cleaned.and(removed);
         }
+        cleaned
+    }
+
+    /// Removes the blocks of a set with a process of its own: a process ends with its first failure.
+    async fn remove_all(&self, connect: &Connect, set: Set) -> anyhow::Result<()> {
+        let agent = start_agent(&connect.name, &self.seed, &[], &self.directory)?;
+        agent.greeting().await?;
+        agent.call(&Command::Connect(connect.clone())).await?;
+        let client = connect.name.clone();
+        agent.call(&Command::Remove { client, set }).await?;
+        agent.stop().await;
         Ok(())
     }
 }

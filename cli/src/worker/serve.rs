@@ -216,6 +216,9 @@ impl Worker {
         if blocks.is_empty() {
             return done;
         }
+        for block in blocks {
+            forget(&block.memory);
+        }
         let gets = blocks
             .iter()
             .map(|block| GetBlock::new(block.key.clone(), block.memory.clone()))
@@ -275,6 +278,45 @@ impl Worker {
     }
 }
 
+/// Overwrites the first and the last bytes, so the bytes of an earlier request are not right.
+fn forget(memory: &Slice) {
+    // No block of this length begins or ends with so many zeros.
+    const WRONG: [u8; 32] = [0; 32];
+    let length = memory.length().as_usize();
+    let (wrong, _) = WRONG.split_at(WRONG.len().min(length));
+    memory.write_at(Offset(0), wrong);
+    memory.write_at(Offset((length - wrong.len()) as u64), wrong);
+}
+
 fn count(counts: &mut BTreeMap<String, u64>, code: Code) {
     *counts.entry(code.label().to_owned()).or_default() += 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_an_earlier_request_are_not_right() {
+        let digest = [7; 32];
+        for length in [1, 31, 64, 70_000] {
+            let memory = Region::allocate(Length(length)).whole();
+            let first_wrong = || {
+                fill::first_wrong(&digest, length, |offset, bytes| {
+                    memory.read_at(Offset(offset), bytes);
+                })
+            };
+            fill::fill(&digest, length, |offset, bytes| {
+                memory.write_at(Offset(offset), bytes);
+            });
+            assert_eq!(first_wrong(), None, "{length}");
+            forget(&memory);
+            assert_eq!(first_wrong(), Some(0), "{length}");
+            // A get that writes the beginning alone.
+            fill::fill(&digest, length / 2, |offset, bytes| {
+                memory.write_at(Offset(offset), bytes);
+            });
+            assert!(first_wrong().is_some(), "{length}");
+        }
+    }
 }

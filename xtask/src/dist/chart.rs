@@ -1,7 +1,7 @@
 //! The archive of the Helm chart.
 
 use super::release::Release;
-use crate::cargo::{root, succeeds};
+use crate::cargo::{must_succeed, root};
 use crate::charts;
 use crate::packages::Packages;
 use anyhow::{Context, Result};
@@ -10,41 +10,30 @@ use std::process::Command;
 
 const CHART: &str = "charts/kvpool";
 
-/// Writes the chart's archive with helm, or notes why there is none. `KVPOOL_HELM` names another helm.
+/// Writes the chart's archive with helm, or notes that helm is missing. `KVPOOL_HELM` names another helm.
 pub(super) fn write(release: &mut Release) -> Result<()> {
-    let chart = root().join(CHART);
-    if !chart.join("Chart.yaml").is_file() {
-        release.leave_out("the chart", &format!("there is no {CHART}"));
-        return Ok(());
-    }
     let Some(helm) = charts::helm(Packages::LeaveOut)? else {
         release.leave_out("the chart", "helm is missing; KVPOOL_HELM can name one");
         return Ok(());
     };
     let made = release.folder.join("chart");
-    if let Some(archive) = package(&helm, &release.version, &made)? {
-        release.keep(&archive)?;
-    } else {
-        release.leave_out("the chart", "helm package failed; its message is above");
-    }
+    release.keep(&package(&helm, &release.version, &made)?)?;
     if made.exists() {
         std::fs::remove_dir_all(&made)?;
     }
     Ok(())
 }
 
-/// Packs the chart for programs of this version into a folder. `None` where helm refuses.
-fn package(helm: &Path, version: &str, folder: &Path) -> Result<Option<PathBuf>> {
+/// Packs the chart for programs of this version into a folder.
+fn package(helm: &Path, version: &str, folder: &Path) -> Result<PathBuf> {
     let mut package = Command::new(helm);
     package.arg("package").arg(root().join(CHART));
     package.arg("--destination").arg(folder);
     package.args(["--app-version", version]);
-    if !succeeds(&mut package)? {
-        return Ok(None);
-    }
+    must_succeed(&mut package).context("cannot pack the chart")?;
     let archive = std::fs::read_dir(folder)?.next();
     let archive = archive.context("helm package wrote no archive")?;
-    Ok(Some(archive?.path()))
+    Ok(archive?.path())
 }
 
 #[cfg(test)]
@@ -60,6 +49,13 @@ mod tests {
     }
 
     #[test]
+    fn a_helm_that_fails_is_an_error() {
+        let folder = std::env::temp_dir().join("kvpool-chart-that-is-not-made");
+        let error = package(Path::new("false"), "7.8.9", &folder).unwrap_err();
+        assert!(format!("{error:#}").contains("cannot pack the chart"));
+    }
+
+    #[test]
     fn the_archive_has_the_chart_and_the_version_of_the_programs() -> Result<()> {
         let Some(helm) = charts::helm(Packages::LeaveOut)? else {
             eprintln!(
@@ -68,7 +64,7 @@ mod tests {
             return Ok(());
         };
         let folder = std::env::temp_dir().join(format!("kvpool-chart-{}", std::process::id()));
-        let archive = package(&helm, "7.8.9", &folder)?.context("helm package failed")?;
+        let archive = package(&helm, "7.8.9", &folder)?;
         let about = output(&helm, &["show", "chart"], &archive);
         assert!(
             about.lines().any(|line| line == "appVersion: 7.8.9"),

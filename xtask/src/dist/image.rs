@@ -2,7 +2,7 @@
 
 use super::portable::Portable;
 use super::release::Release;
-use crate::cargo::{answers, root, succeeds, target_dir};
+use crate::cargo::{is_there, must_succeed, root, target_dir};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use std::process::Command;
 /// The name of the base that is made here.
 const MADE: &str = "localhost/kvpool-base";
 
-/// Writes the image as an OCI archive, or notes why there is none.
+/// Writes the image as an OCI archive, or notes which tool or base is missing.
 pub(super) fn write(
     release: &mut Release,
     portable: &Portable,
@@ -32,7 +32,7 @@ fn build(
     programs: &[PathBuf],
     base: Option<&str>,
 ) -> Result<Result<PathBuf, String>> {
-    if !answers(Command::new("buildah").arg("--version")) {
+    if !is_there(Command::new("buildah").arg("--version"))? {
         return Ok(Err("buildah is missing (Debian: buildah)".into()));
     }
     let base = match base {
@@ -42,7 +42,7 @@ fn build(
                 "for another architecture, name a base image with --base".into(),
             ));
         }
-        None if !answers(Command::new("mmdebstrap").arg("--version")) => {
+        None if !is_there(Command::new("mmdebstrap").arg("--version"))? => {
             let why = "mmdebstrap, which makes the base, is missing; install it or name a base with --base";
             return Ok(Err(why.into()));
         }
@@ -50,11 +50,7 @@ fn build(
             let mut make = Command::new(root().join("deploy/container/base.sh"));
             make.arg(MADE)
                 .env("SOURCE_DATE_EPOCH", &release.stamp.seconds);
-            if !succeeds(&mut make)? {
-                return Ok(Err(
-                    "deploy/container/base.sh failed; its message is above".into()
-                ));
-            }
+            must_succeed(&mut make)?;
             MADE
         }
     };
@@ -86,9 +82,7 @@ fn build(
     bud.arg("--file")
         .arg(root().join("Containerfile"))
         .arg(&context);
-    if !succeeds(&mut bud)? {
-        return Ok(Err("buildah bud failed; its message is above".into()));
-    }
+    must_succeed(&mut bud).context("cannot build the image")?;
     let archive = context.join(format!("{}-image.tar", release.name));
     // buildah adds to an archive that is there.
     if archive.exists() {
@@ -97,9 +91,7 @@ fn build(
     let mut push = Command::new("buildah");
     push.args(["push", "--quiet", &tag]);
     push.arg(format!("oci-archive:{}:{tag}", archive.display()));
-    if !succeeds(&mut push)? {
-        return Ok(Err("buildah push failed; its message is above".into()));
-    }
+    must_succeed(&mut push).context("cannot write the image")?;
     Ok(Ok(archive))
 }
 

@@ -1,6 +1,6 @@
 //! The folder of a release, what lies in it, and what does not.
 
-use crate::cargo::{answers, metadata, root};
+use crate::cargo::{is_there, metadata, root};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -100,7 +100,7 @@ impl Release {
 
     /// Writes `SHA256SUMS`, which `sha256sum --check` reads.
     pub(super) fn checksums(&mut self) -> Result<()> {
-        if !answers(Command::new("sha256sum").arg("--version")) {
+        if !is_there(Command::new("sha256sum").arg("--version"))? {
             self.leave_out(
                 "SHA256SUMS",
                 "the program sha256sum is missing (Debian: coreutils)",

@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The programs of the cases, and where they lie; `None` for one that the repository does not have.
+/// The programs of the cases, and where they lie; `None` for one that this machine cannot build.
 pub(super) struct Programs(BTreeMap<Program, Option<PathBuf>>);
 
 impl Programs {
@@ -44,7 +44,7 @@ impl Programs {
                     let profile = if *dist { "dist" } else { "debug" };
                     Some(built.join(profile).join(name))
                 }
-                Program::Test { directory, name } => build_test(directory, name)?,
+                Program::Test { directory, name } => Some(build_test(directory, name)?),
                 Program::Python => build_python()?,
             };
             programs.insert(program.clone(), path);
@@ -52,7 +52,7 @@ impl Programs {
         Ok(Self(programs))
     }
 
-    /// The arguments that put a case's programs into a guest; an error says what there is not.
+    /// The arguments that put a case's programs into a guest; an error says what this machine lacks.
     pub(super) fn of(&self, case: &Case) -> Result<Vec<OsString>, String> {
         let argument = |program: &Program| {
             let path = self.0.get(program).and_then(Option::as_ref);
@@ -61,9 +61,8 @@ impl Programs {
                 // Cargo names a test's binary with a hash.
                 (Program::Test { name, .. }, Some(path)) => Ok(named(path, name)),
                 (Program::Python, Some(path)) => Ok(named(path, "python")),
-                (Program::Binary { name, .. }, None) => Err(format!("there is no {name}")),
-                (Program::Test { directory, name }, None) => {
-                    Err(format!("{directory}/tests has no {name}"))
+                (Program::Binary { name, .. } | Program::Test { name, .. }, None) => {
+                    Err(format!("there is no {name}"))
                 }
                 (Program::Python, None) => Err("there is no python3 of 3.11 or later".to_owned()),
             }
@@ -94,15 +93,23 @@ fn build_python() -> Result<Option<PathBuf>> {
 /// The name of the tests that stand in a package's own sources.
 const UNIT: &str = "unit";
 
-/// Builds a test of the package in `directory`; `None` when it has none of that name.
-fn build_test(directory: &str, name: &str) -> Result<Option<PathBuf>> {
-    let tests = root().join(directory).join("tests");
-    let sources = [
-        tests.join(format!("{name}.rs")),
-        tests.join(name).join("main.rs"),
-    ];
-    if name != UNIT && !sources.iter().any(|source| source.is_file()) {
-        return Ok(None);
+/// Whether the package in `directory` has a test of that name.
+fn has_test(directory: &str, name: &str) -> bool {
+    let package = root().join(directory);
+    let sources = match name {
+        UNIT => vec![package.join("src/lib.rs")],
+        name => vec![
+            package.join(format!("tests/{name}.rs")),
+            package.join(format!("tests/{name}/main.rs")),
+        ],
+    };
+    sources.iter().any(|source| source.is_file())
+}
+
+/// Builds a test of the package in `directory`.
+fn build_test(directory: &str, name: &str) -> Result<PathBuf> {
+    if !has_test(directory, name) {
+        bail!("a case names the test {name} of {directory}/, which does not exist");
     }
     let package = format!("kvpool-{directory}");
     let target = match name {
@@ -124,9 +131,7 @@ fn build_test(directory: &str, name: &str) -> Result<Option<PathBuf>> {
     let path = messages
         .lines()
         .find_map(|line| executable(line, directory, &target));
-    Ok(Some(path.context(
-        "cargo has built the test, but names no binary",
-    )?))
+    path.context("cargo has built the test, but names no binary")
 }
 
 /// The binary that one of cargo's messages is about, if it is that of the test of the package in
@@ -147,6 +152,30 @@ fn executable(message: &str, directory: &str, test: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rdma::{IN_TESTS, case, scripts};
+
+    #[test]
+    fn each_program_that_a_case_names_exists() {
+        let cases = case::read_all(&scripts().join("cases")).unwrap();
+        assert!(!cases.is_empty());
+        let binaries = ["kvmaster", "kvstore-node", "kvctl", "kvbench"];
+        for case in &cases {
+            for program in &case.programs {
+                let exists = match program {
+                    Program::Binary { name, .. } => binaries.contains(&name.as_str()),
+                    Program::Test { directory, name } => has_test(directory, name),
+                    Program::Python => true,
+                };
+                assert!(exists, "{}: {program:?}", case.name);
+            }
+        }
+        for part in IN_TESTS {
+            let is_there = cases.iter().any(|case| case.name.contains(part));
+            assert!(is_there, "no case is called {part}");
+        }
+        assert!(!has_test("transport", "no-such-test"));
+        assert!(build_test("transport", "no-such-test").is_err());
+    }
 
     #[test]
     fn the_binary_of_a_test_is_told_from_others() {
