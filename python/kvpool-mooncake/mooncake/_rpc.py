@@ -21,6 +21,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from mooncake._tensor_format import on_host
+
 _log = logging.getLogger("mooncake.rpc")
 
 _FRAME = struct.Struct("!4sIQ")
@@ -173,7 +175,7 @@ class RpcInterface:
     def send_tensor(self, target_address: str, tensor: Any) -> int:
         """Sends a torch tensor as `send_data` sends bytes. 0, or -1 for a failure."""
         try:
-            whole = tensor.detach().cpu().contiguous()
+            whole = on_host(tensor)
             length = whole.numel() * whole.element_size()
             data = memoryview((ctypes.c_ubyte * length).from_address(whole.data_ptr())).cast("B") if length else b""
             said = {"dtype": str(whole.dtype).removeprefix("torch."), "shape": list(whole.shape)}

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 
 from mooncake._base import StoreBase, log
-from mooncake._tensor_format import Tensor, decode, header_of, is_encoded, memory_at, torch_module
+from mooncake._tensor_format import Tensor, decode, header_of, is_encoded, memory_at, on_host, torch_module
 from mooncake._types import ReplicateConfig, same_length
 
 
@@ -24,8 +24,7 @@ class TensorMethods(StoreBase):
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
                 raise TypeError(f"a tensor must be a torch.Tensor, not {type(tensor).__name__}")
-            # What lies on a device, or not in one piece, is copied first.
-            body = tensor.detach().cpu().contiguous()
+            body = on_host(tensor)
             header = header_of(body)
             heads.append((ctypes.c_char * len(header)).from_buffer_copy(header))
             bodies.append(body)

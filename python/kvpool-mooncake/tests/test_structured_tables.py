@@ -210,6 +210,8 @@ SCHEMAS: list[tuple[FieldSchema, Any, Any]] = [
     (FieldSchema("ndarray", metadata={"dtype": "float32"}), objects(1, 2), objects(1.0, 2.0)),
     (FieldSchema("typed_ragged", metadata={"dtype": "float32"}), objects([1], [2, 3]), objects([1.0], [2.0, 3.0])),
     (FieldSchema("typed_ragged"), objects([[1, 2], [3, 4]], [[5, 6]]), objects([[1, 2], [3, 4]], [[5, 6]])),
+    (FieldSchema("typed_ragged"), objects(None, None), objects(None, None)),
+    (FieldSchema("typed_ragged", metadata={"dtype": "bfloat16"}), objects(None), objects(None)),
     (FieldSchema("bytes_ragged", False), objects(b"", bytearray(b"x")), objects(b"", b"x")),
 ]
 
