@@ -80,7 +80,10 @@ class EngramStore:
         numpy = _numpy()
         store = self._needed()
         try:
-            ids = numpy.ascontiguousarray(row_ids, dtype=numpy.int64)
+            given = numpy.asarray(row_ids)
+            if given.dtype.kind not in "iu":
+                raise TypeError(f"it is {given.dtype}")
+            ids = numpy.ascontiguousarray(given, dtype=numpy.int64)
         except (TypeError, ValueError, OverflowError) as error:
             raise RuntimeError(f"row_ids is no array of integers: {error}") from error
         if ids.ndim != 3 or ids.size == 0 or ids.shape[2] != len(self._rows):

@@ -44,7 +44,7 @@ def test_rows_of_embedding_tables_are_looked_up(store: MooncakeDistributedStore,
     for head in range(3):
         assert numpy.array_equal(found[:, :, head], values[head][ids[:, :, head]])
     assert numpy.array_equal(tables.lookup(ids.tolist()), found)
-    for wrong in ([], [[[0, 1]]], [[[0, 1, 23]]], [[[-1, 1, 2]]], "rows"):
+    for wrong in ([], [[[0, 1]]], [[[0, 1, 23]]], [[[-1, 1, 2]]], [[[True, False, True]]], [[[0.5, 1.0, 2.0]]], "rows"):
         with pytest.raises(RuntimeError):
             tables.lookup(wrong)
     assert tables.remove_from_store(force=True) == 3
