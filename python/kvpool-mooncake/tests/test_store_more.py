@@ -56,6 +56,25 @@ def test_rows_of_embedding_tables_are_looked_up(store: MooncakeDistributedStore,
             EngramStore(1, bad)
 
 
+def test_embedding_tables_are_put_all_or_their_number_is_said(
+    store: MooncakeDistributedStore, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numpy = pytest.importorskip("numpy")
+    tables = EngramStore(int(key[-7:], 16), EngramStoreConfig([3, 3], 2), store)
+    good, bad = numpy.ones((3, 2), numpy.float32), numpy.array([["x", "y"]] * 3)
+    with pytest.raises(RuntimeError, match="head 1"):
+        tables.populate([good, bad])
+    assert store.batch_is_exist(tables.get_store_keys()) == [0, 0]
+    with pytest.raises(RuntimeError, match="no table is put"):
+        EngramStore(1, EngramStoreConfig([3], 2), MooncakeDistributedStore()).populate([good])
+    put = store.batch_put_from
+    # The second table's memory cannot be: its put alone fails.
+    monkeypatch.setattr(store, "batch_put_from", lambda keys, ptrs, sizes: put(keys, ptrs, [sizes[0], -1]))
+    with pytest.raises(RuntimeError, match="1 of 2 tables are put"):
+        tables.populate([good, good])
+    assert store.batch_is_exist(tables.get_store_keys()) == [1, 0]
+
+
 def test_a_tensor_goes_to_a_safetensors_file_and_back(
     store: MooncakeDistributedStore, key: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
