@@ -180,8 +180,8 @@ def _length(name: str, column: Any) -> int:
 def rows_of(wanted: Any, count: int) -> Sequence[int] | None:
     """The numbers of the rows that are asked for; `None` for all.
 
-    Raises IndexError for one that is not there, and TypeError for one that is no integer. Bools are refused: they may be
-    a mask.
+    Raises IndexError for one that is not there, and TypeError for one that is no integer. Bools are refused: they may
+    be a mask.
     """
     if wanted is None:
         return None
