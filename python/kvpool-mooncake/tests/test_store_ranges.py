@@ -131,6 +131,21 @@ def test_a_session_keeps_its_objects_however_long_it_is(
         assert other.remove("kept") == 0
 
 
+def test_each_key_of_a_session_is_released_at_its_own_end(
+    own_pool: LivePool, connect: Callable[[LivePool], MooncakeDistributedStore]
+) -> None:
+    store, other = connect(own_pool), connect(own_pool)
+    keys = [f"session-{n}" for n in range(4)]
+    assert store.put_batch(keys, [b"x"] * 4) == 0
+    assert store.batch_get_session_start(keys) == [0] * 4
+    # A second session of the first key, from a start of its own.
+    assert store.batch_get_session_start(keys[:1]) == [0]
+    assert store.batch_get_session_end(keys[:3]) == 0
+    assert other.batch_remove(keys) == [-706, 0, 0, -706]
+    assert store.batch_get_session_end([keys[3], keys[0]]) == 0
+    assert other.batch_remove([keys[0], keys[3]]) == [0, 0]
+
+
 def test_a_session_takes_its_lease_anew_that_ran_out(
     tmp_path: Path, connect: Callable[[LivePool], MooncakeDistributedStore]
 ) -> None:
