@@ -231,6 +231,32 @@ def test_a_fragment_does_not_leave_the_registered_range_of_its_buffer(
     assert store.get_into_ranges([place.ptr], [[key]], [[[13]]], [[[0]]], [[[4]]]) == [[[4]]]
 
 
+def test_all_fragments_of_a_call_have_one_deadline(
+    own_pool: LivePool, connect: Callable[[LivePool], MooncakeDistributedStore], memory: type[Memory]
+) -> None:
+    keys = [f"fragment-{n}" for n in range(20)]
+    assert connect(own_pool).put_batch(keys, [b"x"] * 20) == 0
+    # A store that has not asked yet where they are.
+    store = MooncakeDistributedStore()
+    settings = {"global_segment_size": 0, "master_server_addr": own_pool.url, "get_timeout_ms": 1000}
+    assert store.setup(settings) == 0
+    place = memory(20)
+    assert own_pool.master
+    own_pool.master.send(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        answers = store.get_into_ranges(
+            [place.ptr], [keys], [[[n] for n in range(20)]], [[[0]] * 20], [[[1]] * 20]
+        )
+        took = time.monotonic() - began
+    finally:
+        own_pool.master.send(signal.SIGCONT)
+    assert all(code < 0 for (code,) in answers[0])
+    # Four reads are under way at once. With a deadline each, 20 take five times as long.
+    assert 0.9 < took < 2.5
+    store.close()
+
+
 def test_the_fragments_of_one_object_are_of_one_put(
     store: MooncakeDistributedStore, key: str, memory: type[Memory]
 ) -> None:
