@@ -70,6 +70,9 @@ class EngramStore:
                 tables.append(numpy.ascontiguousarray(table, dtype=numpy.float32))
             except (TypeError, ValueError) as error:
                 raise RuntimeError(f"the table of head {head} has values that are no float32: {error}") from error
+            most = store._native.max_block()
+            if 0 < most < tables[-1].nbytes:
+                raise RuntimeError(f"the table of head {head} has {tables[-1].nbytes} bytes, an object at most {most}")
         known = store.batch_is_exist(self._keys)
         if min(known) < 0:
             raise RuntimeError(f"no table is put: the pool does not say which are there: {known}")

@@ -65,6 +65,11 @@ def test_embedding_tables_are_put_all_or_their_number_is_said(
     with pytest.raises(RuntimeError, match="head 1"):
         tables.populate([good, bad])
     assert store.batch_is_exist(tables.get_store_keys()) == [0, 0]
+    # The second table has more bytes than an object may have; zeros that nobody reads take no memory.
+    wide = EngramStore(int(key[-7:], 16), EngramStoreConfig([1, 1 << 15], 1 << 14), store)
+    with pytest.raises(RuntimeError, match="head 1 has 2147483648 bytes"):
+        wide.populate([numpy.ones((1, 1 << 14), numpy.float32), numpy.zeros((1 << 15, 1 << 14), numpy.float32)])
+    assert store.batch_is_exist(wide.get_store_keys()) == [0, 0]
     with pytest.raises(RuntimeError, match="no table is put"):
         EngramStore(1, EngramStoreConfig([3], 2), MooncakeDistributedStore()).populate([good])
     put = store.batch_put_from
