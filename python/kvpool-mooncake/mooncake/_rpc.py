@@ -145,8 +145,8 @@ class RpcInterface:
             return False
         try:
             self._server = _Server((host.strip("[]") or "0.0.0.0", int(port)), self)
-        except OSError as error:
-            _log.error("%s: %s", self._listen, error)
+        except (OSError, ValueError, OverflowError) as error:
+            _log.error("%r: %s", self._listen, error)
             return False
         return True
 
@@ -237,7 +237,7 @@ class RpcInterface:
                     connection.close()
                 _log.error("%s: %s", target, error)
                 return -1
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, OverflowError) as error:
                 if connection is not None:
                     connection.close()
                 if not kept:
