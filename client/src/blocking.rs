@@ -485,6 +485,14 @@ impl Lease {
         self.runtimes.one(self.lease.renew())
     }
 
+    /// See [`crate::Lease::split_off`].
+    pub fn split_off(&mut self, keys: &[Key]) -> Self {
+        Self {
+            lease: self.lease.split_off(keys),
+            runtimes: Arc::clone(&self.runtimes),
+        }
+    }
+
     /// See [`crate::Lease::release`].
     pub fn release(self) -> Result<(), ControlError> {
         self.runtimes.one(self.lease.release())

@@ -7,7 +7,8 @@ use crate::errors::ControlError;
 use crate::locate::expect_answers;
 use crate::releases::{LeasePart, Releases};
 use kvpool_proto::{Lease as WireLease, ReleaseRequest, RenewRequest};
-use kvpool_types::{Code, Epoch, Version};
+use kvpool_seams::maps::HashSet;
+use kvpool_types::{Code, Epoch, Key, Version};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -119,6 +120,22 @@ impl Lease {
             self.untold += before - part.keys.len();
         }
         Ok(())
+    }
+
+    /// Takes keys out of the lease: the lease of those that were in it, each as often as it was.
+    pub fn split_off(&mut self, keys: &[Key]) -> Self {
+        let taken: HashSet<&Key> = keys.iter().collect();
+        let mut parts = Vec::new();
+        for part in &mut self.parts {
+            let leave: Vec<bool> = part.keys.iter().map(|key| taken.contains(&key)).collect();
+            let leaves = |at: usize| leave.get(at) == Some(&true);
+            let stay = part.keys.retain(|at| !leaves(at));
+            let keys = std::mem::replace(&mut part.keys, stay).retain(leaves);
+            let leased = part.leased;
+            parts.push(LeasePart { keys, leased });
+        }
+        self.parts.retain(|part| !part.keys.is_empty());
+        Self::new(Arc::clone(&self.releases), self.timeout, parts)
     }
 
     /// Ends the lease, so that the blocks may be evicted again. The client asks once: a repeated release

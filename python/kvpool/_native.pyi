@@ -502,6 +502,7 @@ class ObjectStore:
     def get_into(
         self, keys: Sequence[str], addresses: Sequence[int], lengths: Sequence[int]
     ) -> list[int]: ...
+    def is_of_host(self, address: int, length: int) -> bool: ...
     def get_into_many(
         self,
         keys: Sequence[str],

@@ -72,9 +72,13 @@ class _Threads:
             raise cancelled
         return waited.result()
 
+    def refuse(self) -> None:
+        """Refuses further calls."""
+        self._ended = True
+
     def end(self, *, wait: bool) -> None:
         """Refuses further calls; with `wait`, waits for calls in progress."""
-        self._ended = True
+        self.refuse()
         self._executor.shutdown(wait=wait)
 
 
@@ -389,8 +393,13 @@ class Pool:
 
     async def close(self) -> None:
         """Closes the connection after the calls in progress have ended. A second close has no effect."""
+        self._threads.refuse()
+        # The end of the client may take a moment, in which the loop goes on.
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
         self._pool.close()
-        await asyncio.to_thread(self._threads.end, wait=True)
+        self._threads.end(wait=True)
 
     async def __aenter__(self) -> Self:
         return self

@@ -134,7 +134,7 @@ pub(crate) struct PackedTexts {
     pub(crate) keys: PackedKeys,
     /// How many texts there were.
     pub(crate) count: usize,
-    /// The places of those that are none, being empty or too long.
+    /// The places of those that are none, being empty, too long, or no UTF-8.
     pub(crate) bad: Vec<usize>,
 }
 
@@ -152,9 +152,18 @@ pub(crate) fn pack_texts(keys: &Bound<'_, PyAny>, packer: PackedKeys) -> PyResul
                 key.get_type().name()?
             )));
         };
-        match KeyRef::parse(text?, &mut [0; 32]) {
-            Ok(key) => packed.keys.push(key),
-            Err(_) => packed.bad.push(packed.count),
+        let is_key = match text {
+            Ok(text) => match KeyRef::parse(text, &mut [0; 32]) {
+                Ok(key) => {
+                    packed.keys.push(key);
+                    true
+                }
+                Err(_) => false,
+            },
+            Err(_) => false,
+        };
+        if !is_key {
+            packed.bad.push(packed.count);
         }
         packed.count += 1;
         Ok(())

@@ -19,12 +19,13 @@ pub(crate) struct Memory {
 }
 
 /// What is registered at one address.
-#[derive(Default)]
 struct Registered {
     /// `None` for a range of a GPU's memory, which the driver knows by itself.
     host: Option<Host>,
     /// The ranges that were registered at this address before, and that transfers may still use.
     earlier: Vec<InUse>,
+    /// Whether the registration has ended. It is kept for what transfers may still use.
+    is_over: bool,
 }
 
 /// A registered range of host memory.
@@ -37,9 +38,16 @@ struct Host {
 }
 
 impl Registered {
+    /// Whether the registration has ended, and all use of its memory too.
+    fn is_gone(&self) -> bool {
+        self.is_over && self.earlier.iter().all(InUse::has_ended)
+    }
+
     /// Ends the registration: what transfers may still use.
     fn end(self) -> Vec<InUse> {
-        let Self { host, mut earlier } = self;
+        let Self {
+            host, mut earlier, ..
+        } = self;
         earlier.extend(host.map(|host| {
             drop((host.with_ports, host.memory));
             host.loan.end()
@@ -127,23 +135,46 @@ impl Memory {
         let mut registered = self.registered.lock();
         let earlier = registered.remove(&address);
         let earlier = earlier.map(Registered::end).unwrap_or_default();
-        registered.insert(address, Registered { host, earlier });
+        registered.insert(
+            address,
+            Registered {
+                host,
+                earlier,
+                is_over: false,
+            },
+        );
         Ok(())
     }
 
     /// Ends the registration of the range that begins at `address`, and waits until no transfer uses it.
-    /// False when there is none. To be called without the interpreter's lock.
+    /// False when there is none. A call that finds another one waiting for this waits too. To be called
+    /// without the interpreter's lock.
     pub(crate) fn unregister(&self, address: usize) -> Result<bool, StillLent> {
-        let removed = self.registered.lock().remove(&address);
-        let Some(removed) = removed else {
-            return Ok(false);
-        };
-        let used = removed.end();
-        ended_by(Instant::now() + GRACE, &used).inspect_err(|_| {
+        let used = {
             let mut registered = self.registered.lock();
-            // So that the next call for this address waits too.
-            registered.entry(address).or_default().earlier.extend(used);
-        })?;
+            let Some(removed) = registered.remove(&address) else {
+                return Ok(false);
+            };
+            let used = removed.end();
+            if !used.is_empty() {
+                // So that other calls for this address find what they must wait for.
+                registered.insert(
+                    address,
+                    Registered {
+                        host: None,
+                        earlier: used.clone(),
+                        is_over: true,
+                    },
+                );
+            }
+            used
+        };
+        ended_by(Instant::now() + GRACE, &used)?;
+        let mut registered = self.registered.lock();
+        // Another registration may have begun here meanwhile.
+        if registered.get(&address).is_some_and(Registered::is_gone) {
+            registered.remove(&address);
+        }
         Ok(true)
     }
 

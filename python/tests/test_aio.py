@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 
 import kvpool
@@ -38,6 +39,30 @@ def test_every_method_answers_as_without_async(shared_pool: LivePool) -> None:
             assert await pool.remove_matching("^b$", force=True) == (1, 0)
             assert await pool.remove_all(force=True) == (1, 0)
         assert pool.closed
+        with pytest.raises(kvpool.ClosedError):
+            await pool.get("a")
+        await pool.close()
+
+    asyncio.run(work())
+
+
+def test_a_pool_is_closed_on_another_thread_than_the_loops(shared_pool: LivePool) -> None:
+    class Noting:
+        """A pool that notes which thread closes it."""
+
+        def __init__(self) -> None:
+            self.pool = kvpool.Pool.connect(shared_pool.url)
+            self.closed_by: list[int] = []
+
+        def close(self) -> None:
+            self.closed_by.append(threading.get_ident())
+            self.pool.close()
+
+    async def work() -> None:
+        noting = Noting()
+        pool = kvpool.aio.Pool(noting)  # type: ignore[arg-type]
+        await pool.close()
+        assert noting.pool.closed and threading.get_ident() not in noting.closed_by
         with pytest.raises(kvpool.ClosedError):
             await pool.get("a")
         await pool.close()

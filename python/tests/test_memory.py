@@ -152,8 +152,10 @@ def test_memory_of_python_objects_is_refused(pool: kvpool.Pool) -> None:
 class Tensor:
     """What a torch tensor shows of itself."""
 
-    def __init__(self, memory: Any, device: str = "cpu", contiguous: bool = True) -> None:
-        self.memory, self.contiguous = memory, contiguous
+    def __init__(
+        self, memory: Any, device: str = "cpu", contiguous: bool = True, conjugate: bool = False
+    ) -> None:
+        self.memory, self.contiguous, self.conjugate = memory, contiguous, conjugate
         self.device = type("device", (), {"type": device, "__str__": lambda _: device})()
 
     def data_ptr(self) -> int:
@@ -161,6 +163,9 @@ class Tensor:
 
     def is_contiguous(self) -> bool:
         return self.contiguous
+
+    def is_conj(self) -> bool:
+        return self.conjugate
 
     def numel(self) -> int:
         return int(self.memory.size)
@@ -176,7 +181,12 @@ def test_what_looks_like_a_tensor_is_used_in_place(pool: kvpool.Pool) -> None:
     assert pool.put(key, Tensor(source)) is True
     assert pool.batch_get([key], [[Tensor(target[:100]), Tensor(target[100:])]]) == [1024]
     assert (target == source).all()
-    for wrong, why in [(Tensor(source, "xpu"), "CPU"), (Tensor(source, contiguous=False), "contig")]:
+    refused = [
+        (Tensor(source, "xpu"), "CPU"),
+        (Tensor(source, contiguous=False), "contig"),
+        (Tensor(source, conjugate=True), "lazy"),
+    ]
+    for wrong, why in refused:
         (failed,) = pool.batch_get([key], [wrong])
         assert isinstance(failed, kvpool.InvalidArgumentError) and why in str(failed)
 

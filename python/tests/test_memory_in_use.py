@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 
 import kvpool
@@ -43,6 +45,34 @@ def test_memory_that_a_transfer_still_uses_is_named_by_an_error_that_can_wait(
         # Nothing arrives any more: what is written there now stays.
         assert pool.batch_get([key], [(memory.address, LENGTH)]) == [LENGTH]
         assert memory.read() == BLOCK
+
+
+def test_memory_is_unregistered_for_no_thread_before_its_transfers_have_ended(
+    shared_pool: LivePool, memory: StuckMemory
+) -> None:
+    with kvpool.Pool.connect(shared_pool.url) as pool:
+        pool.put("registered", BLOCK)
+        registration = pool.register_buffer((memory.address, LENGTH))
+
+        def get() -> None:
+            with contextlib.suppress(kvpool.Error):
+                pool.batch_get(["registered"], [(memory.address, LENGTH)], timeout=0.5)
+
+        getting = threading.Thread(target=get, daemon=True)
+        getting.start()
+        time.sleep(0.3)
+        ending = [threading.Thread(target=registration.unregister, daemon=True) for _ in range(2)]
+        for thread in ending:
+            thread.start()
+        for thread in ending:
+            thread.join(0.5)
+            assert thread.is_alive(), "its caller would free the memory"
+        memory.release()
+        for thread in [getting, *ending]:
+            thread.join(10)
+            assert not thread.is_alive()
+        registration.unregister()
+        pool.register_buffer((memory.address, LENGTH)).unregister()
 
 
 def test_an_engine_gets_its_memory_back_when_no_transfer_uses_it_any_more(

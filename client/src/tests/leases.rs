@@ -142,6 +142,26 @@ async fn every_way_of_getting_ends_its_lease_once() {
     leases.settle_at(&pool, 0, &["a"]).await;
 }
 
+#[tokio::test]
+async fn a_part_of_a_lease_ends_alone() {
+    let pool = pool().await;
+    for name in ["a", "b"] {
+        put_twice(&pool, name, b"bytes").await;
+    }
+    let leases = Leases::of(&pool);
+    let names = ["a", "b", "a"].map(key);
+    let (_, mut lease) = pool.client.exist(&names, Leasing::Lease).await.unwrap();
+    let part = lease.split_off(&[key("a"), key("c")]);
+    assert_eq!((lease.len(), part.len()), (1, 2));
+    part.release().await.unwrap();
+    leases.settle_at(&pool, 1, &[]).await;
+    assert!(pool.master.described("a").unwrap().lease_left.is_zero());
+    assert!(!pool.master.described("b").unwrap().lease_left.is_zero());
+    assert_eq!(lease.renew().await.unwrap(), 0);
+    lease.release().await.unwrap();
+    leases.settle_at(&pool, 0, &["a", "b"]).await;
+}
+
 /// The next renewal says so: whoever holds the lease would think that the key is leased.
 #[tokio::test]
 async fn a_key_that_left_the_lease_in_a_renewal_that_failed_is_counted() {

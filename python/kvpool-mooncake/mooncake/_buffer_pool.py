@@ -82,12 +82,18 @@ class BufferLease:
             self.release()
 
 
+def _pages(size: int) -> int:
+    """The bytes of the pages that hold so many bytes."""
+    return -(-size // PAGE) * PAGE
+
+
 class BufferPool:
     """Buffers registered with a store and reused.
 
     The pool's limit is `max_bytes`, but not less than the store's local buffer, and twice the local buffer
     for 0. A store without a local buffer has no limit then. A request gets the smallest idle buffer that is
-    large enough, or a new one of at least `min_size_class` bytes.
+    large enough, or a new one of at least `min_size_class` bytes. Buffers and the limit are whole pages. The limit
+    counts whole buffers, not the bytes that were asked for.
     """
 
     def __init__(
@@ -113,8 +119,8 @@ class BufferPool:
         settings = getattr(store, "_settings", None)
         local = settings.buffer_size if settings is not None else 0
         self._store = store
-        self._limit = max(max_bytes, local) if max_bytes else 2 * local
-        self._smallest = min_size_class
+        self._limit = _pages(max(max_bytes, local) if max_bytes else 2 * local)
+        self._smallest = min(min_size_class, self._limit or min_size_class)
         self._waits = block_on_exhaustion
         self._patience = default_timeout
         self._max_regions = max_regions
@@ -122,7 +128,7 @@ class BufferPool:
         self._changed = threading.Condition()
         self._capacities: dict[int, int] = {}
         self._free: dict[int, int] = {}
-        # The bytes of each lease: the limit counts what was asked for.
+        # The capacities of the buffers that are lent.
         self._lent: dict[int, int] = {}
         self._closed = False
         if prewarm_size is not None:
@@ -180,15 +186,17 @@ class BufferPool:
     def _has_room(self, size: int) -> bool:
         if self._max_regions is not None and len(self._lent) >= self._max_regions:
             return False
-        return not self._limit or sum(self._lent.values()) + size <= self._limit
+        if not self._limit or any(has >= size for has in self._free.values()):
+            return True
+        return sum(self._lent.values()) + self._capacity(size) <= self._limit
 
     def _capacity(self, size: int) -> int:
-        return -(-max(size, self._smallest) // PAGE) * PAGE
+        return _pages(max(size, self._smallest))
 
     def _lend(self, size: int) -> int:
         fitting = [(has, ptr) for ptr, has in self._free.items() if has >= size]
         if fitting:
-            _, ptr = min(fitting)
+            capacity, ptr = min(fitting)
             del self._free[ptr]
         else:
             capacity = self._capacity(size)
@@ -197,7 +205,7 @@ class BufferPool:
                 if self._limit and sum(self._capacities.values()) + capacity > self._limit:
                     self._drop(idle)
             ptr = self._grow(capacity)
-        self._lent[ptr] = size
+        self._lent[ptr] = capacity
         return ptr
 
     def _grow(self, capacity: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mooncake import _codes
 from mooncake._base import log
-from mooncake._tensor_format import Tensor, header_of, torch_module
+from mooncake._tensor_format import Tensor, header_of, is_lazy, torch_module
 from mooncake._tensors import TensorMethods
 
 
@@ -30,9 +30,9 @@ class CudaTensorMethods(TensorMethods):
         for key, tensor in zip(keys, tensors_list):
             if not isinstance(tensor, torch.Tensor):
                 raise TypeError(f"a tensor must be a torch.Tensor, not {type(tensor).__name__}")
-            fits = tensor.is_contiguous()
+            fits = tensor.is_contiguous() and not is_lazy(tensor)
             if not fits:
-                log.error("%s: the tensor to read into is not contiguous", key)
+                log.error("%s: the tensor to read into is not contiguous, or a lazy conjugate or negative", key)
             headers.append(header_of(tensor) if fits else b"")
         # A block's pieces are all on one device, so the header is read into the memory of the tensor's device.
         found = [
@@ -40,7 +40,7 @@ class CudaTensorMethods(TensorMethods):
             for header, tensor in zip(headers, tensors_list)
         ]
         lengths = [tensor.numel() * tensor.element_size() for tensor in tensors_list]
-        # An address of 0 is refused, so a tensor that is not contiguous is left as it is.
+        # An address of 0 is refused, so a tensor that does not fit is left as it is.
         places = [
             [place.data_ptr() if header else 0, tensor.data_ptr()][: 2 if length else 1]
             for place, header, tensor, length in zip(found, headers, tensors_list, lengths)

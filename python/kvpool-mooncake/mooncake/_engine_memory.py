@@ -114,7 +114,10 @@ class MemoryMethods(EngineBase):
         the address is invalid or `src_ptr` is shorter."""
         _args.check_int("dest_address", dest_address)
         _args.check_int("length", length)
-        data = memoryview(src_ptr.encode() if isinstance(src_ptr, str) else src_ptr).cast("B")
+        try:
+            data = memoryview(src_ptr.encode() if isinstance(src_ptr, str) else src_ptr).cast("B")
+        except UnicodeEncodeError as error:
+            return failed("write_bytes_to_buffer", error)
         native = self._native
         if native is None or not 0 <= length <= len(data):
             return failed("write_bytes_to_buffer", f"{length} of {len(data)} bytes")

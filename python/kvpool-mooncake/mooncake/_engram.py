@@ -53,7 +53,11 @@ class EngramStore:
         return list(self._keys)
 
     def populate(self, embedding_buffers: Sequence[Any]) -> None:
-        """Puts one float32 array [rows, values] for each head. Raises RuntimeError, also if a table is there."""
+        """Puts one float32 array [rows, values] for each head. Raises RuntimeError, also if a table is there.
+
+        Nothing is put unless all arrays fit and the pool has none of the tables. If the put of a table fails, the
+        error says how many others are put.
+        """
         numpy = _numpy()
         store = self._needed()
         if len(embedding_buffers) != len(self._rows):
@@ -62,15 +66,24 @@ class EngramStore:
         for head, (table, rows) in enumerate(zip(embedding_buffers, self._rows)):
             if not isinstance(table, numpy.ndarray) or table.shape != (rows, self._width):
                 raise RuntimeError(f"the table of head {head} must be an array of shape {(rows, self._width)}")
-            tables.append(numpy.ascontiguousarray(table, dtype=numpy.float32))
-        present = [key for key, code in zip(self._keys, store.batch_is_exist(self._keys)) if code == 1]
+            try:
+                tables.append(numpy.ascontiguousarray(table, dtype=numpy.float32))
+            except (TypeError, ValueError) as error:
+                raise RuntimeError(f"the table of head {head} has values that are no float32: {error}") from error
+            most = store._native.max_block()
+            if 0 < most < tables[-1].nbytes:
+                raise RuntimeError(f"the table of head {head} has {tables[-1].nbytes} bytes, an object at most {most}")
+        known = store.batch_is_exist(self._keys)
+        if min(known) < 0:
+            raise RuntimeError(f"no table is put: the pool does not say which are there: {known}")
+        present = [key for key, code in zip(self._keys, known) if code == 1]
         if present:
             raise RuntimeError(f"the tables {', '.join(present)} are in the store already")
         codes = store.batch_put_from(
             self._keys, [table.ctypes.data for table in tables], [table.nbytes for table in tables]
         )
         if any(code != _codes.OK for code in codes):
-            raise RuntimeError(f"the tables are not put: {codes}")
+            raise RuntimeError(f"{codes.count(_codes.OK)} of {len(codes)} tables are put, the others not: {codes}")
 
     def lookup(self, row_ids: Any) -> Any:
         """The rows of an array [batch, tokens, heads] of row numbers: float32 [batch, tokens, heads, values].
@@ -80,7 +93,10 @@ class EngramStore:
         numpy = _numpy()
         store = self._needed()
         try:
-            ids = numpy.ascontiguousarray(row_ids, dtype=numpy.int64)
+            given = numpy.asarray(row_ids)
+            if given.dtype.kind not in "iu":
+                raise TypeError(f"it is {given.dtype}")
+            ids = numpy.ascontiguousarray(given, dtype=numpy.int64)
         except (TypeError, ValueError, OverflowError) as error:
             raise RuntimeError(f"row_ids is no array of integers: {error}") from error
         if ids.ndim != 3 or ids.size == 0 or ids.shape[2] != len(self._rows):

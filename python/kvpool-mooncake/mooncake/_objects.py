@@ -191,7 +191,12 @@ class ObjectMethods(StoreBase):
 
     def remove_by_regex(self, pattern: str, force: bool = False) -> int:
         """Removes this tenant's objects whose keys match a pattern. Returns their number, or a code."""
-        return self._said("remove_by_regex", self._native.remove_pattern(pattern, force))
+        try:
+            code = self._native.remove_pattern(pattern, force)
+        except UnicodeEncodeError:
+            # No key has such a text, and no pattern.
+            code = _codes.PARAMETERS
+        return self._said("remove_by_regex", code)
 
     def remove_all(self, force: bool = False) -> int:
         """Removes this tenant's objects, leased and pinned ones only if forced. Returns their number."""

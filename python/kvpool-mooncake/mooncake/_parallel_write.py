@@ -156,7 +156,7 @@ class ParallelWriteMethods(TensorMethods):
         """The encoded tensors in memory; `None` for memory without one."""
         return [
             self._decoded(key, memory_at(ptr, size)) if is_encoded(ptr, size) else None
-            for key, ptr, size in zip(keys, buffer_ptrs, sizes)
+            for key, ptr, size in zip(keys, buffer_ptrs, self._sizes_on_host(keys, buffer_ptrs, sizes))
         ]
 
     def put_tensor_with_parallelism(

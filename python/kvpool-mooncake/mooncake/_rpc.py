@@ -1,8 +1,8 @@
 """Sending bytes and tensors to another process, which is called back with them.
 
 A message is a frame: b"KVR1", the lengths of its description (4 bytes) and its data (8 bytes), big-endian, the
-description in JSON, and the data. The receiver answers one byte when its callback has returned. Callers are not
-authenticated, as in the original.
+description in JSON, and the data. The receiver answers one byte when its callback has ended: 1 if it returned, 0 if it
+raised an exception. Callers are not authenticated, as in the original.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from mooncake._tensor_format import on_host
+
 _log = logging.getLogger("mooncake.rpc")
 
 _FRAME = struct.Struct("!4sIQ")
@@ -28,6 +30,7 @@ _MAGIC = b"KVR1"
 _LONGEST_DESCRIPTION = 1 << 16
 _LONGEST_DATA = 1 << 34
 _DONE = b"\x01"
+_RAISED = b"\x00"
 _DEFAULT_PORT = 8080
 
 
@@ -142,8 +145,8 @@ class RpcInterface:
             return False
         try:
             self._server = _Server((host.strip("[]") or "0.0.0.0", int(port)), self)
-        except OSError as error:
-            _log.error("%s: %s", self._listen, error)
+        except (OSError, ValueError, OverflowError) as error:
+            _log.error("%r: %s", self._listen, error)
             return False
         return True
 
@@ -166,13 +169,13 @@ class RpcInterface:
         self._on_tensor = callback
 
     def send_data(self, target_address: str, data: Any) -> int:
-        """Sends bytes, and waits until the receiver's callback has returned. 0, or -1 for a failure."""
+        """Sends bytes, and waits for the receiver's callback. 0, or -1 for a failure, also if the callback raised."""
         return self._send(target_address, {}, memoryview(data).cast("B"))
 
     def send_tensor(self, target_address: str, tensor: Any) -> int:
-        """Sends a torch tensor, and waits until the receiver's callback has returned. 0, or -1 for a failure."""
+        """Sends a torch tensor as `send_data` sends bytes. 0, or -1 for a failure."""
         try:
-            whole = tensor.detach().cpu().contiguous()
+            whole = on_host(tensor)
             length = whole.numel() * whole.element_size()
             data = memoryview((ctypes.c_ubyte * length).from_address(whole.data_ptr())).cast("B") if length else b""
             said = {"dtype": str(whole.dtype).removeprefix("torch."), "shape": list(whole.shape)}
@@ -220,17 +223,21 @@ class RpcInterface:
                     continue
                 connection.sendall(head)
                 connection.sendall(data)
-                if connection.recv(1) == _DONE:
-                    self._keep(target, connection)
+                answer = connection.recv(1)
+                if not answer:
+                    raise OSError("the receiver has closed the connection")
+                self._keep(target, connection)
+                if answer == _DONE:
                     return 0
-                raise OSError("the receiver has closed the connection")
+                _log.error("%s: the receiver's callback raised an exception; the receiver's log has it", target)
+                return -1
             except TimeoutError as error:
                 # The receiver may be at the message. Another one would call it back twice.
                 if connection is not None:
                     connection.close()
                 _log.error("%s: %s", target, error)
                 return -1
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, OverflowError) as error:
                 if connection is not None:
                     connection.close()
                 if not kept:
@@ -300,11 +307,13 @@ class _Handler(socketserver.StreamRequestHandler):
                 text, data = self.rfile.read(description), self.rfile.read(length)
                 if len(text) + len(data) < description + length:
                     return
+                answer = _DONE
                 try:
                     self.server.owner._received(source, json.loads(text), data)
                 except Exception:
                     _log.exception("the callback for a message of %s", source)
-                self.wfile.write(_DONE)
+                    answer = _RAISED
+                self.wfile.write(answer)
 
 
 def create_rpc_client(local_rank: int = 0, world_size: int = 1) -> RpcInterface:

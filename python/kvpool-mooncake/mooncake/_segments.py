@@ -9,8 +9,8 @@ from typing import TypedDict
 from mooncake import _codes
 from mooncake._base import StoreBase, log
 from mooncake._settings import (
+    NO_SETTING,
     PAGE,
-    BadSetting,
     Place,
     Settings,
     find_place,
@@ -47,7 +47,7 @@ class SegmentMethods(StoreBase):
         try:
             wanted = -(-parse_size(size, "size") // PAGE) * PAGE
             place = find_place(settings.host, 0)
-        except BadSetting as error:
+        except NO_SETTING as error:
             log.error("allocate_and_mount_segment: %s", error)
             return refused
         name = node_name(place.hostname)

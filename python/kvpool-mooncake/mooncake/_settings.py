@@ -28,6 +28,11 @@ class BadSetting(ValueError):
     """An invalid setting. The text names the setting and the reason."""
 
 
+# What an invalid setting raises. Python raises others for a host name that IDNA cannot express, for text that is no
+# UTF-8, and for a number with too many digits.
+NO_SETTING: Final = (ValueError, OverflowError)
+
+
 @dataclasses.dataclass(frozen=True)
 class Patience:
     """The timeouts of calls, in milliseconds.

@@ -11,8 +11,8 @@ from mooncake._memory import MooncakeHostMemAllocator
 from mooncake._offload import offload_medium
 from mooncake._segments import SegmentMethods
 from mooncake._settings import (
+    NO_SETTING,
     PAGE,
-    BadSetting,
     Place,
     Settings,
     find_place,
@@ -88,6 +88,8 @@ class SetupMethods(SegmentMethods):
         if isinstance(local_hostname, Mapping):
             config = local_hostname
         if config is not None:
+            if not isinstance(config, Mapping):
+                raise TypeError(f"setup(): config must be a dict, not {type(config).__name__}")
             return self._set_up(dict(config))
         given: dict[str, object] = {
             "local_hostname": local_hostname,
@@ -120,10 +122,10 @@ class SetupMethods(SegmentMethods):
             settings = read_settings(given)
             place = find_place(settings.host, settings.port)
             medium = self._medium(settings)
-        except BadSetting as error:
+            code = self._connect(settings)
+        except NO_SETTING as error:
             log.error("setup: %s", error)
             return _codes.PARAMETERS
-        code = self._connect(settings)
         if code != _codes.OK:
             return code
         self._settings, self._place = settings, place
@@ -189,7 +191,7 @@ class SetupMethods(SegmentMethods):
         try:
             size = parse_size(mem_pool_size, "mem_pool_size")
             parse_size(local_buffer_size, "local_buffer_size")
-        except BadSetting as error:
+        except NO_SETTING as error:
             log.error("setup_dummy: %s", error)
             return _codes.PARAMETERS
         port = server_address.rpartition(":")[2]

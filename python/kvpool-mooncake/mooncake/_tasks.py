@@ -74,7 +74,7 @@ class TaskMethods(StoreBase):
     def query_task(self, task_id: TaskId) -> tuple[QueryTaskResponse | None, int]:
         """The state of a task, and 0; `(None, -1400)` for a task that the pool's leader does not know."""
         high, number = divmod(task_id.int, 1 << 64) if isinstance(task_id, uuid.UUID) else task_id
-        if high or not number:
+        if high or not 0 < number < 1 << 64:
             return None, _codes.NO_TASK
         code, task = self._native.replica_task(number)
         if code < 0 or task is None:

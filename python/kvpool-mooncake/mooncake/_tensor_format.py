@@ -80,6 +80,19 @@ def header_of(tensor: Tensor) -> bytes:
     return encode_header(str(tensor.dtype).removeprefix("torch."), tensor.shape)
 
 
+def on_host(tensor: Tensor) -> Tensor:
+    """The tensor's values in one piece of host memory; a copy, unless they lie so already.
+
+    torch conjugates and negates lazily: the memory of such a tensor has other values than the tensor.
+    """
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def is_lazy(tensor: Tensor) -> bool:
+    """Whether the tensor's values are not those in its memory, but their conjugates or negatives."""
+    return bool(tensor.is_conj() or tensor.is_neg())
+
+
 def memory_at(ptr: int, size: int) -> memoryview:
     """Memory of this process by its address."""
     return memoryview((ctypes.c_ubyte * size).from_address(ptr)).cast("B")

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 
 from mooncake._base import StoreBase, log
-from mooncake._tensor_format import Tensor, decode, header_of, is_encoded, memory_at, torch_module
+from mooncake._tensor_format import Tensor, decode, header_of, is_encoded, memory_at, on_host, torch_module
 from mooncake._types import ReplicateConfig, same_length
 
 
@@ -24,8 +24,7 @@ class TensorMethods(StoreBase):
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
                 raise TypeError(f"a tensor must be a torch.Tensor, not {type(tensor).__name__}")
-            # What lies on a device, or not in one piece, is copied first.
-            body = tensor.detach().cpu().contiguous()
+            body = on_host(tensor)
             header = header_of(body)
             heads.append((ctypes.c_char * len(header)).from_buffer_copy(header))
             bodies.append(body)
@@ -43,11 +42,28 @@ class TensorMethods(StoreBase):
     def _get_tensors_into(
         self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
     ) -> list[Tensor | None]:
-        lengths = self._native.get_into(keys, buffer_ptrs, sizes)
+        lengths = self._native.get_into(keys, buffer_ptrs, self._sizes_on_host(keys, buffer_ptrs, sizes))
         return [
             self._decoded(key, memory_at(ptr, length)) if length > 0 else None
             for key, ptr, length in zip(keys, buffer_ptrs, lengths)
         ]
+
+    def _sizes_on_host(
+        self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
+    ) -> list[int]:
+        """The sizes of memory; -1, which is refused, for memory of a GPU: the header of a tensor is read there."""
+        found = []
+        for key, ptr, size in zip(keys, buffer_ptrs, sizes):
+            is_of_host = self._native.is_of_host(ptr, size)
+            if not is_of_host and self._native.is_set_up():
+                log.error(
+                    "%s: %d bytes at %#x are no memory of the host; for a GPU use put_tensor and get_tensor_into_cuda",
+                    key,
+                    size,
+                    ptr,
+                )
+            found.append(size if is_of_host else -1)
+        return found
 
     @staticmethod
     def _decoded(key: str, data: memoryview) -> Tensor | None:
@@ -64,7 +80,8 @@ class TensorMethods(StoreBase):
         how = self._how(None)
         if how is None or not same_length(keys, buffer_ptrs, sizes):
             return self._refused(keys)
-        checked = [size if is_encoded(ptr, size) else -1 for ptr, size in zip(buffer_ptrs, sizes)]
+        on_host = zip(buffer_ptrs, self._sizes_on_host(keys, buffer_ptrs, sizes))
+        checked = [size if is_encoded(ptr, size) else -1 for ptr, size in on_host]
         return self._native.put_from(keys, buffer_ptrs, checked, how, upsert)
 
     def put_tensor(self, key: str, tensor: Tensor) -> int:
@@ -112,7 +129,10 @@ class TensorMethods(StoreBase):
         return self._get_tensors(keys)
 
     def get_tensor_into(self, key: str, buffer_ptr: int, size: int) -> Tensor | None:
-        """Reads a tensor with its header into memory. Returns the tensor in that memory."""
+        """Reads a tensor with its header into memory of the host. Returns the tensor in that memory.
+
+        `None` for a miss or an error. Memory of a GPU is an error: `get_tensor_into_cuda` reads into it.
+        """
         return self._get_tensors_into([key], [buffer_ptr], [size])[0]
 
     def batch_get_tensor_into(
@@ -124,7 +144,10 @@ class TensorMethods(StoreBase):
         return self._get_tensors_into(base_keys, buffer_ptrs, sizes)
 
     def put_tensor_from(self, key: str, buffer_ptr: int, size: int) -> int:
-        """Puts a tensor from memory, with its header as `get_tensor_into` reads it; `size` includes the header."""
+        """Puts a tensor from memory of the host, with its header as `get_tensor_into` reads it.
+
+        `size` includes the header.
+        """
         return self._one(self._put_encoded([key], [buffer_ptr], [size], False))
 
     def batch_put_tensor_from(

@@ -163,7 +163,7 @@ class TensorTpMethods(ParallelWriteMethods):
         if not same_length(base_keys, buffer_ptrs, sizes):
             return self._refused(base_keys)
         answers = []
-        for key, ptr, size in zip(base_keys, buffer_ptrs, sizes):
+        for key, ptr, size in zip(base_keys, buffer_ptrs, self._sizes_on_host(base_keys, buffer_ptrs, sizes)):
             whole = self._decoded(key, memory_at(ptr, size)) if is_encoded(ptr, size) else None
             shards = [] if whole is None else [whole]
             codes = self._put_shards([key][: len(shards)], shards, None, False, tp_size, split_dim)

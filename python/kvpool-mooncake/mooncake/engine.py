@@ -140,8 +140,8 @@ class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _Cuda
                 return _failed("initialize", "the engine is initialized already")
             try:
                 native, bound = _session.serve(host, port, secret, peer_to_peer, devices)
-            except OSError as error:
-                return _failed("initialize", f"{local_hostname}: {error}")
+            except (OSError, ValueError) as error:
+                return _failed("initialize", f"{local_hostname!r}: {error}")
             self._native, self._host, self._timeout = native, host, timeout
             self._is_tcp = devices is None
         if devices is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -142,6 +143,30 @@ def test_a_published_table_is_retired_until_its_removal_is_said(world: World) ->
         catalog.update("p", ["x"], tags=[{}])
     rejected = catalog.publish_append("three", "f", "p", ["x", "y"], previous_handle=new, handle=new)
     assert "drained" in rejected["append_rejected"]
+
+
+def test_handles_are_told_apart_by_their_parts(world: World) -> None:
+    # An answer reaches its caller as a copy, and an array is no truth value.
+    catalog, handle = world.catalog, world.made(a=np.zeros(2))
+    handle["meta_info"] = {"scale": np.ones(3), "pair": (1, float("nan"))}
+    assert catalog.publish("one", "p", ["x", "y"], handle=copy.deepcopy(handle))["fields"] == ["a"]
+    assert catalog.update("q", ["x", "y"], handle=copy.deepcopy(handle))["fields"] == ["a"]
+    with pytest.raises(ValueError, match="another handle"):
+        catalog.update("q", ["x", "y"], handle={**handle, "meta_info": {"scale": np.zeros(3), "pair": [1, 2]}})
+    other = dict(world.made(b=np.zeros(2)), meta_info=copy.deepcopy(handle["meta_info"]))
+    catalog.update("p", ["x", "y"], handle=other)
+    assert catalog.resolve("p", ["x"])["fields"] == ["a", "b"]
+    (name,) = catalog.resolve("p", ["x"], ["a"])["handles"]
+    longer = export_ref(world.tables.append_dataproto_fields(handle, {"batch": {"c": np.ones(2)}}, stage="more"))
+    appended = catalog.publish_append(
+        "two", name, "p", ["x", "y"], previous_handle=copy.deepcopy(handle), handle=longer
+    )
+    assert appended["fields"] == ["a", "b", "c"]
+    catalog.remove("p", ["x", "y"])
+    (retired,) = catalog.remove("q", ["x", "y"])["retired_handles"]
+    # The table as it was before has fewer parts: their removal is not that of the table.
+    assert len(catalog.ack_retired([copy.deepcopy(handle)])["retired_handles"]) == 1
+    assert catalog.ack_retired([copy.deepcopy(retired)]) == {"retired_handles": []}
 
 
 def test_bad_arguments_change_nothing(world: World) -> None:

@@ -51,13 +51,30 @@ def test_bytes_come_to_the_callback(server: tuple[RpcInterface, str]) -> None:
         assert client.send_data(address, data) == 0
     assert [len(one["data"]) for one in got] == [0, 5, 3 << 20]
     assert got[1]["data"] == b"hello" and str(got[1]["source"]).startswith("127.0.0.1:")
-    # A callback that raises is the server's own trouble.
-    rpc.set_data_receive_callback(lambda _: 1 // 0)
-    assert client.send_data(address, b"more") == 0
     rpc.stop_server()
     assert client.send_data("127.0.0.1:1", b"x") == -1
     assert client.send_data("nonsense", b"x") == -1
+    assert client.send_data("127.0.0.1:99999", b"x") == -1
+    beyond = RpcInterface()
+    assert beyond.initialize_server("127.0.0.1:99999") and not beyond.start_server_async()
     assert RpcInterface().send_data(address, b"x") == -1
+
+
+def test_a_callback_that_raises_is_a_failure_of_its_send(server: tuple[RpcInterface, str]) -> None:
+    rpc, address = server
+    got: list[object] = []
+
+    def callback(message: dict[str, object]) -> None:
+        got.append(message["data"])
+        if message["data"] == b"bad":
+            raise ValueError("no such thing")
+
+    rpc.set_data_receive_callback(callback)
+    client = create_rpc_client()
+    assert client.send_data(address, b"good") == 0
+    assert client.send_data(address, b"bad") == -1
+    assert client.send_data(address, b"good") == 0
+    assert got == [b"good", b"bad", b"good"], "a message that failed is not sent again"
 
 
 def test_tensors_come_with_their_type_and_shape(server: tuple[RpcInterface, str]) -> None:
@@ -215,6 +232,15 @@ def test_names_of_the_original_are_there() -> None:
     notify.name, notify.msg = "a", "b"
     assert notify == TransferNotify("a", "b")
     assert not any(getattr(module, name) for name in dir(module) if name.startswith("SUPPORT_"))
+
+
+def test_a_text_that_is_no_utf_8_is_a_failure() -> None:
+    engine = TransferEngine()
+    assert engine.initialize("\ud800", "P2PHANDSHAKE", "tcp", "") == -1
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    address = engine.allocate_managed_buffer(4096)
+    assert engine.write_bytes_to_buffer(address, "\ud800", 1) == -1  # type: ignore[arg-type]
+    engine.close()
 
 
 def test_a_write_to_an_unknown_peer_fails_by_its_status() -> None:

@@ -90,6 +90,24 @@ def test_tensors_of_a_gpu_are_stored_and_read_into_tensors(
     assert store.get_tensor_into_cuda(key, wrong) == -600
 
 
+def test_encoded_tensors_are_not_looked_for_on_a_gpu(
+    torch_on_gpu: Any, store: MooncakeDistributedStore, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch = torch_on_gpu
+    assert store.put_tensor(key, torch.ones(4, 4)) == 0
+    size = store.get_size(key)
+    place = torch.zeros(MIB, dtype=torch.uint8, device="cuda")
+    assert store.get_tensor_into(key, place.data_ptr(), size) is None
+    assert "get_tensor_into_cuda" in caplog.text
+    # The bytes of a tensor with its header can be there: Python does not read them.
+    assert store.get_into(key, place.data_ptr(), size) == size
+    assert store.put_tensor_from(f"{key}-2", place.data_ptr(), size) == -600
+    assert store.put_tensor_with_tp_from(f"{key}-2", place.data_ptr(), size, 0, 2, 0) == -600
+    assert store.put_tensor_with_parallelism_from(f"{key}-2", place.data_ptr(), size) == -600
+    assert store.put_from(f"{key}-2", place.data_ptr(), size) == 0
+    assert torch.equal(store.get_tensor(f"{key}-2"), torch.ones(4, 4))
+
+
 def test_range_reads_into_a_gpu_are_refused(
     torch_on_gpu: Any, store: MooncakeDistributedStore, key: str
 ) -> None:

@@ -105,6 +105,25 @@ def test_a_buffer_pool_keeps_to_its_limit(store: MooncakeDistributedStore) -> No
         pool.acquire(1)
 
 
+def test_the_limit_of_a_buffer_pool_counts_whole_buffers(store: MooncakeDistributedStore) -> None:
+    # Four buffers of the smallest size fill the limit of 16 MiB, whatever is asked for.
+    pool = BufferPool(store, max_bytes=1, min_size_class=4 * MIB, block_on_exhaustion=False)
+    leases = [pool.acquire(1) for _ in range(4)]
+    with pytest.raises(RuntimeError, match="exhausted"):
+        pool.acquire(1)
+    leases.pop().release()
+    # The idle buffer is taken again, and is dropped for one that does not fit into it.
+    leases.append(pool.acquire(4 * MIB))
+    leases.pop().release()
+    leases.pop().release()
+    leases.append(pool.acquire(5 * MIB))
+    with pytest.raises(RuntimeError, match="exhausted"):
+        pool.acquire(4 * MIB)
+    for lease in leases:
+        lease.release()
+    pool.close()
+
+
 def test_a_lease_waits_for_the_end_of_its_views(store: MooncakeDistributedStore) -> None:
     pool = BufferPool(store, max_regions=1, block_on_exhaustion=False, prewarm_size=MIB, prewarm_count=2)
     lease = pool.acquire(4)

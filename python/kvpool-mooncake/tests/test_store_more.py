@@ -44,7 +44,7 @@ def test_rows_of_embedding_tables_are_looked_up(store: MooncakeDistributedStore,
     for head in range(3):
         assert numpy.array_equal(found[:, :, head], values[head][ids[:, :, head]])
     assert numpy.array_equal(tables.lookup(ids.tolist()), found)
-    for wrong in ([], [[[0, 1]]], [[[0, 1, 23]]], [[[-1, 1, 2]]], "rows"):
+    for wrong in ([], [[[0, 1]]], [[[0, 1, 23]]], [[[-1, 1, 2]]], [[[True, False, True]]], [[[0.5, 1.0, 2.0]]], "rows"):
         with pytest.raises(RuntimeError):
             tables.lookup(wrong)
     assert tables.remove_from_store(force=True) == 3
@@ -54,6 +54,30 @@ def test_rows_of_embedding_tables_are_looked_up(store: MooncakeDistributedStore,
     for bad in (EngramStoreConfig([], 8), EngramStoreConfig([1], 0), EngramStoreConfig([0], 8)):
         with pytest.raises(ValueError):
             EngramStore(1, bad)
+
+
+def test_embedding_tables_are_put_all_or_their_number_is_said(
+    store: MooncakeDistributedStore, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numpy = pytest.importorskip("numpy")
+    tables = EngramStore(int(key[-7:], 16), EngramStoreConfig([3, 3], 2), store)
+    good, bad = numpy.ones((3, 2), numpy.float32), numpy.array([["x", "y"]] * 3)
+    with pytest.raises(RuntimeError, match="head 1"):
+        tables.populate([good, bad])
+    assert store.batch_is_exist(tables.get_store_keys()) == [0, 0]
+    # The second table has more bytes than an object may have; zeros that nobody reads take no memory.
+    wide = EngramStore(int(key[-7:], 16), EngramStoreConfig([1, 1 << 15], 1 << 14), store)
+    with pytest.raises(RuntimeError, match="head 1 has 2147483648 bytes"):
+        wide.populate([numpy.ones((1, 1 << 14), numpy.float32), numpy.zeros((1 << 15, 1 << 14), numpy.float32)])
+    assert store.batch_is_exist(wide.get_store_keys()) == [0, 0]
+    with pytest.raises(RuntimeError, match="no table is put"):
+        EngramStore(1, EngramStoreConfig([3], 2), MooncakeDistributedStore()).populate([good])
+    put = store.batch_put_from
+    # The second table's memory cannot be: its put alone fails.
+    monkeypatch.setattr(store, "batch_put_from", lambda keys, ptrs, sizes: put(keys, ptrs, [sizes[0], -1]))
+    with pytest.raises(RuntimeError, match="1 of 2 tables are put"):
+        tables.populate([good, good])
+    assert store.batch_is_exist(tables.get_store_keys()) == [1, 0]
 
 
 def test_a_tensor_goes_to_a_safetensors_file_and_back(

@@ -131,6 +131,21 @@ def test_a_session_keeps_its_objects_however_long_it_is(
         assert other.remove("kept") == 0
 
 
+def test_each_key_of_a_session_is_released_at_its_own_end(
+    own_pool: LivePool, connect: Callable[[LivePool], MooncakeDistributedStore]
+) -> None:
+    store, other = connect(own_pool), connect(own_pool)
+    keys = [f"session-{n}" for n in range(4)]
+    assert store.put_batch(keys, [b"x"] * 4) == 0
+    assert store.batch_get_session_start(keys) == [0] * 4
+    # A second session of the first key, from a start of its own.
+    assert store.batch_get_session_start(keys[:1]) == [0]
+    assert store.batch_get_session_end(keys[:3]) == 0
+    assert other.batch_remove(keys) == [-706, 0, 0, -706]
+    assert store.batch_get_session_end([keys[3], keys[0]]) == 0
+    assert other.batch_remove([keys[0], keys[3]]) == [0, 0]
+
+
 def test_a_session_takes_its_lease_anew_that_ran_out(
     tmp_path: Path, connect: Callable[[LivePool], MooncakeDistributedStore]
 ) -> None:
@@ -214,6 +229,32 @@ def test_a_fragment_does_not_leave_the_registered_range_of_its_buffer(
     assert store.unregister_buffer(place.ptr) == 0
     # Without a registration the caller answers for the end.
     assert store.get_into_ranges([place.ptr], [[key]], [[[13]]], [[[0]]], [[[4]]]) == [[[4]]]
+
+
+def test_all_fragments_of_a_call_have_one_deadline(
+    own_pool: LivePool, connect: Callable[[LivePool], MooncakeDistributedStore], memory: type[Memory]
+) -> None:
+    keys = [f"fragment-{n}" for n in range(20)]
+    assert connect(own_pool).put_batch(keys, [b"x"] * 20) == 0
+    # A store that has not asked yet where they are.
+    store = MooncakeDistributedStore()
+    settings = {"global_segment_size": 0, "master_server_addr": own_pool.url, "get_timeout_ms": 1000}
+    assert store.setup(settings) == 0
+    place = memory(20)
+    assert own_pool.master
+    own_pool.master.send(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        answers = store.get_into_ranges(
+            [place.ptr], [keys], [[[n] for n in range(20)]], [[[0]] * 20], [[[1]] * 20]
+        )
+        took = time.monotonic() - began
+    finally:
+        own_pool.master.send(signal.SIGCONT)
+    assert all(code < 0 for (code,) in answers[0])
+    # Four reads are under way at once. With a deadline each, 20 take five times as long.
+    assert 0.9 < took < 2.5
+    store.close()
 
 
 def test_the_fragments_of_one_object_are_of_one_put(

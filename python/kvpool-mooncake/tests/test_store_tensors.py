@@ -111,6 +111,19 @@ def test_a_tensor_is_read_into_memory_and_put_from_there(
     assert store.put_tensor_from(f"{key}-3", 0, size) == -600
 
 
+def test_a_lazy_conjugate_or_negative_is_put_with_its_own_values(
+    store: MooncakeDistributedStore, key: str, torch
+) -> None:
+    tensor = torch.complex(torch.arange(6.0), torch.arange(6.0) + 1)
+    conjugate, negative = tensor.conj(), tensor.conj().imag
+    assert conjugate.is_conj() and negative.is_neg()
+    assert store.batch_put_tensor([f"{key}-0", f"{key}-1"], [conjugate, negative]) == [0, 0]
+    for got, wanted in zip(store.batch_get_tensor([f"{key}-0", f"{key}-1"]), (conjugate, negative)):
+        assert torch.equal(got, wanted.resolve_conj().resolve_neg())
+    # Bytes that were read into such a tensor would show other values.
+    assert store.get_tensor_into_cuda(f"{key}-0", torch.zeros(6, dtype=torch.complex64).conj()) == -600
+
+
 def test_a_tensor_is_split_for_parallel_ranks(
     store: MooncakeDistributedStore, key: str, torch, memory: type[Memory]
 ) -> None:

@@ -147,13 +147,34 @@ def test_a_key_is_1_to_1024_bytes(store: MooncakeDistributedStore, key: str) -> 
     longest = key + "x" * (1024 - len(key))
     assert store.put(longest, b"x") == 0
     assert store.get(longest) == b"x"
-    for bad in ("", longest + "x", key + "é" * 512):
+    for bad in ("", longest + "x", key + "é" * 512, "\ud800"):
         assert store.put(bad, b"x") == -600
         assert store.get(bad) == b""
         assert store.get_size(bad) == -600
         assert store.remove(bad) == -600
-    with pytest.raises(ValueError):
-        store.put("\ud800", b"x")
+        assert store.batch_is_exist([bad, longest, bad]) == [-600, 1, -600]
+        assert store.batch_remove([bad, f"{key}-none"]) == [-600, -704]
+
+
+def test_a_value_that_cannot_be_is_a_code(store: MooncakeDistributedStore) -> None:
+    assert store.remove_by_regex("\ud800") == -600
+    for number in (-1, 1 << 64, 1 << 80):
+        assert store.query_task((0, number)) == (None, -1400)
+    assert store.allocate_and_mount_segment("9" * 400 + ".5")["ret"] == -600
+    fresh = MooncakeDistributedStore()
+    wrong: list[dict[str, object]] = [
+        {"local_hostname": "x" * 70},
+        {"local_hostname": "one..two"},
+        {"local_hostname": "host:" + "9" * 5000},
+        {"global_segment_size": "9" * 5000},
+        {"global_segment_size": "9" * 400 + ".5"},
+        {"tenant_id": "\ud800"},
+        {"master_server_addr": "\ud800"},
+    ]
+    for settings in wrong:
+        assert fresh.setup(settings) == -600, settings
+    with pytest.raises(TypeError):
+        fresh.setup(config="text")  # type: ignore[arg-type]
 
 
 def test_a_value_over_the_pools_limit_is_600(

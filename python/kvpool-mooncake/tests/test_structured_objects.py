@@ -268,6 +268,11 @@ def test_tensors_are_members(transfer: MooncakeBundleTransfer, store: MooncakeDi
     for wrong in (torch.zeros(2, 3, dtype=torch.int64), torch.zeros(3, 2), np.zeros((3, 2), np.int64)):
         with pytest.raises((ValueError, TypeError)):
             transfer.materialize_into(transfer.read_spec(ref), {"turned": wrong})
+    conjugate = torch.complex(torch.arange(3.0), torch.ones(3)).conj()
+    ref = transfer.put_object({"c": conjugate})
+    assert torch.equal(transfer.get_object(ref)["c"], conjugate.resolve_conj())
+    with pytest.raises(ValueError, match="lazy"):
+        transfer.materialize_into(transfer.read_spec(ref), {"c": torch.zeros(3, dtype=torch.complex64).conj()})
     # A tensor with its header, where get_tensor_into left it.
     assert store.put_tensor(key, tensors["half"]) == 0
     size = store.get_size(key)
@@ -277,6 +282,19 @@ def test_tensors_are_members(transfer: MooncakeBundleTransfer, store: MooncakeDi
     assert torch.equal(transfer.get_object(ref)["t"], tensors["half"])
     with pytest.raises(ValueError):
         transfer.put_object({"t": tensor_object_buffer(0, size)})
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4"])
+def test_arrays_of_ml_dtypes_keep_their_dtype(transfer: MooncakeBundleTransfer, name: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    pytest.importorskip("msgpack", reason="msgpack is not installed")
+    array = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, name))
+    found = transfer.get_object(transfer.put_object(array))
+    assert found.dtype == array.dtype and (found == array).all()
+    rows = np.empty(2, dtype=object)
+    rows[:] = [array, array[0]]
+    column = transfer.get(transfer.put({"non_tensor_batch": {"rows": rows}}))["non_tensor_batch"]["rows"]
+    assert column[1].dtype == array.dtype and (column[1] == array[0]).all()
 
 
 def test_the_module_has_its_constants() -> None:

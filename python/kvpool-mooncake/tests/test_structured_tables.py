@@ -119,6 +119,7 @@ def test_rows_that_cannot_be_are_refused(transfer: MooncakeBundleTransfer, table
     assert same(transfer.get(table, fields=["ids"], rows=StructuredMemberSlice(0, 1, 3))["batch"]["ids"], IDS[1:3])
     for rows, error in (
         ([4], IndexError), ([-5], IndexError), (slice(None, None, -1), ValueError), (1, TypeError), ("12", TypeError),
+        ([True, False, True, False], TypeError), ([np.bool_(True)], TypeError), ([1.5], TypeError), (["1"], TypeError),
         (StructuredMemberSlice(1, 0, 1), ValueError),
     ):
         with pytest.raises(error):
@@ -160,6 +161,9 @@ def test_columns_are_read_into_the_callers_memory(
         transfer.get(table, destinations={"ids": raw_destination(raw.ptr, 95)})
     with pytest.raises(ValueError, match="shape"):
         transfer.get(table, rows=[0], destinations={"ids": into})
+    with pytest.raises(TypeError, match="the column count has Python values"):
+        transfer.get(table, fields=["count"], destinations={"count": np.zeros(4)})
+    assert transfer.get(table, fields=["ids"], destinations={"count": np.zeros(4)})["batch"]["ids"].shape == (4, 3)
 
 
 def test_a_dict_has_columns_and_metadata(transfer: MooncakeBundleTransfer) -> None:
@@ -210,6 +214,8 @@ SCHEMAS: list[tuple[FieldSchema, Any, Any]] = [
     (FieldSchema("ndarray", metadata={"dtype": "float32"}), objects(1, 2), objects(1.0, 2.0)),
     (FieldSchema("typed_ragged", metadata={"dtype": "float32"}), objects([1], [2, 3]), objects([1.0], [2.0, 3.0])),
     (FieldSchema("typed_ragged"), objects([[1, 2], [3, 4]], [[5, 6]]), objects([[1, 2], [3, 4]], [[5, 6]])),
+    (FieldSchema("typed_ragged"), objects(None, None), objects(None, None)),
+    (FieldSchema("typed_ragged", metadata={"dtype": "bfloat16"}), objects(None), objects(None)),
     (FieldSchema("bytes_ragged", False), objects(b"", bytearray(b"x")), objects(b"", b"x")),
 ]
 

@@ -269,6 +269,16 @@ fn tensor_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>
     if !is_contiguous.is_truthy()? {
         return Ok(Some(Err(Fault::invalid("a tensor must be contiguous"))));
     }
+    for is_lazy in [pyo3::intern!(py, "is_conj"), pyo3::intern!(py, "is_neg")] {
+        if let Some(is_lazy) = object.getattr_opt(is_lazy)?
+            && is_lazy.call0()?.is_truthy()?
+        {
+            // Its memory has other values than the tensor.
+            return Ok(Some(Err(Fault::invalid(
+                "a tensor must not be a lazy conjugate or negative; use resolve_conj() or resolve_neg()",
+            ))));
+        }
+    }
     let length: u64 = match object.getattr_opt(pyo3::intern!(py, "nbytes"))? {
         Some(nbytes) => nbytes.extract()?,
         None => {

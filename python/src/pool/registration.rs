@@ -54,22 +54,33 @@ impl Registration {
     }
 
     /// Ends the registration and waits until no transfer uses the memory, without the interpreter's
-    /// lock. If one still does, what is held is held for ever.
+    /// lock. If one still does, the registration holds on, and the next call waits again.
     fn end(&self, py: Python<'_>) -> Result<(), Fault> {
         self.home.check()?;
-        let Some(held) = self.held.lock().take() else {
-            return Ok(());
-        };
-        let open = held.open.get()?;
-        let ended = py.detach(|| {
-            let ended = open.memory.unregister(self.range.address);
-            open.registered.lock().remove(&self.range.address);
-            ended
+        let ended = py.detach(|| -> Result<Option<Held>, Fault> {
+            // Locked until the transfers have ended: the memory is free for no caller before.
+            let mut held = self.held.lock();
+            let Some(Held { open, .. }) = held.as_ref() else {
+                return Ok(None);
+            };
+            let open = open.get()?;
+            let address = self.range.address;
+            open.memory.unregister(address).map_err(Fault::still_lent)?;
+            open.registered.lock().remove(&address);
+            Ok(held.take())
         });
-        ended.map(drop).map_err(|still_lent| {
-            std::mem::forget(held);
-            Fault::still_lent(still_lent)
-        })
+        ended.map(drop)
+    }
+
+    /// Keeps what is held for ever: a transfer still uses the memory.
+    fn keep(&mut self) {
+        let Some(held) = self.held.get_mut().take() else {
+            return;
+        };
+        if let Ok(open) = held.open.get() {
+            open.registered.lock().remove(&self.range.address);
+        }
+        std::mem::forget(held);
     }
 }
 
@@ -104,6 +115,7 @@ impl Drop for Registration {
         }
         if let Err(fault) = Python::attach(|py| self.end(py)) {
             tracing::warn!(%fault, "cannot unregister memory");
+            self.keep();
         }
     }
 }
@@ -120,7 +132,8 @@ impl Registration {
         Ok(usize::try_from(self.range.length)?)
     }
 
-    /// Ends the registration when no transfer uses the memory any more. A second call has no effect.
+    /// Ends the registration when no transfer uses the memory any more, for every thread that calls it.
+    /// Afterwards it has no effect.
     fn unregister(&self, py: Python<'_>) -> PyResult<()> {
         Ok(self.end(py)?)
     }

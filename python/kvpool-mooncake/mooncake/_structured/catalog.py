@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mooncake._structured import members
 from mooncake._structured.tables import MooncakeDataProtoRef, import_dataproto_ref
 
 Handle = Mapping[str, Any]
@@ -107,21 +108,27 @@ class DataProtoCatalog:
         _text("operation_id", operation_id)
         names = _keys(keys)
         longer, _ = _checked(handle, len(names))
+        before = import_dataproto_ref(previous_handle)
         with self._lock:
             if operation_id in self._answered:
                 return dict(self._answered[operation_id])
-            answer = self._append(fragment_id, partition, names, previous_handle, longer)
+            answer = self._append(fragment_id, partition, names, before, longer)
             if "append_rejected" not in answer:
                 self._answered[operation_id] = answer
             return dict(answer)
 
     def _append(
-        self, fragment: str, partition: str, keys: Sequence[str], previous: Handle, longer: dict[str, Any]
+        self,
+        fragment: str,
+        partition: str,
+        keys: Sequence[str],
+        before: MooncakeDataProtoRef,
+        longer: dict[str, Any],
     ) -> dict[str, Any]:
         if self._drained:
             return {"append_rejected": "the catalog is drained"}
         table = self._tables.get(fragment)
-        if table is None or not table.owned or table.handle != previous:
+        if table is None or not table.owned or _parts(table.ref) != _parts(before):
             return {"append_rejected": f"the table {fragment!r} has changed, or is not the catalog's"}
         rows = self._partitions.get(partition, {})
         for at, key in enumerate(keys):
@@ -129,7 +136,7 @@ class DataProtoCatalog:
             if not any(found is table and row == at for found, row in places):
                 return {"append_rejected": f"the key {key!r} is not row {at} of the table {fragment!r}"}
         table.handle, table.ref = longer, import_dataproto_ref(longer)
-        added = [name for name in table.ref.field_index if name not in previous.get("field_index", {})]
+        added = [name for name in table.ref.field_index if name not in before.field_index]
         for at, key in enumerate(keys):
             self._assign(rows[key], table, at, added)
         return self._answer(partition, keys)
@@ -168,7 +175,7 @@ class DataProtoCatalog:
         if name in self._retired:
             raise ValueError(f"the table {name!r} is retired")
         table = self._tables.setdefault(name, _Table(name, plain, ref, owned))
-        if table.handle != plain:
+        if not _alike(table.handle, plain):
             raise ValueError(f"the table {name!r} has another handle here: append to it")
         table.owned |= owned
         return table
@@ -287,8 +294,9 @@ class DataProtoCatalog:
     def ack_retired(self, handles: Sequence[Handle]) -> dict[str, Any]:
         """Forgets retired tables that were removed."""
         with self._lock:
-            gone = [dict(handle) for handle in handles]
-            self._retired = {name: handle for name, handle in self._retired.items() if handle not in gone}
+            gone = [_parts(import_dataproto_ref(handle)) for handle in handles]
+            left = {name: _parts(import_dataproto_ref(handle)) not in gone for name, handle in self._retired.items()}
+            self._retired = {name: handle for name, handle in self._retired.items() if left[name]}
             return self._left()
 
 
@@ -316,11 +324,29 @@ def _checked(handle: Handle, rows: int) -> tuple[dict[str, Any], MooncakeDataPro
     return dict(handle), ref
 
 
+def _parts(ref: MooncakeDataProtoRef) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """What a table consists of. No two tables share a bundle, so handles with the same parts are of the same table."""
+    bundles = {stage: bundle.manifest_key for stage, bundle in ref.stage_refs.items()}
+    return ref.batch_size, bundles, ref.field_index
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether metadata are equal. Arrays and tensors answer `==` with an array, and JSON makes lists of tuples."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if any(members.is_array(value) or members.is_tensor(value) for value in (one, other)):
+        same_kind = type(one) is type(other) and one.dtype == other.dtype and one.shape == other.shape
+        return same_kind and _alike(one.tolist(), other.tolist())
+    return bool(one == other) or bool(one != one and other != other)
+
+
 def _merged(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for info in infos:
         for key, value in info.items():
-            if key in merged and merged[key] != value:
+            if key in merged and not _alike(merged[key], value):
                 raise ValueError(f"the tables disagree about the metadata {key!r}")
             merged[key] = value
     return merged

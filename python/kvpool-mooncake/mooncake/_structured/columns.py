@@ -103,7 +103,7 @@ def _fit(values: Sequence[Any]) -> bool:
 def _dtype_of_all(rows: Sequence[Any]) -> str | None:
     """The one dtype of rows that are all arrays, all tensors, or all lists of one kind of number."""
     if all(members.is_array(row) for row in rows):
-        dtypes = {row.dtype.str for row in rows if row.dtype.kind in "biufc"}
+        dtypes = {members.dtype_name(row.dtype) for row in rows if row.dtype.kind in "biufc"}
         plain = all(row.dtype.kind in "biufc" for row in rows)
         return dtypes.pop() if plain and len(dtypes) == 1 else None
     if all(members.is_tensor(row) for row in rows):
@@ -132,17 +132,19 @@ def _packer(
         if dtype is None:
             raise ValueError("the rows are tensors of several dtypes")
         torch_dtype = _tensor_format.dtype_of(dtype)
-        return {"dtype": dtype, "rows": "tensor"}, lambda row: _shaped(row.detach().cpu().to(torch_dtype))
+        return {"dtype": dtype, "rows": "tensor"}, lambda row: _shaped(_tensor_format.on_host(row).to(torch_dtype))
     np = members.numpy()
     arrays = all(members.is_array(row) for row in present)
-    known = np.dtype(wanted or _dtype_of_all(present) or np.result_type(*(np.asarray(row) for row in present)))
+    # Without rows any dtype will do.
+    given = wanted or _dtype_of_all(present) if present else "<f8"
+    known = members.dtype_named(given) if given else np.result_type(*(np.asarray(row) for row in present))
     if known.kind not in "biufc":
         raise ValueError(f"the rows are {known}, not numbers")
 
     def pack(row: Any) -> bytes:
         return _shaped(np.ascontiguousarray(np.asarray(row, dtype=known)).reshape(np.shape(row)))
 
-    return {"dtype": known.str, "rows": "array" if arrays else "list"}, pack
+    return {"dtype": members.dtype_name(known), "rows": "array" if arrays else "list"}, pack
 
 
 def _shaped(row: Any) -> bytes:
@@ -173,7 +175,7 @@ def _unpacker(codec: str, metadata: Mapping[str, Any]) -> Callable[[memoryview],
             if not numbers:
                 return torch.empty(shape, dtype=_tensor_format.dtype_of(dtype))
             return torch.frombuffer(numbers, dtype=_tensor_format.dtype_of(dtype)).reshape(shape)
-        array = members.numpy().frombuffer(numbers, dtype=dtype).reshape(shape)
+        array = members.numpy().frombuffer(numbers, dtype=members.dtype_named(dtype)).reshape(shape)
         return array if kind == "array" else array.tolist()
 
     return unpack
@@ -220,5 +222,5 @@ def _unpack_other(code: int, data: bytes) -> Any:
         return _tensor_format.decode(memoryview(bytearray(data)))
     if code == _ARRAY:
         dtype, shape, numbers = _unpack(memoryview(data))
-        return members.numpy().frombuffer(bytearray(numbers), dtype=dtype).reshape(shape)
+        return members.numpy().frombuffer(bytearray(numbers), dtype=members.dtype_named(dtype)).reshape(shape)
     raise ValueError(f"a value has the unknown type {code}")

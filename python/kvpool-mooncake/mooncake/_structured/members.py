@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import sys
@@ -62,18 +63,41 @@ def encode(name: str, value: Any) -> tuple[dict[str, Any], memoryview]:
         if value.layout is not _tensor_format.torch_module().strided:
             raise TypeError(f"the member {name} is a tensor of the layout {value.layout}")
         dtype = str(value.dtype).removeprefix("torch.")
-        whole = value.detach().cpu().contiguous()
+        whole = _tensor_format.on_host(value)
         return {"encoding": "torch", "dtype": dtype, "shape": list(value.shape)}, tensor_bytes(whole)
     if is_array(value):
         if value.dtype.hasobject or value.dtype.names:
             raise TypeError(f"the member {name} is an array of {value.dtype}, which is not plain numbers or text")
         whole = numpy().ascontiguousarray(value)
-        return {"encoding": "ndarray", "dtype": value.dtype.str, "shape": list(value.shape)}, array_bytes(whole)
+        return {"encoding": "ndarray", "dtype": dtype_name(value.dtype), "shape": list(value.shape)}, array_bytes(whole)
     try:
         view = memoryview(value)
     except TypeError:
         raise TypeError(f"the member {name} must be an array, a tensor or bytes, not {type(value).__name__}") from None
     return {"encoding": "bytes"}, (view if view.contiguous else memoryview(bytes(view))).cast("B")
+
+
+def dtype_name(dtype: Any) -> str:
+    """The text that `dtype_named` makes the dtype of again. Raises TypeError for a dtype without one."""
+    # The `str` of a dtype of ml_dtypes is another dtype's, or nobody's.
+    for text in (dtype.str, dtype.name):
+        with contextlib.suppress(TypeError):
+            if numpy().dtype(text) == dtype:
+                return str(text)
+    raise TypeError(f"the dtype {dtype} has no name by which numpy finds it again")
+
+
+def dtype_named(text: str) -> Any:
+    """The dtype of a text of `dtype_name`. Raises ValueError if it is of the package ml_dtypes, which is absent."""
+    try:
+        return numpy().dtype(text)
+    except TypeError as unknown:
+        try:
+            # numpy knows the package's names once it is imported.
+            importlib.import_module("ml_dtypes")
+        except ImportError:
+            raise ValueError(f"numpy has no dtype {text!r}, and the package ml_dtypes is not installed") from unknown
+        return numpy().dtype(text)
 
 
 def array_bytes(array: Any) -> memoryview:
@@ -145,7 +169,7 @@ def _reading_array(name: str, spec: Spec, entry: Entry, rows: Sequence[int] | No
 
 
 def _array_for(name: str, spec: Spec, shape: tuple[int, ...], into: Any) -> Any:
-    dtype = numpy().dtype(spec["dtype"])
+    dtype = dtype_named(spec["dtype"])
     if into is None:
         return numpy().empty(shape, dtype)
     if not is_array(into):
@@ -165,8 +189,8 @@ def _tensor_for(name: str, spec: Spec, shape: tuple[int, ...], into: Any) -> Any
         raise TypeError(f"the member {name} is a tensor: its destination must be one, or a raw_destination")
     _same(name, "dtype", dtype, into.dtype)
     _same(name, "shape", shape, tuple(into.shape))
-    if into.device.type != "cpu" or not into.is_contiguous():
-        raise ValueError(f"the destination of the member {name} must be contiguous memory of the host")
+    if into.device.type != "cpu" or not into.is_contiguous() or _tensor_format.is_lazy(into):
+        raise ValueError(f"the destination of the member {name} must be contiguous, of the host, and no lazy view")
     return into.detach()
 
 

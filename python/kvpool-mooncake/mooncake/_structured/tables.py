@@ -7,6 +7,7 @@ processes as a handle: a dictionary that JSON can express if the table's metadat
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -177,7 +178,11 @@ def _length(name: str, column: Any) -> int:
 
 
 def rows_of(wanted: Any, count: int) -> Sequence[int] | None:
-    """The numbers of the rows that are asked for; `None` for all. Raises IndexError for one that is not there."""
+    """The numbers of the rows that are asked for; `None` for all.
+
+    Raises IndexError for one that is not there, and TypeError for one that is no integer. Bools are refused: they may
+    be a mask.
+    """
     if wanted is None:
         return None
     if isinstance(wanted, StructuredMemberSlice):
@@ -192,8 +197,17 @@ def rows_of(wanted: Any, count: int) -> Sequence[int] | None:
         raise TypeError(f"rows are a slice or a sequence of numbers, not {type(wanted).__name__}")
     found = []
     for row in wanted:
-        number = int(row)
+        number = _number(row)
         if not -count <= number < count:
             raise IndexError(f"the row {number} is not among the {count} rows")
         found.append(number % count)
     return found
+
+
+def _number(row: Any) -> int:
+    if isinstance(row, bool) or str(getattr(row, "dtype", "")) in ("bool", "torch.bool"):
+        raise TypeError("rows are numbers, not bools: of a mask, take the numbers of its true rows")
+    try:
+        return operator.index(row)
+    except TypeError:
+        raise TypeError(f"rows are integers, not {type(row).__name__}") from None

@@ -179,8 +179,8 @@ class MooncakeBundleTransfer(ObjectTransfer):
 
         The result is a dict of the three sections, an object that `data_cls` makes of them, or with the type "dict"
         one dict of columns and metadata. `destinations` are arrays, tensors or `raw_destination`s to read columns
-        of arrays into, by name. Raises KeyError for an unknown column, IndexError for an unknown row, RuntimeError
-        if bytes are not in the store.
+        of arrays into, by name; one for a column of Python values is a TypeError. Raises KeyError for an unknown
+        column, IndexError for an unknown row, RuntimeError if bytes are not in the store.
         """
         if type not in ("dataproto", "dict"):
             raise ValueError(f"the type {type!r} is neither 'dataproto' nor 'dict'")
@@ -252,6 +252,8 @@ class MooncakeBundleTransfer(ObjectTransfer):
                 fills += reading.fills
                 finish[name] = reading.value
             else:
+                if destinations.get(name) is not None:
+                    raise TypeError(f"the column {name} has Python values, and takes no destination")
                 column = _Ragged(name, said, stage, rows)
                 fills += column.first
                 later.append((name, column))

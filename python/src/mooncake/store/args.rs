@@ -37,13 +37,13 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Number {
     }
 }
 
-/// The key that a string names; `None` when it names none: it is empty, or over 1 KiB.
+/// The key that a string names; `None` when it names none: it is empty, over 1 KiB, or no UTF-8.
 pub(super) fn key(text: &Bound<'_, PyAny>) -> PyResult<Option<Key>> {
     let text = text.cast::<PyString>().map_err(|_| {
         let kind = text.get_type();
         PyTypeError::new_err(format!("a key must be a str, not {kind}"))
     })?;
-    Ok(Key::parse(text.to_str()?).ok())
+    Ok(text.to_str().ok().and_then(|text| Key::parse(text).ok()))
 }
 
 /// Keys in the order given; `None` for strings that are no keys.

@@ -78,34 +78,45 @@ impl GetSessions {
         Ok(present)
     }
 
-    /// Ends the session of a key. False when it has none.
-    pub(super) fn end(&self, key: &Key) -> bool {
-        let over = {
+    /// Ends a session of each key: whether it had one.
+    pub(super) fn end(&self, keys: &[Key]) -> Vec<bool> {
+        let mut ended = Vec::new();
+        let had_one = {
             let mut open = self.shared.open.lock();
-            let Some(at) = open
-                .held
-                .iter()
-                .position(|held| held.keys.lock().remove(key))
-            else {
-                return false;
-            };
-            let is_over = open
-                .held
-                .get(at)
-                .is_some_and(|held| held.keys.lock().is_empty());
-            is_over.then(|| open.held.swap_remove(at))
+            let had_one = keys.iter().map(|key| open.end(key, &mut ended)).collect();
+            open.held.retain(|held| !held.keys.lock().is_empty());
+            had_one
         };
-        if let Some(held) = over {
-            release(&held);
+        for (held, keys) in ended {
+            release(&held, &keys);
         }
-        true
+        had_one
     }
 
     /// Ends all sessions.
     pub(super) fn end_all(&self) {
         let held = std::mem::take(&mut self.shared.open.lock().held);
         self.shared.changed.notify_all();
-        held.iter().for_each(|held| release(held));
+        for held in held {
+            let leased = held.leased.lock().take();
+            if let Some(leased) = leased {
+                give_back(leased.lease);
+            }
+        }
+    }
+}
+
+impl Open {
+    /// Ends a session of a key, and adds it to what ends with it. False when the key has none.
+    fn end(&self, key: &Key, ended: &mut Vec<(Arc<Held>, Vec<Key>)>) -> bool {
+        let Some(held) = self.held.iter().find(|held| held.keys.lock().remove(key)) else {
+            return false;
+        };
+        match ended.iter_mut().find(|(other, _)| Arc::ptr_eq(other, held)) {
+            Some((_, keys)) => keys.push(key.clone()),
+            None => ended.push((Arc::clone(held), vec![key.clone()])),
+        }
+        true
     }
 }
 
@@ -116,11 +127,18 @@ fn give_back(lease: Lease) {
     }
 }
 
-/// Ends what a start leased.
-fn release(held: &Held) {
-    let leased = held.leased.lock().take();
-    if let Some(leased) = leased {
-        give_back(leased.lease);
+/// Gives back what a start leased of keys whose sessions have ended: all of it with the last one.
+fn release(held: &Held, keys: &[Key]) {
+    let ended = {
+        let mut leased = held.leased.lock();
+        if held.keys.lock().is_empty() {
+            leased.take().map(|leased| leased.lease)
+        } else {
+            leased.as_mut().map(|leased| leased.lease.split_off(keys))
+        }
+    };
+    if let Some(lease) = ended {
+        give_back(lease);
     }
 }
 

@@ -2,13 +2,15 @@
 
 use super::codes;
 use super::pool::as_count;
+use crate::loan::deadline;
 use kvpool_client::blocking::Client;
 use kvpool_client::{GetError, GetOptions, GetOutcome};
 use kvpool_transport::Slice;
 use kvpool_transport::memory::total_length;
-use kvpool_types::{Key, Length, Offset, Version};
+use kvpool_types::{Code, Key, Length, Offset, Version};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 /// How many reads are under way at once. Each waits for the wire most of its time.
 const AT_ONCE: usize = 4;
@@ -41,8 +43,9 @@ struct Outcome {
 /// block are read in one go.
 ///
 /// All fragments of one key are of one version of its block. If a put replaces the block meanwhile, they are read
-/// again.
+/// again. All reads together take no longer than one get may.
 pub(super) fn read(client: &Client, fragments: Vec<Fragment>) -> Vec<i64> {
+    let deadline = deadline(client.timeouts().get);
     let mut answers: Vec<i64> = Vec::with_capacity(fragments.len());
     let mut runs: Vec<Run> = Vec::new();
     for (at, fragment) in fragments.into_iter().enumerate() {
@@ -56,7 +59,7 @@ pub(super) fn read(client: &Client, fragments: Vec<Fragment>) -> Vec<i64> {
     }
     let mut failed = Vec::new();
     for _ in 0..ATTEMPTS {
-        let outcomes = in_parallel(&runs, |run| read_run(client, run));
+        let outcomes = in_parallel(&runs, |run| read_run(client, run, deadline));
         let mixed = mixed(&runs, &outcomes);
         let mut again = Vec::new();
         for ((run, outcome), is_mixed) in runs.into_iter().zip(outcomes).zip(mixed) {
@@ -119,9 +122,9 @@ fn append(runs: &mut Vec<Run>, key: Key, from: u64, slice: Slice, place: usize) 
 }
 
 /// Reads one run.
-fn read_run(client: &Client, run: &Run) -> Outcome {
+fn read_run(client: &Client, run: &Run, deadline: Instant) -> Outcome {
     let mut outcome = Outcome::default();
-    match read_range(client, &run.key, run.from, run.buffers.clone()) {
+    match read_range(client, &run.key, run.from, run.buffers.clone(), deadline) {
         Ok(version) => outcome.versions = version.map(|version| (version, version)),
         Err((code, false)) => {
             let failed = run.places.iter().map(|place| (*place, code));
@@ -131,7 +134,7 @@ fn read_run(client: &Client, run: &Run) -> Outcome {
         Err((_, true)) => {
             let mut from = run.from;
             for (place, slice) in run.places.iter().zip(&run.buffers) {
-                match read_range(client, &run.key, from, vec![slice.clone()]) {
+                match read_range(client, &run.key, from, vec![slice.clone()], deadline) {
                     Ok(version) => {
                         let version = version.map(|version| (version, version));
                         outcome.versions = widest(outcome.versions, version);
@@ -152,11 +155,20 @@ fn read_range(
     key: &Key,
     from: u64,
     buffers: Vec<Slice>,
+    deadline: Instant,
 ) -> Result<Option<Version>, (i64, bool)> {
     if total_length(&buffers) == Length(0) {
         return Ok(None);
     }
-    match client.get_range(key, Offset(from), buffers, &GetOptions::default()) {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err((codes::of(Code::DeadlineExceeded, codes::TRANSFER), false));
+    }
+    let options = GetOptions {
+        timeout: Some(left),
+        ..GetOptions::default()
+    };
+    match client.get_range(key, Offset(from), buffers, &options) {
         Ok(GetOutcome::Hit { version, .. }) => Ok(Some(version)),
         Ok(GetOutcome::Miss) => Err((codes::NOT_FOUND, false)),
         Err(error @ GetError::OutsideBlock { .. }) => Err((codes::of_get(&error), true)),

@@ -74,14 +74,9 @@ impl ObjectStore {
         };
         Ok(keys.ask(|keys| {
             aside(py, || {
-                keys.iter()
-                    .map(|key| {
-                        if pool.get_sessions.end(key) {
-                            codes::OK
-                        } else {
-                            codes::NOT_FOUND
-                        }
-                    })
+                let ended = pool.get_sessions.end(&keys).into_iter();
+                ended
+                    .map(|ended| if ended { codes::OK } else { codes::NOT_FOUND })
                     .collect()
             })
         }))

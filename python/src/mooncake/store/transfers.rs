@@ -106,6 +106,14 @@ impl ObjectStore {
         self.get_items(py, &pool, lent, items)
     }
 
+    /// Whether a range can be memory of the host, which Python can read. False while the store is not set up.
+    fn is_of_host(&self, address: Number, length: Number) -> PyResult<bool> {
+        let Some(pool) = self.pool()? else {
+            return Ok(false);
+        };
+        Ok(Lent::new(&pool).range(address, length).is_some())
+    }
+
     /// Gets into several ranges of memory a key: lengths or codes.
     fn get_into_many(
         &self,
