@@ -344,32 +344,3 @@ impl Clock<'_> {
         })
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Instant;
-
-    #[test]
-    fn reading_processor_times_does_not_delay_the_common_start() {
-        let watch = vec![std::process::id(); 500];
-        let begin = Instant::now();
-        let read: Vec<Threads> = watch.iter().map(|id| Threads::of(*id)).collect();
-        let took = begin.elapsed();
-        assert_eq!(read.len(), watch.len());
-        let begin_ns = now_ns() + nanos(took * 4);
-        let clock = Clock {
-            watch: &watch,
-            begin_ns,
-            window: Window {
-                at_least: Duration::ZERO,
-                calls: 1,
-            },
-        };
-        let measured = clock.time(|_| Ok(Meter::default())).unwrap();
-        assert!(measured.begin_ns >= begin_ns);
-        let late = Duration::from_nanos(measured.begin_ns - begin_ns);
-        assert!(late < took / 2, "{late:?} late, a reading takes {took:?}");
-        assert_eq!(measured.cpu_ns.len(), watch.len() + 1);
-    }
-}
