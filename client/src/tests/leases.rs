@@ -150,7 +150,8 @@ async fn a_part_of_a_lease_ends_alone() {
     }
     let leases = Leases::of(&pool);
     let names = ["a", "b", "a"].map(key);
-    let (_, mut lease) = pool.client.exist(&names, Leasing::Lease).await.unwrap();
+    let existence = pool.client.exist(&names, Leasing::Lease).await;
+    let mut lease = existence.unwrap().lease;
     let part = lease.split_off(&[key("a"), key("c")]);
     assert_eq!((lease.len(), part.len()), (1, 2));
     part.release().await.unwrap();
