@@ -58,6 +58,9 @@ def test_a_pool_is_closed_on_another_thread_than_the_loops(shared_pool: LivePool
             self.closed_by.append(threading.get_ident())
             self.pool.close()
 
+        def get(self, key: str, *, timeout: float | None) -> bytes | None:
+            return self.pool.get(key, timeout=timeout)
+
     async def work() -> None:
         noting = Noting()
         pool = kvpool.aio.Pool(noting)  # type: ignore[arg-type]
