@@ -136,6 +136,11 @@ pub trait MetadataStore: Send + Sync + 'static {
         Ok(())
     }
 
+    /// True while an append waits until the store has space again. Later appends wait behind it.
+    fn is_full(&self) -> bool {
+        false
+    }
+
     /// The positions in the log.
     async fn log_span(&self) -> Result<LogSpan, StoreError>;
 
