@@ -23,6 +23,7 @@
 
 mod candidate;
 mod keeper;
+mod loading;
 mod log;
 mod members;
 mod observer;
