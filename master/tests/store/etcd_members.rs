@@ -43,7 +43,8 @@ async fn a_full_etcd_is_reported_and_its_masters_stay_listed() {
         masters.push((seat, candidate.await.unwrap(), listener));
     }
     let all = |is_so: fn(&Seat) -> bool| masters.iter().all(|(seat, ..)| is_so(seat));
-    until("listed", || all(|seat| seat.describe().members.len() == 2)).await;
+    let has_both = |seat: &Seat| seat.describe().members.len() == 2;
+    until("listed", || all(has_both)).await;
     let client = etcd.client().unwrap();
     for number in 0.. {
         assert!(number < 400, "the quota is never reached");
@@ -67,7 +68,7 @@ async fn a_full_etcd_is_reported_and_its_masters_stay_listed() {
     tokio::time::sleep(Duration::from_secs(15)).await;
     let listed = open(&etcd, "c").await.members().await.unwrap();
     assert_eq!(listed.len(), 2, "{listed:?}");
-    assert!(all(has_alarm) && all(|seat| seat.describe().members.len() == 2));
+    assert!(all(has_alarm) && all(has_both));
     for (_, candidate, _) in &masters {
         candidate.stop().await;
     }
