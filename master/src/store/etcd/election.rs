@@ -219,8 +219,8 @@ impl EtcdStore {
     /// the candidate that won here last. Without such a candidate the key is bound to no lease: the election
     /// has no winner until another call of this function.
     ///
-    /// [`StoreError::Fenced`]: another candidate has won since, with an epoch of at least `at_least`. Its term
-    /// goes on.
+    /// [`StoreError::Fenced`]: another candidate has won since, with an epoch of at least `at_least`. Its
+    /// term goes on.
     pub(super) async fn take_over(&self, at_least: Epoch) -> Result<Epoch, StoreError> {
         self.check_open()?;
         let standing = self.standing.lock().clone();
