@@ -14,6 +14,7 @@
 //!   leader.
 //! * [`Candidate`] starts and ends the task of this state machine (`terms`). `keeper` renews the
 //!   term on its own thread. `watchdog` checks whether a process listens at the leader's address.
+//! * `loading` loads the metadata so that memory holds it once.
 //! * `members` exchanges the state of all masters and of the store.
 //!
 //! **Architecture Invariant:** safety rests on the store alone. Every write of a term compares the
@@ -23,6 +24,7 @@
 
 mod candidate;
 mod keeper;
+mod loading;
 mod log;
 mod members;
 mod observer;

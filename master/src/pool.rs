@@ -310,6 +310,12 @@ impl Pool {
         self.journal().has_room()
     }
 
+    /// False while a record would be refused, or would wait until the store has space. A load, a store or a pull
+    /// that began now could not be recorded.
+    fn takes_records(&self) -> bool {
+        self.has_room().is_ok() && !self.store.is_full()
+    }
+
     /// Completes when a node is found that knows a later term. The next term's epoch must be above
     /// the returned one.
     pub async fn superseded(&self) -> Epoch {

@@ -121,6 +121,9 @@ pub trait MetadataStore: Send + Sync + 'static {
 
     /// Begins a term: stores and returns an epoch above every earlier one and at least `at_least`.
     /// From then on only writes under this epoch succeed.
+    ///
+    /// [`StoreError::Fenced`]: a leader was elected here, another one has replaced it, and the epoch of that
+    /// one is at least `at_least`. Nothing was changed.
     async fn begin_epoch(&self, at_least: Epoch) -> Result<Epoch, StoreError>;
 
     /// Appends a group at the next position.
@@ -134,6 +137,11 @@ pub trait MetadataStore: Send + Sync + 'static {
     async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
         let _any = bytes;
         Ok(())
+    }
+
+    /// True while an append waits until the store has space again. Later appends wait behind it.
+    fn is_full(&self) -> bool {
+        false
     }
 
     /// The positions in the log.

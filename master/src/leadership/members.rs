@@ -59,24 +59,29 @@ pub(super) async fn tell(
     times.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         times.tick().await;
-        if let Err(error) = tell_once(&seat, &*store, &claim, cluster, &mut lease).await {
+        // A full etcd refuses this master's state, and answers all the same what it holds.
+        let published = publish(&seat, &*store, &claim, &mut lease).await;
+        let read = read_report(&*store, cluster).await;
+        let reported = read.map(|report| seat.set_report(report));
+        if let Err(error) = published.and(reported) {
             tracing::debug!(%error, "member list or store status not updated, retrying");
-            lease = None;
         }
     }
 }
 
-async fn tell_once(
+/// Publishes this master's state under its lease. A full etcd renews a lease but grants none, so only the
+/// loss of the lease ends it here.
+async fn publish(
     seat: &Seat,
     store: &dyn ElectionStore,
     claim: &Claim,
-    cluster: ClusterId,
     lease: &mut Option<LeaseId>,
 ) -> Result<(), StoreError> {
     let kept = match *lease {
         Some(held) => store.keep_alive(held).await?.map(|_| held),
         None => None,
     };
+    *lease = kept;
     let held = match kept {
         Some(held) => held,
         None => store.grant_lease(LISTED).await?,
@@ -94,7 +99,14 @@ async fn tell_once(
     let told = serde_json::to_vec(&own).map_err(|error| StoreError::Corrupt {
         reason: format!("what this master says of itself: {error}"),
     })?;
-    store.put_member(held, &claim.id, told.into()).await?;
+    let put = store.put_member(held, &claim.id, told.into()).await;
+    if matches!(put, Err(StoreError::LeaseGone)) {
+        *lease = None;
+    }
+    put
+}
+
+async fn read_report(store: &dyn ElectionStore, cluster: ClusterId) -> Result<Report, StoreError> {
     let members = store.members().await?.into_iter();
     // An unreadable entry belongs to a later version and is not listed.
     let members = members.filter_map(|(_, told)| serde_json::from_slice::<Member>(&told).ok());
@@ -105,12 +117,11 @@ async fn tell_once(
     told.store_bytes = usage.db_size;
     told.store_in_use_bytes = usage.in_use;
     told.alarms = usage.alarms;
-    seat.set_report(Report {
+    Ok(Report {
         at: Some(Instant::now()),
         members: members.collect(),
         store: told,
-    });
-    Ok(())
+    })
 }
 
 /// Publishes the store's state to the seat of a standalone master, until dropped.

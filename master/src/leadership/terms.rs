@@ -3,7 +3,7 @@
 use super::keeper::{Keeper, usable};
 use super::log::Groups;
 use super::observer::{Leading, Observer};
-use super::{Seat, Surroundings, members, watchdog};
+use super::{Seat, Surroundings, loading, members, watchdog};
 use crate::clock::Clock;
 use crate::pool::{Pool, SILENCE, StartError, TermStart};
 use crate::standby::{ApplyError, Standby};
@@ -16,7 +16,6 @@ use crate::workers::Workers;
 use kvpool_types::ClusterId;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
@@ -257,11 +256,7 @@ impl Run {
         let clock = Arc::clone(&self.stand.clock);
         let load = async move { Standby::load(&*store, &config, clock).await };
         match self.stand.journal.workers {
-            // The load is long work without a pause.
-            Workers::Threads => {
-                let loading = kvpool_seams::blocking(move || Handle::current().block_on(load));
-                Ok(loading.await.map_err(|_| Failure::Fault)??)
-            }
+            Workers::Threads => Ok(loading::beside(load).await.ok_or(Failure::Fault)??),
             Workers::Tasks => Ok(load.await?),
         }
     }
@@ -378,7 +373,7 @@ impl Run {
         // No other master can append from here on, so this is the end of the log.
         let span = self.store.log_span().await?;
         if standby.applied() < span.cut {
-            standby = self.load().await?;
+            standby = loading::anew(standby, self.load()).await?;
         }
         while standby.applied() < span.last {
             let groups = self.store.read_log(standby.applied(), READ_BYTES).await?;

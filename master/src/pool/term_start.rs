@@ -15,7 +15,7 @@ use crate::store::journal::{Ack, Journal, JournalOptions};
 use crate::store::record::{self, Record};
 use crate::store::{MetadataStore, RecoveryError, StoreError};
 use crate::term::Term;
-use crate::workers::Wake;
+use crate::workers::{Wake, Workers};
 use crate::writers::Writers;
 use kvpool_types::{ClusterId, Code, Epoch, Extent, Version};
 use parking_lot::{Mutex, RwLock};
@@ -44,6 +44,27 @@ pub enum StartError {
     /// The journal cannot be started.
     #[error(transparent)]
     Journal(#[from] crate::store::journal::StartError),
+}
+
+/// Starts one worker of a term.
+type StartWorker = fn(&Arc<Pool>, Workers) -> std::io::Result<()>;
+
+const WORKERS: [StartWorker; 4] = [
+    evictor::start,
+    caretaker::start,
+    tiering::start,
+    replicas::start,
+];
+
+/// Starts the workers. If one cannot start, those before it end: each of them holds the pool.
+fn start_workers(
+    pool: &Arc<Pool>,
+    workers: Workers,
+    starts: &[StartWorker],
+) -> std::io::Result<()> {
+    let mut starts = starts.iter();
+    let begun = starts.try_for_each(|start| start(pool, workers));
+    begun.inspect_err(|_| pool.quiesce())
 }
 
 /// The parameters of a term, apart from the durable metadata.
@@ -215,10 +236,7 @@ impl Pool {
             Err(Code::StoreFull) if is_seed_stored => pool.reserve_nothing(),
             logged => logged.map_err(StartError::Log)?,
         }
-        evictor::start(&pool, workers)?;
-        caretaker::start(&pool, workers)?;
-        tiering::start(&pool, workers)?;
-        replicas::start(&pool, workers)?;
+        start_workers(&pool, workers, &WORKERS)?;
         tracing::info!(
             %cluster,
             %epoch,
@@ -255,5 +273,37 @@ impl Pool {
                     pool.versions_until.fetch_max(further, Ordering::AcqRel);
                 }
             });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::BootClock;
+    use crate::store::{EmbeddedOptions, EmbeddedStore};
+    use std::time::{Duration, Instant};
+
+    /// The term is tried again, and memory has no room for the pools of earlier tries.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_pool_whose_workers_cannot_all_start_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+        let begun = Pool::start(
+            Config::default(),
+            Arc::new(store),
+            Arc::new(BootClock),
+            Arc::new(Metrics::new().unwrap()),
+        );
+        let pool = begun.await.unwrap();
+        let weak = Arc::downgrade(&pool);
+        let refused: StartWorker = |_, _| Err(std::io::Error::other("no more threads"));
+        let starts = [evictor::start as StartWorker, refused];
+        assert!(start_workers(&pool, Workers::Threads, &starts).is_err());
+        drop(pool);
+        let left = Instant::now();
+        while weak.strong_count() > 0 {
+            assert!(left.elapsed() < Duration::from_secs(5), "a worker holds it");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }

@@ -59,6 +59,11 @@ impl Calls {
         self.pool.metrics.request(op, took);
     }
 
+    /// True while the master leads the pool of these calls.
+    pub(super) fn are_led_at(&self, seat: &Seat) -> bool {
+        seat.pool().is_ok_and(|led| Arc::ptr_eq(&led, &self.pool))
+    }
+
     /// The epoch of this master's term.
     pub(super) fn epoch(&self) -> Epoch {
         self.pool.epoch

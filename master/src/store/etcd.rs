@@ -46,7 +46,7 @@ use kvpool_etcd::{Client, Error, discover};
 use kvpool_types::{ClusterId, Epoch};
 use parking_lot::Mutex;
 use std::fmt;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -130,6 +130,8 @@ pub struct EtcdStore {
     /// The term that was begun here last.
     standing: Mutex<Option<election::Standing>>,
     stall: Mutex<Option<write::Stall>>,
+    /// How many writes wait until etcd has space.
+    space_waits: AtomicUsize,
     /// The bytes that were put here.
     written: AtomicU64,
     snapshots: tokio::sync::Mutex<snapshots::State>,
@@ -198,6 +200,7 @@ impl EtcdStore {
             stop: watch::Sender::new(write::Stop::default()),
             standing: Mutex::new(None),
             stall: Mutex::new(None),
+            space_waits: AtomicUsize::new(0),
             written: AtomicU64::new(0),
             snapshots: tokio::sync::Mutex::default(),
             upkeep: tokio::sync::Mutex::default(),
@@ -268,6 +271,10 @@ impl MetadataStore for EtcdStore {
 
     async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError> {
         self.append_group(epoch, seq, group).await
+    }
+
+    fn is_full(&self) -> bool {
+        self.space_waits.load(Ordering::Acquire) > 0
     }
 
     async fn log_span(&self) -> Result<LogSpan, StoreError> {

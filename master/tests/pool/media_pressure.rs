@@ -4,6 +4,7 @@ use crate::support::media::*;
 use crate::support::{SPACE, commit, item, pool, reserve_with};
 use kvpool_master::Config;
 use kvpool_master::pool::{Holder, OfferedMedium, Pool, TaskState, TaskView};
+use kvpool_master::store::MetadataStore;
 use kvpool_proto::MediumState;
 use kvpool_types::{Code, Key, KeyRef};
 use std::ops::Range;
@@ -331,6 +332,52 @@ async fn no_block_is_loaded_while_the_store_is_full() {
     store.is_full.store(false, Ordering::SeqCst);
     until("room", || pool.has_room().is_ok()).await;
     assert!(comes_back(pool, 1).await, "it can be logged again");
+}
+
+/// A full etcd holds the append of a put. A load would wait behind it, and make room in memory for nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_block_is_loaded_while_appends_wait_for_space() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        eviction_ratio: 0.0,
+        ..Config::default()
+    };
+    let (pool, store) = pool(directory.path(), config).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 8 * BLOCK, &disk, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    for number in 0..40 {
+        put_paced(&pool, number).await;
+    }
+    let is_cold = |number: &u64| {
+        let key = key(*number);
+        let keys = [key.as_ref()];
+        let found = pool.lookup(SPACE, &keys[..], false).answer;
+        found.into_iter().next().flatten().is_none()
+    };
+    let held = present(&pool, 0..40).await;
+    let held = (0..40).zip(held).filter(|(_, is_held)| *is_held);
+    let cold = held.map(|(number, _)| number).find(is_cold).unwrap();
+    let granted = reserve_with(&pool, &key(40), BLOCK, &patient()).await;
+    store.has_no_space.store(true, Ordering::SeqCst);
+    let put = tokio::spawn(commit(&pool, &key(40), BLOCK, granted.unwrap()));
+    until("an append waits", || store.is_full()).await;
+    let before = pool.counters()["blocks_evicted_total"];
+    let loads = disk.loads.load(Ordering::SeqCst);
+    let asked = Instant::now();
+    assert!(!comes_back(&pool, cold).await, "it cannot be logged");
+    assert!(
+        asked.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        asked.elapsed()
+    );
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(disk.loads.load(Ordering::SeqCst), loads, "loaded in vain");
+    assert_eq!(pool.counters()["blocks_evicted_total"], before);
+    assert!(!put.is_finished(), "a put waits for the append");
+    store.has_no_space.store(false, Ordering::SeqCst);
+    assert_eq!(put.await.unwrap(), [Code::Ok]);
+    assert!(comes_back(&pool, cold).await, "it can be logged again");
 }
 
 /// The next place of the medium may take it.

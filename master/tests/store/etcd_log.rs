@@ -379,6 +379,7 @@ async fn a_full_etcd_stalls_appends_until_maintenance_made_room() {
         let last = store.log_span().await.unwrap().last;
         if !was_full {
             was_full = true;
+            assert!(store.is_full(), "an append waits");
             // Other writes report that, and change nothing.
             let refused = store
                 .put_snapshot(epoch, ShardIndex(0), last, vec![group(1)])
@@ -398,6 +399,7 @@ async fn a_full_etcd_stalls_appends_until_maintenance_made_room() {
     }
     writer.await.unwrap().unwrap();
     assert!(was_full, "the quota was never reached");
+    assert!(!store.is_full());
     assert!(store.health().is_none());
     let last = store.log_span().await.unwrap().last;
     assert_eq!(last, LogSeq(30));

@@ -8,6 +8,7 @@ mod support;
 mod embedded;
 mod etcd_election;
 mod etcd_log;
+mod etcd_members;
 mod etcd_speed;
 mod kill;
 mod recovery;

@@ -35,6 +35,10 @@ pub(crate) struct Gated {
     store: EmbeddedStore,
     pub(crate) gate: Mutex<()>,
     pub(crate) is_full: AtomicBool,
+    /// While set, appends wait, as with a full etcd.
+    pub(crate) has_no_space: AtomicBool,
+    /// Whether an append waits so.
+    waits_for_space: AtomicBool,
 }
 
 impl Gated {
@@ -62,7 +66,15 @@ impl MetadataStore for Gated {
     async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError> {
         let _open = self.gate.lock().await;
         self.check_room()?;
+        while self.has_no_space.load(Ordering::SeqCst) {
+            self.waits_for_space.store(true, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        self.waits_for_space.store(false, Ordering::SeqCst);
         self.store.append(epoch, seq, group).await
+    }
+    fn is_full(&self) -> bool {
+        self.waits_for_space.load(Ordering::SeqCst)
     }
     async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
         self.check_room()?;
@@ -118,6 +130,8 @@ pub(crate) async fn pool_at(
         store: EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap(),
         gate: Mutex::default(),
         is_full: AtomicBool::default(),
+        has_no_space: AtomicBool::default(),
+        waits_for_space: AtomicBool::default(),
     });
     let metrics = Arc::new(Metrics::new().unwrap());
     let kept = Arc::clone(&store) as Arc<dyn MetadataStore>;

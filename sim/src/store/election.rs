@@ -48,12 +48,22 @@ impl State {
     }
 
     /// Begins a term with an epoch of at least `at_least`, whoever leads. Without a candidate its key has no
-    /// lease.
+    /// lease. A candidate changes nothing where another one has won with such an epoch.
     pub(super) fn take_over(
         &mut self,
         at_least: Epoch,
         candidate: Option<&(LeaseId, Claim)>,
     ) -> Result<Epoch, StoreError> {
+        if let Some((lease, claim)) = candidate
+            && let Some(leader) = self.leader()
+            && leader.epoch >= at_least
+            && !is_its(&leader, *lease, claim)
+        {
+            return Err(StoreError::Fenced {
+                asked: at_least,
+                current: leader.epoch,
+            });
+        }
         let (lease, claim) = match candidate {
             Some((lease, claim)) => (*lease, claim.clone()),
             None => (NO_LEASE, nobody()),
@@ -80,9 +90,13 @@ fn nobody() -> Claim {
     }
 }
 
+fn is_its(leader: &Leader, lease: LeaseId, claim: &Claim) -> bool {
+    leader.lease == lease && leader.claim.id == claim.id
+}
+
 /// How a campaign ended after which `leader` leads.
 fn outcome(leader: Leader, lease: LeaseId, claim: &Claim) -> Campaign {
-    if leader.lease == lease && leader.claim.id == claim.id {
+    if is_its(&leader, lease, claim) {
         Campaign::Won(leader.epoch)
     } else {
         Campaign::Lost(leader)

@@ -69,7 +69,7 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Res
 impl Pool {
     fn tend_tasks(self: &Arc<Self>) {
         // No replica could be recorded.
-        if self.has_room().is_err() {
+        if !self.takes_records() {
             return;
         }
         let tasks = self.replicas.tasks.running();

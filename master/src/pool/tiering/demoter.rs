@@ -298,7 +298,7 @@ impl Pool {
     /// Orders the stores that are due.
     pub(in crate::pool) fn tend_media(self: &Arc<Self>) {
         // No copy could be recorded.
-        if self.has_room().is_err() {
+        if !self.takes_records() {
             return;
         }
         let _one_at_a_time = self.tiering.tending.lock();

@@ -474,7 +474,7 @@ impl Pool {
             return Begun::Ended;
         }
         // The log would refuse the block when it has arrived, and memory would have made room for nothing.
-        if self.has_room().is_err() {
+        if !self.takes_records() {
             return Begun::Unreadable;
         }
         if used.in_flight >= window {

@@ -132,6 +132,10 @@ impl Connection {
             // The master stops.
             return Ok(());
         };
+        // A term that ended after the hello did not find this connection in the table.
+        if !self.greeted.calls.are_led_at(&shared.seat) {
+            return Ok(());
+        }
         self.answers.send(&self.greeted.reply)?;
         // Calls have no payload.
         let mut incoming = Incoming::new(0);
@@ -424,8 +428,79 @@ fn encode<M: Message>(header: &Header, epoch: Epoch, reply: Result<M, Refused>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::BootClock;
+    use crate::config::Config;
+    use crate::leadership::Seat;
+    use crate::metrics::Metrics;
+    use crate::pool::Pool;
+    use crate::service::calls::calls_at;
+    use crate::store::{EmbeddedOptions, EmbeddedStore};
+    use kvpool_daemon::callers::Callers;
+    use std::io::Read;
     use std::net::{TcpListener, TcpStream};
+    use std::sync::atomic::AtomicUsize;
     use std::time::Instant;
+    use tokio::sync::Semaphore;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_connection_whose_term_ended_after_the_hello_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let begun = Pool::start(
+            Config::default(),
+            Arc::new(store),
+            Arc::new(BootClock),
+            Arc::clone(&metrics),
+        );
+        let pool = begun.await.unwrap();
+        let seat = Seat::new(Config::default(), metrics, Arc::new(BootClock));
+        let seat = Arc::new(seat);
+        let shared = Arc::new(Shared {
+            open: seat.connections(),
+            most_spinning: 1,
+            spinning: AtomicUsize::new(0),
+            callers: Callers::new(1, 1 << 20),
+            tls: None,
+            connection_permits: Arc::new(Semaphore::new(1)),
+            seat,
+        });
+        for has_ended in [false, true] {
+            shared.seat.lead(Arc::clone(&pool), "");
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (socket, _) = listener.accept().unwrap();
+            let bearer = Bearer::new(shared.seat.guard.clone(), Token::from(String::new()));
+            let greeted = Greeted {
+                calls: calls_at(&shared.seat, None).unwrap(),
+                bearer: Arc::new(bearer),
+                spin: Duration::ZERO,
+                reply: b"hello".to_vec(),
+                _permit: shared.take_permit().unwrap(),
+                _presence: None,
+            };
+            if has_ended {
+                shared.seat.step_down("the term is over");
+            } else {
+                client.shutdown(Shutdown::Write).unwrap();
+            }
+            let socket = Framed::new(socket, None);
+            let connection = Connection::new(Arc::clone(&shared), socket, greeted).unwrap();
+            let runtime = Handle::current();
+            let serving = std::thread::spawn(move || {
+                let _entered = runtime.enter();
+                connection.serve(&runtime)
+            });
+            let limit = Some(Duration::from_secs(10));
+            client.set_read_timeout(limit).unwrap();
+            let mut answer = Vec::new();
+            let ended = client.read_to_end(&mut answer);
+            assert!(ended.is_ok(), "it goes on: {ended:?}");
+            assert_eq!(answer.is_empty(), has_ended, "{answer:?}");
+            serving.join().unwrap().unwrap();
+        }
+        pool.stop().await;
+    }
 
     #[test]
     fn a_connection_whose_client_does_not_read_is_ended_without_waiting_for_it() {

@@ -41,6 +41,7 @@ pub async fn run(bench: &dyn Bench) {
     a_lease_that_is_renewed_goes_on(bench).await;
     a_term_ends_with_its_lease(bench).await;
     a_leader_that_learns_a_higher_epoch_begins_a_term_above_it(bench).await;
+    a_leader_that_was_replaced_deposes_nobody(bench).await;
     an_abandoned_term_writes_nothing_more(bench).await;
     the_log_is_followed_over_changes_of_leader(bench).await;
     a_follower_of_a_cut_log_is_told_so(bench).await;
@@ -213,6 +214,25 @@ async fn a_leader_that_learns_a_higher_epoch_begins_a_term_above_it(bench: &dyn 
     expect(store.revoke_lease(its).await);
     let its = lease(&*store).await;
     assert!(win(&*store, its, "a").await > second);
+}
+
+async fn a_leader_that_was_replaced_deposes_nobody(bench: &dyn Bench) {
+    let store = bench.fresh().await;
+    let other = bench.another().await;
+    let first = lease(&*store).await;
+    win(&*store, first, "a").await;
+    expect(store.revoke_lease(first).await);
+    let second = lease(&*other).await;
+    let epoch = win(&*other, second, "b").await;
+    // A node told it of the new term.
+    let refused = store.begin_epoch(epoch).await;
+    assert!(
+        matches!(refused, Err(StoreError::Fenced { current, .. }) if current == epoch),
+        "{refused:?}"
+    );
+    let leader = expect(other.leader().await).expect("nobody leads");
+    assert_eq!((leader.claim, leader.epoch), (claim("b"), epoch));
+    append(&*other, epoch, 1..=1).await;
 }
 
 async fn an_abandoned_term_writes_nothing_more(bench: &dyn Bench) {

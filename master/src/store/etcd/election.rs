@@ -218,17 +218,21 @@ impl EtcdStore {
     /// Begins a term with an epoch of at least `at_least`, whichever master leads. The leader's key still names
     /// the candidate that won here last. Without such a candidate the key is bound to no lease: the election
     /// has no winner until another call of this function.
+    ///
+    /// [`StoreError::Fenced`]: another candidate has won since, with an epoch of at least `at_least`. Its
+    /// term goes on.
     pub(super) async fn take_over(&self, at_least: Epoch) -> Result<Epoch, StoreError> {
         self.check_open()?;
         let standing = self.standing.lock().clone();
-        let candidate = standing.and_then(|standing| standing.candidate);
+        let candidate = standing.as_ref().and_then(|s| s.candidate.clone());
         let (lease, value) = match &candidate {
             Some((lease, claim)) => (Some(*lease), claim_value(claim)?),
             None => (None, claim_value(&nobody())?),
         };
         let limit = Instant::now() + self.options.connect_timeout;
         loop {
-            let error = match self.try_take_over(at_least, lease, &value).await {
+            let begun = self.try_take_over(at_least, standing.as_ref(), lease, &value);
+            let error = match begun.await {
                 Ok(Some((epoch, created))) => {
                     self.stand(epoch, created, candidate);
                     return Ok(epoch);
@@ -247,6 +251,7 @@ impl EtcdStore {
     async fn try_take_over(
         &self,
         at_least: Epoch,
+        standing: Option<&Standing>,
         lease: Option<LeaseId>,
         value: &Bytes,
     ) -> Result<Option<(Epoch, Revision)>, StoreError> {
@@ -259,6 +264,18 @@ impl EtcdStore {
         // The new key cannot be created before the next revision.
         let next = read.revision.next();
         let mut floor = floor(read.get(1))?;
+        if let Some(found) = read.get(0)
+            && let Some(standing) = standing
+            && let Some((lease, claim)) = &standing.candidate
+        {
+            let leader = read_leader(found, floor)?;
+            if leader.epoch >= at_least && !is_ours(&leader, *lease, claim) {
+                return Err(StoreError::Fenced {
+                    asked: standing.term.epoch,
+                    current: leader.epoch,
+                });
+            }
+        }
         let mut end = Txn::new()
             .when(Compare::modified(leader.clone(), modified(read.get(0))))
             .when(Compare::modified(floor_key.clone(), modified(read.get(1))))

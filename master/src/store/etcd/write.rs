@@ -6,7 +6,7 @@ use crate::store::StoreError;
 use kvpool_etcd::Error;
 use kvpool_etcd::kv::{Compare, KeyValue, Op, Outcome, Range, Revision, Txn};
 use kvpool_types::Epoch;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -42,6 +42,22 @@ pub struct Stalled {
     pub no_space: bool,
     /// What etcd said last.
     pub reason: String,
+}
+
+/// A write that waits until etcd has space, counted until it is dropped.
+struct SpaceWait<'a>(&'a AtomicUsize);
+
+impl<'a> SpaceWait<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count)
+    }
+}
+
+impl Drop for SpaceWait<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// How a write behaves while etcd has no space.
@@ -155,11 +171,15 @@ impl EtcdStore {
         let mut stop = self.stop.subscribe();
         let mut uncertain = false;
         let mut pause = BACKOFF.0;
+        let mut waits_for_space = None;
         loop {
             let tried = async {
                 let outcome = self.client.txn(txn.clone()).await;
                 if let Err(error) = &outcome {
                     self.stalled(error);
+                    if *error == Error::NoSpace && when_full == WhenFull::Wait {
+                        waits_for_space.get_or_insert_with(|| SpaceWait::begin(&self.space_waits));
+                    }
                     if !matches!(error, Error::TooLarge { .. }) {
                         tokio::time::sleep(pause).await;
                     }
