@@ -254,7 +254,7 @@ impl Run {
     async fn load(&self) -> Result<Standby, Failure> {
         let (store, config) = (Arc::clone(&self.store), self.stand.seat.config.clone());
         let clock = Arc::clone(&self.stand.clock);
-        let load = async move { Standby::load(&*store, &config, clock).await };
+        let load = Box::pin(async move { Standby::load(&*store, &config, clock).await });
         match self.stand.journal.workers {
             Workers::Threads => Ok(loading::beside(load).await.ok_or(Failure::Fault)??),
             Workers::Tasks => Ok(load.await?),
