@@ -348,10 +348,11 @@ impl Media {
         }
     }
 
-    /// Whether a medium is attached. A disk that is busy counts as attached.
-    pub(crate) fn is_attached(&self) -> bool {
-        let mut disks = self.shared.disks.iter();
-        disks.any(|disk| disk.try_lock().is_none_or(|disk| disk.is_attached()))
+    /// Whether a medium is attached, or may be attached yet. A refused one may not.
+    pub(crate) fn may_be_attached(&self) -> bool {
+        let status = self.status();
+        let refused = |medium: &MediumStatus| matches!(medium.attachment, Attachment::Refused(_));
+        !status.iter().all(refused)
     }
 
     /// Each medium, in the order of the settings. A disk that is busy counts as pending.

@@ -286,6 +286,24 @@ fn a_disk_that_answers_late_is_attached_when_it_has_answered() {
 }
 
 #[test]
+fn a_medium_is_given_up_when_its_disk_has_failed_for_good_or_belongs_to_another_pool() {
+    let arena = Arena::new(4 * size()).unwrap();
+    let (mut late, engine) = disk(1, &arena);
+    let mut order = order(&late, 1);
+    assert!(late.attach(CLUSTER, &order, soon()).unwrap());
+    engine.on_writes(0..u64::MAX, 1, Fault::Delay(Duration::from_secs(2)));
+    order.generation = 2;
+    let until = Instant::now() + Duration::from_millis(50);
+    assert!(late.attach(CLUSTER, &order, until).is_err());
+    let (mut foreign, _engine) = disk(2, &arena);
+    let offer = foreign.offer(ClusterId(0xc2), soon()).unwrap();
+    assert!(offer.is_none());
+    let media = |disks| Media::of(disks, Arc::clone(&arena), store());
+    assert!(!media(vec![foreign]).may_be_attached());
+    assert!(media(vec![late]).may_be_attached());
+}
+
+#[test]
 fn the_end_of_media_does_not_wait_for_a_disk_that_hangs() {
     let arena = Arena::new(4 * size()).unwrap();
     let (mut disk, engine) = disk(1, &arena);

@@ -13,6 +13,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_disk_that_hangs_keeps_no_other_from_its_attachment",
     },
     Mechanism {
+        invariant: 5,
+        what: "a node that stops waits for a medium that may be attached yet",
+        file: "store-node/src/node.rs",
+        on: "media.is_some_and(|media| media.may_be_attached());",
+        off: "media.is_some_and(|media| media.may_be_attached() && false);",
+        package: "kvpool-store-node",
+        test: "a_node_that_stops_waits_for_a_medium_that_may_be_attached_yet",
+    },
+    Mechanism {
         invariant: 6,
         what: "an attachment of a medium has a deadline",
         file: "store-node/src/media/disk.rs",
