@@ -634,6 +634,11 @@ impl ShmHost for Store {
         self.change(|fence| fence.unpin(peer.into(), extent))
     }
 
+    fn still_hold(&self, peers: &[Peer]) -> Vec<bool> {
+        let keys: Vec<PeerKey> = peers.iter().map(PeerKey::from).collect();
+        self.change(|fence| fence.still_hold(&keys))
+    }
+
     fn peer_gone(&self, peer: &Peer) {
         let key = PeerKey::from(peer);
         tracing::debug!(peer = %key, "client is gone, its writes and pins are released");

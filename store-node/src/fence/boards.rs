@@ -9,7 +9,7 @@ use super::{Aborts, Fence, PeerKey, Range, Span, refused};
 use kvpool_transport::host::Refused;
 use kvpool_transport::shm::board::Board;
 use kvpool_types::{Code, Epoch, Extent, Incarnation, Length, Offset};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -65,6 +65,12 @@ impl Boards {
 
     fn drop_peer(&mut self, peer: PeerKey) {
         self.0.retain(|hung| hung.peer != peer);
+    }
+
+    /// The processes that have a connection with a board, or have pinned something.
+    fn peers(&mut self) -> HashSet<PeerKey> {
+        self.sweep();
+        self.0.iter().map(|hung| hung.peer).collect()
     }
 
     /// Closes the boards whose connections have ended, and then forgets boards without pins. The order matters:
@@ -168,6 +174,14 @@ impl Fence {
             }
         }
         aborts
+    }
+
+    /// Says of each of these processes whether it holds or has pinned anything. None has a connection.
+    /// Its boards are closed first, so it pins nothing after the answer.
+    pub(crate) fn still_hold(&mut self, peers: &[PeerKey]) -> Vec<bool> {
+        let with_boards = self.boards.peers();
+        let holds = |peer: &PeerKey| self.peers.contains_key(peer) || with_boards.contains(peer);
+        peers.iter().map(holds).collect()
     }
 
     /// Forgets the boards of a process that is gone, and its mappings with it.

@@ -558,6 +558,23 @@ impl ShmHost for TestHost {
         Code::Ok
     }
 
+    fn still_hold(&self, peers: &[Peer]) -> Vec<bool> {
+        let state = self.state.lock();
+        let holds = |peer: &Peer| {
+            let mut writes = state.shm_writes.values();
+            let mut pins = state.pins.values();
+            let mut boards = state.boards.iter();
+            writes.any(|(client, _)| *client == peer.client)
+                || pins.any(|(client, _)| *client == peer.client)
+                || boards.any(|(client, board)| {
+                    let mut is_pinned = false;
+                    board.look(|_| is_pinned = true);
+                    *client == peer.client && is_pinned
+                })
+        };
+        peers.iter().map(holds).collect()
+    }
+
     fn peer_gone(&self, peer: &Peer) {
         let mut state = self.state.lock();
         state

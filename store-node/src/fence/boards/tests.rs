@@ -168,6 +168,23 @@ fn a_board_without_a_connection_is_forgotten_once_nothing_is_pinned_on_it() {
 }
 
 #[test]
+fn a_process_without_a_connection_holds_what_it_has_pinned_or_announced() {
+    let mut fence = fence();
+    let (board, pinner) = connect(&mut fence, ALICE);
+    let pin = pinner.pin(EPOCH, extent(64, 100)).unwrap();
+    drop(board);
+    assert_eq!(hold(&mut fence, BOB, 1, extent(2000, 10)), Code::Ok);
+    assert_eq!(fence.still_hold(&[ALICE, BOB]), [true, true]);
+    assert!(
+        pinner.pin(EPOCH, extent(0, 1)).is_none(),
+        "nothing is pinned after the answer"
+    );
+    drop(pin);
+    assert_eq!(fence.end_hold(BOB, GrantId(1), Vec::new()), Code::Ok);
+    assert_eq!(fence.still_hold(&[ALICE, BOB]), [false, false]);
+}
+
+#[test]
 fn pins_of_another_term_do_not_count_and_old_ones_are_named() {
     let mut fence = fence();
     let (_board, pinner) = connect(&mut fence, ALICE);
