@@ -62,7 +62,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         what: "a closed client that still has a view is known until its process dies",
         file: "store-node/src/fence/boards.rs",
         on: "let with_boards = self.boards.peers();",
-        off: "let with_boards = HashSet::<PeerKey>::new();",
+        off: "let with_boards: HashSet<PeerKey> = self.boards.peers().into_iter().take(0).collect();",
         package: "kvpool-store-node",
         test: "a_process_without_a_connection_holds_what_it_has_pinned_or_announced",
     },

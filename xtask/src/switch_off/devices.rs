@@ -23,6 +23,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 6,
+        what: "attachments of media have threads of their own",
+        file: "store-node/src/media.rs",
+        on: "| Self::Attach(..) | Self::Reset(..) => Duty::Attach,",
+        off: "| Self::Attach(..) | Self::Reset(..) => Duty::Serve,",
+        package: "kvpool-store-node",
+        test: "disks_that_hang_in_their_attachment_keep_no_load_from_its_end",
+    },
+    Mechanism {
+        invariant: 6,
         what: "an attachment of a medium has a deadline",
         file: "store-node/src/media/disk.rs",
         on: "formatted.attach_until(cluster, wanted, Some(until))",
