@@ -23,6 +23,16 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 6,
+        what: "the time to connect to a master bounds no lookup",
+        file: "store-node/src/agent/session.rs",
+        on: "    let found = names.resolve(&way.authority()).await;\n",
+        off: "    let found = timeout(CONNECT, names.resolve(&way.authority())).await;\n    \
+              let found = found.unwrap_or_else(|_| Ok(Vec::new()));\n",
+        package: "kvpool-store-node",
+        test: "a_master_is_reached_when_its_name_takes_longer_than_a_connection_may",
+    },
+    Mechanism {
+        invariant: 6,
         what: "attachments of media have threads of their own",
         file: "store-node/src/media.rs",
         on: "| Self::Attach(..) | Self::Reset(..) => Duty::Attach,",
@@ -120,9 +130,9 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 6,
         what: "verifications take turns, and end with their session",
-        file: "store-node/src/agent/verifications.rs",
-        on: "while self.running.len() < VERIFIERS\n",
-        off: "while self.running.len() < VERIFIERS.max(1 << 20)\n",
+        file: "store-node/src/agent.rs",
+        on: "Arc::new(Semaphore::new(VERIFIERS))",
+        off: "Arc::new(Semaphore::new(VERIFIERS.max(1 << 20)))",
         package: "kvpool-store-node",
         test: "many_verifications_are_answered_in_their_session_and_end_with_it",
     },
