@@ -630,8 +630,8 @@ impl ShmHost for Store {
         self.answer(outcome)
     }
 
-    fn unpin(&self, peer: &Peer, extent: &Extent) -> Code {
-        self.change(|fence| fence.unpin(peer.into(), extent))
+    fn unpin(&self, peer: &Peer, incarnation: Incarnation, extent: &Extent) -> Code {
+        self.change(|fence| fence.unpin(peer.into(), incarnation, extent))
     }
 
     fn still_hold(&self, peers: &[Peer]) -> Vec<bool> {

@@ -21,6 +21,8 @@ const MOST_BOARDS: usize = 4096;
 #[derive(Debug)]
 struct Hung {
     peer: PeerKey,
+    /// In which its pins were taken.
+    incarnation: Incarnation,
     board: Arc<Board>,
     /// Its incarnation is over, or its connection, or the node drains: no pin is taken on it again.
     over: bool,
@@ -145,8 +147,12 @@ impl Fence {
         }
         // Before the first welcome the epoch is 0, in which a board is closed.
         board.open(self.epoch());
-        let over = false;
-        self.boards.0.push(Hung { peer, board, over });
+        self.boards.0.push(Hung {
+            peer,
+            incarnation,
+            board,
+            over: false,
+        });
         Ok(())
     }
 
@@ -202,17 +208,17 @@ impl Fence {
     pub(super) fn each_board_pin(&self, mut pin: impl FnMut(PeerKey, Span)) {
         for hung in &self.boards.0 {
             hung.board.look(|extent| {
-                if let Some(span) = self.place(&extent) {
+                if let Some(span) = self.place(hung.incarnation, &extent) {
                     pin(hung.peer, span);
                 }
             });
         }
     }
 
-    /// Where an extent lies under any number that its segment has had in this process: a pin may be
-    /// older than the present numbers. `None` for what a client has made up.
-    fn place(&self, extent: &Extent) -> Option<Span> {
-        let &segment = self.numbers.get(&extent.segment)?;
+    /// Where an extent lies under the numbers of this incarnation: a pin may be older than the present
+    /// numbers. `None` for what a client has made up.
+    fn place(&self, incarnation: Incarnation, extent: &Extent) -> Option<Span> {
+        let &segment = self.numbers.get(&(incarnation, extent.segment))?;
         let size = self.spaces.get(segment.0)?.size;
         let end = extent.end().filter(|end| *end <= Offset(size.0))?;
         let start = extent.offset;

@@ -545,7 +545,7 @@ impl ShmHost for TestHost {
         Code::Ok
     }
 
-    fn unpin(&self, _peer: &Peer, extent: &Extent) -> Code {
+    fn unpin(&self, _peer: &Peer, _incarnation: Incarnation, extent: &Extent) -> Code {
         let mut state = self.state.lock();
         let Some(pin) = state.pins.get_mut(&extent.offset) else {
             return Code::OutOfRange;

@@ -67,6 +67,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_process_without_a_connection_holds_what_it_has_pinned_or_announced",
     },
     Mechanism {
+        invariant: 3,
+        what: "a pin lies where its segment number meant in the pin's incarnation",
+        file: "store-node/src/fence/boards.rs",
+        on: "self.place(hung.incarnation, &extent)",
+        off: "self.place([self.incarnation(), hung.incarnation][0], &extent)",
+        package: "kvpool-store-node",
+        test: "a_pin_of_a_former_pool_stays_on_its_memory_when_another_pool_gives_the_number_to_other_memory",
+    },
+    Mechanism {
         invariant: 9,
         what: "a port that another program has is no node",
         file: "transport/src/handshake.rs",
