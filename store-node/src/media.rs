@@ -61,6 +61,8 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const ARENA: usize = 256 << 20;
 /// How long a thread waits for a disk that another one works with.
 const BRIEFLY: Duration = Duration::from_millis(20);
+/// A first offer that takes longer waits for a disk that hangs. Another thread then offers the rest.
+const SLOW_OFFER: Duration = Duration::from_secs(2);
 /// How often what was stored is flushed, and changes of a medium's state are sent.
 const TEND: Duration = Duration::from_millis(500);
 
@@ -175,6 +177,8 @@ struct Told {
     is_partial: bool,
     /// Whether it is to get an offer also without more media: the first one, and after a change of a state.
     is_due: bool,
+    /// When its first offer was begun.
+    begun: tokio::time::Instant,
 }
 
 #[derive(Debug, Default)]
@@ -523,9 +527,11 @@ impl Shared {
                     front.health.log(*now);
                 }
             }
-            told.is_due |= told.states != states;
+            let has_changed = told.states != states;
+            told.is_due |= has_changed;
             told.states = states;
-            told.is_due || told.is_partial
+            let is_slow = told.begun.elapsed() >= SLOW_OFFER;
+            told.is_partial || has_changed || (told.is_due && is_slow)
         };
         let mut work = self.work.lock();
         let is_offer = |job: &Job| matches!(job, Job::OfferAgain);
@@ -612,6 +618,7 @@ impl Shared {
             offered: 0,
             is_partial: false,
             is_due: true,
+            begun: tokio::time::Instant::now(),
         });
         self.send_offers();
     }
@@ -675,7 +682,9 @@ impl Shared {
         };
         let is_more = media.len() > told.offered;
         (told.offered, told.is_partial) = (media.len(), is_partial);
-        if std::mem::take(&mut told.is_due) || is_more {
+        let is_known = !media.is_empty() || !is_partial;
+        if is_more || (told.is_due && is_known) {
+            told.is_due = false;
             let now = kvpool_seams::boot_time();
             let media = media
                 .into_iter()
