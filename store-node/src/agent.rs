@@ -15,6 +15,7 @@
 mod backoff;
 mod master_discovery;
 mod message;
+mod names;
 mod session;
 mod verifications;
 
@@ -26,6 +27,7 @@ use kvpool_auth::Credentials;
 use kvpool_tls::ClientTls;
 use master_discovery::{Before, GONE, MasterDiscovery};
 use message::Seen;
+use names::Names;
 use parking_lot::Mutex;
 pub(crate) use session::Connect;
 use session::{End, Introduction};
@@ -35,12 +37,14 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 /// How much sooner than others the agent's thread runs, where the system permits it.
 const NICE: i32 = -10;
-/// Threads that check blocks again: more would take too much from the data port.
+/// Blocks that are checked again at the same time: more would take too much from the data port.
 const VERIFIERS: usize = 2;
+/// Names that are looked up at the same time. A lookup that hangs keeps its thread.
+const LOOKUPS: usize = 128;
 
 /// What the agent needs to know.
 pub(crate) struct Options {
@@ -91,7 +95,7 @@ impl Agent {
         let (mut agent, context) = Self::of(store, options);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .thread_name("kvnode-verify")
-            .max_blocking_threads(VERIFIERS)
+            .max_blocking_threads(VERIFIERS + LOOKUPS)
             .enable_all()
             .build()?;
         let thread = kvpool_seams::thread("kvnode-agent", move || {
@@ -118,6 +122,8 @@ impl Agent {
             saved: Arc::clone(&saved),
             seen: Seen::default(),
             has_several: false,
+            names: Arc::new(Names::of_system()),
+            verifiers: Arc::new(Semaphore::new(VERIFIERS)),
         };
         let agent = Self {
             phase,
@@ -208,6 +214,9 @@ struct Context {
     seen: Seen,
     /// Whether more than one master is known.
     has_several: bool,
+    names: Arc<Names>,
+    /// One permit for each block that is checked again. A check goes on when its session has ended.
+    verifiers: Arc<Semaphore>,
 }
 
 impl Context {

@@ -202,9 +202,9 @@ pub(crate) struct Fence {
     reading: Arc<Reading>,
     /// Loads whose records may not be durable.
     unrecorded: Unrecorded,
-    /// Every number that a segment has had in this process. A client unpins an extent under the segment's
-    /// number at the time of the pin.
-    numbers: HashMap<SegmentId, SegmentIndex>,
+    /// Every number that a segment has had in this process, and the incarnation in which it had it. Another
+    /// pool may give the number to another segment. A pin names the segment by its number at that time.
+    numbers: HashMap<(Incarnation, SegmentId), SegmentIndex>,
     spaces: Vec<Space>,
     peers: HashMap<PeerKey, Held>,
     boards: Boards,
@@ -306,7 +306,8 @@ impl Fence {
             self.reading.all(&mut aborts);
         }
         for (position, &id) in term.segments.iter().enumerate() {
-            self.numbers.insert(id, SegmentIndex(position));
+            let number = (self.incarnation, id);
+            self.numbers.insert(number, SegmentIndex(position));
         }
         let reads = |ahead_ms| ReadTerm::new(&term.signer, self.incarnation, term.epoch, ahead_ms);
         self.reads = term.ahead_ms.map(reads);

@@ -1,14 +1,17 @@
 //! The node's media: disks, partitions and files that keep blocks which leave memory.
 //!
 //! ```text
-//!  session ─ begin ──────► offers, once no transfer of an earlier session is in progress
-//!          ─ attach ─────► the generation is written ─► attached
+//!  session ─ begin ──────► attacher: offers, once no transfer of an earlier session is in progress
+//!          ─ attach ─────► attacher: the generation is written ─► attached
 //!          ─ stores ─────► worker: memory ─ copy and checksum ─► medium
 //!          ─ loads ──────► medium ─► worker: verified ─► memory, under a grant
 //! ```
 //!
 //! A reader waits for a load. So a load begins on the session's thread where nothing is to be waited
 //! for, and a short one that is alone ends on the disk's thread.
+//!
+//! Whoever offers or attaches a medium may have to wait for its disk, for seconds. So these threads do nothing
+//! else, and there is one more of them than disks.
 //!
 //! The master decides what moves. The node keeps no index of a medium. Work on media has threads of
 //! its own, so neither heartbeats nor the data port wait for a disk. An answer goes to the session
@@ -46,6 +49,8 @@ use transfer::{Arrived, Order, ROOM};
 
 /// Threads that serve the session and verify loads. The disk's own thread waits for the device.
 const WORKERS: usize = 2;
+/// Threads that offer and attach media, beyond one for each disk: it is free while every disk hangs.
+const SPARE_ATTACHERS: usize = 1;
 /// Threads that copy blocks to media. They yield to all others: puts and gets do not wait for a copy.
 const COPIERS: usize = 2;
 /// How nice the copiers are.
@@ -56,6 +61,8 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const ARENA: usize = 256 << 20;
 /// How long a thread waits for a disk that another one works with.
 const BRIEFLY: Duration = Duration::from_millis(20);
+/// A first offer that takes longer waits for a disk that hangs. Another thread then offers the rest.
+const SLOW_OFFER: Duration = Duration::from_secs(2);
 /// How often what was stored is flushed, and changes of a medium's state are sent.
 const TEND: Duration = Duration::from_millis(500);
 
@@ -137,15 +144,25 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Changed {
     threads: Condvar,
+    /// Those that offer and attach media, and that tend them.
+    attachers: Condvar,
     #[cfg(feature = "simulation")]
     tasks: tokio::sync::watch::Sender<()>,
 }
 
 impl Changed {
-    fn notify_all(&self) {
-        self.threads.notify_all();
+    /// Wakes those of this duty. Loads are frequent, so their ends do not wake the attachers.
+    fn notify(&self, duty: Duty) {
+        self.of(duty).notify_all();
         #[cfg(feature = "simulation")]
         self.tasks.send_replace(());
+    }
+
+    const fn of(&self, duty: Duty) -> &Condvar {
+        match duty {
+            Duty::Serve | Duty::Copy => &self.threads,
+            Duty::Attach | Duty::Tend => &self.attachers,
+        }
     }
 }
 
@@ -158,6 +175,10 @@ struct Told {
     offered: usize,
     /// Whether a disk could not say yet what it holds.
     is_partial: bool,
+    /// Whether it is to get an offer also without more media: the first one, and after a change of a state.
+    is_due: bool,
+    /// When its first offer was begun.
+    begun: tokio::time::Instant,
 }
 
 #[derive(Debug, Default)]
@@ -179,6 +200,8 @@ struct Work {
 #[derive(Debug)]
 enum Job {
     Offer(ClusterId, Answers),
+    /// Offers the media again to the session that was offered them.
+    OfferAgain,
     Attach(ClusterId, proto::AttachMedium, Answers),
     Reset(ClusterId, MediumId, Answers),
     Transfer(Box<Order>),
@@ -192,13 +215,18 @@ enum Job {
 enum Duty {
     Serve,
     Copy,
+    /// Offers, attaches and formats media: may wait for a disk.
+    Attach,
+    /// Does no job, and what is due from time to time. Waits for no disk.
+    Tend,
 }
 
 impl Job {
     fn duty(&self) -> Duty {
         match self {
+            Self::Offer(..) | Self::OfferAgain | Self::Attach(..) | Self::Reset(..) => Duty::Attach,
             Self::Transfer(order) if order.is_store() => Duty::Copy,
-            _ => Duty::Serve,
+            Self::Transfer(_) | Self::Again(_) | Self::Arrived(_) => Duty::Serve,
         }
     }
 }
@@ -263,22 +291,29 @@ impl Media {
 
     fn start_workers(&mut self) -> std::io::Result<()> {
         for number in 0..WORKERS {
-            let shared = Arc::clone(&self.shared);
-            let run = move || shared.run(Duty::Serve, number == 0);
-            let worker = kvpool_seams::thread(&format!("kvnode-media-{number}"), run)?;
-            self.workers.push(worker);
+            self.start_worker(&format!("kvnode-media-{number}"), Duty::Serve)?;
         }
+        for number in 0..self.shared.attachers() {
+            self.start_worker(&format!("kvnode-attach-{number}"), Duty::Attach)?;
+        }
+        self.start_worker("kvnode-tend", Duty::Tend)?;
         for number in 0..COPIERS {
-            let shared = Arc::clone(&self.shared);
-            let run = move || {
-                if let Err(error) = rustix::process::setpriority_process(None, NICE) {
-                    tracing::debug!(%error, "copies to media are as urgent as all else");
-                }
-                shared.run(Duty::Copy, false);
-            };
-            let copier = kvpool_seams::thread(&format!("kvnode-copy-{number}"), run)?;
-            self.workers.push(copier);
+            self.start_worker(&format!("kvnode-copy-{number}"), Duty::Copy)?;
         }
+        Ok(())
+    }
+
+    fn start_worker(&mut self, name: &str, duty: Duty) -> std::io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let run = move || {
+            if duty == Duty::Copy
+                && let Err(error) = rustix::process::setpriority_process(None, NICE)
+            {
+                tracing::debug!(%error, "copies to media are as urgent as all else");
+            }
+            shared.run(duty);
+        };
+        self.workers.push(kvpool_seams::thread(name, run)?);
         Ok(())
     }
 
@@ -344,14 +379,16 @@ impl Media {
             let mut work = self.shared.work.lock();
             work.jobs.extend(rest.into_iter().map(Job::Transfer));
             drop(work);
-            self.shared.changed.notify_all();
+            // Those who copy hear it too.
+            self.shared.changed.notify(Duty::Serve);
         }
     }
 
-    /// Whether a medium is attached. A disk that is busy counts as attached.
-    pub(crate) fn is_attached(&self) -> bool {
-        let mut disks = self.shared.disks.iter();
-        disks.any(|disk| disk.try_lock().is_none_or(|disk| disk.is_attached()))
+    /// Whether a medium is attached, or may be attached yet. A refused one may not.
+    pub(crate) fn may_be_attached(&self) -> bool {
+        let status = self.status();
+        let refused = |medium: &MediumStatus| matches!(medium.attachment, Attachment::Refused(_));
+        !status.iter().all(refused)
     }
 
     /// Each medium, in the order of the settings. A disk that is busy counts as pending.
@@ -432,7 +469,8 @@ fn open_file(
 impl Drop for Media {
     fn drop(&mut self) {
         self.shared.work.lock().is_closed = true;
-        self.shared.changed.notify_all();
+        self.shared.changed.notify(Duty::Serve);
+        self.shared.changed.notify(Duty::Attach);
         for worker in self.workers.drain(..) {
             if worker.join().is_err() {
                 tracing::error!("a thread for media panicked");
@@ -443,26 +481,32 @@ impl Drop for Media {
 
 impl Shared {
     fn push(&self, job: Job) {
+        let duty = job.duty();
         self.work.lock().jobs.push_back(job);
         // Not every thread does every job.
-        self.changed.notify_all();
+        self.changed.notify(duty);
     }
 
-    fn run(self: Arc<Self>, duty: Duty, flushes: bool) {
+    /// How many do the duty of attachers.
+    fn attachers(&self) -> usize {
+        self.disks.len() + SPARE_ATTACHERS
+    }
+
+    fn run(self: Arc<Self>, duty: Duty) {
         let now = tokio::time::Instant::now;
         let mut due = now() + TEND;
-        while let Some(job) = self.next(duty, flushes.then(|| due.into_std())) {
-            if let Some(job) = job {
-                self.serve(job);
-            }
-            if flushes && now() >= due {
-                due = now() + TEND;
-                self.tend();
+        while let Some(job) = self.next(duty, (duty == Duty::Tend).then(|| due.into_std())) {
+            match job {
+                Some(job) => self.serve(job),
+                None => {
+                    due = now() + TEND;
+                    self.tend();
+                }
             }
         }
     }
 
-    /// Flushes what was stored, and tells the master of media whose state has changed.
+    /// Flushes what was stored, and has the master told of media whose state has changed. Waits for no disk.
     fn tend(&self) {
         self.give_up_without_room();
         self.try_again();
@@ -473,12 +517,9 @@ impl Shared {
             }
         }
         let states = self.states();
-        let (cluster, answers, known) = {
+        let is_due = {
             let mut told = self.told.lock();
-            let Some(told) = told
-                .as_mut()
-                .filter(|told| told.states != states || told.is_partial)
-            else {
+            let Some(told) = told.as_mut() else {
                 return;
             };
             for (front, (before, now)) in self.fronts.iter().zip(told.states.iter().zip(&states)) {
@@ -486,12 +527,19 @@ impl Shared {
                     front.health.log(*now);
                 }
             }
-            let known = (told.states == states).then_some(told.offered);
+            let has_changed = told.states != states;
+            told.is_due |= has_changed;
             told.states = states;
-            (told.cluster, told.answers.clone(), known)
+            let is_slow = told.begun.elapsed() >= SLOW_OFFER;
+            told.is_partial || has_changed || (told.is_due && is_slow)
         };
-        // Without the lock: a disk that hangs must not delay the next session.
-        self.send_offers(cluster, &answers, known);
+        let mut work = self.work.lock();
+        let is_offer = |job: &Job| matches!(job, Job::OfferAgain);
+        if is_due && !work.jobs.iter().any(is_offer) {
+            work.jobs.push_back(Job::OfferAgain);
+            drop(work);
+            self.changed.notify(Duty::Attach);
+        }
     }
 
     fn states(&self) -> Vec<proto::MediumState> {
@@ -511,18 +559,14 @@ impl Shared {
             if let Some(job) = work.take(duty) {
                 return Some(Some(job));
             }
+            let changed = self.changed.of(duty);
             match until {
                 Some(until) => {
-                    if self
-                        .changed
-                        .threads
-                        .wait_until(&mut work, until)
-                        .timed_out()
-                    {
+                    if changed.wait_until(&mut work, until).timed_out() {
                         return Some(None);
                     }
                 }
-                None => self.changed.threads.wait(&mut work),
+                None => changed.wait(&mut work),
             }
         }
     }
@@ -530,6 +574,7 @@ impl Shared {
     fn serve(self: &Arc<Self>, job: Job) {
         match job {
             Job::Offer(cluster, answers) => self.offer(cluster, &answers),
+            Job::OfferAgain => self.send_offers(),
             Job::Attach(cluster, order, answers) => {
                 let attached = self.with_disk(MediumId::from_slice(&order.medium_id), |disk| {
                     disk.attach(cluster, &order, kvpool_seams::end_of_wait(SETTLE))
@@ -572,8 +617,10 @@ impl Shared {
             states: self.states(),
             offered: 0,
             is_partial: false,
+            is_due: true,
+            begun: tokio::time::Instant::now(),
         });
-        self.send_offers(cluster, answers, None);
+        self.send_offers();
     }
 
     /// Works with the disk that has this medium; `None` without one. No thread waits for a disk that another
@@ -605,30 +652,48 @@ impl Shared {
         }
         work.jobs.extend(later.into_iter().filter(Job::is_wanted));
         drop(work);
-        self.changed.notify_all();
+        self.changed.notify(Duty::Attach);
     }
 
-    /// Offers the media; where some are `known`, only if there are more.
-    fn send_offers(&self, cluster: ClusterId, answers: &Answers, known: Option<usize>) {
+    /// Offers the media to the session that is told of them, if that is due or there are more. Several may do
+    /// this at once, where a disk hangs.
+    fn send_offers(&self) {
+        let told = self.told.lock();
+        let session = told.as_ref();
+        let session = session.map(|told| (told.cluster, told.answers.clone()));
+        drop(told);
+        let Some((cluster, answers)) = session else {
+            return;
+        };
         let mut media = Vec::new();
         let mut is_partial = false;
-        for disk in &self.disks {
+        for (disk, front) in self.disks.iter().zip(&self.fronts) {
             let disk = disk.try_lock_for(BRIEFLY);
             let until = kvpool_seams::end_of_wait(SETTLE);
             match disk.map(|mut disk| disk.offer(cluster, until)) {
-                Some(Ok(offered)) => media.extend(offered),
+                Some(Ok(offered)) => media.extend(offered.map(|offered| (front, offered))),
                 Some(Err(NotYet)) | None => is_partial = true,
             }
         }
         let mut told = self.told.lock();
-        if let Some(told) = told
-            .as_mut()
-            .filter(|told| told.answers.same_channel(answers))
-        {
-            (told.offered, told.is_partial) = (media.len(), is_partial);
-        }
-        drop(told);
-        if known.is_none_or(|known| media.len() > known) {
+        let told = told.as_mut();
+        let Some(told) = told.filter(|told| told.answers.same_channel(&answers)) else {
+            return;
+        };
+        let is_more = media.len() > told.offered;
+        (told.offered, told.is_partial) = (media.len(), is_partial);
+        let is_known = !media.is_empty() || !is_partial;
+        if is_more || (told.is_due && is_known) {
+            told.is_due = false;
+            let now = kvpool_seams::boot_time();
+            let media = media
+                .into_iter()
+                .map(|(front, offered)| proto::OfferedMedium {
+                    // As it is now: an offer that waited for a disk comes after later ones.
+                    state: front.health.state(now).into(),
+                    ..offered
+                });
+            let media = media.collect();
             let _ended = answers.send(ToMaster::Media(proto::Media { media }));
         }
     }
@@ -643,9 +708,15 @@ impl Shared {
         let mut work = self.work.lock();
         work.in_flight -= 1;
         work.ended += 1;
-        if work.in_flight == 0 || !work.without_room.is_empty() {
-            drop(work);
-            self.changed.notify_all();
+        let is_offer = |job: &Job| matches!(job, Job::Offer(..));
+        let is_offer_ready = work.in_flight == 0 && work.jobs.iter().any(is_offer);
+        let has_loads = !work.without_room.is_empty();
+        drop(work);
+        if is_offer_ready {
+            self.changed.notify(Duty::Attach);
+        }
+        if has_loads {
+            self.changed.notify(Duty::Serve);
         }
     }
 }

@@ -389,8 +389,10 @@ impl Node {
                     agent.is_some_and(Agent::is_connected),
                 )
             };
-            let is_attached = self.media.as_ref().is_some_and(|media| media.is_attached());
-            let can_be_saved = is_attached || !self.move_drain_timeout.is_zero();
+            let media = self.media.as_ref();
+            // The master waits for a medium that is attached anew while the node drains.
+            let may_be_copied = media.is_some_and(|media| media.may_be_attached());
+            let can_be_saved = may_be_copied || !self.move_drain_timeout.is_zero();
             let now = Instant::now();
             if is_connected {
                 heard = now;

@@ -630,8 +630,13 @@ impl ShmHost for Store {
         self.answer(outcome)
     }
 
-    fn unpin(&self, peer: &Peer, extent: &Extent) -> Code {
-        self.change(|fence| fence.unpin(peer.into(), extent))
+    fn unpin(&self, peer: &Peer, incarnation: Incarnation, extent: &Extent) -> Code {
+        self.change(|fence| fence.unpin(peer.into(), incarnation, extent))
+    }
+
+    fn still_hold(&self, peers: &[Peer]) -> Vec<bool> {
+        let keys: Vec<PeerKey> = peers.iter().map(PeerKey::from).collect();
+        self.change(|fence| fence.still_hold(&keys))
     }
 
     fn peer_gone(&self, peer: &Peer) {

@@ -4,7 +4,7 @@
 use crate::agent::{Agent, Connect, Options};
 use crate::config::Isolation;
 use crate::fence::Limits;
-use crate::media::{Media, SsdConfig};
+use crate::media::{Attachment, Media, SsdConfig};
 use crate::metrics::Metrics;
 use crate::pulls::Pulls;
 use crate::segment::Segment;
@@ -157,7 +157,8 @@ impl Node {
 
     /// Whether a medium is in use.
     pub fn has_attached(&self) -> bool {
-        self.media.as_ref().is_some_and(|media| media.is_attached())
+        let mut status = self.media.iter().flat_map(|media| media.status());
+        status.any(|medium| medium.attachment == Attachment::Attached)
     }
 
     /// What the node's transports ask.

@@ -73,6 +73,17 @@ impl GrpcWay {
         }
     }
 
+    /// The `host:port` that it leads to.
+    #[must_use]
+    pub fn authority(&self) -> String {
+        if let Some((_, authority)) = &self.tls {
+            return authority.clone();
+        }
+        let uri = self.endpoint.uri();
+        let (host, port) = (uri.host().unwrap_or_default(), uri.port_u16());
+        format!("{host}:{}", port.unwrap_or(HTTP_PORT))
+    }
+
     /// A channel that connects when it is first used. It takes the current certificates each time.
     pub fn lazy(self) -> Channel {
         match self.tls {
@@ -104,7 +115,34 @@ impl GrpcWay {
             }
         }
     }
+
+    /// A channel that is connected to one of `found`, the addresses of [`authority`](Self::authority).
+    /// The endpoint's time to connect bounds the connection alone, and no lookup.
+    pub async fn connect_at(
+        self,
+        found: Vec<SocketAddr>,
+    ) -> Result<Channel, tonic::transport::Error> {
+        match self.tls {
+            None => {
+                let connect = move |uri: Uri| {
+                    let authority = uri.authority().map(ToString::to_string);
+                    connect_plain(found.clone(), authority.unwrap_or_default())
+                };
+                let connected = self.endpoint.connect_with_connector(service_fn(connect));
+                connected.await
+            }
+            Some((tls, authority)) => {
+                let connect =
+                    move |_: Uri| connect_to(found.clone(), tls.clone(), authority.clone());
+                let connected = self.endpoint.connect_with_connector(service_fn(connect));
+                connected.await
+            }
+        }
+    }
 }
+
+/// The port of an `http://` address without one.
+const HTTP_PORT: u16 = 80;
 
 /// Why an address cannot be called.
 #[derive(Debug, thiserror::Error)]
@@ -146,6 +184,18 @@ fn plain_connector(
             Ok(TokioIo::new(watched))
         })
     }
+}
+
+/// Connects to the first of `found`, the addresses of `authority`, that answers.
+async fn connect_plain(found: Vec<SocketAddr>, authority: String) -> io::Result<Stream<TcpStream>> {
+    let attempt = |address: SocketAddr| async move {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok::<_, io::Error>(stream)
+    };
+    let connected = addresses::first_of(found, attempt).await;
+    let stream = connected.unwrap_or_else(|| Err(io::Error::other("it names no host")))?;
+    Ok(TokioIo::new(Watched::new(stream, authority, false)))
 }
 
 async fn connect(tls: ClientTls, authority: String) -> io::Result<Stream<TlsStream<TcpStream>>> {

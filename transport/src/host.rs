@@ -221,8 +221,14 @@ pub trait ShmHost: Host {
     /// Pins an extent for a view.
     fn pin(&self, peer: &Peer, epoch: Epoch, incarnation: Incarnation, extent: &Extent) -> Code;
 
-    /// Removes one pin.
-    fn unpin(&self, peer: &Peer, extent: &Extent) -> Code;
+    /// Removes one pin that was taken in this incarnation, which may be over.
+    fn unpin(&self, peer: &Peer, incarnation: Incarnation, extent: &Extent) -> Code;
+
+    /// Says of each of these clients whether it still holds or has pinned anything. None of them has a
+    /// connection, and none gets one during the call. So a client that holds nothing takes nothing more.
+    ///
+    /// The caller holds a lock: the host must not wait for one of its connections.
+    fn still_hold(&self, peers: &[Peer]) -> Vec<bool>;
 
     /// Frees everything that the process of `peer` holds. Called after the process has exited.
     fn peer_gone(&self, peer: &Peer);

@@ -11,6 +11,7 @@ use super::{Context, Phase};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use kvpool_etcd::discover::Location;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
@@ -140,12 +141,14 @@ impl MasterDiscovery {
                 let credentials = context.options.credentials.clone();
                 let tls = context.options.tls.clone();
                 let connect = context.options.connect.clone();
+                let names = Arc::clone(&context.names);
                 attempts.push(async move {
                     let answer = session::introduce(
                         &address,
                         &credentials,
                         tls.as_ref(),
                         connect.as_ref(),
+                        &names,
                         introduction,
                     )
                     .await;

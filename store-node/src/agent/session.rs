@@ -1,6 +1,7 @@
 //! One session: from the registration to the end of the stream.
 
 use super::message::{self, Malformed, Seen};
+use super::names::Names;
 use super::verifications::Verifications;
 use super::{Context, Phase};
 use crate::fence::TermError;
@@ -16,6 +17,7 @@ use proto::master_message::Body as FromMaster;
 use proto::node_message::Body as ToMaster;
 use proto::nodes_client::NodesClient;
 use std::collections::VecDeque;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +29,7 @@ use tonic::Status;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Channel;
 
-/// How long a connection to a master may take.
+/// How long a connection to a master may take, once its addresses are known.
 const CONNECT: Duration = Duration::from_secs(1);
 /// How long a master may take to answer a registration, which it first makes durable.
 const REGISTER: Duration = Duration::from_secs(5);
@@ -65,6 +67,8 @@ pub(super) enum End {
 /// Why a session failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
+    #[error("cannot resolve its name: {0}")]
+    Name(Arc<io::Error>),
     #[error("cannot connect: {}", innermost(.0))]
     Connect(#[from] tonic::transport::Error),
     #[error("cannot call it: {}", innermost(.0))]
@@ -165,13 +169,15 @@ async fn way_to<'c>(
     master: &str,
     tls: Option<&ClientTls>,
     connect: Option<&'c Connect>,
+    names: &Names,
 ) -> Result<Way<'c>, Failure> {
     if let Some(connect) = connect {
         return Ok(Way::Simulated(connect));
     }
     let way = GrpcWay::to(master, tls)?;
     let way = way.with(|endpoint| endpoint.connect_timeout(CONNECT).tcp_nodelay(true));
-    let client = NodesClient::new(way.connect().await?);
+    let found = names.resolve(&way.authority()).await;
+    let client = NodesClient::new(way.connect_at(found.map_err(Failure::Name)?).await?);
     Ok(Way::Grpc(
         client.max_decoding_message_size(proto::MAX_MESSAGE_BYTES),
     ))
@@ -183,9 +189,10 @@ pub(super) async fn introduce(
     credentials: &Credentials,
     tls: Option<&ClientTls>,
     connect: Option<&Connect>,
+    names: &Names,
     introduction: Introduction,
 ) -> Result<Welcomed, End> {
-    let way = way_to(master, tls, connect).await?;
+    let way = way_to(master, tls, connect, names).await?;
     let (outbox, outgoing) = mpsc::channel(OUTBOX);
     // Cannot fail: the channel is empty and its other end is here.
     let _ = outbox.try_send(envelope(ToMaster::Register(introduction.register.clone())));
@@ -319,7 +326,8 @@ impl Session {
     }
 
     async fn converse(&mut self, context: &mut Context) -> Result<(), End> {
-        let mut verifications = Verifications::new(context.store.clone());
+        let mut verifications =
+            Verifications::new(context.store.clone(), Arc::clone(&context.verifiers));
         let (answers, mut answered) = mpsc::unbounded_channel();
         if let Some(media) = &context.options.media {
             media.begin(self.cluster, answers.clone());
@@ -568,3 +576,6 @@ fn media(context: &Context) -> Result<&Media, End> {
     let media = context.options.media.as_deref();
     media.ok_or_else(|| Failure::Unexpected("an order for a medium that was not offered").into())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,21 +1,21 @@
 //! Verifications: blocks that the master has the node check again.
 
-use super::VERIFIERS;
 use super::message::{self, Malformed};
 use crate::serve::Store;
 use kvpool_proto as proto;
 use kvpool_types::{Checksum, Extent};
-use std::collections::VecDeque;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 /// The verifications that a session has asked for, and that are not answered.
 ///
-/// One report of a reader has the master ask for thousands. All but a few wait here, so they end with
+/// One report of a reader has the master ask for thousands. All but a few wait for a permit, so they end with
 /// their session: the next one asks for them again.
 pub(super) struct Verifications {
     store: Store,
-    waiting: VecDeque<Verification>,
-    running: JoinSet<Option<proto::Verified>>,
+    permits: Arc<Semaphore>,
+    asked: JoinSet<Option<proto::Verified>>,
 }
 
 struct Verification {
@@ -25,45 +25,43 @@ struct Verification {
 }
 
 impl Verifications {
-    pub(super) fn new(store: Store) -> Self {
+    /// Each check takes one of `permits`, which all sessions share.
+    pub(super) fn new(store: Store, permits: Arc<Semaphore>) -> Self {
         Self {
             store,
-            waiting: VecDeque::new(),
-            running: JoinSet::new(),
+            permits,
+            asked: JoinSet::new(),
         }
     }
 
     /// Takes an order of the master.
     pub(super) fn push(&mut self, asked: &proto::Verify) -> Result<(), Malformed> {
-        self.waiting.push_back(Verification {
+        let one = Verification {
             ticket: asked.ticket,
             extent: message::extent(asked.extent.as_ref())?,
             checksum: Checksum(asked.checksum),
+        };
+        let (store, permits) = (self.store.clone(), Arc::clone(&self.permits));
+        self.asked.spawn(async move {
+            let permit = permits.acquire_owned().await.ok()?;
+            let work = kvpool_seams::blocking(move || {
+                // A check that outlives its session keeps its permit.
+                let _permit = permit;
+                one.run(&store)
+            });
+            work.await.ok()
         });
-        self.start();
         Ok(())
     }
 
-    /// The next verdict; `None` when nothing runs. Loses no verdict when it is dropped.
+    /// The next verdict; `None` when none is to come. Loses no verdict when it is dropped.
     pub(super) async fn next(&mut self) -> Option<proto::Verified> {
         loop {
-            let ended = self.running.join_next().await?;
-            self.start();
+            let ended = self.asked.join_next().await?;
             // A check that panicked gives no verdict. The master asks again in the next session.
             if let Ok(Some(verdict)) = ended {
                 return Some(verdict);
             }
-        }
-    }
-
-    /// Starts as many as there are threads: a task that waits for a thread outlives its session.
-    fn start(&mut self) {
-        while self.running.len() < VERIFIERS
-            && let Some(next) = self.waiting.pop_front()
-        {
-            let store = self.store.clone();
-            let work = kvpool_seams::blocking(move || next.run(&store));
-            self.running.spawn(async move { work.await.ok() });
         }
     }
 }

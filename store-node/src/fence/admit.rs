@@ -220,9 +220,15 @@ impl Fence {
         Ok(())
     }
 
-    /// Undoes one pin, also one of an earlier epoch or incarnation.
-    pub(crate) fn unpin(&mut self, peer: PeerKey, extent: &Extent) -> Code {
-        let (Some(&segment), Some(end)) = (self.numbers.get(&extent.segment), extent.end()) else {
+    /// Undoes one pin that was taken in this incarnation, the present one or an earlier one.
+    pub(crate) fn unpin(
+        &mut self,
+        peer: PeerKey,
+        incarnation: Incarnation,
+        extent: &Extent,
+    ) -> Code {
+        let segment = self.numbers.get(&(incarnation, extent.segment));
+        let (Some(&segment), Some(end)) = (segment, extent.end()) else {
             return Code::OutOfRange;
         };
         let start = extent.offset;

@@ -9,7 +9,7 @@ use super::{Aborts, Fence, PeerKey, Range, Span, refused};
 use kvpool_transport::host::Refused;
 use kvpool_transport::shm::board::Board;
 use kvpool_types::{Code, Epoch, Extent, Incarnation, Length, Offset};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -21,6 +21,8 @@ const MOST_BOARDS: usize = 4096;
 #[derive(Debug)]
 struct Hung {
     peer: PeerKey,
+    /// In which its pins were taken.
+    incarnation: Incarnation,
     board: Arc<Board>,
     /// Its incarnation is over, or its connection, or the node drains: no pin is taken on it again.
     over: bool,
@@ -65,6 +67,12 @@ impl Boards {
 
     fn drop_peer(&mut self, peer: PeerKey) {
         self.0.retain(|hung| hung.peer != peer);
+    }
+
+    /// The processes that have a connection with a board, or have pinned something.
+    fn peers(&mut self) -> HashSet<PeerKey> {
+        self.sweep();
+        self.0.iter().map(|hung| hung.peer).collect()
     }
 
     /// Closes the boards whose connections have ended, and then forgets boards without pins. The order matters:
@@ -139,8 +147,12 @@ impl Fence {
         }
         // Before the first welcome the epoch is 0, in which a board is closed.
         board.open(self.epoch());
-        let over = false;
-        self.boards.0.push(Hung { peer, board, over });
+        self.boards.0.push(Hung {
+            peer,
+            incarnation,
+            board,
+            over: false,
+        });
         Ok(())
     }
 
@@ -170,6 +182,14 @@ impl Fence {
         aborts
     }
 
+    /// Says of each of these processes whether it holds or has pinned anything. None has a connection.
+    /// Its boards are closed first, so it pins nothing after the answer.
+    pub(crate) fn still_hold(&mut self, peers: &[PeerKey]) -> Vec<bool> {
+        let with_boards = self.boards.peers();
+        let holds = |peer: &PeerKey| self.peers.contains_key(peer) || with_boards.contains(peer);
+        peers.iter().map(holds).collect()
+    }
+
     /// Forgets the boards of a process that is gone, and its mappings with it.
     pub(super) fn drop_boards(&mut self, peer: PeerKey) {
         self.boards.drop_peer(peer);
@@ -188,17 +208,17 @@ impl Fence {
     pub(super) fn each_board_pin(&self, mut pin: impl FnMut(PeerKey, Span)) {
         for hung in &self.boards.0 {
             hung.board.look(|extent| {
-                if let Some(span) = self.place(&extent) {
+                if let Some(span) = self.place(hung.incarnation, &extent) {
                     pin(hung.peer, span);
                 }
             });
         }
     }
 
-    /// Where an extent lies under any number that its segment has had in this process: a pin may be
-    /// older than the present numbers. `None` for what a client has made up.
-    fn place(&self, extent: &Extent) -> Option<Span> {
-        let &segment = self.numbers.get(&extent.segment)?;
+    /// Where an extent lies under the numbers of this incarnation: a pin may be older than the present
+    /// numbers. `None` for what a client has made up.
+    fn place(&self, incarnation: Incarnation, extent: &Extent) -> Option<Span> {
+        let &segment = self.numbers.get(&(incarnation, extent.segment))?;
         let size = self.spaces.get(segment.0)?.size;
         let end = extent.end().filter(|end| *end <= Offset(size.0))?;
         let start = extent.offset;

@@ -267,7 +267,9 @@ impl Model {
             Step::Unpin(which) => {
                 if let Some(at) = pick(&self.pins, which) {
                     let (who, extent) = self.pins.swap_remove(at);
-                    assert_eq!(self.fence.unpin(peer(who), &extent), Code::Ok);
+                    let incarnation = self.fence.incarnation();
+                    let code = self.fence.unpin(peer(who), incarnation, &extent);
+                    assert_eq!(code, Code::Ok);
                 }
             }
             Step::Hang(who) => {

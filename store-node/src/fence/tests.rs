@@ -468,16 +468,16 @@ fn a_pin_is_waited_for_and_counts() {
         code(fence.pin(BOB, EPOCH, INCARNATION, &block)),
         Code::Missing
     );
-    assert_eq!(fence.unpin(ALICE, &block), Code::Ok);
+    assert_eq!(fence.unpin(ALICE, INCARNATION, &block), Code::Ok);
     fence.peer_gone(BOB);
-    assert_eq!(fence.unpin(BOB, &block), Code::Missing);
+    assert_eq!(fence.unpin(BOB, INCARNATION, &block), Code::Missing);
     assert!(fence.take_fenced().is_empty());
     assert_eq!(
         write(&mut fence, &grant(2, extent(50, 100))),
         Code::InProgress,
         "nobody writes under a view"
     );
-    assert_eq!(fence.unpin(ALICE, &block), Code::Ok);
+    assert_eq!(fence.unpin(ALICE, INCARNATION, &block), Code::Ok);
     assert_eq!(fence.take_fenced(), [7]);
     assert_eq!(fence.census().pins, 0);
 }
@@ -518,7 +518,7 @@ fn a_new_epoch_closes_every_older_grant_and_reports_what_is_held() {
     );
     assert_eq!(fence.held(), [pinned]);
     assert!(close(&mut fence, 7, 0, pinned).is_empty());
-    assert_eq!(fence.unpin(BOB, &pinned), Code::Ok);
+    assert_eq!(fence.unpin(BOB, INCARNATION, &pinned), Code::Ok);
     assert_eq!(fence.take_fenced(), [7]);
 }
 
@@ -601,7 +601,11 @@ fn a_new_incarnation_knows_no_block_but_still_who_holds_its_memory() {
     assert_eq!(code(fence.begin_hold(BOB, &over)), Code::InProgress);
     let beside = proven(&fence, other);
     assert_eq!(code(fence.begin_hold(BOB, &beside)), Code::Ok);
-    assert_eq!(fence.unpin(ALICE, &block), Code::Ok, "under the old number");
+    assert_eq!(
+        fence.unpin(ALICE, INCARNATION, &block),
+        Code::Ok,
+        "under the old number"
+    );
     assert_eq!(fence.held(), [moved(other)]);
 }
 
@@ -635,7 +639,7 @@ fn one_block_over_the_cap_is_held_alone() {
     assert_eq!(fence.end_hold(ALICE, GrantId(1), sums()), Code::Ok);
     assert!(fence.pin(ALICE, EPOCH, INCARNATION, &large.extent).is_ok());
     assert_eq!(hold(&mut fence, ALICE, &beside), Code::TooManyHeld);
-    assert_eq!(fence.unpin(ALICE, &large.extent), Code::Ok);
+    assert_eq!(fence.unpin(ALICE, INCARNATION, &large.extent), Code::Ok);
     assert_eq!(hold(&mut fence, ALICE, &beside), Code::Ok);
 }
 

@@ -149,10 +149,6 @@ impl Disk {
         self.state = state;
     }
 
-    pub(super) const fn is_attached(&self) -> bool {
-        matches!(self.state, State::Attached { .. })
-    }
-
     /// Whether the medium is in use.
     pub(super) fn attachment(&self) -> Attachment {
         match (&self.state, self.foreign) {

@@ -4,6 +4,7 @@ use super::disk::SETTLE;
 use super::{COPIERS, Disk, Duty, Job, Media, MediaError, Shared, SsdConfig, Store, TEND, WORKERS};
 use futures::future::join_all;
 use kvpool_disk::{Arena, Engine};
+use std::iter::repeat_n;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,8 +33,9 @@ impl Media {
             disks.push(disk);
         }
         let media = Self::of(disks, arena, store);
-        let workers = (0..WORKERS).map(|_| Duty::Serve);
-        let workers = workers.chain((0..COPIERS).map(|_| Duty::Copy));
+        let workers = repeat_n(Duty::Serve, WORKERS);
+        let workers = workers.chain(repeat_n(Duty::Attach, media.shared.attachers()));
+        let workers = workers.chain(repeat_n(Duty::Copy, COPIERS));
         let workers: Vec<_> = workers
             .map(|duty| Arc::clone(&media.shared).run_simulated(duty))
             .collect();

@@ -97,7 +97,13 @@ struct Rig {
 
 impl Rig {
     fn with(blocks: u64) -> Self {
+        Self::beside(blocks, |_| Vec::new())
+    }
+
+    /// The same, with other disks.
+    fn beside(blocks: u64, others: impl FnOnce(&Arc<Arena>) -> Vec<Disk>) -> Self {
         let arena = Arena::new(4 * size()).unwrap();
+        let mut disks = others(&arena);
         let (mut disk, engine) = disk(1, &arena);
         let order = order(&disk, 1);
         assert!(disk.attach(CLUSTER, &order, soon()).unwrap());
@@ -128,7 +134,8 @@ impl Rig {
         );
         let store = store();
         let incarnation = store.snapshot().incarnation;
-        let mut media = Media::of(vec![disk], arena, store);
+        disks.push(disk);
+        let mut media = Media::of(disks, arena, store);
         media.start_workers().unwrap();
         let (answers, answered) = unbounded_channel();
         Self {
@@ -267,6 +274,40 @@ fn a_disk_that_hangs_keeps_no_other_from_its_attachment() {
 }
 
 #[test]
+fn disks_that_hang_in_their_attachment_keep_no_load_from_its_end() {
+    let mut orders = Vec::new();
+    let mut rig = Rig::beside(2, |arena| {
+        let hang = |number| {
+            let (disk, engine) = disk(number, arena);
+            engine.on_writes(0..u64::MAX, 1, Fault::Delay(Duration::from_secs(4)));
+            orders.push(order(&disk, number));
+            disk
+        };
+        [2, 3].map(hang).into()
+    });
+    let (answers, _attached) = unbounded_channel();
+    for order in orders {
+        rig.media.attach(CLUSTER, order, answers.clone());
+    }
+    let disks = &rig.media.shared.disks;
+    while disks.iter().filter(|disk| disk.is_locked()).count() < 2 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Beside another one, a load ends on a worker.
+    let to = |number: u64| Extent {
+        segment: MEMORY,
+        offset: Offset((number - 1) * LENGTH),
+        length: Length(LENGTH),
+    };
+    let took = rig.transfer_all(Code::Ok, to);
+    assert!(took < SOON, "{took:?}");
+    let arena = Arc::clone(&rig.media.shared.arena);
+    let _held: Vec<_> = std::iter::from_fn(|| arena.take(kvpool_disk::GRANULE)).collect();
+    let took = rig.transfer_all(Code::Full, to);
+    assert!(took < ROOM + 4 * TEND, "{took:?}");
+}
+
+#[test]
 fn a_disk_that_answers_late_is_attached_when_it_has_answered() {
     let arena = Arena::new(4 * size()).unwrap();
     let (mut disk, engine) = disk(1, &arena);
@@ -283,6 +324,24 @@ fn a_disk_that_answers_late_is_attached_when_it_has_answered() {
     }
     assert!(disk.offer(CLUSTER, soon()).unwrap().is_some());
     assert!(disk.attach(CLUSTER, &order, soon()).unwrap());
+}
+
+#[test]
+fn a_medium_is_given_up_when_its_disk_has_failed_for_good_or_belongs_to_another_pool() {
+    let arena = Arena::new(4 * size()).unwrap();
+    let (mut late, engine) = disk(1, &arena);
+    let mut order = order(&late, 1);
+    assert!(late.attach(CLUSTER, &order, soon()).unwrap());
+    engine.on_writes(0..u64::MAX, 1, Fault::Delay(Duration::from_secs(2)));
+    order.generation = 2;
+    let until = Instant::now() + Duration::from_millis(50);
+    assert!(late.attach(CLUSTER, &order, until).is_err());
+    let (mut foreign, _engine) = disk(2, &arena);
+    let offer = foreign.offer(ClusterId(0xc2), soon()).unwrap();
+    assert!(offer.is_none());
+    let media = |disks| Media::of(disks, Arc::clone(&arena), store());
+    assert!(!media(vec![foreign]).may_be_attached());
+    assert!(media(vec![late]).may_be_attached());
 }
 
 #[test]

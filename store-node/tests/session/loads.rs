@@ -1,7 +1,7 @@
 //! A node whose blocks come back from its medium, and what it says of them to the next master.
 
 use crate::support::{
-    Master, SEGMENT, Session, config, extent, grant, range, ready, tcp_link, write,
+    Master, PATIENCE, SEGMENT, Session, config, extent, grant, range, ready, tcp_link, write,
 };
 use kvpool_proto::master_message::Body as ToNode;
 use kvpool_proto::node_message::Body;
@@ -13,8 +13,11 @@ use std::time::Duration;
 const MEDIUM: SegmentId = SegmentId(SegmentId::ON_MEDIUM | 32);
 const LENGTH: u64 = 100_000;
 
-/// A node with a medium that the master has attached.
-async fn with_medium(master: &mut Master, directory: &tempfile::TempDir) -> (Node, Session) {
+/// A node that has offered its medium, and the offer.
+async fn with_offer(
+    master: &mut Master,
+    directory: &tempfile::TempDir,
+) -> (Node, Session, proto::Media) {
     let path = directory.path().join("disk");
     let config = Config {
         ssd: vec![format!("path={}", path.display()), "size=256MiB".into()],
@@ -27,6 +30,12 @@ async fn with_medium(master: &mut Master, directory: &tempfile::TempDir) -> (Nod
     let Body::Media(media) = session.word().await else {
         panic!("the node offers its medium");
     };
+    (node, session, media)
+}
+
+/// A node with a medium that the master has attached.
+async fn with_medium(master: &mut Master, directory: &tempfile::TempDir) -> (Node, Session) {
+    let (node, mut session, media) = with_offer(master, directory).await;
     session.say(ToNode::AttachMedium(proto::AttachMedium {
         medium_id: media.media[0].medium_id.clone(),
         generation: 1,
@@ -173,4 +182,20 @@ async fn a_master_that_speaks_without_answering_heartbeats_is_left_later_than_a_
         () = speaks => {}
         _ = next => {}
     }
+}
+
+/// A new master attaches a medium anew, which may take long. It says when the blocks are saved.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stops_waits_for_a_medium_that_may_be_attached_yet() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut master, _) = Master::start().await;
+    let (node, mut session, _) = with_offer(&mut master, &directory).await;
+    let drain = tokio::spawn(node.drain());
+    assert!(matches!(session.word().await, Body::Draining(_)));
+    session.silence(Duration::from_secs(1)).await;
+    session.say(ToNode::Demoted(proto::Demoted { left: 0 }));
+    assert!(matches!(session.word().await, Body::Goodbye(_)));
+    session.cut();
+    let ended = tokio::time::timeout(PATIENCE, drain).await;
+    assert!(ended.unwrap().unwrap());
 }

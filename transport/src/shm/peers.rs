@@ -3,6 +3,9 @@
 //! The holdings of a process are freed once the process has exited *and* the threads that serve its
 //! connections have ended. Otherwise a request still in a socket could take a new pin or write
 //! after the clean-up.
+//!
+//! A client whose last connection has ended is forgotten once it holds nothing. A process that lives long may
+//! open many clients.
 
 use super::fds::is_gone;
 use crate::host::{Abort, Peer, ProcessIdentity};
@@ -21,6 +24,8 @@ pub(super) struct Peers(Arc<PeersShared>);
 struct PeersShared {
     /// Called for each client whose process has exited.
     told: Box<dyn Fn(&Peer) + Send + Sync>,
+    /// Says of each client without a connection whether it still holds anything.
+    still_hold: Box<dyn Fn(&[Peer]) -> Vec<bool> + Send + Sync>,
     state: Mutex<PeersState>,
     /// Signals the watcher that a process was added, or that watching ends.
     wake: OwnedFd,
@@ -46,9 +51,14 @@ struct ProcessClient {
 
 impl Peers {
     /// Starts to watch processes. `told` is called for each client whose process has exited.
-    pub(super) fn watch(told: impl Fn(&Peer) + Send + Sync + 'static) -> io::Result<Self> {
+    /// `still_hold` says of each client without a connection whether it holds anything.
+    pub(super) fn watch(
+        told: impl Fn(&Peer) + Send + Sync + 'static,
+        still_hold: impl Fn(&[Peer]) -> Vec<bool> + Send + Sync + 'static,
+    ) -> io::Result<Self> {
         let shared = Arc::new(PeersShared {
             told: Box::new(told),
+            still_hold: Box::new(still_hold),
             state: Mutex::default(),
             wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
@@ -127,6 +137,7 @@ impl Peers {
             }
         }
         self.0.free_gone();
+        self.0.forget_idle();
     }
 }
 
@@ -214,6 +225,37 @@ impl PeersShared {
             (self.told)(&peer);
         }
     }
+
+    /// Forgets clients of living processes that have no connection and hold nothing. A client that holds
+    /// something is asked about again when another connection ends.
+    fn forget_idle(&self) {
+        let mut state = self.state.lock();
+        let living = state.processes.iter().filter(|process| !process.gone);
+        let idle: Vec<Peer> = living
+            .flat_map(|process| &process.clients)
+            .filter(|client| client.connections.is_empty())
+            .map(|client| client.peer.clone())
+            .collect();
+        if idle.is_empty() {
+            return;
+        }
+        // Under the lock: a client that connects meanwhile could take what nobody frees after its death.
+        let mut still_hold = (self.still_hold)(&idle).into_iter();
+        for process in state.processes.iter_mut().filter(|process| !process.gone) {
+            process.clients.retain(|client| {
+                !client.connections.is_empty() || still_hold.next().unwrap_or(true)
+            });
+        }
+        let known = state.processes.len();
+        let is_used = |process: &ClientProcess| process.gone || !process.clients.is_empty();
+        state.processes.retain(is_used);
+        let is_fewer = state.processes.len() < known;
+        drop(state);
+        if is_fewer {
+            // The watcher lets go of their pidfds.
+            self.wake();
+        }
+    }
 }
 
 #[cfg(test)]
@@ -223,6 +265,7 @@ mod tests {
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
     use std::os::unix::net::UnixStream;
     use std::process::{Child, Command, Stdio};
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
     use std::time::Duration;
 
@@ -244,6 +287,65 @@ mod tests {
         process.wait().unwrap();
     }
 
+    /// Opens a connection of a client, and ends it.
+    fn come_and_go(
+        peers: &Peers,
+        process: &Child,
+        client: ClientId,
+        identity: impl Fn(&OwnedFd, ClientId) -> ProcessIdentity,
+    ) {
+        let connection = Connection::new(OwnedFd::from(UnixStream::pair().unwrap().0));
+        let pidfd = pidfd_of(process);
+        let identity = identity(&pidfd, client);
+        let peer = peers.add(pidfd, identity, 0, client, &connection);
+        peers.remove(&peer, &connection);
+    }
+
+    fn processes(peers: &Peers) -> usize {
+        peers.0.state.lock().processes.len()
+    }
+
+    /// Each client of a process that cannot be identified has a pidfd of its own.
+    #[test]
+    fn clients_that_are_closed_leave_nothing_while_their_process_lives() {
+        type Identify = fn(&OwnedFd, ClientId) -> ProcessIdentity;
+        let by_process: Identify = |_, _| ProcessIdentity::Pid(7);
+        let by_client: Identify = |_, client| ProcessIdentity::Client(client);
+        let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        for identity in [by_process, by_client] {
+            let peers = Peers::watch(|_| {}, |idle| vec![false; idle.len()]).unwrap();
+            let living = process();
+            let before = files();
+            for number in 1..=1000 {
+                come_and_go(&peers, &living, ClientId(number), identity);
+                assert_eq!(processes(&peers), 0);
+            }
+            // Other tests of this program have files too.
+            assert!(files() < before + 300, "{before} and {}", files());
+            end(living);
+        }
+    }
+
+    #[test]
+    fn a_client_is_known_until_it_holds_nothing_any_more() {
+        let holds = Arc::new(AtomicBool::new(true));
+        let asked = Arc::clone(&holds);
+        let still_hold = move |idle: &[Peer]| -> Vec<bool> {
+            let held = |peer: &Peer| peer.client == ALICE && asked.load(Ordering::Relaxed);
+            idle.iter().map(held).collect()
+        };
+        let peers = Peers::watch(|_| {}, still_hold).unwrap();
+        let living = process();
+        let by_client = |_: &OwnedFd, client| ProcessIdentity::Client(client);
+        come_and_go(&peers, &living, ALICE, by_client);
+        come_and_go(&peers, &living, BOB, by_client);
+        assert_eq!(processes(&peers), 1);
+        holds.store(false, Ordering::Relaxed);
+        come_and_go(&peers, &living, BOB, by_client);
+        assert_eq!(processes(&peers), 0);
+        end(living);
+    }
+
     #[test]
     fn an_invisible_process_keeps_its_holdings_when_another_dies() {
         type Identify = fn(&OwnedFd, ClientId) -> ProcessIdentity;
@@ -251,15 +353,9 @@ mod tests {
         let by_client: Identify = |_, client| ProcessIdentity::Client(client);
         for identity in [by_kernel, by_client] {
             let (gone, heard) = mpsc::channel();
-            let peers = Peers::watch(move |peer| gone.send(peer.client).unwrap()).unwrap();
-            let join = |process: &Child, client| {
-                let connection =
-                    Connection::new(std::os::fd::OwnedFd::from(UnixStream::pair().unwrap().0));
-                let pidfd = pidfd_of(process);
-                let identity = identity(&pidfd, client);
-                let peer = peers.add(pidfd, identity, 0, client, &connection);
-                peers.remove(&peer, &connection);
-            };
+            let told = move |peer: &Peer| gone.send(peer.client).unwrap();
+            let peers = Peers::watch(told, |idle| vec![true; idle.len()]).unwrap();
+            let join = |process: &Child, client| come_and_go(&peers, process, client, identity);
             let (first, second) = (process(), process());
             join(&first, ALICE);
             join(&second, BOB);

@@ -64,10 +64,16 @@ impl Server {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
         let limit = options.max_connections;
         let serve = Arc::new(ShmServe {
-            peers: Peers::watch({
-                let host = host.clone();
-                move |peer| host.peer_gone(peer)
-            })?,
+            peers: Peers::watch(
+                {
+                    let host = host.clone();
+                    move |peer| host.peer_gone(peer)
+                },
+                {
+                    let host = host.clone();
+                    move |peers| host.still_hold(peers)
+                },
+            )?,
             host,
             options,
         });

@@ -113,7 +113,7 @@ impl<'a> ShmSession<'a> {
             }
             Op::Unpin => {
                 let request: PinRequest = decode(header, meta)?;
-                let unpin = |extent| self.host.unpin(self.peer, extent);
+                let unpin = |extent| self.host.unpin(self.peer, request.incarnation, extent);
                 self.statuses(header, request.extents.iter().map(unpin))
             }
             Op::Sums => {

@@ -545,7 +545,7 @@ impl ShmHost for TestHost {
         Code::Ok
     }
 
-    fn unpin(&self, _peer: &Peer, extent: &Extent) -> Code {
+    fn unpin(&self, _peer: &Peer, _incarnation: Incarnation, extent: &Extent) -> Code {
         let mut state = self.state.lock();
         let Some(pin) = state.pins.get_mut(&extent.offset) else {
             return Code::OutOfRange;
@@ -556,6 +556,23 @@ impl ShmHost for TestHost {
         }
         self.changed.notify_all();
         Code::Ok
+    }
+
+    fn still_hold(&self, peers: &[Peer]) -> Vec<bool> {
+        let state = self.state.lock();
+        let holds = |peer: &Peer| {
+            let mut writes = state.shm_writes.values();
+            let mut pins = state.pins.values();
+            let mut boards = state.boards.iter();
+            writes.any(|(client, _)| *client == peer.client)
+                || pins.any(|(client, _)| *client == peer.client)
+                || boards.any(|(client, board)| {
+                    let mut is_pinned = false;
+                    board.look(|_| is_pinned = true);
+                    *client == peer.client && is_pinned
+                })
+        };
+        peers.iter().map(holds).collect()
     }
 
     fn peer_gone(&self, peer: &Peer) {

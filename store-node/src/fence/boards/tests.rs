@@ -123,7 +123,7 @@ fn a_ticket_that_has_waited_for_a_touch_then_waits_for_a_board() {
     let (_board, pinner) = connect(&mut fence, ALICE);
     let pin = pinner.pin(EPOCH, block).unwrap();
     assert_eq!(close(&mut fence, 1, block), NONE);
-    assert_eq!(fence.unpin(BOB, &block), Code::Ok);
+    assert_eq!(fence.unpin(BOB, INCARNATION, &block), Code::Ok);
     assert_eq!(look_again(&mut fence), NONE);
     drop(pin);
     assert_eq!(look_again(&mut fence), [1]);
@@ -168,6 +168,23 @@ fn a_board_without_a_connection_is_forgotten_once_nothing_is_pinned_on_it() {
 }
 
 #[test]
+fn a_process_without_a_connection_holds_what_it_has_pinned_or_announced() {
+    let mut fence = fence();
+    let (board, pinner) = connect(&mut fence, ALICE);
+    let pin = pinner.pin(EPOCH, extent(64, 100)).unwrap();
+    drop(board);
+    assert_eq!(hold(&mut fence, BOB, 1, extent(2000, 10)), Code::Ok);
+    assert_eq!(fence.still_hold(&[ALICE, BOB]), [true, true]);
+    assert!(
+        pinner.pin(EPOCH, extent(0, 1)).is_none(),
+        "nothing is pinned after the answer"
+    );
+    drop(pin);
+    assert_eq!(fence.end_hold(BOB, GrantId(1), Vec::new()), Code::Ok);
+    assert_eq!(fence.still_hold(&[ALICE, BOB]), [false, false]);
+}
+
+#[test]
 fn pins_of_another_term_do_not_count_and_old_ones_are_named() {
     let mut fence = fence();
     let (_board, pinner) = connect(&mut fence, ALICE);
@@ -197,6 +214,48 @@ fn pins_of_another_term_do_not_count_and_old_ones_are_named() {
     assert_eq!(close(&mut fence, 9, moved), NONE);
     drop((pin, again));
     assert_eq!(look_again(&mut fence), [9]);
+}
+
+#[test]
+fn a_pin_of_a_former_pool_stays_on_its_memory_when_another_pool_gives_the_number_to_other_memory() {
+    let mut fence = fence();
+    let block = extent(1000, 100);
+    write(&mut fence, 1, block);
+    assert!(fence.pin(BOB, EPOCH, INCARNATION, &block).is_ok());
+    let (_board, pinner) = connect(&mut fence, ALICE);
+    let pin = pinner.pin(EPOCH, extent(0, 100)).unwrap();
+    let life = Incarnation(78);
+    fence.renew(life);
+    let (first, second) = (SegmentId(39), SEGMENT);
+    let renumbered = Term {
+        segments: vec![first, second],
+        ..term(EPOCH)
+    };
+    assert!(fence.enter(renumbered).is_ok());
+
+    let named = |extent: Extent, segment| Extent { segment, ..extent };
+    let mut held = fence.held();
+    held.sort_unstable_by_key(|extent| extent.offset);
+    let expected = [extent(0, 100), block].map(|extent| named(extent, first));
+    assert_eq!(held, expected);
+    let mut number = 1;
+    let mut hold = |fence: &mut Fence, extent: Extent| {
+        number += 1;
+        let grant = KEY.sign(life, EPOCH, GrantId(number), extent);
+        let proven = fence.prove(life, &grant).unwrap();
+        let begun = fence.begin_hold(ALICE, &proven);
+        begun.map_or_else(|refused| refused.code, |()| Code::Ok)
+    };
+    for pinned in [extent(0, 100), block] {
+        let code = hold(&mut fence, named(pinned, first));
+        assert_eq!(code, Code::InProgress);
+        assert_eq!(hold(&mut fence, named(pinned, second)), Code::Ok);
+    }
+    drop(pin);
+    assert_eq!(fence.unpin(BOB, INCARNATION, &block), Code::Ok);
+    for freed in [extent(0, 100), block] {
+        assert_eq!(hold(&mut fence, named(freed, first)), Code::Ok);
+    }
 }
 
 #[test]
