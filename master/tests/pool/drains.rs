@@ -1,13 +1,15 @@
 //! Nodes that leave, or are lost, while their blocks move: no block is lost with them.
 
 use crate::support::replicas::*;
-use crate::support::{Gated, commit, lead, pool, reserve_with};
+use crate::support::{
+    Gated, SPACE, commit, full_and_patient, lead, pool, pool_at, registration, reserve_with,
+};
 use kvpool_master::Config;
-use kvpool_master::clock::BootClock;
+use kvpool_master::clock::{BootClock, BootInstant, Clock, ManualClock};
 use kvpool_master::pool::{Change, Pool, ReserveOptions, TaskState, TaskView};
 use kvpool_master::store::MetadataStore;
 use kvpool_master::store::journal::JournalOptions;
-use kvpool_types::{Code, Key, NodeName};
+use kvpool_types::{Code, Key, KeyRef, NodeName};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -274,4 +276,43 @@ async fn a_drain_does_not_wait_for_a_put_that_never_ends() {
     pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
     let late = commit(&pool, &key(2), BLOCK, silent).await;
     assert_eq!(late, [Code::GrantEnded]);
+}
+
+/// Leases keep the target full. Then the log is full for longer than a task waits for room, and the leases
+/// end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_waits_for_leases_and_only_while_it_may_ask_for_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::new(BootInstant(1_000_000)));
+    let timed = Arc::clone(&clock) as Arc<dyn Clock>;
+    let config = full_and_patient(Duration::from_secs(5));
+    let (pool, store) = pool_at(directory.path(), config, timed).await;
+    let b = join(&pool, "b", 2).await;
+    let fillers: Vec<Key> = (0..4 * MIB / BLOCK)
+        .map(|number| Key::parse(&format!("filler-{number}")).unwrap())
+        .collect();
+    for filler in &fillers {
+        let granted = reserve_with(&pool, filler, BLOCK, &on("b")).await.unwrap();
+        assert_eq!(commit(&pool, filler, BLOCK, granted).await, [Code::Ok]);
+    }
+    let fillers: Vec<KeyRef<'_>> = fillers.iter().map(Key::as_ref).collect();
+    let leased = pool.exist(SPACE, &fillers[..], true).answer;
+    assert!(leased.iter().all(|is_leased| *is_leased));
+    let _a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let task = pool.drain_node(&NodeName("a".into())).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let now = pool.replica_tasks(&[task.id]).remove(0);
+    assert_eq!((now.failed, now.state), (0, TaskState::Running), "{now:?}");
+    store.is_full.store(true, Ordering::SeqCst);
+    let refused = pool.register(&registration("c", 3, 4 * MIB)).await;
+    assert_eq!(refused.unwrap_err().code, Code::StoreFull);
+    clock.advance(Duration::from_secs(11));
+    store.is_full.store(false, Ordering::SeqCst);
+    crate::support::media::until("room", || pool.has_room().is_ok()).await;
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    let ended = end(&pool, &task).await;
+    assert_eq!((ended.changed, ended.failed), (1, 0), "{ended:?}");
+    assert_eq!(holders(&pool, &key(1)), ["b"]);
 }

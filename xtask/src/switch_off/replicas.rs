@@ -295,4 +295,22 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_move_waits_for_a_full_store",
     },
+    Mechanism {
+        invariant: 5,
+        what: "a task's wait for room begins anew when it could not ask for room",
+        file: "master/src/pool/replicas/tasks.rs",
+        on: "now.since(wait.asked) <= INTERRUPTION",
+        off: "now.since(wait.asked) <= INTERRUPTION.max(Duration::MAX)",
+        package: "kvpool-master",
+        test: "a_drain_waits_for_leases_and_only_while_it_may_ask_for_room",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "a move waits for the leases that keep its target full",
+        file: "master/src/pool/replicas/mover.rs",
+        on: "None => task.wish.change != Change::Move,",
+        off: "None => true,",
+        package: "kvpool-master",
+        test: "a_drain_waits_for_leases_and_only_while_it_may_ask_for_room",
+    },
 ];
