@@ -9,6 +9,7 @@ use kvpool_master::clock::{BootClock, BootInstant, Clock, ManualClock};
 use kvpool_master::pool::{Change, Pool, ReserveOptions, TaskState, TaskView};
 use kvpool_master::store::MetadataStore;
 use kvpool_master::store::journal::JournalOptions;
+use kvpool_proto::master_message::Body;
 use kvpool_types::{Code, Key, KeyRef, NodeName};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -315,4 +316,22 @@ async fn a_drain_waits_for_leases_and_only_while_it_may_ask_for_room() {
     let ended = end(&pool, &task).await;
     assert_eq!((ended.changed, ended.failed), (1, 0), "{ended:?}");
     assert_eq!(holders(&pool, &key(1)), ["b"]);
+}
+
+/// A later leader learns from the node alone that it is out of service.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_a_session_hears_in_its_next_one_that_it_is_out_of_service() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, _b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    pool.detach(&a.node, a.session);
+    pool.drain_node(&NodeName("a".into())).await.unwrap();
+    let again = registration("a", 1, 4 * MIB);
+    let node = pool.register(&again).await.unwrap();
+    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+    pool.activate(&node, &again, outbox);
+    let mut drains = false;
+    while let Ok(message) = inbox.try_recv() {
+        drains |= matches!(message.unwrap().body, Some(Body::Drain(_)));
+    }
+    assert!(drains, "the order is lost");
 }

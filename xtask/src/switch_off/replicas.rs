@@ -297,6 +297,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "a node out of service hears of it in its next session",
+        file: "master/src/pool/nodes.rs",
+        on: "if node.leaves() {",
+        off: "if false && node.leaves() {",
+        package: "kvpool-master",
+        test: "a_node_without_a_session_hears_in_its_next_one_that_it_is_out_of_service",
+    },
+    Mechanism {
+        invariant: 5,
         what: "a task's wait for room begins anew when it could not ask for room",
         file: "master/src/pool/replicas/tasks.rs",
         on: "now.since(wait.asked) <= INTERRUPTION",
