@@ -22,7 +22,7 @@ use tasks::Task;
 pub use tasks::{Change, TaskId, TaskState, TaskView};
 
 use super::remove::STEP;
-use super::tiering::Moved;
+use super::tiering::{Moved, Restored};
 use super::{FreedReplicas, Pool};
 use crate::clock::BootInstant;
 use crate::directory::{Spared, Tick};
@@ -35,7 +35,7 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Code, Key, KeyRef, Length, NodeName, SegmentId, Version};
 use parking_lot::Mutex;
 use regex::Regex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,6 +93,43 @@ struct Work {
 struct Brought {
     replica: Replica,
     given_up: Replica,
+}
+
+/// The blocks of a task that did not come from media to memory, where they could be copied.
+#[derive(Debug, Default)]
+struct Left {
+    /// Memory had no room for them, or their loads were too slow.
+    late: u64,
+    unreadable: u64,
+}
+
+impl Left {
+    fn of(restored: &Restored, in_memory: &HashSet<usize>) -> Self {
+        let count = |indices: &[usize]| {
+            let missing = indices.iter().filter(|index| !in_memory.contains(*index));
+            missing.count() as u64
+        };
+        Self {
+            late: count(&restored.left),
+            unreadable: count(&restored.unreadable),
+        }
+    }
+
+    /// How many failures they are with so many targets, and the last one.
+    fn failed(&self, targets: u64) -> (u64, Option<(Code, String)>) {
+        let failure = match (self.late, self.unreadable) {
+            (0, 0) => None,
+            (0, _) => {
+                let why = "blocks are on media alone, where they cannot be read now";
+                Some((Code::Unreachable, why.to_owned()))
+            }
+            _ => {
+                let why = "blocks did not come from media to memory in time: name fewer keys";
+                Some((Code::Full, why.to_owned()))
+            }
+        };
+        ((self.late + self.unreadable) * targets, failure)
+    }
 }
 
 /// The state of all tasks.
@@ -200,19 +237,16 @@ impl Pool {
         blocks: Blocks<'_>,
     ) -> Result<TaskView, TaskRefused> {
         self.check_wish(&wish, &blocks)?;
+        let mut left = Left::default();
         let found = match blocks {
-            Blocks::Keys(namespace, keys) => {
-                let is_read = wish.change != Change::Drop && self.has_media();
-                let restored = match is_read {
-                    true => Some(self.restore(namespace, keys, Duration::MAX).await),
-                    false => None,
-                };
-                let blocks = self.blocks_of(namespace, keys);
-                if let Some(restored) = restored {
-                    self.end_restored(namespace, &restored);
-                }
+            Blocks::Keys(namespace, keys) if wish.change != Change::Drop && self.has_media() => {
+                let restored = self.restore(namespace, keys, Duration::MAX).await;
+                let (blocks, in_memory) = self.blocks_of(namespace, keys);
+                left = Left::of(&restored, &in_memory);
+                self.end_restored(namespace, &restored);
                 blocks
             }
+            Blocks::Keys(namespace, keys) => self.blocks_of(namespace, keys).0,
             Blocks::Pattern(namespace, pattern) => {
                 self.scan_blocks(|block| {
                     block.namespace() == namespace && pattern.is_match(&block.key().to_string())
@@ -226,7 +260,7 @@ impl Pool {
                     .await
             }
         };
-        self.begin_task(wish, found)
+        self.begin_task(wish, found, &left)
     }
 
     fn check_wish(&self, wish: &Wish, blocks: &Blocks<'_>) -> Result<(), TaskRefused> {
@@ -266,6 +300,7 @@ impl Pool {
         &self,
         wish: Wish,
         mut found: Vec<(Tick, BlockId, Version)>,
+        left: &Left,
     ) -> Result<TaskView, TaskRefused> {
         // The block that was used last goes first: a task that ends early has moved what matters most.
         found.sort_unstable_by_key(|(tick, ..)| std::cmp::Reverse(*tick));
@@ -283,7 +318,8 @@ impl Pool {
                 brought: None,
             })
         });
-        let task = Task::new(wish, work.collect(), self.now());
+        let failed = left.failed(targets.len() as u64);
+        let task = Task::new(wish, work.collect(), failed, self.now());
         let task = self.replicas.tasks.add(task);
         let task = task.ok_or_else(|| TaskRefused {
             code: Code::TooManyHeld,
@@ -293,19 +329,21 @@ impl Pool {
         Ok(task.view(self.now()))
     }
 
+    /// The blocks of these keys that are in memory, and the indices of their keys.
     fn blocks_of(
         &self,
         namespace: NamespaceId,
         keys: &[KeyRef<'_>],
-    ) -> Vec<(Tick, BlockId, Version)> {
-        let mut found = Vec::with_capacity(keys.len());
-        self.directory.visit(namespace, keys, |_, block| {
+    ) -> (Vec<(Tick, BlockId, Version)>, HashSet<usize>) {
+        let (mut found, mut indices) = (Vec::with_capacity(keys.len()), HashSet::new());
+        self.directory.visit(namespace, keys, |index, block| {
             if let Some(block) = block {
                 let block = block.view();
                 found.push((block.tick(), block.id(), block.version()));
+                indices.insert(index);
             }
         });
-        found
+        (found, indices)
     }
 
     /// The blocks that `is_wanted` accepts. Other tasks run between two steps.

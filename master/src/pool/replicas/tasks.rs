@@ -134,11 +134,17 @@ struct Starved {
 }
 
 impl Task {
-    pub(super) fn new(wish: Wish, work: VecDeque<Work>, now: BootInstant) -> Self {
+    /// `failed` blocks have failed already, the last one with `failure`.
+    pub(super) fn new(
+        wish: Wish,
+        work: VecDeque<Work>,
+        (failed, failure): (u64, Option<(Code, String)>),
+        now: BootInstant,
+    ) -> Self {
         Self {
             id: TaskId(kvpool_seams::random()),
             wish,
-            blocks: work.len() as u64,
+            blocks: work.len() as u64 + failed,
             begun: now,
             progress: Mutex::new(Progress {
                 left: work,
@@ -146,9 +152,9 @@ impl Task {
                 in_progress: 0,
                 changed: 0,
                 gone: 0,
-                failed: 0,
+                failed,
                 bytes: 0,
-                failure: None,
+                failure,
                 last_change: now,
                 starved: HashMap::new(),
                 is_cancelled: false,
@@ -354,7 +360,7 @@ mod tests {
             to: Vec::new(),
             evict: true,
         };
-        let task = Task::new(wish, VecDeque::new(), BootInstant(0));
+        let task = Task::new(wish, VecDeque::new(), (0, None), BootInstant(0));
         let waits = |target, length, now| {
             let waits = task.starves(Incarnation(target), Length(length), BootInstant(now));
             waits.as_millis()
