@@ -38,6 +38,7 @@ use regex::Regex;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Handle;
 
 /// The blocks of a task.
 #[derive(Clone, Debug)]
@@ -95,12 +96,15 @@ struct Brought {
     given_up: Replica,
 }
 
-/// The blocks of a task that did not come from media to memory, where they could be copied.
+/// The blocks that a task should change, and does not meet in memory.
 #[derive(Debug, Default)]
 struct Left {
-    /// Memory had no room for them, or their loads were too slow.
+    /// They are on media. Memory had no room for them, or their loads were too slow.
     late: u64,
+    /// They are on media that cannot be read.
     unreadable: u64,
+    /// Their puts are on the way to the log.
+    open: u64,
 }
 
 impl Left {
@@ -112,23 +116,33 @@ impl Left {
         Self {
             late: count(&restored.left),
             unreadable: count(&restored.unreadable),
+            open: 0,
         }
     }
 
     /// How many failures they are with so many targets, and the last one.
     fn failed(&self, targets: u64) -> (u64, Option<(Code, String)>) {
-        let failure = match (self.late, self.unreadable) {
-            (0, 0) => None,
-            (0, _) => {
-                let why = "blocks are on media alone, where they cannot be read now";
-                Some((Code::Unreachable, why.to_owned()))
-            }
-            _ => {
-                let why = "blocks did not come from media to memory in time: name fewer keys";
-                Some((Code::Full, why.to_owned()))
-            }
-        };
-        ((self.late + self.unreadable) * targets, failure)
+        let all = [
+            (
+                self.open,
+                Code::InProgress,
+                "puts on the node wait for the log",
+            ),
+            (
+                self.unreadable,
+                Code::Unreachable,
+                "blocks are on media alone, where they cannot be read now",
+            ),
+            (
+                self.late,
+                Code::Full,
+                "blocks did not come from media to memory in time: name fewer keys",
+            ),
+        ];
+        let last = all.into_iter().rfind(|(blocks, ..)| *blocks > 0);
+        let failure = last.map(|(_, code, why)| (code, why.to_owned()));
+        let blocks = self.open + self.unreadable + self.late;
+        (blocks * targets, failure)
     }
 }
 
@@ -255,7 +269,10 @@ impl Pool {
             }
             Blocks::OnNode => {
                 let node = wish.from.as_ref().and_then(|name| self.members.get(name));
-                let own = node.map_or_else(Vec::new, |node| node.segments());
+                let own = node.as_ref().map_or_else(Vec::new, |node| node.segments());
+                if node.is_some_and(|node| node.drains() && Self::is_off(&wish, &node)) {
+                    left.open = self.open_puts_on(&own);
+                }
                 self.scan_blocks(|block| block.replicas().iter().any(|r| own.contains(&r.segment)))
                     .await
             }
@@ -452,19 +469,38 @@ impl Pool {
     }
 
     /// Tells nodes whose task has ended. What stayed in the memory of a node with media is copied first.
-    fn tell_waiting(&self) {
+    /// Blocks that the task did not see move first too: their puts waited for the log.
+    fn tell_waiting(self: &Arc<Self>, runtime: &Handle) {
         let ended: Vec<_> = {
             let mut waiting = self.replicas.waiting.lock();
             let is_over = |(id, _): &mut (TaskId, _)| !self.replicas.tasks.is_running(*id);
             waiting.extract_if(.., is_over).collect()
         };
-        for (_, node) in ended {
+        for (task, node) in ended {
             if self.may_store_on_media_of(&node) {
                 self.demote_all_of(&node);
+            } else if self.has_more_to_move(task, &node) {
+                let pool = Arc::clone(self);
+                runtime.spawn(async move {
+                    pool.puts_end_on(&node).await;
+                    pool.move_all_of(&node).await;
+                });
             } else {
                 self.tell_saved(&node);
             }
         }
+    }
+
+    /// Whether a node that waits for its blocks has some that its ended task did not try to move. Open puts
+    /// may give it some.
+    fn has_more_to_move(&self, task: TaskId, node: &StoreNode) -> bool {
+        if !node.waits_for_moves() || !node.is_connected() {
+            return false;
+        }
+        let in_vain = self.replicas.tasks.tried_in_vain(task);
+        in_vain.is_some_and(|in_vain| {
+            self.unfinished_on(node, &node.segments()) > 0 || self.only_in_memory_of(node) > in_vain
+        })
     }
 
     /// Tells a draining node that no block of it waits any more, and how many have only the replica there.
@@ -510,13 +546,16 @@ impl Pool {
 
     /// Puts and pulls that write to a node still: nobody waited for them to the end.
     fn unfinished_on(&self, node: &StoreNode, segments: &[SegmentId]) -> u64 {
-        let pulls = u64::from(self.replicas.has_target(node));
+        u64::from(self.replicas.has_target(node)) + self.open_puts_on(segments)
+    }
+
+    fn open_puts_on(&self, segments: &[SegmentId]) -> u64 {
         let mut puts = 0;
         self.reservations.lock().each(|_, pending| {
             let mut replicas = pending.replicas.iter();
             puts += u64::from(replicas.any(|replica| segments.contains(&replica.segment)));
         });
-        puts + pulls
+        puts
     }
 
     /// The tasks with these ids that are known, or all.

@@ -2,7 +2,8 @@
 
 use crate::support::replicas::*;
 use crate::support::{
-    Gated, SPACE, commit, full_and_patient, lead, pool, pool_at, registration, reserve_with,
+    Gated, SPACE, commit, full_and_patient, lead, patient_with_nodes, pool, pool_at, registration,
+    reserve_with,
 };
 use kvpool_master::Config;
 use kvpool_master::clock::{BootClock, BootInstant, Clock, ManualClock};
@@ -334,4 +335,56 @@ async fn a_node_without_a_session_hears_in_its_next_one_that_it_is_out_of_servic
         drains |= matches!(message.unwrap().body, Some(Body::Drain(_)));
     }
     assert!(drains, "the order is lost");
+}
+
+/// Node `a` has the block of key 1, and gets that of key 2 once the log is open.
+async fn with_a_put_that_waits_for_the_log<'s>(
+    pool: &Arc<Pool>,
+    store: &'s Gated,
+) -> (
+    Node,
+    Node,
+    tokio::task::JoinHandle<Vec<Code>>,
+    tokio::sync::MutexGuard<'s, ()>,
+) {
+    let a = join(pool, "a", 1).await;
+    put(pool, &key(1)).await;
+    let granted = reserve_with(pool, &key(2), BLOCK, &on("a")).await.unwrap();
+    let b = join(pool, "b", 2).await;
+    let shut = store.gate.lock().await;
+    let committed = tokio::spawn(commit(pool, &key(2), BLOCK, granted));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    (a, b, committed, shut)
+}
+
+/// The log stands still for longer than the drain waits for puts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_waited_for_the_log_moves_before_its_node_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), patient_with_nodes()).await;
+    let (a, b, committed, shut) = with_a_put_that_waits_for_the_log(&pool, &store).await;
+    pool.draining(&a.node, true);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(a.left.lock().is_empty(), "a put is open");
+    drop(shut);
+    assert_eq!(committed.await.unwrap(), [Code::Ok]);
+    for _ in 0..2 {
+        let pull = b.next().await;
+        pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    }
+    crate::support::media::until("the master answers", || !a.left.lock().is_empty()).await;
+    assert_eq!(*a.left.lock(), [0], "both blocks have moved");
+    assert_eq!(holders(&pool, &key(2)), ["b"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_counts_a_put_that_waits_for_the_log() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), patient_with_nodes()).await;
+    let (_a, _b, committed, shut) = with_a_put_that_waits_for_the_log(&pool, &store).await;
+    let task = pool.drain_node(&NodeName("a".into())).await.unwrap();
+    assert_eq!((task.blocks, task.failed), (2, 1), "{task:?}");
+    assert!(matches!(task.failure, Some((Code::InProgress, _))));
+    drop(shut);
+    assert_eq!(committed.await.unwrap(), [Code::Ok]);
 }

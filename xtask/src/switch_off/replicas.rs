@@ -306,6 +306,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "a node that waits is told when the blocks of late puts have moved too",
+        file: "master/src/pool/replicas.rs",
+        on: "} else if self.has_more_to_move(task, &node) {",
+        off: "} else if false && self.has_more_to_move(task, &node) {",
+        package: "kvpool-master",
+        test: "a_put_that_waited_for_the_log_moves_before_its_node_is_told",
+    },
+    Mechanism {
+        invariant: 5,
         what: "a task's wait for room begins anew when it could not ask for room",
         file: "master/src/pool/replicas/tasks.rs",
         on: "now.since(wait.asked) <= INTERRUPTION",

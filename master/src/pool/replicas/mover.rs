@@ -16,6 +16,7 @@ use kvpool_types::{Code, Extent, GrantId, NodeName};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tokio::runtime::Handle;
 
 /// How long the thread waits without a wake-up.
 const TICK: Duration = Duration::from_millis(20);
@@ -49,17 +50,18 @@ pub(super) enum Step {
 
 /// Starts the mover.
 pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Result<()> {
+    let runtime = Handle::current();
     workers.start(
         pool,
         "mover",
         |pool| &pool.replicas.wake,
         TICK,
-        |pool| {
+        move |pool| {
             if pool.leads() {
                 pool.end_lost_pulls();
                 pool.tend_hot_blocks();
                 pool.tend_tasks();
-                pool.tell_waiting();
+                pool.tell_waiting(&runtime);
             }
             TICK
         },

@@ -103,6 +103,8 @@ pub(super) struct Task {
     pub(super) id: TaskId,
     pub(super) wish: Wish,
     blocks: u64,
+    /// Those that had failed before it began.
+    failed_before: u64,
     begun: BootInstant,
     progress: Mutex<Progress>,
 }
@@ -145,6 +147,7 @@ impl Task {
             id: TaskId(kvpool_seams::random()),
             wish,
             blocks: work.len() as u64 + failed,
+            failed_before: failed,
             begun: now,
             progress: Mutex::new(Progress {
                 left: work,
@@ -314,6 +317,15 @@ impl Tasks {
     pub(super) fn is_running(&self, id: TaskId) -> bool {
         let table = self.0.lock();
         table.running.get(&id).is_some_and(|task| task.is_running())
+    }
+
+    /// How many blocks a task has tried in vain. `None` if a caller ended it, or if it is not known.
+    pub(super) fn tried_in_vain(&self, id: TaskId) -> Option<u64> {
+        let table = self.0.lock();
+        let mut tasks = table.running.values().chain(&table.ended);
+        let task = tasks.find(|task| task.id == id)?;
+        let progress = task.progress.lock();
+        (!progress.is_cancelled).then(|| progress.failed - task.failed_before)
     }
 
     pub(super) fn views(&self, ids: &[TaskId], now: BootInstant) -> Vec<TaskView> {
