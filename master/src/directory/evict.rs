@@ -182,8 +182,10 @@ impl Directory {
         Extents::rounded(length).0
     }
 
-    /// The last use of the block that eviction takes next; `None` when nothing can be evicted.
-    pub fn first_tick(&self) -> Option<Tick> {
+    /// The last use of the block that eviction takes next; `None` when nothing can be evicted. A block whose
+    /// lease has expired by `now` counts again.
+    pub fn first_tick(&self, now: BootInstant) -> Option<Tick> {
+        self.wake(now);
         if self.accounts().has_tenants() {
             return self.first_in_order().map(|(_, tick)| Tick(tick));
         }

@@ -8,6 +8,7 @@ use crate::placement::Segment;
 use crate::placement::quarantine::Freed;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
+use kvpool_proto::{self as proto, master_message::Body};
 use kvpool_types::{Code, GrantKey, Length};
 use std::sync::Arc;
 use std::time::Duration;
@@ -197,6 +198,10 @@ impl Pool {
             node.end_session(self.now());
         }
         self.quarantine.repeat(node);
+        // The order may have been lost with an earlier session. A later leader learns of it from the node.
+        if node.leaves() {
+            node.send(Body::Drain(proto::Drain {}));
+        }
         tracing::info!(node = %node.name, incarnation = %node.incarnation, "node registered");
         session
     }

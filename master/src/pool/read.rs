@@ -400,11 +400,18 @@ impl Pool {
         chain: &KeyBatch<'_>,
         lease: bool,
     ) -> Leased<usize> {
-        let leased = self.exist_bits(namespace, chain, lease);
-        let present = &leased.answer;
-        let blocks = (0..chain.len()).take_while(|at| present.get(*at)).count();
+        let leading = |found: &Leased<Bitmap>| {
+            let present = |at: &usize| found.answer.get(*at);
+            (0..chain.len()).take_while(present).count()
+        };
+        let mut found = self.exist_bits(namespace, chain, false);
+        // Nobody would give back leases on blocks behind the first gap.
+        if lease {
+            found = self.exist_bits(namespace, &chain.first(leading(&found)), true);
+        }
+        let blocks = leading(&found);
         self.metrics.matched(chain.len(), blocks);
-        leased.map(|_| blocks)
+        found.map(|_| blocks)
     }
 
     /// Extends unexpired leases. An expired lease, or a lease on an absent block, gives

@@ -22,7 +22,7 @@ use tasks::Task;
 pub use tasks::{Change, TaskId, TaskState, TaskView};
 
 use super::remove::STEP;
-use super::tiering::Moved;
+use super::tiering::{Moved, Restored};
 use super::{FreedReplicas, Pool};
 use crate::clock::BootInstant;
 use crate::directory::{Spared, Tick};
@@ -35,9 +35,10 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Code, Key, KeyRef, Length, NodeName, SegmentId, Version};
 use parking_lot::Mutex;
 use regex::Regex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Handle;
 
 /// The blocks of a task.
 #[derive(Clone, Debug)]
@@ -93,6 +94,56 @@ struct Work {
 struct Brought {
     replica: Replica,
     given_up: Replica,
+}
+
+/// The blocks that a task should change, and does not meet in memory.
+#[derive(Debug, Default)]
+struct Left {
+    /// They are on media. Memory had no room for them, or their loads were too slow.
+    late: u64,
+    /// They are on media that cannot be read.
+    unreadable: u64,
+    /// Their puts are on the way to the log.
+    open: u64,
+}
+
+impl Left {
+    fn of(restored: &Restored, in_memory: &HashSet<usize>) -> Self {
+        let count = |indices: &[usize]| {
+            let missing = indices.iter().filter(|index| !in_memory.contains(*index));
+            missing.count() as u64
+        };
+        Self {
+            late: count(&restored.left),
+            unreadable: count(&restored.unreadable),
+            open: 0,
+        }
+    }
+
+    /// How many failures they are with so many targets, and the last one.
+    fn failed(&self, targets: u64) -> (u64, Option<(Code, String)>) {
+        let all = [
+            (
+                self.open,
+                Code::InProgress,
+                "puts on the node wait for the log",
+            ),
+            (
+                self.unreadable,
+                Code::Unreachable,
+                "blocks are on media alone, where they cannot be read now",
+            ),
+            (
+                self.late,
+                Code::Full,
+                "blocks did not come from media to memory in time: name fewer keys",
+            ),
+        ];
+        let last = all.into_iter().rfind(|(blocks, ..)| *blocks > 0);
+        let failure = last.map(|(_, code, why)| (code, why.to_owned()));
+        let blocks = self.open + self.unreadable + self.late;
+        (blocks * targets, failure)
+    }
 }
 
 /// The state of all tasks.
@@ -200,19 +251,16 @@ impl Pool {
         blocks: Blocks<'_>,
     ) -> Result<TaskView, TaskRefused> {
         self.check_wish(&wish, &blocks)?;
+        let mut left = Left::default();
         let found = match blocks {
-            Blocks::Keys(namespace, keys) => {
-                let is_read = wish.change != Change::Drop && self.has_media();
-                let restored = match is_read {
-                    true => Some(self.restore(namespace, keys, Duration::MAX).await),
-                    false => None,
-                };
-                let blocks = self.blocks_of(namespace, keys);
-                if let Some(restored) = restored {
-                    self.end_restored(namespace, &restored);
-                }
+            Blocks::Keys(namespace, keys) if wish.change != Change::Drop && self.has_media() => {
+                let restored = self.restore(namespace, keys, Duration::MAX).await;
+                let (blocks, in_memory) = self.blocks_of(namespace, keys);
+                left = Left::of(&restored, &in_memory);
+                self.end_restored(namespace, &restored);
                 blocks
             }
+            Blocks::Keys(namespace, keys) => self.blocks_of(namespace, keys).0,
             Blocks::Pattern(namespace, pattern) => {
                 self.scan_blocks(|block| {
                     block.namespace() == namespace && pattern.is_match(&block.key().to_string())
@@ -221,12 +269,15 @@ impl Pool {
             }
             Blocks::OnNode => {
                 let node = wish.from.as_ref().and_then(|name| self.members.get(name));
-                let own = node.map_or_else(Vec::new, |node| node.segments());
+                let own = node.as_ref().map_or_else(Vec::new, |node| node.segments());
+                if node.is_some_and(|node| node.drains() && Self::is_off(&wish, &node)) {
+                    left.open = self.open_puts_on(&own);
+                }
                 self.scan_blocks(|block| block.replicas().iter().any(|r| own.contains(&r.segment)))
                     .await
             }
         };
-        self.begin_task(wish, found)
+        self.begin_task(wish, found, &left)
     }
 
     fn check_wish(&self, wish: &Wish, blocks: &Blocks<'_>) -> Result<(), TaskRefused> {
@@ -266,6 +317,7 @@ impl Pool {
         &self,
         wish: Wish,
         mut found: Vec<(Tick, BlockId, Version)>,
+        left: &Left,
     ) -> Result<TaskView, TaskRefused> {
         // The block that was used last goes first: a task that ends early has moved what matters most.
         found.sort_unstable_by_key(|(tick, ..)| std::cmp::Reverse(*tick));
@@ -283,7 +335,8 @@ impl Pool {
                 brought: None,
             })
         });
-        let task = Task::new(wish, work.collect(), self.now());
+        let failed = left.failed(targets.len() as u64);
+        let task = Task::new(wish, work.collect(), failed, self.now());
         let task = self.replicas.tasks.add(task);
         let task = task.ok_or_else(|| TaskRefused {
             code: Code::TooManyHeld,
@@ -293,19 +346,21 @@ impl Pool {
         Ok(task.view(self.now()))
     }
 
+    /// The blocks of these keys that are in memory, and the indices of their keys.
     fn blocks_of(
         &self,
         namespace: NamespaceId,
         keys: &[KeyRef<'_>],
-    ) -> Vec<(Tick, BlockId, Version)> {
-        let mut found = Vec::with_capacity(keys.len());
-        self.directory.visit(namespace, keys, |_, block| {
+    ) -> (Vec<(Tick, BlockId, Version)>, HashSet<usize>) {
+        let (mut found, mut indices) = (Vec::with_capacity(keys.len()), HashSet::new());
+        self.directory.visit(namespace, keys, |index, block| {
             if let Some(block) = block {
                 let block = block.view();
                 found.push((block.tick(), block.id(), block.version()));
+                indices.insert(index);
             }
         });
-        found
+        (found, indices)
     }
 
     /// The blocks that `is_wanted` accepts. Other tasks run between two steps.
@@ -414,19 +469,38 @@ impl Pool {
     }
 
     /// Tells nodes whose task has ended. What stayed in the memory of a node with media is copied first.
-    fn tell_waiting(&self) {
+    /// Blocks that the task did not see move first too: their puts waited for the log.
+    fn tell_waiting(self: &Arc<Self>, runtime: &Handle) {
         let ended: Vec<_> = {
             let mut waiting = self.replicas.waiting.lock();
             let is_over = |(id, _): &mut (TaskId, _)| !self.replicas.tasks.is_running(*id);
             waiting.extract_if(.., is_over).collect()
         };
-        for (_, node) in ended {
+        for (task, node) in ended {
             if self.may_store_on_media_of(&node) {
                 self.demote_all_of(&node);
+            } else if self.has_more_to_move(task, &node) {
+                let pool = Arc::clone(self);
+                runtime.spawn(async move {
+                    pool.puts_end_on(&node).await;
+                    pool.move_all_of(&node).await;
+                });
             } else {
                 self.tell_saved(&node);
             }
         }
+    }
+
+    /// Whether a node that waits for its blocks has some that its ended task did not try to move. Open puts
+    /// may give it some.
+    fn has_more_to_move(&self, task: TaskId, node: &StoreNode) -> bool {
+        if !node.waits_for_moves() || !node.is_connected() {
+            return false;
+        }
+        let in_vain = self.replicas.tasks.tried_in_vain(task);
+        in_vain.is_some_and(|in_vain| {
+            self.unfinished_on(node, &node.segments()) > 0 || self.only_in_memory_of(node) > in_vain
+        })
     }
 
     /// Tells a draining node that no block of it waits any more, and how many have only the replica there.
@@ -472,13 +546,16 @@ impl Pool {
 
     /// Puts and pulls that write to a node still: nobody waited for them to the end.
     fn unfinished_on(&self, node: &StoreNode, segments: &[SegmentId]) -> u64 {
-        let pulls = u64::from(self.replicas.has_target(node));
+        u64::from(self.replicas.has_target(node)) + self.open_puts_on(segments)
+    }
+
+    fn open_puts_on(&self, segments: &[SegmentId]) -> u64 {
         let mut puts = 0;
         self.reservations.lock().each(|_, pending| {
             let mut replicas = pending.replicas.iter();
             puts += u64::from(replicas.any(|replica| segments.contains(&replica.segment)));
         });
-        puts + pulls
+        puts
     }
 
     /// The tasks with these ids that are known, or all.

@@ -31,7 +31,7 @@ mod zones;
 pub use attach::{MOST_MEDIA, OfferedMedium};
 pub(super) use demoter::{Put, start};
 pub use media::{Detached, MEDIUM_STATES, MediumView};
-pub(super) use restore::WantedRoom;
+pub(super) use restore::{Restored, WantedRoom};
 pub(super) use transfers::{Moved, range};
 
 use super::Pool;

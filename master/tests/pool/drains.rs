@@ -1,13 +1,17 @@
 //! Nodes that leave, or are lost, while their blocks move: no block is lost with them.
 
 use crate::support::replicas::*;
-use crate::support::{Gated, commit, lead, pool, reserve_with};
+use crate::support::{
+    Gated, SPACE, commit, full_and_patient, lead, patient_with_nodes, pool, pool_at, registration,
+    reserve_with,
+};
 use kvpool_master::Config;
-use kvpool_master::clock::BootClock;
+use kvpool_master::clock::{BootClock, BootInstant, Clock, ManualClock};
 use kvpool_master::pool::{Change, Pool, ReserveOptions, TaskState, TaskView};
 use kvpool_master::store::MetadataStore;
 use kvpool_master::store::journal::JournalOptions;
-use kvpool_types::{Code, Key, NodeName};
+use kvpool_proto::master_message::Body;
+use kvpool_types::{Code, Key, KeyRef, NodeName};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -274,4 +278,113 @@ async fn a_drain_does_not_wait_for_a_put_that_never_ends() {
     pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
     let late = commit(&pool, &key(2), BLOCK, silent).await;
     assert_eq!(late, [Code::GrantEnded]);
+}
+
+/// Leases keep the target full. Then the log is full for longer than a task waits for room, and the leases
+/// end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_waits_for_leases_and_only_while_it_may_ask_for_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::new(BootInstant(1_000_000)));
+    let timed = Arc::clone(&clock) as Arc<dyn Clock>;
+    let config = full_and_patient(Duration::from_secs(5));
+    let (pool, store) = pool_at(directory.path(), config, timed).await;
+    let b = join(&pool, "b", 2).await;
+    let fillers: Vec<Key> = (0..4 * MIB / BLOCK)
+        .map(|number| Key::parse(&format!("filler-{number}")).unwrap())
+        .collect();
+    for filler in &fillers {
+        let granted = reserve_with(&pool, filler, BLOCK, &on("b")).await.unwrap();
+        assert_eq!(commit(&pool, filler, BLOCK, granted).await, [Code::Ok]);
+    }
+    let fillers: Vec<KeyRef<'_>> = fillers.iter().map(Key::as_ref).collect();
+    let leased = pool.exist(SPACE, &fillers[..], true).answer;
+    assert!(leased.iter().all(|is_leased| *is_leased));
+    let _a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let task = pool.drain_node(&NodeName("a".into())).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let now = pool.replica_tasks(&[task.id]).remove(0);
+    assert_eq!((now.failed, now.state), (0, TaskState::Running), "{now:?}");
+    store.is_full.store(true, Ordering::SeqCst);
+    let refused = pool.register(&registration("c", 3, 4 * MIB)).await;
+    assert_eq!(refused.unwrap_err().code, Code::StoreFull);
+    clock.advance(Duration::from_secs(11));
+    store.is_full.store(false, Ordering::SeqCst);
+    crate::support::media::until("room", || pool.has_room().is_ok()).await;
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    let ended = end(&pool, &task).await;
+    assert_eq!((ended.changed, ended.failed), (1, 0), "{ended:?}");
+    assert_eq!(holders(&pool, &key(1)), ["b"]);
+}
+
+/// A later leader learns from the node alone that it is out of service.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_a_session_hears_in_its_next_one_that_it_is_out_of_service() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, _b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    pool.detach(&a.node, a.session);
+    pool.drain_node(&NodeName("a".into())).await.unwrap();
+    let again = registration("a", 1, 4 * MIB);
+    let node = pool.register(&again).await.unwrap();
+    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+    pool.activate(&node, &again, outbox);
+    let mut drains = false;
+    while let Ok(message) = inbox.try_recv() {
+        drains |= matches!(message.unwrap().body, Some(Body::Drain(_)));
+    }
+    assert!(drains, "the order is lost");
+}
+
+/// Node `a` has the block of key 1, and gets that of key 2 once the log is open.
+async fn with_a_put_that_waits_for_the_log<'s>(
+    pool: &Arc<Pool>,
+    store: &'s Gated,
+) -> (
+    Node,
+    Node,
+    tokio::task::JoinHandle<Vec<Code>>,
+    tokio::sync::MutexGuard<'s, ()>,
+) {
+    let a = join(pool, "a", 1).await;
+    put(pool, &key(1)).await;
+    let granted = reserve_with(pool, &key(2), BLOCK, &on("a")).await.unwrap();
+    let b = join(pool, "b", 2).await;
+    let shut = store.gate.lock().await;
+    let committed = tokio::spawn(commit(pool, &key(2), BLOCK, granted));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    (a, b, committed, shut)
+}
+
+/// The log stands still for longer than the drain waits for puts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_waited_for_the_log_moves_before_its_node_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), patient_with_nodes()).await;
+    let (a, b, committed, shut) = with_a_put_that_waits_for_the_log(&pool, &store).await;
+    pool.draining(&a.node, true);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(a.left.lock().is_empty(), "a put is open");
+    drop(shut);
+    assert_eq!(committed.await.unwrap(), [Code::Ok]);
+    for _ in 0..2 {
+        let pull = b.next().await;
+        pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    }
+    crate::support::media::until("the master answers", || !a.left.lock().is_empty()).await;
+    assert_eq!(*a.left.lock(), [0], "both blocks have moved");
+    assert_eq!(holders(&pool, &key(2)), ["b"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_counts_a_put_that_waits_for_the_log() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), patient_with_nodes()).await;
+    let (_a, _b, committed, shut) = with_a_put_that_waits_for_the_log(&pool, &store).await;
+    let task = pool.drain_node(&NodeName("a".into())).await.unwrap();
+    assert_eq!((task.blocks, task.failed), (2, 1), "{task:?}");
+    assert!(matches!(task.failure, Some((Code::InProgress, _))));
+    drop(shut);
+    assert_eq!(committed.await.unwrap(), [Code::Ok]);
 }

@@ -293,3 +293,28 @@ async fn a_lease_on_a_copy_that_came_during_a_put_ends_no_lease_on_its_block() {
     let of_copy = exist(&pool);
     ends_no_lease_on_the_next_version(&pool, of_copy, granted.unwrap()).await;
 }
+
+/// The caller does not know of leases on the other blocks, and would give none of them back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chain_is_leased_up_to_its_first_gap_beside_media() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), long_leases()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    for number in 1..5 {
+        put(&pool, number, &patient()).await;
+    }
+    let keys: Vec<Key> = (1..5).map(key).collect();
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    let removed = pool.remove(SPACE, &keys[1..2], true).await.unwrap();
+    assert_eq!(removed.codes, [Code::Ok]);
+    assert_eq!(pool.match_prefix(SPACE, &keys[..], true).answer, 1);
+    let described = pool.describe(SPACE, &keys[..]);
+    let is_leased = described.iter().map(|block| {
+        let block = block.as_ref();
+        block.is_some_and(|block| block.lease_left > Duration::ZERO)
+    });
+    let is_leased: Vec<bool> = is_leased.collect();
+    assert_eq!(is_leased, [true, false, false, false]);
+}

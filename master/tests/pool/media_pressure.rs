@@ -3,10 +3,10 @@
 use crate::support::media::*;
 use crate::support::{SPACE, commit, item, pool, reserve_with};
 use kvpool_master::Config;
-use kvpool_master::pool::{Holder, OfferedMedium, Pool, TaskState, TaskView};
+use kvpool_master::pool::{Blocks, Change, Holder, OfferedMedium, Pool, TaskState, TaskView, Wish};
 use kvpool_master::store::MetadataStore;
 use kvpool_proto::MediumState;
-use kvpool_types::{Code, Key, KeyRef};
+use kvpool_types::{Code, Key, KeyRef, NodeName};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -413,4 +413,48 @@ async fn a_drain_ends_when_its_medium_takes_no_more_stores() {
         let moves = pool.replica_tasks(&[]);
         assert_eq!(!moves.is_empty(), move_blocks, "{moves:?}");
     }
+}
+
+/// A copy by key names more blocks on a medium than memory takes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_counts_the_blocks_that_do_not_come_from_media_to_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 8 * BLOCK, &disk, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    for number in 0..40 {
+        put_paced(&pool, number).await;
+    }
+    let keys: Vec<Key> = (0..40).map(key).collect();
+    let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+    let described = pool.describe(SPACE, &keys[..]);
+    let has_copy = |at: &usize| {
+        let block = described.get(*at).and_then(Option::as_ref);
+        block.is_some_and(|block| block.replicas.iter().any(|r| r.segment.is_on_medium()))
+    };
+    let keys: Vec<KeyRef<'_>> = (0..40).filter(has_copy).map(|at| keys[at]).collect();
+    assert!(keys.len() > 20, "{}", keys.len());
+    let target = crate::support::replicas::join(&pool, "m", 2).await;
+    let copy = Wish {
+        change: Change::Copy,
+        from: None,
+        to: vec![NodeName("m".into())],
+        evict: false,
+    };
+    let blocks = Blocks::Keys(SPACE, &keys[..]);
+    let task = pool.change_replicas(copy, blocks).await.unwrap();
+    let mut ended = task;
+    until("ended", || {
+        let pulls: Vec<_> = target.pulls.lock().drain(..).collect();
+        for pull in pulls {
+            pool.pulled(&target.node, &[(pull.ticket, Code::Ok)]);
+        }
+        ended = pool.replica_tasks(&[ended.id]).remove(0);
+        ended.state != TaskState::Running
+    })
+    .await;
+    assert_eq!(ended.state, TaskState::Failed, "{ended:?}");
+    let counted = ended.changed + ended.gone + ended.failed;
+    assert_eq!(counted, keys.len() as u64, "{ended:?}");
 }

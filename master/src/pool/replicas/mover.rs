@@ -16,12 +16,13 @@ use kvpool_types::{Code, Extent, GrantId, NodeName};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tokio::runtime::Handle;
 
 /// How long the thread waits without a wake-up.
 const TICK: Duration = Duration::from_millis(20);
 /// How soon a block is tried again that found no room, or no node.
 const RETRY: Duration = Duration::from_millis(50);
-/// How long a task waits for room before it passes over blocks.
+/// How long a task asks a target for room before it passes over blocks.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A block that waited so often for a node or for room is not changed.
 const MOST_WAITS: u8 = 100;
@@ -49,17 +50,18 @@ pub(super) enum Step {
 
 /// Starts the mover.
 pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Result<()> {
+    let runtime = Handle::current();
     workers.start(
         pool,
         "mover",
         |pool| &pool.replicas.wake,
         TICK,
-        |pool| {
+        move |pool| {
             if pool.leads() {
                 pool.end_lost_pulls();
                 pool.tend_hot_blocks();
                 pool.tend_tasks();
-                pool.tell_waiting();
+                pool.tell_waiting(&runtime);
             }
             TICK
         },
@@ -409,10 +411,15 @@ impl Pool {
     }
 
     /// Asks the evictor for room on a target. A block that is older than every block that could leave
-    /// for it stays where it is, unless it is hard-pinned.
+    /// for it stays where it is, unless it is hard-pinned. While leases keep every block, a move waits:
+    /// only when the leases have ended, it is known which block is the oldest.
     fn make_room(&self, task: &Task, target: &Arc<StoreNode>, found: &Found) -> Step {
-        let first = self.directory.first_tick();
-        let is_oldest = first.is_none_or(|first| found.tick <= first);
+        let (now, length) = (self.now(), found.moved.length);
+        let first = self.directory.first_tick(now);
+        let is_oldest = match first {
+            Some(first) => found.tick <= first,
+            None => task.wish.change != Change::Move,
+        };
         if is_oldest && !found.moved.hard_pin {
             let why = "the targets are full of blocks that were used later".to_owned();
             return Step::Ended(Outcome::Failed(Code::Full, why));
@@ -423,12 +430,14 @@ impl Pool {
                 "the target has no memory".to_owned(),
             ));
         };
-        if task.starves(self.now()) >= PATIENCE {
+        if task.starves(target.incarnation, length, now) >= PATIENCE {
             let why = "leases and pins keep the targets full".to_owned();
             return Step::Ended(Outcome::Failed(Code::Full, why));
         }
-        self.want_room_on(key, WantedRoom::new(target, found.moved.length));
-        self.evictor_wake.wake();
+        if first.is_some() || found.moved.hard_pin {
+            self.want_room_on(key, WantedRoom::new(target, length));
+            self.evictor_wake.wake();
+        }
         // The blocks behind it were used earlier, and must not take the room.
         Step::Busy
     }

@@ -2,9 +2,9 @@
 
 use super::{Wish, Work};
 use crate::clock::BootInstant;
-use kvpool_types::{Code, Length};
+use kvpool_types::{Code, Incarnation, Length};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +13,9 @@ use std::time::Duration;
 const MOST_RUNNING: usize = 4096;
 /// The most ended tasks that are known. Callers ask how their task ended.
 const MOST_ENDED: usize = 16_384;
+/// A wait for room is over when the task has not asked for so long. It may not ask while the log is full, or
+/// while other tasks use the source or the target. Otherwise it asks every 20 ms.
+const INTERRUPTION: Duration = Duration::from_secs(1);
 
 /// A task's number, drawn at random: a caller of one term never meets a task of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,6 +103,8 @@ pub(super) struct Task {
     pub(super) id: TaskId,
     pub(super) wish: Wish,
     blocks: u64,
+    /// Those that had failed before it began.
+    failed_before: u64,
     begun: BootInstant,
     progress: Mutex<Progress>,
 }
@@ -116,17 +121,33 @@ struct Progress {
     bytes: u64,
     failure: Option<(Code, String)>,
     last_change: BootInstant,
-    /// Since when the next block has waited for room.
-    starved: Option<BootInstant>,
+    /// The waits for room since the last block was begun, by target.
+    starved: HashMap<Incarnation, Starved>,
     is_cancelled: bool,
 }
 
+/// A wait for room on one target.
+#[derive(Clone, Copy, Debug)]
+struct Starved {
+    since: BootInstant,
+    asked: BootInstant,
+    /// The smallest block that has waited.
+    length: Length,
+}
+
 impl Task {
-    pub(super) fn new(wish: Wish, work: VecDeque<Work>, now: BootInstant) -> Self {
+    /// `failed` blocks have failed already, the last one with `failure`.
+    pub(super) fn new(
+        wish: Wish,
+        work: VecDeque<Work>,
+        (failed, failure): (u64, Option<(Code, String)>),
+        now: BootInstant,
+    ) -> Self {
         Self {
             id: TaskId(kvpool_seams::random()),
             wish,
-            blocks: work.len() as u64,
+            blocks: work.len() as u64 + failed,
+            failed_before: failed,
             begun: now,
             progress: Mutex::new(Progress {
                 left: work,
@@ -134,11 +155,11 @@ impl Task {
                 in_progress: 0,
                 changed: 0,
                 gone: 0,
-                failed: 0,
+                failed,
                 bytes: 0,
-                failure: None,
+                failure,
                 last_change: now,
-                starved: None,
+                starved: HashMap::new(),
                 is_cancelled: false,
             }),
         }
@@ -165,15 +186,30 @@ impl Task {
         }
     }
 
-    /// How long the task has waited for room without beginning a block.
-    pub(super) fn starves(&self, now: BootInstant) -> Duration {
+    /// How long the task has asked for room on a target without beginning a block. The time of a larger block
+    /// does not count for a smaller one, which may find room where the larger one finds none.
+    pub(super) fn starves(
+        &self,
+        target: Incarnation,
+        length: Length,
+        now: BootInstant,
+    ) -> Duration {
         let mut progress = self.progress.lock();
-        now.since(*progress.starved.get_or_insert(now))
+        let before = progress.starved.get(&target).copied();
+        let goes_on =
+            before.filter(|wait| now.since(wait.asked) <= INTERRUPTION && length >= wait.length);
+        let wait = Starved {
+            since: goes_on.map_or(now, |wait| wait.since),
+            asked: now,
+            length: goes_on.map_or(length, |wait| wait.length),
+        };
+        progress.starved.insert(target, wait);
+        now.since(wait.since)
     }
 
     /// Notes that a block was begun.
     pub(super) fn is_fed(&self) {
-        self.progress.lock().starved = None;
+        self.progress.lock().starved.clear();
     }
 
     /// Tries a block again at `at`.
@@ -283,6 +319,15 @@ impl Tasks {
         table.running.get(&id).is_some_and(|task| task.is_running())
     }
 
+    /// How many blocks a task has tried in vain. `None` if a caller ended it, or if it is not known.
+    pub(super) fn tried_in_vain(&self, id: TaskId) -> Option<u64> {
+        let table = self.0.lock();
+        let mut tasks = table.running.values().chain(&table.ended);
+        let task = tasks.find(|task| task.id == id)?;
+        let progress = task.progress.lock();
+        (!progress.is_cancelled).then(|| progress.failed - task.failed_before)
+    }
+
     pub(super) fn views(&self, ids: &[TaskId], now: BootInstant) -> Vec<TaskView> {
         let table = self.0.lock();
         let all = table.running.values().chain(&table.ended);
@@ -312,5 +357,34 @@ impl Table {
         while self.ended.len() > MOST_ENDED {
             self.ended.pop_front();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_for_room_is_of_one_target_and_ends_when_nobody_asks() {
+        let wish = Wish {
+            change: Change::Move,
+            from: None,
+            to: Vec::new(),
+            evict: true,
+        };
+        let task = Task::new(wish, VecDeque::new(), (0, None), BootInstant(0));
+        let waits = |target, length, now| {
+            let waits = task.starves(Incarnation(target), Length(length), BootInstant(now));
+            waits.as_millis()
+        };
+        assert_eq!(waits(1, 64, 1000), 0);
+        assert_eq!(waits(1, 64, 1900), 900);
+        assert_eq!(waits(2, 64, 1900), 0, "another target");
+        assert_eq!(waits(1, 128, 2800), 1800, "a larger block");
+        assert_eq!(waits(1, 32, 2800), 0, "a smaller block");
+        assert_eq!(waits(1, 64, 3800), 1000);
+        assert_eq!(waits(1, 64, 4801), 0, "nobody asked for more than a second");
+        task.is_fed();
+        assert_eq!(waits(1, 64, 4900), 0, "a block was begun");
     }
 }

@@ -46,6 +46,8 @@ pub struct Restored {
     /// The indices of the keys whose blocks can be read from a medium. Memory had no room for them, or their
     /// loads go on.
     pub left: Vec<usize>,
+    /// The indices of the keys whose blocks are on media only, where they cannot be read now.
+    pub unreadable: Vec<usize>,
 }
 
 /// What became of the loads of one lookup.
@@ -133,6 +135,7 @@ impl Pool {
             held: BTreeMap::new(),
             token: self.now().after(wait + HOLD),
             left: Vec::new(),
+            unreadable: Vec::new(),
         };
         let mut loads = Loads::default();
         let now = tokio::time::Instant::now();
@@ -140,14 +143,11 @@ impl Pool {
             deadline: now + wait,
             too_long: now + MOST_WAIT,
         };
-        let readable = |loads: &Loads| {
-            let mut wanted =
-                self.on_media_only(namespace, &keys, |view, block| view.is_present(block));
-            wanted.retain(|one| !loads.failed.contains(&one.copy));
-            wanted
-        };
+        let on_media =
+            || self.on_media_only(namespace, &keys, |view, block| view.is_present(block));
         while self.leads() && !self.is_stopping() {
-            let mut wanted = readable(&loads);
+            let mut wanted = on_media();
+            wanted.retain(|one| !loads.failed.contains(&one.copy));
             let ended = |one: &Wanted| loads.ended.get(&one.copy).copied().unwrap_or_default();
             wanted.retain(|one| ended(one) < MOST_LOADS);
             if wanted.is_empty() {
@@ -158,7 +158,12 @@ impl Pool {
                 break;
             }
         }
-        restored.left = readable(&loads).iter().map(|one| one.index).collect();
+        for one in on_media() {
+            match loads.failed.contains(&one.copy) {
+                true => restored.unreadable.push(one.index),
+                false => restored.left.push(one.index),
+            }
+        }
         restored
     }
 

@@ -97,6 +97,24 @@ impl<'a> KeyBatch<'a> {
         })
     }
 
+    /// The first `count` keys, or all of them.
+    #[must_use]
+    pub fn first(&self, count: usize) -> KeyBatch<'_> {
+        let count = count.min(self.len());
+        KeyBatch(match &self.0 {
+            Form::Run {
+                prefix,
+                suffix,
+                digests,
+            } => Form::Run {
+                prefix,
+                suffix,
+                digests: digests.get(..count).unwrap_or_default(),
+            },
+            Form::List(keys) => Form::List(Cow::Borrowed(keys.get(..count).unwrap_or_default())),
+        })
+    }
+
     /// The keys from index `from` on.
     #[must_use]
     pub fn skip(&self, from: usize) -> KeyBatch<'_> {

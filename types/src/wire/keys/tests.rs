@@ -194,6 +194,8 @@ proptest! {
         prop_assert_eq!(batch(&packed, most), expected);
         let whole = KeyBatch::unpack(&packed, 20).unwrap();
         let rest: Vec<Key> = whole.skip(from).iter().map(KeyRef::to_key).collect();
+        let first: Vec<Key> = whole.first(from).iter().map(KeyRef::to_key).collect();
+        prop_assert_eq!(first, &keys[..from.min(keys.len())]);
         prop_assert_eq!(rest, keys.get(from..).unwrap_or_default());
         let refs: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
         let listed: Vec<Key> = KeyBatch::from(&refs).iter().map(KeyRef::to_key).collect();
