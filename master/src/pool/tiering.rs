@@ -43,7 +43,7 @@ use crate::workers::{Wake, Workers};
 use admission::Admission;
 use kvpool_proto::MediumState;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Key, KeyRef, Length, Offset, SegmentId, Version};
+use kvpool_types::{Incarnation, Key, KeyRef, Length, MediumId, Offset, SegmentId, Version};
 use lines::Demotions;
 use parking_lot::Mutex;
 use std::collections::hash_map::Entry;
@@ -106,6 +106,10 @@ struct Traffic {
     failed: HashSet<(BlockId, Version)>,
     unrecorded: Unrecorded,
     uses: HashMap<SegmentId, Use>,
+    /// The number of the last list of media that a node sent.
+    last_list: u64,
+    /// By node, session and medium: the latest list that offers the medium, until that list is processed.
+    latest_lists: HashMap<(Incarnation, u64, MediumId), u64>,
 }
 
 /// A medium that a node offers in its present session.

@@ -607,4 +607,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_block_that_only_a_slow_medium_takes_waits_for_it",
     },
+    Mechanism {
+        invariant: 8,
+        what: "a medium has the state that its node told last",
+        file: "master/src/pool/tiering/attach.rs",
+        on: "if latest != Some(list) {",
+        off: "if latest == Some(u64::MAX) {",
+        package: "kvpool-master",
+        test: "a_medium_that_waited_for_room_has_the_state_that_its_node_told_last",
+    },
 ];

@@ -59,21 +59,45 @@ enum Answer {
 }
 
 impl Pool {
-    /// Processes a node's list of media. While the store is full this waits for room.
-    pub async fn media_offered(
+    /// Processes a node's list of media, which counts more than the lists before it. Call this in the order of the
+    /// lists. While the store is full, the future waits for room.
+    pub fn media_offered(
         self: &Arc<Self>,
         node: &Arc<StoreNode>,
         session: u64,
         offered: Vec<OfferedMedium>,
+    ) -> impl Future<Output = Result<(), RegisterError>> + use<> {
+        let list = {
+            let mut traffic = self.tiering.traffic.lock();
+            traffic.last_list += 1;
+            let list = traffic.last_list;
+            let of = |offer: &OfferedMedium| (node.incarnation, session, offer.medium);
+            let offers = offered.iter().map(|offer| (of(offer), list));
+            traffic.latest_lists.extend(offers);
+            list
+        };
+        let (pool, node) = (Arc::clone(self), Arc::clone(node));
+        async move {
+            let answered = pool.list_offered(&node, session, list, offered).await;
+            let mut traffic = pool.tiering.traffic.lock();
+            traffic.latest_lists.retain(|_, latest| *latest != list);
+            answered
+        }
+    }
+
+    async fn list_offered(
+        self: &Arc<Self>,
+        node: &Arc<StoreNode>,
+        session: u64,
+        list: u64,
+        offered: Vec<OfferedMedium>,
     ) -> Result<(), RegisterError> {
         for offer in offered {
-            let mut is_again = false;
-            while let Err(refused) = self.medium_offered(node, session, &offer, is_again).await {
+            while let Err(refused) = self.medium_offered(node, session, list, &offer).await {
                 if !self.may_try_again(node, session, refused.code) {
                     return Err(refused);
                 }
                 tokio::time::sleep(REFUSED_PAUSE).await;
-                is_again = true;
             }
         }
         Ok(())
@@ -89,25 +113,28 @@ impl Pool {
         self: &Arc<Self>,
         node: &Arc<StoreNode>,
         session: u64,
+        list: u64,
         offer: &OfferedMedium,
-        is_again: bool,
     ) -> Result<(), RegisterError> {
         let _one_at_a_time = self.registration.lock().await;
         // An offer of an earlier session says what the medium was then. Its generation has perhaps grown since.
         if node.session_number() != Some(session) {
             return Ok(());
         }
+        // A later list knows the state better, and waits for the same room.
+        let of = (node.incarnation, session, offer.medium);
+        let latest = self.tiering.traffic.lock().latest_lists.get(&of).copied();
+        if latest != Some(list) {
+            return Ok(());
+        }
         let is_in_use = self.in_use(node, session, offer.medium, |used| {
-            // A later offer may have come first. It knows the state better.
-            if !is_again {
-                if offer.state == MediumState::MediumGone && used.state != offer.state {
-                    // Its node may have another medium for the blocks.
-                    self.tiering.has_lost_copies.store(true, Ordering::Release);
-                }
-                used.state = offer.state;
-                self.tiering.loaded.notify_waiters();
-                used.namespaces.clone_from(&offer.namespaces);
+            if offer.state == MediumState::MediumGone && used.state != offer.state {
+                // Its node may have another medium for the blocks.
+                self.tiering.has_lost_copies.store(true, Ordering::Release);
             }
+            used.state = offer.state;
+            self.tiering.loaded.notify_waiters();
+            used.namespaces.clone_from(&offer.namespaces);
         });
         if is_in_use {
             self.take_back_what_waited(node);
