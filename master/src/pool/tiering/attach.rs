@@ -316,6 +316,8 @@ impl Pool {
             in_flight: 0,
             busy: HashMap::new(),
             forwards: 0,
+            has_unmoved: false,
+            lists_again: 0,
             namespaces: offer.namespaces.clone(),
             emptying: Emptying::Logging,
         };
