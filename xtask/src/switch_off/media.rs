@@ -643,4 +643,22 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_copy_leaves_its_zone_after_its_load",
     },
+    Mechanism {
+        invariant: 5,
+        what: "the walk of a drain keeps the blocks that came meanwhile",
+        file: "master/src/pool/tiering/lines.rs",
+        on: "            line.walk = None;\n",
+        off: "            (line.walk, line.bytes) = (None, 0);\n            line.blocks.clear();\n",
+        package: "kvpool-master",
+        test: "a_copy_that_is_dropped_while_a_drain_begins_is_made_again",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "no node is told that its blocks have their copies before the walk over them has ended",
+        file: "master/src/pool/tiering/demoter.rs",
+        on: "line.drains.is_some() && line.walk.is_none() && !line.is_told",
+        off: "line.drains.is_some() && !line.is_told",
+        package: "kvpool-master",
+        test: "a_copy_that_is_dropped_while_a_drain_begins_is_made_again",
+    },
 ];

@@ -196,11 +196,23 @@ impl Pool {
     /// Every block of a draining node has its turn at once, the one that was used last first: the
     /// node's time is short.
     pub(in crate::pool) fn demote_all_of(&self, node: &Arc<StoreNode>) {
+        // A medium that is attached later begins it.
+        if self.tiering.takes_stores_of(node).is_none() {
+            return;
+        }
+        let since = self.directory.next_tick();
+        // Before the walk: a copy that is dropped meanwhile queues its block here.
+        let mut demotions = self.tiering.demotions.lock();
+        let walk = demotions.begin_drain(node.incarnation, since);
+        drop(demotions);
+        self.walk_for_drain(node, walk);
+    }
+
+    /// Queues every block of a draining node that has no copy, and ends the walk.
+    pub(super) fn walk_for_drain(&self, node: &Arc<StoreNode>, walk: u64) {
         let found = match self.tiering.takes_stores_of(node) {
-            // A medium that is attached later begins it.
-            None => return,
             // The thread ends the drain.
-            Some(TakesStores::Never) => None,
+            None | Some(TakesStores::Never) => None,
             // The thread takes the line up when the medium has answered.
             Some(TakesStores::Later | TakesStores::Now) => {
                 self.without_copy(std::slice::from_ref(node)).pop()
@@ -208,10 +220,9 @@ impl Pool {
         };
         let mut found = found.unwrap_or_default();
         found.sort_by_key(|(tick, _)| std::cmp::Reverse(*tick));
-        let mut line = Line::of_drain(self.directory.next_tick());
-        found.into_iter().for_each(|(_, one)| line.push(one));
+        let found = found.into_iter().map(|(_, one)| one).collect();
         let mut demotions = self.tiering.demotions.lock();
-        demotions.nodes.insert(node.incarnation, line);
+        demotions.end_walk(node.incarnation, walk, found);
         drop(demotions);
         self.tiering.wake();
     }
@@ -654,7 +665,8 @@ impl Pool {
                 // It is slow, or takes no more. Those under way may still be recorded.
                 traffic.writes_to(*medium)
             };
-            if line.drains.is_none() || line.is_told || traffic.uses.iter().any(is_busy) {
+            let is_open = line.drains.is_some() && line.walk.is_none() && !line.is_told;
+            if !is_open || traffic.uses.iter().any(is_busy) {
                 return;
             }
             // A store that left no copy may have come back to the line since it was found empty.
