@@ -661,4 +661,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_copy_that_is_dropped_while_a_drain_begins_is_made_again",
     },
+    Mechanism {
+        invariant: 5,
+        what: "a drain begins again when a medium of its node is gone",
+        file: "master/src/pool/tiering/attach.rs",
+        on: "let walk = is_lost.then(||",
+        off: "let walk = (is_lost && false).then(||",
+        package: "kvpool-master",
+        test: "a_drain_copies_the_blocks_of_a_medium_that_is_gone_to_another",
+    },
 ];

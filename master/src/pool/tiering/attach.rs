@@ -127,6 +127,12 @@ impl Pool {
         if latest != Some(list) {
             return Ok(());
         }
+        let mut is_lost = false;
+        self.in_use(node, session, offer.medium, |used| {
+            is_lost = offer.state == MediumState::MediumGone && offer.state != used.state;
+        });
+        // Before the state: a drain does not wait for a medium that is gone. Its blocks need another medium.
+        let walk = is_lost.then(|| self.drain_again(node)).flatten();
         let is_in_use = self.in_use(node, session, offer.medium, |used| {
             if offer.state == MediumState::MediumGone && used.state != offer.state {
                 // Its node may have another medium for the blocks.
@@ -136,6 +142,10 @@ impl Pool {
             self.tiering.loaded.notify_waiters();
             used.namespaces.clone_from(&offer.namespaces);
         });
+        if let Some(walk) = walk {
+            let (pool, node) = (Arc::clone(self), Arc::clone(node));
+            tokio::spawn(async move { pool.walk_for_drain(&node, walk) });
+        }
         if is_in_use {
             self.take_back_what_waited(node);
             return Ok(());

@@ -208,6 +208,15 @@ impl Pool {
         self.walk_for_drain(node, walk);
     }
 
+    /// Begins the drain of a node again, unless the node knows that its blocks have their copies. Returns the number of
+    /// the walk, which the caller makes.
+    pub(super) fn drain_again(&self, node: &StoreNode) -> Option<u64> {
+        let mut demotions = self.tiering.demotions.lock();
+        let line = demotions.nodes.get(&node.incarnation)?;
+        let since = line.drains.filter(|_| !line.is_told)?;
+        Some(demotions.begin_drain(node.incarnation, since))
+    }
+
     /// Queues every block of a draining node that has no copy, and ends the walk.
     pub(super) fn walk_for_drain(&self, node: &Arc<StoreNode>, walk: u64) {
         let found = match self.tiering.takes_stores_of(node) {

@@ -120,3 +120,43 @@ async fn a_copy_that_is_dropped_while_a_drain_begins_is_made_again() {
     assert!(matches!(order.body, Some(Body::Transfers(_))), "{order:?}");
     pool.retire().await;
 }
+
+/// The node's other medium takes the blocks that were being stored there, and those that lie there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_copies_the_blocks_of_a_medium_that_is_gone_to_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, gone) = pool_on_medium(directory.path()).await;
+    let left = record::Medium {
+        medium: MediumId(2),
+        ..medium_of(2)
+    };
+    let (node, session, mut sent) = connected(&pool);
+    draining_with(&pool, &node, &[block("block", 7), block("copied", 8)]);
+    assert!(pool.tier.publish(copy_of(block("copied", 8), 8192)));
+    attach(&pool, &node, session, gone.id);
+    begin(&pool, &node, session, &gone, Direction::Store);
+    assert!(sent.try_recv().is_ok(), "the store on the medium");
+    attach(&pool, &node, session, left.id);
+    pool.tier.set_medium(left);
+    let since = pool.directory.next_tick();
+    {
+        let mut demotions = pool.tiering.demotions.lock();
+        let walk = demotions.begin_drain(node.incarnation, since);
+        demotions.end_walk(node.incarnation, walk, Vec::new());
+    }
+    let offers = vec![offer(&gone, MediumState::MediumGone)];
+    pool.media_offered(&node, session, offers).await.unwrap();
+    let mut stored = Vec::new();
+    while stored.len() < 2 {
+        let order = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
+        let order = order.expect("the blocks go").unwrap().unwrap();
+        let Some(Body::Transfers(orders)) = &order.body else {
+            panic!("{order:?}");
+        };
+        let versions = orders.transfers.iter().map(|order| order.version);
+        stored.extend(versions);
+    }
+    stored.sort_unstable();
+    assert_eq!(stored, [7, 8]);
+    pool.retire().await;
+}

@@ -286,7 +286,7 @@ async fn a_copy_whose_move_failed_moves_later() {
         for code in codes {
             let order = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
             let order = order.expect("a move is ordered").unwrap().unwrap();
-            let Some(Body::Transfers(orders)) = order.body else {
+            let Some(Body::Transfers(orders)) = &order.body else {
                 panic!("{order:?}");
             };
             assert_eq!(lies_at(&pool.tier), Some(FROM));
