@@ -314,7 +314,8 @@ async fn a_drain_waits_for_a_full_store() {
     assert_eq!(disk.left.load(Ordering::SeqCst), 0);
 }
 
-/// The copy was used, so it moves before its zone is written again. The log has no room for the record of its new place.
+/// The copy was used, so it moves before its zone is written again. The log has no room for the record of its new
+/// place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_that_moves_while_the_store_is_full_stays() {
     let cold = Cold::block(Config::default()).await;

@@ -670,4 +670,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_drain_copies_the_blocks_of_a_medium_that_is_gone_to_another",
     },
+    Mechanism {
+        invariant: 5,
+        what: "the blocks of a medium that is gone wait for a slow one",
+        file: "master/src/pool/tiering/attach.rs",
+        on: "used.stores() >= TakesStores::Later",
+        off: "used.stores() > TakesStores::Later",
+        package: "kvpool-master",
+        test: "the_blocks_of_a_medium_that_is_gone_wait_for_a_slow_one",
+    },
 ];

@@ -3,7 +3,7 @@
 use super::super::Pool;
 use super::super::nodes::RegisterError;
 use super::transfers::Transfer;
-use super::{Absence, Emptying, Use};
+use super::{Absence, Emptying, TakesStores, Use};
 use crate::membership::{NodeState, StoreNode};
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
@@ -516,12 +516,14 @@ impl Pool {
         }
         let nodes: BTreeMap<Incarnation, Arc<StoreNode>> = {
             let traffic = self.tiering.traffic.lock();
-            let used = traffic.uses.values().filter(|used| used.takes_stores());
+            let uses = traffic.uses.values();
+            // What is slow takes them when it has answered.
+            let used = uses.filter(|used| used.stores() >= TakesStores::Later);
             used.map(|used| (used.node.incarnation, Arc::clone(&used.node)))
                 .collect()
         };
         if nodes.is_empty() {
-            // Perhaps they are slow for a moment.
+            // Perhaps one is attached in a moment.
             self.tiering.has_lost_copies.store(true, Ordering::Release);
             return;
         }
