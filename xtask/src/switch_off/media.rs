@@ -679,4 +679,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "the_blocks_of_a_medium_that_is_gone_wait_for_a_slow_one",
     },
+    Mechanism {
+        invariant: 8,
+        what: "a busy medium stops no stores on other media",
+        file: "master/src/pool/tiering/demoter.rs",
+        on: "Turn::NotNow => held.push(waiting),",
+        off: "Turn::NotNow => {\n                    held.push(waiting);\n                    break;\n                }",
+        package: "kvpool-master",
+        test: "a_block_goes_to_its_medium_while_another_medium_is_busy",
+    },
 ];
