@@ -324,9 +324,12 @@ async fn a_copy_that_moves_while_the_store_is_full_stays() {
     } = &cold;
     let mut number = 100;
     while pool.media()[0].record.cursor == 0 {
+        assert!(number < 5000, "nothing is stored");
         put_paced(pool, number).await;
         number += 1;
     }
+    put_paced(pool, number).await;
+    number += 1;
     // It was used after its zone was written, and memory evicts it before the medium is full.
     assert!(comes_back(pool, 1).await);
     disk.moves_stall.store(true, Ordering::SeqCst);

@@ -59,7 +59,7 @@ enum Answer {
 }
 
 impl Pool {
-    /// Processes a node's list of media, which counts more than the lists before it. Call this in the order of the
+    /// Processes a node's list of media. A later list of the session has precedence, so call this in the order of the
     /// lists. While the store is full, the future waits for room.
     pub fn media_offered(
         self: &Arc<Self>,

@@ -278,8 +278,10 @@ impl Pool {
                 pinned.push((namespace, key));
                 continue;
             }
-            // A block that comes back is recorded beside its copy.
-            let is_loading = (self.tiering.traffic.lock().loading).contains_key(&(copy, version));
+            // A block that was loaded is recorded only while its copy is there.
+            let traffic = self.tiering.traffic.lock();
+            let is_loading = traffic.loading.contains_key(&(copy, version));
+            drop(traffic);
             if is_loading || until > now && !self.lease_in_memory(namespace, &key, version, until) {
                 is_kept = true;
                 continue;
