@@ -43,7 +43,7 @@ use crate::workers::{Wake, Workers};
 use admission::Admission;
 use kvpool_proto::MediumState;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Key, KeyRef, Length, Offset, SegmentId, Version};
+use kvpool_types::{Incarnation, Key, KeyRef, Length, MediumId, Offset, SegmentId, Version};
 use lines::Demotions;
 use parking_lot::Mutex;
 use std::collections::hash_map::Entry;
@@ -59,6 +59,9 @@ use zones::Saving;
 /// The bytes of transfers in progress on one medium: enough for the device's queue, and no more
 /// than a node buffers.
 const WINDOW: u64 = 64 << 20;
+
+/// How often copies whose moves failed are listed again before they leave with their zone.
+const MOST_LISTS_AGAIN: u32 = 2;
 
 /// The state of all traffic.
 #[derive(Debug, Default)]
@@ -106,6 +109,10 @@ struct Traffic {
     failed: HashSet<(BlockId, Version)>,
     unrecorded: Unrecorded,
     uses: HashMap<SegmentId, Use>,
+    /// The number of the last list of media that a node sent.
+    last_list: u64,
+    /// By node, session and medium: the latest list that offers the medium, until that list is processed.
+    latest_lists: HashMap<(Incarnation, u64, MediumId), u64>,
 }
 
 /// A medium that a node offers in its present session.
@@ -121,6 +128,10 @@ struct Use {
     busy: HashMap<u32, u32>,
     /// Copies that move to another zone and are not recorded there.
     forwards: u32,
+    /// True when a copy that should move is where it was, and is right.
+    has_unmoved: bool,
+    /// How often the copies of the oldest zone were listed again to be moved.
+    lists_again: u32,
     /// The names of the namespaces whose blocks it takes; empty for all.
     namespaces: Vec<String>,
     emptying: Emptying,
@@ -169,6 +180,18 @@ impl Use {
             MediumState::MediumReadOnly => self.busy.is_empty(),
             MediumState::MediumReady | MediumState::MediumSlow => false,
         }
+    }
+
+    /// After the moves out of the oldest zone: true if some failed, and its copies are listed again. A medium that
+    /// fails every move must not keep the zone.
+    fn moves_again(&mut self) -> bool {
+        let has_unmoved = std::mem::take(&mut self.has_unmoved);
+        let is_again = has_unmoved && self.lists_again < MOST_LISTS_AGAIN;
+        self.lists_again = match is_again {
+            true => self.lists_again + 1,
+            false => 0,
+        };
+        is_again
     }
 
     fn stores(&self) -> TakesStores {

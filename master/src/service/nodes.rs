@@ -372,10 +372,12 @@ async fn converse(
             FromNode::Media(media) => {
                 let offered = media.media.iter().take(MOST_MEDIA);
                 let offered = offered.filter_map(offered_medium).collect();
+                // Called here, in the order of the lists.
+                let processed = pool.media_offered(node, session, offered);
+                let node = Arc::clone(node);
                 // On a task: a store that stalls must not delay the node's heartbeats.
-                let (pool, node) = (Arc::clone(pool), Arc::clone(node));
                 tokio::spawn(async move {
-                    if let Err(error) = pool.media_offered(&node, session, offered).await {
+                    if let Err(error) = processed.await {
                         tracing::warn!(node = %node.name, code = %error.code, error.message, "media not attached");
                     }
                 });

@@ -4,9 +4,9 @@ use crate::support::media::*;
 use crate::support::{SPACE, commit, pool, registration, reserve_with};
 use kvpool_master::Config;
 use kvpool_master::membership::StoreNode;
-use kvpool_master::pool::Pool;
-use kvpool_proto::MasterMessage;
+use kvpool_master::pool::{OfferedMedium, Pool};
 use kvpool_proto::master_message::Body;
+use kvpool_proto::{MasterMessage, MediumState};
 use kvpool_types::medium::Generation;
 use kvpool_types::{Code, MediumId};
 use std::sync::Arc;
@@ -173,6 +173,37 @@ async fn a_medium_is_attached_when_a_full_store_has_room_again() {
     store.is_full.store(false, Ordering::SeqCst);
     confirmed.await.unwrap();
     assert_eq!(pool.media()[0].state, "ready");
+}
+
+/// The node tells each state once. The store may have room when the list of either state asks next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_medium_that_waited_for_room_has_the_state_that_its_node_told_last() {
+    for full_for in [50, 350] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, store) = pool(directory.path(), Config::default()).await;
+        let (node, session, mut orders) = joined(&pool).await;
+        let disk = Disk::new(1);
+        let told = |state| {
+            let offer = OfferedMedium {
+                state,
+                ..disk.offer(64 * MIB, 4 * MIB)
+            };
+            tokio::spawn(pool.media_offered(&node, session, vec![offer]))
+        };
+        store.is_full.store(true, Ordering::SeqCst);
+        let first = told(MediumState::MediumSlow);
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        let second = told(MediumState::MediumReady);
+        tokio::time::sleep(Duration::from_millis(full_for)).await;
+        assert!(pool.media().is_empty(), "its record has room");
+        store.is_full.store(false, Ordering::SeqCst);
+        second.await.unwrap().unwrap();
+        first.await.unwrap().unwrap();
+        let (medium, generation) = order_to_attach(&mut orders).await;
+        let confirmed = confirm(&pool, &node, session, medium, generation);
+        confirmed.await.unwrap();
+        assert_eq!(pool.media()[0].state, "ready", "after {full_for} ms");
+    }
 }
 
 /// A block that is committed after the walk over the node's blocks would leave with the node.

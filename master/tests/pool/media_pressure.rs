@@ -315,6 +315,42 @@ async fn a_drain_waits_for_a_full_store() {
     assert_eq!(disk.left.load(Ordering::SeqCst), 0);
 }
 
+/// The copy was used, so it moves before its zone is written again. The log has no room for the record of its new
+/// place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_moves_while_the_store_is_full_stays() {
+    let cold = Cold::block(Config::default()).await;
+    let Cold {
+        pool, store, disk, ..
+    } = &cold;
+    let mut number = 100;
+    while pool.media()[0].record.cursor == 0 {
+        assert!(number < 5000, "nothing is stored");
+        put_paced(pool, number).await;
+        number += 1;
+    }
+    put_paced(pool, number).await;
+    number += 1;
+    // It was used after its zone was written, and memory evicts it before the medium is full.
+    assert!(comes_back(pool, 1).await);
+    disk.moves_stall.store(true, Ordering::SeqCst);
+    while disk.moves.load(Ordering::SeqCst) == 0 {
+        assert!(number < 5000, "no copy moves");
+        put_paced(pool, number).await;
+        number += 1;
+    }
+    store.is_full.store(true, Ordering::SeqCst);
+    disk.moves_stall.store(false, Ordering::SeqCst);
+    until("refused", || pool.has_room().is_err()).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    store.is_full.store(false, Ordering::SeqCst);
+    until("moved again", || disk.moves.load(Ordering::SeqCst) > 1).await;
+    for number in 5000..5000 + 4 * MIB / BLOCK {
+        put_paced(pool, number).await;
+    }
+    assert_eq!(present(pool, 1..2).await, [true]);
+}
+
 /// Its record would be refused when the block is there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_block_is_loaded_while_the_store_is_full() {

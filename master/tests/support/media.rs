@@ -45,6 +45,10 @@ pub(crate) struct Disk {
     pub(crate) is_stalled: AtomicBool,
     /// While set, loads are not answered.
     pub(crate) loads_stall: AtomicBool,
+    /// The orders to move a copy from one zone to another.
+    pub(crate) moves: AtomicU64,
+    /// While set, such orders are not answered.
+    pub(crate) moves_stall: AtomicBool,
     /// While set, nothing is written.
     pub(crate) refuses: AtomicBool,
     /// How many stores fail from now on.
@@ -174,17 +178,23 @@ pub(crate) async fn join(
                 }
                 Some(Body::Transfers(orders)) => {
                     for order in orders.transfers {
-                        if !SegmentId(order.from.unwrap().segment).is_on_medium() {
+                        let is_load = !SegmentId(order.to.unwrap().segment).is_on_medium();
+                        let is_store = !SegmentId(order.from.unwrap().segment).is_on_medium();
+                        let is_move = !is_load && !is_store;
+                        if is_store {
                             disk.ordered.lock().push(order.version);
+                        }
+                        if is_move {
+                            disk.moves.fetch_add(1, Ordering::SeqCst);
                         }
                         let (pool, node, disk) =
                             (Arc::clone(&pool), Arc::clone(&node), Arc::clone(&disk));
                         let late = rand::rng().random_range(0..3000);
                         tokio::spawn(async move {
                             tokio::time::sleep(Duration::from_micros(late)).await;
-                            let is_load = !SegmentId(order.to.unwrap().segment).is_on_medium();
                             while disk.is_stalled.load(Ordering::SeqCst)
                                 || is_load && disk.loads_stall.load(Ordering::SeqCst)
+                                || is_move && disk.moves_stall.load(Ordering::SeqCst)
                             {
                                 tokio::time::sleep(Duration::from_millis(1)).await;
                             }

@@ -3,7 +3,7 @@
 use super::super::Pool;
 use super::super::nodes::RegisterError;
 use super::transfers::Transfer;
-use super::{Absence, Emptying, Use};
+use super::{Absence, Emptying, TakesStores, Use};
 use crate::membership::{NodeState, StoreNode};
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
@@ -59,21 +59,45 @@ enum Answer {
 }
 
 impl Pool {
-    /// Processes a node's list of media. While the store is full this waits for room.
-    pub async fn media_offered(
+    /// Processes a node's list of media. A later list of the session has precedence, so call this in the order of the
+    /// lists. While the store is full, the future waits for room.
+    pub fn media_offered(
         self: &Arc<Self>,
         node: &Arc<StoreNode>,
         session: u64,
         offered: Vec<OfferedMedium>,
+    ) -> impl Future<Output = Result<(), RegisterError>> + use<> {
+        let list = {
+            let mut traffic = self.tiering.traffic.lock();
+            traffic.last_list += 1;
+            let list = traffic.last_list;
+            let of = |offer: &OfferedMedium| (node.incarnation, session, offer.medium);
+            let offers = offered.iter().map(|offer| (of(offer), list));
+            traffic.latest_lists.extend(offers);
+            list
+        };
+        let (pool, node) = (Arc::clone(self), Arc::clone(node));
+        async move {
+            let answered = pool.list_offered(&node, session, list, offered).await;
+            let mut traffic = pool.tiering.traffic.lock();
+            traffic.latest_lists.retain(|_, latest| *latest != list);
+            answered
+        }
+    }
+
+    async fn list_offered(
+        self: &Arc<Self>,
+        node: &Arc<StoreNode>,
+        session: u64,
+        list: u64,
+        offered: Vec<OfferedMedium>,
     ) -> Result<(), RegisterError> {
         for offer in offered {
-            let mut is_again = false;
-            while let Err(refused) = self.medium_offered(node, session, &offer, is_again).await {
+            while let Err(refused) = self.medium_offered(node, session, list, &offer).await {
                 if !self.may_try_again(node, session, refused.code) {
                     return Err(refused);
                 }
                 tokio::time::sleep(REFUSED_PAUSE).await;
-                is_again = true;
             }
         }
         Ok(())
@@ -89,26 +113,39 @@ impl Pool {
         self: &Arc<Self>,
         node: &Arc<StoreNode>,
         session: u64,
+        list: u64,
         offer: &OfferedMedium,
-        is_again: bool,
     ) -> Result<(), RegisterError> {
         let _one_at_a_time = self.registration.lock().await;
         // An offer of an earlier session says what the medium was then. Its generation has perhaps grown since.
         if node.session_number() != Some(session) {
             return Ok(());
         }
-        let is_in_use = self.in_use(node, session, offer.medium, |used| {
-            // A later offer may have come first. It knows the state better.
-            if !is_again {
-                if offer.state == MediumState::MediumGone && used.state != offer.state {
-                    // Its node may have another medium for the blocks.
-                    self.tiering.has_lost_copies.store(true, Ordering::Release);
-                }
-                used.state = offer.state;
-                self.tiering.loaded.notify_waiters();
-                used.namespaces.clone_from(&offer.namespaces);
-            }
+        // A later list knows the state better, and waits for the same room.
+        let of = (node.incarnation, session, offer.medium);
+        let latest = self.tiering.traffic.lock().latest_lists.get(&of).copied();
+        if latest != Some(list) {
+            return Ok(());
+        }
+        let mut is_lost = false;
+        self.in_use(node, session, offer.medium, |used| {
+            is_lost = offer.state == MediumState::MediumGone && offer.state != used.state;
         });
+        // Before the state: a drain does not wait for a medium that is gone. Its blocks need another medium.
+        let walk = is_lost.then(|| self.drain_again(node)).flatten();
+        let is_in_use = self.in_use(node, session, offer.medium, |used| {
+            if offer.state == MediumState::MediumGone && used.state != offer.state {
+                // Its node may have another medium for the blocks.
+                self.tiering.has_lost_copies.store(true, Ordering::Release);
+            }
+            used.state = offer.state;
+            self.tiering.loaded.notify_waiters();
+            used.namespaces.clone_from(&offer.namespaces);
+        });
+        if let Some(walk) = walk {
+            let (pool, node) = (Arc::clone(self), Arc::clone(node));
+            tokio::spawn(async move { pool.walk_for_drain(&node, walk) });
+        }
         if is_in_use {
             self.take_back_what_waited(node);
             return Ok(());
@@ -289,6 +326,8 @@ impl Pool {
             in_flight: 0,
             busy: HashMap::new(),
             forwards: 0,
+            has_unmoved: false,
+            lists_again: 0,
             namespaces: offer.namespaces.clone(),
             emptying: Emptying::Logging,
         };
@@ -477,12 +516,14 @@ impl Pool {
         }
         let nodes: BTreeMap<Incarnation, Arc<StoreNode>> = {
             let traffic = self.tiering.traffic.lock();
-            let used = traffic.uses.values().filter(|used| used.takes_stores());
+            let uses = traffic.uses.values();
+            // What is slow takes them when it has answered.
+            let used = uses.filter(|used| used.stores() >= TakesStores::Later);
             used.map(|used| (used.node.incarnation, Arc::clone(&used.node)))
                 .collect()
         };
         if nodes.is_empty() {
-            // Perhaps they are slow for a moment.
+            // Perhaps one is attached in a moment.
             self.tiering.has_lost_copies.store(true, Ordering::Release);
             return;
         }

@@ -28,7 +28,7 @@ use kvpool_proto::MediumState;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Incarnation, Key, Length, SegmentId, Version};
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -40,6 +40,8 @@ const GIVE_UP: f64 = 0.9;
 const TICK: Duration = Duration::from_millis(20);
 /// Blocks examined under one lock.
 const STEP: usize = 256;
+/// Blocks that wait for busy media while blocks behind them go to others.
+const MOST_HELD: usize = 256;
 
 /// A node, and its media that take stores.
 struct Target {
@@ -196,11 +198,32 @@ impl Pool {
     /// Every block of a draining node has its turn at once, the one that was used last first: the
     /// node's time is short.
     pub(in crate::pool) fn demote_all_of(&self, node: &Arc<StoreNode>) {
+        // A medium that is attached later begins it.
+        if self.tiering.takes_stores_of(node).is_none() {
+            return;
+        }
+        let since = self.directory.next_tick();
+        // Before the walk: a copy that is dropped meanwhile queues its block here.
+        let mut demotions = self.tiering.demotions.lock();
+        let walk = demotions.begin_drain(node.incarnation, since);
+        drop(demotions);
+        self.walk_for_drain(node, walk);
+    }
+
+    /// Begins the drain of a node again, unless the node knows that its blocks have their copies. Returns the number of
+    /// the walk, which the caller makes.
+    pub(super) fn drain_again(&self, node: &StoreNode) -> Option<u64> {
+        let mut demotions = self.tiering.demotions.lock();
+        let line = demotions.nodes.get(&node.incarnation)?;
+        let since = line.drains.filter(|_| !line.is_told)?;
+        Some(demotions.begin_drain(node.incarnation, since))
+    }
+
+    /// Queues every block of a draining node that has no copy, and ends the walk.
+    pub(super) fn walk_for_drain(&self, node: &Arc<StoreNode>, walk: u64) {
         let found = match self.tiering.takes_stores_of(node) {
-            // A medium that is attached later begins it.
-            None => return,
             // The thread ends the drain.
-            Some(TakesStores::Never) => None,
+            None | Some(TakesStores::Never) => None,
             // The thread takes the line up when the medium has answered.
             Some(TakesStores::Later | TakesStores::Now) => {
                 self.without_copy(std::slice::from_ref(node)).pop()
@@ -208,10 +231,9 @@ impl Pool {
         };
         let mut found = found.unwrap_or_default();
         found.sort_by_key(|(tick, _)| std::cmp::Reverse(*tick));
-        let mut line = Line::of_drain(self.directory.next_tick());
-        found.into_iter().for_each(|(_, one)| line.push(one));
+        let found = found.into_iter().map(|(_, one)| one).collect();
         let mut demotions = self.tiering.demotions.lock();
-        demotions.nodes.insert(node.incarnation, line);
+        demotions.end_walk(node.incarnation, walk, found);
         drop(demotions);
         self.tiering.wake();
     }
@@ -347,7 +369,11 @@ impl Pool {
             })
         };
         let cursors: Vec<u32> = media.iter().map(|(medium, _)| medium.cursor()).collect();
-        while media.iter().any(|(medium, _)| self.has_window(medium.id)) {
+        let (mut busy, mut held, mut is_all) = (HashSet::new(), Vec::new(), false);
+        let may_take = |medium: &Medium, busy: &HashSet<SegmentId>| {
+            !busy.contains(&medium.id) && self.has_window(medium.id)
+        };
+        while held.len() < MOST_HELD && media.iter().any(|(medium, _)| may_take(medium, &busy)) {
             let next = {
                 let mut demotions = self.tiering.demotions.lock();
                 let line = demotions.nodes.get_mut(&node.incarnation);
@@ -357,23 +383,29 @@ impl Pool {
                 })
             };
             let Some((waiting, drains)) = next else {
-                self.tell_demoted(target);
+                is_all = true;
                 break;
             };
-            let turn = self.store_one(&waiting, target, drains);
-            if let Turn::Ended = turn {
-                continue;
-            }
-            let mut demotions = self.tiering.demotions.lock();
-            let line = demotions.nodes.get_mut(&node.incarnation);
-            match (turn, line) {
-                (Turn::Later, Some(line)) => line.put_aside(waiting),
-                (_, Some(line)) => {
-                    line.push_front(waiting);
-                    break;
+            match self.store_one(&waiting, target, drains, &mut busy) {
+                Turn::Ended => {}
+                // The blocks behind it may be for another medium.
+                Turn::NotNow => held.push(waiting),
+                Turn::Later => {
+                    let mut demotions = self.tiering.demotions.lock();
+                    if let Some(line) = demotions.nodes.get_mut(&node.incarnation) {
+                        line.put_aside(waiting);
+                    }
                 }
-                (_, None) => break,
             }
+        }
+        if !held.is_empty() {
+            let mut demotions = self.tiering.demotions.lock();
+            if let Some(line) = demotions.nodes.get_mut(&node.incarnation) {
+                held.into_iter().rev().for_each(|one| line.push_front(one));
+            }
+        }
+        if is_all {
+            self.tell_demoted(target);
         }
         for ((medium, _), cursor) in media.iter().zip(cursors) {
             if medium.cursor() != cursor {
@@ -440,12 +472,14 @@ impl Pool {
         used.is_some_and(|used| used.in_flight < WINDOW)
     }
 
-    /// Orders the store of one block on the first medium that takes it.
+    /// Orders the store of one block on the first medium that takes it. `busy` are the media that took no block in this
+    /// round, and take no other, so that the blocks of a medium keep their order.
     fn store_one(
         self: &Arc<Self>,
         waiting: &Waiting,
         target: &Target,
         drains: Option<Tick>,
+        busy: &mut HashSet<SegmentId>,
     ) -> Turn {
         let node = &target.node;
         let Some((block, from)) = self.to_store(waiting, node) else {
@@ -463,7 +497,8 @@ impl Pool {
             if let Turn::Later = turn {
                 turn = Turn::Ended;
             }
-            if !self.has_window(medium.id) {
+            if busy.contains(&medium.id) || !self.has_window(medium.id) {
+                busy.insert(medium.id);
                 turn = Turn::NotNow;
                 continue;
             }
@@ -501,14 +536,18 @@ impl Pool {
                         _hold: hold,
                     };
                     let mut traffic = self.tiering.traffic.lock();
-                    return match traffic.begin(medium, transfer, order) {
-                        true => Turn::Ended,
-                        false => Turn::NotNow,
-                    };
+                    if traffic.begin(medium, transfer, order) {
+                        return Turn::Ended;
+                    }
+                    busy.insert(medium.id);
+                    return Turn::NotNow;
                 }
                 // The medium is full of blocks that were used later.
                 Taken::NeedsZone if is_full => {}
-                Taken::NeedsZone => turn = Turn::NotNow,
+                Taken::NeedsZone => {
+                    busy.insert(medium.id);
+                    turn = Turn::NotNow;
+                }
                 Taken::TooLong => too_long += 1,
             }
         }
@@ -654,7 +693,8 @@ impl Pool {
                 // It is slow, or takes no more. Those under way may still be recorded.
                 traffic.writes_to(*medium)
             };
-            if line.drains.is_none() || line.is_told || traffic.uses.iter().any(is_busy) {
+            let is_open = line.drains.is_some() && line.walk.is_none() && !line.is_told;
+            if !is_open || traffic.uses.iter().any(is_busy) {
                 return;
             }
             // A store that left no copy may have come back to the line since it was found empty.

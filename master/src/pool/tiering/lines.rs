@@ -17,6 +17,7 @@ const REACH_AGAIN: u64 = 256;
 #[derive(Debug, Default)]
 pub(super) struct Demotions {
     pub(super) nodes: HashMap<Incarnation, Line>,
+    last_walk: u64,
 }
 
 /// The blocks of one node, in the order of their turns.
@@ -26,6 +27,8 @@ pub(super) struct Line {
     pub(super) bytes: u64,
     /// Since when the node drains: then every block has its turn at once.
     pub(super) drains: Option<Tick>,
+    /// The walk over the blocks of the draining node that has not ended. No block has its turn before.
+    pub(super) walk: Option<u64>,
     /// True when the draining node knows that its blocks have their copies.
     pub(super) is_told: bool,
     /// The blocks whose stores have failed once.
@@ -76,6 +79,30 @@ impl Demotions {
         all.for_each(|one| line.push(one));
     }
 
+    /// Begins the line of a node that drains since `since`, if not earlier. Returns the number of the walk over its
+    /// blocks, which the caller makes next. It finds all that waited before.
+    pub(super) fn begin_drain(&mut self, node: Incarnation, since: Tick) -> u64 {
+        self.last_walk += 1;
+        let before = self.nodes.get(&node).and_then(|line| line.drains);
+        let line = Line {
+            drains: before.or(Some(since)),
+            walk: Some(self.last_walk),
+            ..Line::default()
+        };
+        self.nodes.insert(node, line);
+        self.last_walk
+    }
+
+    /// Queues the blocks that the walk of a drain has found behind those that came meanwhile. A later walk finds them
+    /// itself, and a node may have left.
+    pub(super) fn end_walk(&mut self, node: Incarnation, walk: u64, found: Vec<Waiting>) {
+        let line = self.nodes.get_mut(&node);
+        if let Some(line) = line.filter(|line| line.walk == Some(walk)) {
+            line.walk = None;
+            found.into_iter().for_each(|one| line.push(one));
+        }
+    }
+
     /// Forgets the blocks of a node.
     pub(super) fn forget(&mut self, node: Incarnation) {
         self.nodes.remove(&node);
@@ -94,14 +121,6 @@ pub(super) struct Waiting {
 }
 
 impl Line {
-    /// The line of a node that drains since `since`.
-    pub(super) fn of_drain(since: Tick) -> Self {
-        Self {
-            drains: Some(since),
-            ..Self::default()
-        }
-    }
-
     /// Adds a block behind all others. While the disk stalls, the first blocks give way: they have left
     /// memory.
     pub(super) fn push(&mut self, waiting: Waiting) {
@@ -160,7 +179,7 @@ impl Line {
     pub(super) fn pop(&mut self, turns: Turns) -> Option<Waiting> {
         self.kept = turns.kept;
         self.most = Some(turns.most);
-        if self.drains.is_none() && self.bytes <= turns.kept {
+        if self.walk.is_some() || self.drains.is_none() && self.bytes <= turns.kept {
             return None;
         }
         loop {
@@ -245,6 +264,25 @@ mod tests {
             assert_eq!(demotions.nodes[&NODE].drains, Some(Tick(5)));
             assert_eq!(versions(&demotions), [9]);
         }
+    }
+
+    /// The later walk finds every block of the node.
+    #[test]
+    fn a_walk_of_a_drain_that_began_again_queues_nothing() {
+        let mut demotions = Demotions::default();
+        let first = demotions.begin_drain(NODE, Tick(5));
+        let second = demotions.begin_drain(NODE, Tick(6));
+        demotions.end_walk(NODE, first, vec![waiting(1)]);
+        let turn = demotions
+            .nodes
+            .get_mut(&NODE)
+            .unwrap()
+            .pop(Turns::default());
+        assert!(turn.is_none() && versions(&demotions).is_empty());
+        demotions.nodes.get_mut(&NODE).unwrap().push(waiting(9));
+        demotions.end_walk(NODE, second, vec![waiting(2)]);
+        assert_eq!(versions(&demotions), [9, 2]);
+        assert_eq!(demotions.nodes[&NODE].drains, Some(Tick(5)));
     }
 
     #[test]

@@ -105,6 +105,8 @@ fn in_use(node: &Arc<StoreNode>, session: u64) -> Use {
         in_flight: 0,
         busy: HashMap::new(),
         forwards: 0,
+        has_unmoved: false,
+        lists_again: 0,
         namespaces: Vec::new(),
         emptying: Emptying::Idle,
     }

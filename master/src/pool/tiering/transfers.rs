@@ -267,14 +267,15 @@ impl Pool {
                 }
                 (Direction::Forward { .. }, Code::Ok) => {
                     if !self.stored(&transfer) {
-                        self.forwarded(&transfer);
+                        self.forwarded(&transfer, true);
                     }
                 }
                 (Direction::Forward { .. }, code) => {
-                    if *code == Code::ChecksumMismatch {
+                    let is_wrong = *code == Code::ChecksumMismatch;
+                    if is_wrong {
                         self.copy_is_wrong(&transfer);
                     }
-                    self.forwarded(&transfer);
+                    self.forwarded(&transfer, is_wrong);
                 }
                 (Direction::Load { .. }, Code::Ok) => self.loaded(transfer),
                 (Direction::Load { .. }, code) => {
@@ -298,12 +299,13 @@ impl Pool {
         traffic.leave_zones(transfer, zone_of);
     }
 
-    /// Ends a move between zones.
-    fn forwarded(&self, transfer: &Transfer) {
+    /// Ends a move between zones. `is_over` unless the copy should still move.
+    fn forwarded(&self, transfer: &Transfer, is_over: bool) {
         let mut traffic = self.tiering.traffic.lock();
         let used = traffic.uses.get_mut(&transfer.place.medium);
         if let Some(used) = used.filter(|used| used.is_of(&transfer.node, transfer.session)) {
             used.forwards = used.forwards.saturating_sub(1);
+            used.has_unmoved |= !is_over;
         }
         drop(traffic);
         self.tiering.wake();
@@ -352,6 +354,7 @@ impl Pool {
             let record = Record::Commit(commit.clone());
             self.journal()
                 .submit_now(vec![record], Ack::Durable, move |durable| {
+                    let is_logged = durable.is_ok();
                     match durable {
                         Ok(_) if !pool.tier.publish(commit) => {}
                         Ok(_) if moves => pool.metrics.copy_forwarded(length),
@@ -365,7 +368,7 @@ impl Pool {
                     // Before this, a copy of the next round could take a range that this one still takes.
                     pool.leave_zones(&of);
                     if moves {
-                        pool.forwarded(&of);
+                        pool.forwarded(&of, is_logged);
                     }
                     pool.tiering.wake();
                 });

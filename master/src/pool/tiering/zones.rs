@@ -96,6 +96,10 @@ impl Pool {
                     }
                     let next = saving.pop();
                     let is_saved = next.is_none() && used.forwards == 0;
+                    if is_saved && used.moves_again() {
+                        used.emptying = Emptying::Idle;
+                        continue;
+                    }
                     drop(traffic);
                     match next {
                         Some(next) => match self.save(medium, next, node, session) {
@@ -250,7 +254,7 @@ impl Pool {
         let zone = medium.next_zone();
         let _until_submitted = self.evicting.read();
         let mut records = Vec::new();
-        let mut is_leased = false;
+        let mut is_kept = false;
         let mut pinned = Vec::new();
         for copy in medium.oldest() {
             let Some(version) = self.tier.directory().version_of(copy) else {
@@ -274,8 +278,12 @@ impl Pool {
                 pinned.push((namespace, key));
                 continue;
             }
-            if until > now && !self.lease_in_memory(namespace, &key, version, until) {
-                is_leased = true;
+            // A block that was loaded is recorded only while its copy is there.
+            let traffic = self.tiering.traffic.lock();
+            let is_loading = traffic.loading.contains_key(&(copy, version));
+            drop(traffic);
+            if is_loading || until > now && !self.lease_in_memory(namespace, &key, version, until) {
+                is_kept = true;
                 continue;
             }
             // A copy that was leased or has moved meanwhile stays.
@@ -308,8 +316,8 @@ impl Pool {
                 self.load_pinned(*namespace, key);
             }
         }
-        // What is leased leaves when its lease ends.
-        let next = match is_leased || !pinned.is_empty() {
+        // It leaves when its lease or its load ends.
+        let next = match is_kept || !pinned.is_empty() {
             true => Emptying::Idle,
             false => Emptying::Draining,
         };

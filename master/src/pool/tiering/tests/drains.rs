@@ -67,3 +67,96 @@ async fn a_drain_waits_for_stores_on_a_medium_that_has_become_slow() {
     assert!(matches!(told.body, Some(Body::Demoted(_))), "{told:?}");
     pool.retire().await;
 }
+
+/// The record of a block's copy on medium 1.
+fn copy_of(block: NewBlock, offset: u64) -> record::Commit {
+    record::Commit {
+        namespace: block.namespace,
+        key: block.key,
+        version: block.version,
+        length: block.length,
+        checksum: block.checksum,
+        replicas: smallvec::smallvec![(SegmentId::on_medium(1), Offset(offset))],
+        parent: None,
+        hard_pin: false,
+    }
+}
+
+/// Puts blocks into the memory of a node that drains.
+fn draining_with(pool: &Pool, node: &Arc<StoreNode>, blocks: &[NewBlock]) {
+    let segment = Segment::new(SegmentId(1), Arc::clone(node), Length(1 << 20), 1.0);
+    pool.placement.insert(Arc::new(segment));
+    node.add_segment(SegmentId(1));
+    node.drain();
+    let published = pool.directory.publish(blocks);
+    assert!(published.iter().all(|one| one.id.is_some()));
+}
+
+/// The walk has seen the copy. Then the copy leaves with its zone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_is_dropped_while_a_drain_begins_is_made_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, mut sent) = connected(&pool);
+    draining_with(&pool, &node, &[block("block", 7)]);
+    assert!(pool.tier.publish(copy_of(block("block", 7), 1 << 18)));
+    attach(&pool, &node, session, medium.id);
+    {
+        // While this is held, the walk waits behind the block's copy.
+        let held = pool.tiering.absent.lock();
+        let (draining, of) = (Arc::clone(&pool), Arc::clone(&node));
+        let begun = std::thread::spawn(move || draining.demote_all_of(&of));
+        std::thread::sleep(Duration::from_millis(100));
+        pool.tend_media();
+        assert!(sent.try_recv().is_err(), "told before the walk has ended");
+        let copy = medium.oldest()[0];
+        let removed = pool.tier.remove_copy(copy, Version(7), |_| Verdict::Remove);
+        assert!(pool.queue_again(&removed.unwrap(), Tick::default()));
+        drop(held);
+        begun.join().unwrap();
+    }
+    let order = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
+    let order = order.expect("the block goes").unwrap().unwrap();
+    assert!(matches!(order.body, Some(Body::Transfers(_))), "{order:?}");
+    pool.retire().await;
+}
+
+/// The node's other medium takes the blocks that were being stored there, and those that lie there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_copies_the_blocks_of_a_medium_that_is_gone_to_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, gone) = pool_on_medium(directory.path()).await;
+    let left = record::Medium {
+        medium: MediumId(2),
+        ..medium_of(2)
+    };
+    let (node, session, mut sent) = connected(&pool);
+    draining_with(&pool, &node, &[block("block", 7), block("copied", 8)]);
+    assert!(pool.tier.publish(copy_of(block("copied", 8), 8192)));
+    attach(&pool, &node, session, gone.id);
+    begin(&pool, &node, session, &gone, Direction::Store);
+    assert!(sent.try_recv().is_ok(), "the store on the medium");
+    attach(&pool, &node, session, left.id);
+    pool.tier.set_medium(left);
+    let since = pool.directory.next_tick();
+    {
+        let mut demotions = pool.tiering.demotions.lock();
+        let walk = demotions.begin_drain(node.incarnation, since);
+        demotions.end_walk(node.incarnation, walk, Vec::new());
+    }
+    let offers = vec![offer(&gone, MediumState::MediumGone)];
+    pool.media_offered(&node, session, offers).await.unwrap();
+    let mut stored = Vec::new();
+    while stored.len() < 2 {
+        let order = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
+        let order = order.expect("the blocks go").unwrap().unwrap();
+        let Some(Body::Transfers(orders)) = &order.body else {
+            panic!("{order:?}");
+        };
+        let versions = orders.transfers.iter().map(|order| order.version);
+        stored.extend(versions);
+    }
+    stored.sort_unstable();
+    assert_eq!(stored, [7, 8]);
+    pool.retire().await;
+}

@@ -62,6 +62,48 @@ async fn the_blocks_of_a_medium_that_is_gone_are_copied_again() {
     pool.retire().await;
 }
 
+/// The node's other medium is slow for a moment, and a medium of another node takes stores.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_blocks_of_a_medium_that_is_gone_wait_for_a_slow_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    // The test does what the demoter does.
+    pool.term.end();
+    let (node, session, _sent) = connected(&pool);
+    let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+    pool.placement.insert(Arc::new(segment));
+    node.add_segment(SegmentId(1));
+    let published = pool.directory.publish(&[block("block", 7)]).remove(0);
+    assert!(published.id.is_some());
+    let (name, now) = (NodeName("m".into()), pool.now());
+    let another = StoreNode::new(name, Incarnation(2), GrantKey([2; 32]), now);
+    let (outbox, _to_another) = tokio::sync::mpsc::unbounded_channel();
+    let of_another = another.attach(Address::default(), outbox, now);
+    let another = Arc::new(another);
+    for (id, node, session, state) in [
+        (1, &node, session, MediumState::MediumGone),
+        (2, &node, session, MediumState::MediumSlow),
+        (3, &another, of_another, MediumState::MediumReady),
+    ] {
+        let used = Use {
+            state,
+            ..in_use(node, session)
+        };
+        let mut traffic = pool.tiering.traffic.lock();
+        traffic.uses.insert(SegmentId::on_medium(id), used);
+    }
+    let has_lost = &pool.tiering.has_lost_copies;
+    has_lost.store(true, Ordering::Release);
+    pool.replace_lost_copies();
+    let waiting = {
+        let demotions = pool.tiering.demotions.lock();
+        let line = demotions.nodes.get(&node.incarnation);
+        line.map(|line| line.blocks.len())
+    };
+    assert_eq!(waiting, Some(1));
+    pool.retire().await;
+}
+
 /// Its node offers it, and then cannot write its superblock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copies_on_a_medium_that_cannot_be_attached_count_no_longer() {

@@ -1,6 +1,8 @@
 //! Stores of blocks: when they are ordered, and what happens to their blocks meanwhile.
 
+use super::super::WINDOW;
 use super::*;
+use kvpool_types::{Namespace, NamespaceSettings};
 
 /// The evictor orders stores too. It must not wait for a walk over all blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -252,5 +254,63 @@ async fn a_block_that_only_a_slow_medium_takes_waits_for_it() {
     let order = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
     let order = order.expect("the block goes").unwrap().unwrap();
     assert!(matches!(order.body, Some(Body::Transfers(_))), "{order:?}");
+    pool.retire().await;
+}
+
+/// The medium of the first block's namespace is busy, and that of the second block's has nothing to do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_goes_to_its_medium_while_another_medium_is_busy() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, busy) = pool_on_medium(directory.path()).await;
+    pool.tier.set_medium(record::Medium {
+        medium: MediumId(2),
+        ..medium_of(2)
+    });
+    for name in ["a", "b"] {
+        let namespace = Namespace {
+            name: name.into(),
+            ..Namespace::default()
+        };
+        let created = pool.create_namespace(namespace, NamespaceSettings::default());
+        assert!(created.await.unwrap());
+    }
+    let (node, session, mut sent) = connected(&pool);
+    let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+    pool.placement.insert(Arc::new(segment));
+    node.add_segment(SegmentId(1));
+    // A drain begins with the block that was used last.
+    for (name, version) in [("b", 8), ("a", 7)] {
+        let block = NewBlock {
+            namespace: pool.namespace(name).unwrap(),
+            tick: pool.directory.ticks(1).of(0),
+            ..block(name, version)
+        };
+        assert!(pool.directory.publish(&[block]).remove(0).id.is_some());
+    }
+    {
+        let used = |name: &str, in_flight| Use {
+            namespaces: vec![name.into()],
+            in_flight,
+            ..in_use(&node, session)
+        };
+        let mut traffic = pool.tiering.traffic.lock();
+        traffic.uses.insert(busy.id, used("a", WINDOW));
+        traffic.uses.insert(SegmentId::on_medium(2), used("b", 0));
+    }
+    node.drain();
+    pool.demote_all_of(&node);
+    let order = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
+    let order = order.expect("the block goes").unwrap().unwrap();
+    let Some(Body::Transfers(orders)) = &order.body else {
+        panic!("{order:?}");
+    };
+    assert_eq!(orders.transfers[0].version, 8);
+    let first = {
+        let _after_the_round = pool.tiering.tending.lock();
+        let demotions = pool.tiering.demotions.lock();
+        let line = demotions.nodes.get(&node.incarnation);
+        line.and_then(|line| line.blocks.front().map(|one| one.version))
+    };
+    assert_eq!(first, Some(Version(7)), "it keeps its place");
     pool.retire().await;
 }

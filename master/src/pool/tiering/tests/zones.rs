@@ -1,6 +1,7 @@
 //! Copies that move to another zone, or leave with theirs.
 
 use super::*;
+use kvpool_types::GrantId;
 
 /// The record of a block's copy at an offset of medium 1.
 fn copy_at(offset: u64) -> record::Commit {
@@ -266,5 +267,116 @@ async fn a_pinned_copy_is_loaded_where_the_memory_with_its_block_leaves() {
     pool.drop_oldest(&medium, &node, session);
     assert_eq!(lies_at(&pool.tier), Some(1 << 18));
     assert_eq!(pool.tiering.traffic.lock().loading.len(), 1);
+    pool.retire().await;
+}
+
+/// The medium's node cannot write for a moment. A node that never can keeps no zone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_whose_move_failed_moves_later() {
+    const FROM: u64 = 1 << 18;
+    for codes in [[Code::Full, Code::Unreachable, Code::Ok], [Code::Full; 3]] {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = pool_in(directory.path()).await;
+        let medium = copy_in_a_zone_that_is_due(&pool, FROM);
+        let copies = pool.tier.directory();
+        let (key, used) = (Key::parse("block").unwrap(), copies.ticks(2).of(0));
+        copies.visit(SPACE, &[key.as_ref()], |_, copy| copy.unwrap().touch(used));
+        let (node, session, mut sent) = connected(&pool);
+        attach(&pool, &node, session, medium.id);
+        for code in codes {
+            let order = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
+            let order = order.expect("a move is ordered").unwrap().unwrap();
+            let Some(Body::Transfers(orders)) = &order.body else {
+                panic!("{order:?}");
+            };
+            assert_eq!(lies_at(&pool.tier), Some(FROM));
+            pool.transfers_done(&node, &[(orders.transfers[0].ticket, code)]);
+        }
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        while lies_at(&pool.tier) == Some(FROM) {
+            assert!(std::time::Instant::now() < until, "it stays in its zone");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let has_moved = codes.contains(&Code::Ok);
+        assert_eq!(lies_at(&pool.tier).is_some(), has_moved, "{codes:?}");
+        pool.retire().await;
+    }
+}
+
+/// A block that is loaded is recorded only while its copy is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_leaves_its_zone_after_its_load() {
+    const FROM: u64 = 1 << 18;
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    let medium = copy_in_a_zone_that_is_due(&pool, FROM);
+    let (copy, to) = (medium.oldest()[0], block("block", 7).replicas[0]);
+    let (node, session, _sent) = connected(&pool);
+    {
+        let mut traffic = pool.tiering.traffic.lock();
+        traffic
+            .loading
+            .insert((copy, Version(7)), (to, Length(100)));
+        traffic.uses.insert(medium.id, in_use(&node, session));
+    }
+    pool.drop_oldest(&medium, &node, session);
+    assert_eq!(lies_at(&pool.tier), Some(FROM));
+    pool.tiering.traffic.lock().loading.clear();
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    while lies_at(&pool.tier).is_some() {
+        assert!(std::time::Instant::now() < until, "it stays in its zone");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    pool.retire().await;
+}
+
+/// A removal takes the copy out of its zone while a load reads it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_zone_without_copies_waits_for_the_load_that_reads_it() {
+    const FROM: u64 = 1 << 18;
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    let medium = copy_in_a_zone_that_is_due(&pool, FROM);
+    let (copy, to) = (medium.oldest()[0], block("block", 7).replicas[0]);
+    let (node, session, _sent) = connected(&pool);
+    let used = Use {
+        emptying: Emptying::Logging,
+        ..in_use(&node, session)
+    };
+    pool.tiering.traffic.lock().uses.insert(medium.id, used);
+    let ticket = {
+        let place = Place {
+            medium: medium.id,
+            offset: Offset(FROM),
+        };
+        let grant = GrantId(1);
+        let load = Transfer {
+            place,
+            ..transfer(&node, session, &medium, Direction::Load { copy, to, grant })
+        };
+        let mut traffic = pool.tiering.traffic.lock();
+        assert!(traffic.begin(&medium, load, proto::Transfer::default()));
+        traffic.last_ticket
+    };
+    let block = block("block", 7);
+    assert!(pool.tier.copy_gone(&record::ReplicaGone {
+        namespace: block.namespace,
+        key: block.key,
+        version: block.version,
+        segment: medium.id,
+        offset: None,
+    }));
+    pool.set_emptying(medium.id, &node, session, Emptying::Idle);
+    for _ in 0..20 {
+        pool.tend_media();
+        assert!(medium.is_next_due(), "its zone may be written");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    pool.transfers_done(&node, &[(ticket, Code::StoreFailed)]);
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    while medium.is_next_due() {
+        assert!(std::time::Instant::now() < until, "the zone is not emptied");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     pool.retire().await;
 }
