@@ -17,8 +17,8 @@
 
 use super::super::Pool;
 use super::super::read::Found;
-use super::Wish;
 use super::tasks::{Change, TaskId, TaskState};
+use super::{Left, Wish};
 use crate::clock::BootInstant;
 use crate::directory::Tick;
 use crate::membership::StoreNode;
@@ -209,7 +209,11 @@ impl Pool {
                 to: Vec::new(),
                 evict: false,
             };
-            if let Ok(task) = self.begin_task(wish, vec![(block.tick, block.id, block.version)]) {
+            if let Ok(task) = self.begin_task(
+                wish,
+                vec![(block.tick, block.id, block.version)],
+                &Left::default(),
+            ) {
                 last.task = task.id;
             }
         }
@@ -228,7 +232,11 @@ impl Pool {
             to: vec![target.name.clone()],
             evict: true,
         };
-        let task = self.begin_task(wish, vec![(block.tick, block.id, block.version)]);
+        let task = self.begin_task(
+            wish,
+            vec![(block.tick, block.id, block.version)],
+            &Left::default(),
+        );
         Some(Further {
             node: target.name.clone(),
             version: block.version,
