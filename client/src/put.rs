@@ -145,25 +145,29 @@ fn cost_of_parent(block: &PutBlock) -> usize {
     parent.map_or(0, |parent| cost(parent.as_ref()))
 }
 
-/// Whether some block's parent is in another run than the block. Such runs must be put one after the
-/// other, since the master links a parent only if it is committed first.
+/// [`parents_cross`] for runs of a batch.
 fn crosses(runs: &[std::ops::Range<usize>], blocks: &[(usize, PutBlock)]) -> bool {
-    if runs.len() < 2 {
-        return false;
-    }
-    let mut run_of: HashMap<&Key, usize> = HashMap::default();
-    for (number, run) in runs.iter().enumerate() {
-        for (_, block) in blocks.get(run.clone()).unwrap_or_default() {
-            run_of.insert(&block.key, number);
-        }
-    }
-    runs.iter().enumerate().any(|(number, run)| {
-        blocks
-            .get(run.clone())
-            .unwrap_or_default()
-            .iter()
-            .filter_map(|(_, block)| block.parent.as_ref())
-            .any(|parent| run_of.get(parent).is_some_and(|other| *other != number))
+    runs.len() > 1
+        && parents_cross(runs.iter().enumerate().flat_map(|(number, run)| {
+            let run = blocks.get(run.clone()).unwrap_or_default();
+            run.iter().map(move |(_, block)| (number, block))
+        }))
+}
+
+/// Whether some block's parent is in another part of a batch than the block; each block comes with the number of
+/// its part. Such parts must be put one after the other, since the master links a parent only if it is committed
+/// first.
+pub(crate) fn parents_cross<'a, B: 'a>(
+    mut blocks: impl Iterator<Item = (usize, &'a PutBlock<B>)> + Clone,
+) -> bool {
+    let part_of: HashMap<&Key, usize> = blocks
+        .clone()
+        .map(|(part, block)| (&block.key, part))
+        .collect();
+    blocks.any(|(part, block)| {
+        let parent = block.parent.as_ref();
+        let other = parent.and_then(|parent| part_of.get(parent));
+        other.is_some_and(|other| *other != part)
     })
 }
 

@@ -21,7 +21,7 @@ use crate::keys::{
     Namespace, for_each, length_hint, list_of_alike, pack_keys, read_key, read_keys,
 };
 use crate::loan::{Loan, deadline, left};
-use crate::places::{Placed, by_place};
+use crate::places::{Placed, by_place, put_by_place};
 use crate::view::View;
 pub(crate) use answers::{Description, Limits, Listed, Node, Replica, Segment, Stats};
 use buffers::{Block, Buffers, Unwritten, Use};
@@ -164,7 +164,7 @@ impl Pool {
                 timeout: Some(left(deadline)),
                 ..options.clone()
             };
-            by_place(
+            put_by_place(
                 puts,
                 |puts| client.batch_put(puts, &within()),
                 |puts| client.batch_put_gpu(puts, &within()),
