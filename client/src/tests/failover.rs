@@ -238,6 +238,36 @@ async fn a_put_waits_for_a_leader_to_its_deadline_and_says_who_there_is() {
     );
 }
 
+/// One master has the wrong key, say, and the next leader the right one.
+#[tokio::test]
+async fn while_nobody_leads_one_master_that_refuses_the_token_fails_no_put() {
+    let two = Arc::new(Two::start().await);
+    let client = two.connect().await;
+    two.depose().await;
+    two.a.always("cluster", Fault::TokenRefused);
+    two.promote_after(Duration::from_millis(500));
+    let begun = Instant::now();
+    assert_eq!(
+        put_within(&client, "a", Duration::from_secs(5)).await,
+        STORED
+    );
+    assert!(begun.elapsed() > Duration::from_millis(400));
+}
+
+#[tokio::test]
+async fn a_token_that_every_master_refuses_is_not_tried_to_the_deadline() {
+    let two = Two::start().await;
+    let client = two.connect().await;
+    two.depose().await;
+    two.a.always("cluster", Fault::TokenRefused);
+    two.b.always("cluster", Fault::TokenRefused);
+    let begun = Instant::now();
+    let timeout = Duration::from_secs(5);
+    let error = put_within(&client, "a", timeout).await.unwrap_err();
+    assert_eq!(error.code(), Code::Unauthenticated);
+    assert_soon(begun, Duration::from_secs(2));
+}
+
 /// A thousand clients do this at a time.
 #[tokio::test]
 async fn while_nobody_leads_one_search_asks_for_all_calls_and_pauses() {
