@@ -656,7 +656,7 @@ impl Pool {
         Ok(latencies)
     }
 
-    /// The pool's limits, agreed on at connect.
+    /// The pool's limits, agreed on at connect and again with each new leader.
     #[getter]
     fn limits(&self) -> PyResult<Limits> {
         let open = self.open()?;
