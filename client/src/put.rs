@@ -159,9 +159,9 @@ fn crosses(runs: &[std::ops::Range<usize>], blocks: &[(usize, PutBlock)]) -> boo
         }))
 }
 
-/// Whether some block's parent is in another part of a batch than the block; each block comes with the number of
-/// its part. Such parts must be put one after the other, since the master links a parent only if it is committed
-/// first.
+/// Whether some block's parent is in another part of a batch than the block. Each block comes with the
+/// number of its part. Such parts must be put one after the other, since the master links a parent only if
+/// it is committed first.
 pub(crate) fn parents_cross<'a, B: 'a>(
     mut blocks: impl Iterator<Item = (usize, &'a PutBlock<B>)> + Clone,
 ) -> bool {

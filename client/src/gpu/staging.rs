@@ -122,7 +122,7 @@ impl Staging {
             Some(piece) => taken(piece),
             None => {
                 let staging = Arc::clone(self);
-                // A caller that is gone meanwhile drops what comes of it: the piece goes back, and then its room.
+                // If the caller is gone meanwhile, the piece goes back with the answer, and then its room.
                 let allocate = move || staging.allocate(device, wanted).map(taken);
                 let allocated = tokio::task::spawn_blocking(allocate).await;
                 allocated.unwrap_or_else(|error| Err(panicked(&error)))?

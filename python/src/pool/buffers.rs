@@ -450,8 +450,8 @@ impl<'a, 'py> Buffers<'a, 'py> {
     }
 
     /// Waits for the work that the caller's streams have queued, and does the work of the call, which may take
-    /// `timeout`: the work is told its deadline. It returns when no transfer uses any of the memory. All of this is without the interpreter's
-    /// lock.
+    /// `timeout`. The work is told its deadline. This returns when no transfer uses any of the memory. All of
+    /// this is without the interpreter's lock.
     pub(crate) fn run<T: Send>(
         self,
         timeout: Option<Duration>,
