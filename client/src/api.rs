@@ -204,7 +204,7 @@ pub struct DescribedReplica {
     pub state: String,
 }
 
-/// What the pool agreed on at connect.
+/// What the pool agreed on, at connect and again in each new term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The largest block.

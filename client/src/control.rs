@@ -6,6 +6,7 @@
 //! the repetition ([`masters`]). Calls that must not be repeated are marked ([`Call::once`],
 //! [`Call::unless_done`]).
 
+mod agreed;
 mod framed;
 mod known;
 mod master;
@@ -22,18 +23,19 @@ use crate::counters::Counting;
 use crate::errors::{ConnectError, ControlError};
 use crate::latencies::Measured;
 use crate::options::Options;
+use agreed::Agreed;
 use known::Known;
 use kvpool_auth::Credentials;
-use kvpool_proto::{Caller, CreateNamespaceRequest, HelloRequest, MIN_VERSION, VERSION};
+use kvpool_proto::{Caller, CreateNamespaceRequest, HelloRequest};
 use kvpool_tls::ClientTls;
-use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, HostId, Length};
+use kvpool_types::{ClientId, ClusterId, Code, Epoch, HostId};
 pub(crate) use master::Carry;
 #[cfg(feature = "simulation")]
 pub(crate) use master::NotCarried;
 use master::{Sending, Unanswered};
 use masters::{Masters, Route};
 pub(crate) use messages::Message;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 pub(crate) use survey::{Said, survey};
@@ -47,6 +49,8 @@ const SHORTEST_ATTEMPT: Duration = Duration::from_millis(500);
 const FORWARDED_ATTEMPT: Duration = Duration::from_secs(1);
 /// How long connecting waits for a read-only leader to take the namespace.
 const READ_ONLY_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a put of a block over the limit waits for the leader to say the limit anew.
+const LIMITS_TIMEOUT: Duration = Duration::from_secs(1);
 /// So often in a row a call goes to another master at once; then it pauses: they may name each other.
 const MOVES: u32 = 3;
 
@@ -57,20 +61,13 @@ pub(crate) struct Control {
     client: ClientId,
     host: HostId,
     known: Arc<Known>,
-    agreed: RwLock<Agreed>,
+    agreed: Arc<Agreed>,
     /// The namespace, while no master has been told of it: it is before the first put.
     untold: Mutex<Option<CreateNamespaceRequest>>,
     counting: Arc<Counting>,
     credentials: Credentials,
     /// Where what nobody waits for runs.
     background: Handle,
-}
-
-/// What hello settled.
-#[derive(Clone, Copy, Debug)]
-struct Agreed {
-    cluster: Option<ClusterId>,
-    limits: Limits,
 }
 
 /// Why one attempt of a call failed.
@@ -201,19 +198,13 @@ impl Control {
             background.clone(),
             carrier,
         )?;
+        let agreed = Arc::new(Agreed::new(Arc::clone(&known), options.max_batch_keys));
         let control = Self {
             masters,
             client,
             host,
             known,
-            agreed: RwLock::new(Agreed {
-                cluster: None,
-                limits: Limits {
-                    max_block: Length(u64::MAX),
-                    max_batch_keys: options.max_batch_keys.max(1),
-                    lease_ttl: Duration::ZERO,
-                },
-            }),
+            agreed,
             untold: Mutex::new(None),
             counting,
             credentials,
@@ -228,9 +219,7 @@ impl Control {
             .call(HelloRequest::default(), call)
             .await
             .map_err(refused)?;
-        control
-            .agree(&hello, options.max_batch_keys.max(1))
-            .map_err(refused)?;
+        control.agreed.settle(&hello).map_err(refused)?;
         let create = CreateNamespaceRequest {
             caller: None,
             namespace: Some(kvpool_proto::Namespace {
@@ -299,14 +288,24 @@ impl Control {
         self.known.epoch()
     }
 
-    /// What hello settled.
+    /// What the last hello settled.
     pub(crate) fn limits(&self) -> Limits {
-        self.agreed.read().limits
+        self.agreed.limits()
+    }
+
+    /// What a hello settles now. A leader that does not answer soon changes nothing.
+    pub(crate) async fn limits_now(&self, deadline: Deadline) -> Limits {
+        let call = Call::by(deadline.at_most(LIMITS_TIMEOUT));
+        let greeted = self.call(HelloRequest::default(), call).await;
+        if let Err(error) = greeted.and_then(|hello| self.agreed.settle(&hello)) {
+            tracing::debug!(%error, "limits of the pool not asked for");
+        }
+        self.limits()
     }
 
     /// The pool that the client belongs to; zero before hello.
     pub(crate) fn cluster(&self) -> ClusterId {
-        self.agreed.read().cluster.unwrap_or_default()
+        self.agreed.cluster().unwrap_or_default()
     }
 
     /// Makes a call, again where that may help, until it is answered or its deadline passes.
@@ -359,7 +358,10 @@ impl Control {
                 leave,
                 maybe_done,
             } = match self.traced_attempt(&route, message.clone(), call).await {
-                Ok(reply) => return Ok(reply),
+                Ok(reply) => {
+                    self.agreed.renew(&route, &self.background);
+                    return Ok(reply);
+                }
                 Err(failed) => failed,
             };
             if leave {
@@ -490,57 +492,17 @@ impl Control {
     async fn learn_epoch(&self, route: &Route, deadline: Deadline) {
         let call = Call::by(deadline);
         match Box::pin(self.attempt(route, HelloRequest::default(), call)).await {
-            Ok(hello) => tracing::debug!(
-                epoch = hello.epoch,
-                "epoch was stale, handshake with the master repeated"
-            ),
+            Ok(hello) => {
+                tracing::debug!(
+                    epoch = hello.epoch,
+                    "epoch was stale, handshake with the master repeated"
+                );
+                if let Err(error) = self.agreed.settle(&hello) {
+                    tracing::debug!(%error, "limits of the new term not learned");
+                }
+            }
             Err(failed) => self.masters.doubt(route, failed.error.code),
         }
-    }
-
-    fn agree(
-        &self,
-        hello: &kvpool_proto::HelloReply,
-        max_batch_keys: usize,
-    ) -> Result<(), ControlError> {
-        if !(MIN_VERSION..=VERSION).contains(&hello.version) {
-            return Err(ControlError::new(
-                Code::VersionMismatch,
-                format!(
-                    "the master speaks protocol version {}, this client {MIN_VERSION} to {VERSION}",
-                    hello.version
-                ),
-            ));
-        }
-        let cluster = ClusterId::from_slice(&hello.cluster_id).ok_or_else(|| {
-            ControlError::new(
-                Code::Malformed,
-                format!("the cluster id has {} bytes", hello.cluster_id.len()),
-            )
-        })?;
-        let known = u8::try_from(hello.checksum_algorithm)
-            .ok()
-            .and_then(ChecksumAlgorithm::from_wire);
-        if known.is_none() {
-            return Err(ControlError::new(
-                Code::VersionMismatch,
-                format!(
-                    "checksum algorithm {} is unknown to this client",
-                    hello.checksum_algorithm
-                ),
-            ));
-        }
-        self.known.join(hello.cluster_id.clone());
-        let theirs = usize::try_from(hello.max_batch_keys).unwrap_or(usize::MAX);
-        *self.agreed.write() = Agreed {
-            cluster: Some(cluster),
-            limits: Limits {
-                max_block: Length(hello.max_block_bytes),
-                max_batch_keys: theirs.clamp(1, max_batch_keys),
-                lease_ttl: Duration::from_millis(hello.lease_ttl_ms),
-            },
-        };
-        Ok(())
     }
 }
 

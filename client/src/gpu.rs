@@ -16,11 +16,13 @@ use crate::Client;
 use crate::api::{GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions, PutOutcome};
 use crate::clock::Deadline;
 use crate::errors::{GetError, PutError};
+use crate::put::parents_cross;
 use futures::StreamExt;
 use futures::stream;
 use kvpool_transport::gpu::{self, CopyEngine, Device, DeviceCopy, DeviceRange, GpuError};
 use kvpool_types::{Code, Length, Offset};
 use std::sync::Arc;
+use tokio::sync::oneshot;
 
 use staging::NotStaged;
 pub(crate) use staging::Staging;
@@ -118,15 +120,22 @@ impl Client {
         let timeout = options.timeout.unwrap_or(self.inner.options.timeouts.put);
         let deadline = Deadline::after(timeout);
         let groups = groups(blocks, |block| &block.buffers);
-        let puts = groups.into_iter().map(async |group| {
-            let count = group.blocks.len();
-            match self.put_group(group, options, deadline).await {
-                Ok(outcomes) => outcomes,
-                Err(NotStaged { code, message }) => {
-                    vec![Err(PutError::Failed { code, message }); count]
+        let turns = turns(&groups);
+        let puts = groups
+            .into_iter()
+            .zip(turns)
+            .map(async |(group, mut turn)| {
+                let count = group.blocks.len();
+                let put = self.put_group(group, &mut turn, options, deadline).await;
+                // A group that failed before its turn does not end before the groups ahead of it.
+                turn.comes().await;
+                match put {
+                    Ok(outcomes) => outcomes,
+                    Err(NotStaged { code, message }) => {
+                        vec![Err(PutError::Failed { code, message }); count]
+                    }
                 }
-            }
-        });
+            });
         in_turn(puts).await
     }
 
@@ -164,6 +173,7 @@ impl Client {
     async fn put_group(
         &self,
         group: Group<PutBlock<GpuSlice>>,
+        turn: &mut Turn,
         options: &PutOptions,
         deadline: Deadline,
     ) -> Result<Vec<Result<PutOutcome, PutError>>, NotStaged> {
@@ -198,6 +208,7 @@ impl Client {
         }
         let copy = move |engine: &dyn CopyEngine, device| engine.copy_out(device, &copies);
         staged.copy(copy, deadline).await?;
+        turn.comes().await;
         let options = PutOptions {
             timeout: Some(deadline.left()),
             ..options.clone()
@@ -321,6 +332,45 @@ impl Place {
         }
         Ok(())
     }
+}
+
+/// When a group's bytes, which are staged, are put.
+#[derive(Default)]
+struct Turn {
+    /// Closed when the put of the group ahead has ended; `None`: at once.
+    ahead: Option<oneshot::Receiver<()>>,
+    /// Closes with this turn.
+    _ended: Option<oneshot::Sender<()>>,
+}
+
+impl Turn {
+    /// Returns when the groups ahead have ended.
+    async fn comes(&mut self) {
+        if let Some(ahead) = self.ahead.take() {
+            // Nothing is sent: the channel closes.
+            let _closed = ahead.await;
+        }
+    }
+}
+
+/// A turn for each group. If a block's parent is in another group, the groups are put one after the other.
+fn turns(groups: &[Group<PutBlock<GpuSlice>>]) -> Vec<Turn> {
+    let blocks = groups.iter().enumerate().flat_map(|(number, group)| {
+        let blocks = group.blocks.iter();
+        blocks.map(move |block| (number, block))
+    });
+    if groups.len() < 2 || !parents_cross(blocks) {
+        return groups.iter().map(|_| Turn::default()).collect();
+    }
+    let mut last = None;
+    let turn = |_| {
+        let (ended, closed) = oneshot::channel();
+        Turn {
+            ahead: last.replace(closed),
+            _ended: Some(ended),
+        }
+    };
+    groups.iter().map(turn).collect()
 }
 
 /// How many groups of one batch are worked on at a time: one is copied while another is transferred.

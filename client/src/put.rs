@@ -46,12 +46,17 @@ pub(crate) async fn put(
     let distinct = Distinct::of(blocks.iter().map(|block| &block.key));
     let mut outcomes: Vec<Option<Result<PutOutcome, PutError>>> = vec![None; distinct.firsts.len()];
     let mut to_put = Vec::with_capacity(outcomes.len());
+    let mut limit = inner.control.limits().max_block;
+    if blocks.iter().any(|block| is_over(block, limit)) {
+        // The master may have been restarted with another limit. Rare, and large beside what other puts need.
+        limit = Box::pin(inner.control.limits_now(deadline)).await.max_block;
+    }
     let mut firsts = distinct.firsts.iter().copied().enumerate().peekable();
     for (at, block) in blocks.into_iter().enumerate() {
         let Some((slot, _)) = firsts.next_if(|(_, first)| *first == at) else {
             continue;
         };
-        match validate(&block, inner.control.limits().max_block) {
+        match validate(&block, limit) {
             Ok(()) => to_put.push((slot, block)),
             Err(error) => set(&mut outcomes, slot, Err(error)),
         }
@@ -145,26 +150,34 @@ fn cost_of_parent(block: &PutBlock) -> usize {
     parent.map_or(0, |parent| cost(parent.as_ref()))
 }
 
-/// Whether some block's parent is in another run than the block. Such runs must be put one after the
-/// other, since the master links a parent only if it is committed first.
+/// [`parents_cross`] for runs of a batch.
 fn crosses(runs: &[std::ops::Range<usize>], blocks: &[(usize, PutBlock)]) -> bool {
-    if runs.len() < 2 {
-        return false;
-    }
-    let mut run_of: HashMap<&Key, usize> = HashMap::default();
-    for (number, run) in runs.iter().enumerate() {
-        for (_, block) in blocks.get(run.clone()).unwrap_or_default() {
-            run_of.insert(&block.key, number);
-        }
-    }
-    runs.iter().enumerate().any(|(number, run)| {
-        blocks
-            .get(run.clone())
-            .unwrap_or_default()
-            .iter()
-            .filter_map(|(_, block)| block.parent.as_ref())
-            .any(|parent| run_of.get(parent).is_some_and(|other| *other != number))
+    runs.len() > 1
+        && parents_cross(runs.iter().enumerate().flat_map(|(number, run)| {
+            let run = blocks.get(run.clone()).unwrap_or_default();
+            run.iter().map(move |(_, block)| (number, block))
+        }))
+}
+
+/// Whether some block's parent is in another part of a batch than the block. Each block comes with the
+/// number of its part. Such parts must be put one after the other, since the master links a parent only if
+/// it is committed first.
+pub(crate) fn parents_cross<'a, B: 'a>(
+    mut blocks: impl Iterator<Item = (usize, &'a PutBlock<B>)> + Clone,
+) -> bool {
+    let part_of: HashMap<&Key, usize> = blocks
+        .clone()
+        .map(|(part, block)| (&block.key, part))
+        .collect();
+    blocks.any(|(part, block)| {
+        let parent = block.parent.as_ref();
+        let other = parent.and_then(|parent| part_of.get(parent));
+        other.is_some_and(|other| *other != part)
     })
+}
+
+fn is_over(block: &PutBlock, limit: Length) -> bool {
+    total_length(&block.buffers) > limit
 }
 
 fn validate(block: &PutBlock, limit: Length) -> Result<(), PutError> {

@@ -31,6 +31,11 @@ pub(crate) fn deadline(timeout: Duration) -> Instant {
     now.checked_add(timeout).unwrap_or(now + YEAR)
 }
 
+/// How much time a call has left.
+pub(crate) fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
 /// The memory of one call.
 pub(crate) struct Loan {
     token: Arc<DrainToken>,

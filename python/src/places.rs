@@ -1,11 +1,62 @@
 //! Batches of blocks of which some lie in this host's memory and some in a GPU's.
 
+use kvpool_client::PutBlock;
+use kvpool_types::Key;
+use std::collections::HashMap;
+
 /// What is in one of two places.
 pub(crate) enum Placed<H, D> {
     /// In this host's memory.
     Host(H),
     /// In a GPU's.
     Device(D),
+}
+
+impl<H, D> Placed<H, D> {
+    const fn is_on_device(&self) -> bool {
+        matches!(self, Self::Device(_))
+    }
+}
+
+/// [`by_place`] for puts. If the parent of some block is in the other place, neighbours in one place are put
+/// together, and the others in order: the master links a parent only if it is committed first.
+pub(crate) fn put_by_place<H, D, T>(
+    puts: Vec<Placed<PutBlock<H>, PutBlock<D>>>,
+    host: impl Fn(Vec<PutBlock<H>>) -> Vec<T>,
+    device: impl Fn(Vec<PutBlock<D>>) -> Vec<T>,
+) -> Vec<T> {
+    if !parents_cross(&puts) {
+        return by_place(puts, host, device);
+    }
+    let mut outcomes = Vec::with_capacity(puts.len());
+    let mut puts = puts.into_iter().peekable();
+    while let Some(first) = puts.next() {
+        let is_on_device = first.is_on_device();
+        let mut together = vec![first];
+        while let Some(next) = puts.next_if(|put| put.is_on_device() == is_on_device) {
+            together.push(next);
+        }
+        outcomes.extend(by_place(together, &host, &device));
+    }
+    outcomes
+}
+
+/// Whether the parent of some block is in the other place.
+fn parents_cross<H, D>(puts: &[Placed<PutBlock<H>, PutBlock<D>>]) -> bool {
+    if !puts.iter().any(Placed::is_on_device) {
+        return false;
+    }
+    let named = || {
+        puts.iter().map(|put| match put {
+            Placed::Host(put) => (&put.key, put.parent.as_ref(), false),
+            Placed::Device(put) => (&put.key, put.parent.as_ref(), true),
+        })
+    };
+    let is_on_device: HashMap<&Key, bool> = named().map(|(key, _, place)| (key, place)).collect();
+    named().any(|(_, parent, place)| {
+        let other = parent.and_then(|parent| is_on_device.get(parent));
+        other.is_some_and(|other| *other != place)
+    })
 }
 
 /// Does the items of each place in one go: one outcome an item, in order.
@@ -17,7 +68,7 @@ pub(crate) fn by_place<H, D, T>(
     let (mut on_host, mut on_device) = (Vec::with_capacity(items.len()), Vec::new());
     let mut is_on_device = Vec::with_capacity(items.len());
     for item in items {
-        is_on_device.push(matches!(item, Placed::Device(_)));
+        is_on_device.push(item.is_on_device());
         match item {
             Placed::Host(item) => on_host.push(item),
             Placed::Device(item) => on_device.push(item),

@@ -20,15 +20,15 @@ use crate::interrupts;
 use crate::keys::{
     Namespace, for_each, length_hint, list_of_alike, pack_keys, read_key, read_keys,
 };
-use crate::loan::{Loan, deadline};
-use crate::places::{Placed, by_place};
+use crate::loan::{Loan, deadline, left};
+use crate::places::{Placed, by_place, put_by_place};
 use crate::view::View;
 pub(crate) use answers::{Description, Limits, Listed, Node, Replica, Segment, Stats};
 use buffers::{Block, Buffers, Unwritten, Use};
 use kvpool_client::blocking::Client;
 use kvpool_client::{
-    ClientFiles, GetBlock, GetOptions, GetOutcome, Leasing, PackedKeys, PutBlock, PutOutcome,
-    Remove, Slice, ViewOptions,
+    ClientFiles, GetBlock, GetOptions, GetOutcome, Leasing, PackedKeys, PutBlock, PutOptions,
+    PutOutcome, Remove, Slice, ViewOptions,
 };
 use kvpool_types::{Code, Key, Length, Offset};
 pub(crate) use lease::{Lease, Prefix};
@@ -159,11 +159,15 @@ impl Pool {
             return Err(uneven("blocks"));
         }
         let client = &open.client;
-        let outcomes = buffers.run(options.timeout, || {
-            by_place(
+        let outcomes = buffers.run(options.timeout, |deadline| {
+            let within = || PutOptions {
+                timeout: Some(left(deadline)),
+                ..options.clone()
+            };
+            put_by_place(
                 puts,
-                |puts| client.batch_put(puts, &options),
-                |puts| client.batch_put_gpu(puts, &options),
+                |puts| client.batch_put(puts, &within()),
+                |puts| client.batch_put_gpu(puts, &within()),
             )
         })?;
         Ok(merge(plan, outcomes))
@@ -382,11 +386,15 @@ impl Pool {
             return Err(uneven("targets"));
         }
         let client = &open.client;
-        let outcomes = buffers.run(options.timeout, || {
+        let outcomes = buffers.run(options.timeout, |deadline| {
+            let within = || GetOptions {
+                timeout: Some(left(deadline)),
+                ..options
+            };
             by_place(
                 gets,
-                |gets| client.batch_get(gets, &options),
-                |gets| client.batch_get_gpu(gets, &options),
+                |gets| client.batch_get(gets, &within()),
+                |gets| client.batch_get_gpu(gets, &within()),
             )
         })?;
         answers(py, merge(plan, outcomes), |found| match found {
@@ -648,7 +656,7 @@ impl Pool {
         Ok(latencies)
     }
 
-    /// The pool's limits, agreed on at connect.
+    /// The pool's limits, agreed on at connect and again with each new leader.
     #[getter]
     fn limits(&self) -> PyResult<Limits> {
         let open = self.open()?;

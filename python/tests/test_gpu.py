@@ -90,6 +90,17 @@ def test_one_batch_has_blocks_of_the_gpu_and_of_the_host(torch_on_gpu: Any, pool
     assert not back[4096:5000].any() and not back[5096:6000].any() and not back[6050:7000].any()
 
 
+def test_a_chain_through_the_gpu_and_the_host_has_its_outcomes_in_order(torch_on_gpu: Any, pool: kvpool.Pool) -> None:
+    on_gpu = some_bytes(torch_on_gpu, 4096)
+    keys = [next(_keys) for _ in range(6)]
+    blocks = [b"host", on_gpu, on_gpu[:7], b"there", on_gpu[7:], b"last"]
+    assert pool.put(keys[3], b"there") is True
+    stored = pool.batch_put(keys, blocks, parents=[None, *keys[:-1]])
+    assert stored == [True, True, True, False, True, True]
+    whole = on_gpu.cpu().numpy().tobytes()
+    assert [pool.get(key) for key in keys] == [b"host", whole, whole[:7], b"there", whole[7:], b"last"]
+
+
 def test_host_and_gpu_memory_in_one_block_is_refused(torch_on_gpu: Any, pool: kvpool.Pool) -> None:
     on_gpu = some_bytes(torch_on_gpu, 64)
     good, bad = next(_keys), next(_keys)

@@ -131,6 +131,34 @@ def test_other_threads_run_while_a_call_waits(own_pool: LivePool) -> None:
         assert waited > 0.8 and longest < waited / 2
 
 
+def test_a_lease_that_is_released_during_its_renewal_is_given_back(own_pool: LivePool) -> None:
+    with kvpool.Pool.connect(own_pool.url) as pool:
+        pool.put("leased", b"bytes")
+        lease = pool.match_prefix(["leased"]).lease
+        assert own_pool.master is not None
+        own_pool.master.hang()
+        raised: list[BaseException] = []
+
+        def renew() -> None:
+            try:
+                lease.renew()
+            except kvpool.Error as error:
+                raised.append(error)
+
+        renewing = threading.Thread(target=renew)
+        renewing.start()
+        time.sleep(0.3)
+        assert len(lease) == 1 and lease.left > 0
+        lease.release()
+        assert (len(lease), lease.left) == (0, 0)
+        own_pool.master.send(signal.SIGCONT)
+        renewing.join(10)
+        (error,) = raised
+        assert isinstance(error, kvpool.ClosedError)
+        (listed,) = pool.list()
+        assert not listed.leased
+
+
 def in_a_child(work: Callable[[], None]) -> int:
     """Runs `work` in a child made by fork; its exit code."""
     child = os.fork()

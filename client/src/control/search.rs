@@ -89,10 +89,8 @@ struct Heard {
 #[derive(Default)]
 struct Words {
     of: BTreeMap<String, String>,
-    /// Whether anybody said anything at all.
-    answered: bool,
-    /// How a master refused the token. Waiting does not help then.
-    token_refused: Option<Code>,
+    /// What the last answer of each that answered was: how it refused the token, or `None` for any other.
+    answered: BTreeMap<String, Option<Code>>,
     /// The master that last named a leader which only TLS keeps this client from calling.
     plain_leader: Option<String>,
 }
@@ -104,12 +102,25 @@ impl Words {
         self.of.insert(master.address.clone(), words.into());
     }
 
+    /// Notes that a master answered, and how if it refused the token.
+    fn note_answer(&mut self, master: &Master, token_refused: Option<Code>) {
+        self.answered.insert(master.address.clone(), token_refused);
+    }
+
+    /// How the token was refused, if nobody answered anything else. Waiting does not help then. A master that
+    /// does not refuse the token may lead soon.
+    fn token_refused(&self) -> Option<Code> {
+        let refusals = self.answered.values().copied();
+        let refusals = refusals.collect::<Option<Vec<Code>>>()?;
+        refusals.first().copied()
+    }
+
     fn error(&self) -> ControlError {
-        let code = if let Some(code) = self.token_refused {
+        let code = if let Some(code) = self.token_refused() {
             code
         } else if self.plain_leader.is_some() {
             Code::InvalidArgument
-        } else if self.answered {
+        } else if !self.answered.is_empty() {
             Code::NotLeader
         } else {
             Code::Unreachable
@@ -188,10 +199,8 @@ impl Heard {
                 return Word::Silence;
             }
             Err(error) => {
-                words.answered = true;
-                if is_about_the_token(error.code) {
-                    words.token_refused = Some(error.code);
-                }
+                let refused = Some(error.code).filter(|code| is_about_the_token(*code));
+                words.note_answer(master, refused);
                 words.set(
                     master,
                     format!("answered {}: {}", error.code, error.message),
@@ -204,7 +213,7 @@ impl Heard {
                 return Word::Nobody;
             }
         };
-        words.answered = true;
+        words.note_answer(master, None);
         if masters.known().is_of_another(&reply.cluster_id) {
             words.set(master, "is of another pool");
             return Word::Nobody;

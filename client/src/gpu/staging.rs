@@ -110,23 +110,26 @@ impl Staging {
         let Ok(room) = room else {
             unreachable!("invariant: the semaphore is never closed")
         };
+        let staging = Arc::clone(self);
+        let taken = move |piece| Taken {
+            piece: Some(piece),
+            device,
+            staging,
+            _room: room,
+        };
         let found = self.pieces.lock().find(wanted);
-        let piece = match found {
-            Some(piece) => piece,
+        let taken = match found {
+            Some(piece) => taken(piece),
             None => {
                 let staging = Arc::clone(self);
-                let allocate = move || staging.allocate(device, wanted);
+                // If the caller is gone meanwhile, the piece goes back with the answer, and then its room.
+                let allocate = move || staging.allocate(device, wanted).map(taken);
                 let allocated = tokio::task::spawn_blocking(allocate).await;
                 allocated.unwrap_or_else(|error| Err(panicked(&error)))?
             }
         };
         Ok(Staged {
-            taken: Arc::new(Taken {
-                piece: Some(piece),
-                device,
-                staging: Arc::clone(self),
-                _room: room,
-            }),
+            taken: Arc::new(taken),
         })
     }
 
@@ -256,8 +259,11 @@ mod tests {
     use std::time::Duration;
 
     /// Host memory that stands for pinned memory; nothing is copied.
-    #[derive(Debug)]
-    struct Heap;
+    #[derive(Debug, Default)]
+    struct Heap {
+        /// How long it takes to pin memory.
+        pause: Duration,
+    }
 
     impl CopyEngine for Heap {
         fn device_at(&self, _: u64) -> Option<Device> {
@@ -265,6 +271,7 @@ mod tests {
         }
 
         fn pinned(&self, _: Device, length: Length) -> Result<Region, GpuError> {
+            std::thread::sleep(self.pause);
             Ok(Region::allocate(length))
         }
 
@@ -279,7 +286,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_piece_goes_back_only_when_no_transfer_holds_a_part_of_it() {
-        let staging = Arc::new(Staging::new(Arc::new(Heap), Length(SMALLEST), None));
+        let staging = Arc::new(Staging::new(
+            Arc::new(Heap::default()),
+            Length(SMALLEST),
+            None,
+        ));
         let take = async |patience| {
             let deadline = Deadline::after(Duration::from_millis(patience));
             staging.take(Device(0), Length(100), deadline).await
@@ -298,8 +309,42 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_piece_whose_taker_is_gone_is_used_again() {
+        let slow = Heap {
+            pause: Duration::from_millis(100),
+        };
+        let staging = Arc::new(Staging::new(Arc::new(slow), Length(8 * SMALLEST), None));
+        let take = async || {
+            let deadline = Deadline::after(Duration::from_secs(10));
+            staging.take(Device(0), Length(100), deadline).await
+        };
+        for _ in 0..5 {
+            drop(tokio::time::timeout(Duration::from_millis(20), take()).await);
+        }
+        // All of the room is back when the last piece is.
+        let all = u32::try_from(8 * SMALLEST / PAGE).unwrap();
+        drop(staging.room.acquire_many(all).await.unwrap());
+        let idle = || {
+            let pieces = staging.pieces.lock();
+            let lengths = pieces.idle.iter().map(|piece| piece.memory.length().0);
+            (lengths.sum::<u64>(), pieces.allocated)
+        };
+        let (before, allocated) = idle();
+        assert!(before > 0);
+        assert_eq!(before, allocated, "all that was pinned is there for others");
+        for _ in 0..2 {
+            drop(take().await.unwrap());
+        }
+        assert_eq!(idle(), (before, allocated));
+    }
+
+    #[tokio::test]
     async fn no_more_is_pinned_than_the_budget_whatever_was_used_before() {
-        let staging = Arc::new(Staging::new(Arc::new(Heap), Length(2 * SMALLEST), None));
+        let staging = Arc::new(Staging::new(
+            Arc::new(Heap::default()),
+            Length(2 * SMALLEST),
+            None,
+        ));
         let take = async |length| {
             let deadline = Deadline::after(Duration::from_secs(10));
             staging.take(Device(0), Length(length), deadline).await

@@ -33,6 +33,8 @@ pub(crate) enum Fault {
     AnswerHangs,
     /// The master is of a version that does not know the call.
     Unknown,
+    /// The master refuses the caller's token.
+    TokenRefused,
 }
 
 type Change = Box<dyn FnMut(&mut dyn Any) + Send>;
@@ -238,6 +240,7 @@ impl Master {
         match fault {
             Some(Fault::Late(pause)) => tokio::time::sleep(pause).await,
             Some(Fault::Unknown) => return Err(Status::unimplemented("no such call")),
+            Some(Fault::TokenRefused) => return Err(Status::unauthenticated("an unknown token")),
             Some(Fault::AnswerLost | Fault::AnswerHangs) | None => {}
         }
         let mut answer = call(request).await;

@@ -5,8 +5,8 @@ use super::put::refuse_commits;
 use super::{assert_soon, block, key};
 use crate::testing::{self, Cluster, Fault, Master, Mode, Passage, Setup, Wire, connect, options};
 use crate::{Client, PutError, PutOptions, PutOutcome, blocking};
-use kvpool_proto::{ClusterReply, Outcomes};
-use kvpool_types::Code;
+use kvpool_proto::{ClusterReply, HelloReply, Outcomes};
+use kvpool_types::{Code, Length};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -238,6 +238,36 @@ async fn a_put_waits_for_a_leader_to_its_deadline_and_says_who_there_is() {
     );
 }
 
+/// One master has the wrong key, say, and the next leader the right one.
+#[tokio::test]
+async fn while_nobody_leads_one_master_that_refuses_the_token_fails_no_put() {
+    let two = Arc::new(Two::start().await);
+    let client = two.connect().await;
+    two.depose().await;
+    two.a.always("cluster", Fault::TokenRefused);
+    two.promote_after(Duration::from_millis(500));
+    let begun = Instant::now();
+    assert_eq!(
+        put_within(&client, "a", Duration::from_secs(5)).await,
+        STORED
+    );
+    assert!(begun.elapsed() > Duration::from_millis(400));
+}
+
+#[tokio::test]
+async fn a_token_that_every_master_refuses_is_not_tried_to_the_deadline() {
+    let two = Two::start().await;
+    let client = two.connect().await;
+    two.depose().await;
+    two.a.always("cluster", Fault::TokenRefused);
+    two.b.always("cluster", Fault::TokenRefused);
+    let begun = Instant::now();
+    let timeout = Duration::from_secs(5);
+    let error = put_within(&client, "a", timeout).await.unwrap_err();
+    assert_eq!(error.code(), Code::Unauthenticated);
+    assert_soon(begun, Duration::from_secs(2));
+}
+
 /// A thousand clients do this at a time.
 #[tokio::test]
 async fn while_nobody_leads_one_search_asks_for_all_calls_and_pauses() {
@@ -351,6 +381,48 @@ async fn a_commit_that_the_store_failed_is_put_again() {
         "{error:?}"
     );
     assert_eq!(error.code(), Code::StoreFailed);
+}
+
+/// A leader whose blocks have 1 KiB at most, and a standby that will take 1 MiB.
+async fn with_limits() -> (Two, Client) {
+    let two = Two::start().await;
+    for (master, most) in [(&two.a, 1 << 10), (&two.b, 1 << 20)] {
+        master.on_answer("hello", move |reply: &mut HelloReply| {
+            reply.max_block_bytes = most;
+        });
+    }
+    let client = two.connect().await;
+    assert_eq!(client.limits().max_block, Length(1 << 10));
+    (two, client)
+}
+
+#[tokio::test]
+async fn a_block_is_too_large_only_if_the_present_leader_says_so() {
+    let (two, client) = with_limits().await;
+    let put = async || {
+        let blocks = vec![block("a", &[7; 4096])];
+        let mut outcomes = client.batch_put(blocks, &PutOptions::default()).await;
+        outcomes.remove(0)
+    };
+    assert_eq!(put().await.unwrap_err().code(), Code::TooLarge);
+    two.promote().await;
+    assert_eq!(put().await, STORED);
+}
+
+#[tokio::test]
+async fn the_limits_of_a_new_term_are_learned_with_any_answer() {
+    let (two, client) = with_limits().await;
+    two.promote().await;
+    client.is_exist(&[key("a")]).await.unwrap();
+    let asked = Instant::now();
+    while client.limits().max_block != Length(1 << 20) {
+        assert_soon(asked, Duration::from_secs(2));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // It is asked for once a term, beside the greeting of the connection.
+    let greeted = two.b.calls("hello");
+    client.is_exist(&[key("a")]).await.unwrap();
+    assert_eq!(two.b.calls("hello"), greeted);
 }
 
 /// It was stopped, say, and goes on under a successor that has what it committed.

@@ -3,6 +3,7 @@
 //! The tests look at what is staged, how much at a time, and what a fault of the device does.
 //! The driver itself is tested where there is a GPU (`tests/gpu.rs`).
 
+use super::put::{assert_linked, watch_links};
 use super::{assert_soon, block, get_one, key};
 use crate::testing::{Mode, Pool, pool_with};
 use crate::{
@@ -182,6 +183,58 @@ async fn a_batch_larger_than_the_staging_memory_passes_through_it() {
     }
     let pinned = gpus.pinned.load(Relaxed);
     assert!(pinned <= 4 * MIB, "{pinned} bytes were pinned");
+}
+
+#[tokio::test]
+async fn a_chain_over_several_groups_stays_linked() {
+    // Each block is a group of its own, and several groups are under way at once.
+    let (pool, _, buffer) = with_gpu(4 * MIB).await;
+    let links = watch_links(&pool);
+    // Groups for the other node would be committed before the one with their block's parent.
+    pool.nodes.set(1, Mode::Slow(Duration::from_millis(30)));
+    let names: Vec<String> = (0..12).map(|n| format!("k{n}")).collect();
+    let blocks = names.iter().enumerate().map(|(at, name)| {
+        let from = Offset(at as u64 * MIB);
+        PutBlock {
+            key: key(name),
+            parent: at.checked_sub(1).map(|parent| key(&names[parent])),
+            buffers: vec![buffer.slice(from, Length(MIB)).unwrap()],
+        }
+    });
+    let options = PutOptions::default();
+    let outcomes = pool.client.batch_put_gpu(blocks.collect(), &options).await;
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    assert_linked(&links, &names);
+}
+
+/// A group that is not put does not let the groups behind it overtake those ahead of it.
+#[tokio::test]
+async fn a_chain_with_a_block_at_fault_stays_linked() {
+    let (pool, _, buffer) = with_gpu(4 * MIB).await;
+    let links = watch_links(&pool);
+    pool.nodes.set(1, Mode::Slow(Duration::from_millis(30)));
+    let names: Vec<String> = (0..12).map(|n| format!("k{n}")).collect();
+    let mut blocks = Vec::new();
+    for (at, name) in names.iter().enumerate() {
+        let from = Offset(at as u64 * MIB);
+        blocks.push(PutBlock {
+            key: key(name),
+            parent: at.checked_sub(1).map(|parent| key(&names[parent])),
+            buffers: vec![buffer.slice(from, Length(MIB)).unwrap()],
+        });
+        blocks.push(PutBlock {
+            key: key(&format!("empty-{at}")),
+            parent: None,
+            buffers: Vec::new(),
+        });
+    }
+    let outcomes = pool
+        .client
+        .batch_put_gpu(blocks, &PutOptions::default())
+        .await;
+    let stored = outcomes.iter().filter(|outcome| outcome.is_ok());
+    assert_eq!(stored.count(), names.len(), "{outcomes:?}");
+    assert_linked(&links, &names);
 }
 
 #[tokio::test]

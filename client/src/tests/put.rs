@@ -501,10 +501,10 @@ async fn a_block_that_was_committed_is_not_given_back() {
 }
 
 /// The parents of committed blocks.
-type Links = Arc<Mutex<HashMap<String, String>>>;
+pub(super) type Links = Arc<Mutex<HashMap<String, String>>>;
 
 /// Watches which parents commits name that are present by then, or are in the same message.
-fn watch_links(pool: &Pool) -> Links {
+pub(super) fn watch_links(pool: &Pool) -> Links {
     let links = Links::default();
     let (seen, master) = (Arc::clone(&links), pool.master.pool());
     pool.master
@@ -530,7 +530,7 @@ fn watch_links(pool: &Pool) -> Links {
     links
 }
 
-fn assert_linked(links: &Links, names: &[String]) {
+pub(super) fn assert_linked(links: &Links, names: &[String]) {
     let links = links.lock();
     for pair in names.windows(2) {
         assert_eq!(links.get(&pair[1]), Some(&pair[0]));

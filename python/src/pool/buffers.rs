@@ -23,7 +23,7 @@ use pyo3::types::{PyByteArray, PyBytes, PyInt, PyList, PyMemoryView, PyString, P
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a call does with its memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -450,12 +450,12 @@ impl<'a, 'py> Buffers<'a, 'py> {
     }
 
     /// Waits for the work that the caller's streams have queued, and does the work of the call, which may take
-    /// `timeout`. It returns when no transfer uses any of the memory. All of this is without the interpreter's
-    /// lock.
+    /// `timeout`. The work is told its deadline. This returns when no transfer uses any of the memory. All of
+    /// this is without the interpreter's lock.
     pub(crate) fn run<T: Send>(
         self,
         timeout: Option<Duration>,
-        work: impl FnOnce() -> T + Send,
+        work: impl FnOnce(Instant) -> T + Send,
     ) -> Result<T, Fault> {
         let timeouts = self.open.client.timeouts();
         let timeout = timeout.unwrap_or(match self.usage {
@@ -483,7 +483,7 @@ impl<'a, 'py> Buffers<'a, 'py> {
             });
             let deadline = deadline(timeout);
             // Memory is waited for also when the work panics: its owner must not free it before.
-            let done = waited.map(|()| catch_unwind(AssertUnwindSafe(work)));
+            let done = waited.map(|()| catch_unwind(AssertUnwindSafe(|| work(deadline))));
             (done, loan.returned_after(deadline))
         });
         if let Err(still_lent) = returned {

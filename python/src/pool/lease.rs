@@ -2,11 +2,13 @@
 
 use crate::errors::Fault;
 use crate::home::{ForkGuarded, Home, drop_aside};
+use crate::loan::{deadline, left};
 use crate::pool::open::Connection;
 use kvpool_client::blocking;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A lease: the master does not evict its blocks while it runs.
 ///
@@ -15,7 +17,21 @@ use std::sync::Arc;
 pub(crate) struct Lease {
     home: Home,
     pool: Arc<Connection>,
-    lease: Mutex<Option<ForkGuarded<blocking::Lease>>>,
+    state: Mutex<State>,
+}
+
+/// Where a lease is.
+enum State {
+    Held(ForkGuarded<blocking::Lease>),
+    /// With the call that renews it. No lock is held while the master is asked.
+    Renewing {
+        /// When the first of its blocks may be evicted, unless the renewal succeeds.
+        until: Instant,
+        /// The number of its keys before.
+        len: usize,
+    },
+    /// Given back, or to be given back by the call that renews it.
+    Released,
 }
 
 impl Lease {
@@ -24,32 +40,51 @@ impl Lease {
         Self {
             home: lease.home(),
             pool,
-            lease: Mutex::new(Some(lease)),
+            state: Mutex::new(State::Held(lease)),
         }
     }
 
-    /// Looks at the lease; `None` when it is released, or being renewed.
-    fn look<T>(&self, at: impl FnOnce(&kvpool_client::Lease) -> T) -> Result<Option<T>, Fault> {
+    /// Takes the lease out to renew it.
+    fn begin_renewal(&self) -> Result<ForkGuarded<blocking::Lease>, Fault> {
         self.home.check()?;
-        let lease = self.lease.lock();
-        let held = lease.as_ref().map(ForkGuarded::get).transpose()?;
-        Ok(held.map(|lease| at(lease.get())))
+        let mut state = self.state.lock();
+        match std::mem::replace(&mut *state, State::Released) {
+            State::Held(lease) => {
+                let held = lease.get()?.get();
+                *state = State::Renewing {
+                    until: deadline(held.left()),
+                    len: held.len(),
+                };
+                Ok(lease)
+            }
+            other => {
+                *state = other;
+                Err(Fault::closed("the lease was released, or is being renewed"))
+            }
+        }
     }
 
-    /// Takes the lease out, so that no lock is held while the master is asked.
-    fn take(&self) -> Result<Option<ForkGuarded<blocking::Lease>>, Fault> {
-        self.home.check()?;
-        Ok(self.lease.lock().take())
+    /// Puts the lease back after its renewal; gives it if it was released meanwhile.
+    fn end_renewal(
+        &self,
+        lease: ForkGuarded<blocking::Lease>,
+    ) -> Option<ForkGuarded<blocking::Lease>> {
+        let mut state = self.state.lock();
+        if matches!(*state, State::Released) {
+            return Some(lease);
+        }
+        *state = State::Held(lease);
+        None
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let lease = self.lease.get_mut().take();
+        let state = std::mem::replace(self.state.get_mut(), State::Released);
         if self.home.is_here() {
-            drop_aside(lease);
+            drop_aside(state);
         } else {
-            std::mem::forget(lease);
+            std::mem::forget(state);
         }
     }
 }
@@ -57,26 +92,33 @@ impl Drop for Lease {
 #[pymethods]
 impl Lease {
     /// Extends the lease by the master's full lease TTL. Returns how many blocks left the lease, because their
-    /// lease had expired. Raises ClosedError if the lease is released or the pool closed. Raises an Error when
-    /// the master cannot be asked; the lease then runs on unchanged.
+    /// lease had expired. Raises ClosedError if the lease is released, also meanwhile, or the pool closed.
+    /// Raises an Error when the master cannot be asked; the lease then runs on unchanged.
     fn renew(&self, py: Python<'_>) -> PyResult<usize> {
         self.home.check()?;
         self.pool.get()?;
-        let Some(mut lease) = self.take()? else {
-            return Err(Fault::closed("the lease was released, or is being renewed").into());
-        };
-        let (lease, renewed) = py.detach(|| {
-            let renewed = lease.get_mut().renew();
-            (lease, renewed)
+        let mut lease = self.begin_renewal()?;
+        let renewed = py.detach(move || {
+            let renewed = lease.get_mut().renew().map_err(Fault::from);
+            let Some(lease) = self.end_renewal(lease) else {
+                return renewed;
+            };
+            let released = lease.into_inner().map(blocking::Lease::release);
+            if let Some(Err(error)) = released {
+                tracing::debug!(%error, "lease not released after its renewal, it expires by itself");
+            }
+            Err(Fault::closed("the lease was released during its renewal"))
         });
-        *self.lease.lock() = Some(lease);
-        Ok(renewed.map_err(Fault::from)?)
+        Ok(renewed?)
     }
 
-    /// Ends the lease, so that its blocks may be evicted. A second release has no effect. Raises an Error when
-    /// the master cannot be told; the lease then expires.
+    /// Ends the lease, so that its blocks may be evicted. A second release has no effect. During a renewal
+    /// in another thread, that thread gives the lease back. Raises an Error when the master cannot be told;
+    /// the lease then expires.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(lease) = self.take()? else {
+        self.home.check()?;
+        let before = std::mem::replace(&mut *self.state.lock(), State::Released);
+        let State::Held(lease) = before else {
             return Ok(());
         };
         self.pool.get()?;
@@ -90,12 +132,22 @@ impl Lease {
     /// Seconds until the first of the lease's blocks may be evicted; 0 after that.
     #[getter]
     fn left(&self) -> PyResult<f64> {
-        let left = self.look(|lease| lease.left().as_secs_f64())?;
-        Ok(left.unwrap_or_default())
+        self.home.check()?;
+        let left = match &*self.state.lock() {
+            State::Held(lease) => lease.get()?.get().left(),
+            State::Renewing { until, .. } => left(*until),
+            State::Released => Duration::ZERO,
+        };
+        Ok(left.as_secs_f64())
     }
 
     fn __len__(&self) -> PyResult<usize> {
-        Ok(self.look(kvpool_client::Lease::len)?.unwrap_or_default())
+        self.home.check()?;
+        Ok(match &*self.state.lock() {
+            State::Held(lease) => lease.get()?.get().len(),
+            State::Renewing { len, .. } => *len,
+            State::Released => 0,
+        })
     }
 
     /// Always true: a lease on no block is a lease too.

@@ -5,6 +5,7 @@ use super::get_sessions::GetSessions;
 use super::put_sessions::PutSessions;
 use super::segments::Segments;
 use crate::home::{Home, Resident};
+use crate::loan::left;
 use crate::memory::Memory;
 use crate::places::{Placed, by_place};
 use kvpool_client::blocking::Client;
@@ -12,6 +13,7 @@ use kvpool_client::{GetBlock, GetError, GetOptions, GetOutcome, GpuSlice, PutBlo
 use kvpool_transport::Slice;
 use kvpool_types::{Key, Length};
 use std::ops::Deref;
+use std::time::Instant;
 
 /// The state of a store that is set up. A child made by fork must not use it and never drops it: it lacks
 /// the threads, and messages would go out in the parent's name.
@@ -77,13 +79,22 @@ pub(super) type Item = Result<(Key, Buffers), i64>;
 
 impl Parts {
     /// Puts the items that can be put: one code an item. Also why the first that failed did.
-    pub(super) fn put(&self, items: Vec<Item>, options: &PutOptions) -> (Vec<i64>, Option<String>) {
+    pub(super) fn put(
+        &self,
+        items: Vec<Item>,
+        options: &PutOptions,
+        deadline: Instant,
+    ) -> (Vec<i64>, Option<String>) {
+        let within = || PutOptions {
+            timeout: Some(left(deadline)),
+            ..options.clone()
+        };
         let mut why = None;
         let codes = spread(items, |items| {
             let outcomes = by_place(
                 placed(items),
-                |items| self.client.batch_put(puts(items), options),
-                |items| self.client.batch_put_gpu(puts(items), options),
+                |items| self.client.batch_put(puts(items), &within()),
+                |items| self.client.batch_put_gpu(puts(items), &within()),
             );
             let code = |outcome| match outcome {
                 Ok(_) => codes::OK,
@@ -99,14 +110,13 @@ impl Parts {
     }
 
     /// Gets the items that can be got: the length of each, or a code.
-    pub(super) fn get(&self, items: Vec<Item>) -> (Vec<i64>, Option<String>) {
+    pub(super) fn get(&self, items: Vec<Item>, deadline: Instant) -> (Vec<i64>, Option<String>) {
         let mut why = None;
         let codes = spread(items, |items| {
-            let options = GetOptions::default();
             let outcomes = by_place(
                 placed(items),
-                |items| self.client.batch_get(gets(items), &options),
-                |items| self.client.batch_get_gpu(gets(items), &options),
+                |items| self.client.batch_get(gets(items), &within(deadline)),
+                |items| self.client.batch_get_gpu(gets(items), &within(deadline)),
             );
             let code = |outcome| match outcome {
                 Ok(found) => length_of(found),
@@ -121,7 +131,7 @@ impl Parts {
     }
 
     /// The length of each of `keys`, which are leased and whose places are then known; or a code.
-    pub(super) fn lengths(&self, keys: &[Key]) -> Vec<Result<u64, i64>> {
+    pub(super) fn lengths(&self, keys: &[Key], deadline: Instant) -> Vec<Result<u64, i64>> {
         let gets = keys
             .iter()
             .map(|key| GetBlock {
@@ -131,7 +141,7 @@ impl Parts {
             .collect();
         // No buffer holds a block, which has at least one byte, and the error says how long it is.
         self.client
-            .batch_get(gets, &GetOptions::default())
+            .batch_get(gets, &within(deadline))
             .into_iter()
             .map(|outcome| match outcome {
                 Err(GetError::BufferTooSmall { block, .. }) => Ok(block.0),
@@ -140,6 +150,14 @@ impl Parts {
                 Ok(GetOutcome::Miss) => Err(codes::NOT_FOUND),
             })
             .collect()
+    }
+}
+
+/// The options of a get within the time that a call has left.
+pub(super) fn within(deadline: Instant) -> GetOptions {
+    GetOptions {
+        timeout: Some(left(deadline)),
+        ..GetOptions::default()
     }
 }
 

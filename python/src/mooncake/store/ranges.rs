@@ -2,7 +2,7 @@
 
 use super::codes;
 use super::pool::as_count;
-use crate::loan::deadline;
+use crate::loan::{deadline, left};
 use kvpool_client::blocking::Client;
 use kvpool_client::{GetError, GetOptions, GetOutcome};
 use kvpool_transport::Slice;
@@ -160,7 +160,7 @@ fn read_range(
     if total_length(&buffers) == Length(0) {
         return Ok(None);
     }
-    let left = deadline.saturating_duration_since(Instant::now());
+    let left = left(deadline);
     if left.is_zero() {
         return Err((codes::of(Code::DeadlineExceeded, codes::TRANSFER), false));
     }

@@ -5,6 +5,7 @@ use super::lent::Lent;
 use super::pool::{Buffers, Item};
 use super::ranges::{self, Fragment};
 use super::{ObjectStore, aside, aside_with, codes};
+use crate::loan::deadline;
 use kvpool_transport::{Region, Slice};
 use pyo3::prelude::*;
 
@@ -143,6 +144,7 @@ impl ObjectStore {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
         };
         let (codes, why) = aside(py, || {
+            let deadline = deadline(pool.client.timeouts().put);
             let mut same_options = None;
             let mut why = None;
             let mut codes = Vec::with_capacity(keys.len());
@@ -158,7 +160,7 @@ impl ObjectStore {
                         if same_options.as_ref().is_some_and(|same| *same != options) {
                             let items = std::mem::take(&mut run);
                             let options = same_options.take().unwrap_or_default();
-                            let (done, failed) = pool.put(items, &options);
+                            let (done, failed) = pool.put(items, &options, deadline);
                             codes.extend(done);
                             why = why.or(failed);
                         }
@@ -171,7 +173,8 @@ impl ObjectStore {
                 };
                 run.push(item);
             }
-            let (done, failed) = pool.put(run, &same_options.unwrap_or_default());
+            let options = same_options.unwrap_or_default();
+            let (done, failed) = pool.put(run, &options, deadline);
             codes.extend(done);
             (codes, why.or(failed))
         });

@@ -3,16 +3,17 @@
 use super::args::{How, Keys, Number, key, put_options};
 use super::handle::BufferHandle;
 use super::lent::Lent;
-use super::pool::{Buffers, Item, Parts};
+use super::pool::{Buffers, Item, Parts, within};
 use super::{ObjectStore, aside, aside_with, codes};
-use kvpool_client::{GetBlock, GetError, GetOptions, GetOutcome, PutOptions, ViewOptions};
-use kvpool_transport::Region;
+use crate::loan::{deadline, left};
+use kvpool_client::{GetBlock, GetError, GetOutcome, PutOptions, ViewOptions};
+use kvpool_transport::{Region, Slice};
 use kvpool_types::{Key, Length, Offset};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long it may take to get a view, before the bytes are copied instead.
+/// How long it may take at most to get a view, before the bytes are copied instead.
 const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[pymethods]
@@ -139,7 +140,8 @@ impl ObjectStore {
             return PyList::new(py, keys.0.iter().map(|_| PyBytes::new(py, b"")));
         };
         let good: Vec<Key> = keys.0.iter().flatten().cloned().collect();
-        let lengths = aside(py, || pool.lengths(&good));
+        let deadline = deadline(pool.client.timeouts().get);
+        let lengths = aside(py, || pool.lengths(&good, deadline));
         let mut lengths = good.into_iter().zip(lengths);
         let lent = Lent::new(&pool);
         let mut gets = Vec::new();
@@ -157,8 +159,8 @@ impl ObjectStore {
         }
         let outcomes = aside_with(py, lent, || {
             let again: Vec<Key> = gets.iter().map(|get| get.key.clone()).collect();
-            let outcomes = pool.client.batch_get(gets, &GetOptions::default());
-            let settle = |(key, outcome)| settled(&pool, &key, outcome);
+            let outcomes = pool.client.batch_get(gets, &within(deadline));
+            let settle = |(key, outcome)| settled(&pool, &key, outcome, deadline);
             again
                 .into_iter()
                 .zip(outcomes)
@@ -178,7 +180,7 @@ impl ObjectStore {
                         .unwrap_or_default();
                     PyBytes::new(py, bytes)
                 }
-                Some(Got::Other(bytes)) => PyBytes::new(py, &bytes),
+                Some(Got::Other(memory)) => PyBytes::new(py, &memory.to_vec()),
                 Some(Got::Nothing) | None => empty(),
             }
         });
@@ -195,13 +197,14 @@ impl ObjectStore {
             return Ok(None);
         };
         Ok(aside(py, || {
+            let deadline = deadline(pool.client.timeouts().get);
             let options = ViewOptions {
-                timeout: Some(VIEW_TIMEOUT),
+                timeout: Some(VIEW_TIMEOUT.min(left(deadline) / 2)),
                 ..ViewOptions::default()
             };
             match pool.client.get_view(&key, &options) {
                 Ok(view) => view.map(|view| BufferHandle::new(view.memory().clone(), true)),
-                Err(_) => copies(&pool, vec![key]).pop().flatten(),
+                Err(_) => copies(&pool, vec![key], deadline).pop().flatten(),
             }
         }))
     }
@@ -212,7 +215,8 @@ impl ObjectStore {
             return Ok(keys.0.iter().map(|_| None).collect());
         };
         let good: Vec<Key> = keys.0.iter().flatten().cloned().collect();
-        let mut found = aside(py, || copies(&pool, good)).into_iter();
+        let deadline = deadline(pool.client.timeouts().get);
+        let mut found = aside(py, || copies(&pool, good, deadline)).into_iter();
         let place = |key: Option<Key>| key.and_then(|_| found.next().flatten());
         Ok(keys.0.into_iter().map(place).collect())
     }
@@ -228,7 +232,8 @@ impl ObjectStore {
         items: Vec<Item>,
         options: &PutOptions,
     ) -> PyResult<Vec<i64>> {
-        let (codes, why) = aside_with(py, lent, || pool.put(items, options));
+        let deadline = deadline(pool.client.timeouts().put);
+        let (codes, why) = aside_with(py, lent, || pool.put(items, options, deadline));
         self.remember(why);
         Ok(codes)
     }
@@ -241,7 +246,8 @@ impl ObjectStore {
         lent: Lent<'_>,
         items: Vec<Item>,
     ) -> PyResult<Vec<i64>> {
-        let (codes, why) = aside_with(py, lent, || pool.get(items));
+        let deadline = deadline(pool.client.timeouts().get);
+        let (codes, why) = aside_with(py, lent, || pool.get(items, deadline));
         self.remember(why);
         Ok(codes)
     }
@@ -268,25 +274,38 @@ enum Got {
     /// That many bytes of it.
     Whole(Length),
     /// A version of another length, in memory of its own.
-    Other(Vec<u8>),
+    Other(Slice),
     Nothing,
 }
 
 /// Gets again what has become longer since its length was asked for.
-fn settled(pool: &Parts, key: &Key, outcome: Result<GetOutcome, GetError>) -> Got {
+fn settled(
+    pool: &Parts,
+    key: &Key,
+    outcome: Result<GetOutcome, GetError>,
+    deadline: Instant,
+) -> Got {
     match outcome {
         Ok(GetOutcome::Hit { length, .. }) => Got::Whole(length),
-        Err(GetError::BufferTooSmall { .. }) => match pool.client.get(key) {
-            Ok(Some(bytes)) => Got::Other(bytes),
-            _ => Got::Nothing,
-        },
+        Err(GetError::BufferTooSmall { .. }) => {
+            let mut memory: Option<Region> = None;
+            let place = |length| Some(memory.insert(Region::allocate(length)).whole());
+            let found = pool.client.get_placed(key, Some(left(deadline)), place);
+            let block = match (found, memory) {
+                (Ok(GetOutcome::Hit { length, .. }), Some(memory)) => {
+                    memory.slice(Offset(0), length)
+                }
+                _ => None,
+            };
+            block.map_or(Got::Nothing, Got::Other)
+        }
         _ => Got::Nothing,
     }
 }
 
 /// Copies of blocks, moved together.
-fn copies(pool: &Parts, keys: Vec<Key>) -> Vec<Option<BufferHandle>> {
-    let lengths = pool.lengths(&keys);
+fn copies(pool: &Parts, keys: Vec<Key>, deadline: Instant) -> Vec<Option<BufferHandle>> {
+    let lengths = pool.lengths(&keys, deadline);
     let regions: Vec<Option<Region>> = lengths
         .iter()
         .map(|length| length.ok().map(|length| Region::allocate(Length(length))))
@@ -295,17 +314,15 @@ fn copies(pool: &Parts, keys: Vec<Key>) -> Vec<Option<BufferHandle>> {
         let memory = region.as_ref()?.whole();
         Some(GetBlock::new(key.clone(), memory))
     });
-    let outcomes = pool
-        .client
-        .batch_get(gets.collect(), &GetOptions::default());
+    let outcomes = pool.client.batch_get(gets.collect(), &within(deadline));
     let mut outcomes = outcomes.into_iter();
     keys.iter()
         .zip(regions)
         .map(|(key, region)| {
             let region = region?;
-            let memory = match settled(pool, key, outcomes.next()?) {
+            let memory = match settled(pool, key, outcomes.next()?, deadline) {
                 Got::Whole(length) => region.slice(Offset(0), length),
-                Got::Other(bytes) => Some(Region::from(bytes).whole()),
+                Got::Other(memory) => Some(memory),
                 Got::Nothing => None,
             };
             memory.map(|memory| BufferHandle::new(memory, false))
