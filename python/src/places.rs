@@ -18,8 +18,8 @@ impl<H, D> Placed<H, D> {
     }
 }
 
-/// [`by_place`] for puts. If the parent of some block is in the other place, neighbours in one place are put
-/// together, and the others in order: the master links a parent only if it is committed first.
+/// [`by_place`] for puts. The master links a block only to a parent that is committed before it. So if the
+/// parent of some block is in the other place, neighbours in one place are put together, and all in order.
 pub(crate) fn put_by_place<H, D, T>(
     puts: Vec<Placed<PutBlock<H>, PutBlock<D>>>,
     host: impl Fn(Vec<PutBlock<H>>) -> Vec<T>,

@@ -407,7 +407,7 @@ impl Pool {
         let mut found = self.exist_bits(namespace, chain, false);
         // Nobody would give back leases on blocks behind the first gap.
         if lease {
-            found = self.exist_bits(namespace, &chain.first(leading(&found)), true);
+            found = self.exist_bits(namespace, chain.first(leading(&found)), true);
         }
         let blocks = leading(&found);
         self.metrics.matched(chain.len(), blocks);

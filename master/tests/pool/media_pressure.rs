@@ -344,6 +344,7 @@ async fn a_copy_that_moves_while_the_store_is_full_stays() {
     until("refused", || pool.has_room().is_err()).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     store.is_full.store(false, Ordering::SeqCst);
+    until("room", || pool.has_room().is_ok()).await;
     until("moved again", || disk.moves.load(Ordering::SeqCst) > 1).await;
     for number in 5000..5000 + 4 * MIB / BLOCK {
         put_paced(pool, number).await;

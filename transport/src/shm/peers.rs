@@ -21,11 +21,13 @@ use std::sync::Arc;
 /// All connected processes whose exit has not been noticed. One thread watches them.
 pub(super) struct Peers(Arc<PeersShared>);
 
+type StillHold = dyn Fn(&[Peer]) -> Vec<bool> + Send + Sync;
+
 struct PeersShared {
     /// Called for each client whose process has exited.
     told: Box<dyn Fn(&Peer) + Send + Sync>,
     /// Says of each client without a connection whether it still holds anything.
-    still_hold: Box<dyn Fn(&[Peer]) -> Vec<bool> + Send + Sync>,
+    still_hold: Box<StillHold>,
     state: Mutex<PeersState>,
     /// Signals the watcher that a process was added, or that watching ends.
     wake: OwnedFd,

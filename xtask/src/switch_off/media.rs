@@ -693,7 +693,8 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         what: "a busy medium stops no stores on other media",
         file: "master/src/pool/tiering/demoter.rs",
         on: "Turn::NotNow => held.push(waiting),",
-        off: "Turn::NotNow => {\n                    held.push(waiting);\n                    break;\n                }",
+        off: "Turn::NotNow => {\n                    held.push(waiting);\n                    \
+              break;\n                }",
         package: "kvpool-master",
         test: "a_block_goes_to_its_medium_while_another_medium_is_busy",
     },
