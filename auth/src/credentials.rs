@@ -10,7 +10,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The environment variable that names the file with the token.
-pub const TOKEN_FILE_VARIABLE: &str = "KVPOOL_TOKEN_FILE";
+const TOKEN_FILE_VARIABLE: &str = "KVPOOL_TOKEN_FILE";
+/// The file with the token that the environment names.
+pub fn token_file_of_environment() -> Option<PathBuf> {
+    let path = std::env::var_os(TOKEN_FILE_VARIABLE)?;
+    (!path.is_empty()).then(|| path.into())
+}
+
 /// How often the file is looked at.
 const LOOK: Duration = Duration::from_secs(1);
 

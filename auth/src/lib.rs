@@ -27,7 +27,7 @@ mod toml_problem;
 
 pub use authority::{Authority, AuthorityError};
 pub use claims::{Claims, TokenError, bearer, peek};
-pub use credentials::{Credentials, Current, TOKEN_FILE_VARIABLE};
+pub use credentials::{Credentials, Current, token_file_of_environment};
 pub use policy::{Identity, Policy, PolicyError};
 pub use roles::{Role, Roles};
 pub use secret_file::{SecretFileError, is_readable_by_others};

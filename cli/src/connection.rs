@@ -42,7 +42,7 @@ pub struct Connection {
     #[arg(long, global = true, env = "KVPOOL_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Timeout of one operation, such as 500ms or 10s
-    #[arg(long, global = true, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s")]
+    #[arg(long, global = true, value_name = "TIME", value_parser = parse_timeout, default_value = "10s")]
     pub timeout: Duration,
     /// Certificates of the authority that signs the pool's certificates, for https:// and tls:// addresses
     #[arg(long, global = true, env = "KVPOOL_TLS_CA", value_name = "PEM")]
@@ -212,6 +212,17 @@ impl Connection {
     }
 }
 
+/// The longest timeout of an operation: gRPC knows no time without end.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    let timeout = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    match timeout <= LONGEST_TIMEOUT {
+        true => Ok(timeout),
+        false => Err("a timeout is at most 365d".to_owned()),
+    }
+}
+
 /// The addresses of masters in the form that the client library accepts.
 fn parse_masters(text: &str) -> Result<String, String> {
     let masters = kvpool_client::masters(text);
@@ -341,6 +352,14 @@ pub(crate) fn no_node(connection: &Connection, nodes: &[NodeStats]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_timeout_has_an_end() {
+        assert_eq!(parse_timeout("365d"), Ok(LONGEST_TIMEOUT));
+        for wrong in ["366d", "99999999999999d", "soon"] {
+            assert!(parse_timeout(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_master_needs_a_host_and_a_port_and_no_scheme() {

@@ -98,7 +98,11 @@ impl Client {
             with_blocks,
         };
         let call = Call::by(self.control_deadline()).unless_done();
-        Ok(self.inner.control.call(request, call).await?.removed)
+        let reply = self.inner.control.call(request, call).await;
+        // A namespace of this name may be created again, also where no answer came.
+        self.inner.locations.purge_all();
+        self.inner.releases.forget_all();
+        Ok(reply?.removed)
     }
 
     /// One namespace with its settings and use.

@@ -77,16 +77,10 @@ impl Default for Options {
             gpu_staging: Length(256 << 20),
             spin: Duration::ZERO,
             token: Token::default(),
-            token_file: token_file(),
+            token_file: kvpool_auth::token_file_of_environment(),
             tls: ClientFiles::default(),
         }
     }
-}
-
-/// The file that the environment names.
-fn token_file() -> Option<PathBuf> {
-    let path = std::env::var_os(kvpool_auth::TOKEN_FILE_VARIABLE)?;
-    (!path.is_empty()).then(|| path.into())
 }
 
 /// The default number of TCP connections per node. A streaming connection keeps two threads busy, so more

@@ -300,7 +300,9 @@ impl File {
             None => present / GRANULE as u64 * GRANULE as u64,
         };
         if bytes == 0 {
-            return Err(size("it is empty; for a file, give its size".to_owned()));
+            return Err(size(format!(
+                "it has {present} bytes, too few for a medium; for a new file, give a size"
+            )));
         }
         Ok(Self {
             fd,

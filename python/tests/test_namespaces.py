@@ -78,6 +78,17 @@ def test_a_namespace_with_blocks_is_deleted_with_them_only(live: LivePool, pool:
     assert raised.value.code == "unknown_namespace"
 
 
+def test_a_namespace_that_was_made_again_has_no_block_of_the_former_one(live: LivePool) -> None:
+    again = kvpool.Namespace("again")
+    with kvpool.Pool.connect(live.url, namespace=again) as pool:
+        pool.put("a", b"bytes")
+        assert pool.get("a") == b"bytes"
+        assert pool.delete_namespace(again.name, blocks=True) == 1
+        pool.create_namespace(again)
+        assert pool.get("a") is None
+        pool.delete_namespace(again.name)
+
+
 @pytest.mark.parametrize(
     ("call", "code"),
     [

@@ -45,7 +45,7 @@ pub struct Flags {
     #[arg(long, value_name = "URL")]
     master: Vec<String>,
     /// File with the token of this node, whose policy gives it the role node; read again when it changes
-    /// [default: none]
+    /// [default: the file that KVPOOL_TOKEN_FILE names]
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     token_file: Option<PathBuf>,

@@ -530,7 +530,8 @@ impl Shared {
             let has_changed = told.states != states;
             told.is_due |= has_changed;
             told.states = states;
-            let is_slow = told.begun.elapsed() >= SLOW_OFFER;
+            let now = tokio::time::Instant::now();
+            let is_slow = now.duration_since(told.begun) >= SLOW_OFFER;
             told.is_partial || has_changed || (told.is_due && is_slow)
         };
         let mut work = self.work.lock();

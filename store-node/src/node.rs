@@ -165,7 +165,9 @@ impl Node {
             );
         }
         let authority = config.auth()?.map(Authority::open).transpose()?;
-        let credentials = config.token_file.as_deref();
+        let token_file = config.token_file.clone();
+        let token_file = token_file.or_else(kvpool_auth::token_file_of_environment);
+        let credentials = token_file.as_deref();
         let credentials = credentials.map_or_else(Credentials::default, Credentials::file);
         // HTTP ports ask for no certificate.
         let by_token = Guards {

@@ -114,7 +114,7 @@ pub(super) fn judge(overview: &mut Overview, recent: &Recent) {
     if let Some(pool) = &overview.pool {
         filled(pool, recent.puts_waited, &mut alerts);
         if !overview.nodes.iter().any(|node| node.state == "live") {
-            let message = "The pool has no live store node: puts and gets fail. Start one with \
+            let message = "The pool has no live store node: puts fail, and nodes that drain serve the last gets. Start one with \
                            `kvstore-node --master ADDRESS --segment SIZE`";
             let kind = AlertKind::NoLiveNode;
             alerts.push(Alert::new(Severity::Critical, kind, "", message.to_owned()));
@@ -257,7 +257,7 @@ fn silent(node: &NodeFacts) -> Option<Alert> {
         "draining" => (
             Severity::Notice,
             AlertKind::NodeDraining,
-            format!("Node {name} shuts down: it takes no new blocks. No action is needed"),
+            format!("Node {name} drains: it takes no new blocks. No action is needed"),
         ),
         "gone" if node.silent_ms.is_some() => (
             Severity::Warning,

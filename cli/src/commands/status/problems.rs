@@ -8,7 +8,8 @@ use kvpool_client::PoolStats;
 const FAULTS: [(&str, &str); 5] = [
     (
         "replicas_corrupt_total",
-        "replicas failed checksum verification on their node: its memory may be faulty",
+        "replicas or copies failed checksum verification on their node: its memory may be faulty, or an SSD \
+         (`kvctl ssd verify`)",
     ),
     (
         "checksum_reports_total",
