@@ -129,8 +129,8 @@ impl Client {
     }
 
     /// Puts blocks: one outcome per block, in order. A block that is present is left as it is unless
-    /// [`PutOptions::upsert`] is set. Of several blocks with one key the first is put. A put waits for free
-    /// room within its timeout.
+    /// [`PutOptions::upsert`] is set. Of several blocks with one key the first is put, or with
+    /// `upsert` the last. A put waits for free room within its timeout.
     ///
     /// # Errors
     ///

@@ -51,11 +51,20 @@ pub(crate) async fn put(
         // The master may have been restarted with another limit. Rare, and large beside what other puts need.
         limit = Box::pin(inner.control.limits_now(deadline)).await.max_block;
     }
-    let mut firsts = distinct.firsts.iter().copied().enumerate().peekable();
-    for (at, block) in blocks.into_iter().enumerate() {
-        let Some((slot, _)) = firsts.next_if(|(_, first)| *first == at) else {
+    // Of several blocks with one key the first is put. A later one replaces it where blocks are replaced.
+    let mut put_at = distinct.firsts;
+    if options.upsert {
+        for (at, slot) in distinct.of_item.iter().enumerate() {
+            if let Some(last) = put_at.get_mut(*slot) {
+                *last = at;
+            }
+        }
+    }
+    for (at, (block, slot)) in blocks.into_iter().zip(&distinct.of_item).enumerate() {
+        let slot = *slot;
+        if put_at.get(slot) != Some(&at) {
             continue;
-        };
+        }
         match validate(&block, limit) {
             Ok(()) => to_put.push((slot, block)),
             Err(error) => set(&mut outcomes, slot, Err(error)),
@@ -68,24 +77,20 @@ pub(crate) async fn put(
     }
     let latencies = &inner.counting.latencies;
     latencies.observe(Measured::Put, began.elapsed());
-    let mut seen = vec![false; outcomes.len()];
     distinct
         .of_item
         .iter()
-        .map(|slot| {
+        .enumerate()
+        .map(|(at, slot)| {
             let outcome = outcomes
                 .get(*slot)
                 .cloned()
                 .flatten()
                 .unwrap_or_else(|| Err(unanswered()));
-            let again = seen
-                .get_mut(*slot)
-                .is_some_and(|seen| std::mem::replace(seen, true));
-            // The first of its key moved the bytes; for its duplicates the block was there.
-            let outcome = if again {
-                outcome.map(|_| PutOutcome::Present)
-            } else {
-                outcome
+            // One of its key moved the bytes; for the others the block was there.
+            let outcome = match put_at.get(*slot) == Some(&at) {
+                true => outcome,
+                false => outcome.map(|_| PutOutcome::Present),
             };
             count(&inner.counting, &outcome);
             outcome

@@ -1,4 +1,4 @@
-use super::{assert_soon, block, child, key};
+use super::{assert_soon, block, child, get_one, key};
 use crate::testing::{Fault, Master, Mode, Pool, pool, pool_with};
 use crate::{PutBlock, PutError, PutOptions, PutOutcome};
 use futures::future::join_all;
@@ -631,4 +631,19 @@ async fn a_block_goes_to_another_node_where_one_is_not_trusted() {
     assert_eq!(failed.code(), Code::InvalidArgument);
     assert!(failed.to_string().contains("as told"), "{failed}");
     assert_soon(begun, Duration::from_millis(2_500));
+}
+
+/// A later block with a key replaces the earlier one in the same call, as in two calls.
+#[tokio::test]
+async fn of_two_blocks_with_one_key_an_upsert_writes_the_last() {
+    let pool = pool().await;
+    let blocks = || vec![block("a", b"1"), block("b", b"other"), block("a", b"22")];
+    let present = Ok(PutOutcome::Present);
+    let options = PutOptions::default();
+    let put = pool.client.batch_put(blocks(), &options).await;
+    assert_eq!(put, [STORED, STORED, present.clone()]);
+    assert_eq!(get_one(&pool, "a", 1).await.1, b"1");
+    let put = pool.client.upsert(blocks(), &options).await;
+    assert_eq!(put, [present, STORED, STORED]);
+    assert_eq!(get_one(&pool, "a", 2).await.1, b"22");
 }
