@@ -151,6 +151,8 @@ pub struct StoreNode {
     wants_signed_reads: AtomicBool,
     /// True once an operator takes the node out of service.
     leaves: AtomicBool,
+    /// True once its drain has begun, and the node is to know of it.
+    is_told_to_leave: AtomicBool,
     session: Mutex<NodeSession>,
     next_session: AtomicU64,
 }
@@ -176,6 +178,7 @@ impl StoreNode {
             pulls: AtomicBool::new(false),
             wants_signed_reads: AtomicBool::new(false),
             leaves: AtomicBool::new(false),
+            is_told_to_leave: AtomicBool::new(false),
             session: Mutex::new(NodeSession {
                 last_heard: now,
                 ..NodeSession::default()
@@ -233,6 +236,16 @@ impl StoreNode {
     pub(crate) fn leave(&self) {
         self.leaves.store(true, Ordering::Release);
         self.drain();
+    }
+
+    /// Tells the node that it is out of service, in this session and at the begin of each later one.
+    pub(crate) fn tell_to_leave(&self) {
+        self.is_told_to_leave.store(true, Ordering::Release);
+        self.send(proto::master_message::Body::Drain(proto::Drain {}));
+    }
+
+    pub(crate) fn is_told_to_leave(&self) -> bool {
+        self.is_told_to_leave.load(Ordering::Acquire)
     }
 
     /// True when the node's blocks may be read.

@@ -384,6 +384,14 @@ impl Media {
         }
     }
 
+    /// Whether a medium is attached. One whose disk is busy counts.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.shared.disks.iter().any(|disk| {
+            disk.try_lock()
+                .is_none_or(|disk| matches!(disk.attachment(), Attachment::Attached))
+        })
+    }
+
     /// Whether a medium is attached, or may be attached yet. A refused one may not.
     pub(crate) fn may_be_attached(&self) -> bool {
         let status = self.status();

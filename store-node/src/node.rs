@@ -35,6 +35,8 @@ use tokio::task::JoinHandle;
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 /// How long a node that drains waits for a master. An upgrade restarts masters and nodes at once.
 const MASTER_RETURNS: Duration = Duration::from_secs(15);
+/// How long a medium may take until it is attached anew: a little longer than a disk has for it.
+const REATTACHES: Duration = Duration::from_secs(12);
 /// How long connections may finish their last answers once the node has left the pool.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
@@ -393,9 +395,11 @@ impl Node {
             };
             let media = self.media.as_ref();
             // The master waits for a medium that is attached anew while the node drains.
-            let may_be_copied = media.is_some_and(|media| media.may_be_attached());
-            let can_be_saved = may_be_copied || !self.move_drain_timeout.is_zero();
             let now = Instant::now();
+            let may_be_copied = media.is_some_and(|media| {
+                media.is_attached() || now < begun + REATTACHES && media.may_be_attached()
+            });
+            let can_be_saved = may_be_copied || !self.move_drain_timeout.is_zero();
             if is_connected {
                 heard = now;
             }

@@ -422,6 +422,7 @@ async fn the_limits_of_a_new_term_are_learned_with_any_answer() {
     // It is asked for once a term, beside the greeting of the connection.
     let greeted = two.b.calls("hello");
     client.is_exist(&[key("a")]).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(two.b.calls("hello"), greeted);
 }
 

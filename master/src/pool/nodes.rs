@@ -199,8 +199,8 @@ impl Pool {
         }
         self.quarantine.repeat(node);
         // The order may have been lost with an earlier session. A later leader learns of it from the node.
-        if node.leaves() {
-            node.send(Body::Drain(proto::Drain {}));
+        if node.is_told_to_leave() {
+            node.tell_to_leave();
         }
         tracing::info!(node = %node.name, incarnation = %node.incarnation, "node registered");
         session

@@ -408,7 +408,7 @@ impl Pool {
             let task = task.await;
             // A later leader learns of it from the node. The node answers that it drains, and the task must
             // have begun by then.
-            node.send(Body::Drain(proto::Drain {}));
+            node.tell_to_leave();
             task
         });
         begun.await.unwrap_or_else(|_| {

@@ -2,7 +2,8 @@
 //!
 //! A lookup may take longer than a connection, for as long as a name server is away. A node that must come back
 //! does not depend on it: it keeps the last addresses of each name. A lookup that outlasts an attempt at its
-//! master goes on, and the next attempt has its answer. So no name takes more than one thread.
+//! master goes on, and the next attempt has its answer. A name takes one thread, and another for
+//! each minute that its lookups hang.
 
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared};
@@ -39,6 +40,13 @@ struct Name {
     last: Vec<SocketAddr>,
     /// The lookup in progress, and when it began.
     running: Option<(Instant, Shared<BoxFuture<'static, Found>>)>,
+}
+
+impl Name {
+    fn is_looked_up(&self) -> bool {
+        let begun = self.running.as_ref().map(|(begun, _)| begun);
+        begun.is_some_and(|begun| begun.elapsed() < STALE)
+    }
 }
 
 impl Names {
@@ -87,11 +95,11 @@ impl Names {
     fn begin(&self, name: &str) -> (Shared<BoxFuture<'static, Found>>, Vec<SocketAddr>) {
         let mut known = self.known.lock();
         if known.len() >= MOST_NAMES && !known.contains_key(name) {
-            known.clear();
+            known.retain(|_, name| name.is_looked_up());
         }
         let entry = known.entry(name.to_owned()).or_default();
         let running = match &entry.running {
-            Some((begun, running)) if begun.elapsed() < STALE => running.clone(),
+            Some((_, running)) if entry.is_looked_up() => running.clone(),
             _ => {
                 let running = (self.lookup)(name.to_owned()).shared();
                 entry.running = Some((Instant::now(), running.clone()));

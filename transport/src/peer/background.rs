@@ -5,6 +5,7 @@ use crate::copiers::{Copiers, Job};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 /// The jobs that run at a time.
@@ -19,7 +20,11 @@ pub(super) struct Background {
 }
 
 /// The jobs of each peer that has some.
-type Peers = HashMap<String, PeerJobs>;
+#[derive(Default)]
+struct Peers {
+    running: usize,
+    jobs: HashMap<String, PeerJobs>,
+}
 
 #[derive(Default)]
 struct PeerJobs {
@@ -39,18 +44,25 @@ impl Background {
     pub(super) fn run(&self, peer: &str, job: Job) {
         {
             let mut peers = self.peers.lock();
-            let jobs = peers.entry(peer.to_owned()).or_default();
-            if jobs.running >= OF_PEER {
+            // The second half of the threads has one job of each peer.
+            let most = match peers.running < THREADS / 2 {
+                true => OF_PEER,
+                false => 1,
+            };
+            let jobs = peers.jobs.entry(peer.to_owned()).or_default();
+            if jobs.running >= most {
                 jobs.waiting.push_back(job);
                 return;
             }
             jobs.running += 1;
+            peers.running += 1;
         }
         let (peers, peer) = (Arc::clone(&self.peers), peer.to_owned());
         let in_turn = move || {
             let mut next = Some(job);
             while let Some(job) = next {
-                job();
+                // A panic keeps nobody's place. Its hook has logged it.
+                let _ended = std::panic::catch_unwind(AssertUnwindSafe(job));
                 next = next_of(&peers, &peer);
             }
         };
@@ -62,13 +74,14 @@ impl Background {
 /// The peer's next job for the thread that has ended one. `None` when the thread is free.
 fn next_of(peers: &Mutex<Peers>, peer: &str) -> Option<Job> {
     let mut peers = peers.lock();
-    let jobs = peers.get_mut(peer)?;
+    let jobs = peers.jobs.get_mut(peer)?;
     let next = jobs.waiting.pop_front();
     if next.is_none() {
         jobs.running -= 1;
         if jobs.running == 0 {
-            peers.remove(peer);
+            peers.jobs.remove(peer);
         }
+        peers.running -= 1;
     }
     next
 }
@@ -106,5 +119,33 @@ mod tests {
             assert_eq!(next(), "silent");
         }
         assert_eq!(started.load(Ordering::SeqCst), JOBS);
+    }
+
+    #[test]
+    fn several_silent_peers_and_a_job_that_panics_leave_threads_to_others() {
+        let background = Background::start().unwrap();
+        let answers = Arc::new(Mutex::new(()));
+        let (says, ended) = mpsc::channel();
+        let is_silent = answers.lock();
+        for job in 0..8 * OF_PEER {
+            let (answers, says) = (Arc::clone(&answers), says.clone());
+            let job_of = format!("silent-{}", job % 8);
+            let job = move || {
+                drop(answers.lock());
+                says.send("silent").unwrap();
+            };
+            background.run(&job_of, Box::new(job));
+        }
+        for _ in 0..2 * OF_PEER {
+            background.run("other", Box::new(|| panic!("of this test")));
+        }
+        let other = says.clone();
+        background.run("other", Box::new(move || other.send("other").unwrap()));
+        let next = || ended.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert_eq!(next(), "other");
+        drop(is_silent);
+        for _ in 0..8 * OF_PEER {
+            assert_eq!(next(), "silent");
+        }
     }
 }

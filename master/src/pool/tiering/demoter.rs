@@ -222,8 +222,10 @@ impl Pool {
     /// Queues every block of a draining node that has no copy, and ends the walk.
     pub(super) fn walk_for_drain(&self, node: &Arc<StoreNode>, walk: u64) {
         let found = match self.tiering.takes_stores_of(node) {
+            // The next attachment walks again. No block has its turn before, and nobody is told.
+            None => return,
             // The thread ends the drain.
-            None | Some(TakesStores::Never) => None,
+            Some(TakesStores::Never) => None,
             // The thread takes the line up when the medium has answered.
             Some(TakesStores::Later | TakesStores::Now) => {
                 self.without_copy(std::slice::from_ref(node)).pop()
@@ -489,7 +491,7 @@ impl Pool {
             true => Turn::Later,
             false => Turn::Ended,
         };
-        let mut too_long = 0;
+        let (mut too_long, mut is_refused) = (0, false);
         for (medium, reserved) in &target.media {
             if !self.serves_namespace(medium.id, block.namespace) {
                 continue;
@@ -504,11 +506,11 @@ impl Pool {
             }
             // Older copies go with their zones, and then there is room again.
             let Ok(hold) = self.hold_media_quota(block.namespace, block.length) else {
-                self.metrics.copy_refused();
+                is_refused = true;
                 continue;
             };
             if drains.is_none() && !self.is_admitted(medium, waiting, &block) {
-                self.metrics.copy_refused();
+                is_refused = true;
                 continue;
             }
             // A drain that wrote on would have the blocks of its first zone dropped soon after: they were
@@ -550,6 +552,10 @@ impl Pool {
                 }
                 Taken::TooLong => too_long += 1,
             }
+        }
+        // A block that waits for another medium is not refused yet.
+        if is_refused && matches!(turn, Turn::Ended) {
+            self.metrics.copy_refused();
         }
         if too_long > 0 && too_long == target.media.len() {
             self.metrics.copy_too_long();
