@@ -8,7 +8,6 @@ use crate::placement::Segment;
 use crate::placement::quarantine::Freed;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
-use kvpool_proto::{self as proto, master_message::Body};
 use kvpool_types::{Code, GrantKey, Length};
 use std::sync::Arc;
 use std::time::Duration;
