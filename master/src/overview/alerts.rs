@@ -114,7 +114,8 @@ pub(super) fn judge(overview: &mut Overview, recent: &Recent) {
     if let Some(pool) = &overview.pool {
         filled(pool, recent.puts_waited, &mut alerts);
         if !overview.nodes.iter().any(|node| node.state == "live") {
-            let message = "The pool has no live store node: puts fail, and nodes that drain serve the last gets. Start one with \
+            let message = "The pool has no live store node: puts fail, and gets too, but for those \
+                           from draining nodes. Start one with \
                            `kvstore-node --master ADDRESS --segment SIZE`";
             let kind = AlertKind::NoLiveNode;
             alerts.push(Alert::new(Severity::Critical, kind, "", message.to_owned()));
