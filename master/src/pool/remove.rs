@@ -1,9 +1,9 @@
 //! Removal by explicit request, and replicas with a wrong checksum.
 
-use super::{FreedReplicas, Pool};
+use super::{FreedReplicas, Pool, snapshot};
 use crate::clock::BootInstant;
 use crate::directory::{BlockId, BlockRef, Removed, Replica, Verdict};
-use crate::placement::quarantine::Suspected;
+use crate::placement::quarantine::{Freed, Suspected};
 use crate::store::journal::Ack;
 use crate::store::record::{self, Places, Record};
 use kvpool_types::ids::NamespaceId;
@@ -56,7 +56,7 @@ impl Leaving {
             namespace: self.namespace,
             key: self.key.clone(),
             version: self.version,
-            // A reader may take a lease until the block leaves.
+            // A reader may take a lease until the block leaves. See [`Pool::log_unleased`].
             unleased: false,
             everywhere: self.everywhere,
             places: Places::new(),
@@ -321,7 +321,9 @@ impl Pool {
             })
             .collect();
         let left = removed.iter().flatten().map(|removed| self.left(removed));
-        self.free(self.freed(left));
+        let freed = self.freed(left);
+        self.log_unleased(&freed);
+        self.free(freed);
         let mut taken: Vec<bool> = removed.iter().map(Option::is_some).collect();
         let copies = keys.iter().zip(blocks).zip(&mut taken);
         for (((namespace, key), (_, version)), taken) in copies {
@@ -331,6 +333,17 @@ impl Pool {
         self.metrics
             .removed(taken.iter().filter(|taken| **taken).count());
         taken
+    }
+
+    /// Logs which extents removed blocks left without a lease, before they are granted again. So they are free at once
+    /// in the next term. Without this record they stay shut for a lease, which is safe. So nobody waits for it.
+    fn log_unleased(&self, freed: &[Freed]) {
+        let now = self.now();
+        let unleased = freed.iter().filter(|item| item.not_before <= now);
+        let records = snapshot::unleased_ranges(unleased.map(|item| item.extent).collect());
+        if !records.is_empty() {
+            self.journal().submit_now(records, Ack::Memory, |_| {});
+        }
     }
 
     /// Waits until the absence of missing blocks is certain. Returns the indexes of those that are not

@@ -5,8 +5,8 @@ use crate::directory::{SHARDS, StoredBlock};
 use crate::placement::Extents;
 use crate::store::ShardIndex;
 use crate::store::journal::SnapshotSource;
-use crate::store::record::{self, LeasedRanges, Record};
-use kvpool_types::{Extent, Length, Version};
+use crate::store::record::{self, LeasedRanges, Record, UnleasedRanges};
+use kvpool_types::{Extent, Length, Offset, SegmentId, Version};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -102,23 +102,30 @@ impl SnapshotSource for Source {
 }
 
 /// The records of extents on which leases run.
-pub(super) fn leased_ranges(mut extents: Vec<Extent>) -> Vec<Record> {
+pub(super) fn leased_ranges(extents: Vec<Extent>) -> Vec<Record> {
+    let of = |(segment, ranges)| Record::LeasedRanges(LeasedRanges { segment, ranges });
+    joined(extents).into_iter().map(of).collect()
+}
+
+/// The records of extents that removed blocks left without a lease.
+pub(super) fn unleased_ranges(extents: Vec<Extent>) -> Vec<Record> {
+    let of = |(segment, ranges)| Record::UnleasedRanges(UnleasedRanges { segment, ranges });
+    joined(extents).into_iter().map(of).collect()
+}
+
+/// The ranges of extents by segment, neighbours as one. A segment is listed again after [`MOST_RANGES`].
+fn joined(mut extents: Vec<Extent>) -> Vec<(SegmentId, Vec<(Offset, Length)>)> {
     extents.sort_unstable_by_key(|extent| (extent.segment, extent.offset));
-    let mut records: Vec<LeasedRanges> = Vec::new();
+    let mut all: Vec<(SegmentId, Vec<(Offset, Length)>)> = Vec::new();
     for Extent {
         segment,
         offset,
         length,
     } in extents
     {
-        let of_segment = records.last_mut().filter(|last| last.segment == segment);
-        let Some(LeasedRanges { ranges, .. }) =
-            of_segment.filter(|last| last.ranges.len() < MOST_RANGES)
-        else {
-            records.push(LeasedRanges {
-                segment,
-                ranges: vec![(offset, length)],
-            });
+        let of_segment = all.last_mut().filter(|(last, _)| *last == segment);
+        let Some((_, ranges)) = of_segment.filter(|(_, ranges)| ranges.len() < MOST_RANGES) else {
+            all.push((segment, vec![(offset, length)]));
             continue;
         };
         match ranges.last_mut() {
@@ -128,13 +135,12 @@ pub(super) fn leased_ranges(mut extents: Vec<Extent>) -> Vec<Record> {
             _ => ranges.push((offset, length)),
         }
     }
-    records.into_iter().map(Record::LeasedRanges).collect()
+    all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvpool_types::{Offset, SegmentId};
 
     #[test]
     fn neighbours_are_one_range_and_a_record_has_a_bounded_number() {

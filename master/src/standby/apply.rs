@@ -151,6 +151,12 @@ impl Standby {
                 .drop_incarnation(&dropped.node, dropped.incarnation),
             Record::Seed(secret) => self.reseed(seq, secret.seed)?,
             Record::LeasedRanges(leased) => self.shut_leased(&leased),
+            Record::UnleasedRanges(unleased) => {
+                for (offset, length) in unleased.ranges {
+                    self.recently_freed
+                        .give_up(unleased.segment, offset, length);
+                }
+            }
             Record::VersionsGranted(granted) => {
                 self.versions = self.versions.max(granted.until);
             }

@@ -17,7 +17,7 @@ use crate::directory::{
     UNPLACED, Verdict,
 };
 use crate::namespaces::Namespaces;
-use crate::store::record::{self, Commit, LeasedRanges, Record};
+use crate::store::record::{self, Commit, LeasedRanges, Record, UnleasedRanges};
 use crate::store::{LogSeq, RecoveryError, ShardIndex, Target};
 use crate::tier::Tier;
 use kvpool_types::ids::NamespaceId;
@@ -140,6 +140,14 @@ impl Loading {
         }
     }
 
+    /// Opens ranges that removed blocks left without a lease. The blocks' removals come before this record, the next
+    /// blocks of these ranges after it.
+    fn open(&mut self, unleased: &UnleasedRanges) {
+        for (offset, length) in &unleased.ranges {
+            self.left.take(unleased.segment, *offset, *length);
+        }
+    }
+
     /// Records that a segment id was given. Metadata from before ids were reserved has no other
     /// evidence.
     fn given(&mut self, id: SegmentId) {
@@ -192,7 +200,8 @@ impl Loading {
             | Record::Remove(_)
             | Record::ReplicaGone(_)
             | Record::ReplicaAdded(_)
-            | Record::LeasedRanges(_) => {}
+            | Record::LeasedRanges(_)
+            | Record::UnleasedRanges(_) => {}
         }
     }
 
@@ -507,6 +516,7 @@ impl Target for Loading {
                 self.flush();
                 self.left.add_all(&leased);
             }
+            Record::UnleasedRanges(unleased) => self.open(&unleased),
             Record::Seed(secret) => {
                 if !self.reseed(secret.seed) {
                     return Err(RecoveryError::Reseeded { seq });
@@ -523,6 +533,8 @@ impl Target for Loading {
             Record::Segment(segment) => self.given(segment.id),
             Record::SegmentGone(gone) => self.given(gone.id),
             Record::Medium(medium) => self.given(medium.id),
+            // The removal may be in a shard whose snapshot is earlier.
+            Record::UnleasedRanges(unleased) => self.open(unleased),
             _ => {}
         }
     }

@@ -229,6 +229,16 @@ pub struct LeasedRanges {
     pub ranges: Vec<(Offset, Length)>,
 }
 
+/// Ranges of a segment that removed blocks left without a lease. They follow the record of the removal, which is made
+/// while a reader may still take a lease. They precede every record of the next block in these ranges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnleasedRanges {
+    /// The segment.
+    pub segment: SegmentId,
+    /// The beginning and the length of each range, in bytes.
+    pub ranges: Vec<(Offset, Length)>,
+}
+
 /// One change of the metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
@@ -262,6 +272,8 @@ pub enum Record {
     Medium(Medium),
     /// Blocks left ranges under leases.
     LeasedRanges(LeasedRanges),
+    /// Removed blocks left ranges without a lease.
+    UnleasedRanges(UnleasedRanges),
 }
 
 impl Record {
@@ -283,7 +295,8 @@ impl Record {
             | Self::VersionsGranted(_)
             | Self::SegmentsGranted(_)
             | Self::Medium(_)
-            | Self::LeasedRanges(_) => None,
+            | Self::LeasedRanges(_)
+            | Self::UnleasedRanges(_) => None,
         }
     }
 }

@@ -6,7 +6,7 @@ use kvpool_master::Config;
 use kvpool_master::clock::{BootInstant, Clock, ManualClock};
 use kvpool_master::pool::{Pool, ReserveOptions};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore, JournalOptions, LogSeq, MetadataStore};
-use kvpool_types::{Code, Key, Offset, SegmentId};
+use kvpool_types::{Code, Key, KeyRef, Offset, SegmentId};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,5 +97,54 @@ async fn a_place_that_was_left_under_a_lease_before_a_snapshot_stays_shut_in_the
     };
     let waited = tokio::time::timeout(Duration::from_secs(20), again).await;
     assert!(waited.is_ok(), "the place stays shut for ever");
+    pool.stop().await;
+}
+
+/// A reader has a lease on one of several removed blocks. In the next term its place is shut, and the others are free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn removed_blocks_without_a_lease_leave_free_places_to_the_next_term() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::new(BootInstant(1_000_000)));
+    // The removals are in the log, and in no snapshot.
+    let begin = async || {
+        let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+        let store: Arc<dyn MetadataStore> = Arc::new(store);
+        let journal = JournalOptions::default();
+        let pool = crate::support::lead(&store, config(), journal, Arc::clone(&clock) as _).await;
+        crate::support::join(&pool, "n", 1, ROOM as u64 * BLOCK).await;
+        pool
+    };
+    let keys: Vec<Key> = (0..2 * ROOM)
+        .map(|number| Key::parse(&format!("block-{number}")).unwrap())
+        .collect();
+    let (old, new) = (&keys[..ROOM], &keys[ROOM + 1..]);
+
+    let pool = begin().await;
+    let mut places = Vec::new();
+    for key in old {
+        places.push(grant(&pool, key, false).await.unwrap());
+    }
+    let leased = pool.exist(SPACE, &[old[0].as_ref()], true);
+    assert_eq!(leased.answer, [true]);
+    let asked: Vec<KeyRef<'_>> = old.iter().map(Key::as_ref).collect();
+    let removed = pool.remove(SPACE, &asked, true).await.unwrap();
+    assert_eq!(removed.codes, [Code::Ok; ROOM]);
+    pool.stop().await;
+    drop(pool);
+
+    let pool = begin().await;
+    let shut = places.remove(0);
+    let mut taken = Vec::new();
+    for key in new {
+        let place = grant(&pool, key, false).await;
+        taken.push(place.expect("the place of a removed block is free"));
+    }
+    let asked: Vec<KeyRef<'_>> = new.iter().map(Key::as_ref).collect();
+    let there = pool.exist(SPACE, &asked[..], false).answer;
+    assert_eq!(there, [true; ROOM - 1], "one was evicted for another");
+    assert!(!taken.contains(&shut), "a reader may be at this place");
+    places.sort_unstable();
+    taken.sort_unstable();
+    assert_eq!(taken, places);
     pool.stop().await;
 }

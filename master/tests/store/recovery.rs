@@ -99,7 +99,9 @@ impl Model {
                 self.namespaces.remove(&gone.id);
                 self.settings.remove(&gone.id);
             }
-            Record::LeasedRanges(_) => panic!("the captures of this test list none"),
+            Record::LeasedRanges(_) | Record::UnleasedRanges(_) => {
+                panic!("the captures of this test list none")
+            }
             Record::Segment(segment) => {
                 self.segments.insert(segment.id, segment);
             }

@@ -1,7 +1,7 @@
 //! Extents that blocks left under leases, told by snapshots of different positions and by the log.
 
 use super::*;
-use crate::store::record::{LeasedRanges, encode_snapshot};
+use crate::store::record::{LeasedRanges, UnleasedRanges, encode_snapshot};
 
 const SPACE: NamespaceId = NamespaceId(0);
 
@@ -50,6 +50,13 @@ fn removal(number: u8, version: u64, unleased: bool) -> Record {
 
 fn leased(place: u64) -> Record {
     Record::LeasedRanges(LeasedRanges {
+        segment: SegmentId(1),
+        ranges: vec![(Offset(place * GRANULE), Length(GRANULE))],
+    })
+}
+
+fn unleased(place: u64) -> Record {
+    Record::UnleasedRanges(UnleasedRanges {
         segment: SegmentId(1),
         ranges: vec![(Offset(place * GRANULE), Length(GRANULE))],
     })
@@ -123,6 +130,34 @@ async fn a_record_from_before_a_snapshot_opens_no_range_of_its_list() {
     let later = vec![commit(1, 3, 1), leased(0)];
     bench.snapshot(bench.shards[0], 5, later).await;
     assert_eq!(bench.shut().await, [0]);
+}
+
+/// The block that has the range next may be read under a lease.
+#[tokio::test]
+async fn a_range_that_a_removed_block_left_without_a_lease_is_open_until_the_next_block_leaves_it()
+{
+    let groups = [
+        vec![commit(1, 1, 3)],
+        vec![removal(1, 1, false)],
+        vec![unleased(3)],
+        vec![commit(2, 2, 3)],
+        vec![removal(2, 2, false)],
+    ];
+    assert_eq!(Bench::new(&groups[..2]).await.shut().await, [3]);
+    let open = Bench::new(&groups[..3]).await;
+    assert!(open.shut().await.is_empty());
+    // The system's snapshot contains the record, that of the block's shard does not contain the removal.
+    open.snapshot(ShardIndex::SYSTEM, 4, beginning()).await;
+    assert!(open.shut().await.is_empty());
+    assert_eq!(Bench::new(&groups).await.shut().await, [3]);
+
+    let mut standby = load(&Bench::new(&[]).await.store).await;
+    let mut shut = Vec::new();
+    for (seq, group) in (2..).zip(&groups) {
+        standby.apply(LogSeq(seq), &encode_group(group)).unwrap();
+        shut.push(standby.recently_freed.len());
+    }
+    assert_eq!(shut, [0, 1, 0, 0, 1]);
 }
 
 /// A block leaves memory before the record of that is in the log, and a snapshot comes in between.

@@ -153,7 +153,8 @@ impl Encoder {
             | Record::ReplicaAdded(_)
             | Record::NamespaceSet(_)
             | Record::NamespaceGone(_)
-            | Record::LeasedRanges(_) => {
+            | Record::LeasedRanges(_)
+            | Record::UnleasedRanges(_) => {
                 self.extended(record);
             }
         }

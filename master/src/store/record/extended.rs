@@ -3,6 +3,7 @@
 
 use super::{
     LeasedRanges, Medium, NamespaceGone, NamespaceSet, Record, ReplicaAdded, SegmentsGranted,
+    UnleasedRanges,
 };
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::DecodeError;
@@ -26,6 +27,7 @@ const REPLICA_ADDED: u64 = 3;
 const LEASED_RANGES: u64 = 4;
 const NAMESPACE_SET: u64 = 8;
 const NAMESPACE_GONE: u64 = 9;
+const UNLEASED_RANGES: u64 = 10;
 
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 struct SegmentsGrantedFields {
@@ -174,7 +176,7 @@ struct NamespaceGoneFields {
 }
 
 #[derive(Clone, PartialEq, Eq, prost::Message)]
-struct LeasedRangesFields {
+struct RangesFields {
     #[prost(uint32, tag = "1")]
     segment: u32,
     #[prost(uint64, repeated, tag = "2")]
@@ -184,24 +186,20 @@ struct LeasedRangesFields {
     lengths: Vec<u64>,
 }
 
-impl From<&LeasedRanges> for LeasedRangesFields {
-    fn from(leased: &LeasedRanges) -> Self {
+impl RangesFields {
+    fn new(segment: SegmentId, ranges: &[(Offset, Length)]) -> Self {
         Self {
-            segment: leased.segment.0,
-            offsets: leased.ranges.iter().map(|(offset, _)| offset.0).collect(),
-            lengths: leased.ranges.iter().map(|(_, length)| length.0).collect(),
+            segment: segment.0,
+            offsets: ranges.iter().map(|(offset, _)| offset.0).collect(),
+            lengths: ranges.iter().map(|(_, length)| length.0).collect(),
         }
     }
-}
 
-impl LeasedRangesFields {
-    fn into_record(self) -> Option<Record> {
+    fn read(self) -> Option<(SegmentId, Vec<(Offset, Length)>)> {
         let ranges = self.offsets.iter().zip(&self.lengths);
         (self.offsets.len() == self.lengths.len()).then(|| {
-            Record::LeasedRanges(LeasedRanges {
-                segment: SegmentId(self.segment),
-                ranges: ranges.map(|(at, n)| (Offset(*at), Length(*n))).collect(),
-            })
+            let ranges = ranges.map(|(at, n)| (Offset(*at), Length(*n)));
+            (SegmentId(self.segment), ranges.collect())
         })
     }
 }
@@ -262,7 +260,17 @@ pub(super) fn encode(record: &Record) -> Option<(Head, Vec<u8>)> {
                 kind: LEASED_RANGES,
                 is_required: false,
             };
-            Some((head, LeasedRangesFields::from(leased).encode_to_vec()))
+            let fields = RangesFields::new(leased.segment, &leased.ranges);
+            Some((head, fields.encode_to_vec()))
+        }
+        Record::UnleasedRanges(unleased) => {
+            // A reader that skips it keeps the ranges shut for a lease.
+            let head = Head {
+                kind: UNLEASED_RANGES,
+                is_required: false,
+            };
+            let fields = RangesFields::new(unleased.segment, &unleased.ranges);
+            Some((head, fields.encode_to_vec()))
         }
         _ => None,
     }
@@ -282,9 +290,14 @@ pub(super) fn decode(kind: u64, fields: &[u8]) -> Option<Result<Record, DecodeEr
         REPLICA_ADDED => ReplicaAddedFields::decode(fields)
             .ok()
             .and_then(ReplicaAddedFields::into_record),
-        LEASED_RANGES => LeasedRangesFields::decode(fields)
+        LEASED_RANGES => RangesFields::decode(fields)
             .ok()
-            .and_then(LeasedRangesFields::into_record),
+            .and_then(RangesFields::read)
+            .map(|(segment, ranges)| Record::LeasedRanges(LeasedRanges { segment, ranges })),
+        UNLEASED_RANGES => RangesFields::decode(fields)
+            .ok()
+            .and_then(RangesFields::read)
+            .map(|(segment, ranges)| Record::UnleasedRanges(UnleasedRanges { segment, ranges })),
         NAMESPACE_SET => NamespaceSetFields::decode(fields)
             .ok()
             .map(NamespaceSetFields::into_record),

@@ -129,6 +129,10 @@ fn records() -> impl Strategy<Value = Record> {
             let ranges = ranges.into_iter().map(|(at, n)| (Offset(at), Length(n))).collect();
             Record::LeasedRanges(LeasedRanges { segment: SegmentId(segment), ranges })
         }),
+        1 => (any::<u32>(), vec(any::<(u64, u64)>(), 0..5)).prop_map(|(segment, ranges)| {
+            let ranges = ranges.into_iter().map(|(at, n)| (Offset(at), Length(n))).collect();
+            Record::UnleasedRanges(UnleasedRanges { segment: SegmentId(segment), ranges })
+        }),
         1 => (text(), any::<u128>()).prop_map(|(node, incarnation)| {
             let (node, incarnation) = (NodeName(node), Incarnation(incarnation));
             Record::IncarnationDropped(IncarnationDropped { node, incarnation })
