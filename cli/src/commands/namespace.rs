@@ -2,11 +2,12 @@
 
 use crate::connection::control_error;
 use crate::context::Context;
-use crate::output;
+use crate::{exit, output};
 use anyhow::bail;
 use bytesize::ByteSize;
 use clap::Subcommand;
 use kvpool_client::NamespaceInfo;
+use kvpool_types::namespace::DEFAULT_NAME;
 use kvpool_types::{Code, Namespace, NamespaceSettings, Setting};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -44,6 +45,7 @@ Example:
   kvctl namespace create team-a --dtype bf16 --memory-hard 64GiB --guaranteed 16GiB")]
 struct Create {
     /// The name
+    #[arg(value_parser = parse_name)]
     name: String,
     /// The model whose KV the namespace holds
     #[arg(long, default_value = "", hide_default_value = true)]
@@ -69,6 +71,7 @@ Examples:
   kvctl namespace change team-a --clear memory_hard --clear priority")]
 struct Change {
     /// The name
+    #[arg(value_parser = parse_name)]
     name: String,
     #[command(flatten)]
     settings: Settings,
@@ -86,6 +89,7 @@ Example:
   kvctl namespace delete team-a --blocks")]
 struct Delete {
     /// The name
+    #[arg(value_parser = parse_name)]
     name: String,
     /// Also remove its blocks, despite leases and pins
     #[arg(long)]
@@ -99,6 +103,7 @@ Example:
   kvctl namespace show team-a")]
 struct Show {
     /// The name
+    #[arg(value_parser = parse_name)]
     name: String,
 }
 
@@ -152,6 +157,16 @@ impl Settings {
             settings.set(setting, value);
         }
         settings
+    }
+}
+
+/// A client without a name uses `default`. An operator names what is created, changed or deleted.
+fn parse_name(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err(format!(
+            "the name is empty; `{DEFAULT_NAME}` is the namespace of clients that name none"
+        )),
+        name => Ok(name.to_owned()),
     }
 }
 
@@ -210,8 +225,29 @@ struct Deleted {
     removed: u64,
 }
 
+impl Change {
+    /// What to set. Fails when nothing changes, or when a setting is set and cleared at once.
+    fn read(&self) -> anyhow::Result<NamespaceSettings> {
+        let settings = self.settings.read();
+        if settings.is_empty() && self.clear.is_empty() {
+            bail!("nothing to change: name a setting, or --clear one");
+        }
+        let mut clear = self.clear.iter();
+        match clear.find(|setting| settings.get(**setting).is_some()) {
+            Some(setting) => Err(exit::Usage(format!(
+                "{setting} is set and cleared at once: leave out its flag, or --clear {setting}"
+            ))
+            .into()),
+            None => Ok(settings),
+        }
+    }
+}
+
 /// Runs it.
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
+    if let Some(Command::Change(change)) = &args.command {
+        change.read()?;
+    }
     let client = context.connection.connect().await?;
     match args.command {
         None => {
@@ -253,10 +289,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             })
         }
         Some(Command::Change(change)) => {
-            let settings = change.settings.read();
-            if settings.is_empty() && change.clear.is_empty() {
-                bail!("nothing to change: name a setting, or --clear one");
-            }
+            let settings = change.read()?;
             let changed = client.change_namespace(&change.name, &settings, &change.clear);
             let changed = changed.await.map_err(control_error)?;
             context.output.show(&Shown::from(changed), one)

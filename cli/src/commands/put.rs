@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::exit;
 use crate::output;
 use anyhow::Context as _;
+use clap::value_parser;
 use kvpool_client::{PutBlock, PutOptions, PutOutcome};
 use kvpool_transport::Region;
 use kvpool_types::{Code, Key, Length};
@@ -31,7 +32,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "KEY", value_parser = parse_key)]
     parent: Option<Key>,
     /// Number of replicas, each on a different node
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..))]
     replicas: u32,
     /// If the key is present, write a new version
     #[arg(long)]
@@ -86,7 +87,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             PutOutcome::Present => 0,
         },
     };
-    let wanted = args.replicas.max(1) as usize;
+    let wanted = args.replicas as usize;
     context.output.show(&outcome, |outcome| {
         if outcome.stored {
             let (length, replicas) = (output::bytes(outcome.length), outcome.replicas);

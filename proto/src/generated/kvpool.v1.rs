@@ -117,7 +117,7 @@ pub struct ChangeNamespaceRequest {
     /// the others stay
     #[prost(message, repeated, tag = "3")]
     pub set: ::prost::alloc::vec::Vec<NamespaceSetting>,
-    /// settings that end
+    /// settings that end; none of those in set
     #[prost(uint32, repeated, tag = "4")]
     pub clear: ::prost::alloc::vec::Vec<u32>,
 }

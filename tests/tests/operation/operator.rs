@@ -3,6 +3,7 @@
 use kvpool_tests::blocks::put_all;
 use kvpool_tests::daemon::path_of;
 use kvpool_tests::{Cluster, Options};
+use kvpool_types::{Code, NamespaceSettings, Setting};
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
@@ -60,6 +61,37 @@ fn exit_codes_tell_what_happened() {
     assert_eq!(code(&nobody), Some(4), "{nobody:?}");
     let text = String::from_utf8_lossy(&nobody.stderr).into_owned();
     assert!(text.contains("127.0.0.1:1"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn arguments_that_say_nothing_or_contradict_each_other_are_refused() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    let master = cluster.master_url();
+    let refused = |arguments: &[&str]| {
+        let output = kvctl(&master, arguments);
+        assert_eq!(code(&output), Some(2), "{arguments:?}: {output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let none = refused(&["put", "a", "Cargo.toml", "--replicas", "0"]);
+    assert!(none.contains("--replicas"), "{none}");
+    let unnamed = refused(&["namespace", "create", ""]);
+    assert!(unnamed.contains("the name is empty"), "{unnamed}");
+
+    stdout(&kvctl(&master, &["namespace", "create", "team-a"]));
+    let change = ["namespace", "change", "team-a", "--priority", "3"];
+    let both = refused(&[&change[..], &["--clear", "priority"]].concat());
+    let expected = "priority is set and cleared at once";
+    assert!(both.contains(expected), "{both}");
+    // Other clients hear the same of the master.
+    let client = cluster.client().await.unwrap();
+    let set = NamespaceSettings::default().with(Setting::Priority, 3);
+    let clear = [Setting::Priority];
+    let both = client.change_namespace("team-a", &set, &clear).await;
+    let both = both.unwrap_err();
+    assert_eq!(both.code, Code::InvalidArgument);
+    assert!(both.to_string().contains(expected), "{both}");
+    let kept = client.namespace("team-a").await.unwrap();
+    assert_eq!(kept.settings, NamespaceSettings::default());
 }
 
 fn drain(master: &str, node: &str, time: &str) -> Output {

@@ -23,6 +23,10 @@ impl Calls {
             .iter()
             .map(|number| read_setting(*number))
             .collect::<Result<_, _>>()?;
+        if let Some(setting) = clear.iter().find(|setting| set.get(**setting).is_some()) {
+            let message = format!("{setting} is set and cleared at once");
+            return Err(refused(Code::InvalidArgument, message));
+        }
         let change = |settings: &mut NamespaceSettings| {
             for setting in clear {
                 settings.set(setting, None);
