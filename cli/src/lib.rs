@@ -37,6 +37,7 @@ pub mod program;
 pub mod progress;
 pub mod remote;
 mod report;
+mod shares;
 pub mod stats;
 mod worker;
 mod workload;

@@ -385,6 +385,9 @@ impl Pool {
         }
         counters.insert("directory_bytes".into(), self.directory.memory_bytes());
         counters.insert("live_bytes".into(), self.directory.bytes());
+        let (shares, excess) = self.guaranteed();
+        counters.insert("guaranteed_bytes".into(), shares);
+        counters.insert("guaranteed_excess_bytes".into(), excess);
         counters
     }
 

@@ -2,11 +2,11 @@
 
 use crate::connection::control_error;
 use crate::context::Context;
-use crate::{exit, output};
+use crate::{exit, output, shares};
 use anyhow::bail;
 use bytesize::ByteSize;
 use clap::Subcommand;
-use kvpool_client::NamespaceInfo;
+use kvpool_client::{Client, NamespaceInfo};
 use kvpool_types::namespace::DEFAULT_NAME;
 use kvpool_types::{Code, Namespace, NamespaceSettings, Setting};
 use serde::Serialize;
@@ -192,6 +192,9 @@ struct Shown {
     open_puts: u64,
     /// The settings that are set, by name.
     settings: BTreeMap<&'static str, u64>,
+    /// What is wrong with the settings just made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<String>,
 }
 
 impl From<NamespaceInfo> for Shown {
@@ -209,6 +212,7 @@ impl From<NamespaceInfo> for Shown {
             blocks: info.blocks,
             copies: info.copies,
             open_puts: info.open_puts,
+            warning: None,
         }
     }
 }
@@ -217,6 +221,22 @@ impl From<NamespaceInfo> for Shown {
 struct Created {
     name: String,
     created: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<String>,
+}
+
+/// What is wrong with a guaranteed share that was just set, where the token shows the pool.
+async fn warning_of(client: &Client, settings: &NamespaceSettings) -> Option<String> {
+    settings.get(Setting::Guaranteed)?;
+    let stats = client.stats().await.ok()?;
+    shares::problem(&stats)
+}
+
+fn with_warning(mut text: String, warning: Option<&str>) -> String {
+    if let Some(warning) = warning {
+        text.push_str(&format!("\nwarning: {warning}"));
+    }
+    text
 }
 
 #[derive(Serialize)]
@@ -269,9 +289,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
                 salt: create.salt,
             };
             let created = client.create_namespace(namespace, &settings).await;
-            let created = Created {
+            let mut created = Created {
                 name: create.name,
                 created: created.map_err(control_error)?,
+                warning: None,
             };
             if !created.created && !settings.is_empty() {
                 bail!(
@@ -279,20 +300,24 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
                     created.name
                 );
             }
+            created.warning = warning_of(&client, &settings).await;
             context.output.show(&created, |created| {
                 let what = if created.created {
                     "is created"
                 } else {
                     "exists"
                 };
-                format!("namespace {} {what}", created.name)
+                let text = format!("namespace {} {what}", created.name);
+                with_warning(text, created.warning.as_deref())
             })
         }
         Some(Command::Change(change)) => {
             let settings = change.read()?;
             let changed = client.change_namespace(&change.name, &settings, &change.clear);
             let changed = changed.await.map_err(control_error)?;
-            context.output.show(&Shown::from(changed), one)
+            let mut shown = Shown::from(changed);
+            shown.warning = warning_of(&client, &settings).await;
+            context.output.show(&shown, one)
         }
         Some(Command::Delete(Delete { name, blocks })) => {
             let removed = match client.delete_namespace(&name, blocks).await {
@@ -355,7 +380,7 @@ fn one(shown: &Shown) -> String {
     for (name, value) in &shown.settings {
         table.add_row([*name, &value_of(name, *value)]);
     }
-    table.to_string()
+    with_warning(table.to_string(), shown.warning.as_deref())
 }
 
 /// A setting's value in its unit.

@@ -2,8 +2,7 @@
 
 use crate::connection::{is_hidden, no_node, parse_key, put_error};
 use crate::context::Context;
-use crate::exit;
-use crate::output;
+use crate::{exit, output, shares};
 use anyhow::Context as _;
 use clap::value_parser;
 use kvpool_client::{PutBlock, PutOptions, PutOutcome};
@@ -75,6 +74,14 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
                 Err(_) => no_node(&context.connection, &[]),
             };
             return Err(exit::Unreachable(format!("the block was not put: {why}")).into());
+        }
+        Err(error) if error.code() == Code::Full => {
+            let stats = client.stats().await.ok();
+            let told = put_error(error);
+            return Err(match stats.as_ref().and_then(shares::problem) {
+                Some(why) => anyhow::anyhow!("{told:#}; {why}"),
+                None => told,
+            });
         }
         put => put.map_err(put_error)?,
     };

@@ -45,8 +45,8 @@ pub(super) fn of(host: &Host, pool: &Pool, connection: &Connection) -> Vec<Findi
         findings.extend(of_node(node, connection.transport));
     }
     findings.extend(exposure::of(pool));
-    let media = pool.media.iter().cloned();
-    findings.extend(media.map(|text| Finding::new(Weight::Note, text)));
+    let problems = pool.problems.iter().cloned();
+    findings.extend(problems.map(|text| Finding::new(Weight::Note, text)));
     findings.sort_by_key(|finding| finding.weight);
     findings
 }

@@ -3,7 +3,7 @@
 use super::host::Host;
 use super::node::{Node, Prober};
 use crate::connection::{Connection, Transport, connect_error, control_error, is_hidden};
-use crate::{exit, masters, media};
+use crate::{exit, masters, media, shares};
 use futures::future::join_all;
 use kvpool_client::{Client, ConnectError, Options, PoolStats, TransportChoice};
 use kvpool_tls::ClientTls;
@@ -38,9 +38,9 @@ pub(crate) struct Pool {
     pub(crate) has_token: bool,
     /// Whether the leader takes a caller without a token; `None` if nobody knows.
     pub(crate) takes_strangers: Option<bool>,
-    /// What is wrong with its media.
+    /// What is wrong with its media and with guaranteed shares.
     #[serde(skip)]
-    pub(crate) media: Vec<String>,
+    pub(crate) problems: Vec<String>,
 }
 
 /// Why the nodes are unknown.
@@ -89,12 +89,13 @@ impl Pool {
             is_hidden: false,
             has_token: false,
             takes_strangers: None,
-            media: Vec::new(),
+            problems: Vec::new(),
         };
         let found = async {
             pool.ask_masters(connection).await?;
             let (client, stats) = stats(connection).await?;
-            pool.media = media::problems(&stats.media);
+            pool.problems = media::problems(&stats.media);
+            pool.problems.extend(shares::problem(&stats));
             pool.is_hidden = is_hidden(&stats);
             pool.has_token = !connection.credentials().current().token.as_str().is_empty();
             pool.takes_strangers = match pool.has_token {

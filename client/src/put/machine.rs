@@ -672,7 +672,9 @@ impl<'a> PutBatch<'a> {
                 item.length.0
             ),
             (Code::Full, _) => {
-                "the pool had no room for the block within the put's timeout; wait, or start a store node".to_owned()
+                "the pool had no room for the block within the put's timeout; wait, or start a store node. \
+                 `kvctl status` tells whether guaranteed shares of namespaces exceed the pool"
+                    .to_owned()
             }
             (Code::InProgress, _) => "another client is putting this block".to_owned(),
             _ => "kvmaster refused the block".to_owned(),

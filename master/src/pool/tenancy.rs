@@ -7,7 +7,7 @@ use crate::namespaces::{DEFAULT_ID, Known};
 use crate::store::record::{self, Record};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::namespace::Namespace;
-use kvpool_types::{Code, NamespaceSettings, SettingsError};
+use kvpool_types::{Code, NamespaceSettings, Setting, SettingsError};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,6 +93,7 @@ impl Pool {
             pool.log(records, applied).await
         })
         .await??;
+        self.warn_of_shares();
         Ok(true)
     }
 
@@ -123,7 +124,32 @@ impl Pool {
         })
         .await??;
         tracing::info!(namespace = %known.fields.name, ?settings, "namespace changed");
+        self.warn_of_shares();
         Ok(settings)
+    }
+
+    /// The sum of the guaranteed shares, and its bytes beyond what the pool holds below the high watermark. With such
+    /// shares puts may find no room for ever. A pool without nodes has no excess.
+    pub fn guaranteed(&self) -> (u64, u64) {
+        let tenants = self.directory.accounts().tenants();
+        let shares = tenants.iter().map(|(_, tenant)| tenant);
+        let shares = shares.filter_map(|tenant| tenant.get(Setting::Guaranteed));
+        let all = shares.fold(0, u64::saturating_add);
+        match self.placement.usage().limit {
+            0 => (all, 0),
+            limit => (all, all.saturating_sub(limit)),
+        }
+    }
+
+    fn warn_of_shares(&self) {
+        let (shares, excess) = self.guaranteed();
+        if excess > 0 {
+            tracing::warn!(
+                shares,
+                excess,
+                "guaranteed shares exceed what the pool holds: puts may fail as full"
+            );
+        }
     }
 
     async fn set_namespace(

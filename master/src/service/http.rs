@@ -68,6 +68,8 @@ type View = Result<Json<Value>, (StatusCode, Json<Value>)>;
 /// The reply of the stats call. The JSON views show the same values.
 pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
     let usage = pool.placement.usage();
+    // They read the segments too, so not under the lock below: a writer may wait between the two.
+    let counters = pool.counters();
     let segments = pool.placement.segments();
     let nodes = pool
         .members
@@ -108,7 +110,7 @@ pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
         used_bytes: usage.used,
         quarantine_bytes: usage.quarantined,
         nodes,
-        counters: pool.counters(),
+        counters,
         uptime_ms: pool.uptime_ms(),
         namespaces: pool.namespace_names(),
         media: pool.media().into_iter().map(medium_stats).collect(),

@@ -225,6 +225,24 @@ async fn a_put_at_a_quota_goes_on_soon_after_a_block_may_leave() {
     assert!(*shortest < Duration::from_millis(120), "{waits:?}");
 }
 
+/// Each share alone is below the pool's size.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guaranteed_shares_beyond_the_pool_are_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), patient()).await;
+    Tenant::new(&pool, "one", &[(Setting::Guaranteed, 20 * MIB)]).await;
+    assert_eq!(pool.guaranteed(), (20 * MIB, 0), "there is no node");
+    join(&pool, "only", 1, 32 * MIB).await;
+    assert_eq!(pool.guaranteed(), (20 * MIB, 0));
+    Tenant::new(&pool, "two", &[(Setting::Guaranteed, 20 * MIB)]).await;
+    let (shares, excess) = pool.guaranteed();
+    assert_eq!(shares, 40 * MIB);
+    assert!(excess > 8 * MIB, "{excess}: the high watermark counts");
+    assert_eq!(pool.counters()["guaranteed_excess_bytes"], excess);
+    pool.delete_namespace("two", true).await.unwrap();
+    assert_eq!(pool.guaranteed(), (20 * MIB, 0));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn eviction_for_others_never_takes_a_namespace_below_its_guaranteed_share() {
     let directory = tempfile::tempdir().unwrap();

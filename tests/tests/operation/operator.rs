@@ -94,6 +94,47 @@ async fn arguments_that_say_nothing_or_contradict_each_other_are_refused() {
     assert_eq!(kept.settings, NamespaceSettings::default());
 }
 
+#[test]
+fn guaranteed_shares_beyond_the_pool_are_told_wherever_an_operator_looks() {
+    let options = Options {
+        segment: "8MiB".into(),
+        ..Options::default()
+    };
+    let cluster = Cluster::start(options).unwrap();
+    let master = cluster.master_url();
+    let warns = |output: &Output| {
+        let text = [&output.stdout[..], &output.stderr[..]].concat();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        assert!(
+            text.contains("the guaranteed shares of namespaces are"),
+            "{text}"
+        );
+    };
+    let create = ["namespace", "create", "large"];
+    let created = kvctl(&master, &[&create[..], &["--guaranteed", "1GiB"]].concat());
+    stdout(&created);
+    warns(&created);
+    let change = ["namespace", "change", "large"];
+    let changed = kvctl(&master, &[&change[..], &["--guaranteed", "2GiB"]].concat());
+    stdout(&changed);
+    warns(&changed);
+    warns(&kvctl(&master, &["status"]));
+    warns(&kvctl(&master, &["doctor"]));
+
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("in");
+    std::fs::write(&file, vec![1u8; 1 << 20]).unwrap();
+    let file = file.display().to_string();
+    let mut puts = (0..64).map(|number| {
+        let key = format!("block-{number}");
+        kvctl(&master, &["put", &key, &file, "--namespace", "large"])
+    });
+    let refused = puts.find(|put| !put.status.success());
+    warns(&refused.expect("the pool is full of a share"));
+    let fits = kvctl(&master, &[&change[..], &["--guaranteed", "1MiB"]].concat());
+    assert!(!stdout(&fits).contains("warning"), "{fits:?}");
+}
+
 fn drain(master: &str, node: &str, time: &str) -> Output {
     Command::new(path_of("kvctl").unwrap())
         .args(["node", "drain", node, "--timeout", time])

@@ -1,7 +1,7 @@
 //! The problems of a pool.
 
 use crate::stats::percent;
-use crate::{media, output};
+use crate::{media, output, shares};
 use kvpool_client::PoolStats;
 
 /// Counters that are 0 in a healthy pool, and the meaning of another value.
@@ -44,6 +44,7 @@ pub(super) fn of(stats: &PoolStats) -> Vec<String> {
         ));
     }
     problems.extend(media::problems(&stats.media));
+    problems.extend(shares::problem(stats));
     let quarantine = percent(stats.quarantine.0, stats.capacity.0);
     if quarantine > MUCH_QUARANTINE {
         problems.push(format!(
@@ -71,6 +72,12 @@ mod tests {
         assert_eq!(of(&stats(&[])), Vec::<String>::new());
         let ill = stats(&FAULTS.map(|(name, _)| (name, 2)));
         assert_eq!(of(&ill).len(), FAULTS.len());
+        let shares = stats(&[
+            ("guaranteed_bytes", 3 << 30),
+            ("guaranteed_excess_bytes", 1 << 30),
+        ]);
+        let expected = "the guaranteed shares of namespaces are 3.0 GiB, which is 1.0 GiB more";
+        assert!(of(&shares)[0].starts_with(expected), "{:?}", of(&shares));
         let mut held = stats(&[]);
         (held.quarantine, held.capacity) = (Length(20), Length(100));
         assert!(of(&held)[0].starts_with("20 % of the pool"));
