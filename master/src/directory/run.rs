@@ -26,7 +26,8 @@ const MOST_RANGES: usize = 131_072;
 const STEP_RANGES: usize = 4096;
 /// A block with more descendants is never part of a run.
 const LARGEST_FAMILY: usize = 64;
-/// The cost of a byte of the most recent block; a byte of the oldest costs [`OLDEST`].
+/// The cost of a byte of the most recent block; a byte of the oldest costs [`OLDEST`]. The cost grows evenly with the
+/// ticks between the two.
 const NEWEST: u64 = 1024;
 const OLDEST: u64 = 256;
 
@@ -104,9 +105,9 @@ impl Directory {
         length: Length,
         limits: &RunLimits,
     ) -> Option<Vec<Victim>> {
-        let oldest = self.oldest_on(segment, length);
+        let (oldest, oldest_tick) = self.oldest_on(segment, length);
         let starts = starts(&extents(), &oldest);
-        let mut search = Search::new(self, segment, limits);
+        let mut search = Search::new(self, segment, oldest_tick, limits);
         let mut best: Option<(u64, Vec<Victim>)> = None;
         let mut looked_at = 0;
         for start in starts {
@@ -145,32 +146,34 @@ impl Directory {
 
     /// Extents on `segment` of blocks that are among the next victims, in the order of eviction. Those of
     /// namespaces that cannot give `length` bytes come last: a run around them would cross their guaranteed
-    /// shares.
-    fn oldest_on(&self, segment: SegmentId, length: Length) -> Vec<ExtentIndex> {
+    /// shares. Also the tick of the oldest ordinary block of all others, on any segment.
+    fn oldest_on(&self, segment: SegmentId, length: Length) -> (Vec<ExtentIndex>, u64) {
         let accounts = self.accounts();
-        let mut found = Vec::new();
+        let (mut found, mut oldest) = (Vec::new(), None);
         for cell in &self.stripes {
             let stripe = cell.lock();
             for rank in Rank::ALL {
                 for (tick, slot) in stripe.queues.firsts(rank) {
+                    let place = accounts.has_tenants().then(|| {
+                        let namespace = stripe.namespace(slot, &self.common);
+                        let keeps_all = is_guaranteed(accounts, namespace, length.0);
+                        (keeps_all, precedence_of(accounts, namespace))
+                    });
+                    let may_leave = place.is_none_or(|(keeps_all, _)| !keeps_all);
+                    if may_leave && matches!(rank, Rank::Ordinary) {
+                        oldest = Some(oldest.map_or(tick, |oldest: u64| oldest.min(tick)));
+                    }
                     let replicas = stripe.replicas(slot);
                     if let Some(replica) = replicas.iter().find(|r| r.segment == segment) {
-                        let place = accounts.has_tenants().then(|| {
-                            let namespace = stripe.namespace(slot, &self.common);
-                            let keeps_all = is_guaranteed(accounts, namespace, length.0);
-                            (keeps_all, precedence_of(accounts, namespace))
-                        });
                         found.push((place, rank as u8, tick, replica.extent));
                     }
                 }
             }
         }
         found.sort_unstable();
-        found
-            .into_iter()
-            .take(STARTS)
-            .map(|(.., extent)| extent)
-            .collect()
+        let found = found.into_iter().take(STARTS);
+        let extents = found.map(|(.., extent)| extent).collect();
+        (extents, oldest.unwrap_or_default())
     }
 }
 
@@ -237,18 +240,26 @@ struct Search<'d> {
     directory: &'d Directory,
     segment: SegmentId,
     limits: &'d RunLimits,
-    newest_tick: u64,
+    oldest_tick: u64,
+    /// The ticks from the oldest block to the most recent one. A pool that has run for long has only recent ticks.
+    span: u64,
     prices: HashMap<ExtentIndex, Option<Price>>,
 }
 
 impl<'d> Search<'d> {
-    fn new(directory: &'d Directory, segment: SegmentId, limits: &'d RunLimits) -> Self {
-        let newest_tick = directory.next_tick.load(Ordering::Relaxed).max(1);
+    fn new(
+        directory: &'d Directory,
+        segment: SegmentId,
+        oldest_tick: u64,
+        limits: &'d RunLimits,
+    ) -> Self {
+        let newest_tick = directory.next_tick.load(Ordering::Relaxed);
         Self {
             directory,
             segment,
             limits,
-            newest_tick,
+            oldest_tick,
+            span: newest_tick.saturating_sub(oldest_tick).max(1),
             prices: HashMap::default(),
         }
     }
@@ -345,11 +356,11 @@ impl<'d> Search<'d> {
         }
         // A soft-pinned block costs as much as a block that was just used; a root costs least.
         let age = match (entry.is_soft_pinned(), entry.has_lost_parent()) {
-            (true, _) => self.newest_tick,
+            (true, _) => self.span,
             (false, true) => 0,
-            (false, false) => entry.tick().min(self.newest_tick),
+            (false, false) => entry.tick().saturating_sub(self.oldest_tick).min(self.span),
         };
-        let scaled = u128::from(NEWEST - OLDEST) * u128::from(age) / u128::from(self.newest_tick);
+        let scaled = u128::from(NEWEST - OLDEST) * u128::from(age) / u128::from(self.span);
         let weight = OLDEST + u64::try_from(scaled).unwrap_or(NEWEST);
         let mut cost = stripe.weight(slot).saturating_mul(weight);
         let mut of_share = None;

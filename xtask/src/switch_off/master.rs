@@ -122,6 +122,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 8,
+        what: "a run is priced by the ages of the blocks that are there",
+        file: "master/src/directory/run.rs",
+        on: "(false, false) => entry.tick().saturating_sub(self.oldest_tick).min(self.span),",
+        off: "(false, false) => entry.tick().min(self.span),",
+        package: "kvpool-master",
+        test: "a_run_leaves_a_block_that_was_used_last_also_in_a_pool_that_has_run_for_long",
+    },
+    Mechanism {
+        invariant: 8,
         what: "the log says which places removed blocks left without a lease",
         file: "master/src/pool/remove.rs",
         on: "self.log_unleased(&freed);",

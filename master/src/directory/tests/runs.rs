@@ -90,6 +90,21 @@ fn a_run_is_made_of_neighbours_and_of_no_more_than_are_needed() {
     assert_eq!(full.directory.blocks(), 59);
 }
 
+/// All pairs of neighbours have the same bytes.
+#[test]
+fn a_run_leaves_a_block_that_was_used_last_also_in_a_pool_that_has_run_for_long() {
+    let full = Full::new(16, |_| None);
+    full.directory.ticks(1 << 30);
+    // The oldest block has the most recent one on one side, and the second oldest on the other.
+    let others = (0..16).filter(|n| !(3..=5).contains(n));
+    for n in [4, 5].into_iter().chain(others).chain([3]) {
+        touch(&full.directory, n);
+    }
+    let run = full.run(2).unwrap();
+    let set: BTreeSet<u64> = run.into_iter().collect();
+    assert_eq!(set, BTreeSet::from([4, 5]));
+}
+
 #[test]
 fn free_ranges_between_neighbours_are_used() {
     let full = Full::new(64, |_| None);
