@@ -359,7 +359,10 @@ impl Control {
                 maybe_done,
             } = match self.traced_attempt(&route, message.clone(), call).await {
                 Ok(reply) => {
-                    self.agreed.renew(&route, &self.background);
+                    // A hello that tells of a new term brings the limits with it: another is not needed.
+                    if !M::SETTLES {
+                        self.agreed.renew(&route, &self.background);
+                    }
                     return Ok(reply);
                 }
                 Err(failed) => failed,

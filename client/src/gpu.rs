@@ -188,7 +188,11 @@ impl Client {
                 parent: block.parent,
                 buffers: Vec::new(),
             });
-            return Ok(self.batch_put(empty.collect(), options).await);
+            let within = PutOptions {
+                timeout: Some(deadline.left()),
+                ..options.clone()
+            };
+            return Ok(self.batch_put(empty.collect(), &within).await);
         };
         let staged = staging.take(*device, group.length, deadline).await?;
         let mut host = Vec::with_capacity(group.blocks.len());
@@ -231,7 +235,11 @@ impl Client {
                 key: block.key,
                 buffers: Vec::new(),
             });
-            return Ok(self.batch_get(empty.collect(), options).await);
+            let within = GetOptions {
+                timeout: Some(deadline.left()),
+                ..options.clone()
+            };
+            return Ok(self.batch_get(empty.collect(), &within).await);
         };
         let staged = staging.take(*device, group.length, deadline).await?;
         let mut host = Vec::with_capacity(group.blocks.len());
@@ -357,7 +365,7 @@ impl Turn {
 fn turns(groups: &[Group<PutBlock<GpuSlice>>]) -> Vec<Turn> {
     let blocks = groups.iter().enumerate().flat_map(|(number, group)| {
         let blocks = group.blocks.iter();
-        blocks.map(move |block| (number, block))
+        blocks.map(move |block| (number, &block.key, block.parent.as_ref()))
     });
     if groups.len() < 2 || !parents_cross(blocks) {
         return groups.iter().map(|_| Turn::default()).collect();

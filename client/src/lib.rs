@@ -179,5 +179,6 @@ pub use lease::Lease;
 pub use namespaces::NamespaceInfo;
 pub use options::{ClientFiles, Options, Timeouts, TransportChoice, masters};
 pub use packed::PackedKeys;
+pub use put::parents_cross;
 pub use replica_tasks::{ReplicaBlocks, ReplicaChange, ReplicaTask, ReplicaTaskState, ReplicaWish};
 pub use view::View;

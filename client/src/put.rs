@@ -160,22 +160,19 @@ fn crosses(runs: &[std::ops::Range<usize>], blocks: &[(usize, PutBlock)]) -> boo
     runs.len() > 1
         && parents_cross(runs.iter().enumerate().flat_map(|(number, run)| {
             let run = blocks.get(run.clone()).unwrap_or_default();
-            run.iter().map(move |(_, block)| (number, block))
+            run.iter()
+                .map(move |(_, block)| (number, &block.key, block.parent.as_ref()))
         }))
 }
 
-/// Whether some block's parent is in another part of a batch than the block. Each block comes with the
-/// number of its part. Such parts must be put one after the other, since the master links a parent only if
-/// it is committed first.
-pub(crate) fn parents_cross<'a, B: 'a>(
-    mut blocks: impl Iterator<Item = (usize, &'a PutBlock<B>)> + Clone,
+/// Whether some block's parent is in another part of a batch than the block. Each block is the number of
+/// its part, its key, and its parent. Such parts must be put one after the other, since the master links a
+/// parent only if it is committed first.
+pub fn parents_cross<'k>(
+    mut blocks: impl Iterator<Item = (usize, &'k Key, Option<&'k Key>)> + Clone,
 ) -> bool {
-    let part_of: HashMap<&Key, usize> = blocks
-        .clone()
-        .map(|(part, block)| (&block.key, part))
-        .collect();
-    blocks.any(|(part, block)| {
-        let parent = block.parent.as_ref();
+    let part_of: HashMap<&Key, usize> = blocks.clone().map(|(part, key, _)| (key, part)).collect();
+    blocks.any(|(part, _, parent)| {
         let other = parent.and_then(|parent| part_of.get(parent));
         other.is_some_and(|other| *other != part)
     })

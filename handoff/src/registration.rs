@@ -57,6 +57,35 @@ pub enum RegistrationError {
     /// Too many processes are registered.
     #[error("{0} processes are registered already")]
     Full(usize),
+    /// The description of this process is too large.
+    #[error("the description takes {bytes} bytes of memory, at most {most}", most = MAX_DESCRIPTION)]
+    TooLarge {
+        /// The bytes of the description.
+        bytes: usize,
+    },
+    /// The descriptions of all processes would be too large together.
+    #[error("all descriptions take {bytes} bytes of memory with this one, at most {most}")]
+    NoMemory {
+        /// The bytes of all descriptions with this one.
+        bytes: usize,
+        /// The most bytes.
+        most: usize,
+    },
+}
+
+/// The most memory of one description, in bytes: about 40,000 states. A letter may be much longer.
+const MAX_DESCRIPTION: usize = 4 << 20;
+/// The most memory of all descriptions, in bytes.
+const MAX_DESCRIPTIONS: usize = 256 << 20;
+
+impl RankDescription {
+    /// About the bytes of memory that it takes.
+    fn bytes(&self) -> usize {
+        let states = self.states.iter();
+        let states = states.map(|state| size_of::<StateRegion>() + state.name.len());
+        let stages = size_of_val(self.pipeline.1.counts().as_slice());
+        size_of::<Self>() + self.address.len() + stages + states.sum::<usize>()
+    }
 }
 
 /// The outcome of a registration.
@@ -74,6 +103,9 @@ pub struct RegisteredRanks {
     page_tokens: u32,
     capacity: usize,
     ranks: BTreeMap<Incarnation, Arc<RankDescription>>,
+    /// The memory of the descriptions, and the most of it.
+    bytes: usize,
+    most_bytes: usize,
 }
 
 impl RegisteredRanks {
@@ -83,6 +115,8 @@ impl RegisteredRanks {
             page_tokens,
             capacity,
             ranks: BTreeMap::new(),
+            bytes: 0,
+            most_bytes: MAX_DESCRIPTIONS,
         }
     }
 
@@ -114,16 +148,30 @@ impl RegisteredRanks {
         for state in &rank.states {
             state.shape.page_bytes(ranks)?;
         }
-        if self.ranks.len() >= self.capacity {
-            return Err(RegistrationError::Full(self.capacity));
-        }
+        self.check_room(&rank)?;
+        self.bytes += rank.bytes();
         self.ranks.insert(session, Arc::new(rank));
         Ok(RegistrationOutcome::New)
     }
 
-    /// Whether no further process can register.
-    pub fn is_full(&self) -> bool {
-        self.ranks.len() >= self.capacity
+    /// Whether one more process with this description has room.
+    pub fn has_room_for(&self, rank: &RankDescription) -> bool {
+        self.check_room(rank).is_ok()
+    }
+
+    fn check_room(&self, rank: &RankDescription) -> Result<(), RegistrationError> {
+        if self.ranks.len() >= self.capacity {
+            return Err(RegistrationError::Full(self.capacity));
+        }
+        let bytes = rank.bytes();
+        if bytes > MAX_DESCRIPTION {
+            return Err(RegistrationError::TooLarge { bytes });
+        }
+        let (bytes, most) = (self.bytes + bytes, self.most_bytes);
+        if bytes > most {
+            return Err(RegistrationError::NoMemory { bytes, most });
+        }
+        Ok(())
     }
 
     /// What a process registered.
@@ -133,7 +181,9 @@ impl RegisteredRanks {
 
     /// Forgets a process that has ended.
     pub fn forget(&mut self, session: Incarnation) {
-        self.ranks.remove(&session);
+        if let Some(rank) = self.ranks.remove(&session) {
+            self.bytes -= rank.bytes();
+        }
     }
 }
 
@@ -190,5 +240,34 @@ mod tests {
         assert_eq!(full, Err(RegistrationError::Full(2)));
         ranks.forget(one);
         assert!(ranks.get(one).is_none() && ranks.get(two).is_some());
+    }
+
+    #[test]
+    fn descriptions_that_take_too_much_memory_are_refused() {
+        let with_name = |bytes: usize| {
+            let mut rank = rank(64, (0, 2));
+            rank.states[0].name = "n".repeat(bytes);
+            rank
+        };
+        let mut ranks = RegisteredRanks::new(64, 1000);
+        ranks.most_bytes = 4 * MAX_DESCRIPTION;
+        let refused = ranks.register(Incarnation(0), with_name(MAX_DESCRIPTION));
+        assert!(matches!(refused, Err(RegistrationError::TooLarge { .. })));
+        let large = || with_name(MAX_DESCRIPTION - 4096);
+        let mut number = 0;
+        let refused = loop {
+            number += 1;
+            if let Err(error) = ranks.register(Incarnation(number), large()) {
+                break error;
+            }
+        };
+        assert!(matches!(refused, RegistrationError::NoMemory { .. }));
+        assert_eq!(number, 5, "four descriptions of almost 4 MiB fit");
+        ranks.forget(Incarnation(1));
+        assert!(ranks.has_room_for(&large()));
+        assert_eq!(
+            ranks.register(Incarnation(number), large()),
+            Ok(RegistrationOutcome::New)
+        );
     }
 }

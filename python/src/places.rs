@@ -1,8 +1,6 @@
 //! Batches of blocks of which some lie in this host's memory and some in a GPU's.
 
-use kvpool_client::PutBlock;
-use kvpool_types::Key;
-use std::collections::HashMap;
+use kvpool_client::{PutBlock, parents_cross};
 
 /// What is in one of two places.
 pub(crate) enum Placed<H, D> {
@@ -25,7 +23,14 @@ pub(crate) fn put_by_place<H, D, T>(
     host: impl Fn(Vec<PutBlock<H>>) -> Vec<T>,
     device: impl Fn(Vec<PutBlock<D>>) -> Vec<T>,
 ) -> Vec<T> {
-    if !parents_cross(&puts) {
+    let named = puts.iter().map(|put| {
+        let part = usize::from(put.is_on_device());
+        match put {
+            Placed::Host(put) => (part, &put.key, put.parent.as_ref()),
+            Placed::Device(put) => (part, &put.key, put.parent.as_ref()),
+        }
+    });
+    if !puts.iter().any(Placed::is_on_device) || !parents_cross(named) {
         return by_place(puts, host, device);
     }
     let mut outcomes = Vec::with_capacity(puts.len());
@@ -39,24 +44,6 @@ pub(crate) fn put_by_place<H, D, T>(
         outcomes.extend(by_place(together, &host, &device));
     }
     outcomes
-}
-
-/// Whether the parent of some block is in the other place.
-fn parents_cross<H, D>(puts: &[Placed<PutBlock<H>, PutBlock<D>>]) -> bool {
-    if !puts.iter().any(Placed::is_on_device) {
-        return false;
-    }
-    let named = || {
-        puts.iter().map(|put| match put {
-            Placed::Host(put) => (&put.key, put.parent.as_ref(), false),
-            Placed::Device(put) => (&put.key, put.parent.as_ref(), true),
-        })
-    };
-    let is_on_device: HashMap<&Key, bool> = named().map(|(key, _, place)| (key, place)).collect();
-    named().any(|(_, parent, place)| {
-        let other = parent.and_then(|parent| is_on_device.get(parent));
-        other.is_some_and(|other| *other != place)
-    })
 }
 
 /// Does the items of each place in one go: one outcome an item, in order.

@@ -13,6 +13,7 @@
 //! - `host`: a process as its data port sees it: its memory is one segment, and offsets are
 //!   addresses
 //! - `mailbox`: short messages from peers
+//! - `names`: the addresses of peers' names
 //! - `letters`: messages of known senders, taken as they arrive
 //! - `links`: one peer's links, for letters and for writes into its rooms
 //! - `plan`: ranges as batches of a link
@@ -38,6 +39,7 @@ mod host;
 mod letters;
 mod links;
 mod mailbox;
+mod names;
 mod plan;
 mod room_writes;
 mod rooms;

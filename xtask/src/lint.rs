@@ -3,6 +3,7 @@
 //! ```text
 //!  text    width, sentences, seams ──► ratchet ◄── xtask/ratchet.txt
 //!          crate table      ◄── docs/ARCHITECTURE.md and cargo metadata
+//!          switch-off       ◄── the text of each mechanism stands once in its file
 //!  cargo   fmt, clippy, doc, deny, check --target aarch64
 //! ```
 //!
@@ -18,6 +19,7 @@ mod text;
 mod width;
 
 use crate::cargo::{cargo, succeeds};
+use crate::switch_off;
 use crate::tally::Tally;
 use anyhow::Result;
 use ratchet::Ratchet;
@@ -52,7 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(tally.is_good())
 }
 
-/// Checks line width, long sentences, the seams of the simulation and the crate table.
+/// Checks line width, long sentences, the seams of the simulation, the crate table and the texts of switch-off.
 pub(crate) fn text(tally: &mut Tally) -> Result<()> {
     let files = text::Files::read()?;
     let ratchet = Ratchet::read()?;
@@ -67,6 +69,11 @@ pub(crate) fn text(tally: &mut Tally) -> Result<()> {
         eprintln!("docs/ARCHITECTURE.md: {difference}");
     }
     tally.checked("the crate table", differences.is_empty());
+    let faults = switch_off::faults_of_texts()?;
+    for fault in &faults {
+        eprintln!("xtask/src/switch_off: {fault}");
+    }
+    tally.checked("texts of switch-off", faults.is_empty());
     Ok(())
 }
 

@@ -141,6 +141,30 @@ fn chosen(args: &Args) -> Result<Vec<&'static Mechanism>> {
     Ok(chosen)
 }
 
+/// What is wrong with the texts of mechanisms in the working tree: none or several stand in their file.
+pub(crate) fn faults_of_texts() -> Result<Vec<String>> {
+    let mut faults = Vec::new();
+    for mechanism in MECHANISMS.into_iter().flatten() {
+        let file = root().join(mechanism.file);
+        let text = std::fs::read_to_string(&file)
+            .with_context(|| format!("cannot read {}", mechanism.file))?;
+        faults.extend(fault_of_text(mechanism, &text));
+    }
+    Ok(faults)
+}
+
+/// What is wrong with the text of a mechanism whose file has the text `of_file`.
+fn fault_of_text(mechanism: &Mechanism, of_file: &str) -> Option<String> {
+    let Mechanism { file, on, off, .. } = mechanism;
+    if on == off {
+        return Some(format!("{file}: `{on}` is the same when it is off"));
+    }
+    match of_file.matches(on).count() {
+        1 => None,
+        count => Some(format!("{file} contains `{on}` {count} times, not once")),
+    }
+}
+
 enum Verdict {
     Noticed,
     Unnoticed,
@@ -178,8 +202,8 @@ fn without<T>(
 ) -> Result<T> {
     let file = tree.join(mechanism.file);
     let text = std::fs::read_to_string(&file)?;
-    if !text.contains(mechanism.on) {
-        bail!("{} no longer contains `{}`", mechanism.file, mechanism.on);
+    if let Some(fault) = fault_of_text(mechanism, &text) {
+        bail!(fault);
     }
     std::fs::write(&file, text.replace(mechanism.on, mechanism.off))?;
     let outcome = attempt();
@@ -392,7 +416,30 @@ mod tests {
     }
 
     #[test]
-    fn each_mechanism_stands_in_its_file_and_its_test_exists() {
+    fn a_text_that_does_not_stand_once_in_its_file_is_a_fault() {
+        let mechanism = Mechanism {
+            invariant: 1,
+            what: "a check",
+            file: "lib.rs",
+            on: "check();",
+            off: "",
+            package: "kvpool-types",
+            test: "a_test",
+        };
+        let fault = |text| fault_of_text(&mechanism, text);
+        assert_eq!(fault("before(); check(); after();"), None);
+        assert!(fault("before();").unwrap().contains("0 times"));
+        assert!(fault("check(); check();").unwrap().contains("2 times"));
+        let same = Mechanism {
+            off: "check();",
+            ..mechanism
+        };
+        assert!(fault_of_text(&same, "check();").is_some());
+    }
+
+    #[test]
+    fn each_mechanism_stands_once_in_its_file_and_its_test_exists() {
+        assert_eq!(faults_of_texts().unwrap(), Vec::<String>::new());
         let listed = Command::new("git")
             .args(["grep", "--no-color", "-hE", "fn [a-z0-9_]+", "--", "*.rs"])
             .current_dir(root())
@@ -400,17 +447,7 @@ mod tests {
             .unwrap();
         let functions = String::from_utf8(listed.stdout).unwrap();
         for mechanism in MECHANISMS.into_iter().flatten() {
-            let Mechanism {
-                file,
-                on,
-                off,
-                test,
-                ..
-            } = mechanism;
-            let text = std::fs::read_to_string(root().join(file)).unwrap();
-            assert!(text.contains(on), "{file} no longer contains `{on}`");
-            assert_ne!(on, off, "{file}");
-            let name = test.rsplit("::").next().unwrap();
+            let name = mechanism.test.rsplit("::").next().unwrap();
             let is_there = functions.contains(&format!("fn {name}"));
             assert!(is_there, "no test is called {name}");
         }

@@ -26,6 +26,8 @@ pub(crate) trait Message: prost::Message + Clone + 'static {
     const NAME: &'static str;
     /// How it is called over a framed connection; `None`: over gRPC only.
     const OP: Option<Op>;
+    /// Whether its caller settles the pool's limits from the reply.
+    const SETTLES: bool = false;
     /// Says who calls.
     fn set_caller(&mut self, caller: Caller);
     /// The epoch of the master that gave `reply`.
@@ -91,6 +93,7 @@ impl Message for HelloRequest {
     type Reply = HelloReply;
     const NAME: &'static str = "Hello";
     const OP: Option<Op> = None;
+    const SETTLES: bool = true;
 
     fn set_caller(&mut self, caller: Caller) {
         self.min_version = MIN_VERSION;

@@ -1,8 +1,9 @@
 use super::{assert_soon, block, get_one, key, put_twice};
+use crate::clock::Deadline;
 use crate::testing::{Fault, Setup, connect, leader, options, pool, pool_with};
 use crate::{Client, ConnectError, GetOutcome, Leasing, Options, PutOptions, Timeouts};
 use kvpool_proto::{ExistReply, HelloReply};
-use kvpool_types::{ClusterId, Code, Key};
+use kvpool_types::{ClusterId, Code, Key, Length};
 use prost::Message;
 use std::time::{Duration, Instant};
 
@@ -71,6 +72,26 @@ async fn a_batch_over_the_limit_is_split_and_put_back_in_order() {
     assert_eq!((prefix.blocks, prefix.lease.len()), (20, 20));
     // The message behind the first gap was not sent.
     assert_eq!(pool.master.calls("match_prefix"), 3);
+}
+
+#[tokio::test]
+async fn a_hello_that_tells_of_a_new_term_is_the_only_one() {
+    let pool = pool().await;
+    // Enough for the connection's own greeting.
+    pool.client.is_exist(&[key("a")]).await.unwrap();
+    let greeted = pool.master.calls("hello");
+    let epoch = pool.client.epoch();
+    pool.master
+        .on_answer("hello", move |reply: &mut HelloReply| {
+            reply.epoch = epoch.0 + 1;
+            reply.max_block_bytes = 16;
+        });
+    let deadline = Deadline::after(Duration::from_secs(5));
+    let limits = pool.client.inner.control.limits_now(deadline).await;
+    assert_eq!(limits.max_block, Length(16));
+    assert_eq!(pool.client.epoch().0, epoch.0 + 1);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(pool.master.calls("hello"), greeted + 1);
 }
 
 #[tokio::test]

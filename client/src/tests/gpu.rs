@@ -5,7 +5,7 @@
 
 use super::put::{assert_linked, watch_links};
 use super::{assert_soon, block, get_one, key};
-use crate::testing::{Mode, Pool, pool_with};
+use crate::testing::{Fault, Mode, Pool, pool_with};
 use crate::{
     GetBlock, GetError, GetOptions, GetOutcome, GpuBuffer, PutBlock, PutOptions, PutOutcome,
 };
@@ -284,6 +284,32 @@ async fn a_block_at_fault_never_fails_its_neighbours() {
         Code::Ok,
     ];
     assert_eq!(codes, expected, "{outcomes:?}");
+}
+
+#[tokio::test]
+async fn a_block_without_buffers_has_what_is_left_of_the_batchs_time() {
+    let (pool, _, buffer) = with_gpu(4 * MIB).await;
+    pool.master.always("lookup", Fault::AnswerHangs);
+    // Each block is a group of its own. The last one begins when the others have used all of the time.
+    let large = (0..3).map(|at| {
+        let into = buffer.slice(Offset(at * MIB), Length(MIB)).unwrap();
+        GetBlock::new(key(&format!("large-{at}")), into)
+    });
+    let mut blocks: Vec<_> = large.collect();
+    blocks.push(GetBlock {
+        key: key("without buffers"),
+        buffers: Vec::new(),
+    });
+    let options = GetOptions {
+        timeout: Some(Duration::from_secs(1)),
+        ..GetOptions::default()
+    };
+    let begun = Instant::now();
+    let outcomes = pool.client.batch_get_gpu(blocks, &options).await;
+    let is_hit =
+        |outcome: &Result<GetOutcome, GetError>| matches!(outcome, Ok(GetOutcome::Hit { .. }));
+    assert!(!outcomes.iter().any(is_hit), "{outcomes:?}");
+    assert_soon(begun, Duration::from_millis(1700));
 }
 
 #[tokio::test]

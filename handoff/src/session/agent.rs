@@ -281,7 +281,7 @@ impl Agent {
         let now = self.now();
         match message {
             HandoffMessage::Register(rank) => {
-                if self.ranks.is_full() {
+                if !self.ranks.has_room_for(&rank) {
                     self.forget_strangers();
                     self.addresses.insert(from, address.clone());
                 }

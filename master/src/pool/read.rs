@@ -405,8 +405,8 @@ impl Pool {
             (0..chain.len()).take_while(present).count()
         };
         let mut found = self.exist_bits(namespace, chain, false);
-        // Nobody would give back leases on blocks behind the first gap.
-        if lease {
+        // Nobody would give back leases on blocks behind the first gap. Without a lease the first pass is the answer.
+        if lease && self.leads() {
             found = self.exist_bits(namespace, chain.first(leading(&found)), true);
         }
         let blocks = leading(&found);

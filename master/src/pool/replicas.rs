@@ -479,33 +479,39 @@ impl Pool {
         for (task, node) in ended {
             if self.may_store_on_media_of(&node) {
                 self.demote_all_of(&node);
-            } else if self.has_more_to_move(task, &node) {
+            } else if let Some(left) = self.left_after(task, &node) {
+                Self::tell_left(&node, left);
+            } else {
                 let pool = Arc::clone(self);
                 runtime.spawn(async move {
                     pool.puts_end_on(&node).await;
                     pool.move_all_of(&node).await;
                 });
-            } else {
-                self.tell_saved(&node);
             }
         }
     }
 
-    /// Whether a node that waits for its blocks has some that its ended task did not try to move. Open puts
-    /// may give it some.
-    fn has_more_to_move(&self, task: TaskId, node: &StoreNode) -> bool {
-        if !node.waits_for_moves() || !node.is_connected() {
-            return false;
-        }
+    /// The blocks that leave with a node after its task. `None` while the node waits for its blocks and has some
+    /// that the task did not try to move. Open puts may give it some.
+    fn left_after(&self, task: TaskId, node: &StoreNode) -> Option<u64> {
+        let waits = node.waits_for_moves() && node.is_connected();
         let in_vain = self.replicas.tasks.tried_in_vain(task);
-        in_vain.is_some_and(|in_vain| {
-            self.unfinished_on(node, &node.segments()) > 0 || self.only_in_memory_of(node) > in_vain
-        })
+        let Some(in_vain) = in_vain.filter(|_| waits) else {
+            return Some(self.only_in_memory_of(node));
+        };
+        if self.unfinished_on(node, &node.segments()) > 0 {
+            return None;
+        }
+        let left = self.only_in_memory_of(node);
+        (left <= in_vain).then_some(left)
     }
 
     /// Tells a draining node that no block of it waits any more, and how many have only the replica there.
     pub(super) fn tell_saved(&self, node: &StoreNode) {
-        let left = self.only_in_memory_of(node);
+        Self::tell_left(node, self.only_in_memory_of(node));
+    }
+
+    fn tell_left(node: &StoreNode, left: u64) {
         node.send(Body::Demoted(proto::Demoted { left }));
     }
 

@@ -82,6 +82,26 @@ impl Open {
             && self.over_quota == Goal::default()
             && self.writers.is_empty()
     }
+
+    /// Notes a block that a hard quota holds back. With the batch's blocks before it the quota must take `need`.
+    fn note_over_quota(&mut self, bytes: u64, need: Goal) {
+        self.over_quota.bytes += bytes;
+        self.over_quota.blocks += 1;
+        let least = self.least_over_quota.get_or_insert(need);
+        if need.bytes < least.bytes {
+            *least = need;
+        }
+    }
+
+    /// Notes a block that waits for room for its copies, each of `rounded` bytes.
+    fn note_demand(&mut self, rounded: u64, copies: usize) {
+        self.demand += rounded * copies as u64;
+        self.blocks += 1;
+        // The largest block is the hardest to place, so the put waits for its nodes.
+        if rounded >= self.largest {
+            (self.largest, self.copies) = (rounded, copies);
+        }
+    }
 }
 
 impl Pool {
@@ -231,12 +251,7 @@ impl Pool {
                 if let Some(code) = broken_quota(account, tenant, need) {
                     *outcome = Some(Err(code));
                     if !never_fits(tenant, Goal { bytes, blocks: 1 }) {
-                        open.over_quota.bytes += bytes;
-                        open.over_quota.blocks += 1;
-                        let least = open.least_over_quota.get_or_insert(need);
-                        if need.bytes < least.bytes {
-                            *least = need;
-                        }
+                        open.note_over_quota(bytes, need);
                     }
                     continue;
                 }
@@ -271,14 +286,7 @@ impl Pool {
                     Err(Code::NoNodes)
                 }
                 Err(NoRoom::Full) => {
-                    let rounded = Extents::rounded(*length).0;
-                    let copies = room.copies(*length);
-                    open.demand += rounded * copies as u64;
-                    open.blocks += 1;
-                    // The largest block is the hardest to place, so the put waits for its nodes.
-                    if rounded >= open.largest {
-                        (open.largest, open.copies) = (rounded, copies);
-                    }
+                    open.note_demand(Extents::rounded(*length).0, room.copies(*length));
                     Err(Code::Full)
                 }
             });

@@ -223,19 +223,7 @@ impl Pool {
         let source = Arc::new(snapshot::Source(Arc::downgrade(&pool)));
         let journal = Journal::start(store, epoch, &state, source, journal)?;
         let _first = pool.journal.set(journal);
-        let until = Version(pool.versions_until.load(Ordering::Acquire));
-        let mut records = vec![
-            Record::VersionsGranted(record::VersionsGranted { until }),
-            pool.segment_ids.record(),
-        ];
-        if !is_seed_stored {
-            records.push(Record::Seed(record::Seed { seed }));
-        }
-        match pool.log(records, || {}).await {
-            // It serves gets. Puts and nodes that join reserve what they need when there is room.
-            Err(Code::StoreFull) if is_seed_stored => pool.reserve_nothing(),
-            logged => logged.map_err(StartError::Log)?,
-        }
+        pool.log_first_records(is_seed_stored).await?;
         start_workers(&pool, workers, &WORKERS)?;
         tracing::info!(
             %cluster,
@@ -246,6 +234,26 @@ impl Pool {
             "term begins"
         );
         Ok(pool)
+    }
+
+    /// Logs what this term reserves, and the seed unless an earlier term stored it. A full log takes nothing: a
+    /// term whose seed is stored then begins without anything reserved.
+    async fn log_first_records(&self, is_seed_stored: bool) -> Result<(), StartError> {
+        let until = Version(self.versions_until.load(Ordering::Acquire));
+        let mut records = vec![
+            Record::VersionsGranted(record::VersionsGranted { until }),
+            self.segment_ids.record(),
+        ];
+        if !is_seed_stored {
+            let seed = self.seed;
+            records.push(Record::Seed(record::Seed { seed }));
+        }
+        match self.log(records, || {}).await {
+            // It serves gets. Puts and nodes that join reserve what they need when there is room.
+            Err(Code::StoreFull) if is_seed_stored => self.reserve_nothing(),
+            logged => logged.map_err(StartError::Log)?,
+        }
+        Ok(())
     }
 
     /// Gives back what this term would have reserved.

@@ -170,6 +170,31 @@ def test_a_session_takes_its_lease_anew_that_ran_out(
         assert store.batch_get_session_end(["kept"]) == 0
 
 
+def test_a_session_ends_while_the_keeper_waits_for_the_master(
+    own_pool: LivePool, connect: Callable[[LivePool], MooncakeDistributedStore]
+) -> None:
+    store, other = connect(own_pool), connect(own_pool)
+    assert store.put_batch(["one", "two"], [b"1", b"2"]) == 0
+    assert store.batch_get_session_start(["one", "two"]) == [0, 0]
+    assert own_pool.master
+    own_pool.master.send(signal.SIGSTOP)
+    # A renewal begins at least once a second, and waits for its answer for 3 s.
+    time.sleep(1.3)
+    ended: list[int] = []
+    ending = threading.Thread(target=lambda: ended.append(store.batch_get_session_end(["one"])))
+    ending.start()
+    ending.join(1.5)
+    # The master answers nobody yet.
+    in_time = list(ended)
+    own_pool.master.send(signal.SIGCONT)
+    ending.join()
+    assert in_time == [0]
+    # The keeper does not renew the lease of the ended session. It keeps the other one.
+    wait_until(lambda: other.remove("one") == 0, 30, "the end of the lease")
+    assert other.remove("two") == -706
+    assert store.batch_get_session_end(["two"]) == 0
+
+
 def test_nothing_of_a_put_session_is_visible_before_its_end(
     store: MooncakeDistributedStore, key: str, memory: type[Memory]
 ) -> None:

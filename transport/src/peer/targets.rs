@@ -4,9 +4,10 @@
 
 use super::endpoint::Route;
 use super::host::CLUSTER;
+use super::names::Names;
 use super::secret::Secret;
 use crate::link::{Link, TransferError};
-use crate::outcomes::{deadline_exceeded, invalid, unreachable};
+use crate::outcomes::{deadline_exceeded, invalid};
 use crate::rdma::{self, Fabric, RdmaLink};
 use crate::tcp;
 use kvpool_types::wire::data::Hello;
@@ -14,10 +15,9 @@ use kvpool_types::wire::frame;
 use kvpool_types::{ChecksumAlgorithm, ClientId, Code, GrantSigner, Incarnation};
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// The longest time that connecting to an absent peer may take, whatever the call's deadline.
@@ -122,6 +122,7 @@ pub(super) struct Targets {
     secret: Secret,
     /// This process's ports, or why it has none.
     rdma: Result<Arc<Fabric>, Arc<str>>,
+    names: Names,
     entries: Mutex<HashMap<String, SharedTarget>>,
     /// The route changes that [`Targets::route_changes`] has not returned yet.
     route_changes: Mutex<Vec<(String, Route)>>,
@@ -133,6 +134,7 @@ impl Targets {
             client: ClientId(rand::random()),
             secret,
             rdma,
+            names: Names::new(),
             entries: Mutex::default(),
             route_changes: Mutex::default(),
         }
@@ -231,7 +233,7 @@ impl Targets {
         deadline: Instant,
     ) -> Result<(OwnedFd, Incarnation), TransferError> {
         let limit = deadline.min(Instant::now() + CONNECT);
-        let found = resolve(target, limit)?;
+        let found = self.names.resolve(target, limit)?;
         let (_, (wire, reply)) = first_of(target, &found, limit, |address, until| {
             tcp::open(address, &self.hello(), until, None)
         })?;
@@ -259,7 +261,7 @@ impl Targets {
         deadline: Instant,
     ) -> Result<(Connected, bool), TransferError> {
         let hello = self.hello();
-        let found = resolve(target, deadline)?;
+        let found = self.names.resolve(target, deadline)?;
         let (address, (tcp, reply)) = first_of(target, &found, deadline, |address, until| {
             tcp::connect(address, hello.clone(), until)
         })?;
@@ -329,30 +331,6 @@ fn with_queue_pairs(
             Ok((Err(why.into()), true))
         }
     }
-}
-
-/// Resolves "host:port". A thread does it, because resolving a name may outlast the deadline.
-fn resolve(target: &str, deadline: Instant) -> Result<Vec<SocketAddr>, TransferError> {
-    if let Ok(address) = target.parse() {
-        return Ok(vec![address]);
-    }
-    let (answer, asked) = mpsc::channel();
-    let name = target.to_owned();
-    std::thread::Builder::new()
-        .name("kvpool-resolve".to_owned())
-        .spawn(move || {
-            let found = name.to_socket_addrs().map(Iterator::collect);
-            // Nobody receives after the deadline.
-            drop(answer.send(found));
-        })
-        .map_err(unreachable)?;
-    asked
-        .recv_timeout(deadline.saturating_duration_since(Instant::now()))
-        .map_err(|_| deadline_exceeded())?
-        .map_err(|error| match error.kind() {
-            std::io::ErrorKind::InvalidInput => invalid(format!("{target:?} is not a host:port")),
-            _ => unreachable(format!("{target}: {error}")),
-        })
 }
 
 #[cfg(test)]

@@ -217,20 +217,7 @@ impl Pool {
         if wish.from.is_some() && of_wish.is_none() {
             return Step::Ended(Outcome::Gone);
         }
-        let mut readable: Vec<(Replica, Arc<StoreNode>)> = {
-            let hidden = self.hidden.read();
-            let readable = found
-                .replicas
-                .iter()
-                .filter(|r| !self.is_hidden(&hidden, r, found.moved.version));
-            let readable = readable.filter_map(|r| Some((*r, node_of(r)?)));
-            readable.filter(|(_, node)| node.is_readable()).collect()
-        };
-        // The replica that leaves is on a node that may leave too, so others are read first. A node without a session
-        // may be dead. After a failure the next one is read.
-        readable.sort_by_key(|(replica, node)| (!node.is_connected(), Some(replica) == of_wish));
-        let tried = usize::from(work.failures) % readable.len().max(1);
-        readable.rotate_left(tried);
+        let readable = self.sources(work, &found, of_wish, &node_of);
         let Some((source, source_node)) = readable.first().cloned() else {
             return Step::Later(Code::Unreachable, "no replica can be read now".to_owned());
         };
@@ -296,31 +283,8 @@ impl Pool {
             if is_busy {
                 return Step::Busy;
             }
-            let step = match targets.first().filter(|_| wish.evict) {
-                Some(target) => self.make_room(task, target, &found),
-                None => {
-                    let why = "no target has free room".to_owned();
-                    Step::Ended(Outcome::Failed(Code::Full, why))
-                }
-            };
-            let Moved {
-                namespace,
-                key,
-                version,
-                ..
-            } = &found.moved;
-            return match step {
-                // The block outlives the node that it was to leave.
-                Step::Ended(Outcome::Failed(Code::Full, _))
-                    if work.to.is_none()
-                        && wish.change == Change::Move
-                        && (self.needs_none(wish, &readable, &holders)
-                            || self.has_kept_copy(*namespace, key, *version, None)) =>
-                {
-                    Step::Ended(Outcome::Gone)
-                }
-                step => step,
-            };
+            let needs_none = || self.needs_none(wish, &readable, &holders);
+            return self.without_room(task, work, &found, targets.first(), needs_none);
         };
         if !self.has_versions() {
             segments.release(&[to]);
@@ -339,6 +303,67 @@ impl Pool {
             grant: GrantId(self.next_version.fetch_add(1, Ordering::Relaxed)),
         };
         self.begin_pull(pull)
+    }
+
+    /// The replicas of a block that can be read now, in the order in which they are tried. `of_wish` is the replica
+    /// that leaves.
+    fn sources(
+        &self,
+        work: &Work,
+        found: &Found,
+        of_wish: Option<&Replica>,
+        node_of: impl Fn(&Replica) -> Option<Arc<StoreNode>>,
+    ) -> Vec<(Replica, Arc<StoreNode>)> {
+        let mut readable: Vec<(Replica, Arc<StoreNode>)> = {
+            let hidden = self.hidden.read();
+            let readable = found
+                .replicas
+                .iter()
+                .filter(|r| !self.is_hidden(&hidden, r, found.moved.version));
+            let readable = readable.filter_map(|r| Some((*r, node_of(r)?)));
+            readable.filter(|(_, node)| node.is_readable()).collect()
+        };
+        // The replica that leaves is on a node that may leave too, so others are read first. A node without a session
+        // may be dead. After a failure the next one is read.
+        readable.sort_by_key(|(replica, node)| (!node.is_connected(), Some(replica) == of_wish));
+        let tried = usize::from(work.failures) % readable.len().max(1);
+        readable.rotate_left(tried);
+        readable
+    }
+
+    /// What becomes of a block for which no target has room. `needs_none` says whether it needs no further replica.
+    fn without_room(
+        &self,
+        task: &Task,
+        work: &Work,
+        found: &Found,
+        target: Option<&Arc<StoreNode>>,
+        needs_none: impl Fn() -> bool,
+    ) -> Step {
+        let step = match target.filter(|_| task.wish.evict) {
+            Some(target) => self.make_room(task, target, found),
+            None => {
+                let why = "no target has free room".to_owned();
+                Step::Ended(Outcome::Failed(Code::Full, why))
+            }
+        };
+        let Moved {
+            namespace,
+            key,
+            version,
+            ..
+        } = &found.moved;
+        match step {
+            // The block outlives the node that it was to leave.
+            Step::Ended(Outcome::Failed(Code::Full, _))
+                if work.to.is_none()
+                    && task.wish.change == Change::Move
+                    && (needs_none() || self.has_kept_copy(*namespace, key, *version, None)) =>
+            {
+                Step::Ended(Outcome::Gone)
+            }
+            step => step,
+        }
     }
 
     /// Whether a block without a target needs no further replica: every node has one, or the replica

@@ -37,6 +37,9 @@ struct Open {
 struct Held {
     /// The keys whose session has not ended.
     keys: Mutex<HashSet<Key>>,
+    /// The keys whose session has ended, and which the lease still covers.
+    ended: Mutex<Vec<Key>>,
+    /// The keeper locks it while it asks the master. Others only try to lock it: see [`release`].
     leased: Mutex<Option<Leased>>,
 }
 
@@ -62,6 +65,7 @@ impl GetSessions {
         }
         let held = Arc::new(Held {
             keys: Mutex::new(found),
+            ended: Mutex::default(),
             leased: Mutex::new(Some(Leased {
                 lease,
                 lapsed: false,
@@ -78,7 +82,8 @@ impl GetSessions {
         Ok(present)
     }
 
-    /// Ends a session of each key: whether it had one.
+    /// Ends a session of each key: whether it had one. Where the keeper renews a lease meanwhile, the keeper gives
+    /// its keys back when that call has ended.
     pub(super) fn end(&self, keys: &[Key]) -> Vec<bool> {
         let mut ended = Vec::new();
         let had_one = {
@@ -88,7 +93,8 @@ impl GetSessions {
             had_one
         };
         for (held, keys) in ended {
-            release(&held, &keys);
+            held.ended.lock().extend(keys);
+            release(&held);
         }
         had_one
     }
@@ -98,10 +104,9 @@ impl GetSessions {
         let held = std::mem::take(&mut self.shared.open.lock().held);
         self.shared.changed.notify_all();
         for held in held {
-            let leased = held.leased.lock().take();
-            if let Some(leased) = leased {
-                give_back(leased.lease);
-            }
+            let keys = std::mem::take(&mut *held.keys.lock());
+            held.ended.lock().extend(keys);
+            release(&held);
         }
     }
 }
@@ -127,19 +132,26 @@ fn give_back(lease: Lease) {
     }
 }
 
-/// Gives back what a start leased of keys whose sessions have ended: all of it with the last one.
-fn release(held: &Held, keys: &[Key]) {
-    let ended = {
-        let mut leased = held.leased.lock();
-        if held.keys.lock().is_empty() {
+/// Gives back what a start leased of keys whose sessions have ended: all of it with the last one. A thread that holds
+/// the lease may be in a call to the master. It calls this function after it, so nobody waits for it here.
+fn release(held: &Held) {
+    let mut leases = Vec::new();
+    // The list is read again after each unlock: a thread that could not lock the lease has left its keys there.
+    loop {
+        if held.ended.lock().is_empty() {
+            break;
+        }
+        let Some(mut leased) = held.leased.try_lock() else {
+            break;
+        };
+        let keys = std::mem::take(&mut *held.ended.lock());
+        leases.extend(if held.keys.lock().is_empty() {
             leased.take().map(|leased| leased.lease)
         } else {
-            leased.as_mut().map(|leased| leased.lease.split_off(keys))
-        }
-    };
-    if let Some(lease) = ended {
-        give_back(lease);
+            leased.as_mut().map(|leased| leased.lease.split_off(&keys))
+        });
     }
+    leases.into_iter().for_each(give_back);
 }
 
 /// Renews leases, each before half of it has passed, until nothing is held.
@@ -154,7 +166,10 @@ fn keep(shared: &Shared, client: &Client, pause: Duration) {
             }
             open.held.clone()
         };
-        held.iter().for_each(|held| renew(client, held));
+        for held in held {
+            renew(client, &held);
+            release(&held);
+        }
     }
 }
 
@@ -172,6 +187,9 @@ fn renew(client: &Client, held: &Held) {
         return;
     }
     let keys: Vec<Key> = held.keys.lock().iter().cloned().collect();
+    if keys.is_empty() {
+        return;
+    }
     match client.exist(&keys, Leasing::Lease) {
         Ok((present, lease)) => {
             let gone = present.iter().filter(|present| !**present).count();
