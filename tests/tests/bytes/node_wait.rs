@@ -36,7 +36,7 @@ fn a_wait_for_drains_fails_with_a_token_that_does_not_show_the_nodes() {
     );
     // A script that stops a master after the wait must see that a node drains still.
     let mut drain = Command::new(path_of("kvctl").unwrap());
-    let file = tokens.file("operator").display().to_string();
+    let file = tokens.file("root").display().to_string();
     drain.args(["node", "drain", "node-0", "--token-file", &file]);
     let drained = drain.args(["--master", &cluster.master_url()]).output();
     assert!(drained.unwrap().status.success());

@@ -52,7 +52,7 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
         if !draining.is_empty() {
             quiet_since = now;
         }
-        let is_quiet = now >= quiet_since + args.settle;
+        let is_quiet = draining.is_empty() && now >= quiet_since + args.settle;
         if is_quiet || now >= begun + args.timeout {
             break (draining, is_quiet);
         }
