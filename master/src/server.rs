@@ -101,10 +101,12 @@ impl Server {
         let seat = Arc::new(seat.guarded(Guard::new(authority)));
         let (stop, stopped) = watch::channel(false);
         let mut tasks = JoinSet::new();
+        let http_address = advertised.map_or_else(String::new, |own| own.beside(addresses.1));
         let lead = if config.etcd.is_empty() {
             let (store, pool) = standalone::begin(config, clock, metrics).await?;
             seat.lead(Arc::clone(&pool), &address);
-            let report = leadership::report_alone(Arc::clone(&seat), Arc::clone(&store) as _);
+            let report =
+                leadership::report_alone(Arc::clone(&seat), Arc::clone(&store) as _, http_address);
             let stopping = told(stopped.clone());
             tasks.spawn(async move {
                 tokio::select! {
@@ -114,7 +116,6 @@ impl Server {
             });
             Lead::Alone(pool, store)
         } else {
-            let http_address = advertised.map_or_else(String::new, |own| own.beside(addresses.1));
             let candidate =
                 leadership::Candidate::start(Arc::clone(&seat), clock, address, http_address)
                     .await?;

@@ -59,6 +59,13 @@ impl Writers {
         }
     }
 
+    /// The number of clients with a connection.
+    pub fn count(&self) -> usize {
+        let clients = self.clients.lock();
+        let present = clients.values().filter(|writer| writer.connections > 0);
+        present.count()
+    }
+
     /// Removes the clients that had no connection for the grace period.
     pub fn take_gone(&self, now: BootInstant) -> Vec<ClientId> {
         if !self.leaving.load(Ordering::Acquire) {

@@ -87,13 +87,14 @@ async fn publish(
         None => store.grant_lease(LISTED).await?,
     };
     *lease = Some(held);
+    let (heard_nodes, heard_clients) = heard(seat);
     let own = Member {
         address: claim.address.clone(),
         http_address: claim.http_address.clone(),
         role: seat.role().label().to_owned(),
         applied: seat.position().0,
-        heard_nodes: seat.contacts.nodes() as u64,
-        heard_clients: seat.contacts.clients() as u64,
+        heard_nodes,
+        heard_clients,
         version: VERSION.to_owned(),
     };
     let told = serde_json::to_vec(&own).map_err(|error| StoreError::Corrupt {
@@ -104,6 +105,20 @@ async fn publish(
         *lease = None;
     }
     put
+}
+
+/// The nodes and clients that this master hears. A leader counts those that are connected; another master counts
+/// those that it refused lately.
+fn heard(seat: &Seat) -> (u64, u64) {
+    let (nodes, clients) = match seat.pool() {
+        Ok(pool) => {
+            let nodes = pool.members.all();
+            let nodes = nodes.iter().filter(|node| node.is_connected());
+            (nodes.count(), pool.writers.count())
+        }
+        Err(_) => (seat.contacts.nodes(), seat.contacts.clients()),
+    };
+    (nodes as u64, clients as u64)
 }
 
 async fn read_report(store: &dyn ElectionStore, cluster: ClusterId) -> Result<Report, StoreError> {
@@ -125,26 +140,35 @@ async fn read_report(store: &dyn ElectionStore, cluster: ClusterId) -> Result<Re
 }
 
 /// Publishes the store's state to the seat of a standalone master, until dropped.
-pub async fn report_alone(seat: Arc<Seat>, store: Arc<dyn MetadataStore>) {
-    let mut times = interval(SELDOM);
+pub async fn report_alone(seat: Arc<Seat>, store: Arc<dyn MetadataStore>, http_address: String) {
+    let mut times = interval(EVERY);
     times.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last: Option<(Instant, proto::ClusterReply)> = None;
     loop {
         times.tick().await;
         let known = seat.known();
+        let fresh = last.take().filter(|(at, _)| at.elapsed() < SELDOM);
         let told = async {
+            if let Some(fresh) = fresh {
+                return Ok(fresh);
+            }
             let mut told = describe(&*store, "embedded").await?;
             told.store_bytes = store.size_on_disk().await?;
             told.store_in_use_bytes = told.store_bytes;
-            Ok::<_, StoreError>(told)
+            Ok::<_, StoreError>((Instant::now(), told))
         };
         match told.await {
-            Ok(told) => {
+            Ok((at, told)) => {
+                last = Some((at, told.clone()));
+                let (heard_nodes, heard_clients) = heard(&seat);
                 let own = proto::MasterMember {
                     address: known.leader,
+                    http_address: http_address.clone(),
+                    heard_nodes,
+                    heard_clients,
                     role: seat.role().label().to_owned(),
                     applied: told.log_last,
                     version: VERSION.to_owned(),
-                    ..Default::default()
                 };
                 seat.set_report(Report {
                     at: Some(Instant::now()),

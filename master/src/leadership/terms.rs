@@ -3,7 +3,7 @@
 use super::keeper::{Keeper, usable};
 use super::log::Groups;
 use super::observer::{Leading, Observer};
-use super::{Seat, Surroundings, loading, members, watchdog};
+use super::{Role, Seat, Surroundings, loading, members, watchdog};
 use crate::clock::Clock;
 use crate::pool::{Pool, SILENCE, StartError, TermStart};
 use crate::standby::{ApplyError, Standby};
@@ -472,6 +472,8 @@ impl Run {
             .seat
             .others(&self.stand.claim.address)
             .iter()
+            // The entry of a leader that is gone stays for a while, with its nodes and clients.
+            .filter(|member| member.role != Role::Leader.label())
             .any(|member| member.heard_clients + member.heard_nodes > 0)
     }
 

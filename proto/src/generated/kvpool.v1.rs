@@ -971,7 +971,7 @@ pub struct MasterMember {
     /// the last group of the log that it holds
     #[prost(uint64, tag = "4")]
     pub applied: u64,
-    /// nodes that spoke to it in the last 2 s
+    /// of a leader: connected nodes; of another: those refused in the last 2 s
     #[prost(uint64, tag = "5")]
     pub heard_nodes: u64,
     /// the same of clients, not counting what standbys passed on

@@ -18,9 +18,10 @@ fn a_wait_for_drains_fails_with_a_token_that_does_not_show_the_nodes() {
     let wait = |subject: &str| {
         tokens.write(subject, 3600).unwrap();
         let file = tokens.file(subject).display().to_string();
-        let wait = ["node", "wait", "--settle", "0s", "--token-file", &file];
+        let wait = ["node", "wait", "--settle", "0s", "--timeout", "1s"];
         let mut kvctl = Command::new(path_of("kvctl").unwrap());
-        kvctl.args(wait).args(["--master", &cluster.master_url()]);
+        kvctl.args(wait).args(["--token-file", &file]);
+        kvctl.args(["--master", &cluster.master_url()]);
         kvctl.output().unwrap()
     };
     let hidden = wait("writer");
@@ -32,5 +33,18 @@ fn a_wait_for_drains_fails_with_a_token_that_does_not_show_the_nodes() {
     assert!(
         seen.status.success() && text.contains("no node drains"),
         "{seen:?}"
+    );
+    // A script that stops a master after the wait must see that a node drains still.
+    let mut drain = Command::new(path_of("kvctl").unwrap());
+    let file = tokens.file("root").display().to_string();
+    drain.args(["node", "drain", "node-0", "--token-file", &file]);
+    let drained = drain.args(["--master", &cluster.master_url()]).output();
+    assert!(drained.unwrap().status.success());
+    let over = wait("operator");
+    assert_eq!(over.status.code(), Some(1), "{over:?}");
+    let why = String::from_utf8_lossy(&over.stderr).into_owned();
+    assert!(
+        why.contains("still draining") && why.contains("node-0"),
+        "{why}"
     );
 }

@@ -196,3 +196,28 @@ fn a_kvmaster_that_still_waits_for_etcd_ends_when_it_is_told_to() {
     };
     assert!(status.success(), "{status}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kvctl_cluster_shows_what_the_leader_hears() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 0..1, 4096).await.unwrap();
+    cluster
+        .wait_for("the leader shows its node and its client", || {
+            let shown = stdout(&kvctl(
+                &cluster.master_url(),
+                &["cluster", "--output", "json"],
+            ));
+            let shown: serde_json::Value = serde_json::from_str(&shown)?;
+            let leader = &shown["members"][0];
+            Ok(leader["heard_nodes"] == 1 && leader["heard_clients"] == 1)
+        })
+        .unwrap();
+    let shown = stdout(&kvctl(
+        &cluster.master_url(),
+        &["cluster", "--output", "json"],
+    ));
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let http = shown["members"][0]["http_address"].as_str().unwrap();
+    assert!(http.parse::<std::net::SocketAddr>().is_ok(), "{http}");
+}

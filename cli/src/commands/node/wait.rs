@@ -12,8 +12,7 @@ const POLL: Duration = Duration::from_millis(200);
 ///
 /// A store node that stops needs its master to move or save its blocks. Run this before a master stops that
 /// may stop together with store nodes. The command looks for --settle first, because a node's signal may
-/// come later than the master's. It succeeds when --timeout has passed, too, and names the nodes that drain
-/// still.
+/// come later than the master's. When --timeout has passed first, it fails and names the nodes that drain still.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
@@ -39,7 +38,7 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
     let client = context.connection.connect().await?;
     let begun = Instant::now();
     let mut quiet_since = begun;
-    let draining = loop {
+    let (draining, is_quiet) = loop {
         let stats = client.stats().await.map_err(control_error)?;
         // Without a look at the nodes, none would seem to drain.
         anyhow::ensure!(!is_hidden(&stats), HIDDEN);
@@ -53,8 +52,9 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
         if !draining.is_empty() {
             quiet_since = now;
         }
-        if now >= quiet_since + args.settle || now >= begun + args.timeout {
-            break draining;
+        let is_quiet = draining.is_empty() && now >= quiet_since + args.settle;
+        if is_quiet || now >= begun + args.timeout {
+            break (draining, is_quiet);
         }
         tokio::time::sleep(POLL).await;
     };
@@ -62,11 +62,21 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
         draining,
         seconds: begun.elapsed().as_secs_f64(),
     };
-    context.output.show(&outcome, |outcome| {
-        if outcome.draining.is_empty() {
-            return format!("no node drains, after {:.1} s", outcome.seconds);
-        }
-        let names = outcome.draining.join(", ");
-        format!("still draining after {:.1} s: {names}", outcome.seconds)
-    })
+    context.output.show(&outcome, said)?;
+    let waited = humantime::format_duration(args.timeout);
+    let settle = humantime::format_duration(args.settle);
+    anyhow::ensure!(
+        is_quiet,
+        "{waited} passed without {settle} in which no node drains: {}",
+        said(&outcome)
+    );
+    Ok(())
+}
+
+fn said(outcome: &Outcome) -> String {
+    if outcome.draining.is_empty() {
+        return format!("no node drains, after {:.1} s", outcome.seconds);
+    }
+    let names = outcome.draining.join(", ");
+    format!("still draining after {:.1} s: {names}", outcome.seconds)
 }

@@ -172,3 +172,25 @@ fn the_list_is_bounded_and_the_worst_stay() {
     assert_eq!((ill.alerts.len(), ill.alerts_left_off), (MOST, 1001 - MOST));
     assert_eq!(ill.alerts[0].kind, AlertKind::NoLiveNode);
 }
+
+/// Otherwise the page, the alert of Prometheus and the documents would judge one standby differently.
+#[test]
+fn the_page_the_rules_and_the_documents_name_one_lag() {
+    let files = [
+        (
+            include_str!("../../../../charts/kvpool/rules/kvpool.yaml"),
+            format!("kvpool_master_log_last - kvpool_master_log_applied > {MUCH_LAG} and"),
+        ),
+        (
+            include_str!("../../../../docs/operations/alerts.md"),
+            format!("more than {MUCH_LAG} groups of the log behind"),
+        ),
+        (
+            include_str!("../../../../docs/operations/page.md"),
+            format!("lacks more than {MUCH_LAG} groups"),
+        ),
+    ];
+    for (text, lag) in files {
+        assert!(text.contains(&lag), "{lag}");
+    }
+}
