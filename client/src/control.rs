@@ -22,7 +22,7 @@ use crate::clock::{Backoff, Deadline, millis};
 use crate::counters::Counting;
 use crate::errors::{ConnectError, ControlError};
 use crate::latencies::Measured;
-use crate::options::Options;
+use crate::options::{Options, read_masters};
 use agreed::Agreed;
 use known::Known;
 use kvpool_auth::Credentials;
@@ -187,13 +187,14 @@ impl Control {
         };
         let known = Arc::new(Known::new(caller, locations, Arc::clone(&counting)));
         let credentials = options.credentials();
+        let addresses = read_masters(&options.masters)?;
         let masters = Masters::new(
-            &options.masters,
+            &addresses,
             options.spin,
             credentials.clone(),
             ClientTls::open(&options.tls)
                 .map_err(|error| ConnectError::Tls(error.to_string()))?
-                .map(|tls| tls.among(&options.masters)),
+                .map(|tls| tls.among(&addresses)),
             Arc::clone(&known),
             background.clone(),
             carrier,

@@ -7,12 +7,10 @@ use kvpool_types::{Code, Length, Offset};
 #[non_exhaustive]
 pub enum ConnectError {
     /// No master is named.
-    #[error("no master given: name at least one as http://host:port, or etcd://host:port/cluster")]
+    #[error("no master given: name at least one as host:port, or etcd://host:port/cluster")]
     NoMasters,
     /// A master's address is no address.
-    #[error(
-        "invalid master address {address:?}: {reason}; write http://host:port or https://host:port"
-    )]
+    #[error("invalid master address {address:?}: {reason}")]
     BadAddress {
         /// What was given.
         address: String,

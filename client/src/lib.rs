@@ -177,7 +177,10 @@ pub use kvpool_types::{
 pub use latencies::Latency;
 pub use lease::Lease;
 pub use namespaces::NamespaceInfo;
-pub use options::{ClientFiles, Options, Timeouts, TransportChoice, masters};
+pub use options::{
+    BadMaster, ClientFiles, DEFAULT_MASTER, Options, Timeouts, TransportChoice, masters,
+    parse_master,
+};
 pub use packed::PackedKeys;
 pub use put::parents_cross;
 pub use replica_tasks::{ReplicaBlocks, ReplicaChange, ReplicaTask, ReplicaTaskState, ReplicaWish};

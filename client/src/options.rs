@@ -1,8 +1,10 @@
 //! What a client is told when it connects.
 
+use crate::errors::ConnectError;
 use kvpool_auth::Credentials;
 /// The masters in a list with commas, for [`Options::masters`].
 pub use kvpool_etcd::discover::split_list as masters;
+pub use kvpool_etcd::discover::{BadMaster, DEFAULT_MASTER, parse_master};
 pub use kvpool_tls::ClientFiles;
 use kvpool_transport::rdma::RdmaOptions;
 use kvpool_types::namespace::Namespace;
@@ -13,9 +15,10 @@ use std::time::Duration;
 /// How a client reaches the pool, and its timeouts and limits.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The masters, as `http://host:port`, or `https://host:port` for TLS; or where they are announced, as
-    /// `etcd://host:port[,host:port...]/cluster`. Any of them will do: the one that leads is found
-    /// from there, and followed when another takes its place.
+    /// The masters, as `host:port` or `http://host:port`, or `https://host:port` for TLS; or where they are
+    /// announced, as `etcd://host:port[,host:port...]/cluster`. Any of them will do: the one that leads is
+    /// found from there, and followed when another takes its place. The default is what the environment
+    /// variable `KVPOOL_MASTER` names, else [`DEFAULT_MASTER`].
     pub masters: Vec<String>,
     /// The namespace that all keys of this client belong to. It is made known at connect.
     pub namespace: Namespace,
@@ -61,10 +64,16 @@ impl Options {
     }
 }
 
+/// The addresses as the client calls them.
+pub(crate) fn read_masters(given: &[String]) -> Result<Vec<String>, ConnectError> {
+    let read = kvpool_etcd::discover::parse_masters(given);
+    read.map_err(|BadMaster { address, reason }| ConnectError::BadAddress { address, reason })
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
-            masters: vec!["http://127.0.0.1:7070".to_owned()],
+            masters: kvpool_etcd::discover::default_masters(),
             namespace: Namespace::default(),
             transport: TransportChoice::Auto,
             rdma: RdmaOptions::default(),

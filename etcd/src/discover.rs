@@ -8,10 +8,14 @@
 //!
 //! There is no such name for an etcd that asks for TLS or a password: list the masters instead.
 
+mod addresses;
+
 use crate::client::{Client, Options};
 use crate::error::Error;
 use crate::kv::{KeyValue, Op, Range, Txn};
 use std::time::Duration;
+
+pub use addresses::{BadMaster, DEFAULT_MASTER, default_masters, parse_master, parse_masters};
 
 /// The key of who leads, under [`root`].
 pub const LEADER: &str = "leader";

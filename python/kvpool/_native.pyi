@@ -70,7 +70,7 @@ class Namespace:
 class Pool:
     @staticmethod
     def connect(
-        master: str | Sequence[str] | None = "http://127.0.0.1:7070",
+        master: str | Sequence[str] | None = None,
         *,
         namespace: Namespace | None = None,
         transport: Literal["auto", "shm", "rdma", "tcp"] = "auto",

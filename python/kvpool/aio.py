@@ -153,7 +153,7 @@ class Pool:
     @classmethod
     async def connect(
         cls,
-        master: str | Sequence[str] = "http://127.0.0.1:7070",
+        master: str | Sequence[str] | None = None,
         *,
         namespace: kvpool.Namespace | None = None,
         transport: Literal["auto", "shm", "rdma", "tcp"] = "auto",

@@ -182,8 +182,9 @@ const fn leasing(lease: bool) -> Leasing {
 impl Pool {
     /// Connects to the pool.
     ///
-    /// `master`: `http://host:port`, several of them separated by commas or as a sequence, or
-    /// `etcd://host:port/cluster`. Any master of the pool is enough: the client finds and follows the leader.
+    /// `master`: `host:port`, `http://host:port` or `https://host:port`, several of them separated by commas or as a
+    /// sequence, or `etcd://host:port/cluster`. Any master of the pool is enough: the client finds and follows the
+    /// leader. Default: the environment variable KVPOOL_MASTER, else `http://127.0.0.1:7070`.
     /// `namespace`: clients with equal names of namespaces share blocks; registered at connect.
     /// `transport`: "shm", "rdma" or "tcp" forces one transport. "auto" takes shared memory to nodes on the same
     /// host, else RDMA, else TCP.

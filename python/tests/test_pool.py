@@ -279,6 +279,20 @@ def test_values_that_cannot_be_are_refused(pool: kvpool.Pool, shared_pool: LiveP
     assert pool.get("a") is None
 
 
+def test_a_master_needs_no_scheme_and_may_come_from_the_environment(
+    shared_pool: LivePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = shared_pool.url.removeprefix("http://")
+    with kvpool.Pool.connect(bare) as pool:
+        assert pool.stats().nodes
+    monkeypatch.setenv("KVPOOL_MASTER", bare)
+    with kvpool.Pool.connect() as pool:
+        assert pool.stats().nodes
+    monkeypatch.setenv("KVPOOL_MASTER", "")
+    with pytest.raises(ValueError, match="KVPOOL_MASTER"):
+        kvpool.Pool.connect()
+
+
 def test_what_has_the_wrong_type_raises_and_does_nothing(pool: kvpool.Pool) -> None:
     wrong = [
         lambda: pool.batch_put(["a", 7], [b"1", b"2"]),

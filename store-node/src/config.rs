@@ -6,7 +6,7 @@ use kvpool_auth::AuthSettings;
 use kvpool_daemon::config::exact;
 use kvpool_daemon::http_guard::HttpOpen;
 use kvpool_daemon::telemetry::LogFormat;
-use kvpool_etcd::discover::Location;
+use kvpool_etcd::discover::{default_masters, parse_masters};
 use kvpool_tls::{ClientAuth, Version};
 use kvpool_transport::rdma::RdmaOptions;
 use serde::{Deserialize, Serialize};
@@ -25,8 +25,9 @@ const HUGEPAGE: u64 = 2 << 20;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Where kvmasters serve gRPC, as `http://host:port`, or where they are announced, as
-    /// `etcd://host:port[,host:port...]/cluster`; the node keeps a session with the one that leads.
+    /// Where kvmasters serve gRPC, as `host:port` or `http://host:port`, or where they are announced, as
+    /// `etcd://host:port[,host:port...]/cluster`; the node keeps a session with the one that leads. The default is
+    /// what the environment variable `KVPOOL_MASTER` names.
     pub master: Vec<String>,
     /// The file with the node's token, which is read again when it changes.
     pub token_file: Option<PathBuf>,
@@ -113,7 +114,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            master: vec!["http://127.0.0.1:7070".into()],
+            master: default_masters(),
             token_file: None,
             name: String::new(),
             segment: Vec::new(),
@@ -191,7 +192,7 @@ impl Config {
     pub fn validate(&self) -> Result<(), InvalidSetting> {
         self.check_segments()?;
         self.media()?;
-        self.check_masters()?;
+        self.masters()?;
         if self.auth()?.is_none() && self.isolation == Isolation::Strict {
             return invalid(
                 "isolation",
@@ -291,37 +292,18 @@ impl Config {
         Ok(())
     }
 
-    fn check_masters(&self) -> Result<(), InvalidSetting> {
+    /// The masters as the node calls them.
+    pub(crate) fn masters(&self) -> Result<Vec<String>, InvalidSetting> {
+        let bad = |problem: String| InvalidSetting {
+            setting: "master",
+            problem,
+        };
         if self.master.is_empty() {
-            return invalid(
-                "master",
-                "a node needs at least one kvmaster to register with",
-            );
+            return Err(bad(
+                "a node needs at least one kvmaster to register with".to_owned()
+            ));
         }
-        for master in &self.master {
-            if Location::is_meant_by(master) {
-                Location::parse(master).map_err(|error| InvalidSetting {
-                    setting: "master",
-                    problem: error.to_string(),
-                })?;
-                continue;
-            }
-            let host = master
-                .strip_prefix("http://")
-                .or_else(|| master.strip_prefix("https://"));
-            let valid = host.is_some_and(|host| !host.is_empty() && !host.starts_with(':'))
-                && tonic::transport::Endpoint::from_shared(master.clone()).is_ok();
-            if !valid {
-                return invalid(
-                    "master",
-                    format!(
-                        "`{master}` is not an address: write http://HOST:PORT, https://HOST:PORT, or \
-                         etcd://HOST:PORT/CLUSTER"
-                    ),
-                );
-            }
-        }
-        Ok(())
+        parse_masters(&self.master).map_err(|error| bad(error.to_string()))
     }
 }
 
@@ -403,8 +385,13 @@ mod tests {
     fn each_bad_setting_is_named() {
         good().validate().unwrap();
         let announced = "etcd://h:2379,[::1]:2379/pool-1".to_owned();
-        let master = vec![announced, "http://h:7070".to_owned()];
-        Config { master, ..good() }.validate().unwrap();
+        let master = vec![announced.clone(), "h:7070".to_owned()];
+        let several = Config { master, ..good() };
+        several.validate().unwrap();
+        assert_eq!(
+            several.masters().unwrap(),
+            [announced, "http://h:7070".to_owned()]
+        );
         let (setting, text) = complaint(|c| c.segment.clear());
         assert_eq!(setting, "segment");
         assert!(text.contains("--segment 8GiB"), "{text}");
@@ -419,7 +406,7 @@ mod tests {
         );
         assert_eq!(complaint(|c| c.master.clear()).0, "master");
         for master in [
-            "127.0.0.1:7070",
+            "127.0.0.1",
             "https://",
             "http://",
             "http://:7070",

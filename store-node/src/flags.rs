@@ -40,8 +40,9 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip)]
     pub print_config: bool,
-    /// Address of a kvmaster, or etcd://HOST:PORT[,HOST:PORT]/CLUSTER where masters are announced; repeat, or
-    /// separate by commas. Any master leads the node to the leader [default: http://127.0.0.1:7070]
+    /// Address of a kvmaster, HOST:PORT with or without http://, or https://HOST:PORT for TLS; or
+    /// etcd://HOST:PORT[,HOST:PORT]/CLUSTER where masters are announced; repeat, or separate by commas. Any
+    /// master leads the node to the leader [default: $KVPOOL_MASTER, or http://127.0.0.1:7070]
     #[arg(long, value_name = "URL")]
     master: Vec<String>,
     /// File with the token of this node, whose policy gives it the role node; read again when it changes

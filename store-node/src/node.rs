@@ -141,6 +141,7 @@ impl Node {
     /// wait for a welcome: see [`Node::is_ready`].
     pub async fn start(config: Config) -> Result<Self, StartError> {
         config.validate()?;
+        let masters = config.masters()?;
         let tls = config.tls().open()?;
         let data = bind(&config.listen, "the data port").await?;
         let http = bind(&config.http_listen, "the HTTP port").await?;
@@ -149,7 +150,7 @@ impl Node {
         let given = (!config.advertise.is_empty()).then_some(config.advertise.as_str());
         let advertised = advertise::decide(given, data_address)?;
         if advertised.loopback_only
-            && let Some(master) = reach::elsewhere(&config.master).await
+            && let Some(master) = reach::elsewhere(&masters).await
         {
             let (advertised, master) = (advertised.address.clone(), master.to_owned());
             if given.is_none() {
@@ -209,7 +210,7 @@ impl Node {
             config.isolation,
         );
         let store = store.guarded(authority.clone());
-        let client_tls = tls.client.map(|tls| tls.among(&config.master));
+        let client_tls = tls.client.map(|tls| tls.among(&masters));
         metrics.watch(&store, Length(total))?;
 
         let media = open_media(&config, &store).await?;
@@ -225,7 +226,7 @@ impl Node {
         let agent = Agent::start(
             store.clone(),
             Options {
-                masters: config.master.clone(),
+                masters,
                 credentials: credentials.clone(),
                 tls: client_tls.clone(),
                 data_address: match tls.server {

@@ -37,6 +37,10 @@ pub(crate) struct Args {
     over: Option<Duration>,
 }
 
+/// What the same token does show.
+const SHOWN: &str = "this token shows its own namespaces alone: try `kvctl --namespace NAME ls` and \
+                     `describe`; zeros here say nothing of the pool";
+
 /// Timeout for one master: a silent master must not delay the others for long.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -140,6 +144,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let mut wrong = problems::of(&stats);
     if is_hidden(&stats) {
         wrong.insert(0, HIDDEN.to_owned());
+        wrong.insert(1, SHOWN.to_owned());
     } else if !stats.nodes.iter().any(|node| node.state == "live") {
         wrong.insert(0, no_node(&context.connection, &stats.nodes));
     }

@@ -1,6 +1,6 @@
 //! What hello settled. It is settled anew in each term: a master that is restarted may have other limits.
 
-use super::known::Known;
+use super::known::{ANOTHER_POOL, Known};
 use super::master::Sending;
 use super::masters::Route;
 use super::messages::Message;
@@ -102,7 +102,7 @@ impl Agreed {
             )
         })?;
         if self.known.is_of_another(&hello.cluster_id) {
-            let why = format!("the master belongs to another pool, {cluster}");
+            let why = format!("the master, of cluster {cluster}, {ANOTHER_POOL}");
             return Err(ControlError::new(Code::WrongCluster, why));
         }
         let known = u8::try_from(hello.checksum_algorithm)

@@ -19,6 +19,11 @@ pub(super) struct Known {
     counting: Arc<Counting>,
 }
 
+/// What a call says of a master whose pool is not the one that the client joined.
+pub(super) const ANOTHER_POOL: &str = "is of another pool than this client joined: its data directory or its \
+                                       etcd was replaced, or the address leads elsewhere now; \
+                                       connect anew, or restart this process";
+
 impl Known {
     /// Of one who knows no term yet.
     pub(super) const fn new(

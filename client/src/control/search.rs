@@ -4,7 +4,7 @@
 //! that an answer names as leader is asked at once: only its own answer counts, since others may be
 //! behind. If the leader does not answer, the master that named it forwards the calls.
 
-use super::known::Known;
+use super::known::{ANOTHER_POOL, Known};
 use super::master::Master;
 use super::masters::{Masters, Route};
 use crate::clock::{Backoff, Deadline};
@@ -215,7 +215,7 @@ impl Heard {
         };
         words.note_answer(master, None);
         if masters.known().is_of_another(&reply.cluster_id) {
-            words.set(master, "is of another pool");
+            words.set(master, ANOTHER_POOL);
             return Word::Nobody;
         }
         let epoch = Epoch(reply.epoch);

@@ -3,6 +3,7 @@
 use super::master::Master;
 use crate::clock::Deadline;
 use crate::errors::{ConnectError, ControlError};
+use crate::options::read_masters;
 use futures::future::join_all;
 use kvpool_auth::Credentials;
 use kvpool_etcd::discover::Location;
@@ -27,11 +28,12 @@ pub(crate) async fn survey(
     if addresses.is_empty() {
         return Err(ConnectError::NoMasters);
     }
+    let addresses = read_masters(addresses)?;
     let tls = ClientTls::open(tls).map_err(|error| ConnectError::Tls(error.to_string()))?;
-    let tls = tls.map(|tls| tls.among(addresses));
+    let tls = tls.map(|tls| tls.among(&addresses));
     let tls = tls.as_ref();
     let mut given: Vec<String> = Vec::new();
-    for address in addresses {
+    for address in &addresses {
         if !Location::is_meant_by(address) {
             given.push(address.clone());
             continue;

@@ -104,7 +104,8 @@ pub(super) fn check_term(pool: &Pool, caller: &proto::Caller) -> Result<(), Refu
             return Err(refused(
                 Code::WrongCluster,
                 format!(
-                    "this is cluster {}, the caller means {theirs}",
+                    "this is cluster {}, and the caller joined cluster {theirs}: the pool was replaced, or the \
+                     address leads elsewhere now; the caller must connect anew",
                     pool.cluster
                 ),
             ));

@@ -88,8 +88,16 @@ class SegmentMethods(StoreBase):
         """
         if isinstance(segment_ids, str):
             raise TypeError("segment_ids must be a list of str, not str")
-        codes = [self._native.remove_segment(name) for name in segment_ids]
+        codes = [self._remove_segment(name) for name in segment_ids]
         return next((code for code in codes if code != _codes.OK), _codes.OK)
+
+    def _remove_segment(self, name: str) -> int:
+        try:
+            return self._native.remove_segment(name)
+        except UnicodeEncodeError:
+            # No segment has a name that UTF-8 cannot write.
+            log.warning("unmount_segment: %r is not UTF-8 and names no segment", name)
+            return _codes.NO_SEGMENT
 
     def unmount_and_free_segment(self, segment_ids: Sequence[str], grace_period_seconds: int = 0) -> int:
         """The same as `unmount_segment`: a segment's memory is freed as it leaves the pool."""

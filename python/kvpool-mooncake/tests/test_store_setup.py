@@ -213,6 +213,7 @@ def test_segments_come_and_go_while_a_store_runs(connect: Connect, own_pool: Liv
     assert store.unmount_and_free_segment(mounted["segment_ids"]) == 0
     assert store.is_exist(key) == 0
     assert store.unmount_segment(mounted["segment_ids"]) == -101
+    assert store.unmount_segment(["\ud800"]) == -101
     assert store.allocate_and_mount_segment("none")["ret"] == -600
 
 

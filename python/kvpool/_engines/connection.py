@@ -136,7 +136,7 @@ class Connection:
 
     def _connect(self) -> None:
         settings = self._settings
-        master = settings.master if isinstance(settings.master, str) else list(settings.master)
+        master = list(settings.master) if isinstance(settings.master, tuple) else settings.master
         pool = None
         try:
             pool = kvpool.Pool.connect(
@@ -151,7 +151,7 @@ class Connection:
             )
             self._register(pool)
         except kvpool.ConnectError as error:
-            self.failed(f"connecting to {settings.master}", error)
+            self.failed(f"connecting to {settings.master or 'the default master'}", error)
         finally:
             with self._lock:
                 self._connecting = False

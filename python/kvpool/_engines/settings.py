@@ -13,8 +13,9 @@ Transport = Literal["auto", "shm", "rdma", "tcp"]
 class PoolSettings:
     """The address of the pool and how to reach it. Times are in seconds."""
 
-    master: str | tuple[str, ...] = "http://127.0.0.1:7070"
-    """One address of a master, or several."""
+    master: str | tuple[str, ...] | None = None
+    """One address of a master, or several. Without one the environment variable KVPOOL_MASTER has them, else
+    it is http://127.0.0.1:7070."""
     namespace: str = ""
     """The namespace of all keys; empty for the default namespace."""
     transport: Transport = "auto"

@@ -28,6 +28,12 @@ fn a_wait_for_drains_fails_with_a_token_that_does_not_show_the_nodes() {
     assert_eq!(hidden.status.code(), Some(1), "{hidden:?}");
     let why = String::from_utf8_lossy(&hidden.stderr).into_owned();
     assert!(why.contains("does not show the pool's nodes"), "{why}");
+    let file = tokens.file("writer").display().to_string();
+    let mut kvctl = Command::new(path_of("kvctl").unwrap());
+    kvctl.args(["status", "--over", "0s", "--token-file", &file]);
+    let status = kvctl.args(["--master", &cluster.master_url()]).output();
+    let told = String::from_utf8_lossy(&status.unwrap().stdout).into_owned();
+    assert!(told.contains("its own namespaces alone"), "{told}");
     let seen = wait("operator");
     let text = String::from_utf8_lossy(&seen.stdout).into_owned();
     assert!(

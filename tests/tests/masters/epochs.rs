@@ -219,6 +219,8 @@ async fn a_master_refuses_whoever_knows_a_later_term_or_another_pool() {
             .to_str()
             .unwrap();
         assert_eq!(code, expected.to_wire().to_string());
+        let says_what_to_do = status.message().contains("must connect anew");
+        assert_eq!(says_what_to_do, expected == Code::WrongCluster);
     }
 }
 
