@@ -95,7 +95,7 @@ fn p5_with_98_of_100_pages_pinned_one_offer_goes_and_the_next_waits() {
     // One that waits until its deadline fails at both ends, and one that is given up ends at once.
     let more = offer(&prefill, 52, 2);
     eventually("99 pages are pinned", || are(99, 0));
-    let deadline = Instant::now() + Duration::from_millis(700);
+    let deadline = Instant::now() + Duration::from_secs(3);
     let late = offer_until(&prefill, 53, 1, deadline);
     let dropped = offer(&prefill, 54, 1);
     eventually("two offers wait", || are(99, 2));
