@@ -6,6 +6,7 @@
 //! - `tcp`: threads that write 256 MiB of memory, and threads that read them into other 256 MiB: the limit
 //! - `tcp hot`: the same with one MiB, written and read again and again: it stays in the processor's caches
 //! - `push`: one rank to one rank, all layers at once; the bytes are compared
+//! - `pull`: an offer of all pages, from decode's request on
 //! - `slices`: two ranks to one, token-major: rows of 2 KiB
 //! - `layerwise`: each layer is sent when it is computed, and a layer computes as long as it transfers.
 //!   The ratio is the share of the transfer that the computing hides.
@@ -159,6 +160,37 @@ impl Group {
         begin.elapsed()
     }
 
+    /// The time from decode's request to the end, when all pages are offered.
+    fn pull(&mut self) -> Duration {
+        let room = RoomId(self.next);
+        self.next += 1;
+        let pages: Vec<u32> = (0..PAGES).collect();
+        let until = Instant::now() + WAIT;
+        let offer = |rank: &HandoffSession| rank.offer(room, pages.clone(), 1, until);
+        let offered = self
+            .prefill
+            .iter()
+            .map(|rank| offer(rank).expect("a free room"));
+        let offered: Vec<Sending> = offered.collect();
+        let addresses: Vec<String> = self
+            .prefill
+            .iter()
+            .map(|rank| rank.address().to_owned())
+            .collect();
+        let ranks = u32::try_from(addresses.len()).expect("few ranks");
+        let of_room = (0, pages.clone());
+        let prefill = (ranks, &stages());
+        let begin = Instant::now();
+        let receiving = self
+            .decode
+            .receive(room, of_room, &addresses, prefill, false, until);
+        let state = receiving.expect("a plan").wait(begin + WAIT);
+        assert_eq!(state.poll, PollState::Success, "{:?}", state.failure);
+        let took = begin.elapsed();
+        drop(offered);
+        took
+    }
+
     /// The time from the first layer to the end, when each layer takes `compute`.
     fn by_layer(&mut self, compute: Duration) -> Duration {
         let (sending, receiving) = self.open();
@@ -199,10 +231,12 @@ fn main() {
     let (mut tcps, mut pushes, mut slices) = (Vec::new(), Vec::new(), Vec::new());
     let (mut of_tcp, mut of_push, mut hidden) = (Vec::new(), Vec::new(), Vec::new());
     let (mut hots, mut of_hot) = (Vec::new(), Vec::new());
+    let (mut pulls, mut pull_of_tcp) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         let (limit, push) = (tcp(&source, &mut target), one.whole());
         let hottest = tcp(&source[..hot], &mut target[..hot]);
         let sliced = two.whole();
+        let pulled = one.pull();
         let compute = push / LAYERS;
         let layerwise = one.by_layer(compute);
         let exposed = layerwise.saturating_sub(compute * LAYERS).as_secs_f64();
@@ -210,6 +244,8 @@ fn main() {
         pushes.push(rate(push));
         slices.push(rate(sliced));
         of_tcp.push(rate(push) / rate(limit));
+        pulls.push(rate(pulled));
+        pull_of_tcp.push(rate(pulled) / rate(limit));
         hots.push(rate(hottest));
         of_hot.push(rate(push) / rate(hottest));
         of_push.push(rate(sliced) / rate(push));
@@ -223,6 +259,11 @@ fn main() {
         median(&mut pushes),
         median(&mut of_tcp),
         median(&mut of_hot)
+    );
+    println!(
+        "pull       {:>7.0} MB/s  {:.2} of tcp",
+        median(&mut pulls),
+        median(&mut pull_of_tcp)
     );
     println!(
         "slices     {:>7.0} MB/s  {:.2} of push",

@@ -72,7 +72,8 @@ pub struct FreedPin {
 
 #[derive(Clone, Copy, Debug)]
 struct Pin {
-    receiver: Incarnation,
+    /// `None` while any receiver may ask for the pages.
+    receiver: Option<Incarnation>,
     pages: u64,
     until: Moment,
 }
@@ -80,7 +81,7 @@ struct Pin {
 #[derive(Clone, Copy, Debug)]
 struct WaitingPin {
     pull: PullId,
-    receiver: Incarnation,
+    receiver: Option<Incarnation>,
     pages: u64,
 }
 
@@ -135,6 +136,22 @@ impl PinLedger {
         receiver: Incarnation,
         pages: u64,
     ) -> PinOutcome {
+        self.pin_for(now, pull, Some(receiver), pages)
+    }
+
+    /// As [`PinLedger::pin`], for the receiver that will ask for the pages. No breaker holds the pin back:
+    /// the caller looks at [`PinLedger::breaker`] when a receiver asks.
+    pub fn pin_for_any(&mut self, now: Moment, pull: PullId, pages: u64) -> PinOutcome {
+        self.pin_for(now, pull, None, pages)
+    }
+
+    fn pin_for(
+        &mut self,
+        now: Moment,
+        pull: PullId,
+        receiver: Option<Incarnation>,
+        pages: u64,
+    ) -> PinOutcome {
         if self.pins.contains_key(&pull) || self.waiting.iter().any(|other| other.pull == pull) {
             return PinOutcome::Repeated;
         }
@@ -142,7 +159,7 @@ impl PinLedger {
             self.early_order.retain(|other| *other != pull);
             return PinOutcome::IsDone;
         }
-        if let Some(until) = self.breaker(now, receiver) {
+        if let Some(until) = receiver.and_then(|receiver| self.breaker(now, receiver)) {
             return PinOutcome::BackOff(until);
         }
         // Requests whose breaker has closed meanwhile come first.
@@ -187,6 +204,7 @@ impl PinLedger {
     /// Frees a pin without keeping an early done: the sender itself gives the pull up.
     pub fn give_up(&mut self, now: Moment, pull: PullId) -> u64 {
         self.waiting.retain(|other| other.pull != pull);
+        self.admitted.retain(|other| *other != pull);
         let pages = self.pins.remove(&pull).map_or(0, |pin| pin.pages);
         self.free(now, pages);
         pages
@@ -209,11 +227,18 @@ impl PinLedger {
         self.breakers.insert(receiver, now + self.options.back_off);
     }
 
+    /// Until when nothing is offered to a receiver. `None` for one whose breaker is closed.
+    pub fn breaker(&self, now: Moment, receiver: Incarnation) -> Option<Moment> {
+        let until = self.breakers.get(&receiver).copied();
+        until.filter(|until| *until > now)
+    }
+
     /// Frees the pins of a receiver whose connection is lost, and forgets its requests.
     pub fn lost(&mut self, now: Moment, receiver: Incarnation) -> Vec<FreedPin> {
-        self.waiting.retain(|other| other.receiver != receiver);
+        self.waiting
+            .retain(|other| other.receiver != Some(receiver));
         self.breakers.remove(&receiver);
-        self.free_where(now, |pin| pin.receiver == receiver)
+        self.free_where(now, |pin| pin.receiver == Some(receiver))
     }
 
     /// Frees the pins whose receivers never said done (P7), and forgets breakers that have closed.
@@ -228,7 +253,7 @@ impl PinLedger {
     pub fn next_sweep(&self) -> Option<Moment> {
         let pins = self.pins.values().map(|pin| pin.until);
         // A request that waits for a breaker alone.
-        let waits = |request: &WaitingPin| self.breakers.get(&request.receiver).copied();
+        let waits = |request: &WaitingPin| self.breakers.get(&request.receiver?).copied();
         let breakers = self.waiting.iter().filter_map(waits);
         pins.chain(breakers).min()
     }
@@ -248,17 +273,12 @@ impl PinLedger {
         freed
     }
 
-    fn breaker(&self, now: Moment, receiver: Incarnation) -> Option<Moment> {
-        let until = self.breakers.get(&receiver).copied();
-        until.filter(|until| *until > now)
-    }
-
     /// P5: new puts wait while the pins exceed the limit, so that the last one may pass it.
     fn is_over_limit(&self) -> bool {
         self.pinned > self.limit
     }
 
-    fn take(&mut self, now: Moment, pull: PullId, receiver: Incarnation, pages: u64) {
+    fn take(&mut self, now: Moment, pull: PullId, receiver: Option<Incarnation>, pages: u64) {
         self.pinned += pages;
         let until = now + self.options.ttl;
         let pin = Pin {
@@ -277,7 +297,8 @@ impl PinLedger {
     /// Pins for the requests that wait, oldest first, but not for a receiver whose breaker is open.
     fn admit(&mut self, now: Moment) {
         while !self.is_over_limit() {
-            let can_go = |request: &WaitingPin| self.breaker(now, request.receiver).is_none();
+            let breaker = |receiver| self.breaker(now, receiver);
+            let can_go = |request: &WaitingPin| request.receiver.and_then(breaker).is_none();
             let first = self.waiting.iter().position(can_go);
             let Some(next) = first.and_then(|first| self.waiting.remove(first)) else {
                 break;

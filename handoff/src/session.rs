@@ -13,6 +13,7 @@
 //! - `receiving`, `sending`: decode's and prefill's rooms
 //! - `memory`: pages as views of a room and as bytes of a chunk
 //! - `peers`: the connections to other processes
+//! - `offering`: the offers that wait for pins, and receivers that decline
 //! - `handle`: the state of one transfer, which the caller and the agent share
 //! - `request`: what the caller holds of one request
 //!
@@ -22,10 +23,12 @@
 //! - `is_released` is said only when no thread and no peer touches the pages for the room any more.
 //! - The memory of a room is written only by the senders that its offers went to.
 //! - A page is received into by one room at a time.
+//! - Offers wait while the pages of other offers exceed the limit. Each offer ends by its deadline.
 
 mod agent;
 mod handle;
 mod memory;
+mod offering;
 mod peers;
 mod receiving;
 mod request;
@@ -35,6 +38,7 @@ pub use handle::TransferState;
 pub use memory::{RankMemory, RankMemoryError};
 pub use request::{Receiving, Sending};
 
+use crate::pins::{PinLedger, PinOptions};
 use crate::plan::{PlanError, Stages};
 use crate::registration::RegisteredRanks;
 use crate::room::{
@@ -52,7 +56,7 @@ use parking_lot::Mutex;
 use peers::{PeerContext, Peers};
 use receiving::{ReceiveCall, senders_at};
 use sending::SendCall;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Range;
@@ -80,6 +84,8 @@ pub struct HandoffOptions {
     pub limits: RoomLimits,
     /// The bytes of a room that go at a time.
     pub chunks: ChunkSizes,
+    /// The limit of offers, and the breaker of receivers.
+    pub pins: PinLimits,
     /// How the other processes are watched.
     pub watch: PeerWatchOptions,
     /// How long a peer that nothing uses stays connected.
@@ -98,6 +104,7 @@ impl Default for HandoffOptions {
             address: None,
             limits: RoomLimits::default(),
             chunks: ChunkSizes::default(),
+            pins: PinLimits::default(),
             watch: PeerWatchOptions::default(),
             idle: Duration::from_secs(60),
             stall: Duration::from_secs(20),
@@ -123,6 +130,50 @@ impl Default for ChunkSizes {
             bytes_under_way: 64 << 20,
         }
     }
+}
+
+/// How many pages offers may pin, and how long a receiver without pages is left alone (rows P1, P5, P6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PinLimits {
+    /// The pages that all offers together may pin, counted once for each offer. `None` for no limit: the
+    /// pages are the caller's own, and requests with one prefix may offer the same pages.
+    pub pages: Option<u64>,
+    /// The share of `pages` that stays free, in percent. An offer waits while the pins exceed the rest.
+    pub reserve_percent: u8,
+    /// How long a receiver's process that declined for want of pages waits before it is served again.
+    pub back_off: Duration,
+}
+
+impl Default for PinLimits {
+    /// No limit; the documents' reserve of 2 % and back-off of 2.0 s.
+    fn default() -> Self {
+        let options = PinOptions::default();
+        Self {
+            pages: None,
+            reserve_percent: options.reserve_percent,
+            back_off: options.back_off,
+        }
+    }
+}
+
+impl PinLimits {
+    fn ledger(self) -> PinLedger {
+        let options = PinOptions {
+            reserve_percent: self.reserve_percent,
+            back_off: self.back_off,
+            ..PinOptions::default()
+        };
+        PinLedger::new(self.pages.unwrap_or(u64::MAX), options)
+    }
+}
+
+/// Why decode asks for nothing of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeclineReason {
+    /// Decode could not allocate all pages. Its process is then left alone for [`PinLimits::back_off`].
+    NoPages,
+    /// Decode does not need the request.
+    NotWanted,
 }
 
 /// Why a call is refused. Nothing changes.
@@ -195,6 +246,7 @@ pub struct HandoffSession {
     local: SocketAddr,
     address: String,
     pinned: Arc<AtomicU64>,
+    waiting_offers: Arc<AtomicU64>,
     generations: AtomicU64,
     sending: Arc<Mutex<HashSet<RoomId>>>,
     thread: Mutex<AgentThread>,
@@ -285,6 +337,7 @@ impl HandoffSession {
         };
         let desk = DeskOptions::default();
         let pinned = Arc::<AtomicU64>::default();
+        let waiting_offers = Arc::<AtomicU64>::default();
         let sending = Arc::<Mutex<HashSet<RoomId>>>::default();
         let session: Incarnation = endpoint.session();
         let agent = Agent {
@@ -303,6 +356,9 @@ impl HandoffSession {
             senders: SenderDesk::new(desk),
             sending: HashMap::new(),
             open_rooms: Arc::clone(&sending),
+            pins: options.pins.ledger(),
+            waiting: BTreeMap::new(),
+            waiting_offers: Arc::clone(&waiting_offers),
             failure_probability: options.failure_probability,
             pinned: Arc::clone(&pinned),
             waiting_bytes,
@@ -325,6 +381,7 @@ impl HandoffSession {
             local,
             address,
             pinned,
+            waiting_offers,
             generations: AtomicU64::new(1),
             sending,
             thread: Mutex::new(AgentThread::Runs(thread)),
@@ -349,6 +406,11 @@ impl HandoffSession {
     /// The pages of rooms that are being sent.
     pub fn pinned(&self) -> u64 {
         self.pinned.load(Ordering::Relaxed)
+    }
+
+    /// The offers that wait until other offers free their pages.
+    pub fn waiting_offers(&self) -> u64 {
+        self.waiting_offers.load(Ordering::Relaxed)
     }
 
     /// Receives a request's pages from prefill. `pages` are this rank's pages for those of the
@@ -409,11 +471,15 @@ impl HandoffSession {
         decode_ranks: u32,
         times: impl Into<RequestTimes>,
     ) -> Result<Sending, HandoffError> {
-        self.open_sending(room, pages, decode_ranks, times.into())
+        self.open_sending(room, pages, decode_ranks, (times.into(), false))
     }
 
     /// Offers a request's pages, which are all computed, until decode asks for them: at once (eager), or
     /// when it uses them (delayed). They stay pinned until decode has them, or until `deadline`.
+    ///
+    /// While the pages of other offers exceed [`PinLimits`], the offer waits in Bootstrapping and answers no
+    /// receiver. It fails with [`Code::Full`] when it still waits at `deadline`. The caller keeps the pages
+    /// meanwhile.
     ///
     /// # Errors
     ///
@@ -426,12 +492,33 @@ impl HandoffSession {
         deadline: Instant,
     ) -> Result<Sending, HandoffError> {
         let times = RequestTimes::patient(deadline);
-        let sending = self.open_sending(room, pages, decode_ranks, times)?;
-        if sending.pages() > 0 {
-            sending.produced(0..sending.pages(), sending.layers())?;
-        }
-        sending.finish(Vec::new())?;
-        Ok(sending)
+        self.open_sending(room, pages, decode_ranks, (times, true))
+    }
+
+    /// Tells prefill that this process asks for nothing of a request: the request ends at all ends, and
+    /// prefill's pages are free. One rank of decode speaks for all. `addresses` names all ranks of prefill.
+    ///
+    /// Prefill is told once. If the message is lost, the offer ends at its deadline.
+    ///
+    /// # Errors
+    ///
+    /// [`HandoffError::Closed`].
+    pub fn decline(
+        &self,
+        room: RoomId,
+        addresses: &[String],
+        reason: DeclineReason,
+    ) -> Result<(), HandoffError> {
+        let generation = self.generations.fetch_add(1, Ordering::Relaxed);
+        let tag = RoomTag {
+            room,
+            generation: RoomGeneration(generation),
+        };
+        let code = match reason {
+            DeclineReason::NoPages => Code::Full,
+            DeclineReason::NotWanted => Code::Draining,
+        };
+        self.call(Call::Decline(tag, addresses.to_vec(), code))
     }
 
     fn open_sending(
@@ -439,7 +526,7 @@ impl HandoffSession {
         room: RoomId,
         pages: Vec<u32>,
         decode_ranks: u32,
-        times: RequestTimes,
+        (times, is_offer): (RequestTimes, bool),
     ) -> Result<Sending, HandoffError> {
         if !self.memory.has_pages(&pages) {
             return Err(HandoffError::NoSuchPage);
@@ -452,26 +539,28 @@ impl HandoffSession {
                 return Err(HandoffError::Repeated(room.0));
             }
         }
-        self.pinned.fetch_add(count as u64, Ordering::Relaxed);
+        // The agent counts an offer once its pages are pinned.
+        let pinned = if is_offer { 0 } else { count as u64 };
+        self.pinned.fetch_add(pinned, Ordering::Relaxed);
         let cell = TransferCell::new();
         let call = SendCall {
             room,
             pages,
             receivers,
             times,
+            is_offer,
         };
         if let Err(error) = self.call(Call::Send(call, Arc::clone(&cell))) {
             self.sending.lock().remove(&room);
-            self.pinned.fetch_sub(count as u64, Ordering::Relaxed);
+            self.pinned.fetch_sub(pinned, Ordering::Relaxed);
             return Err(error);
         }
         let pages = u32::try_from(count).unwrap_or(u32::MAX);
-        Ok(Sending::new(
-            (room, pages),
-            &self.memory,
-            cell,
-            self.events.clone(),
-        ))
+        let sending = Sending::new((room, pages), &self.memory, cell, self.events.clone());
+        if is_offer {
+            sending.name_all();
+        }
+        Ok(sending)
     }
 
     fn call(&self, call: Call) -> Result<(), HandoffError> {

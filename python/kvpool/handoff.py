@@ -31,6 +31,7 @@ What to know first:
 from __future__ import annotations
 
 import abc
+import contextlib
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kvpool import _native
+from kvpool.errors import ClosedError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -186,30 +188,43 @@ class Pulling:
     """Decode's end of a pull. A delayed one is a proxy, which holds no memory and asks for nothing, until
     `use` names the pages."""
 
-    def __init__(self, begin: Callable[[Sequence[int]], Receiving]) -> None:
+    def __init__(
+        self, begin: Callable[[Sequence[int]], Receiving], decline: Callable[[bool], None]
+    ) -> None:
         self._begin = begin
+        self._decline = decline
         self._receiving: Receiving | None = None
-        self._is_aborted = False
+        self._ended: str | None = None
 
     def use(self, pages: Sequence[int]) -> None:
         """Asks for the bytes, into this rank's pages for those of the request after the held ones. Raises
         ValueError when it was used or aborted before."""
-        if self._receiving is not None or self._is_aborted:
-            raise ValueError("the pull was used or aborted before")
+        self._check_unused()
         self._receiving = self._begin(pages)
+
+    def decline(self) -> None:
+        """This process has no pages for the pull: it ends at both ends with `full`, and prefill serves this
+        process again after its `back_off`. Raises ValueError when the pull was used or aborted before."""
+        self._check_unused()
+        self._decline(True)
+        self._ended = "full"
+
+    def _check_unused(self) -> None:
+        if self._receiving is not None or self._ended is not None:
+            raise ValueError("the pull was used or aborted before")
 
     @property
     def poll(self) -> Poll:
         """The present state: WAITING_FOR_INPUT before `use`."""
         if self._receiving is None:
-            return Poll.FAILED if self._is_aborted else Poll.WAITING_FOR_INPUT
+            return Poll.WAITING_FOR_INPUT if self._ended is None else Poll.FAILED
         return self._receiving.poll
 
     @property
     def error(self) -> str | None:
         """Why the pull failed: a code."""
         if self._receiving is None:
-            return "draining" if self._is_aborted else None
+            return self._ended
         return self._receiving.error
 
     @property
@@ -223,10 +238,14 @@ class Pulling:
         return self.poll if self._receiving is None else self._receiving.wait(timeout)
 
     def abort(self) -> None:
-        """Gives the pull up. Before `use` prefill is not told: its pins end with the offer's timeout."""
-        self._is_aborted = True
+        """Gives the pull up, at both ends. Before `use` prefill is told once: if the message is lost, its pins
+        end with the offer's timeout."""
         if self._receiving is not None:
             self._receiving.abort()
+        elif self._ended is None:
+            self._ended = "draining"
+            with contextlib.suppress(ClosedError):
+                self._decline(False)
 
 
 class _Closed(abc.ABC):
@@ -256,7 +275,9 @@ class Session(_Closed):
     every process that reaches the port may take part. `tensor`: this rank and the number of ranks of its
     tensor-parallel group. `pipeline`: this stage, and the number of layers of each stage; one stage with
     all layers of `states` by default. `failure_probability`: the share of requests that fail without a
-    reason, for tests of callers.
+    reason, for tests of callers. `pin_limit`: the pages that all offers together may pin, no limit by
+    default; `pin_reserve`: the percentage of them that stays free; `back_off`: how long a process that
+    declined for want of pages is not served, in seconds.
 
     Raises InvalidArgumentError for memory that is not this process's, and for ranks that do not divide.
     """
@@ -275,6 +296,9 @@ class Session(_Closed):
         pipeline: tuple[int, Sequence[int] | None] = (0, None),
         hidden_bytes: int = 0,
         failure_probability: float = 0.0,
+        pin_limit: int | None = None,
+        pin_reserve: int = 2,
+        back_off: float = 2.0,
     ) -> None:
         stage, stages = pipeline
         if stages is None:
@@ -301,6 +325,7 @@ class Session(_Closed):
             (stage, self._stages),
             hidden_bytes,
             failure_probability,
+            (pin_limit, pin_reserve, back_off),
         )
 
     @property
@@ -311,6 +336,17 @@ class Session(_Closed):
     def pinned(self) -> int:
         """The number of pages of requests that are being sent."""
         return self._native.pinned()
+
+    def waiting(self) -> int:
+        """The number of offers that wait until other offers free their pages."""
+        return self._native.waiting()
+
+    def decline(self, room: int, senders: Sequence[str], *, no_pages: bool = True) -> None:
+        """Ends a request that this process asks nothing of, at all ends: prefill's pages are free, and other
+        ranks of decode fail. With `no_pages` the reason is `full`, and prefill serves this process again after
+        its `back_off`; otherwise it is `draining`. `senders`: the addresses of all ranks of prefill. Prefill is
+        told once: if the message is lost, its own timeout ends the request."""
+        self._native.decline(room, list(senders), no_pages)
 
     def send(
         self,
@@ -331,7 +367,8 @@ class Session(_Closed):
         self, room: int, pages: Sequence[int], *, decode_tp: int = 1, timeout: float = 360.0
     ) -> Offering:
         """Offers a request's pages, all of them computed, for decode to pull. They stay pinned until
-        decode has them, its process is lost, or `timeout` seconds have passed."""
+        decode has them, its process is lost, or `timeout` seconds have passed. While the pins of other offers
+        exceed the session's `pin_limit`, the offer waits: BOOTSTRAPPING, and `full` after the timeout."""
         return Offering(self._native.offer(room, list(pages), decode_tp, timeout))
 
     def pull(
@@ -361,7 +398,10 @@ class Session(_Closed):
                 patience=patience,
             )
 
-        pulling = Pulling(begin)
+        def decline(no_pages: bool) -> None:
+            self.decline(room, senders, no_pages=no_pages)
+
+        pulling = Pulling(begin, decline)
         if pages is not None:
             pulling.use(pages)
         return pulling

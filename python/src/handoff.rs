@@ -20,8 +20,8 @@ use kvpool_handoff::registration::{RankDescription, StateRegion};
 use kvpool_handoff::registry::RegistryOptions;
 use kvpool_handoff::room::{PollState, RoomId};
 use kvpool_handoff::session::{
-    HandoffError, HandoffOptions, HandoffSession as Session, RankMemory, Receiving, RequestTimes,
-    Sending, TransferState,
+    DeclineReason, HandoffError, HandoffOptions, HandoffSession as Session, PinLimits, RankMemory,
+    Receiving, RequestTimes, Sending, TransferState,
 };
 use kvpool_transport::peer::Secret;
 use kvpool_types::Code;
@@ -125,7 +125,14 @@ impl HandoffSession {
         pipeline: (u32, Vec<u32>),
         hidden_bytes: u32,
         failure_probability: f64,
+        pins: (Option<u64>, u8, f64),
     ) -> PyResult<Self> {
+        let (pages, reserve_percent, back_off) = pins;
+        if reserve_percent > 100 || !(0.0..=MAX_TIMEOUT).contains(&back_off) {
+            return Err(invalid(format!(
+                "a reserve of {reserve_percent} % or a back-off of {back_off} s is out of range"
+            )));
+        }
         if !(0.0..=1.0).contains(&failure_probability) {
             return Err(invalid(format!("{failure_probability} is no probability")));
         }
@@ -179,6 +186,11 @@ impl HandoffSession {
             secret: Secret::new(secret),
             address: advertise,
             failure_probability,
+            pins: PinLimits {
+                pages,
+                reserve_percent,
+                back_off: Duration::from_secs_f64(back_off),
+            },
             ..HandoffOptions::default()
         };
         let session = py.detach(|| {
@@ -209,6 +221,21 @@ impl HandoffSession {
     /// The pages of requests that are being sent.
     fn pinned(&self) -> PyResult<u64> {
         Ok(self.session()?.pinned())
+    }
+
+    /// The offers that wait until other offers free their pages.
+    fn waiting(&self) -> PyResult<u64> {
+        Ok(self.session()?.waiting_offers())
+    }
+
+    /// Ends a request that this process asks nothing of.
+    fn decline(&self, room: u64, senders: Vec<String>, no_pages: bool) -> PyResult<()> {
+        let reason = match no_pages {
+            true => DeclineReason::NoPages,
+            false => DeclineReason::NotWanted,
+        };
+        let declined = self.session()?.decline(RoomId(room), &senders, reason);
+        declined.map_err(|error| fault(&error))
     }
 
     fn send(

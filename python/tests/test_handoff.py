@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import kvpool
@@ -91,8 +92,67 @@ def test_a_delayed_pull_holds_nothing_until_its_use() -> None:
             pulling.use([0, 1])
 
 
+def eventually(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + WAIT
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def test_p5_an_offer_waits_while_98_of_100_pages_and_one_more_are_pinned() -> None:
+    here, there = memory(), memory(0)
+    with session(here, pin_limit=100) as prefill, session(there) as decode:
+        offers = [prefill.offer(room, [0, 1]) for room in range(49)]
+        eventually(lambda: prefill.pinned() == 98)
+        last = prefill.offer(50, [2])
+        eventually(lambda: prefill.pinned() == 99)
+        waits = prefill.offer(51, [3])
+        late = prefill.offer(52, [4], timeout=3.0)
+        eventually(lambda: prefill.waiting() == 2)
+        assert prefill.pinned() == 99 and waits.poll is handoff.Poll.BOOTSTRAPPING
+        assert late.wait(WAIT) is handoff.Poll.FAILED and late.error == "full" and late.released
+        pulling = decode.pull(0, [6, 7], [prefill.address])
+        assert pulling.wait(WAIT) is handoff.Poll.SUCCESS, pulling.error
+        eventually(lambda: (prefill.waiting(), prefill.pinned()) == (0, 98))
+        pulling = decode.pull(51, [5], [prefill.address])
+        assert pulling.wait(WAIT) is handoff.Poll.SUCCESS, pulling.error
+        assert waits.wait(WAIT) is handoff.Poll.SUCCESS
+        assert offers[0].wait(WAIT) is handoff.Poll.SUCCESS
+        del offers, last
+        eventually(lambda: prefill.pinned() == 0)
+    assert (there[5 * PAGE : 6 * PAGE] == here[3 * PAGE : 4 * PAGE]).all()
+
+
+def test_p6_a_pull_without_pages_ends_its_offer_and_the_next_pull_waits_two_seconds() -> None:
+    here, there = memory(), memory(0)
+    with session(here) as prefill, session(there) as decode:
+        offers = [prefill.offer(room, [room]) for room in (1, 2)]
+        pulling = decode.pull(1, None, [prefill.address])
+        begin = time.monotonic()
+        pulling.decline()
+        assert pulling.poll is handoff.Poll.FAILED and pulling.error == "full"
+        assert offers[0].wait(WAIT) is handoff.Poll.FAILED and offers[0].error == "full"
+        with pytest.raises(ValueError):
+            pulling.use([0])
+        second = decode.pull(2, [0], [prefill.address])
+        assert second.wait(WAIT) is handoff.Poll.SUCCESS, second.error
+        assert time.monotonic() - begin >= 2.0
+        assert (there[:PAGE] == here[2 * PAGE : 3 * PAGE]).all()
+
+
+def test_a_delayed_pull_that_is_dropped_frees_its_offer() -> None:
+    here, there = memory(), memory(0)
+    with session(here) as prefill, session(there) as decode:
+        offering = prefill.offer(3, [1, 2])
+        decode.pull(3, None, [prefill.address]).abort()
+        assert offering.wait(WAIT) is handoff.Poll.FAILED and offering.error == "draining"
+        assert offering.released and prefill.pinned() == 0
+
+
 def test_bad_arguments_have_typed_errors() -> None:
     here = memory()
+    with pytest.raises(kvpool.InvalidArgumentError, match="reserve"):
+        session(here, pin_limit=100, pin_reserve=101)
     with pytest.raises(kvpool.InvalidArgumentError, match="not memory"):
         handoff.Session([handoff.State("k", 0, 4096, 1, 1, 64)], page_tokens=16)
     with pytest.raises(kvpool.InvalidArgumentError, match="rule"):

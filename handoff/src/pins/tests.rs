@@ -53,6 +53,24 @@ fn p6_the_breaker_of_a_receiver_is_silent_for_two_seconds() {
 }
 
 #[test]
+fn p5_an_open_pin_waits_as_others_and_no_breaker_holds_it_back() {
+    let mut pins = ledger();
+    pins.trip(at(0.0), R);
+    let pinned = pins.pin_for_any(at(0.0), PullId(1), 99);
+    assert_eq!(pinned, PinOutcome::Pinned);
+    for pull in 2..=3 {
+        let waits = pins.pin_for_any(at(0.0), PullId(pull), 1);
+        assert_eq!(waits, PinOutcome::Waits);
+    }
+    pins.lost(at(0.5), R);
+    assert_eq!((pins.pinned(), pins.waiting()), (99, 2), "it is nobody's");
+    pins.give_up(at(1.0), PullId(1));
+    pins.give_up(at(1.0), PullId(2));
+    assert_eq!(pins.admitted(), [PullId(3)], "the other was given up");
+    assert_eq!(pins.pinned(), 1);
+}
+
+#[test]
 fn p6_a_request_that_waited_is_silent_too() {
     let mut pins = ledger();
     pins.pin(at(0.0), PullId(1), Incarnation(2), 99);
@@ -154,7 +172,8 @@ proptest! {
             }
             let sum: u64 = pins.pins.values().map(|pin| pin.pages).sum();
             prop_assert_eq!(pins.pinned, sum);
-            let is_shut = |of: &WaitingPin| pins.breaker(now, of.receiver).is_some();
+            let breaker = |receiver| pins.breaker(now, receiver);
+            let is_shut = |of: &WaitingPin| of.receiver.and_then(breaker).is_some();
             let none_can_go = pins.is_over_limit() || pins.waiting.iter().all(is_shut);
             // Time alone closes a breaker, and the next sweep notices.
             prop_assert!(none_can_go || call != 6);

@@ -165,10 +165,20 @@ pub struct SenderDesk {
     given_up: BTreeMap<RoomId, GivenUp>,
 }
 
-/// Which side gave a room up, and why.
+/// Who gave a room up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GivenUpBy {
+    Sender,
+    /// One attempt of a receiver. The next attempt goes on.
+    Attempt,
+    /// A receiver, for the whole request.
+    Receiver,
+}
+
+/// Who gave a room up, and why.
 #[derive(Clone, Copy, Debug)]
 struct GivenUp {
-    by_receiver: bool,
+    by: GivenUpBy,
     code: Code,
     until: Moment,
 }
@@ -219,10 +229,41 @@ impl SenderDesk {
             let answer = self.take(now, session, ToSender::Offer(offer), out);
             answers.extend(answer.map(|answer| (session, answer)));
         }
-        if let Some(GivenUp { code, .. }) = given_up.filter(|it| it.by_receiver && now < it.until) {
+        let given_up = given_up.filter(|it| it.by != GivenUpBy::Sender && now < it.until);
+        if let Some(GivenUp { code, .. }) = given_up {
             self.handle(now, id, SenderEvent::Abort { code }, out);
         }
         Ok(answers)
+    }
+
+    /// Prepares for a room that may open later: an earlier room of its number refuses no receiver any more.
+    /// Returns the reason when a receiver has given the room up already (row P8).
+    pub fn expect(&mut self, now: Moment, id: RoomId) -> Option<Code> {
+        self.bury_if_ended(now, id);
+        let given_up = self.given_up.remove(&id);
+        let given_up = given_up.filter(|it| it.by != GivenUpBy::Sender && now < it.until);
+        given_up.map(|it| it.code)
+    }
+
+    /// Ends a room that has not opened. Returns the answers for the processes that asked for it.
+    pub fn refuse(
+        &mut self,
+        now: Moment,
+        id: RoomId,
+        code: Code,
+    ) -> Vec<(Incarnation, ToReceiver)> {
+        let (mine, rest) = std::mem::take(&mut self.early)
+            .into_iter()
+            .partition(|early| early.offer.tag.room == id);
+        self.early = rest;
+        let keep = self.options.early_ttl;
+        self.give_up(now, id, (code, GivenUpBy::Sender), keep);
+        let mine: Vec<EarlyOffer> = mine;
+        let answer = |early: EarlyOffer| {
+            let tag = early.offer.tag;
+            (early.session, ToReceiver::Refuse { tag, code })
+        };
+        mine.into_iter().map(answer).collect()
     }
 
     /// Puts tombstones in the place of a room that has ended, so that its number is free. Its last
@@ -254,6 +295,10 @@ impl SenderDesk {
         out: &mut Vec<SenderAction>,
     ) -> Option<ToReceiver> {
         let tag = message.tag();
+        if let ToSender::Decline { code, .. } = message {
+            self.declined(now, tag.room, code, out);
+            return None;
+        }
         let outcome = self.tombstones.outcome(session, tag);
         let is_open = |room: &RoomSender| room.receiver(session, tag).is_some();
         let is_open = self.rooms.get(&tag.room).is_some_and(is_open);
@@ -329,6 +374,17 @@ impl SenderDesk {
         self.tombstones.forget(session);
     }
 
+    /// A receiver wants nothing of a request: the request ends for all of its receivers.
+    fn declined(&mut self, now: Moment, id: RoomId, code: Code, out: &mut Vec<SenderAction>) {
+        if self.rooms.contains_key(&id) {
+            return self.handle(now, id, SenderEvent::Abort { code }, out);
+        }
+        // Their processes ask again, and are refused.
+        self.early.retain(|early| early.offer.tag.room != id);
+        let keep = self.options.early_ttl;
+        self.give_up(now, id, (code, GivenUpBy::Receiver), keep);
+    }
+
     fn without_room(
         &mut self,
         now: Moment,
@@ -339,7 +395,7 @@ impl SenderDesk {
         match message {
             ToSender::Offer(offer) => {
                 match self.given_up.get(&tag.room) {
-                    Some(it) if !it.by_receiver && now < it.until => {
+                    Some(it) if it.by != GivenUpBy::Attempt && now < it.until => {
                         let code = it.code;
                         return Some(ToReceiver::Refuse { tag, code });
                     }
@@ -365,13 +421,16 @@ impl SenderDesk {
                 self.early
                     .retain(|early| (early.session, early.offer.tag) != (session, tag));
                 let keep = self.options.early_ttl;
-                self.give_up(now, tag.room, (code, true), keep);
+                self.give_up(now, tag.room, (code, GivenUpBy::Attempt), keep);
                 // The offer may still be under way: it must find the abort.
                 self.tombstones
                     .bury(session, tag, RoomOutcome::Failed(code));
                 Some(ToReceiver::Aborted { tag })
             }
-            ToSender::Complete { .. } | ToSender::Lacks { .. } | ToSender::Aborted { .. } => None,
+            ToSender::Complete { .. }
+            | ToSender::Lacks { .. }
+            | ToSender::Aborted { .. }
+            | ToSender::Decline { .. } => None,
         }
     }
 
@@ -380,7 +439,7 @@ impl SenderDesk {
         &mut self,
         now: Moment,
         room: RoomId,
-        (code, by_receiver): (Code, bool),
+        (code, by): (Code, GivenUpBy),
         keep: Duration,
     ) {
         if self.given_up.len() >= self.options.early_offers {
@@ -388,7 +447,7 @@ impl SenderDesk {
         }
         if self.given_up.len() < self.options.early_offers {
             let given_up = GivenUp {
-                by_receiver,
+                by,
                 code,
                 until: now + keep,
             };
@@ -414,7 +473,7 @@ impl SenderDesk {
             if let RoomOutcome::Failed(code) = outcome {
                 // A receiver may come as late as the room would have waited for it.
                 let keep = self.options.early_ttl.max(room.patience());
-                self.give_up(now, id, (code, false), keep);
+                self.give_up(now, id, (code, GivenUpBy::Sender), keep);
             }
             self.ended.push((id, outcome));
         }

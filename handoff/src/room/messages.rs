@@ -122,6 +122,14 @@ pub enum ToSender {
         /// The room.
         tag: RoomTag,
     },
+    /// The receiver's process asks for nothing of the request, now or later. The request ends at all ends.
+    /// It is said once. If it is lost, the sender's deadline ends the request.
+    Decline {
+        /// The room, with an attempt of its own.
+        tag: RoomTag,
+        /// The reason: [`Code::Full`] for a process that could not allocate pages.
+        code: Code,
+    },
 }
 
 impl ToSender {
@@ -132,7 +140,8 @@ impl ToSender {
             | Self::Complete { tag }
             | Self::Lacks { tag, .. }
             | Self::Abort { tag, .. }
-            | Self::Aborted { tag } => *tag,
+            | Self::Aborted { tag }
+            | Self::Decline { tag, .. } => *tag,
         }
     }
 }

@@ -244,7 +244,8 @@ impl RoomSender {
             return;
         }
         match message {
-            ToSender::Offer(_) => {}
+            // The first is taken above, the second by the desk.
+            ToSender::Offer(_) | ToSender::Decline { .. } => {}
             ToSender::Complete { .. } => {
                 if self.phase == Phase::Open && target.done.is_some() {
                     target.is_complete = true;

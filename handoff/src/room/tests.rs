@@ -386,6 +386,55 @@ fn early_offers_are_bounded_and_expire() {
     assert_eq!(desk.take(at(30_001), D, of(8), &mut out), None);
 }
 
+/// Rows P8, P10: a receiver that declines ends the request for all, whether prefill has named it or not.
+#[test]
+fn p8_a_decline_ends_the_request_before_and_after_prefill_names_it() {
+    let (mut out, code) = (Vec::new(), Code::Full);
+    let decline = || ToSender::Decline { tag: TAG, code };
+    let refused = Some(ToReceiver::Refuse { tag: TAG, code });
+    // Another rank of decode has asked before, and asks again.
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    let ask = || ToSender::Offer(offer());
+    assert_eq!(desk.take(at(0), D, ask(), &mut out), None);
+    assert_eq!(desk.take(at(1), P, decline(), &mut out), None);
+    assert_eq!(desk.take(at(2), D, ask(), &mut out), refused);
+    desk.open(at(3), sender_plan(), &mut out).unwrap();
+    assert_eq!(out, [SenderAction::ReleasePages], "nobody is accepted");
+    assert_eq!(desk.take_ended(), [(TAG.room, RoomOutcome::Failed(code))]);
+    // Prefill asks first whether the room may open.
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    desk.take(at(0), P, decline(), &mut out);
+    assert_eq!(desk.expect(at(1), TAG.room), Some(code));
+    assert!(desk.refuse(at(1), TAG.room, code).is_empty());
+    assert_eq!(desk.take(at(2), D, ask(), &mut out), refused);
+    assert_eq!(desk.expect(at(3), TAG.room), None, "the number is free");
+    // The room is open, and a rank has been accepted.
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    desk.open(at(0), sender_plan(), &mut out).unwrap();
+    desk.take(at(1), D, ask(), &mut out);
+    out.clear();
+    assert_eq!(desk.take(at(2), P, decline(), &mut out), None);
+    let abort = SenderAction::Send {
+        to: 0,
+        message: ToReceiver::Abort { tag: TAG, code },
+    };
+    assert_eq!(out.first(), Some(&abort));
+    assert!(out.contains(&SenderAction::ReleasePages));
+}
+
+#[test]
+fn a_room_that_never_opened_refuses_those_that_asked_for_it() {
+    let (mut out, code) = (Vec::new(), Code::Full);
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    assert_eq!(desk.expect(at(0), TAG.room), None);
+    desk.take(at(0), D, ToSender::Offer(offer()), &mut out);
+    let refused = ToReceiver::Refuse { tag: TAG, code };
+    assert_eq!(desk.refuse(at(1), TAG.room, code), [(D, refused.clone())]);
+    let again = desk.take(at(2), D, ToSender::Offer(offer()), &mut out);
+    assert_eq!(again, Some(refused));
+    assert!(out.is_empty());
+}
+
 /// A side that names a room after the other gave it up learns of that at once, and may try again.
 #[test]
 fn a_room_that_was_given_up_early_fails_the_other_side_at_once() {

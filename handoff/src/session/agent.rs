@@ -3,20 +3,22 @@
 use super::ChunkSizes;
 use super::handle::{TransferCell, has_ended};
 use super::memory::RankMemory;
+use super::offering::{WaitingOffer, pin_of};
 use super::peers::Peers;
 use super::receiving::{ReceiveCall, ReceivingRoom};
 use super::sending::{SendCall, SendingRoom};
 use crate::Moment;
+use crate::pins::{PinLedger, PullId};
 use crate::registration::RegisteredRanks;
 use crate::room::{
     PageRectangle, PollState, ReceiverDesk, ReceiverEvent, RoomChunk, RoomId, RoomLimits, RoomTag,
-    SenderDesk, SenderEvent,
+    SenderDesk, SenderEvent, ToSender,
 };
 use crate::wire::HandoffMessage;
 use kvpool_transport::peer::{ClosedRoom, Endpoint};
 use kvpool_types::{Checksum, Code, Incarnation};
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -42,6 +44,8 @@ pub(super) enum Call {
     /// The cell says which of the requests with this number it is.
     OfSending(RoomId, Arc<TransferCell>, SendingCall),
     EndReceiving(RoomTag, Code),
+    /// Tells the processes at these addresses that this one asks for nothing of the request.
+    Decline(RoomTag, Vec<String>, Code),
     Close,
 }
 
@@ -112,6 +116,12 @@ pub(super) struct Agent {
     pub(super) sending: HashMap<RoomId, SendingRoom>,
     /// The rooms that are being sent, which the caller may not open again.
     pub(super) open_rooms: Arc<Mutex<HashSet<RoomId>>>,
+    /// The pins of offers, and the breakers of receivers.
+    pub(super) pins: PinLedger,
+    /// The offers that wait for pins.
+    pub(super) waiting: BTreeMap<PullId, WaitingOffer>,
+    /// Their number.
+    pub(super) waiting_offers: Arc<AtomicU64>,
     pub(super) failure_probability: f64,
     /// The pages of rooms that are being sent.
     pub(super) pinned: Arc<AtomicU64>,
@@ -196,11 +206,13 @@ impl Agent {
     }
 
     /// Ends a call that came too late.
-    fn refuse(&self, event: Event) {
+    fn refuse(&mut self, event: Event) {
         let cell = match event {
             Event::Call(Call::Receive(_, cell)) => cell,
             Event::Call(Call::Send(call, cell)) => {
-                self.unpin(call.pages.len());
+                if !call.is_offer {
+                    self.unpin(call.room, call.pages.len());
+                }
                 self.close_number(call.room);
                 cell
             }
@@ -226,12 +238,21 @@ impl Agent {
     fn take(&mut self, event: Event) {
         match event {
             Event::Call(Call::Receive(call, cell)) => self.open_receiving(call, cell),
+            Event::Call(Call::Send(call, cell)) if call.is_offer => self.offer(call, cell),
             Event::Call(Call::Send(call, cell)) => self.open_sending(call, cell),
+            Event::Call(Call::Decline(tag, addresses, code)) => {
+                let message = HandoffMessage::ToSender(ToSender::Decline { tag, code });
+                for address in &addresses {
+                    self.peers.send(address, &message);
+                }
+            }
             Event::Call(Call::OfSending(room, cell, call)) => {
                 // A room that has ended leaves its number to the next one.
                 let open = self.sending.get(&room);
                 if open.is_some_and(|open| Arc::ptr_eq(&open.cell, &cell)) {
                     self.of_sending(room, call);
+                } else if let SendingCall::End(code) = call {
+                    self.end_own_offer(room, &cell, code);
                 }
             }
             Event::Call(Call::EndReceiving(tag, code)) => {
@@ -357,6 +378,9 @@ impl Agent {
         self.ranks.forget(session);
         self.addresses.remove(&session);
         self.senders.forget(session);
+        // No offer has a pin of one receiver: only its breaker is forgotten.
+        let now = self.now();
+        self.pins.lost(now, session);
     }
 
     /// The shares of open rooms whose sender is at an address.
@@ -384,7 +408,8 @@ impl Agent {
     fn next_wake(&self) -> Option<Moment> {
         let receivers = self.receivers.rooms().filter_map(|room| room.next_wake());
         let senders = self.senders.rooms().filter_map(|room| room.next_wake());
-        receivers.chain(senders).min()
+        let offers = self.next_late_offer();
+        receivers.chain(senders).chain(offers).min()
     }
 
     fn tick(&mut self) {
@@ -400,6 +425,8 @@ impl Agent {
         for room in due.map(|room| room.room()).collect::<Vec<_>>() {
             self.sender_event(room, SenderEvent::Tick);
         }
+        self.end_late_offers();
+        self.open_admitted();
     }
 
     fn sweep(&mut self) {
@@ -436,6 +463,7 @@ impl Agent {
         for room in self.sending.keys().copied().collect::<Vec<_>>() {
             self.sender_event(room, SenderEvent::Abort { code });
         }
+        self.end_waiting_offers(code);
     }
 
     fn cells(&self) -> impl Iterator<Item = &Arc<TransferCell>> {
@@ -448,8 +476,11 @@ impl Agent {
     }
 
     /// A room's pages are the caller's again.
-    pub(super) fn unpin(&self, pages: usize) {
+    pub(super) fn unpin(&mut self, room: RoomId, pages: usize) {
         self.pinned.fetch_sub(pages as u64, Ordering::Relaxed);
+        // A push has no pin in the ledger, and frees none.
+        let now = self.now();
+        self.pins.give_up(now, pin_of(room));
     }
 
     /// A room number may be used again.

@@ -86,6 +86,12 @@ impl Sending {
         }
     }
 
+    /// Notes that the agent names all pages itself: those of an offer.
+    pub(super) fn name_all(&self) {
+        let all = u64::from(self.pages) * self.layers.len() as u64;
+        self.named.store(all, Ordering::Relaxed);
+    }
+
     /// The present state.
     pub fn state(&self) -> TransferState {
         self.cell.get()

@@ -29,6 +29,8 @@ pub(super) struct SendCall {
     pub(super) pages: Vec<u32>,
     pub(super) receivers: usize,
     pub(super) times: RequestTimes,
+    /// Whether all pages are computed, and wait for decode to ask.
+    pub(super) is_offer: bool,
 }
 
 /// A room of prefill, beside its machine.
@@ -80,7 +82,7 @@ impl Agent {
         let answers = match self.senders.open(now, plan, &mut out) {
             Ok(answers) => answers,
             Err(code) => {
-                self.unpin(call.pages.len());
+                self.unpin(id, call.pages.len());
                 self.close_number(id);
                 cell.change(|state| {
                     state.poll = PollState::Failed;
@@ -101,12 +103,7 @@ impl Agent {
             is_cancelled: false,
         };
         self.sending.insert(id, room);
-        for (session, answer) in answers {
-            if let Some(address) = self.addresses.get(&session) {
-                self.peers
-                    .send(address, &HandoffMessage::ToReceiver(answer));
-            }
-        }
+        self.answer_receivers(answers);
         self.perform_sender(id, out);
         let end = SendingCall::End(Code::Internal);
         self.maybe_fails(Event::Call(Call::OfSending(id, its_cell, end)));
@@ -122,7 +119,7 @@ impl Agent {
         }
     }
 
-    fn produced_all(&mut self, id: RoomId, aux: &[u8]) {
+    pub(super) fn produced_all(&mut self, id: RoomId, aux: &[u8]) {
         let layout = self.memory.aux_layout();
         if let Some(room) = self.sending.get_mut(&id) {
             let bytes = usize::try_from(layout.slot_bytes()).unwrap_or(0);
@@ -146,11 +143,19 @@ impl Agent {
     ) {
         let tag = message.tag();
         let is_registered = self.ranks.get(from).is_some();
+        let held_back = self.held_back(now, from, &message);
         let mut out = Vec::new();
         let answer = match message {
             ToSender::Offer(_) if !is_registered => {
                 let code = Code::InvalidArgument;
                 Some(ToReceiver::Refuse { tag, code })
+            }
+            ToSender::Offer(_) if held_back.is_some() => held_back,
+            ToSender::Decline { .. } => {
+                if is_registered {
+                    self.declined(now, from, message, &mut out);
+                }
+                None
             }
             message => self.senders.take(now, from, message, &mut out),
         };
@@ -189,10 +194,11 @@ impl Agent {
                 }
                 SenderAction::ReleasePages => {
                     if let Some(room) = self.sending.get(&id) {
-                        self.unpin(room.pages.len());
+                        let (cell, pages) = (Arc::clone(&room.cell), room.pages.len());
+                        self.unpin(id, pages);
                         // Before the caller knows that the room is over, and sends it again.
                         self.close_number(id);
-                        room.cell.change(|state| state.is_released = true);
+                        cell.change(|state| state.is_released = true);
                     }
                 }
             }
@@ -319,7 +325,7 @@ impl Agent {
         self.publish_ended();
     }
 
-    fn publish_ended(&mut self) {
+    pub(super) fn publish_ended(&mut self) {
         for (id, outcome) in self.senders.take_ended() {
             let Some(room) = self.sending.remove(&id) else {
                 continue;

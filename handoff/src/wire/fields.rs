@@ -49,6 +49,8 @@ pub(super) enum Kind {
     PullBusy(PullEnd),
     #[prost(message, tag = "19")]
     PullDone(PullEnd),
+    #[prost(message, tag = "20")]
+    Decline(Abort),
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -76,6 +76,7 @@ impl From<&ToSender> for Kind {
             }),
             ToSender::Abort { tag, code } => Self::ReceiverAbort(abort_fields(*tag, *code)),
             ToSender::Aborted { tag } => Self::ReceiverAborted(tag_fields(*tag)),
+            ToSender::Decline { tag, code } => Self::Decline(abort_fields(*tag, *code)),
         }
     }
 }
@@ -172,6 +173,10 @@ impl TryFrom<Kind> for HandoffMessage {
                 code: code_of(abort.code),
             }),
             Kind::ReceiverAborted(tag) => to_sender(ToSender::Aborted { tag: tag_of(&tag) }),
+            Kind::Decline(decline) => to_sender(ToSender::Decline {
+                tag: tag_in(decline.tag)?,
+                code: code_of(decline.code),
+            }),
             Kind::Accept(tag) => to_receiver(ToReceiver::Accept { tag: tag_of(&tag) }),
             Kind::Refuse(refuse) => to_receiver(ToReceiver::Refuse {
                 tag: tag_in(refuse.tag)?,

@@ -103,6 +103,7 @@ fn messages() -> Vec<HandoffMessage> {
         },
         ToSender::Abort { tag: TAG, code },
         ToSender::Aborted { tag: TAG },
+        ToSender::Decline { tag: TAG, code },
     ];
     let held = vec![0, 4];
     let of_pulls = [

@@ -2,6 +2,7 @@
 //!
 //! - `push`: rooms between ranks of several layouts, with pages that are held and metadata
 //! - `faults`: peers that are killed, stopped, silent or give up
+//! - `offers`: offers that wait for pins, and receivers that decline
 //! - `intruder`: letters and writes of processes that are no peers
 //! - `relay`: a relay that changes, repeats, reorders and cuts what goes between two sessions
 //! - `ranks`: a rank whose bytes say where they belong
@@ -12,6 +13,7 @@
 mod child;
 mod faults;
 mod intruder;
+mod offers;
 mod push;
 mod ranks;
 mod relay;

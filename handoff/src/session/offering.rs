@@ -1,0 +1,190 @@
+//! Prefill's offers: which of them pin their pages, which wait, and which end before they open a room
+//! (rows P5, P6, P8, P10).
+//!
+//! ```text
+//!  offer ──► declined before? ──► PinLedger ──► pinned ──► a room (`sending`)
+//!                │ P8: ends           │ P5: waits           │
+//!                                     └── deadline: Full ◄──┴── the end of a room admits the next offer
+//! ```
+
+use super::agent::Agent;
+use super::handle::TransferCell;
+use super::sending::SendCall;
+use crate::Moment;
+use crate::pins::{PinOutcome, PullId};
+use crate::room::{
+    PageRectangle, PollState, RoomId, SenderAction, SenderEvent, ToReceiver, ToSender,
+};
+use crate::wire::HandoffMessage;
+use kvpool_types::{Code, Incarnation};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// An offer that waits until other offers free their pins.
+pub(super) struct WaitingOffer {
+    call: SendCall,
+    cell: Arc<TransferCell>,
+}
+
+/// The name of an offer's pin.
+pub(super) fn pin_of(room: RoomId) -> PullId {
+    PullId(u128::from(room.0))
+}
+
+impl Agent {
+    /// Pins the pages of an offer and opens its room, or lets the offer wait.
+    pub(super) fn offer(&mut self, call: SendCall, cell: Arc<TransferCell>) {
+        let (now, id) = (self.now(), call.room);
+        let given_up = self.senders.expect(now, id);
+        self.publish_ended();
+        if let Some(code) = given_up {
+            return self.end_offer(id, &cell, code);
+        }
+        let pages = call.pages.len() as u64;
+        match self.pins.pin_for_any(now, pin_of(id), pages) {
+            PinOutcome::Waits => {
+                self.waiting_offers.fetch_add(1, Ordering::Relaxed);
+                self.waiting.insert(pin_of(id), WaitingOffer { call, cell });
+            }
+            _ => self.open_offer(call, cell),
+        }
+    }
+
+    /// Opens the room of an offer whose pages are pinned. All of them are computed.
+    fn open_offer(&mut self, call: SendCall, cell: Arc<TransferCell>) {
+        let (id, count) = (call.room, call.pages.len());
+        self.pinned.fetch_add(count as u64, Ordering::Relaxed);
+        self.open_sending(call, cell);
+        if count > 0 {
+            let rectangle = PageRectangle {
+                pages: 0..u32::try_from(count).unwrap_or(u32::MAX),
+                layers: self.memory.layers(),
+            };
+            self.sender_event(id, SenderEvent::Produced(rectangle));
+        }
+        self.produced_all(id, &[]);
+    }
+
+    /// Opens the rooms of offers that waited and have pins now.
+    pub(super) fn open_admitted(&mut self) {
+        loop {
+            let admitted = self.pins.admitted();
+            if admitted.is_empty() {
+                return;
+            }
+            for pull in admitted {
+                if let Some(WaitingOffer { call, cell }) = self.waiting.remove(&pull) {
+                    self.waiting_offers.fetch_sub(1, Ordering::Relaxed);
+                    self.open_offer(call, cell);
+                }
+            }
+        }
+    }
+
+    /// Ends the offers that waited until their deadlines.
+    pub(super) fn end_late_offers(&mut self) {
+        let now = Instant::now();
+        let waiting = self.waiting.iter();
+        let late = waiting.filter(|(_, offer)| offer.call.times.deadline <= now);
+        for pull in late.map(|(pull, _)| *pull).collect::<Vec<_>>() {
+            self.end_waiting(pull, Code::Full);
+        }
+    }
+
+    /// The first deadline of an offer that waits.
+    pub(super) fn next_late_offer(&self) -> Option<Moment> {
+        let deadlines = self.waiting.values().map(|offer| offer.call.times.deadline);
+        deadlines.min().map(|deadline| self.moment(deadline))
+    }
+
+    /// Ends the offers that wait, because the session closes.
+    pub(super) fn end_waiting_offers(&mut self, code: Code) {
+        for pull in self.waiting.keys().copied().collect::<Vec<_>>() {
+            self.end_waiting(pull, code);
+        }
+    }
+
+    /// Ends an offer that waits, if it is the caller's: another one may have its number by now.
+    pub(super) fn end_own_offer(&mut self, id: RoomId, cell: &Arc<TransferCell>, code: Code) {
+        let waiting = self.waiting.get(&pin_of(id));
+        if waiting.is_some_and(|offer| Arc::ptr_eq(&offer.cell, cell)) {
+            self.end_waiting(pin_of(id), code);
+        }
+    }
+
+    fn end_waiting(&mut self, pull: PullId, code: Code) {
+        let Some(WaitingOffer { call, cell }) = self.waiting.remove(&pull) else {
+            return;
+        };
+        self.waiting_offers.fetch_sub(1, Ordering::Relaxed);
+        let now = self.now();
+        self.pins.give_up(now, pull);
+        self.end_offer(call.room, &cell, code);
+    }
+
+    /// Ends an offer that has no room, and tells the processes that asked for it.
+    fn end_offer(&mut self, id: RoomId, cell: &TransferCell, code: Code) {
+        let now = self.now();
+        let answers = self.senders.refuse(now, id, code);
+        self.answer_receivers(answers);
+        // Before the caller knows that the offer is over, and offers it again.
+        self.close_number(id);
+        cell.change(|state| {
+            state.poll = PollState::Failed;
+            state.failure = Some(code);
+            state.is_released = true;
+        });
+    }
+
+    /// A receiver's process wants nothing of a request. One that lacks pages opens its breaker (row P6).
+    pub(super) fn declined(
+        &mut self,
+        now: Moment,
+        from: Incarnation,
+        message: ToSender,
+        out: &mut Vec<SenderAction>,
+    ) {
+        let ToSender::Decline { tag, code } = message else {
+            return;
+        };
+        if code == Code::Full {
+            self.pins.trip(now, from);
+        }
+        if self.waiting.contains_key(&pin_of(tag.room)) {
+            return self.end_waiting(pin_of(tag.room), code);
+        }
+        // The message has no answer.
+        self.senders.take(now, from, message, out);
+    }
+
+    /// The answer to a receiver that asks while its breaker is open: it asks again once the breaker is closed.
+    pub(super) fn held_back(
+        &self,
+        now: Moment,
+        from: Incarnation,
+        message: &ToSender,
+    ) -> Option<ToReceiver> {
+        let ToSender::Offer(offer) = message else {
+            return None;
+        };
+        let tag = offer.tag;
+        let until = self.pins.breaker(now, from)?;
+        let room = self.senders.room(tag.room);
+        if room.is_some_and(|room| room.receiver(from, tag).is_some()) {
+            // The room took the attempt before: only the answer was lost.
+            return None;
+        }
+        let retry_after = until - now;
+        Some(ToReceiver::Busy { tag, retry_after })
+    }
+
+    pub(super) fn answer_receivers(&mut self, answers: Vec<(Incarnation, ToReceiver)>) {
+        for (session, answer) in answers {
+            if let Some(address) = self.addresses.get(&session) {
+                self.peers
+                    .send(address, &HandoffMessage::ToReceiver(answer));
+            }
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Rows P5, P6, P8 and P10 over real sessions: offers that wait for pins, and receivers that decline.
+
+use crate::ranks::{Group, Rank, soon, succeeded};
+use kvpool_handoff::plan::PageLayout;
+use kvpool_handoff::room::{PollState, RoomId};
+use kvpool_handoff::session::{
+    DeclineReason, HandoffOptions, PinLimits, Receiving, Sending, TransferState,
+};
+use kvpool_types::Code;
+use std::time::{Duration, Instant};
+
+fn group(ranks: u32) -> Group {
+    Group::of(ranks, &[1], PageLayout::TokenMajor)
+}
+
+fn decode() -> Rank {
+    Rank::start(&group(1), 0, 0)
+}
+
+/// Offers pages 0, 1, ... of prefill, until `deadline`.
+fn offer_until(prefill: &Rank, room: u64, pages: u32, deadline: Instant) -> Sending {
+    let pages: Vec<u32> = (0..pages).collect();
+    prefill.fill(&pages);
+    let offered = prefill.session.offer(RoomId(room), pages, 1, deadline);
+    offered.unwrap()
+}
+
+fn offer(prefill: &Rank, room: u64, pages: u32) -> Sending {
+    offer_until(prefill, room, pages, soon())
+}
+
+fn pull(decode: &Rank, prefill: &Rank, room: u64, pages: &[u32]) -> Receiving {
+    let (from, layers) = ([prefill.address()], group(1).layers());
+    let of_room = (0, pages.to_vec());
+    decode
+        .session
+        .receive(RoomId(room), of_room, &from, (1, &layers), false, soon())
+        .unwrap()
+}
+
+fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let until = soon();
+    while !is_so() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn failed_with(state: &TransferState, code: Code) {
+    assert_eq!(
+        (state.poll, state.failure),
+        (PollState::Failed, Some(code)),
+        "{state:?}"
+    );
+    assert!(state.is_released);
+}
+
+/// Row P5 with the documents' numbers: 100 pages and a reserve of 2 %.
+#[test]
+fn p5_with_98_of_100_pages_pinned_one_offer_goes_and_the_next_waits() {
+    let pins = PinLimits {
+        pages: Some(100),
+        ..PinLimits::default()
+    };
+    assert_eq!(pins.reserve_percent, 2);
+    let options = HandoffOptions {
+        pins,
+        ..HandoffOptions::default()
+    };
+    let prefill = Rank::start_with(&group(1), 0, 0, options);
+    let decode = decode();
+    let are = |pinned, waiting| {
+        let session = &prefill.session;
+        (session.pinned(), session.waiting_offers()) == (pinned, waiting)
+    };
+    let offers: Vec<Sending> = (1..=49).map(|room| offer(&prefill, room, 2)).collect();
+    eventually("98 pages are pinned", || are(98, 0));
+    let last = offer(&prefill, 50, 1);
+    eventually("99 pages are pinned", || are(99, 0));
+    let waits = offer(&prefill, 51, 1);
+    eventually("an offer waits", || are(99, 1));
+    let asks = pull(&decode, &prefill, 51, &[30]);
+    std::thread::sleep(Duration::from_millis(800));
+    assert_eq!(waits.state().poll, PollState::Bootstrapping);
+    assert_eq!(asks.state().poll, PollState::Bootstrapping);
+    assert!(are(99, 1));
+    // Decode has two pages: these pins end, and the offer that waited goes.
+    succeeded(&pull(&decode, &prefill, 1, &[8, 9]).wait(soon()));
+    succeeded(&asks.wait(soon()));
+    decode.check(0, &[8, 9]).unwrap();
+    decode.check(0, &[30]).unwrap();
+    succeeded(&waits.wait(soon()));
+    succeeded(&offers[0].wait(soon()));
+    eventually("97 pages are pinned", || are(97, 0));
+    // One that waits until its deadline fails at both ends, and one that is given up ends at once.
+    let more = offer(&prefill, 52, 2);
+    eventually("99 pages are pinned", || are(99, 0));
+    let deadline = Instant::now() + Duration::from_secs(3);
+    let late = offer_until(&prefill, 53, 1, deadline);
+    let dropped = offer(&prefill, 54, 1);
+    eventually("two offers wait", || are(99, 2));
+    let asks = pull(&decode, &prefill, 53, &[31]);
+    dropped.abort();
+    failed_with(&dropped.wait(soon()), Code::Draining);
+    failed_with(&late.wait(soon()), Code::Full);
+    failed_with(&asks.wait(soon()), Code::Full);
+    assert!(are(99, 0));
+    // Offers that end without decode free their pins, too.
+    drop((offers, last, more));
+    eventually("no page is pinned", || are(0, 0));
+    assert!(prefill.session.close());
+}
+
+/// Row P6: a receiver that had no pages is not served for 2.0 s. Another one is.
+#[test]
+fn p6_a_receiver_without_pages_is_silent_for_two_seconds() {
+    let prefill = Rank::start(&group(1), 0, 0);
+    let (short, other) = (decode(), decode());
+    let offers = [1, 2, 3].map(|room| offer(&prefill, room, 2));
+    let begun = Instant::now();
+    let from = [prefill.address()];
+    let declined = (short.session).decline(RoomId(1), &from, DeclineReason::NoPages);
+    declined.unwrap();
+    failed_with(&offers[0].wait(soon()), Code::Full);
+    let silent = pull(&short, &prefill, 2, &[5, 6]);
+    succeeded(&pull(&other, &prefill, 3, &[5, 6]).wait(soon()));
+    succeeded(&silent.wait(soon()));
+    assert!(begun.elapsed() >= PinLimits::default().back_off);
+    short.check(0, &[5, 6]).unwrap();
+    succeeded(&offers[1].wait(soon()));
+    succeeded(&offers[2].wait(soon()));
+    assert_eq!(prefill.session.pinned(), 0);
+}
+
+/// Row P8: decode has done with a request before prefill offers it.
+#[test]
+fn p8_an_offer_that_decode_declined_before_ends_at_once() {
+    let (prefill, decode) = (Rank::start(&group(1), 0, 0), decode());
+    let from = [prefill.address()];
+    let declined = (decode.session).decline(RoomId(1), &from, DeclineReason::NotWanted);
+    declined.unwrap();
+    // Letters come in order: prefill knows of the decline once this one has succeeded.
+    let marker = offer(&prefill, 2, 1);
+    succeeded(&pull(&decode, &prefill, 2, &[4]).wait(soon()));
+    succeeded(&marker.wait(soon()));
+    let early = offer(&prefill, 1, 3);
+    failed_with(&early.wait(soon()), Code::Draining);
+    assert_eq!(prefill.session.pinned(), 0);
+    // One decline ends one offer.
+    let again = offer(&prefill, 1, 3);
+    succeeded(&pull(&decode, &prefill, 1, &[4, 5, 6]).wait(soon()));
+    succeeded(&again.wait(soon()));
+}
+
+/// Row P10: one rank of decode has no pages. What the other rank has is undone, and prefill knows why.
+#[test]
+fn p10_a_rank_without_pages_undoes_the_request_of_all_ranks() {
+    let prefill = Rank::start(&group(1), 0, 0);
+    let ranks = [0, 1].map(|rank| Rank::start(&group(2), 0, rank));
+    let send = |room| {
+        prefill.fill(&[0, 1, 2]);
+        let pages = vec![0, 1, 2];
+        let sending = prefill.session.send(RoomId(room), pages, 2, soon());
+        sending.unwrap()
+    };
+    let sending = send(1);
+    let first = pull(&ranks[0], &prefill, 1, &[7, 8, 9]);
+    eventually("the first rank is accepted", || {
+        first.state().poll == PollState::WaitingForInput
+    });
+    let from = [prefill.address()];
+    let declined = (ranks[1].session).decline(RoomId(1), &from, DeclineReason::NoPages);
+    declined.unwrap();
+    failed_with(&first.wait(soon()), Code::Full);
+    failed_with(&sending.wait(soon()), Code::Full);
+    assert_eq!(prefill.session.pinned(), 0);
+    // The same pages serve the next request.
+    let sending = send(2);
+    let both = ranks
+        .each_ref()
+        .map(|rank| pull(rank, &prefill, 2, &[7, 8, 9]));
+    sending.produced(0..3, sending.layers()).unwrap();
+    sending.finish(Vec::new()).unwrap();
+    for (rank, receiving) in ranks.iter().zip(&both) {
+        succeeded(&receiving.wait(soon()));
+        rank.check(0, &[7, 8, 9]).unwrap();
+    }
+    succeeded(&sending.wait(soon()));
+}
