@@ -11,27 +11,28 @@ use std::time::Duration;
 pub struct PutBlock<B = Slice> {
     /// What names it.
     pub key: Key,
-    /// The block before it in its chain. It is linked when it is present at commit.
+    /// The key of the block before this one in its chain. The commit links the two if the parent is present.
     pub parent: Option<Key>,
-    /// Its bytes, in order. They must not change until the put returns, nor, when the put's future
-    /// is dropped, until its timeout has passed.
+    /// The buffers with the block's bytes, in order. They must not change until the put returns. If the
+    /// put's future is dropped, they must not change until the put's timeout has passed.
     pub buffers: Vec<B>,
 }
 
 /// How to put.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PutOptions {
-    /// How many replicas, each on another node; 0 means 1. Fewer are made when nodes lack.
+    /// How many replicas to write, each on a different node; 0 means 1. With fewer nodes there are
+    /// fewer replicas.
     pub replicas: u32,
-    /// The names of the nodes to try first, in this order: as many as replicas get one each. At most 64.
+    /// The names of the nodes to try first, in this order; at most 64. Each gets one replica at most.
     pub preferred_nodes: Vec<String>,
     /// Whether to prefer nodes on this host, after the preferred nodes.
     pub prefer_same_host: bool,
-    /// Evict the block after others for so long; rounded up to a millisecond.
+    /// For this time, evict the block only after blocks without a pin. Rounded up to a millisecond.
     pub soft_pin: Option<Duration>,
     /// Never evict the block.
     pub hard_pin: bool,
-    /// Write a new version of a block that is present.
+    /// Write a new version if the block is present. Without it, such a put is [`PutOutcome::Present`].
     pub upsert: bool,
     /// How long the call may take; [`crate::Timeouts::put`] when not said.
     pub timeout: Option<Duration>,
@@ -45,7 +46,7 @@ pub enum PutOutcome {
         /// How many replicas were written.
         replicas: usize,
     },
-    /// The block was there already: nothing was moved.
+    /// The block was in the pool already. No bytes were moved.
     Present,
 }
 
@@ -54,8 +55,9 @@ pub enum PutOutcome {
 pub struct GetBlock<B = Slice> {
     /// What names it.
     pub key: Key,
-    /// Where its bytes go, in order. Together they are at least as long as the block; what lies
-    /// beyond the block stays as it was. Unless the outcome is a hit, what they hold is undefined.
+    /// The buffers that receive the block's bytes, in order. Together they must be at least as long as the
+    /// block; bytes beyond the block are not changed. Unless the outcome is a hit, their contents are
+    /// undefined.
     pub buffers: Vec<B>,
 }
 
@@ -72,9 +74,9 @@ pub struct GetOptions {
 /// The outcome of a get that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GetOutcome {
-    /// The bytes are in the buffers and their checksum is right.
+    /// The bytes are in the buffers and match the committed checksum.
     Hit {
-        /// The block's length. (A range get counts it too, not the range.)
+        /// The length of the whole block, also after a get of a range.
         length: Length,
         /// Which committed value of the key it is.
         version: Version,
@@ -88,35 +90,35 @@ pub enum GetOutcome {
 pub struct ViewOptions {
     /// How long the call may take; [`crate::Timeouts::get`] when not said.
     pub timeout: Option<Duration>,
-    /// Hand the view out without comparing its bytes with the block's checksum.
+    /// Return the view without comparing its bytes with the block's checksum.
     pub unverified: bool,
 }
 
-/// What the master is to do with leases on what it reports.
+/// Whether the master leases the blocks that it reports as present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Leasing {
-    /// Lease what is reported and refresh its recency.
+    /// Lease the reported blocks and mark them as recently used.
     #[default]
     Lease,
-    /// Neither lease nor refresh anything.
+    /// Take no lease and leave recency unchanged.
     None,
 }
 
-/// Which of some keys are present.
+/// The answer of `exist`: which of the asked keys are present.
 #[derive(Debug)]
 pub struct Existence {
-    /// One answer a key, in order.
+    /// One answer for each key, in the order of the keys.
     pub present: Vec<bool>,
-    /// The lease on those that are present; empty when none was asked for.
+    /// The lease on the blocks that are present; empty with [`Leasing::None`].
     pub lease: Lease,
 }
 
-/// How much of a chain is present.
+/// The answer of `match_prefix`: how much of a chain is present.
 #[derive(Debug)]
 pub struct Prefix {
-    /// How many leading blocks are there.
+    /// How many leading blocks of the chain are present.
     pub blocks: usize,
-    /// The lease on them; empty when none was asked for.
+    /// The lease on these blocks; empty with [`Leasing::None`].
     pub lease: Lease,
 }
 
@@ -140,9 +142,9 @@ pub struct Removed {
     pub removed: u64,
     /// How many were kept because a lease or a pin protects them.
     pub kept: u64,
-    /// For [`Remove::Keys`], one outcome per key, in order: ok, missing or leased. If a message of a large
-    /// removal was not answered, its keys have the code of that failure; their blocks may be removed or
-    /// not.
+    /// For [`Remove::Keys`], one outcome per key, in order: ok, missing or leased. A large removal
+    /// takes several messages. If one got no answer, its keys have the code of that failure, and their
+    /// blocks may or may not be removed.
     pub codes: Vec<Code>,
 }
 
@@ -185,9 +187,9 @@ pub struct Description {
     pub version: Version,
     /// Where it lies.
     pub replicas: Vec<DescribedReplica>,
-    /// How long its lease still runs; zero when none does.
+    /// The remaining time of the block's lease; zero without a lease.
     pub lease_left: Duration,
-    /// How long it is still pinned softly; zero when it is not.
+    /// The remaining time of the soft pin; zero without one.
     pub soft_pin_left: Duration,
     /// Whether it is never evicted.
     pub hard_pin: bool,
@@ -204,14 +206,14 @@ pub struct DescribedReplica {
     pub state: String,
 }
 
-/// What the pool agreed on, at connect and again in each new term.
+/// Limits that the master states at connect and again in each new term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The largest block.
     pub max_block: Length,
     /// The most keys in one message.
     pub max_batch_keys: usize,
-    /// How long the master leases what it reports.
+    /// How long a lease of the master lasts.
     pub lease_ttl: Duration,
 }
 
@@ -224,11 +226,11 @@ pub struct PoolStats {
     pub blocks: u64,
     /// How many puts are between reserve and commit.
     pub reservations: u64,
-    /// What the nodes contribute.
+    /// The memory that the store nodes contribute, in bytes.
     pub capacity: Length,
     /// What blocks, grants and quarantine take.
     pub used: Length,
-    /// What waits to be fenced before it is granted again.
+    /// Bytes of freed extents that may not be granted again yet.
     pub quarantine: Length,
     /// The store nodes.
     pub nodes: Vec<NodeStats>,
@@ -238,7 +240,7 @@ pub struct PoolStats {
     pub uptime: Duration,
     /// The namespaces that are known.
     pub namespaces: Vec<String>,
-    /// The SSD media, also those that no node has now.
+    /// The SSD media, including media that no node has attached now.
     pub media: Vec<MediumStats>,
 }
 
@@ -255,7 +257,7 @@ pub struct MediumStats {
     pub state: String,
     /// The number of its last attachment.
     pub generation: u64,
-    /// The bytes for blocks with their headers.
+    /// The bytes available for blocks and their headers.
     pub capacity: Length,
     /// How many of them are in use.
     pub used: Length,
@@ -267,7 +269,7 @@ pub struct MediumStats {
     pub zone_size: Length,
 }
 
-/// What became of [`Client::detach_medium`](crate::Client::detach_medium).
+/// The outcome of [`Client::detach_medium`](crate::Client::detach_medium).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detached {
     /// The pool has forgotten the medium and this number of copies, durably.
@@ -287,13 +289,13 @@ pub struct NodeStats {
     pub name: String,
     /// What state it is in: live, suspect, draining.
     pub state: String,
-    /// Its present life.
+    /// The incarnation: identifies the running process of the node.
     pub incarnation: Incarnation,
     /// Its data port.
     pub data_address: String,
-    /// Its Unix socket for processes on its host; empty for none.
+    /// The path of its Unix socket for clients on its host; empty if there is none.
     pub shm_path: String,
-    /// How long ago it was last heard of.
+    /// The time since its last message.
     pub heartbeat_age: Duration,
     /// Its segments.
     pub segments: Vec<SegmentStats>,
@@ -308,11 +310,11 @@ pub struct SegmentStats {
     pub capacity: Length,
     /// What blocks, grants and quarantine take of it.
     pub used: Length,
-    /// What waits to be fenced before it is granted again.
+    /// Bytes of freed extents that may not be granted again yet.
     pub quarantine: Length,
-    /// Into how many ranges its free space is cut.
+    /// The number of ranges that the free space consists of.
     pub free_ranges: u64,
-    /// The longest of them.
+    /// The length of the longest free range.
     pub largest_free: Length,
 }
 

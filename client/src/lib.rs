@@ -21,10 +21,10 @@
 //! ```
 //!
 //! Hot calls (reserve, commit, lookup, exist, match_prefix, renew, release) travel in frames. gRPC
-//! carries the other calls, and all calls where frames cannot be used. The way to a node is
-//! shared memory on the same host, then RDMA, then TCP ([`TransportChoice`] restricts it).
+//! carries the other calls, and all calls where frames cannot be used. To reach a node, the client
+//! tries shared memory on the same host, then RDMA, then TCP ([`TransportChoice`] restricts the choice).
 //!
-//! This crate is not a tool for operators (`kvctl` is, built on this crate). It stores no blocks.
+//! Operators use `kvctl`, which is built on this crate. The crate itself stores no blocks.
 //!
 //! # Quick start
 //!
@@ -102,9 +102,9 @@
 //!
 //! # Outcomes
 //!
-//! A batch answers per key, in order: one bad key never fails its neighbours. [`PutOutcome`] and
-//! [`GetOutcome`] are the successes; a block that is absent is [`GetOutcome::Miss`]. Each error has a stable
-//! [`Code`] and `is_retryable()`.
+//! A batch returns one outcome for each key, in order. One bad key never fails the other keys.
+//! [`PutOutcome`] and [`GetOutcome`] are the successes; a block that is absent is [`GetOutcome::Miss`].
+//! Each error has a stable [`Code`] and `is_retryable()`.
 //!
 //! # Cancellation
 //!
@@ -112,7 +112,7 @@
 //! their buffers alive and run until they complete or their deadline passes. Until then the bytes of a
 //! get's buffers are undefined, and the bytes of a put's buffers must not change. Reservations of a
 //! dropped put are revoked. If its commit was already sent, the block may become visible. Leases of a
-//! dropped get are given back.
+//! dropped get are released.
 
 pub mod blocking;
 

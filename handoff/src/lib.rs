@@ -1,4 +1,6 @@
-//! Direct transfer of KV from a prefill process to a decode process, beside the pool.
+//! Direct transfer of KV from a prefill process to a decode process, without the pool.
+//!
+//! References such as "row C7" name rows of the tables in `docs/operations/handoff.md`.
 //!
 //! ```text
 //!  registry ◄──HTTP── prefill, decode        who is where (`bootstrap` serves it)
@@ -15,20 +17,20 @@
 //! - [`pull`]: the two ends of a pull, eager or delayed
 //! - [`pins`]: the pages that prefill must keep, backpressure, and the breaker of each receiver
 //! - [`aux`]: the slot of metadata that travels with the last chunk of pages
-//! - [`registration`]: what one end tells the other once: layout and regions
+//! - [`registration`]: the layout and memory regions that each end sends the other once
 //! - [`registry`]: the bootstrap registry, and the HTTP dialects that engines speak to it
 //! - [`wire`]: the messages as bytes
 //! - [`shares`]: what one prefill rank sends to one decode rank
-//! - [`session`]: a process's end of all its rooms and pulls, over the transport
+//! - [`session`]: runs all rooms and pulls of one process over the transport
 //! - [`bootstrap`]: the HTTP server of the registry
 //!
-//! Everything but [`bootstrap`] and [`session`] is pure: no I/O, no clock, no randomness. Time comes
-//! in as a [`Moment`]. A state machine takes an event and returns actions, which the caller performs.
-//! `tests/network/` runs the machines over a network that loses, repeats and delays messages.
-//! `tests/session/` runs sessions over real connections.
+//! All modules except [`bootstrap`] and [`session`] are pure: no I/O, no clock, no randomness. The
+//! caller passes the time as a [`Moment`]. A state machine takes an event and returns actions, which
+//! the caller performs. `tests/network/` runs the machines over a network that loses, repeats and
+//! delays messages. `tests/session/` runs sessions over real connections.
 //!
 //! This crate is not for blocks of the pool: a block is named by its content and found by the
-//! master. A room is named by its request and known to its two ends alone. ADR 0049 says why.
+//! master. A room is named by its request, and only its two ends know it. ADR 0049 gives the reasons.
 
 #![forbid(unsafe_code)]
 

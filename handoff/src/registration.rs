@@ -1,4 +1,4 @@
-//! What one end tells the other once: its layout and regions (row C7).
+//! The registration that each end sends the other once: its layout and memory regions (row C7).
 
 use crate::plan::{PlanError, Stages, StateShape};
 use kvpool_types::Incarnation;

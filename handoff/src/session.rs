@@ -78,7 +78,7 @@ pub struct HandoffOptions {
     pub name: String,
     /// The secret that all processes share.
     pub secret: Secret,
-    /// The address that peers are told: "host:port". `None` for the listener's own.
+    /// The address that peers connect to, as "host:port". `None` advertises the listener's own address.
     pub address: Option<String>,
     /// The longest time in each state of a room.
     pub limits: RoomLimits,
@@ -88,11 +88,11 @@ pub struct HandoffOptions {
     pub pins: PinLimits,
     /// How the other processes are watched.
     pub watch: PeerWatchOptions,
-    /// How long a peer that nothing uses stays connected.
+    /// How long an unused peer stays connected.
     pub idle: Duration,
     /// How long a peer's transfer may make no progress before its connection is ended.
     pub stall: Duration,
-    /// The share of rooms that fail without a reason, from 0 to 1, for tests of callers (row S12).
+    /// The share of rooms, from 0 to 1, that fail on purpose, to test callers (row S12).
     pub failure_probability: f64,
 }
 
@@ -113,8 +113,9 @@ impl Default for HandoffOptions {
     }
 }
 
-/// How much of a room is written at a time. A write must end within [`RoomLimits::stalled`], and begins again from
-/// its first byte otherwise. So the bytes under way are few enough for a slow network, and enough for a fast one.
+/// How much of a room is written at a time. A write must end within [`RoomLimits::stalled`], and begins
+/// again from its first byte otherwise. So the bytes under way are few enough for a slow network, and
+/// enough for a fast one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkSizes {
     /// The bytes of a chunk, but at least a page of a layer. Larger ones that the engine names are split.
@@ -176,7 +177,7 @@ pub enum DeclineReason {
     NotWanted,
 }
 
-/// Why a call is refused. Nothing changes.
+/// The reasons to refuse a call. A refused call changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandoffError {
     /// A page lies outside a state.
@@ -215,8 +216,9 @@ pub enum HandoffError {
 pub struct RequestTimes {
     /// When it must have ended.
     pub deadline: Instant,
-    /// How long the other end may take to open its room; [`RoomLimits::bootstrapping`] when not said. A caller
-    /// whose other end may be busy gives it more. A process that is gone is known without it.
+    /// How long the other end may take to open its room; [`RoomLimits::bootstrapping`] when not said. A
+    /// caller whose other end may be busy gives it more. The loss of the other process is detected
+    /// without it.
     pub patience: Option<Duration>,
 }
 

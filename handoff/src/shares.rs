@@ -1,4 +1,4 @@
-//! What one prefill rank sends to one decode rank, as both of them work it out.
+//! The bytes that one prefill rank sends to one decode rank. Both ranks compute them from the same plan.
 //!
 //! A room has a view for the slot of metadata, where a sender fills it, and then one for each state,
 //! in the order of the receiver's states. In a view the pages of the request follow each other, from

@@ -1,4 +1,4 @@
-"""Hand-off: KV straight from a prefill process to a decode process, beside the pool.
+"""Hand-off: sends KV directly from a prefill process to a decode process, without the pool.
 
 Each rank of an engine opens one `Session` over its KV memory. For each request, prefill calls `send` and
 decode calls `receive`, with the same number of the request: the room. Either may come first.
@@ -58,7 +58,7 @@ __all__ = [
 
 
 class Poll(enum.IntEnum):
-    """The state of a room on one rank. Over several ranks the least counts."""
+    """The state of a room on one rank. The state of a room over several ranks is the least of theirs."""
 
     FAILED = 0
     BOOTSTRAPPING = 1
@@ -112,7 +112,7 @@ class AuxLayout:
 
 
 class _Transfer:
-    """What both ends of a request have."""
+    """The operations that both ends of a request have."""
 
     def __init__(self, native: _native.HandoffSending | _native.HandoffReceiving) -> None:
         self._native = native
@@ -124,7 +124,7 @@ class _Transfer:
 
     @property
     def error(self) -> str | None:
-        """Why the request failed: a code such as `unreachable` or `deadline_exceeded`."""
+        """Why the request failed: a code such as `unreachable` or `deadline_exceeded`; otherwise None."""
         return self._native.state()[1]
 
     @property
@@ -137,12 +137,12 @@ class _Transfer:
         return Poll(self._native.wait(timeout))
 
     def abort(self) -> None:
-        """Gives the request up, at both ends."""
+        """Aborts the request at both ends."""
         self._native.abort()
 
 
 class Sending(_Transfer):
-    """Prefill's end of one request. It is given up when this object goes before its end."""
+    """Prefill's end of one request. Dropping this object early aborts the request."""
 
     _native: _native.HandoffSending
 
@@ -153,34 +153,34 @@ class Sending(_Transfer):
         first_layer: int | None = None,
         layers: int | None = None,
     ) -> None:
-        """`pages` pages of the request from `first_page` on are computed: they can go. With layers, only
-        these; each page and layer is to be named once."""
+        """Sends `pages` pages of the request from `first_page` on, which are computed. With layers, only these
+        layers are sent. Name each page and layer once."""
         of_layers = None
         if first_layer is not None:
             of_layers = (first_layer, first_layer + (1 if layers is None else layers))
         self._native.produced((first_page, first_page + pages), of_layers)
 
     def finish(self, aux: bytes | None = None) -> None:
-        """All pages are computed, and `produced` has named each page and layer once. `aux` is the slot of
-        metadata for a receiver that asks for it; the field of the room is filled in."""
+        """Ends the request, after `produced` has named each page and layer once. `aux` is the slot of metadata,
+        for a receiver that asks for it; its field `room` is filled in."""
         self._native.finish(aux or b"")
 
 
 class Offering(_Transfer):
-    """Prefill's end of a pull: pages that decode may ask for. It is given up when this object goes before
-    its end."""
+    """Prefill's end of a pull: pages that decode may ask for. Dropping this object before the pull has ended
+    aborts it."""
 
     _native: _native.HandoffSending
 
 
 class Receiving(_Transfer):
-    """Decode's end of one request. It is given up when this object goes before its end."""
+    """Decode's end of one request. Dropping this object early aborts the request."""
 
     _native: _native.HandoffReceiving
 
     @property
     def aux(self) -> bytes | None:
-        """The slot of metadata, after SUCCESS, where it was asked for."""
+        """The slot of metadata, if it was asked for and the state is SUCCESS; otherwise None."""
         return self._native.aux()
 
 
@@ -249,11 +249,11 @@ class Pulling:
 
 
 class _Closed(abc.ABC):
-    """What is closed at the end of a `with`."""
+    """A base for objects that a `with` statement closes."""
 
     @abc.abstractmethod
     def close(self) -> object:
-        """Ends it."""
+        """Ends the session or server."""
 
     def __enter__(self) -> Self:
         return self
@@ -330,7 +330,7 @@ class Session(_Closed):
 
     @property
     def address(self) -> str:
-        """What peers connect to: "host:port"."""
+        """The address that peers connect to: "host:port"."""
         return self._native.address
 
     def pinned(self) -> int:

@@ -6,12 +6,12 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use std::fmt;
 
-/// What every signature of a read begins with. No grant begins so. With incarnation and epoch it fills one block of
-/// SHA-256, which a [`ReadSigner`] hashes once.
+/// The prefix of the signed bytes. No grant has this prefix. With incarnation and epoch it fills one
+/// block of SHA-256, which a [`ReadSigner`] hashes once.
 const TAG: [u8; 40] = *b"kvpool: the permission to read an extent";
 
-/// The permission to read one extent of one incarnation of one node, in one epoch, while the extent holds `version`.
-/// The extent and the epoch travel with the request.
+/// The permission to read one extent of one incarnation of one node, in one epoch, while the extent
+/// holds `version`. The extent and the epoch travel with the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRight {
     /// The version of the block in the extent.
@@ -33,7 +33,8 @@ impl fmt::Debug for ReadSigner {
 }
 
 impl GrantSigner {
-    /// The signer of reads of `incarnation` in `epoch`, with the same key. Creating it costs about half a signature.
+    /// The signer of reads of `incarnation` in `epoch`, with the same key. Creating it costs about half
+    /// a signature.
     pub fn for_reads(&self, incarnation: Incarnation, epoch: Epoch) -> ReadSigner {
         let mut mac = self.0.clone();
         mac.update(&TAG);
@@ -44,7 +45,8 @@ impl GrantSigner {
 }
 
 impl ReadSigner {
-    /// Signs the permission to read `extent` while it holds `version`, until `deadline_ms` on the master's clock.
+    /// Signs the permission to read `extent` while it holds `version`, until `deadline_ms` on the
+    /// master's clock.
     pub fn sign(&self, extent: Extent, version: Version, deadline_ms: u64) -> ReadRight {
         let mac = self.mac(extent, version, deadline_ms);
         let full: [u8; 32] = mac.finalize().into_bytes().into();
@@ -55,8 +57,8 @@ impl ReadSigner {
         }
     }
 
-    /// Whether `right` was signed with this key for `extent`. Takes constant time. The caller compares version and
-    /// deadline.
+    /// Whether `right` was signed with this key for `extent`. Takes constant time. The caller compares
+    /// version and deadline.
     pub fn verify(&self, extent: Extent, right: &ReadRight) -> bool {
         self.mac(extent, right.version, right.deadline_ms)
             .verify_truncated_left(&right.mac)

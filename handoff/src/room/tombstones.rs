@@ -1,4 +1,4 @@
-//! What is known of rooms that have ended.
+//! The records that remain of ended rooms, so that late messages cannot reopen them.
 
 use super::{RoomGeneration, RoomTag};
 use kvpool_types::{Code, Incarnation};
@@ -13,9 +13,8 @@ pub enum RoomOutcome {
     Failed(Code),
 }
 
-/// The rooms that have ended, by receiver. The number of tombstones is bounded. Of older rooms
-/// only the highest generation is known: generations of one receiver grow, so that a new room
-/// never has a lower one.
+/// The rooms that have ended, by receiver. The number of tombstones is bounded. For forgotten rooms only
+/// the highest generation is kept. Generations of one receiver grow, so a new room never has a lower one.
 #[derive(Clone, Debug)]
 pub struct Tombstones {
     capacity: usize,

@@ -1,11 +1,11 @@
-//! What a receiver is told, and what it asks for.
+//! The events that a receiver takes, and the actions that it returns.
 
 use crate::Moment;
 use crate::room::messages::{RoomChunk, RoomKey, ToReceiver, ToSender};
 use crate::room::{PageRectangle, RoomLimits, RoomTag};
 use kvpool_types::{Code, Incarnation};
 
-/// What one sender is to send.
+/// The bytes that one sender must send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SenderShare {
     /// The session of the sender's process, once a connection has told it.
@@ -20,7 +20,7 @@ pub struct SenderShare {
     pub wants_aux: bool,
 }
 
-/// What a receiver knows when it opens a room.
+/// The data that a receiver has when it opens a room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoomReceiverPlan {
     /// The room, with a generation above all earlier ones of this process.
@@ -86,7 +86,7 @@ pub enum ReceiverEvent {
     Tick,
 }
 
-/// What the receiver's caller is to do.
+/// The actions that the receiver's caller must perform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReceiverAction {
     /// Send a message to a sender.

@@ -1,11 +1,11 @@
-//! What a sender is told, and what it asks for.
+//! The events that a sender takes, and the actions that it returns.
 
 use crate::Moment;
 use crate::room::messages::{ChunkBody, ToReceiver, ToSender};
 use crate::room::{PageRectangle, RoomId, RoomLimits};
 use kvpool_types::{Checksum, Code, Incarnation};
 
-/// What a sender knows when the engine names a room.
+/// The data that a sender has when the engine names a room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoomSenderPlan {
     /// The room.
@@ -77,7 +77,7 @@ pub enum SenderEvent {
     Tick,
 }
 
-/// What the sender's caller is to do.
+/// The actions that the sender's caller must perform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SenderAction {
     /// Send a message to a receiver.
