@@ -18,7 +18,7 @@ use kvpool_types::{ClusterId, Epoch};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -195,6 +195,24 @@ pub(crate) struct Store {
     abandoned: Arc<watch::Sender<Option<Epoch>>>,
     /// As whom the latest term was begun here.
     candidate: Arc<Mutex<Option<(LeaseId, Claim)>>>,
+    /// How many appends wait for room.
+    space_waits: Arc<AtomicUsize>,
+}
+
+/// An append that waits for room, until it is dropped.
+struct SpaceWait(Arc<AtomicUsize>);
+
+impl SpaceWait {
+    fn begin(waits: &Arc<AtomicUsize>) -> Self {
+        waits.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(waits))
+    }
+}
+
+impl Drop for SpaceWait {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 fn no_answer(reason: &str) -> StoreError {
@@ -212,6 +230,7 @@ impl Store {
             is_closed: Arc::default(),
             abandoned: Arc::new(watch::Sender::new(None)),
             candidate: Arc::default(),
+            space_waits: Arc::default(),
         }
     }
 
@@ -310,6 +329,7 @@ impl Store {
     }
 
     async fn wait_for_room(&self, term: Epoch) -> Result<(), StoreError> {
+        let _wait = SpaceWait::begin(&self.space_waits);
         while self.disk.is_full() {
             if Some(term) <= *self.abandoned.borrow() {
                 return Err(no_answer("the term is abandoned"));
@@ -390,6 +410,10 @@ impl MetadataStore for Store {
         }
         self.write(epoch, move |state| state.append(elects, epoch, seq, group))
             .await
+    }
+
+    fn is_full(&self) -> bool {
+        self.space_waits.load(Ordering::Acquire) > 0
     }
 
     async fn make_room(&self, _: u64) -> Result<(), StoreError> {

@@ -35,6 +35,11 @@ if not torch.accelerator.is_available():
     # vLLM's connector for Mooncake asks for the number of the device, which a CPU does not have.
     torch.accelerator.current_device_index = lambda: 0
 
+if len(os.sched_getaffinity(0)) < 4:
+    # A rank that waits calls sched_yield in a loop. With a rank on each core, Linux 6.18 then ran no thread of other
+    # processes for seconds.
+    os.sched_yield = lambda: time.sleep(0.0001)
+
 import vllm_options
 from vllm import LLM, SamplingParams, TokensPrompt
 
