@@ -1,12 +1,13 @@
 //! `kvctl`, the command line of kvpool, and the parts that it shares with `kvbench`.
 //!
 //! Commands for operators (`status`, `ls`, `get`, ...) use a running pool. `demo` and `replay` start
-//! their own pool and workers as processes and run a workload on them. `bench` loads a pool.
+//! their own pool and workers as processes and run a workload on them. `bench` loads a pool, or measures hand-offs.
 //!
 //! ```text
 //!  cli ──► commands ──► job ──► fleet ──► worker processes ──► workload, fill
 //!             │          └────► report
 //!             ├──► load         the threads of `bench`
+//!             ├──► handoff      the hand-offs of `bench handoff`
 //!             ├──► doctor
 //!             └──► context, connection, output, exit, cluster, process, ...   shared with kvbench
 //! ```
@@ -27,6 +28,7 @@ pub mod doctor;
 pub mod exit;
 pub mod fill;
 mod fleet;
+mod handoff;
 mod job;
 mod load;
 mod masters;

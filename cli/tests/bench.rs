@@ -1,4 +1,4 @@
-//! `kvctl bench` over real daemons: the load, what it leaves behind, and the options that it refuses.
+//! `kvctl bench` over real daemons: the load, what it leaves behind, and the options that it refuses. Its hand-offs.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -251,6 +251,66 @@ fn without_a_master_the_load_runs_on_a_pool_of_its_own() {
     let written: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     check(&written, "put");
     check(&written, "get");
+}
+
+#[test]
+fn hand_offs_are_measured_beside_bare_tcp() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("results.json");
+    let arguments = ["bench", "handoff", "--size", "4MiB", "--rounds", "1"];
+    let to_file = ["--streams", "3", "--json", file.to_str().unwrap()];
+    let output = kvctl(&[&arguments[..], &to_file].concat());
+    let (table, log) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(output.status.success(), "{log}");
+    let written: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let printed = json(&arguments);
+    for (report, streams) in [(&written, 3), (&printed, 2)] {
+        assert_eq!(report["bytes"], 4 << 20, "{report}");
+        assert_eq!(report["rounds"], 1, "{report}");
+        assert_eq!(report["streams"], streams, "{report}");
+        let cases = report["cases"].as_object().unwrap();
+        let names = ["tcp", "tcp_hot", "push", "pull", "slices", "layerwise"];
+        assert_eq!(cases.len(), names.len(), "{report}");
+        for name in names {
+            // The first word of a line is the border.
+            let first = |line: &str| line.split_whitespace().nth(1) == Some(name);
+            assert!(table.lines().any(first), "{name} in\n{table}");
+            let figures = &cases[name];
+            for figure in ["gb_per_s", "of_tcp", "of_tcp_hot", "of_push"] {
+                let value = number(&figures[figure]);
+                assert!(value.is_finite() && value > 0.0, "{name}: {report}");
+            }
+            // One round: a ratio is that of the two rates.
+            let rate = |name: &str| number(&cases[name]["gb_per_s"]);
+            let ratio = rate(name) / rate("tcp");
+            let error = number(&figures["of_tcp"]) / ratio - 1.0;
+            assert!(error.abs() < 1e-6, "{name}: {report}");
+        }
+        assert!(number(&report["hidden"]) <= 1.0, "{report}");
+    }
+}
+
+#[test]
+fn options_of_hand_offs_and_of_loads_do_not_mix() {
+    for (bad, part) in [
+        (&["handoff", "--size", "0"][..], "--size must be whole MiB"),
+        (
+            &["handoff", "--size", "1500KiB"],
+            "--size must be whole MiB",
+        ),
+        (&["handoff", "--size", "17GiB"], "--size must be whole MiB"),
+        (&["handoff", "--rounds", "0"], "--rounds"),
+        (&["handoff", "--streams", "65"], "--streams"),
+        (&["handoff", "--batch", "3"], "--batch"),
+        (&["--batch", "3", "handoff"], "handoff"),
+        (&["--rounds", "3"], "--rounds"),
+    ] {
+        let said = refusal(bad);
+        assert!(said.contains(part), "{bad:?}: {said}");
+    }
 }
 
 #[test]

@@ -11,8 +11,9 @@ from typing import Any
 import numpy
 import pytest
 from kvpool import handoff
-from kvpool.vllm.handoff import Exchange
+from kvpool.vllm.handoff import Exchange, session_options
 from kvpool.vllm.plan import Plan, Receive, Send
+from kvpool.vllm.settings import Settings
 
 PAGE = 16
 PAGES = 12
@@ -25,7 +26,7 @@ TARGET = (7, 1, 8)
 class Rank:
     """A rank's memory, [layer][page][head][byte], and its half."""
 
-    def __init__(self, mode: str, rank: int, ranks: int, filled: bool):
+    def __init__(self, mode: str, rank: int, ranks: int, filled: bool, **options: Any):
         local = HEADS // ranks
         whole = numpy.arange(LAYERS * PAGES * HEADS * PAGE, dtype=numpy.uint8)
         whole = whole.reshape(LAYERS, PAGES, HEADS, PAGE) * 7 + 1
@@ -37,7 +38,7 @@ class Rank:
             for layer in range(LAYERS)
         ]
         self.session = handoff.Session(
-            states, page_tokens=PAGE, tensor=(rank, ranks), pipeline=(0, [LAYERS])
+            states, page_tokens=PAGE, tensor=(rank, ranks), pipeline=(0, [LAYERS]), **options
         )
         self.half = Exchange(self.session, mode, range(LAYERS), timeout=20.0)
 
@@ -201,6 +202,29 @@ def test_each_end_waits_for_the_other_as_long_as_the_setting_says(mode: str) -> 
     # An offer waits until its timeout by itself.
     assert [named.get("patience", 123.0) for named in asked] == [123.0, 123.0]
     assert "patience" in asked[1] and ("patience" in asked[0] or mode == "pull")
+
+
+def waiting(prefill: Rank, wanted: int, seconds: float = 20.0) -> bool:
+    """Whether so many offers come to wait for pins."""
+    end = time.monotonic() + seconds
+    while prefill.session.waiting() != wanted and time.monotonic() < end:
+        time.sleep(0.01)
+    return prefill.session.waiting() == wanted
+
+
+def test_p5_a_prompt_waits_while_the_prompts_before_it_pin_more_than_the_setting() -> None:
+    settings = Settings.read({"handoff": "pull", "handoff_pin_limit": len(SOURCE) - 1})
+    prefill = Rank("pull", 0, 1, filled=True, **session_options(settings, 0))
+    decode = Rank("pull", 0, 1, filled=False)
+    compute(prefill, Plan("p", sends=(Send("a", 5, SOURCE, 1), Send("b", 6, SOURCE, 1))))
+    assert waiting(prefill, 1)
+    assert prefill.session.pinned() == len(SOURCE)
+    decode.half.begin_receives(receives("pull", [prefill]))
+    assert arrival(decode) == ()
+    assert (decode.memory == decode.wanted()).all()
+    assert waiting(prefill, 0)
+    for rank in (prefill, decode):
+        rank.half.close()
 
 
 def test_a_send_of_impossible_numbers_does_not_end_the_engine(pair: tuple[Rank, Rank]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from kvpool.vllm.handoff import Arrivals, Desk, Parameters
+from kvpool.vllm.handoff import Arrivals, Desk, Parameters, session_options
 from kvpool.vllm.plan import Block, Move, Plan, Receive
+from kvpool.vllm.settings import Settings
 
 PAGE = 16
 PARAMS: dict[str, Any] = {"do_remote_prefill": True, "room": 7, "senders": ["10.0.0.1:9000"]}
@@ -27,6 +29,26 @@ def taken(desk: Desk, tokens: int, computed: int, blocks: list[int]) -> Receive:
     (receive,) = desk.step()["receives"]
     assert isinstance(receive, Receive)
     return receive
+
+
+def test_a_ranks_session_has_the_settings(tmp_path: Path) -> None:
+    assert session_options(Settings.read({"handoff": "pull"}), 3) == {
+        "host": "127.0.0.1",
+        "port": 0,
+        "secret": "",
+        "pin_limit": None,
+    }
+    secret = tmp_path / "secret"
+    secret.write_text("shared\n")
+    given = {"handoff_port": 9000, "handoff_secret_file": str(secret), "handoff_pin_limit": 4096}
+    options = session_options(Settings.read(given), 3)
+    assert (options["port"], options["secret"], options["pin_limit"]) == (9003, "shared", 4096)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "4096"])
+def test_a_limit_of_pins_that_is_no_number_above_zero_is_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="handoff_pin_limit"):
+        Settings.read({"handoff_pin_limit": wrong})
 
 
 def test_decode_asks_for_the_pages_that_neither_it_nor_the_pool_has() -> None:

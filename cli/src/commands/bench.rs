@@ -1,5 +1,7 @@
 //! `kvctl bench`.
 
+mod handoff;
+
 use crate::cluster::{Cluster, CommitAck, LOOPBACK, Plan, Policy, Security};
 use crate::connection::{Connection, control_error, is_hidden};
 use crate::context::Context;
@@ -7,8 +9,9 @@ use crate::load::{self, Load, Operation, Report};
 use crate::{exit, output};
 use anyhow::Context as _;
 use bytesize::ByteSize;
-use clap::value_parser;
-use std::path::PathBuf;
+use clap::{Subcommand, value_parser};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Load a pool with puts and gets: rates and latency percentiles
@@ -21,17 +24,22 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// removes them at the end. A full pool evicts other blocks to make room for them. Without --master the
 /// command starts a pool on this machine, as `kvctl demo` does.
 ///
-/// The regression bench with cases, limits and goals is the program `kvbench`.
+/// The regression bench with cases, limits and goals is the program `kvbench`. `kvctl bench handoff` measures
+/// hand-offs, without a pool.
 ///
 /// Exits with code 5 if a block has wrong bytes.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "\
 Examples:
   kvctl bench
   kvctl bench --operation get --block-size 1MiB --batch 32 --threads 8 --duration 30s
   kvctl --master http://10.0.0.1:7070 bench --operation mixed --put-share 0.1 --hit-share 0.8
-  kvctl bench --operation put --output json | jq .put.latency_us.p99")]
+  kvctl bench --operation put --output json | jq .put.latency_us.p99
+  kvctl bench handoff")]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    what: Option<What>,
     /// The calls
     #[arg(long, value_enum, default_value_t = Operation::Mixed)]
     operation: Operation,
@@ -68,6 +76,11 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
     #[command(flatten)]
     former: Former,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Handoff(handoff::Args),
 }
 
 /// Options that `kvctl bench` had when it was the regression bench.
@@ -111,14 +124,20 @@ const NODES: u32 = 2;
 const POOL_BYTES: u64 = 1 << 30;
 const WORKING_SET: u64 = 256 << 20;
 
-/// Loads the named pool, or a new one. Wrong blocks are an error, returned after the report.
+/// Measures hand-offs, or loads a pool.
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
-    args.check(&context.connection)?;
-    if cfg!(debug_assertions) {
-        tracing::warn!("this build is not optimised: its results are meaningless");
+    match &args.what {
+        Some(What::Handoff(handoff)) => handoff::run(handoff, context).await,
+        None => load_pool(&args, context).await,
     }
+}
+
+/// Loads the named pool, or a new one. Wrong blocks are an error, returned after the report.
+async fn load_pool(args: &Args, context: &Context) -> anyhow::Result<()> {
+    args.check(&context.connection)?;
+    warn_of_build();
     let report = if context.connection.master.is_some() {
-        measure(&args, &context.connection).await?
+        measure(args, &context.connection).await?
     } else {
         let pool_bytes = args.pool_size.map_or(POOL_BYTES, |size| size.as_u64());
         let plan = Plan {
@@ -136,19 +155,29 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         let mut cluster = Cluster::start(&plan).await?;
         let connection = context.connection.with_master(cluster.master());
         cluster.joined(&connection.connect().await?, &plan).await?;
-        let report = measure(&args, &connection).await;
+        let report = measure(args, &connection).await;
         cluster.stop().await;
         report?
     };
-    if let Some(path) = &args.json {
-        let text = serde_json::to_vec_pretty(&report)?;
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    write_json(args.json.as_deref(), &report)?;
     context.output.show(&report, Report::tables)?;
     match report.wrong_blocks() {
         0 => Ok(()),
         blocks => Err(exit::WrongBytes { blocks }.into()),
     }
+}
+
+fn warn_of_build() {
+    if cfg!(debug_assertions) {
+        tracing::warn!("this build is not optimised: its results are meaningless");
+    }
+}
+
+/// Writes the report to the file of --json, if there is one.
+fn write_json<T: Serialize>(path: Option<&Path>, report: &T) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let text = serde_json::to_vec_pretty(report)?;
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 async fn measure(args: &Args, connection: &Connection) -> anyhow::Result<Report> {

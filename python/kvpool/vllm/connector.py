@@ -12,7 +12,6 @@ import json
 import logging
 import platform
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch  # type: ignore[import-not-found]
@@ -46,7 +45,7 @@ from vllm.v1.request import RequestStatus  # type: ignore[import-not-found]
 
 from kvpool import handoff
 from kvpool._engines.connection import Connection
-from kvpool.vllm.handoff import Arrivals, Desk, Exchange
+from kvpool.vllm.handoff import Arrivals, Desk, Exchange, session_options
 from kvpool.vllm.keys import Group, Layout, layout_prefix, rank_name
 from kvpool.vllm.memory import group_memory, handoff_states, host_regions
 from kvpool.vllm.plan import Plan
@@ -367,11 +366,9 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         session = handoff.Session(
             states,
             page_tokens=group.kv_cache_spec.block_size,
-            host=settings.handoff_host,
-            port=settings.handoff_port + stage * ranks + rank if settings.handoff_port else 0,
-            secret=Path(settings.handoff_secret_file).read_text().strip() if settings.handoff_secret_file else "",
             tensor=(rank, ranks),
             pipeline=(stage, _stage_layers(self._vllm_config)),
+            **session_options(settings, stage * ranks + rank),
         )
         self._address = session.address
         self._exchange = Exchange(

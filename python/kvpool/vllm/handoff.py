@@ -20,11 +20,13 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 import kvpool
 from kvpool import handoff
 from kvpool.vllm.plan import Plan, Receive, Send
+from kvpool.vllm.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,18 @@ Blocks = Callable[[], Sequence[int]]
 """Returns the blocks of a request."""
 
 Handle = TypeVar("Handle")
+
+
+def session_options(settings: Settings, place: int) -> dict[str, Any]:
+    """The arguments of a rank's `handoff.Session` that come from the settings. `place` is the rank's number over
+    all stages of this engine."""
+    secret = settings.handoff_secret_file
+    return {
+        "host": settings.handoff_host,
+        "port": settings.handoff_port + place if settings.handoff_port else 0,
+        "secret": Path(secret).read_text().strip() if secret else "",
+        "pin_limit": settings.handoff_pin_limit or None,
+    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,3 +41,6 @@ class Settings(PoolSettings):
     """How long a hand-off may take, with the time that decode waits for prefill's computation."""
     handoff_decode_ranks: int = 0
     """Decode's tensor parallel ranks, as many as prefill's unless set."""
+    handoff_pin_limit: int = 0
+    """The blocks that all prompts which wait for decode to pull them may pin on a rank of prefill; no limit
+    unless set. The next prompt is offered when their blocks are within it. A push never waits."""
