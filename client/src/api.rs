@@ -200,7 +200,7 @@ pub struct DescribedReplica {
     pub node: String,
     /// Where it lies.
     pub extent: Extent,
-    /// What state it is in: live, suspect, draining, hidden.
+    /// What state it is in: live, suspect, draining, drained, hidden.
     pub state: String,
 }
 
@@ -285,7 +285,7 @@ pub enum Detached {
 pub struct NodeStats {
     /// Its name.
     pub name: String,
-    /// What state it is in: live, suspect, draining.
+    /// What state it is in: live, suspect, draining, drained.
     pub state: String,
     /// Its present life.
     pub incarnation: Incarnation,
