@@ -202,7 +202,7 @@ pub struct DescribedReplica {
     pub node: String,
     /// Where it lies.
     pub extent: Extent,
-    /// What state it is in: live, suspect, draining, hidden.
+    /// What state it is in: live, suspect, draining, drained, hidden.
     pub state: String,
 }
 
@@ -287,7 +287,7 @@ pub enum Detached {
 pub struct NodeStats {
     /// Its name.
     pub name: String,
-    /// What state it is in: live, suspect, draining.
+    /// What state it is in: live, suspect, draining, drained.
     pub state: String,
     /// The incarnation: identifies the running process of the node.
     pub incarnation: Incarnation,

@@ -131,14 +131,17 @@ impl Client {
     /// Takes a node out of service: it gets no new blocks, and a task moves its blocks to other nodes, the
     /// block that was used last first. Blocks that were used earlier are evicted for them.
     ///
+    /// The node may stop once its state in [`Client::stats`] is `drained`.
+    ///
     /// # Errors
     ///
-    /// [`ControlError`]: [`Code::Missing`] for an unknown node. A repeated call begins another task, which
-    /// moves what is left.
-    pub async fn drain_node(&self, name: &str) -> Result<ReplicaTask, ControlError> {
+    /// [`ControlError`]: [`Code::Missing`] for an unknown node. [`Code::LastNode`] without `force`, when no other
+    /// node takes the blocks that would leave with it. A repeated call begins another task, which moves what is left.
+    pub async fn drain_node(&self, name: &str, force: bool) -> Result<ReplicaTask, ControlError> {
         let request = DrainNodeRequest {
             caller: None,
             name: name.to_owned(),
+            force,
         };
         // The master first waits for the puts on the node.
         let call = Call::by(self.control_deadline()).waiting();

@@ -54,8 +54,17 @@ impl NodeState {
         Self::Gone,
     ];
 
-    /// The states of the nodes in the table; a node that is gone has left it.
-    pub const PRESENT: [Self; 4] = [Self::Unreported, Self::Live, Self::Suspect, Self::Draining];
+    /// The label of a draining node with nothing left to move: it may stop.
+    pub const DRAINED: &str = "drained";
+
+    /// The labels of the nodes in the table; a node that is gone has left it.
+    pub const PRESENT: [&str; 5] = [
+        Self::Unreported.label(),
+        Self::Live.label(),
+        Self::Suspect.label(),
+        Self::Draining.label(),
+        Self::DRAINED,
+    ];
 
     /// The state's name in tables, JSON and labels.
     pub const fn label(self) -> &'static str {
@@ -153,6 +162,8 @@ pub struct StoreNode {
     leaves: AtomicBool,
     /// True once its drain has begun, and the node is to know of it.
     is_told_to_leave: AtomicBool,
+    /// One more than the pool's doubts before the last look that found nothing left to move; 0 if it found something.
+    nothing_left_at: AtomicU64,
     session: Mutex<NodeSession>,
     next_session: AtomicU64,
 }
@@ -179,6 +190,7 @@ impl StoreNode {
             wants_signed_reads: AtomicBool::new(false),
             leaves: AtomicBool::new(false),
             is_told_to_leave: AtomicBool::new(false),
+            nothing_left_at: AtomicU64::new(0),
             session: Mutex::new(NodeSession {
                 last_heard: now,
                 ..NodeSession::default()
@@ -246,6 +258,19 @@ impl StoreNode {
 
     pub(crate) fn is_told_to_leave(&self) -> bool {
         self.is_told_to_leave.load(Ordering::Acquire)
+    }
+
+    /// Notes whether a look, which began after so many doubts of the pool, found nothing left to move.
+    pub(crate) fn note_left(&self, is_nothing_left: bool, doubts: u64) {
+        let nothing_left_at = if is_nothing_left { doubts + 1 } else { 0 };
+        self.nothing_left_at
+            .store(nothing_left_at, Ordering::Release);
+    }
+
+    /// True for a draining node with nothing left to move. A look before the latest of `doubts` does not count.
+    pub(crate) fn is_drained(&self, doubts: u64) -> bool {
+        let nothing_left_at = self.nothing_left_at.load(Ordering::Acquire);
+        self.state() == NodeState::Draining && nothing_left_at == doubts + 1
     }
 
     /// True when the node's blocks may be read.

@@ -180,7 +180,7 @@ impl Metrics {
         let nodes = Opts::new("kvpool_master_nodes", "Store nodes of the pool, by state.");
         let nodes = IntGaugeVec::new(nodes, &["state"])?;
         for state in NodeState::PRESENT {
-            nodes.with_label_values(&[state.label()]).set(0);
+            nodes.with_label_values(&[state]).set(0);
         }
         registry.register(Box::new(nodes.clone()))?;
         let puts_refused = Opts::new(
@@ -438,11 +438,11 @@ impl Metrics {
         self.nodes_dropped.inc();
     }
 
-    /// Records the states of the nodes.
-    pub(crate) fn watch_nodes(&self, states: &[NodeState]) {
+    /// Records the labels of the nodes.
+    pub(crate) fn watch_nodes(&self, labels: &[&str]) {
         for state in NodeState::PRESENT {
-            let with = states.iter().filter(|of| **of == state).count();
-            let gauge = self.nodes.with_label_values(&[state.label()]);
+            let with = labels.iter().filter(|of| **of == state).count();
+            let gauge = self.nodes.with_label_values(&[state]);
             gauge.set(whole(with as u64));
         }
     }

@@ -333,9 +333,9 @@ class Pool:
             evict=evict,
         )
 
-    async def drain_node(self, name: str) -> kvpool.ReplicaTask:
+    async def drain_node(self, name: str, *, force: bool = False) -> kvpool.ReplicaTask:
         """As `kvpool.Pool.drain_node`."""
-        return await self._threads.run(self._pool.drain_node, name)
+        return await self._threads.run(self._pool.drain_node, name, force=force)
 
     async def replica_tasks(self, ids: Sequence[int] = ()) -> list[kvpool.ReplicaTask]:
         """As `kvpool.Pool.replica_tasks`."""

@@ -128,6 +128,17 @@ def test_a_node_is_drained(make_pool: Callable[..., LivePool]) -> None:
         assert holds_every_byte(pool)
 
 
+def test_the_last_node_is_drained_by_force_only(make_pool: Callable[..., LivePool]) -> None:
+    with kvpool.Pool.connect(make_pool(1).url) as pool:
+        assert pool.batch_put(KEYS, BLOCKS) == [True] * 20
+        with pytest.raises(kvpool.Error, match="last node") as raised:
+            pool.drain_node("node-0")
+        assert raised.value.code == "last_node"
+        assert [node.state for node in pool.stats().nodes] == ["live"]
+        pool.drain_node("node-0", force=True)
+        assert [node.state for node in pool.stats().nodes] == ["draining"]
+
+
 def test_the_calls_have_an_async_form(nodes: LivePool, pool: kvpool.Pool) -> None:
     async def work() -> None:
         async with await kvpool.aio.Pool.connect(nodes.url) as other:

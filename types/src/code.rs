@@ -125,6 +125,8 @@ codes! {
     ByteRate = 43, "byte_rate", true;
     /// The namespace has blocks, so it is not deleted without `--blocks`.
     NamespaceInUse = 44, "namespace_in_use", false;
+    /// The node is the last one that takes blocks, and has blocks, so it is not drained without `--force`.
+    LastNode = 45, "last_node", false;
 }
 
 impl Code {

@@ -6,6 +6,7 @@ mod wait;
 use crate::connection::control_error;
 use crate::context::Context;
 use crate::output;
+use anyhow::bail;
 use clap::Subcommand;
 use kvpool_client::{Client, ReplicaTask, ReplicaTaskState};
 use kvpool_types::Code;
@@ -38,7 +39,8 @@ enum Command {
 ///
 /// Blocks that were used last go first. Blocks on other nodes that were used earlier are evicted for them.
 /// A block that stays is lost when the node stops. The node serves until then. It takes new blocks again
-/// after a restart.
+/// after a restart. The drain goes on when this command is interrupted. `kvctl status` shows the node as
+/// `drained` once no block would be lost with it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
@@ -49,6 +51,9 @@ struct Drain {
     /// Stop moving blocks after this long
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration)]
     timeout: Duration,
+    /// Drain the node also when no other node takes its blocks. The pool takes no puts then
+    #[arg(long)]
+    force: bool,
 }
 
 #[derive(Serialize)]
@@ -65,7 +70,11 @@ struct Outcome {
 
 /// Runs it.
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
-    let Drain { name, timeout } = match args.command {
+    let Drain {
+        name,
+        timeout,
+        force,
+    } = match args.command {
         Command::Drain(drain) => drain,
         Command::Directory(args) => return directory::run(&args, context),
         Command::Wait(args) => return wait::run(&args, context).await,
@@ -74,7 +83,14 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let begun = Instant::now();
     let (mut moved, mut bytes) = (0, 0);
     let (left, failure) = loop {
-        let task = client.drain_node(&name).await.map_err(control_error)?;
+        let task = match client.drain_node(&name, force).await {
+            Err(error) if error.code == Code::LastNode => bail!(
+                "{}. Nothing was changed: with --force these blocks are lost when the node stops, unless it \
+                 copies them to an SSD",
+                error.message
+            ),
+            begun => begun.map_err(control_error)?,
+        };
         let Some(task) = wait(&client, task, begun + timeout).await? else {
             // The task has ended with its leader. Another one moves what is left.
             continue;
@@ -114,11 +130,12 @@ fn said(outcome: &Outcome) -> String {
         outcome.node, outcome.seconds
     );
     if outcome.left == 0 {
-        return format!("{begin} It can be stopped now.");
+        return format!("{begin} It can be stopped now: `kvctl status` shows it as drained.");
     }
     let reason = outcome.reason.as_deref().unwrap_or("the time was over");
     format!(
-        "{begin} {left} blocks are on this node only and leave the pool when it stops (last reason: {reason})."
+        "{begin} {left} blocks are on this node only and leave the pool when it stops (last reason: {reason}). \
+         `kvctl status` shows the node as drained once no such block is left."
     )
 }
 

@@ -12,8 +12,8 @@ impl Client {
     }
 
     /// See [`crate::Client::drain_node`].
-    pub fn drain_node(&self, name: &str) -> Result<ReplicaTask, ControlError> {
-        self.runtimes.one(self.client.drain_node(name))
+    pub fn drain_node(&self, name: &str, force: bool) -> Result<ReplicaTask, ControlError> {
+        self.runtimes.one(self.client.drain_node(name, force))
     }
 
     /// See [`crate::Client::replica_tasks`].

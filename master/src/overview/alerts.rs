@@ -47,6 +47,8 @@ pub enum AlertKind {
     NodeUnreported,
     /// A node shuts down.
     NodeDraining,
+    /// Nothing is left to move off a node that drains.
+    NodeDrained,
     /// A medium is not in full use.
     Medium,
     /// Puts wait for room in a full pool.
@@ -260,6 +262,11 @@ fn silent(node: &NodeFacts) -> Option<Alert> {
             Severity::Notice,
             AlertKind::NodeDraining,
             format!("Node {name} drains: it takes no new blocks. No action is needed"),
+        ),
+        "drained" => (
+            Severity::Notice,
+            AlertKind::NodeDrained,
+            format!("Node {name} is drained: no block would be lost with it. It can be stopped"),
         ),
         "gone" if node.silent_ms.is_some() => (
             Severity::Warning,

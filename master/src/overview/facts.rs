@@ -42,8 +42,8 @@ pub struct MediumFacts {
 pub struct NodeFacts {
     /// The name.
     pub name: String,
-    /// `live`, `suspect`, `draining` or `unreported`. `gone`: dropped within the last minutes, or known by a medium
-    /// only.
+    /// `live`, `suspect`, `draining`, `drained` or `unreported`. `gone`: dropped within the last minutes, or known by
+    /// a medium only.
     pub state: &'static str,
     /// `host:port` of the data port.
     pub data_address: String,
@@ -221,7 +221,7 @@ pub(super) fn add_pool(overview: &mut Overview, pool: &Pool) {
         let media = media.remove(&node.name.0).unwrap_or_default();
         NodeFacts {
             name: node.name.0.clone(),
-            state: node.state().label(),
+            state: pool.state_label(&node),
             data_address: node.address().data,
             silent_ms: Some(pool.age_ms(node.last_heard())),
             connections: node.reported().connections,

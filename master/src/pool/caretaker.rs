@@ -145,8 +145,9 @@ impl Pool {
         self.wake_waiting_puts();
         self.metrics.watch_usage(&self.placement.usage(), TICK);
         self.metrics.watch_puts(self.put_queue.len());
-        let states: Vec<_> = members.all().iter().map(|node| node.state()).collect();
-        self.metrics.watch_nodes(&states);
+        let nodes = members.all();
+        let labels: Vec<_> = nodes.iter().map(|node| self.state_label(node)).collect();
+        self.metrics.watch_nodes(&labels);
         self.metrics.watch_media(self.bytes_due());
         self.metrics.watch_each_medium(&self.media());
     }

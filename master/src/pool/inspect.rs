@@ -102,7 +102,7 @@ impl Pool {
                         state: if hidden {
                             "hidden"
                         } else {
-                            node.state().label()
+                            self.state_label(node)
                         },
                     })
                 })

@@ -272,6 +272,7 @@ impl Pool {
             node.wait_for_moves();
         }
         node.drain();
+        self.doubt_drained();
         // The node has processed the welcome, as before a heartbeat. Its blocks are read and copied only once
         // it was heard.
         self.heard(node, Some(node.reported()));
@@ -320,6 +321,7 @@ impl Pool {
     pub fn detach(self: &Arc<Self>, node: &StoreNode, session: u64) {
         node.detach(session, self.now());
         self.media_left(node, session);
+        self.doubt_drained();
         self.replicas.wake();
     }
 
@@ -328,6 +330,7 @@ impl Pool {
     pub fn drop_node(self: &Arc<Self>, node: &Arc<StoreNode>) {
         node.set_state(NodeState::Gone);
         node.end_session(self.now());
+        self.doubt_drained();
         self.members.drop_incarnation(&node.name, node.incarnation);
         let segments = node.segments();
         let mut records: Vec<Record> = segments

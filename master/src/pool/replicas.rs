@@ -12,6 +12,7 @@
 //! the version whose bytes the target verified. A block that was removed or replaced meanwhile gets no
 //! replica. A move gives up the old replica in a later group of the log, once the new one is in the directory.
 
+mod drained;
 mod heat;
 mod mover;
 mod pulls;
@@ -37,6 +38,7 @@ use parking_lot::Mutex;
 use regex::Regex;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
@@ -154,6 +156,8 @@ pub(super) struct Replicas {
     pub(super) heat: heat::Heat,
     /// Nodes that wait for a task before they leave.
     waiting: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
+    /// How often a task off a node began, or a node began to leave. Earlier looks at draining nodes count no more.
+    doubts: AtomicU64,
     wake: Wake,
 }
 
@@ -389,16 +393,23 @@ impl Pool {
     /// # Errors
     ///
     /// [`Code::Missing`] for a node that the pool does not know, [`Code::TooManyHeld`] while too many
-    /// tasks run.
-    pub async fn drain_node(self: &Arc<Self>, name: &NodeName) -> Result<TaskView, TaskRefused> {
+    /// tasks run. [`Code::LastNode`] without `force`, when no other node takes the blocks that would leave with the
+    /// node.
+    pub async fn drain_node(
+        self: &Arc<Self>,
+        name: &NodeName,
+        force: bool,
+    ) -> Result<TaskView, TaskRefused> {
         let node = self.members.get(name).ok_or_else(|| TaskRefused {
             code: Code::Missing,
             message: format!("the pool has no node {name}"),
         })?;
+        self.check_drain(&node, force).await?;
         if !node.leaves() {
             tracing::info!(node = %node.name, "operator takes the node out of service");
         }
         node.leave();
+        self.doubt_drained();
         // A task of its own: a caller who has no patience leaves no node behind that takes no blocks and is not
         // drained either.
         let pool = Arc::clone(self);
@@ -406,6 +417,7 @@ impl Pool {
             pool.puts_end_on(&node).await;
             let task = pool.change_replicas(Self::off(&node), Blocks::OnNode);
             let task = task.await;
+            pool.doubt_drained();
             // A later leader learns of it from the node. The node answers that it drains, and the task must
             // have begun by then.
             node.tell_to_leave();
@@ -437,6 +449,7 @@ impl Pool {
     pub(super) async fn move_all_of(self: &Arc<Self>, node: &Arc<StoreNode>) {
         match self.change_replicas(Self::off(node), Blocks::OnNode).await {
             Ok(task) => {
+                self.doubt_drained();
                 let mut waiting = self.replicas.waiting.lock();
                 waiting.push((task.id, Arc::clone(node)));
                 drop(waiting);
@@ -497,18 +510,18 @@ impl Pool {
         let waits = node.waits_for_moves() && node.is_connected();
         let in_vain = self.replicas.tasks.tried_in_vain(task);
         let Some(in_vain) = in_vain.filter(|_| waits) else {
-            return Some(self.only_in_memory_of(node));
+            return Some(self.look_at_left(node));
         };
         if self.unfinished_on(node, &node.segments()) > 0 {
             return None;
         }
-        let left = self.only_in_memory_of(node);
+        let left = self.look_at_left(node);
         (left <= in_vain).then_some(left)
     }
 
     /// Tells a draining node that no block of it waits any more, and how many have only the replica there.
     pub(super) fn tell_saved(&self, node: &StoreNode) {
-        Self::tell_left(node, self.only_in_memory_of(node));
+        Self::tell_left(node, self.look_at_left(node));
     }
 
     fn tell_left(node: &StoreNode, left: u64) {
@@ -522,7 +535,9 @@ impl Pool {
             let segments = self.placement.segments();
             let staying = segments.iter().map(|segment| (segment.id, &segment.node));
             let staying = staying.filter(|(_, node)| node.stays());
-            staying.map(|(id, _)| id).collect()
+            // The node itself may not have begun to leave.
+            let others = staying.filter(|(id, _)| !own.contains(id));
+            others.map(|(id, _)| id).collect()
         };
         let (mut left, mut page) = (self.unfinished_on(node, &own), Vec::new());
         loop {

@@ -78,7 +78,7 @@ pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
         .map(|node| (node, node.address()))
         .map(|(node, address)| proto::NodeStats {
             name: node.name.0.clone(),
-            state: node.state().label().into(),
+            state: pool.state_label(node).into(),
             incarnation: bytes::Bytes::copy_from_slice(&node.incarnation.to_bytes()),
             data_address: address.data,
             shm_path: address.shm_path,

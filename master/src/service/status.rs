@@ -23,7 +23,8 @@ pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
         | Code::LeaseEnded
         | Code::LocationExpired
         | Code::Leased
-        | Code::NamespaceInUse => Grpc::FailedPrecondition,
+        | Code::NamespaceInUse
+        | Code::LastNode => Grpc::FailedPrecondition,
         Code::Full
         | Code::NoNodes
         | Code::TooManyHeld

@@ -7,6 +7,7 @@ use crate::support::{
 };
 use kvpool_master::Config;
 use kvpool_master::clock::{BootClock, BootInstant, Clock, ManualClock};
+use kvpool_master::membership::NodeState;
 use kvpool_master::pool::{Change, Pool, ReserveOptions, TaskState, TaskView};
 use kvpool_master::store::MetadataStore;
 use kvpool_master::store::journal::JournalOptions;
@@ -175,7 +176,8 @@ async fn a_drain_whose_caller_leaves_begins_all_the_same() {
     let (pool, _a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
     let open = reserve_with(&pool, &key(2), BLOCK, &on("a")).await.unwrap();
     let name = NodeName("a".into());
-    let called = tokio::time::timeout(Duration::from_millis(50), pool.drain_node(&name)).await;
+    let called =
+        tokio::time::timeout(Duration::from_millis(50), pool.drain_node(&name, false)).await;
     assert!(called.is_err(), "it waits for the puts on the node");
     assert_eq!(commit(&pool, &key(2), BLOCK, open).await, [Code::Ok]);
     b.next().await;
@@ -224,7 +226,7 @@ async fn a_drain_makes_room_for_a_pinned_block() {
             assert_eq!(commit(&pool, &filler, BLOCK, granted).await, [Code::Ok]);
         }
     }
-    let task = pool.drain_node(&NodeName("a".into())).await.unwrap();
+    let task = pool.drain_node(&NodeName("a".into()), false).await.unwrap();
     let mut seen = 0;
     while !holders(&pool, &key(1)).contains(&"b".to_owned()) {
         let pull = b.next().await;
@@ -249,7 +251,7 @@ async fn a_put_that_is_under_way_when_its_node_drains_moves_with_it() {
                 if stops {
                     pool.draining(&node, true);
                 } else {
-                    pool.drain_node(&NodeName("a".into())).await.unwrap();
+                    pool.drain_node(&NodeName("a".into()), false).await.unwrap();
                 }
             })
         };
@@ -302,7 +304,7 @@ async fn a_drain_waits_for_leases_and_only_while_it_may_ask_for_room() {
     assert!(leased.iter().all(|is_leased| *is_leased));
     let _a = join(&pool, "a", 1).await;
     put(&pool, &key(1)).await;
-    let task = pool.drain_node(&NodeName("a".into())).await.unwrap();
+    let task = pool.drain_node(&NodeName("a".into()), false).await.unwrap();
     tokio::time::sleep(Duration::from_millis(200)).await;
     let now = pool.replica_tasks(&[task.id]).remove(0);
     assert_eq!((now.failed, now.state), (0, TaskState::Running), "{now:?}");
@@ -325,7 +327,7 @@ async fn a_node_without_a_session_hears_in_its_next_one_that_it_is_out_of_servic
     let directory = tempfile::tempdir().unwrap();
     let (pool, a, _b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
     pool.detach(&a.node, a.session);
-    pool.drain_node(&NodeName("a".into())).await.unwrap();
+    pool.drain_node(&NodeName("a".into()), false).await.unwrap();
     let again = registration("a", 1, 4 * MIB);
     let node = pool.register(&again).await.unwrap();
     let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
@@ -382,9 +384,83 @@ async fn a_drain_counts_a_put_that_waits_for_the_log() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, store) = pool(directory.path(), patient_with_nodes()).await;
     let (_a, _b, committed, shut) = with_a_put_that_waits_for_the_log(&pool, &store).await;
-    let task = pool.drain_node(&NodeName("a".into())).await.unwrap();
+    let task = pool.drain_node(&NodeName("a".into()), false).await.unwrap();
     assert_eq!((task.blocks, task.failed), (2, 1), "{task:?}");
     assert!(matches!(task.failure, Some((Code::InProgress, _))));
     drop(shut);
     assert_eq!(committed.await.unwrap(), [Code::Ok]);
+}
+
+/// The label changes at once when the only other holder of a block begins to leave.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_is_drained_while_no_block_would_be_lost_with_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
+    pool.draining(&a.node, true);
+    let of_a = || pool.state_label(&a.node);
+    crate::support::media::until("the first is drained", || of_a() == "drained").await;
+    assert_eq!(pool.state_label(&b.node), "live");
+    pool.draining(&b.node, true);
+    assert_eq!(of_a(), "draining", "the other holder leaves too");
+    crate::support::media::until("the second hears", || *b.left.lock() == [1]).await;
+    // Longer than from one look at the blocks to the next.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(of_a(), "draining");
+    assert_eq!(pool.state_label(&b.node), "draining");
+    let removed = key(1);
+    pool.remove(SPACE, &[removed.as_ref()][..], true)
+        .await
+        .unwrap();
+    let both = || of_a() == "drained" && pool.state_label(&b.node) == "drained";
+    crate::support::media::until("both are drained without the block", both).await;
+}
+
+/// Nobody tells a node whose drain an operator began, and whose task had ended before the node knew.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_sees_that_a_drain_is_complete() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let task = pool.drain_node(&NodeName("a".into()), false).await.unwrap();
+    let pull = b.next().await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(pool.state_label(&a.node), "draining", "a block is left");
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &task).await.changed, 1);
+    let is_drained = || pool.state_label(&a.node) == "drained";
+    crate::support::media::until("the node is drained", is_drained).await;
+    assert!(a.left.lock().is_empty(), "{:?}", a.left);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_of_the_last_node_that_takes_blocks_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), Config::default()).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let name = NodeName("a".into());
+    // A node without a session takes no blocks.
+    let b = join(&pool, "b", 2).await;
+    pool.detach(&b.node, b.session);
+    let refused = pool.drain_node(&name, false).await.unwrap_err();
+    assert_eq!(refused.code, Code::LastNode, "{refused}");
+    assert!(refused.message.contains("1 blocks"), "{refused}");
+    assert_eq!(a.node.state(), NodeState::Live, "nothing was changed");
+    assert!(pool.replica_tasks(&[]).is_empty());
+    // A node that drains takes none either way.
+    pool.drain_node(&name, true).await.unwrap();
+    assert_eq!(a.node.state(), NodeState::Draining);
+    pool.drain_node(&name, false).await.unwrap();
+}
+
+/// An empty node loses nothing, and the signal that stops a node asks for nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_node_leaves_without_force_when_it_is_empty_or_stopped() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), Config::default()).await;
+    let _a = join(&pool, "a", 1).await;
+    pool.drain_node(&NodeName("a".into()), false).await.unwrap();
+    let b = join(&pool, "b", 2).await;
+    put(&pool, &key(1)).await;
+    pool.draining(&b.node, false);
+    assert_eq!(b.node.state(), NodeState::Draining);
 }

@@ -114,6 +114,7 @@ async fn call_each(
     let drain = proto::DrainNodeRequest {
         caller: caller.clone(),
         name: name.clone(),
+        ..Default::default()
     };
     let cancel = proto::ReplicaTasksRequest {
         caller: caller.clone(),

@@ -660,7 +660,7 @@ pub struct DescribedReplica {
     pub segment: u32,
     #[prost(uint64, tag = "3")]
     pub offset: u64,
-    /// live, suspect, draining, hidden
+    /// live, suspect, draining, drained, hidden
     #[prost(string, tag = "4")]
     pub state: ::prost::alloc::string::String,
 }
@@ -742,7 +742,7 @@ pub struct SegmentStats {
 pub struct NodeStats {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// live, suspect, draining
+    /// live, suspect, draining, drained (nothing is left to move), unreported
     #[prost(string, tag = "2")]
     pub state: ::prost::alloc::string::String,
     #[prost(bytes = "bytes", tag = "3")]
@@ -945,6 +945,9 @@ pub struct DrainNodeRequest {
     pub caller: ::core::option::Option<Caller>,
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
+    /// also the last node that takes blocks, which leave the pool with it
+    #[prost(bool, tag = "3")]
+    pub force: bool,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

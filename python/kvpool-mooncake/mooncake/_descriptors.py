@@ -68,7 +68,8 @@ class ReplicaDescriptor:
     @property
     def status(self) -> ReplicaStatus:
         """`COMPLETE` for a readable replica."""
-        return ReplicaStatus.COMPLETE if self.state in ("live", "draining") else ReplicaStatus.UNDEFINED
+        is_readable = self.state in ("live", "draining", "drained")
+        return ReplicaStatus.COMPLETE if is_readable else ReplicaStatus.UNDEFINED
 
     def is_memory_replica(self) -> bool:
         """Whether the replica is in memory."""

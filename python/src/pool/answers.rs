@@ -25,7 +25,7 @@ pub(crate) struct Description {
 }
 
 /// One replica of a block. `node`: name of the store node. `segment`: id of the segment. `offset`: bytes
-/// from the segment's start. `state`: live, suspect, draining or hidden.
+/// from the segment's start. `state`: live, suspect, draining, drained or hidden.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Replica {
@@ -74,8 +74,8 @@ pub(crate) struct Stats {
     namespaces: Vec<String>,
 }
 
-/// A store node. `state`: live, suspect or draining. `data_address`: the data port, host:port.
-/// `heartbeat_age`: seconds since the last heartbeat. `segments`: list of `Segment`.
+/// A store node. `state`: live, suspect, draining or drained (it may stop). `data_address`: the data port,
+/// host:port. `heartbeat_age`: seconds since the last heartbeat. `segments`: list of `Segment`.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Node {

@@ -146,10 +146,12 @@ impl Pool {
 
     /// Takes a store node out of service: it gets no new blocks, and a task moves its blocks to other nodes,
     /// the block that was used last first. Blocks that were used earlier are evicted for them. Returns the
-    /// `ReplicaTask`. Raises an Error with the code `missing` for an unknown node. A repeated call moves what
-    /// is left.
-    fn drain_node(&self, py: Python<'_>, name: &str) -> PyResult<ReplicaTask> {
-        let task = self.call(py, |client| client.drain_node(name))?;
+    /// `ReplicaTask`. The node may stop once its state in `stats` is `drained`. Raises an Error with the code
+    /// `missing` for an unknown node, and `last_node` without `force`, when no other node takes the blocks that
+    /// would leave with it. A repeated call moves what is left.
+    #[pyo3(signature = (name, *, force=false))]
+    fn drain_node(&self, py: Python<'_>, name: &str, force: bool) -> PyResult<ReplicaTask> {
+        let task = self.call(py, |client| client.drain_node(name, force))?;
         ReplicaTask::new(py, task)
     }
 

@@ -41,11 +41,35 @@ fn a_wait_for_drains_fails_with_a_token_that_does_not_show_the_nodes() {
         "{seen:?}"
     );
     // A script that stops a master after the wait must see that a node drains still.
-    let mut drain = Command::new(path_of("kvctl").unwrap());
-    let file = tokens.file("root").display().to_string();
-    drain.args(["node", "drain", "node-0", "--token-file", &file]);
-    let drained = drain.args(["--master", &cluster.master_url()]).output();
-    assert!(drained.unwrap().status.success());
+    let run = |subject: &str, arguments: &[&str]| {
+        let file = tokens.file(subject).display().to_string();
+        let mut kvctl = Command::new(path_of("kvctl").unwrap());
+        kvctl.args(arguments).args(["--token-file", &file]);
+        kvctl.args(["--master", &cluster.master_url()]);
+        kvctl.output().unwrap()
+    };
+    let block = cluster.directory().join("block");
+    std::fs::write(&block, [7u8; 4096]).unwrap();
+    let put = run("writer", &["put", "block", &block.display().to_string()]);
+    assert!(put.status.success(), "{put:?}");
+    let drain = ["node", "drain", "node-0", "--timeout", "1s"];
+    let refused = run("root", &drain);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        why.contains("the last node that takes blocks") && why.contains("--force"),
+        "{why}"
+    );
+    let seen = wait("operator");
+    assert!(seen.status.success(), "nothing was changed: {seen:?}");
+    // The block stays, as the command says.
+    let forced = run("root", &[&drain[..], &["--force"]].concat());
+    assert_eq!(forced.status.code(), Some(1), "{forced:?}");
+    let text = String::from_utf8_lossy(&forced.stdout).into_owned();
+    assert!(
+        text.contains("shows the node as drained once no such block is left"),
+        "{text}"
+    );
     let over = wait("operator");
     assert_eq!(over.status.code(), Some(1), "{over:?}");
     let why = String::from_utf8_lossy(&over.stderr).into_owned();
@@ -53,4 +77,16 @@ fn a_wait_for_drains_fails_with_a_token_that_does_not_show_the_nodes() {
         why.contains("still draining") && why.contains("node-0"),
         "{why}"
     );
+    let removed = run("writer", &["rm", "block"]);
+    assert!(removed.status.success(), "{removed:?}");
+    cluster
+        .wait_for("node-0 is drained", || {
+            Ok(cluster.node_states()? == [("node-0".to_owned(), "drained".to_owned())])
+        })
+        .unwrap();
+    let quiet = wait("operator");
+    assert!(quiet.status.success(), "{quiet:?}");
+    let status = run("operator", &["status", "--over", "0s"]);
+    let text = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(text.contains("node node-0 is drained"), "{text}");
 }

@@ -418,7 +418,7 @@ async fn a_drained_node_leaves_its_hottest_blocks_in_the_pool() {
         })
     };
     let begun = Instant::now();
-    let task = client.drain_node("node-1").await.unwrap();
+    let task = client.drain_node("node-1", false).await.unwrap();
     let task = client.wait_replica_task(task.id, PATIENCE).await.unwrap();
     println!("{task:?} in {:?}", begun.elapsed());
     reader.abort();

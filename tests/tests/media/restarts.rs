@@ -149,7 +149,7 @@ async fn out_of_service(disk: &Path) -> Cluster {
     let client = cluster.client().await.unwrap();
     attached(&cluster, 1);
     put_all(&client, 0..56, BLOCK).await.unwrap();
-    let task = client.drain_node("node-0").await.unwrap();
+    let task = client.drain_node("node-0", true).await.unwrap();
     let ended = client.wait_replica_task(task.id, Duration::from_secs(60));
     let ended = ended.await.unwrap().unwrap();
     assert_eq!((ended.changed, ended.failed), (0, 56), "{ended:?}");

@@ -12,7 +12,8 @@ const POLL: Duration = Duration::from_millis(200);
 ///
 /// A store node that stops needs its master to move or save its blocks. Run this before a master stops that
 /// may stop together with store nodes. The command looks for --settle first, because a node's signal may
-/// come later than the master's. When --timeout has passed first, it fails and names the nodes that drain still.
+/// come later than the master's. It does not wait for drained nodes, which need the master no more. When
+/// --timeout has passed first, it fails and names the nodes that drain still.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:

@@ -36,6 +36,13 @@ const MUCH_QUARANTINE: f64 = 10.0;
 pub(super) fn of(stats: &PoolStats) -> Vec<String> {
     let mut problems = Vec::new();
     for node in stats.nodes.iter().filter(|node| node.state != "live") {
+        if node.state == "drained" {
+            problems.push(format!(
+                "node {} is drained: no block would be lost with it, and it can be stopped",
+                node.name
+            ));
+            continue;
+        }
         problems.push(format!(
             "node {} is {}: last heartbeat {:.1} s ago",
             node.name,

@@ -55,7 +55,7 @@ fn a_healthy_pool_has_no_alert_however_full_it_is() {
 fn each_state_of_a_node_but_live_has_its_alert_with_the_name_and_an_action() {
     let mut ill = healthy();
     ill.nodes
-        .extend(["draining", "gone", "suspect", "unreported"].map(node));
+        .extend(["drained", "draining", "gone", "suspect", "unreported"].map(node));
     let alerts = judged(ill, &Recent::default());
     let kinds: Vec<_> = alerts.iter().map(|alert| alert.kind).collect();
     assert_eq!(
@@ -64,7 +64,8 @@ fn each_state_of_a_node_but_live_has_its_alert_with_the_name_and_an_action() {
             AlertKind::NodeSuspect,
             AlertKind::NodeGone,
             AlertKind::NodeUnreported,
-            AlertKind::NodeDraining
+            AlertKind::NodeDraining,
+            AlertKind::NodeDrained
         ]
     );
     for alert in &alerts {

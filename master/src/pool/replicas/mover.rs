@@ -51,6 +51,7 @@ pub(super) enum Step {
 /// Starts the mover.
 pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Result<()> {
     let runtime = Handle::current();
+    let mut next_look = BootInstant(0);
     workers.start(
         pool,
         "mover",
@@ -62,6 +63,9 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Res
                 pool.tend_hot_blocks();
                 pool.tend_tasks();
                 pool.tell_waiting(&runtime);
+                if pool.now() >= next_look {
+                    next_look = pool.look_at_drains();
+                }
             }
             TICK
         },

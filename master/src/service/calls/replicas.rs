@@ -55,7 +55,7 @@ impl Calls {
     ) -> Result<proto::ReplicaTask, Refused> {
         self.writer(request.caller.as_ref())?;
         let node = NodeName(request.name.clone());
-        let task = self.pool.drain_node(&node).await;
+        let task = self.pool.drain_node(&node, request.force).await;
         let task = task.map_err(|TaskRefused { code, message }| refused(code, message))?;
         Ok(self.task(task))
     }

@@ -1,0 +1,87 @@
+//! Whether a drain may begin, and whether it is complete.
+//!
+//! A draining node is drained while no task moves its blocks and a stop would lose none. The mover looks at them from
+//! time to time. A task that begins, or a node that leaves, raises a doubt, which voids the looks before it.
+
+use super::{Pool, TaskRefused};
+use crate::clock::BootInstant;
+use crate::membership::{NodeState, StoreNode};
+use kvpool_types::Code;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// The time between two looks at the blocks of draining nodes, at least.
+const LOOK: Duration = Duration::from_secs(1);
+/// The same in durations of the last look. A look walks over all blocks, and the mover has other work.
+const LOOK_REST: u32 = 20;
+
+impl Pool {
+    /// Refuses the drain of the last node that takes blocks, if blocks would leave with it. A node that drains already
+    /// takes none: to ask again changes nothing.
+    pub(super) async fn check_drain(
+        self: &Arc<Self>,
+        node: &Arc<StoreNode>,
+        force: bool,
+    ) -> Result<(), TaskRefused> {
+        let takes = |other: &Arc<StoreNode>| !Arc::ptr_eq(other, node) && other.pulls_now();
+        if force || node.drains() || self.members.all().iter().any(takes) {
+            return Ok(());
+        }
+        let (pool, of) = (Arc::clone(self), Arc::clone(node));
+        match kvpool_seams::blocking(move || pool.only_in_memory_of(&of)).await {
+            Ok(0) => Ok(()),
+            Ok(left) => Err(TaskRefused {
+                code: Code::LastNode,
+                message: format!(
+                    "node {} is the last node that takes blocks, and {left} blocks have no other place: start \
+                     another node first, or force the drain",
+                    node.name
+                ),
+            }),
+            Err(_) => Err(TaskRefused {
+                code: Code::Internal,
+                message: "the blocks of the node could not be counted".to_owned(),
+            }),
+        }
+    }
+
+    /// The state of a node as people see it: the label of its state, or [`NodeState::DRAINED`].
+    pub fn state_label(&self, node: &StoreNode) -> &'static str {
+        match node.is_drained(self.replicas.doubts.load(Ordering::Acquire)) {
+            true => NodeState::DRAINED,
+            false => node.state().label(),
+        }
+    }
+
+    /// No node counts as drained before the next look at its blocks.
+    pub(in crate::pool) fn doubt_drained(&self) {
+        self.replicas.doubts.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Looks at the blocks of each draining node, and returns the time of the next look. A node's work also appears
+    /// and ends without an event here: a client removes blocks, or a disk fails.
+    pub(super) fn look_at_drains(&self) -> BootInstant {
+        let begun = self.now();
+        for node in self.members.all() {
+            if node.drains() {
+                self.look_at_left(&node);
+            }
+        }
+        let ended = self.now();
+        ended.after(LOOK.max(ended.since(begun) * LOOK_REST))
+    }
+
+    /// The blocks that leave with a draining node. Its label follows from them.
+    pub(super) fn look_at_left(&self, node: &StoreNode) -> u64 {
+        // First: a change during the look voids it.
+        let doubts = self.replicas.doubts.load(Ordering::Acquire);
+        let left = self.only_in_memory_of(node);
+        // Blocks with copies on the node's own media move too, although they do not leave with it.
+        let begins = node.leaves() && !node.is_told_to_leave();
+        let running = self.replicas.tasks.running();
+        let moves = begins || running.iter().any(|task| Self::is_off(&task.wish, node));
+        node.note_left(left == 0 && !moves, doubts);
+        left
+    }
+}
