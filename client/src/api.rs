@@ -240,6 +240,8 @@ pub struct PoolStats {
     pub namespaces: Vec<String>,
     /// The SSD media, also those that no node has now.
     pub media: Vec<MediumStats>,
+    /// What is wrong with the leader's files of keys and of the policy, one sentence each.
+    pub problems: Vec<String>,
 }
 
 /// One SSD medium, as the master sees it.
@@ -297,6 +299,8 @@ pub struct NodeStats {
     pub heartbeat_age: Duration,
     /// Its segments.
     pub segments: Vec<SegmentStats>,
+    /// What is wrong with its files of tokens and keys, one sentence each.
+    pub problems: Vec<String>,
 }
 
 /// One segment of a store node.
