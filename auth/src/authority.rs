@@ -54,6 +54,10 @@ pub struct Authority {
     generation: AtomicU64,
     /// By the hash of the token, so that no token lies here.
     remembered: Mutex<HashMap<[u8; 32], Arc<Identity>>>,
+    /// What is wrong with the files, as of the last look.
+    problem: Mutex<Option<String>>,
+    /// Held during a look, so that the last one says what is wrong.
+    looking: Mutex<()>,
 }
 
 struct Rules {
@@ -91,6 +95,8 @@ impl Authority {
             rules: RwLock::new(Arc::new(rules)),
             generation: AtomicU64::new(0),
             remembered: Mutex::default(),
+            problem: Mutex::default(),
+            looking: Mutex::default(),
         });
         let watched = Arc::downgrade(&authority);
         let watch = std::thread::Builder::new().name("kvpool-auth".to_owned());
@@ -104,6 +110,11 @@ impl Authority {
     /// The number of the files' present contents. It rises when they change.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
+    }
+
+    /// What is wrong with the JWKS or the policy, in a sentence; `None` while both can be used.
+    pub fn problem(&self) -> Option<String> {
+        self.problem.lock().clone()
     }
 
     /// Verifies a token and finds its roles.
@@ -144,6 +155,23 @@ impl Authority {
     /// Reads the files, and uses them if they changed. A file that cannot be used changes nothing. A JWKS
     /// without keys can be used: it takes the last key away, and then every caller is refused.
     fn look(&self) -> Result<bool, AuthorityError> {
+        let _one_at_a_time = self.looking.lock();
+        let outcome = self.read_again();
+        let problem = match &outcome {
+            Err(error) => Some(format!(
+                "the JWKS or the policy cannot be used, the one before stays: {error}"
+            )),
+            Ok(_) if self.rules.read().keys.len() == 0 => {
+                let jwks = self.settings.jwks.display();
+                Some(format!("every caller is refused: {jwks}: {NO_KEY}"))
+            }
+            Ok(_) => None,
+        };
+        *self.problem.lock() = problem;
+        outcome
+    }
+
+    fn read_again(&self) -> Result<bool, AuthorityError> {
         let texts = Rules::texts(&self.settings)?;
         if texts == self.rules.read().texts {
             return Ok(false);

@@ -1,6 +1,6 @@
 //! The caller's side: a token that is read again before it expires.
 
-use crate::claims::peek;
+use crate::life::TokenLife;
 use crate::secret_file::{is_readable_by_others, read};
 use kvpool_types::Token;
 use parking_lot::RwLock;
@@ -51,6 +51,8 @@ struct State {
     looked: Instant,
     /// Why the file could not be read, the last time.
     failure: Option<String>,
+    /// The times of the token.
+    life: Option<TokenLife>,
 }
 
 impl fmt::Debug for Credentials {
@@ -84,6 +86,7 @@ impl Credentials {
                 },
                 looked: Instant::now(),
                 failure: None,
+                life: None,
             }),
         };
         file.look(true);
@@ -119,6 +122,45 @@ impl Credentials {
         }
     }
 
+    /// When the token begins and ends; `None` without a token, or when it does not say.
+    pub fn life(&self) -> Option<TokenLife> {
+        match &self.0 {
+            Kind::None => None,
+            Kind::Fixed(token) => TokenLife::of(token.as_str()),
+            Kind::File(file) => file.with_state(|state| state.life),
+        }
+    }
+
+    /// Whether the file could not be used when it was read last.
+    pub fn has_failed(&self) -> bool {
+        match &self.0 {
+            Kind::None | Kind::Fixed(_) => false,
+            Kind::File(file) => file.with_state(|state| state.failure.is_some()),
+        }
+    }
+
+    /// What is wrong with the token, in a sentence: its file cannot be used, or its end is near.
+    pub fn problem(&self) -> Option<String> {
+        let of_life = |life: Option<TokenLife>| life?.problem(crate::now());
+        match &self.0 {
+            Kind::None => None,
+            Kind::Fixed(_) => of_life(self.life()).map(|said| format!("the token {said}")),
+            Kind::File(file) => file.with_state(|state| {
+                let path = file.path.display();
+                match &state.failure {
+                    Some(failure) => {
+                        let rest = state.rest();
+                        Some(format!(
+                            "the token file {path} cannot be used, {rest}: {failure}"
+                        ))
+                    }
+                    None => of_life(state.life)
+                        .map(|said| format!("the token in {path} {said}: write a new one there")),
+                }
+            }),
+        }
+    }
+
     /// Reads the file at once, because the token of number `refused` was refused. Returns whether there
     /// is another one now.
     pub fn renewed(&self, refused: u64) -> bool {
@@ -134,13 +176,27 @@ impl Credentials {
     }
 }
 
+impl State {
+    /// What a caller shows while the file cannot be used.
+    const fn rest(&self) -> &'static str {
+        match self.current.number {
+            0 => "there is no token",
+            _ => "the token before stays",
+        }
+    }
+}
+
 impl TokenFile {
     fn with_current<T>(&self, take: impl FnOnce(&Current) -> T) -> T {
+        self.with_state(|state| take(&state.current))
+    }
+
+    fn with_state<T>(&self, take: impl FnOnce(&State) -> T) -> T {
         let is_due = self.state.read().looked.elapsed() >= LOOK;
         if is_due {
             self.look(false);
         }
-        take(&self.state.read().current)
+        take(&self.state.read())
     }
 
     /// Reads the file. What cannot be read, and an empty file, changes nothing.
@@ -158,7 +214,8 @@ impl TokenFile {
                     if state.current.token.as_str() != text {
                         state.current.token = Token::from(text.to_owned());
                         state.current.number += 1;
-                        let expires = peek(text).and_then(|claims| claims.get("exp")?.as_u64());
+                        state.life = TokenLife::of(text);
+                        let expires = state.life.map(|life| life.expires);
                         tracing::debug!(%path, expires, "token read");
                     }
                     state.failure = None;
@@ -170,10 +227,7 @@ impl TokenFile {
         };
         let mut state = self.state.write();
         if state.failure.as_ref() != Some(&failure) {
-            let rest = match state.current.number {
-                0 => "there is no token",
-                _ => "the token before stays",
-            };
+            let rest = state.rest();
             tracing::warn!(%path, failure, rest, "token file cannot be used");
             state.failure = Some(failure);
         }
@@ -201,6 +255,44 @@ mod tests {
         assert!(credentials.renewed(1));
         assert_eq!(credentials.current().token.as_str(), "two");
         assert!(!format!("{credentials:?}").contains("two"));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_used_and_a_near_end_are_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token");
+        let credentials = Credentials::file(&path);
+        let said = credentials.problem().unwrap();
+        assert!(said.contains("there is no token"), "{said}");
+        assert!(credentials.has_failed());
+        let key = crate::issue::SigningKey::generate().unwrap();
+        let write = |begins, expires| {
+            let token = crate::issue::NewToken {
+                subject: "node",
+                issuer: "issuer",
+                audience: "kvpool",
+                begins,
+                expires,
+            };
+            std::fs::write(&path, key.sign(&token).unwrap()).unwrap();
+        };
+        let now = crate::now();
+        write(now - 86_400, now + 600);
+        assert!(credentials.renewed(0));
+        let life = credentials.life().unwrap();
+        assert_eq!((life.begins, life.expires), (now - 86_400, now + 600));
+        let said = credentials.problem().unwrap();
+        assert!(said.contains("expires in") && !credentials.has_failed());
+        write(now, now + 86_400);
+        assert!(credentials.renewed(1));
+        assert_eq!(credentials.problem(), None);
+        std::fs::write(&path, "\n").unwrap();
+        assert!(!credentials.renewed(2));
+        let said = credentials.problem().unwrap();
+        assert!(
+            said.contains("the token before stays: it is empty"),
+            "{said}"
+        );
     }
 
     #[test]

@@ -41,6 +41,7 @@ pub mod remote;
 mod report;
 mod shares;
 pub mod stats;
+mod tokens;
 mod worker;
 mod workload;
 

@@ -242,6 +242,8 @@ pub struct PoolStats {
     pub namespaces: Vec<String>,
     /// The SSD media, including media that no node has attached now.
     pub media: Vec<MediumStats>,
+    /// What is wrong with the leader's files of keys and of the policy, one sentence each.
+    pub problems: Vec<String>,
 }
 
 /// One SSD medium, as the master sees it.
@@ -299,6 +301,8 @@ pub struct NodeStats {
     pub heartbeat_age: Duration,
     /// Its segments.
     pub segments: Vec<SegmentStats>,
+    /// What is wrong with its files of tokens and keys, one sentence each.
+    pub problems: Vec<String>,
 }
 
 /// One segment of a store node.

@@ -335,6 +335,7 @@ impl Client {
                 .into_iter()
                 .map(read_medium)
                 .collect::<Result<_, _>>()?,
+            problems: reply.problems,
         })
     }
 
@@ -514,6 +515,7 @@ fn read_node(wire: kvpool_proto::NodeStats) -> Result<NodeStats, ControlError> {
         data_address: wire.data_address,
         shm_path: wire.shm_path,
         heartbeat_age: Duration::from_millis(wire.heartbeat_age_ms),
+        problems: wire.problems,
         segments: wire
             .segments
             .into_iter()

@@ -1,8 +1,13 @@
-//! The flags of tokens that both daemons share.
+//! The flags of tokens that both daemons share, and what `/metrics` says of tokens and their files.
 
 use crate::http_guard::HttpOpen;
+use kvpool_auth::{Authority, Credentials};
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntGauge, Registry};
 use serde::Serialize;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The flags of tokens, to be flattened into a daemon's flags.
 #[derive(Debug, Default, clap::Args, Serialize)]
@@ -31,4 +36,92 @@ pub struct Flags {
     #[arg(long, value_name = "PATHS", value_delimiter = ',')]
     #[serde(skip_serializing_if = "Option::is_none")]
     auth_http_open: Option<Vec<HttpOpen>>,
+}
+
+/// The files of what verifies tokens.
+struct Files {
+    authority: Option<Arc<Authority>>,
+    failed: IntGauge,
+}
+
+impl Collector for Files {
+    fn desc(&self) -> Vec<&Desc> {
+        self.failed.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let problem = self.authority.as_ref().and_then(|it| it.problem());
+        self.failed.set(i64::from(problem.is_some()));
+        self.failed.collect()
+    }
+}
+
+/// A daemon's own token.
+struct OwnToken {
+    credentials: Credentials,
+    begins: IntGauge,
+    expires: IntGauge,
+    failed: IntGauge,
+}
+
+impl OwnToken {
+    fn gauges(&self) -> [&IntGauge; 3] {
+        [&self.begins, &self.expires, &self.failed]
+    }
+}
+
+impl Collector for OwnToken {
+    fn desc(&self) -> Vec<&Desc> {
+        let gauges = self.gauges().into_iter();
+        gauges.flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let signed = |seconds: u64| i64::try_from(seconds).unwrap_or(i64::MAX);
+        let life = self.credentials.life();
+        self.begins.set(life.map_or(0, |life| signed(life.begins)));
+        self.expires
+            .set(life.map_or(0, |life| signed(life.expires)));
+        self.failed.set(i64::from(self.credentials.has_failed()));
+        let gauges = self.gauges().into_iter();
+        gauges.flat_map(Collector::collect).collect()
+    }
+}
+
+/// Adds to `registry` whether the JWKS and the policy can be used. The metric's name begins with `prefix`, which may be
+/// empty.
+pub fn watch_files(
+    registry: &Registry,
+    prefix: &str,
+    authority: Option<Arc<Authority>>,
+) -> Result<(), prometheus::Error> {
+    let failed = IntGauge::new(
+        format!("{prefix}auth_files_failed"),
+        "1 while the JWKS or the policy cannot be used as it is; else 0.",
+    )?;
+    registry.register(Box::new(Files { authority, failed }))
+}
+
+/// Adds to `registry` when the daemon's own token ends, and whether its file can be used.
+pub fn watch_token(
+    registry: &Registry,
+    prefix: &str,
+    credentials: Credentials,
+) -> Result<(), prometheus::Error> {
+    let gauge = |name: &str, help: &str| IntGauge::new(format!("{prefix}{name}"), help);
+    registry.register(Box::new(OwnToken {
+        credentials,
+        begins: gauge(
+            "token_begins_timestamp_seconds",
+            "When the daemon's own token was issued; 0 without a token.",
+        )?,
+        expires: gauge(
+            "token_expires_timestamp_seconds",
+            "When the daemon's own token expires; 0 without a token.",
+        )?,
+        failed: gauge(
+            "token_file_failed",
+            "1 while the file of the daemon's own token cannot be used; else 0.",
+        )?,
+    }))
 }

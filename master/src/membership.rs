@@ -92,6 +92,11 @@ pub struct Address {
 /// The channel of messages to the node of a session.
 pub type Outbox = UnboundedSender<Result<proto::MasterMessage, tonic::Status>>;
 
+/// The problems that are kept of a node.
+const MOST_PROBLEMS: usize = 4;
+/// The characters that are kept of each.
+const LONGEST_PROBLEM: usize = 500;
+
 /// The figures of the last heartbeat.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reported {
@@ -166,6 +171,8 @@ pub struct StoreNode {
     nothing_left_at: AtomicU64,
     session: Mutex<NodeSession>,
     next_session: AtomicU64,
+    /// What the node says is wrong with its files of tokens and keys.
+    problems: RwLock<Vec<String>>,
 }
 
 impl StoreNode {
@@ -196,6 +203,7 @@ impl StoreNode {
                 ..NodeSession::default()
             }),
             next_session: AtomicU64::new(1),
+            problems: RwLock::default(),
         }
     }
 
@@ -390,6 +398,24 @@ impl StoreNode {
     /// The figures of the last heartbeat.
     pub fn reported(&self) -> Reported {
         self.session.lock().reported
+    }
+
+    /// What the node says is wrong with its files of tokens and keys, one sentence each.
+    pub fn problems(&self) -> Vec<String> {
+        self.problems.read().clone()
+    }
+
+    /// Notes what a heartbeat says is wrong. Operators read it, so it is short and has no control characters.
+    pub(crate) fn note_problems(&self, said: Vec<String>) {
+        if said.is_empty() && self.problems.read().is_empty() {
+            return;
+        }
+        let short = |said: String| -> String {
+            let shown = said.chars().filter(|one| !one.is_control());
+            shown.take(LONGEST_PROBLEM).collect()
+        };
+        let said = said.into_iter().take(MOST_PROBLEMS).map(short);
+        *self.problems.write() = said.collect();
     }
 
     /// True while a session is open.

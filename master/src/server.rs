@@ -15,7 +15,7 @@ use kvpool_auth::Authority;
 use kvpool_daemon::advertise::{self, AdvertiseError, Advertised};
 use kvpool_daemon::probe::Elsewhere;
 use kvpool_daemon::tls::Tls;
-use kvpool_daemon::{Guards, bind, http_guard, probe, refuse_if_exposed};
+use kvpool_daemon::{Guards, bind, http_guard, probe, refuse_if_exposed, tokens};
 use kvpool_proto::nodes_server::NodesServer;
 use kvpool_proto::pool_server::PoolServer;
 use kvpool_proto::{CODE_METADATA, MAX_MESSAGE_BYTES};
@@ -93,6 +93,7 @@ impl Server {
         let clock = Arc::new(BootClock);
         let metrics = Arc::new(Metrics::new()?);
         tls.watch(metrics.registry(), "kvpool_master_")?;
+        tokens::watch_files(metrics.registry(), "kvpool_master_", authority.clone())?;
         let seat = Seat::new(
             config.clone(),
             Arc::clone(&metrics),

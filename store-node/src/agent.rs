@@ -66,6 +66,8 @@ pub(crate) struct Options {
     pub(crate) moves_blocks: bool,
     /// How many data connections are open.
     pub(crate) connections: Box<dyn Fn() -> usize + Send>,
+    /// What is wrong with the files of tokens, keys and the policy, one sentence each.
+    pub(crate) problems: Box<dyn Fn() -> Vec<String> + Send>,
     /// Opens sessions in a simulation; else gRPC does.
     pub(crate) connect: Option<Connect>,
 }

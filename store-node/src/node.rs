@@ -14,7 +14,7 @@ use kvpool_auth::{Authority, AuthorityError, Credentials};
 use kvpool_daemon::advertise::{self, AdvertiseError};
 use kvpool_daemon::probe::Elsewhere;
 use kvpool_daemon::{
-    BindError, Exposed, Guards, Health, bind, http_guard, probe, refuse_if_exposed,
+    BindError, Exposed, Guards, Health, bind, http_guard, probe, refuse_if_exposed, tokens,
 };
 use kvpool_proto::CODE_METADATA;
 use kvpool_tls::ServerTls;
@@ -199,6 +199,8 @@ impl Node {
         let total: u64 = segments.iter().map(|segment| segment.size().0).sum();
         let metrics = Metrics::new()?;
         tls.watch(&metrics.registry(), "")?;
+        tokens::watch_files(&metrics.registry(), "", authority.clone())?;
+        tokens::watch_token(&metrics.registry(), "", credentials.clone())?;
         let limits = Limits {
             held_per_client: share(Length(total), config.max_held_ratio),
         };
@@ -237,11 +239,18 @@ impl Node {
                     .as_ref()
                     .map_or_else(String::new, |shm| shm.path().to_string_lossy().into_owned()),
                 media: media.clone(),
-                pulls: Pulls::new(store.clone(), credentials, client_tls),
+                pulls: Pulls::new(store.clone(), credentials.clone(), client_tls),
                 moves_blocks: !config.move_drain_timeout.is_zero(),
                 connections: {
                     let tcp = Arc::clone(&tcp);
                     Box::new(move || tcp.connections())
+                },
+                problems: {
+                    let authority = authority.clone();
+                    Box::new(move || {
+                        let of_files = authority.as_ref().and_then(|it| it.problem());
+                        credentials.problem().into_iter().chain(of_files).collect()
+                    })
                 },
                 connect: None,
             },

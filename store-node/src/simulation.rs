@@ -141,6 +141,7 @@ impl Node {
             pulls: Pulls::simulated(store.clone(), dialer),
             moves_blocks: true,
             connections: Box::new(|| 0),
+            problems: Box::new(Vec::new),
             connect: Some(connect),
         };
         let (agent, session) = Agent::simulated(store.clone(), options);

@@ -265,6 +265,8 @@ fn changed_files_are_believed_within_two_seconds_and_bad_ones_change_nothing() {
     let jwks = &it.authority.settings.jwks;
     std::fs::write(jwks, "{").unwrap();
     assert!(it.authority.look().is_err());
+    let said = it.authority.problem().unwrap();
+    assert!(said.contains("jwks.json: it is no JWKS"), "{said}");
     it.authority.judge(&token).unwrap();
     assert_eq!(it.authority.generation(), before);
     // The key is taken out: the token that was remembered is refused.
@@ -308,6 +310,7 @@ fn the_last_key_can_be_taken_away_and_a_missing_file_takes_none_away() {
         std::fs::rename(&next, jwks).unwrap();
         it.authority.look().unwrap();
         assert_eq!(refusal(), wanted, "{text}");
+        assert_eq!(it.authority.problem().is_some(), wanted.is_err(), "{text}");
     }
     for text in ["", "[]", r#"{"key":[]}"#] {
         std::fs::write(jwks, text).unwrap();

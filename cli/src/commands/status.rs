@@ -257,6 +257,7 @@ mod tests {
             namespaces: Vec::new(),
             nodes: Vec::new(),
             media: Vec::new(),
+            problems: Vec::new(),
             counters: counters
                 .map(|(name, value)| ((*name).to_owned(), *value))
                 .collect(),

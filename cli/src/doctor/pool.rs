@@ -3,7 +3,7 @@
 use super::host::Host;
 use super::node::{Node, Prober};
 use crate::connection::{Connection, Transport, connect_error, control_error, is_hidden};
-use crate::{exit, masters, media, shares};
+use crate::{exit, masters, media, shares, tokens};
 use futures::future::join_all;
 use kvpool_client::{Client, ConnectError, Options, PoolStats, TransportChoice};
 use kvpool_tls::ClientTls;
@@ -96,6 +96,7 @@ impl Pool {
             let (client, stats) = stats(connection).await?;
             pool.problems = media::problems(&stats.media);
             pool.problems.extend(shares::problem(&stats));
+            pool.problems.extend(tokens::problems(&stats));
             pool.is_hidden = is_hidden(&stats);
             pool.has_token = !connection.credentials().current().token.as_str().is_empty();
             pool.takes_strangers = match pool.has_token {

@@ -30,7 +30,7 @@ fn named_by(list: Option<String>) -> Vec<String> {
 }
 
 /// One address as clients call it: `http://HOST:PORT`, `https://HOST:PORT`, or `etcd://` as it was given.
-/// Without a scheme it is `http://`.
+/// Without a scheme it is `http://`. An address with a scheme and without a port has the scheme's port, 80 or 443.
 pub fn parse_master(text: &str) -> Result<String, BadMaster> {
     let bad = |reason: &str| BadMaster {
         address: text.to_owned(),
@@ -53,8 +53,16 @@ pub fn parse_master(text: &str) -> Result<String, BadMaster> {
         None => ("http", text),
     };
     let authority = authority.strip_suffix('/').unwrap_or(authority);
-    let Some((host, port)) = authority.rsplit_once(':') else {
-        return Err(bad("the port is missing"));
+    // An address in brackets ends with one, and a name has no colon.
+    let has_port = !authority.ends_with(']') && authority.contains(':');
+    let default_port = match text.starts_with("https") {
+        true => "443",
+        false => "80",
+    };
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if has_port => (host, port),
+        _ if text.contains("://") => (authority, default_port),
+        _ => return Err(bad("the port is missing")),
     };
     let is_host = |c: char| c.is_ascii_alphanumeric() || "-._~%".contains(c);
     let in_brackets = host
@@ -67,7 +75,8 @@ pub fn parse_master(text: &str) -> Result<String, BadMaster> {
     if !fits {
         return Err(bad("the host is not a name, an IPv4 or an [IPv6] address"));
     }
-    if !port.parse::<u16>().is_ok_and(|port| port != 0) {
+    let is_number = port.chars().all(|c| c.is_ascii_digit());
+    if !is_number || !port.parse::<u16>().is_ok_and(|port| port != 0) {
         return Err(bad("the port is not a number from 1 to 65535"));
     }
     Ok(format!("{scheme}://{host}:{port}"))
@@ -94,6 +103,8 @@ mod tests {
             ("a:7070", "http://a:7070"),
             ("http://a:7070/", "http://a:7070"),
             ("https://a:7070", "https://a:7070"),
+            ("https://a", "https://a:443"),
+            ("http://[::1]", "http://[::1]:80"),
             ("[::1]:7070", "http://[::1]:7070"),
             ("a:1, http://b:2", "http://a:1,http://b:2"),
             ("etcd://a:1,b:2/prod,c:3", "etcd://a:1,b:2/prod,http://c:3"),
@@ -110,6 +121,8 @@ mod tests {
             "http://",
             "http://:7070",
             "http://a b",
+            "a:+1",
+            "[::1]",
             "a b:1",
             "::1:7070",
             "a:1,",

@@ -149,7 +149,7 @@ impl Directory {
     /// shares. Also the tick of the oldest ordinary block of all others, on any segment.
     fn oldest_on(&self, segment: SegmentId, length: Length) -> (Vec<ExtentIndex>, u64) {
         let accounts = self.accounts();
-        let (mut found, mut oldest) = (Vec::new(), None);
+        let (mut found, mut oldest, mut oldest_of_all) = (Vec::new(), None, None);
         for cell in &self.stripes {
             let stripe = cell.lock();
             for rank in Rank::ALL {
@@ -160,8 +160,13 @@ impl Directory {
                         (keeps_all, precedence_of(accounts, namespace))
                     });
                     let may_leave = place.is_none_or(|(keeps_all, _)| !keeps_all);
-                    if may_leave && matches!(rank, Rank::Ordinary) {
-                        oldest = Some(oldest.map_or(tick, |oldest: u64| oldest.min(tick)));
+                    if matches!(rank, Rank::Ordinary) {
+                        let least =
+                            |found: Option<u64>| Some(found.map_or(tick, |found| found.min(tick)));
+                        oldest_of_all = least(oldest_of_all);
+                        if may_leave {
+                            oldest = least(oldest);
+                        }
                     }
                     let replicas = stripe.replicas(slot);
                     if let Some(replica) = replicas.iter().find(|r| r.segment == segment) {
@@ -173,7 +178,8 @@ impl Directory {
         found.sort_unstable();
         let found = found.into_iter().take(STARTS);
         let extents = found.map(|(.., extent)| extent).collect();
-        (extents, oldest.unwrap_or_default())
+        // Where guaranteed shares keep the oldest block of every queue, ages count from the oldest of these.
+        (extents, oldest.or(oldest_of_all).unwrap_or_default())
     }
 }
 

@@ -111,12 +111,12 @@ async fn publish(
 /// those that it refused lately.
 fn heard(seat: &Seat) -> (u64, u64) {
     let (nodes, clients) = match seat.pool() {
-        Ok(pool) => {
+        Ok(pool) if pool.leads() => {
             let nodes = pool.members.all();
             let nodes = nodes.iter().filter(|node| node.is_connected());
             (nodes.count(), pool.writers.count())
         }
-        Err(_) => (seat.contacts.nodes(), seat.contacts.clients()),
+        _ => (seat.contacts.nodes(), seat.contacts.clients()),
     };
     (nodes as u64, clients as u64)
 }

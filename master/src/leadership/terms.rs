@@ -472,8 +472,11 @@ impl Run {
             .seat
             .others(&self.stand.claim.address)
             .iter()
-            // The entry of a leader that is gone stays for a while, with its nodes and clients.
-            .filter(|member| member.role != Role::Leader.label())
+            // The entry of a leader that is gone stays for a while, with its nodes and clients. It became read-only if
+            // its term had lapsed before.
+            .filter(|member| {
+                ![Role::Leader.label(), Role::ReadOnly.label()].contains(&member.role.as_str())
+            })
             .any(|member| member.heard_clients + member.heard_nodes > 0)
     }
 

@@ -10,7 +10,8 @@
 //! again what an earlier round has freed. A round works in small steps, oldest block first.
 //!
 //! A block that comes back from a medium needs room on the node of the medium. While a reader waits
-//! for such a block and the node has no room, the node's oldest blocks are evicted.
+//! for such a block and the node has no room, the node's oldest blocks are evicted. On a node that drains, only
+//! blocks leave whose copies can be read.
 //!
 //! A block larger than the oldest blocks needs contiguous room. For such a block the cheapest run
 //! of neighbours is evicted and counts towards the round's goal.
@@ -22,10 +23,10 @@
 
 use super::Pool;
 use super::put_queue::{QueuedDemand, counted_at_once};
-use super::tiering::WantedRoom;
+use super::tiering::{Room, WantedRoom};
 use crate::clock::BootInstant;
 use crate::directory::{LeaseFloor, Removed, RunLimits, Tick};
-use crate::placement::{Segment, Usage, share};
+use crate::placement::{ExtentIndex, Extents, Segment, Usage, share};
 use crate::workers::Workers;
 use kvpool_types::{Length, SegmentId};
 use std::collections::{HashMap, HashSet};
@@ -110,6 +111,8 @@ struct Runs {
     for_puts: HashMap<SegmentId, LastSearch>,
     /// How long the room that was made for a load may take to become free.
     for_loads: HashMap<SegmentId, BootInstant>,
+    /// The last search for blocks with copies, on segments of nodes that drain.
+    copied: HashMap<SegmentId, CopiedSearch>,
     /// When blocks whose ancestors were leased are looked at again.
     recall: BootInstant,
 }
@@ -120,6 +123,13 @@ struct Evicted {
     last: u64,
     /// The room that all blocks give, in bytes.
     freed: u64,
+}
+
+/// Where a search for blocks with copies goes on, and not before when.
+#[derive(Default)]
+struct CopiedSearch {
+    hand: Option<ExtentIndex>,
+    again: BootInstant,
 }
 
 struct LastSearch {
@@ -349,6 +359,9 @@ impl Pool {
                 .collect()
         };
         segments.sort_by_key(|segment| segment.shortfall(length));
+        if wanted.node.drains() {
+            return self.make_room_on_draining(wanted, &segments, runs);
+        }
         let Some(segment) = segments.first().filter(|s| s.node.is_readable()) else {
             return 0;
         };
@@ -380,6 +393,53 @@ impl Pool {
         let freed = footprint(&victims, |id| id == segment.id);
         self.submit_victims(victims);
         freed
+    }
+
+    /// The same on a node that drains. Eviction for puts has set its blocks aside, and those without a copy
+    /// would be lost to the drain.
+    fn make_room_on_draining(
+        self: &Arc<Self>,
+        wanted: &WantedRoom,
+        segments: &[Arc<Segment>],
+        runs: &mut Runs,
+    ) -> u64 {
+        if !wanted.node.is_readable() {
+            return 0;
+        }
+        let now = self.now();
+        for segment in segments {
+            let length = wanted.largest;
+            let shortfall =
+                segment.shortfall(Length(wanted.bytes.0.max(length.0).min(segment.limit())));
+            let has_piece = segment.extents().largest_free() >= length;
+            let room = match has_piece {
+                true => Room {
+                    bytes: shortfall,
+                    piece: Length(0),
+                },
+                false => Room {
+                    bytes: shortfall.max(length.0),
+                    piece: Extents::rounded(length),
+                },
+            };
+            let comes = segment.used() > segment.used_after_quarantine();
+            let until = runs.for_loads.get(&segment.id);
+            let is_coming = comes && !has_piece && until.is_some_and(|until| now < *until);
+            if room.bytes == 0 || is_coming {
+                return 0;
+            }
+            let search = runs.copied.entry(segment.id).or_default();
+            if now < search.again {
+                continue;
+            }
+            let freed = self.evict_copied_on(segment, room, &mut search.hand);
+            if freed > 0 {
+                runs.for_loads.insert(segment.id, now.after(RUN_TIMEOUT));
+                return freed;
+            }
+            search.again = now.after(FRUITLESS_PAUSE);
+        }
+        0
     }
 
     /// Evicts the oldest blocks of one segment and returns their bytes there.

@@ -445,6 +445,14 @@ impl Pool {
         true
     }
 
+    /// Whether blocks of a node that is taken out of service move to other nodes still.
+    pub(super) fn is_moved_off(&self, node: &StoreNode) -> bool {
+        // The operator's task has begun when the node is told.
+        let begins = node.leaves() && !node.is_told_to_leave();
+        let running = self.replicas.tasks.running();
+        begins || running.iter().any(|task| Self::is_off(&task.wish, node))
+    }
+
     /// Moves the blocks of a node that stops, and tells the node when no more of them move.
     pub(super) async fn move_all_of(self: &Arc<Self>, node: &Arc<StoreNode>) {
         match self.change_replicas(Self::off(node), Blocks::OnNode).await {

@@ -18,6 +18,7 @@
 mod admission;
 mod attach;
 mod demoter;
+mod drained;
 mod lines;
 mod media;
 mod restore;
@@ -30,6 +31,7 @@ mod zones;
 
 pub use attach::{MOST_MEDIA, OfferedMedium};
 pub(super) use demoter::{Put, start};
+pub(super) use drained::Room;
 pub use media::{Detached, MEDIUM_STATES, MediumView};
 pub(super) use restore::{Restored, WantedRoom};
 pub(super) use transfers::{Moved, range};

@@ -302,7 +302,8 @@ impl proto::pool_server::Pool for PoolService {
         &self,
         request: Request<proto::StatsRequest>,
     ) -> Result<Response<proto::StatsReply>, Status> {
-        answer!(self, request, stats, |calls, message| calls.stats(message))
+        answer!(self, request, stats, |calls, message| calls
+            .stats(message, self.seat.guard.problem()))
     }
 
     async fn detach_medium(

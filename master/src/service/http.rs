@@ -83,6 +83,7 @@ pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
             data_address: address.data,
             shm_path: address.shm_path,
             heartbeat_age_ms: pool.age_ms(node.last_heard()),
+            problems: node.problems(),
             segments: node
                 .segments()
                 .iter()
@@ -114,6 +115,8 @@ pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
         uptime_ms: pool.uptime_ms(),
         namespaces: pool.namespace_names(),
         media: pool.media().into_iter().map(medium_stats).collect(),
+        // The caller adds those of the master.
+        problems: Vec::new(),
     }
 }
 

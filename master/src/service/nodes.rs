@@ -346,6 +346,7 @@ async fn converse(
         match body {
             FromNode::RenewToken(_) => {}
             FromNode::Heartbeat(beat) => {
+                node.note_problems(beat.problems);
                 pool.heard(
                     node,
                     Some(Reported {

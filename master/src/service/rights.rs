@@ -36,6 +36,11 @@ impl Guard {
     pub const fn authority(&self) -> Option<&Arc<Authority>> {
         self.0.as_ref()
     }
+
+    /// What is wrong with the files of keys and of the policy.
+    pub(super) fn problem(&self) -> Option<String> {
+        self.authority()?.problem()
+    }
 }
 
 /// The refusal of a caller whose token is refused.

@@ -143,6 +143,8 @@ impl Loading {
     /// Opens ranges that removed blocks left without a lease. The blocks' removals come before this record, the next
     /// blocks of these ranges after it.
     fn open(&mut self, unleased: &UnleasedRanges) {
+        // Blocks that were replaced before this record leave their ranges before it.
+        self.flush();
         for (offset, length) in &unleased.ranges {
             self.left.take(unleased.segment, *offset, *length);
         }

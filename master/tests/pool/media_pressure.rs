@@ -495,3 +495,67 @@ async fn a_task_counts_the_blocks_that_do_not_come_from_media_to_memory() {
     let counted = ended.changed + ended.gone + ended.failed;
     assert_eq!(counted, keys.len() as u64, "{ended:?}");
 }
+
+/// Puts on another node set the blocks of a draining node aside. Loads there need the room of these blocks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_on_a_node_that_drains_are_read_while_its_memory_is_full() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 8 * BLOCK, &disk, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    for number in 0..40 {
+        put_paced(&pool, number).await;
+    }
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    let there = on_medium_only(&pool, 0..40).await;
+    assert!(there.len() > 20, "{there:?}");
+    let other = Disk::new(2);
+    let _other = join(&pool, "m", 2, 8 * BLOCK, &other, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&other).await;
+    let mut filler = 1000..;
+    for number in there.into_iter().take(12) {
+        for later in filler.by_ref().take(16) {
+            put_paced(&pool, later).await;
+        }
+        assert!(comes_back(&pool, number).await, "{number}");
+    }
+    assert_eq!(disk.left.load(Ordering::SeqCst), 0, "the drain lost none");
+}
+
+/// A load on a draining node makes its room of blocks that have copies, and of no others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_load_on_a_node_that_drains_takes_no_room_of_blocks_without_copies() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 8 * BLOCK, &disk, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    for number in 0..40 {
+        put_paced(&pool, number).await;
+    }
+    disk.refuses.store(true, Ordering::SeqCst);
+    for number in 100..120 {
+        put(&pool, number, &patient()).await;
+    }
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    let keys: Vec<Key> = (100..120).map(key).collect();
+    let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+    let in_memory = || {
+        let found = pool.lookup(SPACE, &keys[..], false).answer;
+        found.iter().filter(|found| found.is_some()).count()
+    };
+    let before = in_memory();
+    assert!(before >= 5, "{before}");
+    let there = on_medium_only(&pool, 0..40).await;
+    for number in there.into_iter().take(4) {
+        let wanted = key(number);
+        let wanted = [wanted.as_ref()];
+        let patience = Duration::from_millis(300);
+        let restored = pool.restore(SPACE, &wanted[..], patience).await;
+        pool.end_restored(SPACE, &restored);
+    }
+    assert_eq!(in_memory(), before, "a drain loses no block");
+}

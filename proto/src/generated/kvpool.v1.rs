@@ -756,6 +756,9 @@ pub struct NodeStats {
     /// of the Unix socket on the node's own host; empty: none
     #[prost(string, tag = "7")]
     pub shm_path: ::prost::alloc::string::String,
+    /// as in the last Heartbeat
+    #[prost(string, repeated, tag = "8")]
+    pub problems: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// A disk, partition or file of a store node.
 #[allow(clippy::all)]
@@ -814,6 +817,9 @@ pub struct StatsReply {
     pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, repeated, tag = "12")]
     pub media: ::prost::alloc::vec::Vec<MediumStats>,
+    /// with the leader's files of keys and of the policy, one sentence each
+    #[prost(string, repeated, tag = "13")]
+    pub problems: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3171,7 +3177,7 @@ pub struct Refusal {
     pub leader: ::prost::alloc::string::String,
 }
 #[allow(clippy::all)]
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Heartbeat {
     #[prost(uint64, tag = "1")]
     pub sequence: u64,
@@ -3185,6 +3191,9 @@ pub struct Heartbeat {
     pub read_bytes: u64,
     #[prost(uint64, tag = "5")]
     pub written_bytes: u64,
+    /// What is wrong with the files of the node's token, of keys and of the policy, one sentence each.
+    #[prost(string, repeated, tag = "6")]
+    pub problems: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -498,6 +498,7 @@ impl Session {
             connections: (context.options.connections)() as u64,
             read_bytes: metrics.read_bytes(),
             written_bytes: metrics.written_bytes(),
+            problems: (context.options.problems)(),
         }))
     }
 

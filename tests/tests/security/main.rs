@@ -9,3 +9,4 @@ mod tls;
 mod tls_downgrade;
 mod tls_masters;
 mod token_command;
+mod token_files;

@@ -698,4 +698,22 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_block_goes_to_its_medium_while_another_medium_is_busy",
     },
+    Mechanism {
+        invariant: 8,
+        what: "loads on a node that drains get the room of blocks that were set aside",
+        file: "master/src/pool/evictor.rs",
+        on: "if wanted.node.drains() {",
+        off: "if wanted.node.drains() && false {",
+        package: "kvpool-master",
+        test: "copies_on_a_node_that_drains_are_read_while_its_memory_is_full",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "a load on a node that drains takes no room of blocks without copies",
+        file: "master/src/pool/tiering/drained.rs",
+        on: "if !self.has_lasting_copy(namespace, &key, version, leaving) {",
+        off: "if !self.has_lasting_copy(namespace, &key, version, leaving) && false {",
+        package: "kvpool-master",
+        test: "a_load_on_a_node_that_drains_takes_no_room_of_blocks_without_copies",
+    },
 ];

@@ -395,7 +395,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         invariant: 12,
         what: "a node with TLS masters shows no token to a plain node beyond loopback",
         file: "store-node/src/node.rs",
-        on: "tls.client.map(|tls| tls.among(&config.master));",
+        on: "tls.client.map(|tls| tls.among(&masters));",
         off: "tls.client;",
         package: "kvpool-tests",
         test: "a_node_with_tls_masters_copies_nothing_from_a_plain_port_beyond_loopback",

@@ -39,6 +39,8 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
     let client = context.connection.connect().await?;
     let begun = Instant::now();
     let mut quiet_since = begun;
+    // A shorter timeout leaves no time for the whole of it.
+    let settle = args.settle.min(args.timeout);
     let (draining, is_quiet) = loop {
         let stats = client.stats().await.map_err(control_error)?;
         // Without a look at the nodes, none would seem to drain.
@@ -53,7 +55,7 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
         if !draining.is_empty() {
             quiet_since = now;
         }
-        let is_quiet = draining.is_empty() && now >= quiet_since + args.settle;
+        let is_quiet = draining.is_empty() && now >= quiet_since + settle;
         if is_quiet || now >= begun + args.timeout {
             break (draining, is_quiet);
         }
@@ -65,7 +67,7 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
     };
     context.output.show(&outcome, said)?;
     let waited = humantime::format_duration(args.timeout);
-    let settle = humantime::format_duration(args.settle);
+    let settle = humantime::format_duration(settle);
     anyhow::ensure!(
         is_quiet,
         "{waited} passed without {settle} in which no node drains: {}",

@@ -1,7 +1,7 @@
 //! The problems of a pool.
 
 use crate::stats::percent;
-use crate::{media, output, shares};
+use crate::{media, output, shares, tokens};
 use kvpool_client::PoolStats;
 
 /// Counters that are 0 in a healthy pool, and the meaning of another value.
@@ -52,6 +52,7 @@ pub(super) fn of(stats: &PoolStats) -> Vec<String> {
     }
     problems.extend(media::problems(&stats.media));
     problems.extend(shares::problem(stats));
+    problems.extend(tokens::problems(stats));
     let quarantine = percent(stats.quarantine.0, stats.capacity.0);
     if quarantine > MUCH_QUARANTINE {
         problems.push(format!(
@@ -85,6 +86,9 @@ mod tests {
         ]);
         let expected = "the guaranteed shares of namespaces are 3.0 GiB, which is 1.0 GiB more";
         assert!(of(&shares)[0].starts_with(expected), "{:?}", of(&shares));
+        let mut ill = stats(&[]);
+        ill.problems = vec!["the JWKS cannot be used".to_owned()];
+        assert_eq!(of(&ill), ["the leader says: the JWKS cannot be used"]);
         let mut held = stats(&[]);
         (held.quarantine, held.capacity) = (Length(20), Length(100));
         assert!(of(&held)[0].starts_with("20 % of the pool"));

@@ -462,7 +462,7 @@ impl Pool {
     }
 
     /// Whether a draining node was told that its blocks have their copies.
-    fn is_told(&self, node: &StoreNode) -> bool {
+    pub(super) fn is_told(&self, node: &StoreNode) -> bool {
         let demotions = self.tiering.demotions.lock();
         let line = demotions.nodes.get(&node.incarnation);
         line.is_some_and(|line| line.drains.is_some() && line.is_told)

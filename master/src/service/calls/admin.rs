@@ -267,9 +267,11 @@ impl Calls {
         Ok(reply)
     }
 
+    /// `problem` is what is wrong with this master's files of keys and of the policy.
     pub(in crate::service) fn stats(
         &self,
         request: Allowed<proto::StatsRequest>,
+        problem: Option<String>,
     ) -> Result<proto::StatsReply, Refused> {
         if let Some(caller) = &request.caller {
             check_term(&self.pool, caller)?;
@@ -277,7 +279,10 @@ impl Calls {
         let stats = crate::service::http::stats(&self.pool);
         let who = request.who();
         if who.watches_pool() {
-            return Ok(stats);
+            return Ok(proto::StatsReply {
+                problems: problem.into_iter().collect(),
+                ..stats
+            });
         }
         // A tenant sees the pool that it is in, and its own namespaces.
         let namespaces = stats.namespaces.into_iter();

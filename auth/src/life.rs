@@ -1,0 +1,75 @@
+//! When a token begins and ends, and when its end is told.
+
+use crate::claims::peek;
+
+/// An end that is nearer than so many seconds is told.
+const NEAR_S: u64 = 86_400;
+/// Only in the last part of a token's life: one that is renewed on time never comes so far.
+const LAST_PART: u64 = 10;
+
+/// The times of a token, in seconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenLife {
+    /// When it was issued, or is valid from; 0 when it does not say.
+    pub begins: u64,
+    /// When it expires.
+    pub expires: u64,
+}
+
+impl TokenLife {
+    /// The times that a token names, without any check. `None` when it names no end.
+    pub(crate) fn of(token: &str) -> Option<Self> {
+        let claims = peek(token)?;
+        let seconds = |name: &str| claims.get(name).and_then(serde_json::Value::as_u64);
+        Some(Self {
+            begins: seconds("iat").or_else(|| seconds("nbf")).unwrap_or(0),
+            expires: seconds("exp")?,
+        })
+    }
+
+    /// What is said of the token at a time; `None` while its end is far.
+    pub(crate) fn problem(self, now: u64) -> Option<String> {
+        let Some(left) = self.expires.checked_sub(now).filter(|left| *left > 0) else {
+            return Some(format!("has expired {} ago", span(now - self.expires)));
+        };
+        let life = self.expires.saturating_sub(self.begins);
+        let is_near = left < NEAR_S && left < life / LAST_PART;
+        is_near.then(|| format!("expires in {}", span(left)))
+    }
+}
+
+/// A time in one unit, rounded down.
+fn span(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        7_200..172_800 => format!("{} h", seconds / 3_600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_is_told_in_the_last_tenth_of_a_life_and_in_its_last_day() {
+        let life = |begins, expires| TokenLife { begins, expires };
+        let day = 86_400;
+        let month = life(1_000, 1_000 + 30 * day);
+        assert_eq!(month.problem(1_000 + 28 * day), None);
+        let last = month.problem(1_000 + 29 * day + 1);
+        assert_eq!(last.as_deref(), Some("expires in 23 h"));
+        // Kubernetes renews a token of an hour when a fifth of it is left.
+        let hour = life(1_000, 4_600);
+        assert_eq!(hour.problem(4_600 - 720), None);
+        assert_eq!(
+            hour.problem(4_600 - 300).as_deref(),
+            Some("expires in 5 min")
+        );
+        assert_eq!(hour.problem(4_600).as_deref(), Some("has expired 0 s ago"));
+        let silent = life(0, 3 * day);
+        assert_eq!(silent.problem(day), None);
+        assert!(silent.problem(3 * day - 20_000).is_some());
+    }
+}

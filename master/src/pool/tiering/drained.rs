@@ -1,0 +1,184 @@
+//! Room for loads in the memory of a node that drains.
+//!
+//! Such a node takes no blocks, so eviction for puts sets its blocks aside. Its media are read until it leaves, and
+//! each load needs room in its memory. A drain loses no block, so a block makes room there only when a copy outlives
+//! its memory.
+
+use super::super::Pool;
+use crate::directory::{BlockRef, Removed, Single, Tick};
+use crate::membership::StoreNode;
+use crate::placement::extents::{Range, Use};
+use crate::placement::{ExtentIndex, Extents, Segment};
+use crate::replica::{BlockId, Replica};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Key, Length, SegmentId, Version};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// The ranges that are passed together, last one first: in a chain the children lie behind their parents.
+const TOGETHER: usize = 64;
+/// The ranges that one call examines.
+const MOST_RANGES: usize = 4096;
+
+/// The room that a load needs in a segment.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::pool) struct Room {
+    /// The bytes to free.
+    pub(in crate::pool) bytes: u64,
+    /// The bytes that have to be free in one piece; zero where the segment has such a piece.
+    pub(in crate::pool) piece: Length,
+}
+
+/// What may leave the memory of a draining node.
+struct Leaving<'n> {
+    own: Vec<SegmentId>,
+    /// The media whose copies can be read now.
+    readable: HashSet<SegmentId>,
+    /// Of the node's media those that empty no zone any more: the node has counted on all their copies.
+    fixed: HashSet<SegmentId>,
+    /// The node if copies on its own media count although it is out of service.
+    keeper: Option<&'n StoreNode>,
+}
+
+impl Pool {
+    /// Evicts blocks of a segment of a draining node whose copies can be read. Goes on where the last call ended, which
+    /// is `hand`. Returns the bytes that become free.
+    pub(in crate::pool) fn evict_copied_on(
+        self: &Arc<Self>,
+        segment: &Arc<Segment>,
+        room: Room,
+        hand: &mut Option<ExtentIndex>,
+    ) -> u64 {
+        let node = &segment.node;
+        // A task that takes the node out of service moves what is in memory, and not what lies on its media.
+        let keeper = (!self.is_moved_off(node)).then_some(&**node);
+        let leaving = Leaving {
+            own: node.segments(),
+            readable: self.tiering.readable(),
+            fixed: self.fixed_media_of(node),
+            keeper,
+        };
+        // Zones are emptied under this lock, so the copy is there when its block leaves.
+        let no_zone_is_emptied = self.tiering.tending.lock();
+        let _until_submitted = self.evicting.read();
+        let (mut victims, mut freed) = (Vec::new(), 0);
+        let (mut has_piece, mut looked, mut ends) = (room.piece.0 == 0, 0, 0);
+        while looked < MOST_RANGES && ends < 2 && (freed < room.bytes || !has_piece) {
+            let ranges = next_ranges(&segment.extents(), hand, room.piece);
+            looked += ranges.len();
+            ends += usize::from(hand.is_none());
+            let mut piece = 0;
+            for range in ranges.iter().rev() {
+                let gives = match range.usage {
+                    Use::Free => true,
+                    Use::Held => false,
+                    Use::Block(block) => {
+                        let removed = self.evict_copied(segment.id, *range, block, &leaving);
+                        let has_left = removed.is_some();
+                        freed += if has_left { range.length.0 } else { 0 };
+                        victims.extend(removed);
+                        has_left
+                    }
+                };
+                piece = if gives { piece + range.length.0 } else { 0 };
+                has_piece |= piece >= room.piece.0;
+                if freed >= room.bytes && has_piece {
+                    break;
+                }
+            }
+        }
+        drop(no_zone_is_emptied);
+        self.submit_victims(victims);
+        freed
+    }
+
+    fn fixed_media_of(&self, node: &Arc<StoreNode>) -> HashSet<SegmentId> {
+        if !self.is_told(node) {
+            return HashSet::new();
+        }
+        let traffic = self.tiering.traffic.lock();
+        let uses = traffic.uses.iter();
+        let own = uses.filter(|(_, used)| Arc::ptr_eq(&used.node, node));
+        own.map(|(id, _)| *id).collect()
+    }
+
+    /// Evicts the block of a range, if its copy can be read and outlives the memory of the node.
+    fn evict_copied(
+        &self,
+        segment: SegmentId,
+        range: Range,
+        block: BlockId,
+        leaving: &Leaving<'_>,
+    ) -> Option<Removed> {
+        let version = self.directory.version_of(block)?;
+        let now = self.now();
+        if now < self.lease_floor_of(version) {
+            return None;
+        }
+        // A replica on another node stays, so its block is not evicted.
+        let read = |block: BlockRef<'_>| {
+            let replicas = block.replicas();
+            let is_here = |r: &Replica| r.segment == segment && r.extent == range.index;
+            let is_own = replicas.iter().all(|r| leaving.own.contains(&r.segment));
+            (is_own && replicas.iter().any(is_here)).then(|| (block.namespace(), block.key()))
+        };
+        let found = self.directory.read_block(block, version, read);
+        let (namespace, key) = found.flatten()?;
+        if !self.has_lasting_copy(namespace, &key, version, leaving) {
+            return None;
+        }
+        let here = |id| id == segment;
+        match self
+            .directory
+            .evict_block(block, version, Tick::MAX, now, here)
+        {
+            Single::Evicted(removed) => Some(removed),
+            Single::Stays | Single::Gone => None,
+        }
+    }
+
+    /// Whether a block has a copy that can be read, counts as kept, and is not in the zone that is emptied next.
+    fn has_lasting_copy(
+        &self,
+        namespace: NamespaceId,
+        key: &Key,
+        version: Version,
+        leaving: &Leaving<'_>,
+    ) -> bool {
+        let mut at = None;
+        self.tier
+            .directory()
+            .visit(namespace, &[key.as_ref()], |_, block| {
+                let copy = block.filter(|block| block.version() == version);
+                let first = |block: BlockRef<'_>| block.replicas().first().copied();
+                at = copy.and_then(|copy| first(copy.view()));
+            });
+        let Some(at) = at.filter(|at: &Replica| leaving.readable.contains(&at.segment)) else {
+            return false;
+        };
+        let Some(medium) = self.tier.medium(at.segment) else {
+            return false;
+        };
+        let is_next = medium.zone_of(at.offset) == medium.next_zone();
+        (!is_next || leaving.fixed.contains(&at.segment))
+            && self.keeps_copies(at.segment, leaving.keeper)
+    }
+}
+
+/// The next ranges of a segment in address order: enough for two pieces, and `TOGETHER` at least. Moves the hand behind
+/// them. It is `None` at the end of the segment.
+fn next_ranges(extents: &Extents, hand: &mut Option<ExtentIndex>, piece: Length) -> Vec<Range> {
+    let first = hand.and_then(|hand| extents.range(hand));
+    let mut next = first.or_else(|| extents.iter().next());
+    let (mut ranges, mut bytes) = (Vec::new(), 0);
+    while let Some(range) = next {
+        if ranges.len() >= MOST_RANGES || ranges.len() >= TOGETHER && bytes >= 2 * piece.0 {
+            break;
+        }
+        bytes += range.length.0;
+        ranges.push(range);
+        next = extents.next(range.index);
+    }
+    *hand = next.map(|range| range.index);
+    ranges
+}
