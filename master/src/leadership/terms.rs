@@ -468,16 +468,8 @@ impl Run {
         if !pool.hears_few() {
             return false;
         }
-        self.stand
-            .seat
-            .others(&self.stand.claim.address)
-            .iter()
-            // The entry of a leader that is gone stays for a while, with its nodes and clients. It became read-only if
-            // its term had lapsed before.
-            .filter(|member| {
-                ![Role::Leader.label(), Role::ReadOnly.label()].contains(&member.role.as_str())
-            })
-            .any(|member| member.heard_clients + member.heard_nodes > 0)
+        let others = self.stand.seat.others(&self.stand.claim.address);
+        others.iter().any(is_asked_instead)
     }
 
     async fn step_down(&self, elected: Elected, pool: &Arc<Pool>, why: String) {
@@ -519,5 +511,30 @@ async fn tend(store: Arc<dyn ElectionStore>, term: Arc<Term>) {
             Ok(done) => tracing::debug!(?done, "metadata store maintained"),
             Err(error) => tracing::warn!(%error, "metadata store maintenance failed"),
         }
+    }
+}
+
+/// True if nodes or clients ask this master, though it does not lead. The entry of a leader that is gone stays for a
+/// while, with the nodes and clients that it had. It says read-only if the leader's term had lapsed before.
+fn is_asked_instead(member: &proto::MasterMember) -> bool {
+    let has_led = [Role::Leader, Role::ReadOnly].map(Role::label);
+    !has_led.contains(&member.role.as_str()) && member.heard_clients + member.heard_nodes > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_entry_of_a_leader_that_is_gone_deposes_nobody() {
+        let member = |role: Role, heard_nodes| proto::MasterMember {
+            role: role.label().to_owned(),
+            heard_nodes,
+            ..Default::default()
+        };
+        assert!(is_asked_instead(&member(Role::Standby, 1)));
+        assert!(!is_asked_instead(&member(Role::Standby, 0)));
+        assert!(!is_asked_instead(&member(Role::Leader, 3)));
+        assert!(!is_asked_instead(&member(Role::ReadOnly, 3)));
     }
 }
