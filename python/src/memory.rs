@@ -1,6 +1,7 @@
 //! The memory that a caller registered, and lending from it.
 
 use crate::loan::{GRACE, InUse, Loan, StillLent};
+use crate::mapped::{Use, has_usable_ends, is_host_mapped};
 use kvpool_transport::Slice;
 use kvpool_transport::gpu::{self, CopyEngine, DeviceRange, Side};
 use kvpool_transport::rdma::RegisteredBuffer;
@@ -31,6 +32,8 @@ struct Registered {
 /// A registered range of host memory.
 struct Host {
     memory: Slice,
+    /// Whether the processor may write all of it.
+    is_writable: bool,
     /// Keeps its pages registered with the RDMA ports of this host.
     with_ports: RegisteredBuffer,
     /// Says when no transfer uses the range any more.
@@ -68,7 +71,7 @@ fn ended_by(until: Instant, memory: &[InUse]) -> Result<(), StillLent> {
 /// Why a range was not registered.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegisterError {
-    /// It is empty, or no memory can be there.
+    /// It is empty, or some of it is no memory that can be read.
     #[error("{length} bytes at {address:#x} are not a valid memory range")]
     NoMemory {
         /// Where it would begin.
@@ -103,11 +106,11 @@ impl Memory {
     }
 
     /// Registers a range; `with_ports` registers it with the RDMA ports. A range that begins where another
-    /// one does takes its place.
+    /// one does takes its place. All pages of host memory are looked up.
     ///
     /// # Safety
     ///
-    /// The range must be readable and writable memory until [`Memory::unregister`] has returned or this
+    /// What is mapped in the range must stay mapped, with the same rights, until [`Memory::unregister`] has returned or this
     /// value is gone.
     #[allow(unsafe_code, reason = "passes the caller's promise on")]
     pub(crate) unsafe fn register(
@@ -126,7 +129,11 @@ impl Memory {
             let memory = unsafe { loan.lend(address, length) }
                 .filter(|_| length > 0 && side == Side::Host)
                 .ok_or(RegisterError::NoMemory { address, length })?;
+            if !is_host_mapped(address as u64, length, Use::Read)? {
+                return Err(RegisterError::NoMemory { address, length });
+            }
             Some(Host {
+                is_writable: is_host_mapped(address as u64, length, Use::ReadWrite)?,
                 with_ports: with_ports(&memory)?,
                 memory,
                 loan,
@@ -193,24 +200,34 @@ impl Memory {
 
     /// Lends a range of host memory for a call: as part of a registered one where it lies in one.
     ///
+    /// `check` is the use for which the memory is checked. It is `None` for memory that an object's buffer keeps
+    /// mapped.
+    ///
     /// # Errors
     ///
-    /// The range cannot be host memory: it is a GPU's, or neither's.
+    /// The range cannot be host memory: it is a GPU's, or neither's. Or its ends are not mapped for that use.
     ///
     /// # Safety
     ///
-    /// As for [`Loan::lend`].
+    /// As for [`Loan::lend`]; `check` refuses only what it finds.
     #[allow(unsafe_code, reason = "passes the caller's promise on")]
     pub(crate) unsafe fn lend(
         &self,
         loan: &Loan,
         address: usize,
         length: u64,
+        check: Option<Use>,
     ) -> Result<Slice, Side> {
-        if let Some(part) = self.part(address, length) {
+        if let Some((part, is_writable)) = self.registered_part(address, length) {
+            if check == Some(Use::ReadWrite) && !is_writable {
+                return Err(Side::Neither);
+            }
             return Ok(loan.lend_part(part));
         }
         match self.side(address, length) {
+            Side::Host if check.is_some_and(|how| !has_usable_ends(address, length, how)) => {
+                Err(Side::Neither)
+            }
             // SAFETY: the caller's promise is this function's own.
             Side::Host => unsafe { loan.lend(address, length) }.ok_or(Side::Neither),
             other => Err(other),
@@ -219,10 +236,17 @@ impl Memory {
 
     /// The range as part of the registered one that holds it.
     pub(crate) fn part(&self, address: usize, length: u64) -> Option<Slice> {
+        let found = self.registered_part(address, length);
+        found.map(|(part, _is_writable)| part)
+    }
+
+    /// The same, and whether the registered range can be written.
+    fn registered_part(&self, address: usize, length: u64) -> Option<(Slice, bool)> {
         let registered = self.registered.lock();
         let (from, holder) = registered.range(..=address).next_back()?;
-        let Host { memory, .. } = holder.host.as_ref()?;
+        let host = holder.host.as_ref()?;
         let offset = u64::try_from(address - from).ok()?;
-        memory.slice(Offset(offset), Length(length))
+        let part = host.memory.slice(Offset(offset), Length(length))?;
+        Some((part, host.is_writable))
     }
 }
