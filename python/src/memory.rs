@@ -110,8 +110,8 @@ impl Memory {
     ///
     /// # Safety
     ///
-    /// What is mapped in the range must stay mapped, with the same rights, until [`Memory::unregister`] has returned or this
-    /// value is gone.
+    /// What is mapped in the range must stay mapped, with the same rights, until [`Memory::unregister`] has
+    /// returned or this value is gone.
     #[allow(unsafe_code, reason = "passes the caller's promise on")]
     pub(crate) unsafe fn register(
         &self,
