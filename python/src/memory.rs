@@ -7,6 +7,7 @@ use kvpool_transport::gpu::{self, CopyEngine, DeviceRange, Side};
 use kvpool_transport::rdma::RegisteredBuffer;
 use kvpool_types::{Length, Offset};
 use parking_lot::Mutex;
+use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -249,4 +250,20 @@ impl Memory {
         let part = host.memory.slice(Offset(offset), Length(length))?;
         Some((part, host.is_writable))
     }
+}
+
+/// Whether a range is memory of the host that Python can read, or also write, as far as its first and its last page
+/// tell. Memory of a GPU is not.
+#[pyfunction]
+pub(crate) fn is_host_memory(address: u64, length: u64, write: bool) -> bool {
+    let Ok(address) = usize::try_from(address) else {
+        return false;
+    };
+    if length == 0 {
+        return true;
+    }
+    let memory = Memory::default();
+    memory.look_for_gpus();
+    let how = if write { Use::ReadWrite } else { Use::Read };
+    memory.side(address, length) == Side::Host && has_usable_ends(address, length, how)
 }

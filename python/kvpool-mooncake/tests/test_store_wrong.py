@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 from collections.abc import Callable
 
 import pytest
+from mooncake._base import Refusals
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from lent_memory import Memory
 from live_pools import LivePool
@@ -166,6 +168,47 @@ def test_an_address_without_memory_is_600_in_each_call(
     assert store.get_tensor_into(key, WILD, 64) is None
     assert store.is_exist(new) == 0
     assert store.get(key) == b"x" * 64
+
+
+def test_a_refusal_is_a_warning_and_a_miss_is_none(
+    connect: Callable[[LivePool], MooncakeDistributedStore],
+    shared_pool: LivePool,
+    key: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = connect(shared_pool)
+    with caplog.at_level(logging.WARNING, logger="mooncake"):
+        assert store.remove(key) == -704
+        assert store.get_size(key) == -704
+        assert store.put(key, b"x") == 0
+        assert store.is_exist(key) == 1
+        assert store.remove(key) == -706
+        assert not caplog.records
+        for _ in range(3):
+            assert store.batch_put_from([f"{key}-new"] * 2, [WILD, WILD], [64, 64]) == [-600, -600]
+    (line,) = [record.getMessage() for record in caplog.records]
+    for part in ("batch_put_from", "2 of 2", "-600", "0x1000"):
+        assert part in line
+    # The reason of an earlier call is not that of a later one.
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, logger="mooncake"):
+        assert store.put_from(f"{key}-new", -1, 64) == -600
+    (line,) = [record.getMessage() for record in caplog.records if "put_from" in record.getMessage()]
+    assert "0x1000" not in line
+
+
+def test_a_store_warns_once_in_ten_seconds_of_each_code_and_counts_the_rest() -> None:
+    now = 5.0
+    refusals = Refusals(lambda: now)
+    assert refusals.add(-600, 1) == 0
+    assert refusals.add(-800, 7) == 0
+    assert refusals.add(-600, 2) is None
+    now += 9.9
+    assert refusals.add(-600, 3) is None
+    now += 0.2
+    assert refusals.add(-600, 1) == 5
+    assert refusals.add(-600, 1) is None
+    assert refusals.add(-800, 1) == 0
 
 
 def test_memory_that_can_only_be_read_is_put_from_and_not_got_into(
