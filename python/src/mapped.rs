@@ -3,16 +3,22 @@
 //! This process computes checksums as it sends, so an unmapped address would end the process.
 //! Registered memory is checked once, other memory at each transfer.
 //!
-//! The memory maps of the process are exact, and a process with many mappings takes long to read them. So they are
-//! read for a registration. A call probes the first and the last page of its memory. A page that is unmapped between
-//! these two, or after the check, is not noticed.
+//! A look must not touch the memory. A page fault can wait for a disk, or for a thread that waits for the interpreter's
+//! lock. So neither `process_vm_readv` nor `MADV_POPULATE_WRITE` will do. Linux 6.11 tells the mapping at one address.
+//! Before it the maps of the process are read, once in a call.
+//!
+//! Two faults stay unnoticed: memory that is unmapped after the look, and a page past the end of its mapped file.
 
-// UNSAFETY: asks the kernel to fault a page in, by its address.
-#![allow(unsafe_code, reason = "a page is probed by its address")]
+// UNSAFETY: asks the kernel for the mapping at an address, by an ioctl that rustix has no function for.
+#![allow(unsafe_code, reason = "an ioctl of the process's maps")]
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, madvise};
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+use std::cell::OnceCell;
+use std::fs::File;
 use std::io;
+
+const MAPS: &str = "/proc/self/maps";
 
 /// What is to be done with the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,69 +32,20 @@ pub(crate) enum Use {
 /// Whether the processor can use all of a range in this way. Memory of a GPU is mapped in part by its
 /// driver, but the processor cannot touch it.
 pub(crate) fn is_mapped(address: u64, length: u64, how: Use) -> io::Result<bool> {
-    is_covered(address, length, |rights, path| {
-        allows(rights, how) && !path.starts_with("/dev/nvidia")
-    })
-}
-
-/// [`is_mapped`] for memory that the driver of the GPUs says is the host's. That driver may map pinned memory of the
-/// host through a file of its own.
-pub(crate) fn is_host_mapped(address: u64, length: u64, how: Use) -> io::Result<bool> {
-    is_covered(address, length, |rights, _path| allows(rights, how))
-}
-
-/// Whether the processor can use the first and the last page of memory of the host in this way.
-///
-/// `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` of Linux 5.14 fault a page in as an access would, and change no
-/// byte. `process_vm_writev` would have to write a byte, which another thread may change meanwhile.
-pub(crate) fn has_usable_ends(address: usize, length: u64, how: Use) -> bool {
-    if length == 0 {
-        return true;
-    }
-    let last = usize::try_from(length - 1)
-        .ok()
-        .and_then(|length| address.checked_add(length));
-    let Some(last) = last else { return false };
-    let page = rustix::param::page_size();
-    let (first, last) = (address & !(page - 1), last & !(page - 1));
-    is_usable_page(first, page, how) && (last == first || is_usable_page(last, page, how))
-}
-
-fn is_usable_page(start: usize, page: usize, how: Use) -> bool {
-    let advice = match how {
-        Use::Read => Advice::LinuxPopulateRead,
-        Use::ReadWrite => Advice::LinuxPopulateWrite,
-    };
-    // SAFETY: this advice changes no byte of any memory, and fails where there is none.
-    let populated = unsafe { madvise(std::ptr::without_provenance_mut(start), page, advice) };
-    match populated {
-        Ok(()) => true,
-        // An access would end the process: the page is past the end of its file, or the machine has lost it.
-        Err(Errno::FAULT | Errno::HWPOISON) => false,
-        // An older kernel, and a device's memory, know no such advice. Of what is not mapped the maps know too.
-        Err(_) => is_host_mapped(start as u64, page as u64, how).unwrap_or(false),
-    }
-}
-
-/// Whether mapped ranges that `fits` takes, by their rights and their path, cover a range.
-fn is_covered(address: u64, length: u64, fits: impl Fn(&str, &str) -> bool) -> io::Result<bool> {
     let Some(end) = address.checked_add(length) else {
         return Ok(false);
     };
-    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let maps = std::fs::read_to_string(MAPS)?;
     let mut reached = address;
-    for line in maps.lines() {
-        let Some((from, to, rights, path)) = parse(line) else {
-            continue;
-        };
-        if to <= reached {
+    for mapping in maps.lines().filter_map(Mapping::parse) {
+        if mapping.to <= reached {
             continue;
         }
         // They come in order: what begins later leaves a gap.
-        if from > reached || !fits(rights, path) {
+        if mapping.from > reached || !mapping.allows(how) || mapping.is_of_gpu {
             return Ok(false);
         }
-        reached = to;
+        reached = mapping.to;
         if reached >= end {
             return Ok(true);
         }
@@ -96,24 +53,127 @@ fn is_covered(address: u64, length: u64, fits: impl Fn(&str, &str) -> bool) -> i
     Ok(reached >= end)
 }
 
-/// Whether rights as the maps write them, such as `rw-p`, allow this use.
-fn allows(rights: &str, how: Use) -> bool {
-    rights.starts_with(match how {
-        Use::Read => "r",
-        Use::ReadWrite => "rw",
-    })
+/// Looks memory of the host up, for one call.
+///
+/// The caller has asked the driver of the GPUs before. That driver may map pinned memory of the host through a file of
+/// its own, so the file of a mapping says nothing here.
+#[derive(Default)]
+pub(crate) struct Lookup {
+    file: OnceCell<Option<File>>,
+    /// All mappings, once the kernel could not be asked for one; `None` where they cannot be read.
+    maps: OnceCell<Option<Vec<Mapping>>>,
 }
 
-/// A line's range, its rights and its path.
-fn parse(line: &str) -> Option<(u64, u64, &str, &str)> {
-    let mut fields = line.split_ascii_whitespace();
-    let (from, to) = fields.next()?.split_once('-')?;
-    let rights = fields.next()?;
-    let path = fields.nth(3).unwrap_or("");
-    Some((
-        u64::from_str_radix(from, 16).ok()?,
-        u64::from_str_radix(to, 16).ok()?,
-        rights,
-        path,
-    ))
+impl Lookup {
+    /// Whether the processor can use all of a range in this way. Without `/proc` nothing is known, and it may.
+    pub(crate) fn allows(&self, address: usize, length: u64, how: Use) -> bool {
+        let mut reached = address as u64;
+        let Some(end) = reached.checked_add(length) else {
+            return false;
+        };
+        while reached < end {
+            match self.mapped_until(reached, how) {
+                Some(next) if next > reached => reached = next,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Where the mapping ends that holds `address`; `None` if there is none for this use.
+    fn mapped_until(&self, address: u64, how: Use) -> Option<u64> {
+        let file = self.file.get_or_init(|| File::open(MAPS).ok());
+        if let Some(file) = file {
+            match MappingQuery::ask(file, address, how) {
+                Ok(end) => return Some(end),
+                Err(Errno::NOENT) => return None,
+                // An older kernel.
+                Err(_) => {}
+            }
+        }
+        let maps = self.maps.get_or_init(|| {
+            let maps = std::fs::read_to_string(MAPS).ok()?;
+            Some(maps.lines().filter_map(Mapping::parse).collect())
+        });
+        let Some(maps) = maps else {
+            return Some(u64::MAX);
+        };
+        let at = maps.partition_point(|mapping| mapping.to <= address);
+        let found = maps.get(at).filter(|mapping| mapping.from <= address);
+        found
+            .filter(|mapping| mapping.allows(how))
+            .map(|mapping| mapping.to)
+    }
+}
+
+/// The ioctl that takes a [`MappingQuery`].
+const PROCMAP_QUERY: Opcode = opcode::read_write::<MappingQuery>(b'f', 17);
+
+/// `struct procmap_query` of Linux.
+#[repr(C)]
+#[derive(Default)]
+struct MappingQuery {
+    size: u64,
+    flags: u64,
+    address: u64,
+    _start: u64,
+    end: u64,
+    /// Rights, page size, offset, inode, device, and the places of names, which are not asked for.
+    _others: [u64; 8],
+}
+
+impl MappingQuery {
+    /// Only a mapping that can be read.
+    const READABLE: u64 = 1;
+    /// Only a mapping that can be written.
+    const WRITABLE: u64 = 2;
+
+    /// Where the mapping ends that holds `address`. [`Errno::NOENT`] if there is none for this use.
+    fn ask(maps: &File, address: u64, how: Use) -> Result<u64, Errno> {
+        let mut query = Self {
+            size: size_of::<Self>() as u64,
+            flags: match how {
+                Use::Read => Self::READABLE,
+                Use::ReadWrite => Self::READABLE | Self::WRITABLE,
+            },
+            address,
+            ..Self::default()
+        };
+        // SAFETY: the code and the structure belong together. Its size is told, and without places for names the
+        // kernel writes to the structure alone. Another kind of file refuses the code.
+        let asked = unsafe { ioctl(maps, Updater::<PROCMAP_QUERY, Self>::new(&mut query)) };
+        asked.map(|()| query.end)
+    }
+}
+
+/// A line of the maps.
+struct Mapping {
+    from: u64,
+    to: u64,
+    is_readable: bool,
+    is_writable: bool,
+    is_of_gpu: bool,
+}
+
+impl Mapping {
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.split_ascii_whitespace();
+        let (from, to) = fields.next()?.split_once('-')?;
+        let rights = fields.next()?;
+        let path = fields.nth(3).unwrap_or("");
+        Some(Self {
+            from: u64::from_str_radix(from, 16).ok()?,
+            to: u64::from_str_radix(to, 16).ok()?,
+            is_readable: rights.starts_with('r'),
+            is_writable: rights.starts_with("rw"),
+            is_of_gpu: path.starts_with("/dev/nvidia"),
+        })
+    }
+
+    fn allows(&self, how: Use) -> bool {
+        match how {
+            Use::Read => self.is_readable,
+            Use::ReadWrite => self.is_writable,
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The memory that a caller registered, and lending from it.
 
 use crate::loan::{GRACE, InUse, Loan, StillLent};
-use crate::mapped::{Use, has_usable_ends, is_host_mapped};
+use crate::mapped::{Lookup, Use};
 use kvpool_transport::Slice;
 use kvpool_transport::gpu::{self, CopyEngine, DeviceRange, Side};
 use kvpool_transport::rdma::RegisteredBuffer;
@@ -130,11 +130,12 @@ impl Memory {
             let memory = unsafe { loan.lend(address, length) }
                 .filter(|_| length > 0 && side == Side::Host)
                 .ok_or(RegisterError::NoMemory { address, length })?;
-            if !is_host_mapped(address as u64, length, Use::Read)? {
+            let lookup = Lookup::default();
+            if !lookup.allows(address, length, Use::Read) {
                 return Err(RegisterError::NoMemory { address, length });
             }
             Some(Host {
-                is_writable: is_host_mapped(address as u64, length, Use::ReadWrite)?,
+                is_writable: lookup.allows(address, length, Use::ReadWrite),
                 with_ports: with_ports(&memory)?,
                 memory,
                 loan,
@@ -201,32 +202,32 @@ impl Memory {
 
     /// Lends a range of host memory for a call: as part of a registered one where it lies in one.
     ///
-    /// `check` is the use for which the memory is checked. It is `None` for memory that an object's buffer keeps
-    /// mapped.
+    /// `check` is the use for which the memory is looked up. It is `None` for memory that was looked up already, or
+    /// that an object's buffer keeps mapped.
     ///
     /// # Errors
     ///
-    /// The range cannot be host memory: it is a GPU's, or neither's. Or its ends are not mapped for that use.
+    /// The range cannot be host memory: it is a GPU's, or neither's. Or not all of it is mapped for that use.
     ///
     /// # Safety
     ///
-    /// As for [`Loan::lend`]; `check` refuses only what it finds.
+    /// As for [`Loan::lend`].
     #[allow(unsafe_code, reason = "passes the caller's promise on")]
     pub(crate) unsafe fn lend(
         &self,
         loan: &Loan,
         address: usize,
         length: u64,
-        check: Option<Use>,
+        check: Option<(&Lookup, Use)>,
     ) -> Result<Slice, Side> {
         if let Some((part, is_writable)) = self.registered_part(address, length) {
-            if check == Some(Use::ReadWrite) && !is_writable {
+            if !is_writable && matches!(check, Some((_, Use::ReadWrite))) {
                 return Err(Side::Neither);
             }
             return Ok(loan.lend_part(part));
         }
         match self.side(address, length) {
-            Side::Host if check.is_some_and(|how| !has_usable_ends(address, length, how)) => {
+            Side::Host if check.is_some_and(|(at, how)| !at.allows(address, length, how)) => {
                 Err(Side::Neither)
             }
             // SAFETY: the caller's promise is this function's own.
@@ -252,8 +253,7 @@ impl Memory {
     }
 }
 
-/// Whether a range is memory of the host that Python can read, or also write, as far as its first and its last page
-/// tell. Memory of a GPU is not.
+/// Whether a range is memory of the host that Python can read, or also write. Memory of a GPU is not.
 #[pyfunction]
 pub(crate) fn is_host_memory(address: u64, length: u64, write: bool) -> bool {
     let Ok(address) = usize::try_from(address) else {
@@ -265,5 +265,5 @@ pub(crate) fn is_host_memory(address: u64, length: u64, write: bool) -> bool {
     let memory = Memory::default();
     memory.look_for_gpus();
     let how = if write { Use::ReadWrite } else { Use::Read };
-    memory.side(address, length) == Side::Host && has_usable_ends(address, length, how)
+    memory.side(address, length) == Side::Host && Lookup::default().allows(address, length, how)
 }

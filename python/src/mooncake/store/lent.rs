@@ -11,7 +11,7 @@
 use super::args::Number;
 use super::pool::{Buffers, Parts};
 use crate::loan::Loan;
-use crate::mapped::Use;
+use crate::mapped::{Lookup, Use};
 use crate::memory::Memory;
 use kvpool_client::GpuSlice;
 use kvpool_transport::Slice;
@@ -29,6 +29,7 @@ pub(super) struct Lent<'m> {
     loan: Loan,
     /// What the call does with ranges.
     how: Use,
+    lookup: Lookup,
     /// The first range that could not be lent.
     refused: Cell<Option<String>>,
     /// Objects whose memory is lent, kept until it is back.
@@ -43,6 +44,7 @@ impl<'m> Lent<'m> {
             pool,
             loan: Loan::new(),
             how,
+            lookup: Lookup::default(),
             refused: Cell::new(None),
             objects: Vec::new(),
         }
@@ -53,8 +55,9 @@ impl<'m> Lent<'m> {
         let (address, length) = (usize::try_from(address.value()?).ok()?, length.value()?);
         let memory = &self.pool.memory;
         // SAFETY: the Python caller promises that it is memory until the call returns, and no call
-        // returns before `returned` has. The use of the call is checked as far as a call can.
-        let lent = unsafe { memory.lend(&self.loan, address, length, Some(self.how)) };
+        // returns before `returned` has. What is not mapped now is refused.
+        let check = Some((&self.lookup, self.how));
+        let lent = unsafe { memory.lend(&self.loan, address, length, check) };
         if lent.is_err() {
             let to_what = match self.how {
                 Use::Read => "read",

@@ -108,8 +108,7 @@ impl ObjectStore {
         self.get_items(py, &pool, lent, items)
     }
 
-    /// Whether a range can be memory of the host, which Python can read, as far as its first and last page tell.
-    /// False while the store is not set up.
+    /// Whether a range is memory of the host, which Python can read. False while the store is not set up.
     fn is_of_host(&self, address: Number, length: Number) -> PyResult<bool> {
         let Some(pool) = self.pool()? else {
             return Ok(false);
