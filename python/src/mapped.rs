@@ -139,9 +139,11 @@ impl MappingQuery {
             address,
             ..Self::default()
         };
-        // SAFETY: the code and the structure belong together. Its size is told, and without places for names the
-        // kernel writes to the structure alone. Another kind of file refuses the code.
-        let asked = unsafe { ioctl(maps, Updater::<PROCMAP_QUERY, Self>::new(&mut query)) };
+        // SAFETY: the code and the structure belong together.
+        let updater = unsafe { Updater::<PROCMAP_QUERY, Self>::new(&mut query) };
+        // SAFETY: the structure tells its size. Without places for names the kernel writes to the structure alone.
+        // Another kind of file refuses the code.
+        let asked = unsafe { ioctl(maps, updater) };
         asked.map(|()| query.end)
     }
 }
