@@ -54,9 +54,9 @@ impl<'m> Lent<'m> {
     pub(super) fn range(&self, address: Number, length: Number) -> Option<Slice> {
         let (address, length) = (usize::try_from(address.value()?).ok()?, length.value()?);
         let memory = &self.pool.memory;
+        let check = Some((&self.lookup, self.how));
         // SAFETY: the Python caller promises that it is memory until the call returns, and no call
         // returns before `returned` has. What is not mapped now is refused.
-        let check = Some((&self.lookup, self.how));
         let lent = unsafe { memory.lend(&self.loan, address, length, check) };
         if lent.is_err() {
             let to_what = match self.how {
