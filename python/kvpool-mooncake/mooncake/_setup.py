@@ -81,10 +81,10 @@ class SetupMethods(SegmentMethods):
         `enable_client_http_server`, `client_http_port`. `protocol` only enables `rdma_devices`: a store takes
         shared memory, RDMA or TCP, the first that reaches a node.
 
-        Returns 0, or a code; the log has the reason. A warning names each right that the token lacks, to read or to
-        put and remove. The code -600 means a bad value, a directory that cannot
+        Returns 0, or a code; the log has the reason. The code -600 means a bad value, a directory that cannot
         be used, or a store that is already set up. The codes -900 and -901 mean that no master answered
-        within `connect_timeout_ms` (5000).
+        within `connect_timeout_ms` (5000). A warning names each right that the token lacks, to read or to put and
+        remove.
         """
         if isinstance(local_hostname, Mapping):
             config = local_hostname
