@@ -3,7 +3,8 @@
 use crate::life::TokenLife;
 use crate::secret_file::{is_readable_by_others, read};
 use kvpool_types::Token;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,6 +17,9 @@ pub fn token_file_of_environment() -> Option<PathBuf> {
     let path = std::env::var_os(TOKEN_FILE_VARIABLE)?;
     (!path.is_empty()).then(|| path.into())
 }
+
+/// The token files that this process has warned of: each of its clients and daemons reads one.
+static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 /// How often the file is looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -205,7 +209,10 @@ impl TokenFile {
         let path = self.path.display();
         let failure = match read(&self.path) {
             Ok((text, mode)) => {
-                if is_first && is_readable_by_others(mode) {
+                if is_first
+                    && is_readable_by_others(mode)
+                    && WARNED.lock().insert(self.path.clone())
+                {
                     tracing::warn!(%path, "others can read the token file: run chmod 600 on it");
                 }
                 let text = text.trim();

@@ -175,16 +175,27 @@ impl Links {
                     _ => opening.backoff.next(),
                 };
                 opening.failed = Some((error.clone(), Instant::now() + pause));
-                if kind == TransportKind::Shm
-                    && !links.shm_failure_logged.swap(true, Ordering::Relaxed)
-                {
-                    tracing::warn!(
-                        node = %node.name, path = node.shm_path, %error,
-                        "shared memory of a node on this host is not reachable, using another transport"
-                    );
+                if kind == TransportKind::Shm {
+                    self.log_shm_failure(node, &links, &error);
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// Says that shared memory of `node` is out of reach. A policy that keeps it from this caller is no fault, unless
+    /// the caller asked for shared memory.
+    fn log_shm_failure(&self, node: &KnownNode, links: &NodeLinks, error: &TransferError) {
+        if error.code == Code::Forbidden && self.choice != TransportChoice::Shm {
+            tracing::debug!(
+                node = %node.name, path = node.shm_path, %error,
+                "a node keeps its shared memory from this caller, using another transport"
+            );
+        } else if !links.shm_failure_logged.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                node = %node.name, path = node.shm_path, %error,
+                "shared memory of a node on this host is not reachable, using another transport"
+            );
         }
     }
 
@@ -331,6 +342,18 @@ mod tests {
     use futures::FutureExt;
     use kvpool_types::NodeName;
     use std::sync::atomic::AtomicUsize;
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata, Subscriber};
+
+    fn node(shm_path: &str) -> Arc<KnownNode> {
+        Arc::new(KnownNode {
+            name: NodeName("n".into()),
+            incarnation: Incarnation(1),
+            data_address: "n:1".into(),
+            shm_path: shm_path.into(),
+            host: HostId::default(),
+        })
+    }
 
     /// Fails after a while.
     #[derive(Debug, Default)]
@@ -355,6 +378,72 @@ mod tests {
         }
     }
 
+    /// Fails at once.
+    #[derive(Debug)]
+    struct Refuses(Code);
+
+    impl Dial for Refuses {
+        fn dial(
+            &self,
+            _node: Arc<KnownNode>,
+            _kind: TransportKind,
+            _deadline: Deadline,
+        ) -> BoxFuture<'static, Result<Arc<dyn Link>, TransferError>> {
+            let error = TransferError {
+                code: self.0,
+                message: "not for you".to_owned(),
+            };
+            std::future::ready(Err(error)).boxed()
+        }
+    }
+
+    /// Counts warnings.
+    struct Warnings(Arc<AtomicUsize>);
+
+    impl Subscriber for Warnings {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, event: &Event<'_>) {
+            if *event.metadata().level() == Level::WARN {
+                self.0.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[tokio::test]
+    async fn memory_that_a_policy_keeps_is_a_warning_only_for_who_asked_for_it() {
+        let warnings = Arc::<AtomicUsize>::default();
+        let _guard = tracing::subscriber::set_default(Warnings(Arc::clone(&warnings)));
+        for (choice, code, expected) in [
+            (TransportChoice::Auto, Code::Forbidden, 0),
+            (TransportChoice::Shm, Code::Forbidden, 1),
+            (TransportChoice::Auto, Code::Unreachable, 1),
+        ] {
+            let dialer = Box::new(Refuses(code));
+            let links = Links::new(dialer, HostId::default(), choice, false, Arc::default());
+            let deadline = Deadline::after(Duration::from_secs(5));
+            let node = node("/node.sock");
+            let link = links.get(&node, TransportKind::Shm, deadline);
+            assert_eq!(link.await.unwrap_err().code, code);
+            let logged = warnings.swap(0, Ordering::SeqCst);
+            assert_eq!(logged, expected, "{choice:?} {code:?}");
+        }
+    }
+
     #[tokio::test]
     async fn an_attempt_goes_on_when_its_caller_has_no_time_left() {
         let dials = Arc::<AtomicUsize>::default();
@@ -365,13 +454,7 @@ mod tests {
             false,
             Arc::default(),
         );
-        let node = Arc::new(KnownNode {
-            name: NodeName("n".into()),
-            incarnation: Incarnation(1),
-            data_address: "n:1".into(),
-            shm_path: String::new(),
-            host: HostId::default(),
-        });
+        let node = node("");
         let open = async |time| {
             let link = links.get(&node, TransportKind::Tcp, Deadline::after(time));
             link.await.unwrap_err().code

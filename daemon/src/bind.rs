@@ -1,5 +1,6 @@
 //! Listening, with errors that tell what to do.
 
+use parking_lot::Mutex;
 use std::io;
 use std::net::SocketAddr;
 use tokio::net::TcpListener;
@@ -134,8 +135,8 @@ pub struct Exposed {
 }
 
 /// Judges where the ports of a daemon listen. A port on loopback needs no guard. A port beyond loopback needs TLS or
-/// tokens, and `insecure` allows it without both. A warning names each risk that is left. Ports with the same guards
-/// share one.
+/// tokens, and `insecure` allows it without both. A warning names each risk that is left. A process warns once of
+/// ports with the same guards, however many daemons it runs.
 ///
 /// # Errors
 ///
@@ -144,15 +145,26 @@ pub fn refuse_if_exposed(
     ports: &[(&'static str, SocketAddr, Guards)],
     insecure: bool,
 ) -> Result<(), Exposed> {
+    static WARNED: Mutex<Vec<Guards>> = Mutex::new(Vec::new());
+    judge(ports, insecure, &WARNED)
+}
+
+/// [`refuse_if_exposed`], without a warning for guards in `warned`.
+fn judge(
+    ports: &[(&'static str, SocketAddr, Guards)],
+    insecure: bool,
+    warned: &Mutex<Vec<Guards>>,
+) -> Result<(), Exposed> {
     let is_exposed = |addr: &SocketAddr| !addr.ip().to_canonical().is_loopback();
-    let mut told = None;
     for &(what, addr, guards) in ports.iter().filter(|(_, addr, _)| is_exposed(addr)) {
         if !(guards.tls || guards.tokens || insecure) {
             return Err(Exposed { what, addr });
         }
-        if told.replace(guards) == Some(guards) {
+        let mut warned = warned.lock();
+        if warned.contains(&guards) {
             continue;
         }
+        warned.push(guards);
         match (guards.tls, guards.tokens) {
             (true, true) => {}
             (true, false) => tracing::warn!(
@@ -177,6 +189,7 @@ pub fn refuse_if_exposed(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
 
     #[tokio::test]
     async fn a_port_in_use_is_named_with_its_purpose_and_the_remedy() {
@@ -224,6 +237,57 @@ mod tests {
         // 192.0.2.0/24 is reserved for documentation and on no host.
         let error = bind("192.0.2.1:0", "the data port").await.unwrap_err();
         assert!(matches!(error, BindError::NotLocal { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_process_warns_once_of_each_lack_of_guards() {
+        #[derive(Clone, Default)]
+        struct Lines(Arc<Mutex<Vec<u8>>>);
+
+        impl io::Write for Lines {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.lock().extend_from_slice(bytes);
+                Ok(bytes.len())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        let tls = Guards {
+            tls: true,
+            tokens: false,
+        };
+        let ports: [(&str, SocketAddr, Guards); 3] = [
+            ("the gRPC port", "0.0.0.0:1".parse().unwrap(), tls),
+            (
+                "the data port",
+                "0.0.0.0:2".parse().unwrap(),
+                Guards::default(),
+            ),
+            ("the HTTP port", "0.0.0.0:3".parse().unwrap(), tls),
+        ];
+        let warned = Mutex::new(Vec::new());
+        tracing::subscriber::with_default(subscriber, || {
+            for _ in 0..3 {
+                judge(&ports, true, &warned).unwrap();
+            }
+        });
+        let text = String::from_utf8(lines.0.lock().clone()).unwrap();
+        let count = |part: &str| text.matches(part).count();
+        assert_eq!(
+            count("callers from other hosts are not identified"),
+            1,
+            "{text}"
+        );
+        assert_eq!(count("without TLS and without tokens"), 1, "{text}");
     }
 
     #[test]

@@ -42,6 +42,8 @@ mod _native {
     #[pymodule_export]
     use crate::keys::{Namespace, chain_keys};
     #[pymodule_export]
+    use crate::memory::is_host_memory;
+    #[pymodule_export]
     use crate::mooncake::engine::PeerEngine;
     #[pymodule_export]
     use crate::mooncake::store::{BufferHandle, ObjectStore};

@@ -2,8 +2,23 @@
 //!
 //! This process computes checksums as it sends, so an unmapped address would end the process.
 //! Registered memory is checked once, other memory at each transfer.
+//!
+//! A look must not touch the memory. A page fault can wait for a disk, or for a thread that waits for the interpreter's
+//! lock. So neither `process_vm_readv` nor `MADV_POPULATE_WRITE` will do. Linux 6.11 tells the mapping at one address.
+//! Before it the maps of the process are read, once in a call.
+//!
+//! Two faults stay unnoticed: memory that is unmapped after the look, and a page past the end of its mapped file.
 
+// UNSAFETY: asks the kernel for the mapping at an address, by an ioctl that rustix has no function for.
+#![allow(unsafe_code, reason = "an ioctl of the process's maps")]
+
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+use std::cell::OnceCell;
+use std::fs::File;
 use std::io;
+
+const MAPS: &str = "/proc/self/maps";
 
 /// What is to be done with the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,20 +35,17 @@ pub(crate) fn is_mapped(address: u64, length: u64, how: Use) -> io::Result<bool>
     let Some(end) = address.checked_add(length) else {
         return Ok(false);
     };
-    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let maps = std::fs::read_to_string(MAPS)?;
     let mut reached = address;
-    for line in maps.lines() {
-        let Some((from, to, fits)) = parse(line, how) else {
-            continue;
-        };
-        if to <= reached {
+    for mapping in maps.lines().filter_map(Mapping::parse) {
+        if mapping.to <= reached {
             continue;
         }
         // They come in order: what begins later leaves a gap.
-        if from > reached || !fits {
+        if mapping.from > reached || !mapping.allows(how) || mapping.is_of_gpu {
             return Ok(false);
         }
-        reached = to;
+        reached = mapping.to;
         if reached >= end {
             return Ok(true);
         }
@@ -41,19 +53,129 @@ pub(crate) fn is_mapped(address: u64, length: u64, how: Use) -> io::Result<bool>
     Ok(reached >= end)
 }
 
-/// A line's range, and whether it can be used so.
-fn parse(line: &str, how: Use) -> Option<(u64, u64, bool)> {
-    let mut fields = line.split_ascii_whitespace();
-    let (from, to) = fields.next()?.split_once('-')?;
-    let rights = fields.next()?;
-    let path = fields.nth(3).unwrap_or("");
-    let fits = rights.starts_with(match how {
-        Use::Read => "r",
-        Use::ReadWrite => "rw",
-    });
-    Some((
-        u64::from_str_radix(from, 16).ok()?,
-        u64::from_str_radix(to, 16).ok()?,
-        fits && !path.starts_with("/dev/nvidia"),
-    ))
+/// Looks memory of the host up, for one call.
+///
+/// The caller has asked the driver of the GPUs before. That driver may map pinned memory of the host through a file of
+/// its own, so the file of a mapping says nothing here.
+#[derive(Default)]
+pub(crate) struct Lookup {
+    file: OnceCell<Option<File>>,
+    /// All mappings, once the kernel could not be asked for one; `None` where they cannot be read.
+    maps: OnceCell<Option<Vec<Mapping>>>,
+}
+
+impl Lookup {
+    /// Whether the processor can use all of a range in this way. Without `/proc` nothing is known, and it may.
+    pub(crate) fn allows(&self, address: usize, length: u64, how: Use) -> bool {
+        let mut reached = address as u64;
+        let Some(end) = reached.checked_add(length) else {
+            return false;
+        };
+        while reached < end {
+            match self.mapped_until(reached, how) {
+                Some(next) if next > reached => reached = next,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Where the mapping ends that holds `address`; `None` if there is none for this use.
+    fn mapped_until(&self, address: u64, how: Use) -> Option<u64> {
+        let file = self.file.get_or_init(|| File::open(MAPS).ok());
+        if let Some(file) = file {
+            match MappingQuery::ask(file, address, how) {
+                Ok(end) => return Some(end),
+                Err(Errno::NOENT) => return None,
+                // An older kernel.
+                Err(_) => {}
+            }
+        }
+        let maps = self.maps.get_or_init(|| {
+            let maps = std::fs::read_to_string(MAPS).ok()?;
+            Some(maps.lines().filter_map(Mapping::parse).collect())
+        });
+        let Some(maps) = maps else {
+            return Some(u64::MAX);
+        };
+        let at = maps.partition_point(|mapping| mapping.to <= address);
+        let found = maps.get(at).filter(|mapping| mapping.from <= address);
+        found
+            .filter(|mapping| mapping.allows(how))
+            .map(|mapping| mapping.to)
+    }
+}
+
+/// The ioctl that takes a [`MappingQuery`].
+const PROCMAP_QUERY: Opcode = opcode::read_write::<MappingQuery>(b'f', 17);
+
+/// `struct procmap_query` of Linux.
+#[repr(C)]
+#[derive(Default)]
+struct MappingQuery {
+    size: u64,
+    flags: u64,
+    address: u64,
+    _start: u64,
+    end: u64,
+    /// Rights, page size, offset, inode, device, and the places of names, which are not asked for.
+    _others: [u64; 8],
+}
+
+impl MappingQuery {
+    /// Only a mapping that can be read.
+    const READABLE: u64 = 1;
+    /// Only a mapping that can be written.
+    const WRITABLE: u64 = 2;
+
+    /// Where the mapping ends that holds `address`. [`Errno::NOENT`] if there is none for this use.
+    fn ask(maps: &File, address: u64, how: Use) -> Result<u64, Errno> {
+        let mut query = Self {
+            size: size_of::<Self>() as u64,
+            flags: match how {
+                Use::Read => Self::READABLE,
+                Use::ReadWrite => Self::READABLE | Self::WRITABLE,
+            },
+            address,
+            ..Self::default()
+        };
+        // SAFETY: the code and the structure belong together.
+        let updater = unsafe { Updater::<PROCMAP_QUERY, Self>::new(&mut query) };
+        // SAFETY: the structure tells its size. Without places for names the kernel writes to the structure alone.
+        // Another kind of file refuses the code.
+        let asked = unsafe { ioctl(maps, updater) };
+        asked.map(|()| query.end)
+    }
+}
+
+/// A line of the maps.
+struct Mapping {
+    from: u64,
+    to: u64,
+    is_readable: bool,
+    is_writable: bool,
+    is_of_gpu: bool,
+}
+
+impl Mapping {
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.split_ascii_whitespace();
+        let (from, to) = fields.next()?.split_once('-')?;
+        let rights = fields.next()?;
+        let path = fields.nth(3).unwrap_or("");
+        Some(Self {
+            from: u64::from_str_radix(from, 16).ok()?,
+            to: u64::from_str_radix(to, 16).ok()?,
+            is_readable: rights.starts_with('r'),
+            is_writable: rights.starts_with("rw"),
+            is_of_gpu: path.starts_with("/dev/nvidia"),
+        })
+    }
+
+    fn allows(&self, how: Use) -> bool {
+        match how {
+            Use::Read => self.is_readable,
+            Use::ReadWrite => self.is_writable,
+        }
+    }
 }

@@ -1,11 +1,13 @@
 //! The memory that a caller registered, and lending from it.
 
 use crate::loan::{GRACE, InUse, Loan, StillLent};
+use crate::mapped::{Lookup, Use};
 use kvpool_transport::Slice;
 use kvpool_transport::gpu::{self, CopyEngine, DeviceRange, Side};
 use kvpool_transport::rdma::RegisteredBuffer;
 use kvpool_types::{Length, Offset};
 use parking_lot::Mutex;
+use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -31,6 +33,8 @@ struct Registered {
 /// A registered range of host memory.
 struct Host {
     memory: Slice,
+    /// Whether the processor may write all of it.
+    is_writable: bool,
     /// Keeps its pages registered with the RDMA ports of this host.
     with_ports: RegisteredBuffer,
     /// Says when no transfer uses the range any more.
@@ -68,7 +72,7 @@ fn ended_by(until: Instant, memory: &[InUse]) -> Result<(), StillLent> {
 /// Why a range was not registered.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegisterError {
-    /// It is empty, or no memory can be there.
+    /// It is empty, or some of it is no memory that can be read.
     #[error("{length} bytes at {address:#x} are not a valid memory range")]
     NoMemory {
         /// Where it would begin.
@@ -103,12 +107,12 @@ impl Memory {
     }
 
     /// Registers a range; `with_ports` registers it with the RDMA ports. A range that begins where another
-    /// one does takes its place.
+    /// one does takes its place. All pages of host memory are looked up.
     ///
     /// # Safety
     ///
-    /// The range must be readable and writable memory until [`Memory::unregister`] has returned or this
-    /// value is gone.
+    /// What is mapped in the range must stay mapped, with the same rights, until [`Memory::unregister`] has
+    /// returned or this value is gone.
     #[allow(unsafe_code, reason = "passes the caller's promise on")]
     pub(crate) unsafe fn register(
         &self,
@@ -126,7 +130,12 @@ impl Memory {
             let memory = unsafe { loan.lend(address, length) }
                 .filter(|_| length > 0 && side == Side::Host)
                 .ok_or(RegisterError::NoMemory { address, length })?;
+            let lookup = Lookup::default();
+            if !lookup.allows(address, length, Use::Read) {
+                return Err(RegisterError::NoMemory { address, length });
+            }
             Some(Host {
+                is_writable: lookup.allows(address, length, Use::ReadWrite),
                 with_ports: with_ports(&memory)?,
                 memory,
                 loan,
@@ -193,9 +202,12 @@ impl Memory {
 
     /// Lends a range of host memory for a call: as part of a registered one where it lies in one.
     ///
+    /// `check` is the use for which the memory is looked up. It is `None` for memory that was looked up already, or
+    /// that an object's buffer keeps mapped.
+    ///
     /// # Errors
     ///
-    /// The range cannot be host memory: it is a GPU's, or neither's.
+    /// The range cannot be host memory: it is a GPU's, or neither's. Or not all of it is mapped for that use.
     ///
     /// # Safety
     ///
@@ -206,11 +218,18 @@ impl Memory {
         loan: &Loan,
         address: usize,
         length: u64,
+        check: Option<(&Lookup, Use)>,
     ) -> Result<Slice, Side> {
-        if let Some(part) = self.part(address, length) {
+        if let Some((part, is_writable)) = self.registered_part(address, length) {
+            if !is_writable && matches!(check, Some((_, Use::ReadWrite))) {
+                return Err(Side::Neither);
+            }
             return Ok(loan.lend_part(part));
         }
         match self.side(address, length) {
+            Side::Host if check.is_some_and(|(at, how)| !at.allows(address, length, how)) => {
+                Err(Side::Neither)
+            }
             // SAFETY: the caller's promise is this function's own.
             Side::Host => unsafe { loan.lend(address, length) }.ok_or(Side::Neither),
             other => Err(other),
@@ -219,10 +238,32 @@ impl Memory {
 
     /// The range as part of the registered one that holds it.
     pub(crate) fn part(&self, address: usize, length: u64) -> Option<Slice> {
+        let found = self.registered_part(address, length);
+        found.map(|(part, _is_writable)| part)
+    }
+
+    /// The same, and whether the registered range can be written.
+    fn registered_part(&self, address: usize, length: u64) -> Option<(Slice, bool)> {
         let registered = self.registered.lock();
         let (from, holder) = registered.range(..=address).next_back()?;
-        let Host { memory, .. } = holder.host.as_ref()?;
+        let host = holder.host.as_ref()?;
         let offset = u64::try_from(address - from).ok()?;
-        memory.slice(Offset(offset), Length(length))
+        let part = host.memory.slice(Offset(offset), Length(length))?;
+        Some((part, host.is_writable))
     }
+}
+
+/// Whether a range is memory of the host that Python can read, or also write. Memory of a GPU is not.
+#[pyfunction]
+pub(crate) fn is_host_memory(address: u64, length: u64, write: bool) -> bool {
+    let Ok(address) = usize::try_from(address) else {
+        return false;
+    };
+    if length == 0 {
+        return true;
+    }
+    let memory = Memory::default();
+    memory.look_for_gpus();
+    let how = if write { Use::ReadWrite } else { Use::Read };
+    memory.side(address, length) == Side::Host && Lookup::default().allows(address, length, how)
 }

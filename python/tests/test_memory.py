@@ -66,6 +66,22 @@ def test_addresses_and_lengths_name_memory(pool: kvpool.Pool) -> None:
     assert [type(one) for one in wrong] == [kvpool.InvalidArgumentError] * 3
 
 
+def test_an_address_without_memory_fails_its_own_key(pool: kvpool.Pool) -> None:
+    wild = (0x1000, 64)
+    key, good = next(_keys), next(_keys)
+    wrong, put = pool.batch_put([key, good], [wild, b"x" * 64])
+    assert isinstance(wrong, kvpool.InvalidArgumentError) and put is True
+    with pytest.raises(kvpool.InvalidArgumentError, match="0x1000"):
+        pool.put(key, [b"x", wild])
+    assert pool.get(key) is None
+    target = bytearray(64)
+    wrong, got = pool.batch_get([good, good], [wild, target])
+    assert isinstance(wrong, kvpool.InvalidArgumentError) and got == 64
+    assert target == b"x" * 64
+    with pytest.raises(kvpool.InvalidArgumentError, match="0x1000"):
+        pool.register_buffer(wild)
+
+
 class Index:
     """A number that is no int."""
 

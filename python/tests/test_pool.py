@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
 import time
 from collections.abc import Iterator
 
@@ -92,7 +94,10 @@ def test_one_bad_key_never_fails_its_neighbours(pool: kvpool.Pool) -> None:
 
 
 def test_one_bad_block_never_fails_its_neighbours(pool: kvpool.Pool) -> None:
-    too_large = (1 << 20, pool.limits.max_block + 1)
+    length = pool.limits.max_block + 1
+    # Its pages are never touched.
+    memory = mmap.mmap(-1, length)
+    too_large = (ctypes.addressof(ctypes.c_char.from_buffer(memory)), length)
     outcomes = pool.batch_put(["a", "empty", "huge", "b"], [b"1", b"", too_large, b"2"])
     assert [outcomes[0], outcomes[3]] == [True, True]
     assert isinstance(outcomes[1], kvpool.InvalidArgumentError)

@@ -13,6 +13,7 @@ use crate::store::{
 };
 use crate::term::Term;
 use crate::workers::Workers;
+use kvpool_proto as proto;
 use kvpool_types::ClusterId;
 use std::sync::Arc;
 use std::time::Duration;

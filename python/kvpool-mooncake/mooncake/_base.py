@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from kvpool._native import ObjectStore
 from mooncake import _codes
@@ -11,6 +15,32 @@ from mooncake._settings import node_name
 from mooncake._types import How, ReplicateConfig, how_to_put
 
 log = logging.getLogger("mooncake")
+
+# Callers ask for these: an absent key, and a key that a reader still uses.
+_EXPECTED: Final = frozenset((_codes.NOT_FOUND, _codes.LEASED))
+# The seconds between two warnings with one code.
+_QUIET: Final = 10.0
+
+
+class Refusals:
+    """Which refusals a store warns of: of each code the first, and then one in 10 seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        # By code: when a warning was due last, and how many refusals were left out since.
+        self._codes: dict[int, tuple[float | None, int]] = {}
+
+    def add(self, code: int, count: int) -> int | None:
+        """Counts refusals. Returns how many were left out before a warning that is due; `None` if none is due."""
+        now = self._clock()
+        with self._lock:
+            last, left_out = self._codes.get(code, (None, 0))
+            if last is not None and now - last < _QUIET:
+                self._codes[code] = (last, left_out + count)
+                return None
+            self._codes[code] = (now, 0)
+            return left_out
 
 
 class StoreBase:
@@ -22,6 +52,7 @@ class StoreBase:
         self._registered: dict[int, int] = {}
         # Addresses of memory that a transfer still used when the store was closed.
         self._in_use: set[int] = set()
+        self._refusals = Refusals()
 
     def _room_at(self, address: int) -> int | None:
         """The bytes from an address to the end of its registered range; `None` outside of all."""
@@ -37,16 +68,32 @@ class StoreBase:
     def _said(self, what: str, code: int) -> int:
         """Returns the code; logs a failure with its reason."""
         if code < 0:
-            log.debug("%s: %d: %s", what, code, self._native.last_error())
+            self._log_failures(what, [code])
         return code
 
     def _all_said(self, what: str, answers: list[int]) -> list[int]:
-        if log.isEnabledFor(logging.DEBUG):
-            failed = [code for code in answers if code < 0]
-            if failed:
-                reason = self._native.last_error()
-                log.debug("%s: %d of %d failed: %s: %s", what, len(failed), len(answers), set(failed), reason)
+        """Returns the codes; logs the failures among them, with the reason of the first."""
+        if min(answers, default=0) < 0:
+            self._log_failures(what, answers)
         return answers
+
+    def _log_failures(self, what: str, answers: list[int]) -> None:
+        failed = Counter(code for code in answers if code < 0)
+        if failed.keys() <= _EXPECTED and not log.isEnabledFor(logging.DEBUG):
+            return
+        reason = self._native.last_error()
+        for code, count in failed.items():
+            left_out = None if code in _EXPECTED else self._refusals.add(code, count)
+            log.log(
+                logging.DEBUG if left_out is None else logging.WARNING,
+                "%s: %d of %d failed with %d: %s%s",
+                what,
+                count,
+                len(answers),
+                code,
+                reason or _codes.meaning(code),
+                f" ({left_out} failures with {code} were left out before)" if left_out else "",
+            )
 
     @staticmethod
     def _one(answers: list[int]) -> int:

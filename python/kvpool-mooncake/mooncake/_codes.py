@@ -12,3 +12,10 @@ NOT_FOUND: Final = -704
 LEASED: Final = -706
 TRANSFER: Final = -800
 NO_TASK: Final = -1400
+
+
+def meaning(code: int) -> str:
+    """What a code says where no other reason is known."""
+    if code == PARAMETERS:
+        return "a key, an address, a length or a range is invalid, or lists differ in length"
+    return "the table of codes in docs/operations/mooncake.md says what it means"

@@ -171,23 +171,23 @@ class ObjectMethods(StoreBase):
 
     def get_size(self, key: str) -> int:
         """The length of an object in bytes, or a code; -704 when it is absent."""
-        return self._native.size(key)
+        return self._said("get_size", self._native.size(key))
 
     def is_exist(self, key: str) -> int:
         """1 if the key is present, 0 if it is absent, or a code. A present key is leased."""
-        return self._one(self._native.exist([key]))
+        return self._one(self.batch_is_exist([key]))
 
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
         """`is_exist` for several keys, in one round trip."""
-        return self._native.exist(keys)
+        return self._all_said("batch_is_exist", self._native.exist(keys))
 
     def remove(self, key: str, force: bool = False) -> int:
         """Removes an object. Returns 0; -704 if it is absent; -706 if it is leased or pinned, unless forced."""
-        return self._one(self._native.remove([key], force))
+        return self._one(self.batch_remove([key], force))
 
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
         """`remove` for several keys."""
-        return self._native.remove(keys, force)
+        return self._all_said("batch_remove", self._native.remove(keys, force))
 
     def remove_by_regex(self, pattern: str, force: bool = False) -> int:
         """Removes this tenant's objects whose keys match a pattern. Returns their number, or a code."""

@@ -156,7 +156,9 @@ class ParallelReadMethods(TensorMethods):
         except (BadSplit, ValueError) as error:
             log.error("%s: %s", key, error)
             return None
-        # Checks that the range is memory of this process, which the header is then written to.
+        # The header is written to the memory here.
+        if self._sizes_on_host([key], [ptr], [size])[0] < 0:
+            return None
         if not self._read_part(key, source, ptr + len(header)):
             return None
         ctypes.memmove(ptr, header, len(header))

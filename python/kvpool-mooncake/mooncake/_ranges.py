@@ -55,7 +55,7 @@ class RangeMethods(StoreBase):
                     )
                     flat[2].extend(size)
                     flat[3].extend(source)
-        answers = iter(self._native.get_ranges(*flat))
+        answers = iter(self._all_said("get_into_ranges", self._native.get_ranges(*flat)))
         return [
             [[_codes.PARAMETERS] if count < 0 else [next(answers) for _ in range(count)] for count in of_keys]
             for of_keys in counts
@@ -117,7 +117,7 @@ class RangeMethods(StoreBase):
         how = self._how(config)
         if how is None:
             return self._refused(keys)
-        return self._native.put_session_start(keys, sizes, how)
+        return self._all_said("batch_put_session_start", self._native.put_session_start(keys, sizes, how))
 
     def batch_put_from_multi_buffer_ranges(
         self,
@@ -130,7 +130,8 @@ class RangeMethods(StoreBase):
 
         -704: the key has no session. -600: a range is outside the object; nothing is written.
         """
-        return self._native.put_session_write(keys, all_buffer_ptrs, all_sizes, all_dst_offsets)
+        answers = self._native.put_session_write(keys, all_buffer_ptrs, all_sizes, all_dst_offsets)
+        return self._all_said("batch_put_from_multi_buffer_ranges", answers)
 
     def batch_put_session_end(self, keys: Sequence[str]) -> list[int]:
         """Puts the data of the sessions and ends them. Returns 0, or a code.

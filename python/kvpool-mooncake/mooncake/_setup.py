@@ -83,7 +83,8 @@ class SetupMethods(SegmentMethods):
 
         Returns 0, or a code; the log has the reason. The code -600 means a bad value, a directory that cannot
         be used, or a store that is already set up. The codes -900 and -901 mean that no master answered
-        within `connect_timeout_ms` (5000).
+        within `connect_timeout_ms` (5000). A warning names each right that the token lacks, to read or to put and
+        remove.
         """
         if isinstance(local_hostname, Mapping):
             config = local_hostname
@@ -118,6 +119,9 @@ class SetupMethods(SegmentMethods):
         return self._set_up(given)
 
     def _set_up(self, given: Mapping[str, object]) -> int:
+        if self._native.is_set_up():
+            log.error("setup: the store is already set up, and stays as it is: close it first")
+            return _codes.PARAMETERS
         try:
             settings = read_settings(given)
             place = find_place(settings.host, settings.port)
@@ -128,6 +132,8 @@ class SetupMethods(SegmentMethods):
             return _codes.PARAMETERS
         if code != _codes.OK:
             return code
+        for right in self._native.missing_rights():
+            log.warning("setup: the token lacks a right, and calls that need it will fail: %s", right)
         self._settings, self._place = settings, place
         if settings.segment_size:
             size = -(-settings.segment_size // PAGE) * PAGE
@@ -176,7 +182,9 @@ class SetupMethods(SegmentMethods):
                 patience.control_timeout_ms,
             ),
         )
-        if code != _codes.OK:
+        if code == _codes.PARAMETERS:
+            log.error("setup: %s", reason)
+        elif code != _codes.OK:
             log.error("setup: no connection to the master at %s: %s", ", ".join(settings.masters), reason)
         return code
 

@@ -43,6 +43,7 @@ class TensorMethods(StoreBase):
         self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
     ) -> list[Tensor | None]:
         lengths = self._native.get_into(keys, buffer_ptrs, self._sizes_on_host(keys, buffer_ptrs, sizes))
+        self._all_said("get of tensors into memory", lengths)
         return [
             self._decoded(key, memory_at(ptr, length)) if length > 0 else None
             for key, ptr, length in zip(keys, buffer_ptrs, lengths)
@@ -82,7 +83,8 @@ class TensorMethods(StoreBase):
             return self._refused(keys)
         on_host = zip(buffer_ptrs, self._sizes_on_host(keys, buffer_ptrs, sizes))
         checked = [size if is_encoded(ptr, size) else -1 for ptr, size in on_host]
-        return self._native.put_from(keys, buffer_ptrs, checked, how, upsert)
+        answers = self._native.put_from(keys, buffer_ptrs, checked, how, upsert)
+        return self._all_said("put of tensors in memory", answers)
 
     def put_tensor(self, key: str, tensor: Tensor) -> int:
         """Puts a tensor. Returns 0 or a code."""

@@ -77,10 +77,14 @@ import_ref = import_dataproto_ref
 
 
 def raw_destination(ptr: int, size: int, owner: Any = None, *, pre_registered: bool = False) -> _RawDestination:
-    """Memory of `size` bytes to read a column or a member into. `owner` keeps it; registering it is optional."""
+    """Memory of the host of `size` bytes to read a column or a member into.
+
+    `owner` keeps it; registering it is optional. The read raises ValueError for memory of a GPU.
+    """
     return _RawDestination(int(ptr), int(size), owner, pre_registered)
 
 
 def tensor_object_buffer(ptr: int, size: int, owner: Any = None, batch_size: int | None = None) -> _TensorObject:
-    """A tensor with its header in memory, as a member. As a column of a table it needs `batch_size`, its rows."""
+    """A tensor with its header in memory of the host, as a member. As a column of a table it needs `batch_size`, its
+    rows. The put raises ValueError for memory of a GPU."""
     return _TensorObject(int(ptr), int(size), owner, batch_size)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from mooncake.engine import TransferEngine
 from mooncake.store import MooncakeDistributedStore
+from mooncake.structured_object_store import MooncakeBundleTransfer, raw_destination, tensor_object_buffer
 from gpus import torch_on_gpu
 
 __all__ = ["torch_on_gpu"]
@@ -119,6 +120,24 @@ def test_range_reads_into_a_gpu_are_refused(
     # Lists for each buffer: its keys, and for each key the places, offsets and sizes.
     read = store.get_into_ranges([target.data_ptr()], [[key]], [[[0]]], [[[0]]], [[[4096]]])
     assert read == [[[-600]]] and not target.any()
+
+
+def test_members_of_a_structured_object_are_of_the_host(
+    torch_on_gpu: Any, store: MooncakeDistributedStore, key: str
+) -> None:
+    place = torch_on_gpu.zeros(4096, dtype=torch_on_gpu.uint8, device="cuda")
+    transfer = MooncakeBundleTransfer(store, key)
+    with pytest.raises(ValueError, match="no memory of the host"):
+        transfer.put_object({"t": tensor_object_buffer(place.data_ptr(), 4096, place)})
+    spec = transfer.read_spec(transfer.put_object({"b": b"bytes"}))
+    with pytest.raises(ValueError, match="no memory of the host"):
+        transfer.materialize_into(spec, {"b": raw_destination(place.data_ptr(), 4096, place)})
+    # Pinned memory of the host is the host's.
+    pinned = torch_on_gpu.zeros(4096, dtype=torch_on_gpu.uint8).pin_memory()
+    transfer.materialize_into(spec, {"b": raw_destination(pinned.data_ptr(), 4096, pinned)})
+    assert bytes(pinned[:5].tolist()) == b"bytes"
+    assert store.register_buffer(pinned.data_ptr(), 4096) == 0
+    assert store.put_from(f"{key}-pinned", pinned.data_ptr(), 4096) == 0
 
 
 def test_the_engine_refuses_memory_of_a_gpu(torch_on_gpu: Any) -> None:

@@ -7,9 +7,11 @@ import inspect
 import logging
 import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from mooncake._clients import announce_client
@@ -114,6 +116,47 @@ def test_missing_parameters_and_wrong_types_raise(new: MooncakeDistributedStore)
 def test_bad_values_are_refused_with_600(new: MooncakeDistributedStore, bad: dict[str, object]) -> None:
     assert new.setup({"global_segment_size": 0, **bad}) == -600
     assert new.health_check() == 1
+
+
+def test_a_second_setup_is_refused_with_its_reason(
+    new: MooncakeDistributedStore, shared_pool: LivePool, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"global_segment_size": 0, "master_server_addr": shared_pool.url}
+    assert new.setup(settings) == 0
+    with caplog.at_level(logging.WARNING, logger="mooncake"):
+        assert new.setup(settings) == -600
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "mooncake"]
+    assert "already set up" in line and "no connection" not in line
+    assert new.put(key, b"x") == 0
+
+
+@pytest.mark.parametrize(
+    ("role", "namespace", "missing"),
+    [("writer", "team-a", ()), ("reader", "team-a", ("remove",)), ("reader", "team-b", ("exist", "remove"))],
+)
+def test_setup_warns_of_the_rights_that_a_token_lacks(
+    new: MooncakeDistributedStore,
+    make_pool: Callable[..., LivePool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    role: str,
+    namespace: str,
+    missing: tuple[str, ...],
+) -> None:
+    auth = tmp_path / "auth"
+    create = ["kvctl", "token", "create", "--subject", "team", "--role", role, "--in", "team-a", "--dir", str(auth)]
+    subprocess.run(create, check=True, capture_output=True)
+    files = (f"--auth-jwks={auth / 'jwks.json'}", f"--auth-policy={auth / 'policy.toml'}", "--auth-issuer=kvctl")
+    pool = make_pool(0, "", *files)
+    monkeypatch.setenv("KVPOOL_TOKEN_FILE", str(auth / "team.token"))
+    settings = {"global_segment_size": 0, "master_server_addr": pool.url, "tenant_id": namespace}
+    with caplog.at_level(logging.WARNING, logger="mooncake"):
+        assert new.setup(settings) == 0
+    lines = [record.getMessage() for record in caplog.records if "lacks a right" in record.getMessage()]
+    assert len(lines) == len(missing), lines
+    for line, operation in zip(lines, missing):
+        assert f"{operation} needs one of the roles" in line and namespace in line
 
 
 def test_a_master_that_is_not_there_is_said_within_seconds(

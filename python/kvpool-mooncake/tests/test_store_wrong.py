@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
+import mmap
 from collections.abc import Callable
 
 import pytest
+from mooncake._base import Refusals
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from lent_memory import Memory
 from live_pools import LivePool
@@ -134,6 +138,107 @@ def test_an_address_or_a_length_that_cannot_be_is_600(
     assert store.get_into_ranges([ptr], [[key]], [[[0]]], [[[0]]], [[[size]]]) == [[[-600]]]
     assert store.register_buffer(ptr, size) == -600
     assert store.is_exist(f"{key}-new") == 0
+
+
+WILD = 0x1000
+
+
+def test_an_address_without_memory_is_600_in_each_call(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
+    assert store.put(key, b"x" * 64) == 0
+    new, good = f"{key}-new", memory(b"y" * 64)
+    assert store.register_buffer(WILD, 64) == -600
+    assert store.put_from(new, WILD, 64) == -600
+    assert store.upsert_from(key, WILD, 64) == -600
+    assert store.put_from_with_metadata(new, WILD, good.ptr, 64, 64) == -600
+    assert store.batch_put_from([new, f"{key}-good"], [WILD, good.ptr], [64, 64]) == [-600, 0]
+    assert store.batch_upsert_from([key], [WILD], [64]) == [-600]
+    assert store.batch_put_from_multi_buffers([new], [[good.ptr, WILD]], [[64, 64]]) == [-600]
+    assert store.get_into(key, WILD, 64) == -600
+    assert store.batch_get_into([key, key], [WILD, good.ptr], [64, 64]) == [-600, 64]
+    assert bytes(good) == b"x" * 64
+    assert store.batch_get_into_multi_buffers([key], [[good.ptr, WILD]], [[32, 32]]) == [-600]
+    assert store.get_into_ranges([WILD], [[key]], [[[0]]], [[[0]]], [[[8]]]) == [[[-600]]]
+    assert store.batch_get_into_multi_buffer_ranges([key], [[WILD]], [[8]], [[0]]) == [-600]
+    assert store.batch_put_session_start([new], [64]) == [0]
+    assert store.batch_put_from_multi_buffer_ranges([new], [[WILD]], [[64]], [[0]]) == [-600]
+    assert store.batch_put_session_revoke([new]) == [0]
+    assert store.put_tensor_from(new, WILD, 64) == -600
+    assert store.get_tensor_into(key, WILD, 64) is None
+    assert store.is_exist(new) == 0
+    assert store.get(key) == b"x" * 64
+
+
+def test_a_refusal_is_a_warning_and_a_miss_is_none(
+    connect: Callable[[LivePool], MooncakeDistributedStore],
+    shared_pool: LivePool,
+    key: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def lines() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "mooncake"]
+
+    store = connect(shared_pool)
+    with caplog.at_level(logging.WARNING, logger="mooncake"):
+        assert store.remove(key) == -704
+        assert store.get_size(key) == -704
+        assert store.put(key, b"x") == 0
+        assert store.is_exist(key) == 1
+        assert store.remove(key) == -706
+        assert not lines()
+        for _ in range(3):
+            assert store.batch_put_from([f"{key}-new"] * 2, [WILD, WILD], [64, 64]) == [-600, -600]
+    (line,) = lines()
+    for part in ("batch_put_from", "2 of 2", "-600", "0x1000"):
+        assert part in line
+    # The reason of an earlier call is not that of a later one.
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, logger="mooncake"):
+        assert store.put_from(f"{key}-new", -1, 64) == -600
+    (line,) = lines()
+    assert "0x1000" not in line
+
+
+def test_a_store_warns_once_in_ten_seconds_of_each_code_and_counts_the_rest() -> None:
+    now = 5.0
+    refusals = Refusals(lambda: now)
+    assert refusals.add(-600, 1) == 0
+    assert refusals.add(-800, 7) == 0
+    assert refusals.add(-600, 2) is None
+    now += 9.9
+    assert refusals.add(-600, 3) is None
+    now += 0.2
+    assert refusals.add(-600, 1) == 5
+    assert refusals.add(-600, 1) is None
+    assert refusals.add(-800, 1) == 0
+
+
+def test_memory_that_can_only_be_read_is_put_from_and_not_got_into(
+    store: MooncakeDistributedStore, key: str
+) -> None:
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * page)
+    memory[:5] = b"hello"
+    first = ctypes.c_char.from_buffer(memory)
+    at = ctypes.addressof(first)
+    protect = ctypes.CDLL(None).mprotect
+    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    assert protect(at, page, mmap.PROT_READ) == 0
+    # The second page can be neither read nor written.
+    assert protect(at + page, page, 0) == 0
+    assert store.put_from(f"{key}-long", at, 2 * page) == -600
+    assert store.register_buffer(at, 2 * page) == -600
+    assert store.put_from(key, at, page) == 0
+    assert store.get_into(key, at, page) == -600
+    assert store.register_buffer(at, page) == 0
+    assert store.get_into(key, at, page) == -600
+    assert store.unregister_buffer(at) == 0
+    assert store.get(key)[:5] == b"hello"
+    assert protect(at, 2 * page, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+    assert store.get_into(key, at, page) == page
+    del first
+    memory.close()
 
 
 def test_nothing_to_read_into_is_too_small(store: MooncakeDistributedStore, key: str) -> None:

@@ -149,6 +149,10 @@ def test_members_are_read_into_the_callers_memory(transfer: MooncakeBundleTransf
         transfer.materialize_into(spec, {"t": bytearray(64)})
     with pytest.raises(ValueError, match="needs 5 bytes"):
         transfer.materialize_into(spec, {"b": raw_destination(raw.ptr, 4)})
+    with pytest.raises(ValueError, match="0x1000"):
+        transfer.materialize_into(spec, {"b": raw_destination(0x1000, 8)})
+    with pytest.raises(ValueError, match="0x1000"):
+        transfer.put_object({"t": tensor_object_buffer(0x1000, 64)})
 
 
 def test_one_value_is_an_object_too(transfer: MooncakeBundleTransfer) -> None:

@@ -406,7 +406,8 @@ impl Session {
         }
         // SAFETY: it is mapped in the way that the transfer uses it, as was looked up just now or when it
         // was registered, and the caller keeps it until the call or the submitted transfer has ended.
-        unsafe { self.memory.lend(loan, address, length) }.map_err(|_| no_memory(address, length))
+        unsafe { self.memory.lend(loan, address, length, None) }
+            .map_err(|_| no_memory(address, length))
     }
 
     fn carry_out(&self, asked: Asked) -> Result<(), TransferError> {

@@ -33,10 +33,11 @@ mod transfers;
 pub(crate) use handle::BufferHandle;
 
 use crate::home::drop_aside;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use pool::Pool;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,14 +50,24 @@ pub(crate) struct ObjectStore {
     /// The process that set it up; 0 while none has. Read before any lock, which a child made by fork
     /// could find taken by a thread that it does not have.
     process: AtomicU32,
-    last_error: Mutex<String>,
+}
+
+thread_local! {
+    /// Why the last call of this thread failed, where a code alone would say it. Threads share a store, so the reason
+    /// is no part of it.
+    static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 impl ObjectStore {
-    /// The pool, `None` while the store is not set up; an error in a child made by fork.
+    /// The pool, `None` while the store is not set up; an error in a child made by fork. Every call begins with this,
+    /// so the reason of an earlier failure is forgotten here.
     fn pool(&self) -> PyResult<Option<Arc<Pool>>> {
+        LAST_ERROR.with_borrow_mut(String::clear);
         match self.process.load(Ordering::Acquire) {
-            0 => Ok(None),
+            0 => {
+                self.remember(Some("the store is not set up, or is closed".into()));
+                Ok(None)
+            }
             process if process == std::process::id() => Ok(self.pool.read().clone()),
             process => Err(PyRuntimeError::new_err(format!(
                 "process {process} set up this store, and this process is its fork; \
@@ -65,10 +76,14 @@ impl ObjectStore {
         }
     }
 
-    /// Keeps why something failed, for [`ObjectStore::last_error`].
+    /// Keeps why something failed, for [`ObjectStore::last_error`] in the same thread.
+    #[allow(
+        clippy::unused_self,
+        reason = "the reason is the last of a call of a store"
+    )]
     fn remember(&self, why: Option<String>) {
         if let Some(why) = why {
-            *self.last_error.lock() = why;
+            LAST_ERROR.set(why);
         }
     }
 }

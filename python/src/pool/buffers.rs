@@ -10,6 +10,7 @@
 
 use crate::errors::Fault;
 use crate::loan::{Loan, deadline};
+use crate::mapped::{self, Lookup};
 use crate::places::Placed;
 use crate::pool::open::Open;
 use kvpool_client::{GpuSlice, Slice};
@@ -40,6 +41,7 @@ pub(crate) struct Buffers<'a, 'py> {
     open: &'a Open,
     usage: Use,
     loan: Loan,
+    lookup: Lookup,
     taken: Vec<Taken>,
     objects: Vec<Bound<'py, PyAny>>,
     /// The streams whose work on the memory must have ended, each with its GPU.
@@ -370,6 +372,7 @@ impl<'a, 'py> Buffers<'a, 'py> {
             open,
             usage,
             loan: Loan::new(),
+            lookup: Lookup::default(),
             taken: Vec::new(),
             objects: Vec::new(),
             streams: BTreeSet::new(),
@@ -417,10 +420,15 @@ impl<'a, 'py> Buffers<'a, 'py> {
         } = range;
         let memory = &self.open.memory;
         if !range.is_device {
+            let how = match self.usage {
+                Use::Read => mapped::Use::Read,
+                Use::Write => mapped::Use::ReadWrite,
+            };
+            let check = taken.is_none().then_some((&self.lookup, how));
             // SAFETY: a buffer that was taken stays for as long as `self` holds it, which is until the
             // loan is returned; a tensor's or a pair's memory is there by the caller's promise, and the
             // object is held as long.
-            match unsafe { memory.lend(&self.loan, address, length) } {
+            match unsafe { memory.lend(&self.loan, address, length, check) } {
                 Ok(slice) => {
                     match taken {
                         Some(taken) => self.taken.push(taken),
@@ -430,8 +438,13 @@ impl<'a, 'py> Buffers<'a, 'py> {
                 }
                 Err(Side::Gpu(_)) if taken.is_none() => {}
                 Err(_) => {
-                    let message = format!("{length} bytes at {address:#x} are not host memory");
-                    return Err(Fault::invalid(message));
+                    let to_what = match self.usage {
+                        Use::Read => "read",
+                        Use::Write => "written",
+                    };
+                    return Err(Fault::invalid(format!(
+                        "{length} bytes at {address:#x} are not host memory that can be {to_what}"
+                    )));
                 }
             }
         }

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kvpool._native import is_host_memory
 from mooncake import _tensor_format
 from mooncake._structured.chunks import Entry, Fill
 
@@ -58,6 +59,7 @@ def encode(name: str, value: Any) -> tuple[dict[str, Any], memoryview]:
     if isinstance(value, TensorObject):
         if value.ptr <= 0 or value.size <= 0:
             raise ValueError(f"the member {name} is {value.size} bytes at address {value.ptr}")
+        _check_is_of_host(name, value.ptr, value.size, write=False)
         return {"encoding": "tensor_object"}, _tensor_format.memory_at(value.ptr, value.size)
     if is_tensor(value):
         if value.layout is not _tensor_format.torch_module().strided:
@@ -202,7 +204,18 @@ def _same(name: str, what: str, wanted: object, given: object) -> None:
 def _raw_room(name: str, into: RawDestination, needed: int) -> memoryview:
     if into.ptr <= 0 or into.size < needed:
         raise ValueError(f"the member {name} needs {needed} bytes, its destination at {into.ptr} has {into.size}")
+    _check_is_of_host(name, into.ptr, needed, write=True)
     return _tensor_format.memory_at(into.ptr, needed)
+
+
+def _check_is_of_host(name: str, ptr: int, size: int, *, write: bool) -> None:
+    """Raises ValueError for memory that Python cannot use: a GPU's, or none at all."""
+    if not is_host_memory(ptr, size, write):
+        use = "written" if write else "read"
+        raise ValueError(
+            f"the member {name} is {size} bytes at {ptr:#x}, which are no memory of the host that can be {use}; "
+            "copy a tensor of a GPU to the host"
+        )
 
 
 def runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:

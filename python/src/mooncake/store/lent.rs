@@ -11,6 +11,7 @@
 use super::args::Number;
 use super::pool::{Buffers, Parts};
 use crate::loan::Loan;
+use crate::mapped::{Lookup, Use};
 use crate::memory::Memory;
 use kvpool_client::GpuSlice;
 use kvpool_transport::Slice;
@@ -20,33 +21,64 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use std::cell::Cell;
 
 /// The memory of one call. What it lends must be given up before [`Lent::returned`] is waited for.
 pub(super) struct Lent<'m> {
     pool: &'m Parts,
     loan: Loan,
+    /// What the call does with ranges.
+    how: Use,
+    lookup: Lookup,
+    /// The first range that could not be lent.
+    refused: Cell<Option<String>>,
     /// Objects whose memory is lent, kept until it is back.
     objects: Vec<PyUntypedBuffer>,
 }
 
 impl<'m> Lent<'m> {
     /// Nothing is lent yet.
-    pub(super) fn new(pool: &'m Parts) -> Self {
+    pub(super) fn new(pool: &'m Parts, how: Use) -> Self {
         pool.memory.look_for_gpus();
         Self {
             pool,
             loan: Loan::new(),
+            how,
+            lookup: Lookup::default(),
+            refused: Cell::new(None),
             objects: Vec::new(),
         }
     }
 
-    /// The `length` bytes at `address`; `None` when that cannot be memory of this host. The caller of the Python
-    /// function has said that it is.
+    /// The `length` bytes at `address`; `None` when they are no memory of this host that can be used so.
     pub(super) fn range(&self, address: Number, length: Number) -> Option<Slice> {
         let (address, length) = (usize::try_from(address.value()?).ok()?, length.value()?);
+        let memory = &self.pool.memory;
+        let check = Some((&self.lookup, self.how));
         // SAFETY: the Python caller promises that it is memory until the call returns, and no call
-        // returns before `returned` has.
-        unsafe { self.pool.memory.lend(&self.loan, address, length) }.ok()
+        // returns before `returned` has. What is not mapped now is refused.
+        let lent = unsafe { memory.lend(&self.loan, address, length, check) };
+        if lent.is_err() {
+            let to_what = match self.how {
+                Use::Read => "read",
+                Use::ReadWrite => "written",
+            };
+            self.refuse(format!(
+                "{length} bytes at {address:#x} are not host memory that can be {to_what}"
+            ));
+        }
+        lent.ok()
+    }
+
+    /// Keeps the reason of the first range that is not lent.
+    fn refuse(&self, reason: String) {
+        let first = self.refused.take().unwrap_or(reason);
+        self.refused.set(Some(first));
+    }
+
+    /// Why the first range was not lent that was not; `None` if all were.
+    pub(super) fn refusal(&self) -> Option<String> {
+        self.refused.take()
     }
 
     /// Ranges in order, of host memory or all of one GPU's memory. `None` if the lists differ in length or a
@@ -141,7 +173,7 @@ impl<'m> Lent<'m> {
 
 /// Registers a range of the caller's memory.
 ///
-/// The Python caller promises that it is memory until it is unregistered or the store is closed.
+/// The Python caller promises that what is mapped there stays so until it is unregistered or the store is closed.
 pub(super) fn register(
     memory: &Memory,
     address: usize,

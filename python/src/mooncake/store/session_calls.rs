@@ -6,6 +6,7 @@ use super::pool::{Buffers, Item};
 use super::ranges::{self, Fragment};
 use super::{ObjectStore, aside, aside_with, codes};
 use crate::loan::deadline;
+use crate::mapped::Use;
 use kvpool_transport::{Region, Slice};
 use pyo3::prelude::*;
 
@@ -26,7 +27,7 @@ impl ObjectStore {
         let Some(pool) = self.pool()?.filter(|_| alike) else {
             return Ok(vec![codes::PARAMETERS; count]);
         };
-        let lent = Lent::new(&pool);
+        let lent = Lent::new(&pool, Use::ReadWrite);
         let memory = addresses.into_iter().zip(lengths).zip(offsets);
         let fragments: Vec<Fragment> = keys
             .0
@@ -40,6 +41,7 @@ impl ObjectStore {
                 }
             })
             .collect();
+        self.remember(lent.refusal());
         Ok(aside_with(py, lent, || {
             ranges::read(&pool.client, fragments)
         }))
@@ -119,7 +121,7 @@ impl ObjectStore {
         let Some(pool) = self.pool()?.filter(|_| alike) else {
             return Ok(vec![codes::PARAMETERS; count]);
         };
-        let lent = Lent::new(&pool);
+        let lent = Lent::new(&pool, Use::Read);
         let memory = addresses.iter().zip(&lengths).zip(&offsets);
         let writes: Vec<_> = keys
             .0
@@ -129,6 +131,7 @@ impl ObjectStore {
                 Some((key?, writes(&lent, addresses, lengths, offsets)?))
             })
             .collect();
+        self.remember(lent.refusal());
         Ok(aside_with(py, lent, || {
             let write = |write: Option<(_, Vec<(u64, Slice)>)>| match write {
                 Some((key, ranges)) => pool.put_sessions.write(&key, &ranges),

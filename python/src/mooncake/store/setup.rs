@@ -3,16 +3,16 @@
 use super::args::Number;
 use super::pool::Pool;
 use super::segments::{SegmentError, Wanted};
-use super::{ObjectStore, aside, codes, lent};
+use super::{LAST_ERROR, ObjectStore, aside, codes, lent};
 use crate::home::Resident;
 use kvpool_client::blocking::Client;
-use kvpool_client::{Leasing, Namespace, Options, RdmaOptions, Timeouts};
-use kvpool_types::Key;
+use kvpool_client::{Leasing, Namespace, Options, RdmaOptions, Remove, Timeouts};
+use kvpool_types::{Code, Key};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A key that is asked for to hear whether the master answers.
 const HEALTH_KEY: &str = "kvpool/health";
@@ -207,9 +207,39 @@ impl ObjectStore {
             .map_or(0, |pool| pool.client.limits().max_block.0))
     }
 
-    /// Why something failed that a code alone says; empty when nothing has.
-    fn last_error(&self) -> String {
-        self.last_error.lock().clone()
+    /// Why the last call of this thread failed, where a code alone says it; empty where nothing more is known.
+    #[staticmethod]
+    fn last_error() -> String {
+        LAST_ERROR.with_borrow(String::clone)
+    }
+
+    /// What the token may not do with the blocks of the namespace, as the master says it. Empty without a token.
+    ///
+    /// No call tells a token's rights. So a key that nobody has is asked for and removed.
+    fn missing_rights(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let Some(pool) = self.pool()? else {
+            return Ok(Vec::new());
+        };
+        if Options::default().token_file.is_none() {
+            return Ok(Vec::new());
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let nanoseconds = now.unwrap_or_default().as_nanos();
+        let name = format!("kvpool/rights/{}/{nanoseconds}", std::process::id());
+        let Ok(key) = Key::parse(&name) else {
+            return Ok(Vec::new());
+        };
+        Ok(aside(py, || {
+            let read = pool.client.exist(std::slice::from_ref(&key), Leasing::None);
+            let removed = pool.client.remove(Remove::Keys(vec![key]), false);
+            let refusals = [
+                read.err().map(|error| (error.code, error.to_string())),
+                removed.err().map(|error| (error.code(), error.to_string())),
+            ];
+            let refusals = refusals.into_iter().flatten();
+            let missing = refusals.filter(|(code, _)| *code == Code::Forbidden);
+            missing.map(|(_, why)| why).collect()
+        }))
     }
 
     /// Ends the sessions, removes the segments from the pool, and closes the connection. Calls of other

@@ -6,6 +6,7 @@ use super::lent::Lent;
 use super::pool::{Buffers, Item, Parts, within};
 use super::{ObjectStore, aside, aside_with, codes};
 use crate::loan::{deadline, left};
+use crate::mapped::Use;
 use kvpool_client::{GetBlock, GetError, GetOutcome, PutOptions, ViewOptions};
 use kvpool_transport::{Region, Slice};
 use kvpool_types::{Key, Length, Offset};
@@ -30,7 +31,7 @@ impl ObjectStore {
         let Some(pool) = self.pool()?.filter(|_| keys.len() == values.len()) else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
         };
-        let mut lent = Lent::new(&pool);
+        let mut lent = Lent::new(&pool, Use::Read);
         let mut items: Vec<Item> = Vec::with_capacity(keys.len());
         for (key, parts) in keys.0.into_iter().zip(values) {
             let mut slices = Vec::with_capacity(parts.len());
@@ -60,7 +61,7 @@ impl ObjectStore {
         let Some(pool) = self.pool()?.filter(|_| alike) else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
         };
-        let lent = Lent::new(&pool);
+        let lent = Lent::new(&pool, Use::Read);
         let items = items(keys, addresses.into_iter().zip(lengths), |(at, length)| {
             lent.ranges(&[at], &[length])
         });
@@ -81,7 +82,7 @@ impl ObjectStore {
         let Some(pool) = self.pool()?.filter(|_| alike) else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
         };
-        let lent = Lent::new(&pool);
+        let lent = Lent::new(&pool, Use::Read);
         let items = items(keys, addresses.iter().zip(&lengths), |(at, length)| {
             lent.ranges(at, length)
         });
@@ -100,19 +101,19 @@ impl ObjectStore {
         let Some(pool) = self.pool()?.filter(|_| alike) else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
         };
-        let lent = Lent::new(&pool);
+        let lent = Lent::new(&pool, Use::ReadWrite);
         let items = items(keys, addresses.into_iter().zip(lengths), |(at, length)| {
             lent.ranges(&[at], &[length])
         });
         self.get_items(py, &pool, lent, items)
     }
 
-    /// Whether a range can be memory of the host, which Python can read. False while the store is not set up.
+    /// Whether a range is memory of the host, which Python can read. False while the store is not set up.
     fn is_of_host(&self, address: Number, length: Number) -> PyResult<bool> {
         let Some(pool) = self.pool()? else {
             return Ok(false);
         };
-        Ok(Lent::new(&pool).range(address, length).is_some())
+        Ok(Lent::new(&pool, Use::Read).range(address, length).is_some())
     }
 
     /// Gets into several ranges of memory a key: lengths or codes.
@@ -127,7 +128,7 @@ impl ObjectStore {
         let Some(pool) = self.pool()?.filter(|_| alike) else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
         };
-        let lent = Lent::new(&pool);
+        let lent = Lent::new(&pool, Use::ReadWrite);
         let items = items(keys, addresses.iter().zip(&lengths), |(at, length)| {
             lent.ranges(at, length)
         });
@@ -143,7 +144,7 @@ impl ObjectStore {
         let deadline = deadline(pool.client.timeouts().get);
         let lengths = aside(py, || pool.lengths(&good, deadline));
         let mut lengths = good.into_iter().zip(lengths);
-        let lent = Lent::new(&pool);
+        let lent = Lent::new(&pool, Use::ReadWrite);
         let mut gets = Vec::new();
         let mut values: Vec<Option<Bound<'_, PyBytes>>> = Vec::with_capacity(keys.len());
         for key in &keys.0 {
@@ -233,8 +234,9 @@ impl ObjectStore {
         options: &PutOptions,
     ) -> PyResult<Vec<i64>> {
         let deadline = deadline(pool.client.timeouts().put);
+        let refusal = lent.refusal();
         let (codes, why) = aside_with(py, lent, || pool.put(items, options, deadline));
-        self.remember(why);
+        self.remember(why.or(refusal));
         Ok(codes)
     }
 
@@ -247,8 +249,9 @@ impl ObjectStore {
         items: Vec<Item>,
     ) -> PyResult<Vec<i64>> {
         let deadline = deadline(pool.client.timeouts().get);
+        let refusal = lent.refusal();
         let (codes, why) = aside_with(py, lent, || pool.get(items, deadline));
-        self.remember(why);
+        self.remember(why.or(refusal));
         Ok(codes)
     }
 }
