@@ -296,7 +296,7 @@ impl SenderDesk {
     ) -> Option<ToReceiver> {
         let tag = message.tag();
         if let ToSender::Decline { code, .. } = message {
-            self.declined(now, tag.room, code, out);
+            self.declined(now, (session, tag.room), code, out);
             return None;
         }
         let outcome = self.tombstones.outcome(session, tag);
@@ -375,9 +375,25 @@ impl SenderDesk {
     }
 
     /// A receiver wants nothing of a request: the request ends for all of its receivers.
-    fn declined(&mut self, now: Moment, id: RoomId, code: Code, out: &mut Vec<SenderAction>) {
-        if self.rooms.contains_key(&id) {
-            return self.handle(now, id, SenderEvent::Abort { code }, out);
+    fn declined(
+        &mut self,
+        now: Moment,
+        (from, id): (Incarnation, RoomId),
+        code: Code,
+        out: &mut Vec<SenderAction>,
+    ) {
+        if let Some(room) = self.rooms.get(&id) {
+            // The session of a receiver that has not asked yet is unknown: it may be this one.
+            let mut receivers = (0..room.receivers()).map(|to| room.receiver_session(to));
+            if receivers.any(|of| of.is_none_or(|of| of == from)) {
+                self.handle(now, id, SenderEvent::Abort { code }, out);
+            }
+            return;
+        }
+        let ended = |it: &GivenUp| it.by == GivenUpBy::Sender && now < it.until;
+        if self.given_up.get(&id).is_some_and(ended) {
+            // Another rank of decode declined the same request: the next request of this number goes on.
+            return;
         }
         // Their processes ask again, and are refused.
         self.early.retain(|early| early.offer.tag.room != id);

@@ -408,9 +408,13 @@ fn p8_a_decline_ends_the_request_before_and_after_prefill_names_it() {
     assert!(desk.refuse(at(1), TAG.room, code).is_empty());
     assert_eq!(desk.take(at(2), D, ask(), &mut out), refused);
     assert_eq!(desk.expect(at(3), TAG.room), None, "the number is free");
-    // The room is open, and a rank has been accepted.
+    // The room is open, and one of its two ranks has been accepted.
     let mut desk = SenderDesk::new(DeskOptions::default());
-    desk.open(at(0), sender_plan(), &mut out).unwrap();
+    let plan = RoomSenderPlan {
+        receivers: 2,
+        ..sender_plan()
+    };
+    desk.open(at(0), plan, &mut out).unwrap();
     desk.take(at(1), D, ask(), &mut out);
     out.clear();
     assert_eq!(desk.take(at(2), P, decline(), &mut out), None);
@@ -420,6 +424,40 @@ fn p8_a_decline_ends_the_request_before_and_after_prefill_names_it() {
     };
     assert_eq!(out.first(), Some(&abort));
     assert!(out.contains(&SenderAction::ReleasePages));
+}
+
+/// The number of a room is no right to end it: each registered process knows such numbers.
+#[test]
+fn a_decline_of_a_process_that_receives_nothing_ends_no_open_room() {
+    let (mut out, code) = (Vec::new(), Code::Full);
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    desk.open(at(0), sender_plan(), &mut out).unwrap();
+    desk.take(at(1), D, ToSender::Offer(offer()), &mut out);
+    out.clear();
+    let decline = || ToSender::Decline { tag: TAG, code };
+    assert_eq!(desk.take(at(2), P, decline(), &mut out), None);
+    assert!(out.is_empty(), "{out:?}");
+    let waits = desk.room(TAG.room).map(RoomSender::poll);
+    assert_eq!(waits, Some(PollState::WaitingForInput));
+    // The receiver itself may decline.
+    assert_eq!(desk.take(at(3), D, decline(), &mut out), None);
+    assert!(out.contains(&SenderAction::ReleasePages));
+}
+
+/// Each rank of decode may decline the same request.
+#[test]
+fn a_second_decline_of_a_request_leaves_the_next_one_of_its_number_alone() {
+    let (mut out, code) = (Vec::new(), Code::Full);
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    desk.open(at(0), sender_plan(), &mut out).unwrap();
+    let decline = || ToSender::Decline { tag: TAG, code };
+    desk.take(at(1), D, decline(), &mut out);
+    assert_eq!(desk.take_ended(), [(TAG.room, RoomOutcome::Failed(code))]);
+    desk.take(at(2), P, decline(), &mut out);
+    assert_eq!(desk.expect(at(3), TAG.room), None);
+    // Without an ended request, a decline is kept for the next one.
+    desk.take(at(4), P, decline(), &mut out);
+    assert_eq!(desk.expect(at(5), TAG.room), Some(code));
 }
 
 #[test]
