@@ -139,7 +139,8 @@ pub struct PinLimits {
     /// The pages that all offers together may pin, counted once for each offer. `None` for no limit: the
     /// pages are the caller's own, and requests with one prefix may offer the same pages.
     pub pages: Option<u64>,
-    /// The share of `pages` that stays free, in percent. An offer waits while the pins exceed the rest.
+    /// The share of `pages` that stays free, in percent. An offer waits while the pins exceed the rest. Without
+    /// `pages` it means nothing.
     pub reserve_percent: u8,
     /// How long a receiver's process that declined for want of pages waits before it is served again.
     pub back_off: Duration,
@@ -160,7 +161,8 @@ impl Default for PinLimits {
 impl PinLimits {
     fn ledger(self) -> PinLedger {
         let options = PinOptions {
-            reserve_percent: self.reserve_percent,
+            // A share of no limit is no limit, also 100 % of it.
+            reserve_percent: self.pages.map_or(0, |_| self.reserve_percent),
             back_off: self.back_off,
             ..PinOptions::default()
         };

@@ -111,6 +111,24 @@ fn p5_with_98_of_100_pages_pinned_one_offer_goes_and_the_next_waits() {
     assert!(prefill.session.close());
 }
 
+/// A reserve is a share of the limit: without a limit no offer waits.
+#[test]
+fn a_reserve_without_a_limit_lets_no_offer_wait() {
+    let pins = PinLimits {
+        reserve_percent: 100,
+        ..PinLimits::default()
+    };
+    let options = HandoffOptions {
+        pins,
+        ..HandoffOptions::default()
+    };
+    let prefill = Rank::start_with(&group(1), 0, 0, options);
+    let offers = [1, 2].map(|room| offer(&prefill, room, 2));
+    eventually("both offers are pinned", || prefill.session.pinned() == 4);
+    assert_eq!(prefill.session.waiting_offers(), 0);
+    drop(offers);
+}
+
 /// Row P6: a receiver that had no pages is not served for 2.0 s. Another one is.
 #[test]
 fn p6_a_receiver_without_pages_is_silent_for_two_seconds() {
