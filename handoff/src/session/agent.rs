@@ -9,7 +9,9 @@ use super::receiving::{ReceiveCall, ReceivingRoom};
 use super::sending::{SendCall, SendingRoom};
 use crate::Moment;
 use crate::pins::{PinLedger, PullId};
-use crate::registration::RegisteredRanks;
+use crate::registration::{
+    RankDescription, RegisteredRanks, RegistrationError, RegistrationOutcome,
+};
 use crate::room::{
     PageRectangle, PollState, ReceiverDesk, ReceiverEvent, RoomChunk, RoomId, RoomLimits, RoomTag,
     SenderDesk, SenderEvent, ToSender,
@@ -302,11 +304,7 @@ impl Agent {
         let now = self.now();
         match message {
             HandoffMessage::Register(rank) => {
-                if !self.ranks.has_room_for(&rank) {
-                    self.forget_strangers();
-                    self.addresses.insert(from, address.clone());
-                }
-                if let Err(error) = self.ranks.register(from, rank) {
+                if let Err(error) = self.register(from, &address, Arc::new(rank)) {
                     tracing::warn!(address, %error, "a rank's registration is refused");
                 }
                 // To know of its death.
@@ -327,6 +325,23 @@ impl Agent {
                     "a message of a pull, which this session does not offer"
                 );
             }
+        }
+    }
+
+    /// Registers a rank. Sessions that are not connected are forgotten only where that makes room for it.
+    fn register(
+        &mut self,
+        from: Incarnation,
+        address: &str,
+        rank: Arc<RankDescription>,
+    ) -> Result<RegistrationOutcome, RegistrationError> {
+        match self.ranks.register(from, Arc::clone(&rank)) {
+            Err(RegistrationError::Full(_) | RegistrationError::NoMemory { .. }) => {
+                self.forget_strangers();
+                self.addresses.insert(from, address.to_owned());
+                self.ranks.register(from, rank)
+            }
+            registered => registered,
         }
     }
 

@@ -121,6 +121,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_second_decline_of_a_request_leaves_the_next_one_of_its_number_alone",
     },
     Mechanism {
+        invariant: 9,
+        what: "a registration that is too large makes a process forget nobody",
+        file: "handoff/src/session/agent.rs",
+        on: "Err(RegistrationError::Full(_) | RegistrationError::NoMemory { .. }) => {",
+        off: "Err(_) => {",
+        package: "kvpool-handoff",
+        test: "a_registration_that_is_too_large_makes_prefill_forget_nobody",
+    },
+    Mechanism {
         invariant: 1,
         what: "a handle of a room that is sent speaks for its own request alone",
         file: "handoff/src/session/agent.rs",
