@@ -275,6 +275,11 @@ impl SenderDesk {
         }
     }
 
+    /// Whether an attempt of a receiver is known to have ended.
+    pub fn has_ended(&self, receiver: Incarnation, tag: RoomTag) -> bool {
+        self.tombstones.outcome(receiver, tag).is_some()
+    }
+
     /// An open room.
     pub fn room(&self, id: RoomId) -> Option<&RoomSender> {
         self.rooms.get(&id)

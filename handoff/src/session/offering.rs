@@ -113,7 +113,8 @@ impl Agent {
         }
     }
 
-    fn end_waiting(&mut self, pull: PullId, code: Code) {
+    /// Ends an offer that waits. Does nothing where no offer of this number waits.
+    pub(super) fn end_waiting(&mut self, pull: PullId, code: Code) {
         let Some(WaitingOffer { call, cell }) = self.waiting.remove(&pull) else {
             return;
         };

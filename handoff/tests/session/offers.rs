@@ -111,6 +111,42 @@ fn p5_with_98_of_100_pages_pinned_one_offer_goes_and_the_next_waits() {
     assert!(prefill.session.close());
 }
 
+/// A rank on which one offer of two pages has all pins: the next offer waits.
+fn with_two_pins(group: &Group) -> Rank {
+    let pins = PinLimits {
+        pages: Some(2),
+        ..PinLimits::default()
+    };
+    let options = HandoffOptions {
+        pins,
+        ..HandoffOptions::default()
+    };
+    Rank::start_with(group, 0, 0, options)
+}
+
+/// Its pages would be pinned later, for nobody, until the offer's deadline.
+#[test]
+fn an_offer_that_waits_ends_when_its_receiver_gives_up() {
+    let (prefill, decode) = (with_two_pins(&group(1)), decode());
+    let first = offer(&prefill, 1, 2);
+    let waits = offer(&prefill, 2, 1);
+    eventually("an offer waits", || prefill.session.waiting_offers() == 1);
+    let asks = pull(&decode, &prefill, 2, &[5]);
+    asks.abort();
+    failed_with(&asks.wait(soon()), Code::Draining);
+    failed_with(&waits.wait(soon()), Code::Draining);
+    assert_eq!(prefill.session.waiting_offers(), 0);
+    // The next attempt at the same request.
+    let again = offer(&prefill, 2, 1);
+    eventually("an offer waits", || prefill.session.waiting_offers() == 1);
+    let asks = pull(&decode, &prefill, 2, &[5]);
+    succeeded(&pull(&decode, &prefill, 1, &[8, 9]).wait(soon()));
+    succeeded(&first.wait(soon()));
+    succeeded(&asks.wait(soon()));
+    succeeded(&again.wait(soon()));
+    assert_eq!(prefill.session.pinned(), 0);
+}
+
 /// A reserve is a share of the limit: without a limit no offer waits.
 #[test]
 fn a_reserve_without_a_limit_lets_no_offer_wait() {

@@ -130,6 +130,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_registration_that_is_too_large_makes_prefill_forget_nobody",
     },
     Mechanism {
+        invariant: 8,
+        what: "an offer that waits for pins ends when its receiver gives up",
+        file: "handoff/src/session/sending.rs",
+        on: "if let Some(code) = gives_up {",
+        off: "if let Some(code) = gives_up.filter(|code| *code == Code::Ok) {",
+        package: "kvpool-handoff",
+        test: "an_offer_that_waits_ends_when_its_receiver_gives_up",
+    },
+    Mechanism {
         invariant: 1,
         what: "a handle of a room that is sent speaks for its own request alone",
         file: "handoff/src/session/agent.rs",
