@@ -23,7 +23,9 @@
 //! - `is_released` is said only when no thread and no peer touches the pages for the room any more.
 //! - The memory of a room is written only by the senders that its offers went to.
 //! - A page is received into by one room at a time.
-//! - Offers wait while the pages of other offers exceed the limit. Each offer ends by its deadline.
+//! - Offers wait while the pages of other offers exceed the limit. Each offer ends by its deadline, and at once
+//!   when a receiver gives up. It ends when all processes that asked for it are lost, or have lost their
+//!   connections for [`RoomLimits::grace`].
 
 mod agent;
 mod handle;
@@ -363,6 +365,7 @@ impl HandoffSession {
             pins: options.pins.ledger(),
             waiting: BTreeMap::new(),
             waiting_offers: Arc::clone(&waiting_offers),
+            lost: BTreeMap::new(),
             failure_probability: options.failure_probability,
             pinned: Arc::clone(&pinned),
             waiting_bytes,

@@ -280,6 +280,13 @@ impl SenderDesk {
         self.tombstones.outcome(receiver, tag).is_some()
     }
 
+    /// The rooms that have not opened, each with a process that asks for it. A process that has not repeated its
+    /// offer for [`DeskOptions::early_ttl`] asks no more.
+    pub fn asked(&self, now: Moment) -> impl Iterator<Item = (RoomId, Incarnation)> {
+        let early = self.early.iter().filter(move |early| early.until > now);
+        early.map(|early| (early.offer.tag.room, early.session))
+    }
+
     /// An open room.
     pub fn room(&self, id: RoomId) -> Option<&RoomSender> {
         self.rooms.get(&id)

@@ -335,6 +335,9 @@ fn g18_decode_may_ask_before_prefill_knows_the_room() {
         None
     );
     assert!(out.is_empty(), "prefill waits");
+    let asked = |now| desk.asked(now).collect::<Vec<_>>();
+    assert_eq!(asked(at(5)), [(TAG.room, D)]);
+    assert!(asked(at(30_000)).is_empty(), "not repeated for 30 s");
     desk.open(at(5), sender_plan(), &mut out).unwrap();
     let accept = ToReceiver::Accept { tag: TAG };
     assert_eq!(
@@ -356,7 +359,9 @@ fn an_offer_that_was_aborted_revives_nothing() {
     let (mut out, code) = (Vec::new(), Code::Draining);
     let abort = ToSender::Abort { tag: TAG, code };
     let aborted = Some(ToReceiver::Aborted { tag: TAG });
+    assert!(!desk.has_ended(D, TAG));
     assert_eq!(desk.take(at(0), D, abort, &mut out), aborted);
+    assert!(desk.has_ended(D, TAG) && !desk.has_ended(P, TAG));
     // The offer was sent before the abort, and arrives after it.
     let late = desk.take(at(1), D, ToSender::Offer(offer()), &mut out);
     assert_eq!(late, Some(ToReceiver::Refuse { tag: TAG, code }));

@@ -145,6 +145,9 @@ impl Agent {
         let tag = message.tag();
         let is_registered = self.ranks.get(from).is_some();
         let held_back = self.held_back(now, from, &message);
+        if is_registered && matches!(message, ToSender::Offer(_)) {
+            self.watch_asker(now, from, address);
+        }
         // An attempt that ended before says nothing about the offer that waits now.
         let gives_up = match &message {
             ToSender::Abort { code, .. } if is_registered => {

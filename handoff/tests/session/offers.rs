@@ -1,5 +1,7 @@
 //! Rows P5, P6, P8 and P10 over real sessions: offers that wait for pins, and receivers that decline.
 
+use crate::child::{self, Process};
+use crate::faults::{reaches, receive};
 use crate::ranks::{Group, Rank, soon, succeeded};
 use kvpool_handoff::plan::PageLayout;
 use kvpool_handoff::room::{PollState, RoomId};
@@ -145,6 +147,47 @@ fn an_offer_that_waits_ends_when_its_receiver_gives_up() {
     succeeded(&asks.wait(soon()));
     succeeded(&again.wait(soon()));
     assert_eq!(prefill.session.pinned(), 0);
+}
+
+/// The same when decode is lost. Another decode process that asks for the offer keeps it alive. The requests have no
+/// pages, since a page of decode is received into by one room at a time.
+fn offers_whose_receivers_are_lost(lose: impl Fn(&mut Process)) {
+    let prefill = with_two_pins(&child::group());
+    let pins = offer(&prefill, 1, 2);
+    let [shared, alone] = [2, 3].map(|room| offer(&prefill, room, 0));
+    eventually("two offers wait", || prefill.session.waiting_offers() == 2);
+    let mut child = Process::start();
+    for room in [2, 3, 4] {
+        child.tell(&format!("receive {room} 0 {}", prefill.address()));
+    }
+    let lives = Rank::start(&child::group(), 0, 0);
+    let asks = [2, 5].map(|room| receive(&lives, room, 0, &prefill.address()));
+    // Letters come in order: once prefill has accepted the last request of each process, it knows the others.
+    let markers = [4, 5].map(|room| {
+        let marker = prefill.session.send(RoomId(room), vec![], 1, soon());
+        marker.unwrap()
+    });
+    eventually("the last request of the child is accepted", || {
+        markers[0].state().poll == PollState::WaitingForInput
+    });
+    reaches(&asks[1], PollState::WaitingForInput);
+    lose(&mut child);
+    failed_with(&alone.wait(soon()), Code::Unreachable);
+    assert_eq!(shared.state().poll, PollState::Bootstrapping);
+    assert_eq!(asks[0].state().poll, PollState::Bootstrapping);
+    assert_eq!(prefill.session.waiting_offers(), 1);
+    drop(pins);
+}
+
+#[test]
+fn an_offer_that_waits_ends_when_all_that_asked_for_it_are_killed() {
+    offers_whose_receivers_are_lost(Process::kill);
+}
+
+/// Its connections stay, and nobody answers on them.
+#[test]
+fn an_offer_that_waits_ends_when_all_that_asked_for_it_are_stopped() {
+    offers_whose_receivers_are_lost(|child| child.stop());
 }
 
 /// A reserve is a share of the limit: without a limit no offer waits.

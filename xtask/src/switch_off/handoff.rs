@@ -139,6 +139,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "an_offer_that_waits_ends_when_its_receiver_gives_up",
     },
     Mechanism {
+        invariant: 8,
+        what: "an offer that waits for pins ends when all processes that asked for it are lost",
+        file: "handoff/src/session/offering.rs",
+        on: "if at <= now {",
+        off: "if at < Moment::default() {",
+        package: "kvpool-handoff",
+        test: "an_offer_that_waits_ends_when_all_that_asked_for_it_are_killed",
+    },
+    Mechanism {
         invariant: 1,
         what: "a handle of a room that is sent speaks for its own request alone",
         file: "handoff/src/session/agent.rs",
