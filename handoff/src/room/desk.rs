@@ -259,6 +259,11 @@ impl SenderDesk {
         let keep = self.options.early_ttl;
         self.give_up(now, id, (code, GivenUpBy::Sender), keep);
         let mine: Vec<EarlyOffer> = mine;
+        for EarlyOffer { session, offer, .. } in &mine {
+            // An abort of this attempt may be under way. It says nothing about the next room of this number.
+            let outcome = RoomOutcome::Failed(code);
+            self.tombstones.bury(*session, offer.tag, outcome);
+        }
         let answer = |early: EarlyOffer| {
             let tag = early.offer.tag;
             (early.session, ToReceiver::Refuse { tag, code })

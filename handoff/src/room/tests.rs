@@ -475,6 +475,11 @@ fn a_room_that_never_opened_refuses_those_that_asked_for_it() {
     assert_eq!(desk.refuse(at(1), TAG.room, code), [(D, refused.clone())]);
     let again = desk.take(at(2), D, ToSender::Offer(offer()), &mut out);
     assert_eq!(again, Some(refused));
+    // Decode gave up at the same time. The next room of the number goes on.
+    let abort = ToSender::Abort { tag: TAG, code };
+    let aborted = Some(ToReceiver::Aborted { tag: TAG });
+    assert_eq!(desk.take(at(3), D, abort, &mut out), aborted);
+    assert_eq!(desk.expect(at(4), TAG.room), None);
     assert!(out.is_empty());
 }
 
