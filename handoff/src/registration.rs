@@ -128,10 +128,11 @@ impl RegisteredRanks {
     pub fn register(
         &mut self,
         session: Incarnation,
-        rank: RankDescription,
+        rank: impl Into<Arc<RankDescription>>,
     ) -> Result<RegistrationOutcome, RegistrationError> {
+        let rank = rank.into();
         if let Some(known) = self.ranks.get(&session) {
-            return match **known == rank {
+            return match *known == rank {
                 true => Ok(RegistrationOutcome::Repeated),
                 false => Err(RegistrationError::Changed(session)),
             };
@@ -150,22 +151,18 @@ impl RegisteredRanks {
         }
         self.check_room(&rank)?;
         self.bytes += rank.bytes();
-        self.ranks.insert(session, Arc::new(rank));
+        self.ranks.insert(session, rank);
         Ok(RegistrationOutcome::New)
     }
 
-    /// Whether one more process with this description has room.
-    pub fn has_room_for(&self, rank: &RankDescription) -> bool {
-        self.check_room(rank).is_ok()
-    }
-
     fn check_room(&self, rank: &RankDescription) -> Result<(), RegistrationError> {
-        if self.ranks.len() >= self.capacity {
-            return Err(RegistrationError::Full(self.capacity));
-        }
+        // First the refusal that no free place changes.
         let bytes = rank.bytes();
         if bytes > MAX_DESCRIPTION {
             return Err(RegistrationError::TooLarge { bytes });
+        }
+        if self.ranks.len() >= self.capacity {
+            return Err(RegistrationError::Full(self.capacity));
         }
         let (bytes, most) = (self.bytes + bytes, self.most_bytes);
         if bytes > most {
@@ -238,6 +235,15 @@ mod tests {
         );
         let full = ranks.register(Incarnation(3), rank(64, (1, 2)));
         assert_eq!(full, Err(RegistrationError::Full(2)));
+        let mut oversized = rank(64, (1, 2));
+        oversized.states[0].name = "n".repeat(MAX_DESCRIPTION);
+        let refused = ranks.register(Incarnation(3), oversized);
+        assert!(matches!(refused, Err(RegistrationError::TooLarge { .. })));
+        assert_eq!(
+            ranks.register(two, rank(64, (1, 2))),
+            Ok(RegistrationOutcome::Repeated),
+            "all places are taken"
+        );
         ranks.forget(one);
         assert!(ranks.get(one).is_none() && ranks.get(two).is_some());
     }
@@ -264,7 +270,6 @@ mod tests {
         assert!(matches!(refused, RegistrationError::NoMemory { .. }));
         assert_eq!(number, 5, "four descriptions of almost 4 MiB fit");
         ranks.forget(Incarnation(1));
-        assert!(ranks.has_room_for(&large()));
         assert_eq!(
             ranks.register(Incarnation(number), large()),
             Ok(RegistrationOutcome::New)

@@ -23,7 +23,9 @@
 //! - `is_released` is said only when no thread and no peer touches the pages for the room any more.
 //! - The memory of a room is written only by the senders that its offers went to.
 //! - A page is received into by one room at a time.
-//! - Offers wait while the pages of other offers exceed the limit. Each offer ends by its deadline.
+//! - Offers wait while the pages of other offers exceed the limit. Each offer ends by its deadline, and at once
+//!   when a receiver gives up. It ends when all processes that asked for it are lost, or have lost their
+//!   connections for [`RoomLimits::grace`].
 
 mod agent;
 mod handle;
@@ -139,7 +141,8 @@ pub struct PinLimits {
     /// The pages that all offers together may pin, counted once for each offer. `None` for no limit: the
     /// pages are the caller's own, and requests with one prefix may offer the same pages.
     pub pages: Option<u64>,
-    /// The share of `pages` that stays free, in percent. An offer waits while the pins exceed the rest.
+    /// The share of `pages` that stays free, in percent. An offer waits while the pins exceed the rest. Without
+    /// `pages` it means nothing.
     pub reserve_percent: u8,
     /// How long a receiver's process that declined for want of pages waits before it is served again.
     pub back_off: Duration,
@@ -160,7 +163,8 @@ impl Default for PinLimits {
 impl PinLimits {
     fn ledger(self) -> PinLedger {
         let options = PinOptions {
-            reserve_percent: self.reserve_percent,
+            // A share of no limit is no limit, also 100 % of it.
+            reserve_percent: self.pages.map_or(0, |_| self.reserve_percent),
             back_off: self.back_off,
             ..PinOptions::default()
         };
@@ -361,6 +365,7 @@ impl HandoffSession {
             pins: options.pins.ledger(),
             waiting: BTreeMap::new(),
             waiting_offers: Arc::clone(&waiting_offers),
+            lost: BTreeMap::new(),
             failure_probability: options.failure_probability,
             pinned: Arc::clone(&pinned),
             waiting_bytes,

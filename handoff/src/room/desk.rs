@@ -259,6 +259,11 @@ impl SenderDesk {
         let keep = self.options.early_ttl;
         self.give_up(now, id, (code, GivenUpBy::Sender), keep);
         let mine: Vec<EarlyOffer> = mine;
+        for EarlyOffer { session, offer, .. } in &mine {
+            // An abort of this attempt may be under way. It says nothing about the next room of this number.
+            let outcome = RoomOutcome::Failed(code);
+            self.tombstones.bury(*session, offer.tag, outcome);
+        }
         let answer = |early: EarlyOffer| {
             let tag = early.offer.tag;
             (early.session, ToReceiver::Refuse { tag, code })
@@ -273,6 +278,18 @@ impl SenderDesk {
         if let Some(outcome) = outcome {
             self.bury_with(now, id, outcome);
         }
+    }
+
+    /// Whether an attempt of a receiver is known to have ended.
+    pub fn has_ended(&self, receiver: Incarnation, tag: RoomTag) -> bool {
+        self.tombstones.outcome(receiver, tag).is_some()
+    }
+
+    /// The rooms that have not opened, each with a process that asks for it. A process that has not repeated its
+    /// offer for [`DeskOptions::early_ttl`] asks no more.
+    pub fn asked(&self, now: Moment) -> impl Iterator<Item = (RoomId, Incarnation)> {
+        let early = self.early.iter().filter(move |early| early.until > now);
+        early.map(|early| (early.offer.tag.room, early.session))
     }
 
     /// An open room.
@@ -296,7 +313,7 @@ impl SenderDesk {
     ) -> Option<ToReceiver> {
         let tag = message.tag();
         if let ToSender::Decline { code, .. } = message {
-            self.declined(now, tag.room, code, out);
+            self.declined(now, (session, tag.room), code, out);
             return None;
         }
         let outcome = self.tombstones.outcome(session, tag);
@@ -375,9 +392,25 @@ impl SenderDesk {
     }
 
     /// A receiver wants nothing of a request: the request ends for all of its receivers.
-    fn declined(&mut self, now: Moment, id: RoomId, code: Code, out: &mut Vec<SenderAction>) {
-        if self.rooms.contains_key(&id) {
-            return self.handle(now, id, SenderEvent::Abort { code }, out);
+    fn declined(
+        &mut self,
+        now: Moment,
+        (from, id): (Incarnation, RoomId),
+        code: Code,
+        out: &mut Vec<SenderAction>,
+    ) {
+        if let Some(room) = self.rooms.get(&id) {
+            // The session of a receiver that has not asked yet is unknown: it may be this one.
+            let mut receivers = (0..room.receivers()).map(|to| room.receiver_session(to));
+            if receivers.any(|of| of.is_none_or(|of| of == from)) {
+                self.handle(now, id, SenderEvent::Abort { code }, out);
+            }
+            return;
+        }
+        let ended = |it: &GivenUp| it.by == GivenUpBy::Sender && now < it.until;
+        if self.given_up.get(&id).is_some_and(ended) {
+            // Another rank of decode declined the same request: the next request of this number goes on.
+            return;
         }
         // Their processes ask again, and are refused.
         self.early.retain(|early| early.offer.tag.room != id);

@@ -335,6 +335,9 @@ fn g18_decode_may_ask_before_prefill_knows_the_room() {
         None
     );
     assert!(out.is_empty(), "prefill waits");
+    let asked = |now| desk.asked(now).collect::<Vec<_>>();
+    assert_eq!(asked(at(5)), [(TAG.room, D)]);
+    assert!(asked(at(30_000)).is_empty(), "not repeated for 30 s");
     desk.open(at(5), sender_plan(), &mut out).unwrap();
     let accept = ToReceiver::Accept { tag: TAG };
     assert_eq!(
@@ -356,7 +359,9 @@ fn an_offer_that_was_aborted_revives_nothing() {
     let (mut out, code) = (Vec::new(), Code::Draining);
     let abort = ToSender::Abort { tag: TAG, code };
     let aborted = Some(ToReceiver::Aborted { tag: TAG });
+    assert!(!desk.has_ended(D, TAG));
     assert_eq!(desk.take(at(0), D, abort, &mut out), aborted);
+    assert!(desk.has_ended(D, TAG) && !desk.has_ended(P, TAG));
     // The offer was sent before the abort, and arrives after it.
     let late = desk.take(at(1), D, ToSender::Offer(offer()), &mut out);
     assert_eq!(late, Some(ToReceiver::Refuse { tag: TAG, code }));
@@ -408,9 +413,13 @@ fn p8_a_decline_ends_the_request_before_and_after_prefill_names_it() {
     assert!(desk.refuse(at(1), TAG.room, code).is_empty());
     assert_eq!(desk.take(at(2), D, ask(), &mut out), refused);
     assert_eq!(desk.expect(at(3), TAG.room), None, "the number is free");
-    // The room is open, and a rank has been accepted.
+    // The room is open, and one of its two ranks has been accepted.
     let mut desk = SenderDesk::new(DeskOptions::default());
-    desk.open(at(0), sender_plan(), &mut out).unwrap();
+    let plan = RoomSenderPlan {
+        receivers: 2,
+        ..sender_plan()
+    };
+    desk.open(at(0), plan, &mut out).unwrap();
     desk.take(at(1), D, ask(), &mut out);
     out.clear();
     assert_eq!(desk.take(at(2), P, decline(), &mut out), None);
@@ -420,6 +429,40 @@ fn p8_a_decline_ends_the_request_before_and_after_prefill_names_it() {
     };
     assert_eq!(out.first(), Some(&abort));
     assert!(out.contains(&SenderAction::ReleasePages));
+}
+
+/// The number of a room is no right to end it: each registered process knows such numbers.
+#[test]
+fn a_decline_of_a_process_that_receives_nothing_ends_no_open_room() {
+    let (mut out, code) = (Vec::new(), Code::Full);
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    desk.open(at(0), sender_plan(), &mut out).unwrap();
+    desk.take(at(1), D, ToSender::Offer(offer()), &mut out);
+    out.clear();
+    let decline = || ToSender::Decline { tag: TAG, code };
+    assert_eq!(desk.take(at(2), P, decline(), &mut out), None);
+    assert!(out.is_empty(), "{out:?}");
+    let waits = desk.room(TAG.room).map(RoomSender::poll);
+    assert_eq!(waits, Some(PollState::WaitingForInput));
+    // The receiver itself may decline.
+    assert_eq!(desk.take(at(3), D, decline(), &mut out), None);
+    assert!(out.contains(&SenderAction::ReleasePages));
+}
+
+/// Each rank of decode may decline the same request.
+#[test]
+fn a_second_decline_of_a_request_leaves_the_next_one_of_its_number_alone() {
+    let (mut out, code) = (Vec::new(), Code::Full);
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    desk.open(at(0), sender_plan(), &mut out).unwrap();
+    let decline = || ToSender::Decline { tag: TAG, code };
+    desk.take(at(1), D, decline(), &mut out);
+    assert_eq!(desk.take_ended(), [(TAG.room, RoomOutcome::Failed(code))]);
+    desk.take(at(2), P, decline(), &mut out);
+    assert_eq!(desk.expect(at(3), TAG.room), None);
+    // Without an ended request, a decline is kept for the next one.
+    desk.take(at(4), P, decline(), &mut out);
+    assert_eq!(desk.expect(at(5), TAG.room), Some(code));
 }
 
 #[test]
@@ -432,6 +475,11 @@ fn a_room_that_never_opened_refuses_those_that_asked_for_it() {
     assert_eq!(desk.refuse(at(1), TAG.room, code), [(D, refused.clone())]);
     let again = desk.take(at(2), D, ToSender::Offer(offer()), &mut out);
     assert_eq!(again, Some(refused));
+    // Decode gave up at the same time. The next room of the number goes on.
+    let abort = ToSender::Abort { tag: TAG, code };
+    let aborted = Some(ToReceiver::Aborted { tag: TAG });
+    assert_eq!(desk.take(at(3), D, abort, &mut out), aborted);
+    assert_eq!(desk.expect(at(4), TAG.room), None);
     assert!(out.is_empty());
 }
 

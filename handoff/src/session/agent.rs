@@ -9,7 +9,9 @@ use super::receiving::{ReceiveCall, ReceivingRoom};
 use super::sending::{SendCall, SendingRoom};
 use crate::Moment;
 use crate::pins::{PinLedger, PullId};
-use crate::registration::RegisteredRanks;
+use crate::registration::{
+    RankDescription, RegisteredRanks, RegistrationError, RegistrationOutcome,
+};
 use crate::room::{
     PageRectangle, PollState, ReceiverDesk, ReceiverEvent, RoomChunk, RoomId, RoomLimits, RoomTag,
     SenderDesk, SenderEvent, ToSender,
@@ -122,6 +124,9 @@ pub(super) struct Agent {
     pub(super) waiting: BTreeMap<PullId, WaitingOffer>,
     /// Their number.
     pub(super) waiting_offers: Arc<AtomicU64>,
+    /// The processes that asked for rooms which have not opened, and whose connections broke: when each counts
+    /// as lost.
+    pub(super) lost: BTreeMap<Incarnation, Moment>,
     pub(super) failure_probability: f64,
     /// The pages of rooms that are being sent.
     pub(super) pinned: Arc<AtomicU64>,
@@ -302,11 +307,7 @@ impl Agent {
         let now = self.now();
         match message {
             HandoffMessage::Register(rank) => {
-                if !self.ranks.has_room_for(&rank) {
-                    self.forget_strangers();
-                    self.addresses.insert(from, address.clone());
-                }
-                if let Err(error) = self.ranks.register(from, rank) {
+                if let Err(error) = self.register(from, &address, Arc::new(rank)) {
                     tracing::warn!(address, %error, "a rank's registration is refused");
                 }
                 // To know of its death.
@@ -330,6 +331,23 @@ impl Agent {
         }
     }
 
+    /// Registers a rank. Sessions that are not connected are forgotten only where that makes room for it.
+    fn register(
+        &mut self,
+        from: Incarnation,
+        address: &str,
+        rank: Arc<RankDescription>,
+    ) -> Result<RegistrationOutcome, RegistrationError> {
+        match self.ranks.register(from, Arc::clone(&rank)) {
+            Err(RegistrationError::Full(_) | RegistrationError::NoMemory { .. }) => {
+                self.forget_strangers();
+                self.addresses.insert(from, address.to_owned());
+                self.ranks.register(from, rank)
+            }
+            registered => registered,
+        }
+    }
+
     fn link_up(&mut self, address: &str, session: Incarnation) {
         let gone = self.peers.note_session(address, session);
         for (tag, from) in self.shares_at(address) {
@@ -339,6 +357,7 @@ impl Agent {
         if let Some(gone) = gone {
             self.peer_lost(gone);
         }
+        self.lost.remove(&session);
         for (room, from) in self.targets_of(session) {
             self.sender_event(room, SenderEvent::LinkUp { from, session });
         }
@@ -351,6 +370,8 @@ impl Agent {
         let at = self.addresses.iter().filter(|(_, at)| *at == address);
         let sessions: Vec<Incarnation> = at.map(|(session, _)| *session).collect();
         for session in sessions {
+            let until = self.now() + self.limits.grace;
+            self.note_lost(session, until);
             for (room, from) in self.targets_of(session) {
                 self.sender_event(room, SenderEvent::LinkBroken { from });
             }
@@ -372,12 +393,17 @@ impl Agent {
         for (room, from) in self.targets_of(session) {
             self.sender_event(room, SenderEvent::PeerLost { from });
         }
+        let now = self.now();
+        self.note_lost(session, now);
+        // Before the session is forgotten, and its offers with it.
+        self.end_deserted_offers();
     }
 
     fn forget(&mut self, session: Incarnation) {
         self.ranks.forget(session);
         self.addresses.remove(&session);
         self.senders.forget(session);
+        self.lost.remove(&session);
         // No offer has a pin of one receiver: only its breaker is forgotten.
         let now = self.now();
         self.pins.lost(now, session);
@@ -408,7 +434,7 @@ impl Agent {
     fn next_wake(&self) -> Option<Moment> {
         let receivers = self.receivers.rooms().filter_map(|room| room.next_wake());
         let senders = self.senders.rooms().filter_map(|room| room.next_wake());
-        let offers = self.next_late_offer();
+        let offers = (self.next_late_offer().into_iter()).chain(self.next_deserted_offer());
         receivers.chain(senders).chain(offers).min()
     }
 
@@ -426,10 +452,14 @@ impl Agent {
             self.sender_event(room, SenderEvent::Tick);
         }
         self.end_late_offers();
+        self.end_deserted_offers();
         self.open_admitted();
     }
 
     fn sweep(&mut self) {
+        let now = self.now();
+        let asked: HashSet<Incarnation> = self.senders.asked(now).map(|(_, by)| by).collect();
+        self.lost.retain(|session, _| asked.contains(session));
         let in_use: HashSet<&str> = self
             .receiving
             .values()

@@ -6,6 +6,9 @@
 //!                │ P8: ends           │ P5: waits           │
 //!                                     └── deadline: Full ◄──┴── the end of a room admits the next offer
 //! ```
+//!
+//! An offer that waits ends early when one of its receivers gives up or declines, and when all processes that
+//! asked for it are lost.
 
 use super::agent::Agent;
 use super::handle::TransferCell;
@@ -17,6 +20,7 @@ use crate::room::{
 };
 use crate::wire::HandoffMessage;
 use kvpool_types::{Code, Incarnation};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -98,6 +102,55 @@ impl Agent {
         deadlines.min().map(|deadline| self.moment(deadline))
     }
 
+    /// Connects to a process that asks for a room, to know of its death.
+    pub(super) fn watch_asker(&mut self, now: Moment, from: Incarnation, address: &str) {
+        self.peers.know(address);
+        // A process that was lost before lives. If it cannot be reached, that is noted anew.
+        self.lost
+            .retain(|session, at| *session != from || *at > now);
+    }
+
+    /// Notes that a process which asked for a room counts as lost at a moment, unless its connection comes back.
+    pub(super) fn note_lost(&mut self, session: Incarnation, at: Moment) {
+        let now = self.now();
+        if self.senders.asked(now).any(|(_, by)| by == session) {
+            let noted = self.lost.entry(session).or_insert(at);
+            *noted = at.min(*noted);
+        }
+    }
+
+    /// The offers that wait for processes which have all lost their connections, and when the last of these
+    /// counts as lost.
+    fn deserted(&self) -> Vec<(PullId, Moment)> {
+        if self.lost.is_empty() || self.waiting.is_empty() {
+            return Vec::new();
+        }
+        let mut last: BTreeMap<PullId, Option<Moment>> = BTreeMap::new();
+        for (room, session) in self.senders.asked(self.now()) {
+            let at = self.lost.get(&session).copied();
+            let all = last.entry(pin_of(room)).or_insert(at);
+            *all = all.zip(at).map(|(one, other)| one.max(other));
+        }
+        let waits = |pull: &PullId| self.waiting.contains_key(pull);
+        let last = last.into_iter().filter(|(pull, _)| waits(pull));
+        last.filter_map(|(pull, at)| Some((pull, at?))).collect()
+    }
+
+    /// Ends the offers that wait for processes which are all lost. Their pages would be pinned for nobody.
+    pub(super) fn end_deserted_offers(&mut self) {
+        let now = self.now();
+        for (pull, at) in self.deserted() {
+            if at <= now {
+                self.end_waiting(pull, Code::Unreachable);
+            }
+        }
+    }
+
+    /// When the next offer that waits is deserted.
+    pub(super) fn next_deserted_offer(&self) -> Option<Moment> {
+        self.deserted().into_iter().map(|(_, at)| at).min()
+    }
+
     /// Ends the offers that wait, because the session closes.
     pub(super) fn end_waiting_offers(&mut self, code: Code) {
         for pull in self.waiting.keys().copied().collect::<Vec<_>>() {
@@ -113,7 +166,8 @@ impl Agent {
         }
     }
 
-    fn end_waiting(&mut self, pull: PullId, code: Code) {
+    /// Ends an offer that waits. Does nothing where no offer of this number waits.
+    pub(super) fn end_waiting(&mut self, pull: PullId, code: Code) {
         let Some(WaitingOffer { call, cell }) = self.waiting.remove(&pull) else {
             return;
         };

@@ -4,6 +4,7 @@
 use super::RequestTimes;
 use super::agent::{Agent, Call, Event, SendingCall};
 use super::handle::TransferCell;
+use super::offering::pin_of;
 use crate::Moment;
 use crate::aux::AuxField;
 use crate::registration::RankDescription;
@@ -144,6 +145,16 @@ impl Agent {
         let tag = message.tag();
         let is_registered = self.ranks.get(from).is_some();
         let held_back = self.held_back(now, from, &message);
+        if is_registered && matches!(message, ToSender::Offer(_)) {
+            self.watch_asker(now, from, address);
+        }
+        // An attempt that ended before says nothing about the offer that waits now.
+        let gives_up = match &message {
+            ToSender::Abort { code, .. } if is_registered => {
+                Some(*code).filter(|_| !self.senders.has_ended(from, tag))
+            }
+            _ => None,
+        };
         let mut out = Vec::new();
         let answer = match message {
             ToSender::Offer(_) if !is_registered => {
@@ -164,6 +175,10 @@ impl Agent {
                 .send(address, &HandoffMessage::ToReceiver(answer));
         }
         self.perform_sender(tag.room, out);
+        if let Some(code) = gives_up {
+            // After the desk: the attempt that was given up is not told of the end.
+            self.end_waiting(pin_of(tag.room), code);
+        }
     }
 
     pub(super) fn sender_event(&mut self, id: RoomId, event: SenderEvent) {

@@ -113,7 +113,7 @@ fn rank_of_another_process() {
     println!("address={}", rank.address());
     let mut sending: Option<Sending> = None;
     // To drop a handle gives its request up.
-    let mut earlier = Vec::new();
+    let (mut earlier, mut earlier_receiving) = (Vec::new(), Vec::new());
     let mut receiving = None;
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
@@ -146,7 +146,7 @@ fn rank_of_another_process() {
                 let call = rank
                     .session
                     .receive(room, pages, &from, (1, &layers), false, deadline);
-                receiving = Some(call.unwrap());
+                earlier_receiving.extend(receiving.replace(call.unwrap()));
             }
             "poll" => {
                 let poll = match (&sending, &receiving) {

@@ -155,7 +155,7 @@ fn either_end_that_gives_up_ends_both() {
 }
 
 /// Sends and receives one page, and compares it.
-fn exchange(prefill: &Rank, decode: &Rank, room: u64) {
+pub(crate) fn exchange(prefill: &Rank, decode: &Rank, room: u64) {
     prefill.fill(&[0]);
     let receiving = receive(decode, room, 1, &prefill.address());
     let sending = prefill.session.send(RoomId(room), vec![0], 1, soon());

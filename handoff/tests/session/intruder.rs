@@ -1,6 +1,7 @@
 //! Processes that are no peers: nothing of theirs is taken.
 
 use crate::child::group;
+use crate::faults::exchange;
 use crate::ranks::{PAGES, Rank, soon};
 use kvpool_handoff::room::{
     PollState, RoomGeneration, RoomId, RoomKey, RoomOffer, RoomTag, ToSender,
@@ -134,4 +135,29 @@ fn a_member_without_the_key_of_a_room_writes_nothing() {
     assert!(decode.image() == before, "a page was written");
     let until = Instant::now() + Duration::from_millis(50);
     assert_ne!(receiving.wait(until).poll, PollState::Failed);
+}
+
+/// Decode registers once on a connection: prefill that forgot it would refuse each of its requests.
+#[test]
+fn a_registration_that_is_too_large_makes_prefill_forget_nobody() {
+    let with_idle = |millis| {
+        let options = HandoffOptions {
+            secret: Secret::new("s"),
+            idle: Duration::from_millis(millis),
+            ..HandoffOptions::default()
+        };
+        Rank::start_with(&group(), 0, 0, options)
+    };
+    let (prefill, decode) = (with_idle(50), with_idle(60_000));
+    exchange(&prefill, &decode, 1);
+    // Prefill ends its connection to decode meanwhile. Decode keeps its own.
+    std::thread::sleep(Duration::from_millis(300));
+    let mut large = decode.session.memory().description().clone();
+    large.states[0].name = "n".repeat(5 << 20);
+    let register = HandoffMessage::Register(large).encode();
+    let peer = stranger("s");
+    let link = peer.link(&prefill.address(), soon()).unwrap();
+    let posted = futures::executor::block_on(link.post(&register, soon()));
+    assert_eq!(code(posted), Code::Ok);
+    exchange(&prefill, &decode, 2);
 }

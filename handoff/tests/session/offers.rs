@@ -1,5 +1,7 @@
 //! Rows P5, P6, P8 and P10 over real sessions: offers that wait for pins, and receivers that decline.
 
+use crate::child::{self, Process};
+use crate::faults::{reaches, receive};
 use crate::ranks::{Group, Rank, soon, succeeded};
 use kvpool_handoff::plan::PageLayout;
 use kvpool_handoff::room::{PollState, RoomId};
@@ -109,6 +111,101 @@ fn p5_with_98_of_100_pages_pinned_one_offer_goes_and_the_next_waits() {
     drop((offers, last, more));
     eventually("no page is pinned", || are(0, 0));
     assert!(prefill.session.close());
+}
+
+/// A rank on which one offer of two pages has all pins: the next offer waits.
+fn with_two_pins(group: &Group) -> Rank {
+    let pins = PinLimits {
+        pages: Some(2),
+        ..PinLimits::default()
+    };
+    let options = HandoffOptions {
+        pins,
+        ..HandoffOptions::default()
+    };
+    Rank::start_with(group, 0, 0, options)
+}
+
+/// Its pages would be pinned later, for nobody, until the offer's deadline.
+#[test]
+fn an_offer_that_waits_ends_when_its_receiver_gives_up() {
+    let (prefill, decode) = (with_two_pins(&group(1)), decode());
+    let first = offer(&prefill, 1, 2);
+    let waits = offer(&prefill, 2, 1);
+    eventually("an offer waits", || prefill.session.waiting_offers() == 1);
+    let asks = pull(&decode, &prefill, 2, &[5]);
+    asks.abort();
+    failed_with(&asks.wait(soon()), Code::Draining);
+    failed_with(&waits.wait(soon()), Code::Draining);
+    assert_eq!(prefill.session.waiting_offers(), 0);
+    // The next attempt at the same request.
+    let again = offer(&prefill, 2, 1);
+    eventually("an offer waits", || prefill.session.waiting_offers() == 1);
+    let asks = pull(&decode, &prefill, 2, &[5]);
+    succeeded(&pull(&decode, &prefill, 1, &[8, 9]).wait(soon()));
+    succeeded(&first.wait(soon()));
+    succeeded(&asks.wait(soon()));
+    succeeded(&again.wait(soon()));
+    assert_eq!(prefill.session.pinned(), 0);
+}
+
+/// The same when decode is lost. Another decode process that asks for the offer keeps it alive. The requests have no
+/// pages, since a page of decode is received into by one room at a time.
+fn offers_whose_receivers_are_lost(lose: impl Fn(&mut Process)) {
+    let prefill = with_two_pins(&child::group());
+    let pins = offer(&prefill, 1, 2);
+    let [shared, alone] = [2, 3].map(|room| offer(&prefill, room, 0));
+    eventually("two offers wait", || prefill.session.waiting_offers() == 2);
+    let mut child = Process::start();
+    for room in [2, 3, 4] {
+        child.tell(&format!("receive {room} 0 {}", prefill.address()));
+    }
+    let lives = Rank::start(&child::group(), 0, 0);
+    let asks = [2, 5].map(|room| receive(&lives, room, 0, &prefill.address()));
+    // Letters come in order: once prefill has accepted the last request of each process, it knows the others.
+    let markers = [4, 5].map(|room| {
+        let marker = prefill.session.send(RoomId(room), vec![], 1, soon());
+        marker.unwrap()
+    });
+    eventually("the last request of the child is accepted", || {
+        markers[0].state().poll == PollState::WaitingForInput
+    });
+    reaches(&asks[1], PollState::WaitingForInput);
+    lose(&mut child);
+    failed_with(&alone.wait(soon()), Code::Unreachable);
+    assert_eq!(shared.state().poll, PollState::Bootstrapping);
+    assert_eq!(asks[0].state().poll, PollState::Bootstrapping);
+    assert_eq!(prefill.session.waiting_offers(), 1);
+    drop(pins);
+}
+
+#[test]
+fn an_offer_that_waits_ends_when_all_that_asked_for_it_are_killed() {
+    offers_whose_receivers_are_lost(Process::kill);
+}
+
+/// Its connections stay, and nobody answers on them.
+#[test]
+fn an_offer_that_waits_ends_when_all_that_asked_for_it_are_stopped() {
+    offers_whose_receivers_are_lost(|child| child.stop());
+}
+
+/// A reserve is a share of the limit: without a limit no offer waits.
+#[test]
+fn a_reserve_without_a_limit_lets_no_offer_wait() {
+    let pins = PinLimits {
+        reserve_percent: 100,
+        ..PinLimits::default()
+    };
+    let options = HandoffOptions {
+        pins,
+        ..HandoffOptions::default()
+    };
+    let prefill = Rank::start_with(&group(1), 0, 0, options);
+    let offers = [1, 2].map(|room| offer(&prefill, room, 2));
+    eventually("both offers are pinned", || prefill.session.pinned() == 4);
+    assert_eq!(prefill.session.waiting_offers(), 0);
+    drop(offers);
 }
 
 /// Row P6: a receiver that had no pages is not served for 2.0 s. Another one is.
