@@ -275,9 +275,11 @@ class Session(_Closed):
     every process that reaches the port may take part. `tensor`: this rank and the number of ranks of its
     tensor-parallel group. `pipeline`: this stage, and the number of layers of each stage; one stage with
     all layers of `states` by default. `failure_probability`: the share of requests that fail without a
-    reason, for tests of callers. `pin_limit`: the pages that all offers together may pin, no limit by
-    default; `pin_reserve`: the percentage of them that stays free; `back_off`: how long a process that
-    declined for want of pages is not served, in seconds.
+    reason, for tests of callers.
+
+    `pin_limit`: the pages that all offers together may pin, no limit by default. `pin_reserve`: the
+    percentage of `pin_limit` that stays free. `back_off`: how long a process that declined for want of pages
+    is not served, in seconds.
 
     Raises InvalidArgumentError for memory that is not this process's, and for ranks that do not divide.
     """
