@@ -466,7 +466,11 @@ fn open_file(
         };
         let engine = open(&one.path, &as_it_is, arena).map_err(too_small)?;
         match Formatted::open(engine, Arc::clone(arena)) {
-            Ok(_) => {}
+            Ok(_) => tracing::warn!(
+                path = %one.path.display(),
+                size = options.size,
+                "the file grows, so it is formatted anew: the blocks on it are dropped"
+            ),
             Err(MediumRefused::TooSmall(_)) => return Err(refused(MediumRefused::Foreign)),
             Err(error) => return Err(refused(error)),
         }

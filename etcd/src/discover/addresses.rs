@@ -30,7 +30,7 @@ fn named_by(list: Option<String>) -> Vec<String> {
 }
 
 /// One address as clients call it: `http://HOST:PORT`, `https://HOST:PORT`, or `etcd://` as it was given.
-/// Without a scheme it is `http://`. An address with a scheme and without a port has the scheme's port, 80 or 443.
+/// Without a scheme it is `http://`. An `https://` address without a port has port 443.
 pub fn parse_master(text: &str) -> Result<String, BadMaster> {
     let bad = |reason: &str| BadMaster {
         address: text.to_owned(),
@@ -55,13 +55,10 @@ pub fn parse_master(text: &str) -> Result<String, BadMaster> {
     let authority = authority.strip_suffix('/').unwrap_or(authority);
     // An address in brackets ends with one, and a name has no colon.
     let has_port = !authority.ends_with(']') && authority.contains(':');
-    let default_port = match text.starts_with("https") {
-        true => "443",
-        false => "80",
-    };
     let (host, port) = match authority.rsplit_once(':') {
         Some((host, port)) if has_port => (host, port),
-        _ if text.contains("://") => (authority, default_port),
+        // An ingress. Without TLS a port that is missing was rather forgotten: no master listens on 80.
+        _ if scheme == "https" => (authority, "443"),
         _ => return Err(bad("the port is missing")),
     };
     let is_host = |c: char| c.is_ascii_alphanumeric() || "-._~%".contains(c);
@@ -104,7 +101,7 @@ mod tests {
             ("http://a:7070/", "http://a:7070"),
             ("https://a:7070", "https://a:7070"),
             ("https://a", "https://a:443"),
-            ("http://[::1]", "http://[::1]:80"),
+            ("https://[::1]", "https://[::1]:443"),
             ("[::1]:7070", "http://[::1]:7070"),
             ("a:1, http://b:2", "http://a:1,http://b:2"),
             ("etcd://a:1,b:2/prod,c:3", "etcd://a:1,b:2/prod,http://c:3"),
@@ -121,6 +118,7 @@ mod tests {
             "http://",
             "http://:7070",
             "http://a b",
+            "http://a",
             "a:+1",
             "[::1]",
             "a b:1",

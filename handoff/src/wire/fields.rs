@@ -6,7 +6,7 @@ use prost::{Message, Oneof};
 pub(super) struct Envelope {
     #[prost(
         oneof = "Kind",
-        tags = "1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19"
+        tags = "1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20"
     )]
     pub(super) kind: Option<Kind>,
 }

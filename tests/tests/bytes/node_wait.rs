@@ -74,7 +74,7 @@ fn a_wait_for_drains_fails_with_a_token_that_does_not_show_the_nodes() {
     assert_eq!(over.status.code(), Some(1), "{over:?}");
     let why = String::from_utf8_lossy(&over.stderr).into_owned();
     assert!(
-        why.contains("still draining") && why.contains("node-0"),
+        why.contains("still drain") && why.contains("node-0"),
         "{why}"
     );
     let removed = run("writer", &["rm", "block"]);

@@ -164,7 +164,7 @@ fn a_master_is_named_with_or_without_its_scheme_and_a_wrong_name_is_a_wrong_comm
         assert_eq!(refused.status.code(), Some(2), "{wrong}: {refused:?}");
         let said = text(&refused.stderr);
         assert!(
-            said.contains("HOST:PORT") || said.contains("host:port"),
+            said.contains("HOST:PORT") || said.contains("host:port") || said.contains("--tls-ca"),
             "{said}"
         );
     }

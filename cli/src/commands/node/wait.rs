@@ -2,6 +2,7 @@
 
 use crate::connection::{HIDDEN, control_error, is_hidden};
 use crate::context::Context;
+use anyhow::bail;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -66,13 +67,17 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
         seconds: begun.elapsed().as_secs_f64(),
     };
     context.output.show(&outcome, said)?;
-    let waited = humantime::format_duration(args.timeout);
-    let settle = humantime::format_duration(settle);
-    anyhow::ensure!(
-        is_quiet,
-        "{waited} passed without {settle} in which no node drains: {}",
-        said(&outcome)
+    let (waited, settle) = (
+        humantime::format_duration(args.timeout),
+        humantime::format_duration(settle),
     );
+    match outcome.draining.join(", ") {
+        _ if is_quiet => {}
+        none if none.is_empty() => {
+            bail!("no node drains now, but one did less than {settle} ago (--settle)")
+        }
+        names => bail!("after {waited} these nodes still drain: {names}"),
+    }
     Ok(())
 }
 
