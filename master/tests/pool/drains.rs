@@ -395,7 +395,19 @@ async fn a_drain_counts_a_put_that_waits_for_the_log() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_is_drained_while_no_block_would_be_lost_with_it() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
+    // Nodes without heartbeats stay as they are.
+    let config = Config {
+        lease_ttl: Duration::from_millis(10),
+        ..patient_with_nodes()
+    };
+    let (pool, _) = pool(directory.path(), config).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let b = join(&pool, "b", 2).await;
+    let copy = begin(&pool, Change::Copy, None, &key(1)).await;
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &copy).await.changed, 1);
     pool.draining(&a.node, true);
     let of_a = || pool.state_label(&a.node);
     crate::support::media::until("the first is drained", || of_a() == "drained").await;
