@@ -191,8 +191,8 @@ fn an_offer_that_waits_outlives_the_abort_of_an_attempt_at_an_earlier_one() {
     drop(pins);
 }
 
-/// An offer that waits ends also when decode is lost. Another decode process that asks for the offer keeps it alive. The requests have no
-/// pages, since a page of decode is received into by one room at a time.
+/// An offer that waits ends also when decode is lost. Another decode process that asks for the offer keeps it alive.
+/// The requests have no pages, since a page of decode is received into by one room at a time.
 fn offers_whose_receivers_are_lost(lose: impl Fn(&mut Process)) {
     let prefill = with_two_pins(&child::group());
     let pins = offer(&prefill, 1, 2);
