@@ -6,6 +6,9 @@ use crate::claims::peek;
 const NEAR_S: u64 = 86_400;
 /// Only in the last part of a token's life: one that is renewed on time never comes so far.
 const LAST_PART: u64 = 10;
+/// The last seconds of a token that does not say when it begins. Its life is unknown, and Kubernetes renews a token of
+/// an hour 720 s before its end.
+const LAST_S: u64 = 600;
 
 /// The times of a token, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +35,11 @@ impl TokenLife {
         let Some(left) = self.expires.checked_sub(now).filter(|left| *left > 0) else {
             return Some(format!("has expired {} ago", span(now - self.expires)));
         };
-        let life = self.expires.saturating_sub(self.begins);
-        let is_near = left < NEAR_S && left < life / LAST_PART;
+        let last = match self.begins {
+            0 => LAST_S,
+            begins => self.expires.saturating_sub(begins) / LAST_PART,
+        };
+        let is_near = left < NEAR_S && left < last;
         is_near.then(|| format!("expires in {}", span(left)))
     }
 }
@@ -68,8 +74,20 @@ mod tests {
             Some("expires in 5 min")
         );
         assert_eq!(hour.problem(4_600).as_deref(), Some("has expired 0 s ago"));
-        let silent = life(0, 3 * day);
-        assert_eq!(silent.problem(day), None);
-        assert!(silent.problem(3 * day - 20_000).is_some());
+    }
+
+    #[test]
+    fn an_end_is_told_ten_minutes_before_where_the_begin_is_unknown() {
+        let now = 1_800_000_000;
+        let silent = TokenLife {
+            begins: 0,
+            expires: now,
+        };
+        // Renewed with a fifth of an hour left, it never comes to its last ten minutes.
+        assert_eq!(silent.problem(now - 720), None);
+        assert_eq!(silent.problem(now - 600), None);
+        let last = silent.problem(now - 599);
+        assert_eq!(last.as_deref(), Some("expires in 9 min"));
+        assert_eq!(silent.problem(now).as_deref(), Some("has expired 0 s ago"));
     }
 }

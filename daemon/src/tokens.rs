@@ -113,7 +113,7 @@ pub fn watch_token(
         credentials,
         begins: gauge(
             "token_begins_timestamp_seconds",
-            "When the daemon's own token was issued; 0 without a token.",
+            "When the daemon's own token was issued; 0 without a token, or when it does not say.",
         )?,
         expires: gauge(
             "token_expires_timestamp_seconds",

@@ -40,7 +40,7 @@ enum Command {
 /// Blocks that were used last go first. Blocks on other nodes that were used earlier are evicted for them.
 /// A block that stays is lost when the node stops. The node serves until then. It takes new blocks again
 /// after a restart. The drain goes on when this command is interrupted. `kvctl status` shows the node as
-/// `drained` once no block would be lost with it.
+/// `drained` once a stop loses no block. Its disks are still needed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:

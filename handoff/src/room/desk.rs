@@ -159,6 +159,8 @@ pub struct SenderDesk {
     options: DeskOptions,
     rooms: BTreeMap<RoomId, RoomSender>,
     early: Vec<EarlyOffer>,
+    /// The attempts that were told to ask again later, and until when that counts.
+    held_back: BTreeMap<(Incarnation, RoomTag), Moment>,
     tombstones: Tombstones,
     ended: Vec<(RoomId, RoomOutcome)>,
     /// Rooms that one side gave up, for the other side that has not named them yet.
@@ -190,6 +192,7 @@ impl SenderDesk {
             options,
             rooms: BTreeMap::new(),
             early: Vec::new(),
+            held_back: BTreeMap::new(),
             tombstones: Tombstones::new(options.tombstones),
             ended: Vec::new(),
             given_up: BTreeMap::new(),
@@ -264,11 +267,38 @@ impl SenderDesk {
             let outcome = RoomOutcome::Failed(code);
             self.tombstones.bury(*session, offer.tag, outcome);
         }
+        self.bury_held_back(id, code);
         let answer = |early: EarlyOffer| {
             let tag = early.offer.tag;
             (early.session, ToReceiver::Refuse { tag, code })
         };
         mine.into_iter().map(answer).collect()
+    }
+
+    /// Notes that an attempt of a receiver is told to ask again later. It ends with the room, as an early offer does.
+    pub fn hold_back(&mut self, now: Moment, receiver: Incarnation, tag: RoomTag) {
+        let attempt = (receiver, tag);
+        let most = self.options.early_offers;
+        if self.held_back.len() >= most && !self.held_back.contains_key(&attempt) {
+            self.held_back.retain(|_, until| now < *until);
+        }
+        if self.held_back.len() < most || self.held_back.contains_key(&attempt) {
+            let until = now + self.options.early_ttl;
+            self.held_back.insert(attempt, until);
+        }
+    }
+
+    /// Buries the attempts at a room that were told to ask again later. Their aborts may be under way, and say
+    /// nothing about the next room of this number.
+    fn bury_held_back(&mut self, id: RoomId, code: Code) {
+        let tombstones = &mut self.tombstones;
+        self.held_back.retain(|(session, tag), _| {
+            let ends = tag.room == id;
+            if ends {
+                tombstones.bury(*session, *tag, RoomOutcome::Failed(code));
+            }
+            !ends
+        });
     }
 
     /// Puts tombstones in the place of a room that has ended, so that its number is free. Its last
@@ -388,6 +418,7 @@ impl SenderDesk {
     /// Forgets what a process offered that has ended.
     pub fn forget(&mut self, session: Incarnation) {
         self.early.retain(|early| early.session != session);
+        self.held_back.retain(|(of, _), _| *of != session);
         self.tombstones.forget(session);
     }
 
@@ -412,8 +443,16 @@ impl SenderDesk {
             // Another rank of decode declined the same request: the next request of this number goes on.
             return;
         }
-        // Their processes ask again, and are refused.
-        self.early.retain(|early| early.offer.tag.room != id);
+        // Their processes ask again, and are refused. Their aborts say nothing about the next room of this number.
+        let tombstones = &mut self.tombstones;
+        self.early.retain(|early| {
+            let ends = early.offer.tag.room == id;
+            if ends {
+                tombstones.bury(early.session, early.offer.tag, RoomOutcome::Failed(code));
+            }
+            !ends
+        });
+        self.bury_held_back(id, code);
         let keep = self.options.early_ttl;
         self.give_up(now, id, (code, GivenUpBy::Receiver), keep);
     }
@@ -440,6 +479,7 @@ impl SenderDesk {
                     early.until > now && (early.session, early.offer.tag) != (session, tag)
                 });
                 if self.early.len() >= self.options.early_offers {
+                    self.hold_back(now, session, tag);
                     let retry_after = Duration::from_secs(1);
                     return Some(ToReceiver::Busy { tag, retry_after });
                 }
@@ -504,6 +544,7 @@ impl SenderDesk {
                 self.tombstones.bury(session, tag, outcome);
             }
             if let RoomOutcome::Failed(code) = outcome {
+                self.bury_held_back(id, code);
                 // A receiver may come as late as the room would have waited for it.
                 let keep = self.options.early_ttl.max(room.patience());
                 self.give_up(now, id, (code, GivenUpBy::Sender), keep);

@@ -483,6 +483,33 @@ fn a_room_that_never_opened_refuses_those_that_asked_for_it() {
     assert!(out.is_empty());
 }
 
+#[test]
+fn a_late_abort_of_an_attempt_that_was_held_back_ends_no_later_room() {
+    let (mut out, code) = (Vec::new(), Code::Full);
+    let late = |desk: &mut SenderDesk| {
+        let mut out = Vec::new();
+        assert_eq!(desk.expect(at(5), TAG.room), None, "offered again");
+        let abort = ToSender::Abort { tag: TAG, code };
+        let aborted = Some(ToReceiver::Aborted { tag: TAG });
+        assert!(desk.has_ended(D, TAG));
+        assert_eq!(desk.take(at(6), D, abort, &mut out), aborted);
+        desk.open(at(7), sender_plan(), &mut out).unwrap();
+        assert!(out.is_empty(), "{out:?}");
+    };
+    // The room ends before it opens.
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    desk.hold_back(at(0), D, TAG);
+    assert!(!desk.has_ended(D, TAG), "it may ask again");
+    assert!(desk.refuse(at(1), TAG.room, code).is_empty());
+    late(&mut desk);
+    // The room was open.
+    let mut desk = SenderDesk::new(DeskOptions::default());
+    desk.open(at(0), sender_plan(), &mut out).unwrap();
+    desk.hold_back(at(1), D, TAG);
+    desk.handle(at(2), TAG.room, SenderEvent::Abort { code }, &mut out);
+    late(&mut desk);
+}
+
 /// A side that names a room after the other gave it up learns of that at once, and may try again.
 #[test]
 fn a_room_that_was_given_up_early_fails_the_other_side_at_once() {

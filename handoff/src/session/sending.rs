@@ -161,7 +161,10 @@ impl Agent {
                 let code = Code::InvalidArgument;
                 Some(ToReceiver::Refuse { tag, code })
             }
-            ToSender::Offer(_) if held_back.is_some() => held_back,
+            ToSender::Offer(_) if held_back.is_some() => {
+                self.senders.hold_back(now, from, tag);
+                held_back
+            }
             ToSender::Decline { .. } => {
                 if is_registered {
                     self.declined(now, from, message, &mut out);

@@ -115,8 +115,13 @@ fn p5_with_98_of_100_pages_pinned_one_offer_goes_and_the_next_waits() {
 
 /// A rank on which one offer of two pages has all pins: the next offer waits.
 fn with_two_pins(group: &Group) -> Rank {
+    with_two_pins_and(group, PinLimits::default().back_off)
+}
+
+fn with_two_pins_and(group: &Group, back_off: Duration) -> Rank {
     let pins = PinLimits {
         pages: Some(2),
+        back_off,
         ..PinLimits::default()
     };
     let options = HandoffOptions {
@@ -149,8 +154,45 @@ fn an_offer_that_waits_ends_when_its_receiver_gives_up() {
     assert_eq!(prefill.session.pinned(), 0);
 }
 
-/// The same when decode is lost. Another decode process that asks for the offer keeps it alive. The requests have no
-/// pages, since a page of decode is received into by one room at a time.
+/// Returns when prefill knows all that decode has told it: letters come in order.
+fn all_is_told(decode: &Rank, prefill: &Rank, unused: u64) {
+    let marker = offer(prefill, unused, 1);
+    let from = [prefill.address()];
+    let declined = (decode.session).decline(RoomId(unused), &from, DeclineReason::NotWanted);
+    declined.unwrap();
+    failed_with(&marker.wait(soon()), Code::Draining);
+}
+
+/// Prefill answers the attempt with Busy, so the end of the first offer does not reach it.
+#[test]
+fn an_offer_that_waits_outlives_the_abort_of_an_attempt_at_an_earlier_one() {
+    let prefill = with_two_pins_and(&group(1), Duration::from_secs(600));
+    let decode = decode();
+    let pins = offer(&prefill, 1, 2);
+    let first = offer(&prefill, 2, 1);
+    eventually("an offer waits", || prefill.session.waiting_offers() == 1);
+    let from = [prefill.address()];
+    let declined = (decode.session).decline(RoomId(9), &from, DeclineReason::NoPages);
+    declined.unwrap();
+    let asks = pull(&decode, &prefill, 2, &[5]);
+    all_is_told(&decode, &prefill, 10);
+    first.abort();
+    failed_with(&first.wait(soon()), Code::Draining);
+    let again = offer(&prefill, 2, 1);
+    eventually("an offer waits", || prefill.session.waiting_offers() == 1);
+    asks.abort();
+    failed_with(&asks.wait(soon()), Code::Draining);
+    all_is_told(&decode, &prefill, 11);
+    assert_eq!(prefill.session.waiting_offers(), 1);
+    // An attempt at this offer that is answered with Busy, too, speaks for it.
+    let asks = pull(&decode, &prefill, 2, &[5]);
+    asks.abort();
+    failed_with(&again.wait(soon()), Code::Draining);
+    drop(pins);
+}
+
+/// An offer that waits ends also when decode is lost. Another decode process that asks for the offer keeps it alive.
+/// The requests have no pages, since a page of decode is received into by one room at a time.
 fn offers_whose_receivers_are_lost(lose: impl Fn(&mut Process)) {
     let prefill = with_two_pins(&child::group());
     let pins = offer(&prefill, 1, 2);

@@ -266,7 +266,9 @@ fn silent(node: &NodeFacts) -> Option<Alert> {
         "drained" => (
             Severity::Notice,
             AlertKind::NodeDrained,
-            format!("Node {name} is drained: no block would be lost with it. It can be stopped"),
+            format!(
+                "Node {name} is drained: a stop loses no block. Keep its disks if it has an SSD"
+            ),
         ),
         "gone" if node.silent_ms.is_some() => (
             Severity::Warning,

@@ -235,12 +235,13 @@ impl Quarantine {
         self.ask(ready);
     }
 
-    /// Asks the nodes to fence the extents whose leases are over.
-    pub fn tick(&self, now: BootInstant) {
+    /// Asks the nodes to fence the extents whose leases are over. `log` gets them before any is granted again.
+    pub fn tick(&self, now: BootInstant, log: impl FnOnce(&[Freed])) {
         let mut delayed = self.delayed.lock();
         let mut over = delayed.take_over(now);
         drop(delayed);
         self.moved.forget(now);
+        log(&over);
         // From here on only the node's answer is missing.
         for item in &mut over {
             item.since = now;

@@ -111,7 +111,7 @@ impl Pool {
         self.metrics.grants_expired(expired.len());
         self.end_reservations(expired);
         self.end_puts_of_gone(now);
-        self.quarantine.tick(now);
+        self.quarantine.tick(now, |over| self.log_unleased(over));
         for node in self.members.all() {
             self.quarantine.mark_stuck(&node, now);
         }

@@ -335,9 +335,10 @@ impl Pool {
         taken
     }
 
-    /// Logs which extents removed blocks left without a lease, before they are granted again. So they are free at once
-    /// in the next term. Without this record they stay shut for a lease, which is safe. So nobody waits for it.
-    fn log_unleased(&self, freed: &[Freed]) {
+    /// Logs which extents have no lease, before they are granted again: removed blocks left them without one, or the
+    /// leases have ended. So they are free at once in the next term. Without this record they stay shut for a lease,
+    /// which is safe. So nobody waits for it.
+    pub(in crate::pool) fn log_unleased(&self, freed: &[Freed]) {
         let now = self.now();
         let unleased = freed.iter().filter(|item| item.not_before <= now);
         let records = snapshot::unleased_ranges(unleased.map(|item| item.extent).collect());

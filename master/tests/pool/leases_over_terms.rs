@@ -148,3 +148,50 @@ async fn removed_blocks_without_a_lease_leave_free_places_to_the_next_term() {
     assert_eq!(taken, places);
     pool.stop().await;
 }
+
+/// Readers have leases on all removed blocks, and the second term outlives these leases.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn places_whose_leases_ended_in_one_term_are_free_in_the_next() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::new(BootInstant(1_000_000)));
+    // The removals are in the log, and in no snapshot.
+    let begin = async || {
+        let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+        let store: Arc<dyn MetadataStore> = Arc::new(store);
+        let journal = JournalOptions::default();
+        let pool = crate::support::lead(&store, config(), journal, Arc::clone(&clock) as _).await;
+        crate::support::join(&pool, "n", 1, ROOM as u64 * BLOCK).await;
+        pool
+    };
+    let keys: Vec<Key> = (0..2 * ROOM)
+        .map(|number| Key::parse(&format!("block-{number}")).unwrap())
+        .collect();
+    let (old, new) = keys.split_at(ROOM);
+
+    let pool = begin().await;
+    for key in old {
+        grant(&pool, key, false).await.unwrap();
+    }
+    let asked: Vec<KeyRef<'_>> = old.iter().map(Key::as_ref).collect();
+    assert_eq!(pool.exist(SPACE, &asked[..], true).answer, [true; ROOM]);
+    let removed = pool.remove(SPACE, &asked, true).await.unwrap();
+    assert_eq!(removed.codes, [Code::Ok; ROOM]);
+    pool.stop().await;
+    drop(pool);
+
+    let pool = begin().await;
+    clock.advance(TTL * 2);
+    grant(&pool, &new[0], false).await.unwrap();
+    pool.stop().await;
+    drop(pool);
+
+    let pool = begin().await;
+    for key in &new[1..] {
+        let place = grant(&pool, key, false).await;
+        place.expect("the leases on this place are over");
+    }
+    let asked: Vec<KeyRef<'_>> = new.iter().map(Key::as_ref).collect();
+    let there = pool.exist(SPACE, &asked[..], false).answer;
+    assert_eq!(there, [true; ROOM], "one was evicted for another");
+    pool.stop().await;
+}

@@ -156,8 +156,8 @@ class ParallelReadMethods(TensorMethods):
         except (BadSplit, ValueError) as error:
             log.error("%s: %s", key, error)
             return None
-        # The header is written to the memory here.
-        if self._sizes_on_host([key], [ptr], [size])[0] < 0:
+        # Python writes the header. A fault there would end the process.
+        if self._sizes_on_host([key], [ptr], [size], write=True)[0] < 0:
             return None
         if not self._read_part(key, source, ptr + len(header)):
             return None

@@ -50,18 +50,24 @@ class TensorMethods(StoreBase):
         ]
 
     def _sizes_on_host(
-        self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
+        self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int], *, write: bool = False
     ) -> list[int]:
-        """The sizes of memory; -1, which is refused, for memory of a GPU: the header of a tensor is read there."""
+        """The sizes of memory; -1, which is refused, for memory where a tensor's header cannot be read or written.
+
+        Such is memory of a GPU, and with `write` also memory that is read-only. One native call looks all of it up:
+        before Linux 6.11 a look reads all maps of the process.
+        """
         found = []
-        for key, ptr, size in zip(keys, buffer_ptrs, sizes):
-            is_of_host = self._native.is_of_host(ptr, size)
+        are_of_host = self._native.are_of_host(list(buffer_ptrs), list(sizes), write)
+        for key, ptr, size, is_of_host in zip(keys, buffer_ptrs, sizes, are_of_host):
             if not is_of_host and self._native.is_set_up():
                 log.error(
-                    "%s: %d bytes at %#x are no memory of the host; for a GPU use put_tensor and get_tensor_into_cuda",
+                    "%s: %d bytes at %#x are no %smemory of the host; for a GPU use put_tensor and "
+                    "get_tensor_into_cuda",
                     key,
                     size,
                     ptr,
+                    "writable " if write else "",
                 )
             found.append(size if is_of_host else -1)
         return found

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import mmap
 import random
 import sys
 import types
 from typing import Any
 
 import pytest
+from kvpool._native import is_host_memory
 from lent_memory import Memory
 from mooncake._parallel_read import ParallelReadMethods, _Part
 from mooncake._parallel_types import Manifest
@@ -26,6 +28,14 @@ class Native:
     def __init__(self, objects: dict[str, bytes]) -> None:
         self._objects = objects
         self.spans: list[tuple[int, int]] = []
+        self.looks: list[tuple[list[int], list[int], bool]] = []
+
+    def is_set_up(self) -> bool:
+        return True
+
+    def are_of_host(self, addresses: list[int], lengths: list[int], write: bool) -> list[bool]:
+        self.looks.append((addresses, lengths, write))
+        return [is_host_memory(address, length, write) for address, length in zip(addresses, lengths)]
 
     def get_ranges(self, keys: list[str], places: list[int], lengths: list[int], offsets: list[int]) -> list[int]:
         for key, place, length, offset in zip(keys, places, lengths, offsets):
@@ -80,3 +90,36 @@ def test_no_two_fragments_of_a_read_have_the_same_memory(
         assert bytes(place) == wanted
         spans = sorted(store._native.spans)
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+
+
+def test_a_header_is_not_written_to_memory_that_can_only_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = Manifest("bfloat16", (8,), 0, 1)
+    header = encode_header("bfloat16", (8,))
+    part = _Part(manifest, ["shard"], 0, 8)
+    store: Any = ParallelReadMethods.__new__(ParallelReadMethods)
+    store._native = Native({"shard": header + bytes(16)})
+    monkeypatch.setattr(store, "_source", lambda *_: part)
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * page)
+    first = ctypes.c_char.from_buffer(memory)
+    at = ctypes.addressof(first)
+    protect = ctypes.CDLL(None).mprotect
+    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    # Only the header lies on the first page.
+    assert protect(at, page, mmap.PROT_READ) == 0
+    assert store._get_split_into("tensor", at + page - len(header), len(header) + 16, None) is None
+    assert store._native.spans == []
+    assert protect(at, page, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+    del first
+    memory.close()
+
+
+def test_the_memory_of_many_keys_is_looked_up_in_one_call() -> None:
+    store: Any = ParallelReadMethods.__new__(ParallelReadMethods)
+    store._native = Native({})
+    places = [Memory(64) for _ in range(256)]
+    keys = [f"key {n}" for n in range(len(places))]
+    addresses, sizes = [place.ptr for place in places], [place.size for place in places]
+    addresses[7] = 4096
+    assert store._sizes_on_host(keys, addresses, sizes) == [64] * 7 + [-1] + [64] * 248
+    assert store._native.looks == [(addresses, sizes, False)]

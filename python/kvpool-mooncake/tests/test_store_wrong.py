@@ -231,6 +231,9 @@ def test_memory_that_can_only_be_read_is_put_from_and_not_got_into(
     assert store.register_buffer(at, 2 * page) == -600
     assert store.put_from(key, at, page) == 0
     assert store.get_into(key, at, page) == -600
+    ranges = [at, at + page, at], [page, page, -1]
+    assert store._native.are_of_host(*ranges, False) == [True, False, False]
+    assert store._native.are_of_host(*ranges, True) == [False, False, False]
     assert store.register_buffer(at, page) == 0
     assert store.get_into(key, at, page) == -600
     assert store.unregister_buffer(at) == 0

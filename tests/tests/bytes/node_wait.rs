@@ -89,4 +89,5 @@ fn a_wait_for_drains_fails_with_a_token_that_does_not_show_the_nodes() {
     let status = run("operator", &["status", "--over", "0s"]);
     let text = String::from_utf8_lossy(&status.stdout).into_owned();
     assert!(text.contains("node node-0 is drained"), "{text}");
+    assert!(text.contains("Keep its disks"), "{text}");
 }

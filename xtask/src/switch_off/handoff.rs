@@ -40,6 +40,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "an_offer_that_was_aborted_revives_nothing",
     },
     Mechanism {
+        invariant: 3,
+        what: "the end of a room ends the attempts that were told to ask again later",
+        file: "handoff/src/room/desk.rs",
+        on: "tombstones.bury(*session, *tag, RoomOutcome::Failed(code));",
+        off: "if code == Code::Internal { tombstones.bury(*session, *tag, RoomOutcome::Failed(code)); }",
+        package: "kvpool-handoff",
+        test: "a_late_abort_of_an_attempt_that_was_held_back_ends_no_later_room",
+    },
+    Mechanism {
         invariant: 9,
         what: "an early offer that does not fit its room is refused",
         file: "handoff/src/room/desk.rs",

@@ -131,6 +131,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 8,
+        what: "the log says which places have no lease any more",
+        file: "master/src/pool/caretaker.rs",
+        on: "self.quarantine.tick(now, |over| self.log_unleased(over));",
+        off: "self.quarantine.tick(now, |_| {});",
+        package: "kvpool-master",
+        test: "places_whose_leases_ended_in_one_term_are_free_in_the_next",
+    },
+    Mechanism {
+        invariant: 8,
         what: "the log says which places removed blocks left without a lease",
         file: "master/src/pool/remove.rs",
         on: "self.log_unleased(&freed);",

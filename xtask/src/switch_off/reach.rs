@@ -125,6 +125,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a later block of a namespace with settings ends an eviction",
             "a run has no block that was used after stores were ordered",
             "a run is priced by the ages of the blocks that are there",
+            "the log says which places have no lease any more",
             "the log says which places removed blocks left without a lease",
             "a load opens what was left without a lease also when the system's snapshot says so",
             "a copy that was used since its zone was written moves on",

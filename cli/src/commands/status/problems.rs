@@ -38,7 +38,7 @@ pub(super) fn of(stats: &PoolStats) -> Vec<String> {
     for node in stats.nodes.iter().filter(|node| node.state != "live") {
         if node.state == "drained" {
             problems.push(format!(
-                "node {} is drained: no block would be lost with it, and it can be stopped",
+                "node {} is drained: a stop loses no block. Keep its disks if it has an SSD",
                 node.name
             ));
             continue;

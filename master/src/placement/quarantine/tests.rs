@@ -189,7 +189,8 @@ fn only_stuck_extents_under_leases_count_as_future_room() {
     );
     let away = told.quarantine.coming(BootInstant(u64::MAX), |_| false);
     assert_eq!(away, 0, "its node takes no blocks");
-    told.quarantine.tick(NOW.after(Duration::from_millis(500)));
+    told.quarantine
+        .tick(NOW.after(Duration::from_millis(500)), |_| {});
     assert_eq!(coming(5000), 4 * KIB);
 }
 
@@ -205,7 +206,8 @@ fn a_gone_node_is_asked_for_no_fence_and_keeps_no_ticket() {
     let later = told.freed(8 * KIB, 4 * KIB, Some(2));
     node.set_state(NodeState::Gone);
     told.quarantine.take(vec![later], NOW);
-    told.quarantine.tick(NOW.after(Duration::from_millis(500)));
+    told.quarantine
+        .tick(NOW.after(Duration::from_millis(500)), |_| {});
     assert_eq!(told.asked(), []);
     let tickets = told.quarantine.tickets(&node);
     assert!(tickets.is_none_or(|tickets| tickets.open.lock().is_empty()));

@@ -108,12 +108,27 @@ impl ObjectStore {
         self.get_items(py, &pool, lent, items)
     }
 
-    /// Whether a range is memory of the host, which Python can read. False while the store is not set up.
-    fn is_of_host(&self, address: Number, length: Number) -> PyResult<bool> {
+    /// Which ranges are memory of the host that Python can read, or also write. None is while the store is not set up.
+    ///
+    /// The ranges share one [`Lent`]: an older kernel's maps are read once, without the interpreter's lock.
+    fn are_of_host(
+        &self,
+        py: Python<'_>,
+        addresses: Vec<Number>,
+        lengths: Vec<Number>,
+        write: bool,
+    ) -> PyResult<Vec<bool>> {
         let Some(pool) = self.pool()? else {
-            return Ok(false);
+            return Ok(vec![false; addresses.len()]);
         };
-        Ok(Lent::new(&pool, Use::Read).range(address, length).is_some())
+        let how = if write { Use::ReadWrite } else { Use::Read };
+        Ok(aside(py, || {
+            let lent = Lent::new(&pool, how);
+            let ranges = addresses.into_iter().zip(lengths);
+            ranges
+                .map(|(address, length)| lent.range(address, length).is_some())
+                .collect()
+        }))
     }
 
     /// Gets into several ranges of memory a key: lengths or codes.
