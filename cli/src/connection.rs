@@ -3,6 +3,7 @@
 use crate::exit;
 use anyhow::Context as _;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use kvpool_client::{
     BadMaster, Client, ClientFiles, ConnectError, ControlError, Credentials, DEFAULT_MASTER,
     GetError, NodeStats, Options, PoolStats, PutError, RemoveError, Timeouts, TransportChoice,
@@ -30,7 +31,8 @@ pub struct Connection {
         global = true,
         env = "KVPOOL_NAMESPACE",
         value_name = "NAME",
-        default_value = "default"
+        default_value = "default",
+        value_parser = NonEmptyStringValueParser::new()
     )]
     pub namespace: String,
     /// Transport between this process and the store nodes

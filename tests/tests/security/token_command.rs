@@ -21,6 +21,26 @@ fn create(directory: &Path, more: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
+fn a_token_without_a_life_and_an_issuer_without_a_name_are_refused() {
+    let directory = TempDir::new().unwrap();
+    for more in [
+        ["--ttl", "0s"],
+        ["--ttl", "900ms"],
+        ["--issuer", ""],
+        ["--audience", ""],
+    ] {
+        let all = [&["--role", "writer", "--in", "x"][..], &more].concat();
+        let (code, said) = create(directory.path(), &all);
+        assert_eq!(code, Some(2), "{more:?}: {said}");
+        assert_eq!(
+            std::fs::read_dir(directory.path()).unwrap().count(),
+            0,
+            "{more:?}"
+        );
+    }
+}
+
+#[test]
 fn a_subject_with_a_rule_gets_no_second_one() {
     let directory = TempDir::new().unwrap();
     let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();

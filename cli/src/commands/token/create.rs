@@ -4,6 +4,7 @@ use super::{ISSUER, JWKS, POLICY, SIGNING_KEY};
 use crate::context::Context;
 use crate::exit;
 use anyhow::Context as _;
+use clap::builder::NonEmptyStringValueParser;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kvpool_auth::issue::{NewToken, SigningKey, append_public, publish, save_secret};
 use kvpool_auth::{AuthSettings, Policy, Role, Roles, now};
@@ -37,13 +38,18 @@ pub(super) struct Args {
     #[arg(long = "in", value_name = "NAMESPACE")]
     namespaces: Vec<String>,
     /// Time until the token expires
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "30days")]
+    #[arg(long, value_name = "TIME", value_parser = parse_life, default_value = "30days")]
     ttl: Duration,
     /// Issuer: the --auth-issuer of the daemons
-    #[arg(long, value_name = "NAME", default_value = ISSUER)]
+    #[arg(long, value_name = "NAME", default_value = ISSUER, value_parser = NonEmptyStringValueParser::new())]
     issuer: String,
     /// Audience: the --auth-audience of the daemons
-    #[arg(long, value_name = "NAME", default_value = AuthSettings::DEFAULT_AUDIENCE)]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = AuthSettings::DEFAULT_AUDIENCE,
+        value_parser = NonEmptyStringValueParser::new()
+    )]
     audience: String,
     /// Replace the subject's token file if there is one. The policy stays: edit it to take rights away
     #[arg(long)]
@@ -74,6 +80,16 @@ struct Made {
     issuer: String,
     audience: String,
     expires: u64,
+}
+
+/// The time until the token ends. Its claims count whole seconds.
+fn parse_life(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(life) if life < Duration::from_secs(1) => {
+            Err("a token lives for 1s or longer".to_owned())
+        }
+        read => read.map_err(|error| error.to_string()),
+    }
 }
 
 fn parse_subject(text: &str) -> Result<String, String> {
