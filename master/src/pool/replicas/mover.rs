@@ -221,7 +221,7 @@ impl Pool {
         if wish.from.is_some() && of_wish.is_none() {
             return Step::Ended(Outcome::Gone);
         }
-        let readable = self.sources(work, &found, of_wish, &node_of);
+        let readable = self.sources(work, &found, of_wish, node_of);
         let Some((source, source_node)) = readable.first().cloned() else {
             return Step::Later(Code::Unreachable, "no replica can be read now".to_owned());
         };
