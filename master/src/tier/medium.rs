@@ -165,6 +165,12 @@ impl Medium {
         self.sealed.lock().get(zone).copied().unwrap_or_default()
     }
 
+    /// The tick at which the writing of a zone ended last.
+    pub(crate) fn sealed(&self, zone: u32) -> Tick {
+        let sealed = self.sealed.lock();
+        sealed.get(zone as usize).copied().unwrap_or_default()
+    }
+
     /// Continues behind the copies that are there. A term begins with it: a standby follows the
     /// copies, and not how far their zone was written. Uses before `now` are not remembered.
     pub fn begin_term(&self, now: Tick) {

@@ -10,9 +10,10 @@ use crate::membership::StoreNode;
 use crate::placement::extents::{Range, Use};
 use crate::placement::{ExtentIndex, Extents, Segment};
 use crate::replica::{BlockId, Replica};
+use kvpool_proto::MediumState;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Key, Length, SegmentId, Version};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// The ranges that are passed together, last one first: in a chain the children lie behind their parents.
@@ -36,6 +37,9 @@ struct Leaving<'n> {
     readable: HashSet<SegmentId>,
     /// Of the node's media those that empty no zone any more: the node has counted on all their copies.
     fixed: HashSet<SegmentId>,
+    /// Media of nodes that stop and were not told, with the begin of the drain to them. Zones sealed before it are
+    /// emptied one after another. `None` while the drain has not begun.
+    emptied: HashMap<SegmentId, Option<Tick>>,
     /// The node if copies on its own media count although it is out of service.
     keeper: Option<&'n StoreNode>,
 }
@@ -52,14 +56,16 @@ impl Pool {
         let node = &segment.node;
         // A task that takes the node out of service moves what is in memory, and not what lies on its media.
         let keeper = (!self.is_moved_off(node)).then_some(&**node);
+        // Zones are emptied under this lock, so the copy is there when its block leaves.
+        let no_zone_is_emptied = self.tiering.tending.lock();
+        let (fixed, emptied) = self.media_of_drains(node);
         let leaving = Leaving {
             own: node.segments(),
             readable: self.tiering.readable(),
-            fixed: self.fixed_media_of(node),
+            fixed,
+            emptied,
             keeper,
         };
-        // Zones are emptied under this lock, so the copy is there when its block leaves.
-        let no_zone_is_emptied = self.tiering.tending.lock();
         let _until_submitted = self.evicting.read();
         let (mut victims, mut freed) = (Vec::new(), 0);
         let (mut has_piece, mut looked, mut ends) = (room.piece.0 == 0, 0, 0);
@@ -92,14 +98,36 @@ impl Pool {
         freed
     }
 
-    fn fixed_media_of(&self, node: &Arc<StoreNode>) -> HashSet<SegmentId> {
-        if !self.is_told(node) {
-            return HashSet::new();
-        }
+    /// The media of the node if the node was told, and the media that drains empty.
+    fn media_of_drains(
+        &self,
+        node: &Arc<StoreNode>,
+    ) -> (HashSet<SegmentId>, HashMap<SegmentId, Option<Tick>>) {
+        let (mut fixed, mut emptied) = (HashSet::new(), HashMap::new());
+        let demotions = self.tiering.demotions.lock();
         let traffic = self.tiering.traffic.lock();
-        let uses = traffic.uses.iter();
-        let own = uses.filter(|(_, used)| Arc::ptr_eq(&used.node, node));
-        own.map(|(id, _)| *id).collect()
+        for (id, used) in &traffic.uses {
+            let line = demotions.nodes.get(&used.node.incarnation);
+            let drain = line.and_then(|line| Some((line.drains?, line.is_told)));
+            // Without its own signal, a node that an operator drains begins no drain to its media. Neither does a
+            // medium without room.
+            let begins = used.node.drains()
+                && !used.node.leaves()
+                && used.state != MediumState::MediumReadOnly;
+            match drain {
+                Some((_, true)) if Arc::ptr_eq(&used.node, node) => {
+                    fixed.insert(*id);
+                }
+                Some((since, false)) => {
+                    emptied.insert(*id, Some(since));
+                }
+                None if begins => {
+                    emptied.insert(*id, None);
+                }
+                Some((_, true)) | None => {}
+            }
+        }
+        (fixed, emptied)
     }
 
     /// Evicts the block of a range, if its copy can be read and outlives the memory of the node.
@@ -137,7 +165,8 @@ impl Pool {
         }
     }
 
-    /// Whether a block has a copy that can be read, counts as kept, and is not in the zone that is emptied next.
+    /// Whether a block has a copy that can be read, counts as kept, and is in no zone that is emptied next or by a
+    /// drain.
     fn has_lasting_copy(
         &self,
         namespace: NamespaceId,
@@ -159,9 +188,15 @@ impl Pool {
         let Some(medium) = self.tier.medium(at.segment) else {
             return false;
         };
-        let is_next = medium.zone_of(at.offset) == medium.next_zone();
-        (!is_next || leaving.fixed.contains(&at.segment))
-            && self.keeps_copies(at.segment, leaving.keeper)
+        let zone = medium.zone_of(at.offset);
+        let stays = match leaving.emptied.get(&at.segment) {
+            None => zone != medium.next_zone() || leaving.fixed.contains(&at.segment),
+            // The drain fills the written zone, and stops before the first zone that it has sealed.
+            Some(since) => {
+                since.is_some_and(|since| zone == medium.cursor() || medium.sealed(zone) >= since)
+            }
+        };
+        stays && self.keeps_copies(at.segment, leaving.keeper)
     }
 }
 

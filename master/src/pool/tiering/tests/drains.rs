@@ -1,5 +1,6 @@
 //! Drains of nodes to their media.
 
+use super::super::drained::Room;
 use super::*;
 
 /// A node may be silent for a moment while its medium is attached.
@@ -158,5 +159,79 @@ async fn a_drain_copies_the_blocks_of_a_medium_that_is_gone_to_another() {
     }
     stored.sort_unstable();
     assert_eq!(stored, [7, 8]);
+    pool.retire().await;
+}
+
+/// The version of a block that was put in this term.
+fn put_now(pool: &Pool, number: u64) -> u64 {
+    pool.first_version.0 + number
+}
+
+/// Blocks in the memory of a node that drains, in address order. Those that `is_copied` accepts have a copy at the
+/// place that it returns.
+fn copied_on(
+    pool: &Pool,
+    node: &Arc<StoreNode>,
+    blocks: u64,
+    is_copied: impl Fn(u64) -> Option<u64>,
+) -> Arc<Segment> {
+    let segment = Arc::new(Segment::new(
+        SegmentId(1),
+        Arc::clone(node),
+        Length(1 << 20),
+        1.0,
+    ));
+    pool.placement.insert(Arc::clone(&segment));
+    node.add_segment(SegmentId(1));
+    node.drain();
+    node.set_state(NodeState::Draining);
+    for number in 0..blocks {
+        let mut put = block(&format!("block-{number}"), put_now(pool, number));
+        let offset = Offset(number * Extents::rounded(put.length).0);
+        let extent = segment.allocate_at(offset, put.length, SPACE).unwrap();
+        put.replicas = Copies::from_slice(&[Replica {
+            segment: SegmentId(1),
+            extent,
+            offset,
+        }]);
+        if let Some(at) = is_copied(number) {
+            assert!(pool.tier.publish(copy_of(put.clone(), at)));
+        }
+        let published = pool.directory.publish(&[put]).remove(0);
+        let owner = published.id.unwrap();
+        segment.extents().set_owner(extent, owner);
+    }
+    segment
+}
+
+/// The numbers of the blocks that are in memory.
+fn in_memory(pool: &Pool, blocks: u64) -> Vec<u64> {
+    let is_there = |number: &u64| {
+        let key = Key::parse(&format!("block-{number}")).unwrap();
+        pool.is_in_memory(SPACE, &key, Version(put_now(pool, *number)))
+    };
+    (0..blocks).filter(is_there).collect()
+}
+
+/// The drain empties each zone that was sealed before it, one after another. It keeps the zone that is written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_load_during_a_drain_takes_no_room_of_blocks_whose_zones_are_emptied() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    // Zone 0 is written, and zone 1 is next.
+    let segment = copied_on(&pool, &node, 4, |number| Some(number << 18));
+    attach(&pool, &node, session, medium.id);
+    let since = pool.directory.next_tick();
+    // The walk has not ended, so the node is not told.
+    let mut demotions = pool.tiering.demotions.lock();
+    demotions.begin_drain(node.incarnation, since);
+    drop(demotions);
+    let room = Room {
+        bytes: 1 << 20,
+        piece: Length(0),
+    };
+    pool.evict_copied_on(&segment, room, &mut None);
+    assert_eq!(in_memory(&pool, 4), [1, 2, 3]);
     pool.retire().await;
 }
