@@ -224,14 +224,54 @@ async fn a_load_during_a_drain_takes_no_room_of_blocks_whose_zones_are_emptied()
     attach(&pool, &node, session, medium.id);
     let since = pool.directory.next_tick();
     // The walk has not ended, so the node is not told.
-    let mut demotions = pool.tiering.demotions.lock();
-    demotions.begin_drain(node.incarnation, since);
-    drop(demotions);
+    {
+        let mut demotions = pool.tiering.demotions.lock();
+        demotions.begin_drain(node.incarnation, since);
+    }
     let room = Room {
         bytes: 1 << 20,
         piece: Length(0),
     };
     pool.evict_copied_on(&segment, room, &mut None);
     assert_eq!(in_memory(&pool, 4), [1, 2, 3]);
+    pool.retire().await;
+}
+
+/// Blocks of which every second one has a copy give no piece of two. Where one more block has a copy, the piece may lie
+/// across the border of the ranges that are passed together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_load_on_a_node_that_drains_evicts_nothing_before_a_piece_is_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    let place = |number: u64| (number % 2 == 0 && number != 62).then_some(number * 8192);
+    let segment = copied_on(&pool, &node, 80, place);
+    attach(&pool, &node, session, medium.id);
+    {
+        let mut demotions = pool.tiering.demotions.lock();
+        let walk = demotions.begin_drain(node.incarnation, Tick::default());
+        demotions.end_walk(node.incarnation, walk, Vec::new());
+        let line = demotions.nodes.get_mut(&node.incarnation).unwrap();
+        line.is_told = true;
+    }
+    let extent = Extents::rounded(Length(100)).0;
+    // Nothing is free behind the blocks.
+    let behind = 80 * extent;
+    let held = segment.allocate_at(Offset(behind), Length((1 << 20) - behind), SPACE);
+    assert!(held.is_some());
+    let room = Room {
+        bytes: 0,
+        piece: Length(2 * extent),
+    };
+    let made = pool.evict_copied_on(&segment, room, &mut None);
+    assert_eq!((made.bytes, made.has_piece), (0, false));
+    assert_eq!(in_memory(&pool, 80).len(), 80);
+    let last = block("block-63", put_now(&pool, 63));
+    assert!(pool.tier.publish(copy_of(last, 63 * 8192)));
+    let made = pool.evict_copied_on(&segment, room, &mut None);
+    assert_eq!((made.bytes, made.has_piece), (2 * extent, true));
+    let stay = in_memory(&pool, 80);
+    let left: Vec<u64> = (0..80).filter(|number| !stay.contains(number)).collect();
+    assert_eq!(left, [63, 64]);
     pool.retire().await;
 }
