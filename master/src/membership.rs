@@ -17,7 +17,7 @@
 
 mod table;
 
-pub use table::{Members, Registration};
+pub use table::{Judged, Members, Registration};
 
 use crate::clock::BootInstant;
 use kvpool_proto as proto;
@@ -522,7 +522,8 @@ mod tests {
             let before = node.state();
             let now = BootInstant(node.last_heard().0 + 5000);
             let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
-            assert!(members.judge(now, second, second, hour).is_empty());
+            let judged = members.judge(now, second, second, hour);
+            assert!(judged.lost.is_empty() && judged.has_suspect);
             assert_eq!(node.state(), NodeState::Suspect);
             assert!(node.heard(now, None));
             assert_eq!(node.state(), before);

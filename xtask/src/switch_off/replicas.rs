@@ -342,6 +342,25 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "no node counts as drained by a look before another holder was suspect",
+        file: "master/src/pool/caretaker.rs",
+        on: "if judged.has_suspect {",
+        off: "if judged.has_suspect && false {",
+        package: "kvpool-master",
+        test: "a_node_is_not_drained_once_the_other_holder_is_suspect",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "no node counts as drained by a look before a medium was lost",
+        file: "master/src/pool/tiering/attach.rs",
+        on: "// A look that begins now waits for this lock, and finds the medium gone.\n                \
+             self.doubt_drained();",
+        off: "",
+        package: "kvpool-master",
+        test: "a_node_is_not_drained_once_the_medium_with_its_copies_is_gone",
+    },
+    Mechanism {
+        invariant: 5,
         what: "a drained node is one whose blocks are elsewhere",
         file: "master/src/pool/replicas/drained.rs",
         on: "node.note_left(left == 0 && !moves, doubts);",

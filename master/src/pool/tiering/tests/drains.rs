@@ -275,3 +275,31 @@ async fn a_load_on_a_node_that_drains_evicts_nothing_before_a_piece_is_found() {
     assert_eq!(left, [63, 64]);
     pool.retire().await;
 }
+
+/// Waits until a node is shown so. The node is not silent meanwhile.
+async fn until_shown(pool: &Pool, node: &StoreNode, label: &str) {
+    for _ in 0..1000 {
+        pool.heard(node, None);
+        if pool.state_label(node) == label {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the node is shown as {}", pool.state_label(node));
+}
+
+/// The next look at the blocks may come a second later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_is_not_drained_once_the_medium_with_its_copies_is_gone() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    let _segment = copied_on(&pool, &node, 1, |_| Some(0));
+    attach(&pool, &node, session, medium.id);
+    pool.members.insert(Arc::clone(&node));
+    until_shown(&pool, &node, NodeState::DRAINED).await;
+    let offers = vec![offer(&medium, MediumState::MediumGone)];
+    pool.media_offered(&node, session, offers).await.unwrap();
+    assert_eq!(pool.state_label(&node), "draining");
+    pool.retire().await;
+}
