@@ -534,6 +534,7 @@ impl Pool {
     }
 
     fn tell_left(node: &StoreNode, left: u64) {
+        node.await_word(false);
         node.send(Body::Demoted(proto::Demoted { left }));
     }
 

@@ -73,6 +73,12 @@ impl Pool {
         ended.after(LOOK.max(ended.since(begun) * LOOK_REST))
     }
 
+    /// Whether a node that stops is still to hear that its blocks have their places. A node without media that does not
+    /// wait for moves hears nothing.
+    fn will_be_told(&self, node: &StoreNode) -> bool {
+        node.awaits_word() && (node.waits_for_moves() || self.keeps_copies_on_own_media(node))
+    }
+
     /// The blocks that leave with a draining node, counted up to about `most`. Its label follows from them.
     pub(super) fn look_at_left(&self, node: &StoreNode, most: u64) -> u64 {
         // First: a change during the look voids it.
@@ -82,7 +88,8 @@ impl Pool {
         let begins = node.leaves() && !node.is_told_to_leave();
         let running = self.replicas.tasks.running();
         let moves = begins || running.iter().any(|task| Self::is_off(&task.wish, node));
-        node.note_left(left == 0 && !moves, doubts);
+        let waits = moves || self.will_be_told(node);
+        node.note_left(left == 0 && !waits, doubts);
         left
     }
 }

@@ -303,3 +303,31 @@ async fn a_node_is_not_drained_once_the_medium_with_its_copies_is_gone() {
     assert_eq!(pool.state_label(&node), "draining");
     pool.retire().await;
 }
+
+/// A store to the medium is under way, and no block would be lost with the node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_stops_with_a_medium_is_drained_only_once_it_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let published = pool.directory.publish(&[block("block", 7)]).remove(0);
+    assert!(published.id.is_some());
+    let (node, session, mut sent) = connected(&pool);
+    attach(&pool, &node, session, medium.id);
+    let ticket = begin(&pool, &node, session, &medium, Direction::Store);
+    pool.members.insert(Arc::clone(&node));
+    let order = sent.recv().await.unwrap().unwrap();
+    assert!(matches!(order.body, Some(Body::Transfers(_))), "{order:?}");
+    pool.draining(&node, false);
+    // Longer than from one look at the blocks to the next.
+    for _ in 0..30 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        pool.heard(&node, None);
+        assert_eq!(pool.state_label(&node), "draining");
+    }
+    pool.transfers_done(&node, &[(ticket, Code::Ok)]);
+    let told = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
+    let told = told.expect("the drain has ended").unwrap().unwrap();
+    assert!(matches!(told.body, Some(Body::Demoted(_))), "{told:?}");
+    until_shown(&pool, &node, NodeState::DRAINED).await;
+    pool.retire().await;
+}
