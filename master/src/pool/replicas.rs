@@ -154,6 +154,8 @@ pub(super) struct Replicas {
     tasks: tasks::Tasks,
     pulls: Mutex<pulls::Open>,
     pub(super) heat: heat::Heat,
+    /// Held from the check of an operator's drain until its node takes no blocks.
+    drains: tokio::sync::Mutex<()>,
     /// Nodes that wait for a task before they leave.
     waiting: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
     /// How often a task off a node began, a node began to leave or was suspect, or a medium was lost. Earlier looks at
@@ -405,11 +407,14 @@ impl Pool {
             code: Code::Missing,
             message: format!("the pool has no node {name}"),
         })?;
+        // Of two drains at once, the later one finds that the other node takes no blocks.
+        let one_at_a_time = self.replicas.drains.lock().await;
         self.check_drain(&node, force).await?;
         if !node.leaves() {
             tracing::info!(node = %node.name, "operator takes the node out of service");
         }
         node.leave();
+        drop(one_at_a_time);
         self.doubt_drained();
         // A task of its own: a caller who has no patience leaves no node behind that takes no blocks and is not
         // drained either.
