@@ -17,7 +17,7 @@
 
 mod table;
 
-pub use table::{Members, Registration};
+pub use table::{Judged, Members, Registration};
 
 use crate::clock::BootInstant;
 use kvpool_proto as proto;
@@ -159,6 +159,8 @@ pub struct StoreNode {
     drains: AtomicBool,
     /// True once the node has said that it waits until its blocks have moved to other nodes.
     waits_for_moves: AtomicBool,
+    /// True from the node's own announcement of its shutdown until it is told that no block of it waits any more.
+    awaits_word: AtomicBool,
     /// True when the node can copy blocks from other nodes.
     pulls: AtomicBool,
     /// True when the node asks readers for signed locations.
@@ -193,6 +195,7 @@ impl StoreNode {
             state: AtomicU8::new(NodeState::Unreported as u8),
             drains: AtomicBool::new(false),
             waits_for_moves: AtomicBool::new(false),
+            awaits_word: AtomicBool::new(false),
             pulls: AtomicBool::new(false),
             wants_signed_reads: AtomicBool::new(false),
             leaves: AtomicBool::new(false),
@@ -246,6 +249,15 @@ impl StoreNode {
 
     pub(crate) fn wait_for_moves(&self) {
         self.waits_for_moves.store(true, Ordering::Release);
+    }
+
+    /// True from the node's own announcement of its shutdown until it is told that no block of it waits any more.
+    pub(crate) fn awaits_word(&self) -> bool {
+        self.awaits_word.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn await_word(&self, awaits: bool) {
+        self.awaits_word.store(awaits, Ordering::Release);
     }
 
     /// True once an operator takes the node out of service: nothing is copied to its media any more.
@@ -522,7 +534,8 @@ mod tests {
             let before = node.state();
             let now = BootInstant(node.last_heard().0 + 5000);
             let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
-            assert!(members.judge(now, second, second, hour).is_empty());
+            let judged = members.judge(now, second, second, hour);
+            assert!(judged.lost.is_empty() && judged.has_suspect);
             assert_eq!(node.state(), NodeState::Suspect);
             assert!(node.heard(now, None));
             assert_eq!(node.state(), before);

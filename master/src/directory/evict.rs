@@ -149,14 +149,9 @@ impl Directory {
             if stripe.entries.rest(slot).version != version {
                 return Single::Gone;
             }
-            let entry = stripe.entries.at(slot);
-            if entry.tick() >= before.0
-                || entry.is_leased(self.common.relative(now))
-                || entry.is_hard_pinned()
-                || entry.is_soft_pinned()
+            if stripe.entries.at(slot).tick() >= before.0
                 || self.has_children(stripe.entries.rest(slot).lineage)
-                || !stripe.replicas(slot).iter().any(|r| gives_room(r.segment))
-                || self.keeps_share(&stripe, slot)
+                || self.keeps(&stripe, slot, now, &gives_room)
             {
                 return Single::Stays;
             }
@@ -164,6 +159,44 @@ impl Directory {
         };
         self.apply_aftermath(aftermath);
         Single::Evicted(removed)
+    }
+
+    /// Whether [`Directory::evict_block`] would take a block, if the children that `leaves` accepts had left before.
+    pub(crate) fn may_evict_block(
+        &self,
+        id: BlockId,
+        version: Version,
+        now: BootInstant,
+        gives_room: impl Fn(SegmentId) -> bool,
+        leaves: impl Fn(BlockId) -> bool,
+    ) -> bool {
+        let Some((stripe, slot)) = self.lock_block(id) else {
+            return false;
+        };
+        let rest = stripe.entries.rest(slot);
+        let (present, lineage) = (rest.version, rest.lineage);
+        if present != version || self.keeps(&stripe, slot, now, &gives_room) {
+            return false;
+        }
+        let forest = self.common.lineage.lock();
+        let mut children = forest.children(lineage);
+        lineage == NONE || children.all(|(child, _)| leaves(child))
+    }
+
+    /// Whether a lease, a pin or a guaranteed share keeps a block, or it gives no room.
+    fn keeps(
+        &self,
+        stripe: &super::stripe::Stripe,
+        slot: u32,
+        now: BootInstant,
+        gives_room: impl Fn(SegmentId) -> bool,
+    ) -> bool {
+        let entry = stripe.entries.at(slot);
+        entry.is_leased(self.common.relative(now))
+            || entry.is_hard_pinned()
+            || entry.is_soft_pinned()
+            || !stripe.replicas(slot).iter().any(|r| gives_room(r.segment))
+            || self.keeps_share(stripe, slot)
     }
 
     /// The bytes of one extent of the next victim; zero without a victim.

@@ -49,6 +49,15 @@ pub struct Members {
     dropped: Mutex<Dropped>,
 }
 
+/// What the silence of the nodes means.
+#[derive(Debug, Default)]
+pub struct Judged {
+    /// Nodes that have been silent for too long.
+    pub lost: Vec<Arc<StoreNode>>,
+    /// Whether a node has become suspect.
+    pub has_suspect: bool,
+}
+
 /// The most dropped incarnations known by name. An older one is recognised by the segment ids that
 /// it names: a welcome gave them, and no node has them now.
 const MOST_DROPPED: usize = 16_384;
@@ -116,24 +125,24 @@ impl Members {
         self.dropped.lock().order.iter().cloned().collect()
     }
 
-    /// Makes silent nodes suspect, sooner after a broken session. Returns the nodes that have been
-    /// silent for `drop_after`.
+    /// Makes silent nodes suspect, sooner after a broken session.
     pub fn judge(
         &self,
         now: BootInstant,
         suspect_after: Duration,
         broken_after: Duration,
         drop_after: Duration,
-    ) -> Vec<Arc<StoreNode>> {
-        let mut lost = Vec::new();
+    ) -> Judged {
+        let mut judged = Judged::default();
         for node in self.nodes.read().values() {
             if now.since(node.last_heard()) >= drop_after {
-                lost.push(Arc::clone(node));
+                judged.lost.push(Arc::clone(node));
             } else if let Some(silent) = node.suspect_if_silent(now, suspect_after, broken_after) {
                 tracing::warn!(node = %node.name, silent_ms = silent.as_millis(), "node suspect: no heartbeat");
+                judged.has_suspect = true;
             }
         }
-        lost
+        judged
     }
 }
 

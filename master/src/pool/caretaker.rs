@@ -135,7 +135,11 @@ impl Pool {
             true => Duration::MAX,
             false => config.drop_after,
         };
-        for node in members.judge(now, suspect_after, broken_after, drop_after) {
+        let judged = members.judge(now, suspect_after, broken_after, drop_after);
+        if judged.has_suspect {
+            self.doubt_drained();
+        }
+        for node in judged.lost {
             tracing::warn!(node = %node.name, "node silent for too long, dropping it");
             self.metrics.node_dropped();
             self.drop_node(&node);

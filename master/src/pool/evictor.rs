@@ -418,26 +418,28 @@ impl Pool {
                     piece: Length(0),
                 },
                 false => Room {
-                    bytes: shortfall.max(length.0),
+                    bytes: shortfall,
                     piece: Extents::rounded(length),
                 },
             };
             let comes = segment.used() > segment.used_after_quarantine();
             let until = runs.for_loads.get(&segment.id);
             let is_coming = comes && !has_piece && until.is_some_and(|until| now < *until);
-            if room.bytes == 0 || is_coming {
+            if has_piece && room.bytes == 0 || is_coming {
                 return 0;
             }
             let search = runs.copied.entry(segment.id).or_default();
             if now < search.again {
                 continue;
             }
-            let freed = self.evict_copied_on(segment, room, &mut search.hand);
-            if freed > 0 {
-                runs.for_loads.insert(segment.id, now.after(RUN_TIMEOUT));
-                return freed;
+            let made = self.evict_copied_on(segment, room, &mut search.hand);
+            if made.bytes == 0 || !made.has_piece {
+                search.again = now.after(FRUITLESS_PAUSE);
             }
-            search.again = now.after(FRUITLESS_PAUSE);
+            if made.bytes > 0 {
+                runs.for_loads.insert(segment.id, now.after(RUN_TIMEOUT));
+                return made.bytes;
+            }
         }
         0
     }

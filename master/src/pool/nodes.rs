@@ -271,6 +271,8 @@ impl Pool {
         if move_blocks {
             node.wait_for_moves();
         }
+        // Each session asks anew: the answer may have been lost with an earlier one.
+        node.await_word(true);
         node.drain();
         self.doubt_drained();
         // The node has processed the welcome, as before a heartbeat. Its blocks are read and copied only once

@@ -154,9 +154,12 @@ pub(super) struct Replicas {
     tasks: tasks::Tasks,
     pulls: Mutex<pulls::Open>,
     pub(super) heat: heat::Heat,
+    /// Held from the check of an operator's drain until its node takes no blocks.
+    drains: tokio::sync::Mutex<()>,
     /// Nodes that wait for a task before they leave.
     waiting: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
-    /// How often a task off a node began, or a node began to leave. Earlier looks at draining nodes count no more.
+    /// How often a task off a node began, a node began to leave or was suspect, or a medium was lost. Earlier looks at
+    /// draining nodes count no more.
     doubts: AtomicU64,
     wake: Wake,
 }
@@ -404,11 +407,14 @@ impl Pool {
             code: Code::Missing,
             message: format!("the pool has no node {name}"),
         })?;
+        // Of two drains at once, the later one finds that the other node takes no blocks.
+        let one_at_a_time = self.replicas.drains.lock().await;
         self.check_drain(&node, force).await?;
         if !node.leaves() {
             tracing::info!(node = %node.name, "operator takes the node out of service");
         }
         node.leave();
+        drop(one_at_a_time);
         self.doubt_drained();
         // A task of its own: a caller who has no patience leaves no node behind that takes no blocks and is not
         // drained either.
@@ -518,26 +524,28 @@ impl Pool {
         let waits = node.waits_for_moves() && node.is_connected();
         let in_vain = self.replicas.tasks.tried_in_vain(task);
         let Some(in_vain) = in_vain.filter(|_| waits) else {
-            return Some(self.look_at_left(node));
+            return Some(self.look_at_left(node, u64::MAX));
         };
         if self.unfinished_on(node, &node.segments()) > 0 {
             return None;
         }
-        let left = self.look_at_left(node);
+        let left = self.look_at_left(node, u64::MAX);
         (left <= in_vain).then_some(left)
     }
 
     /// Tells a draining node that no block of it waits any more, and how many have only the replica there.
     pub(super) fn tell_saved(&self, node: &StoreNode) {
-        Self::tell_left(node, self.look_at_left(node));
+        Self::tell_left(node, self.look_at_left(node, u64::MAX));
     }
 
     fn tell_left(node: &StoreNode, left: u64) {
+        node.await_word(false);
         node.send(Body::Demoted(proto::Demoted { left }));
     }
 
-    /// The blocks of a node that leave with it: none of their replicas is on a node that stays.
-    fn only_in_memory_of(&self, node: &StoreNode) -> u64 {
+    /// The blocks of a node that leave with it: none of their replicas is on a node that stays. The count ends when it
+    /// has reached `most`.
+    fn only_in_memory_of(&self, node: &StoreNode, most: u64) -> u64 {
         let own = node.segments();
         let staying: BTreeSet<SegmentId> = {
             let segments = self.placement.segments();
@@ -567,7 +575,7 @@ impl Pool {
             };
             left += found.iter().filter(|one| is_left(one)).count() as u64;
             match next {
-                Ok(Some(further)) => page = further,
+                Ok(Some(further)) if left < most => page = further,
                 _ => return left,
             }
         }

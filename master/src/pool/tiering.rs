@@ -440,6 +440,18 @@ impl Pool {
         medium.is_some_and(|medium| self.keeps_copies(medium, node))
     }
 
+    /// Whether a node has a medium whose copies count as kept.
+    pub(super) fn keeps_copies_on_own_media(&self, node: &StoreNode) -> bool {
+        let own: Vec<SegmentId> = {
+            let traffic = self.tiering.traffic.lock();
+            let uses = traffic.uses.iter();
+            let own = uses.filter(|(_, used)| used.node.incarnation == node.incarnation);
+            own.map(|(id, _)| *id).collect()
+        };
+        own.into_iter()
+            .any(|medium| self.keeps_copies(medium, Some(node)))
+    }
+
     fn keeps_copies(&self, medium: SegmentId, node: Option<&StoreNode>) -> bool {
         if let Some(used) = self.tiering.traffic.lock().uses.get(&medium) {
             let is_own = node.is_some_and(|node| node.incarnation == used.node.incarnation);

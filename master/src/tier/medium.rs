@@ -161,8 +161,13 @@ impl Medium {
 
     /// The tick at which the writing of the zone behind the cursor ended.
     pub fn oldest_sealed(&self) -> Tick {
-        let zone = self.next_zone() as usize;
-        self.sealed.lock().get(zone).copied().unwrap_or_default()
+        self.sealed(self.next_zone())
+    }
+
+    /// The tick at which the writing of a zone ended last.
+    pub(crate) fn sealed(&self, zone: u32) -> Tick {
+        let sealed = self.sealed.lock();
+        sealed.get(zone as usize).copied().unwrap_or_default()
     }
 
     /// Continues behind the copies that are there. A term begins with it: a standby follows the

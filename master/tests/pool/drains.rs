@@ -427,6 +427,24 @@ async fn a_node_is_drained_while_no_block_would_be_lost_with_it() {
     crate::support::media::until("both are drained without the block", both).await;
 }
 
+/// The other holder falls silent with its session open. The next look at the blocks may come a second later.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_is_not_drained_once_the_other_holder_is_suspect() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
+    pool.draining(&a.node, false);
+    let of_a = || pool.state_label(&a.node);
+    crate::support::media::until("the first is drained", || of_a() == "drained").await;
+    let is_suspect = || {
+        pool.heard(&a.node, None);
+        b.node.state() == NodeState::Suspect
+    };
+    crate::support::media::until("the second is suspect", is_suspect).await;
+    // The state changes a moment before the doubt.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(of_a(), "draining", "the other holder is silent");
+}
+
 /// Nobody tells a node whose drain an operator began, and whose task had ended before the node knew.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_sees_that_a_drain_is_complete() {

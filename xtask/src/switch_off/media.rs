@@ -716,4 +716,22 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "a_load_on_a_node_that_drains_takes_no_room_of_blocks_without_copies",
     },
+    Mechanism {
+        invariant: 5,
+        what: "a load during a drain takes no room of blocks whose zones the drain empties",
+        file: "master/src/pool/tiering/drained.rs",
+        on: "zone == medium.cursor() || medium.sealed(zone) >= since",
+        off: "zone != medium.next_zone() || medium.sealed(zone) >= since",
+        package: "kvpool-master",
+        test: "a_load_during_a_drain_takes_no_room_of_blocks_whose_zones_are_emptied",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "a load on a node that drains finds a piece that lies across two steps of its search",
+        file: "master/src/pool/tiering/drained.rs",
+        on: "if again >= piece.0 {",
+        off: "if again >= piece.0 || again == 0 {",
+        package: "kvpool-master",
+        test: "a_load_on_a_node_that_drains_evicts_nothing_before_a_piece_is_found",
+    },
 ];

@@ -1,7 +1,8 @@
 //! Whether a drain may begin, and whether it is complete.
 //!
 //! A draining node is drained while no task moves its blocks and a stop would lose none. The mover looks at them from
-//! time to time. A task that begins, or a node that leaves, raises a doubt, which voids the looks before it.
+//! time to time. A task that begins, a node that leaves or is suspect, and a medium that is lost raise a doubt. The
+//! doubt voids the looks before it.
 
 use super::{Pool, TaskRefused};
 use crate::clock::BootInstant;
@@ -29,7 +30,7 @@ impl Pool {
             return Ok(());
         }
         let (pool, of) = (Arc::clone(self), Arc::clone(node));
-        match kvpool_seams::blocking(move || pool.only_in_memory_of(&of)).await {
+        match kvpool_seams::blocking(move || pool.only_in_memory_of(&of, u64::MAX)).await {
             Ok(0) => Ok(()),
             Ok(left) => Err(TaskRefused {
                 code: Code::LastNode,
@@ -65,23 +66,30 @@ impl Pool {
         let begun = self.now();
         for node in self.members.all() {
             if node.drains() {
-                self.look_at_left(&node);
+                self.look_at_left(&node, 1);
             }
         }
         let ended = self.now();
         ended.after(LOOK.max(ended.since(begun) * LOOK_REST))
     }
 
-    /// The blocks that leave with a draining node. Its label follows from them.
-    pub(super) fn look_at_left(&self, node: &StoreNode) -> u64 {
+    /// Whether a node that stops is still to hear that its blocks have their places. A node without media that does not
+    /// wait for moves hears nothing.
+    fn will_be_told(&self, node: &StoreNode) -> bool {
+        node.awaits_word() && (node.waits_for_moves() || self.keeps_copies_on_own_media(node))
+    }
+
+    /// The blocks that leave with a draining node, counted up to about `most`. Its label follows from them.
+    pub(super) fn look_at_left(&self, node: &StoreNode, most: u64) -> u64 {
         // First: a change during the look voids it.
         let doubts = self.replicas.doubts.load(Ordering::Acquire);
-        let left = self.only_in_memory_of(node);
+        let left = self.only_in_memory_of(node, most);
         // Blocks with copies on the node's own media move too, although they do not leave with it.
         let begins = node.leaves() && !node.is_told_to_leave();
         let running = self.replicas.tasks.running();
         let moves = begins || running.iter().any(|task| Self::is_off(&task.wish, node));
-        node.note_left(left == 0 && !moves, doubts);
+        let waits = moves || self.will_be_told(node);
+        node.note_left(left == 0 && !waits, doubts);
         left
     }
 }

@@ -137,6 +137,8 @@ impl Pool {
             if offer.state == MediumState::MediumGone && used.state != offer.state {
                 // Its node may have another medium for the blocks.
                 self.tiering.has_lost_copies.store(true, Ordering::Release);
+                // A look that begins now waits for this lock, and finds the medium gone.
+                self.doubt_drained();
             }
             used.state = offer.state;
             self.tiering.loaded.notify_waiters();
@@ -474,6 +476,7 @@ impl Pool {
         }
         if has_lost {
             self.tiering.has_lost_copies.store(true, Ordering::Release);
+            self.doubt_drained();
         }
         for medium in late {
             // Dropping the media before this one took its time. Its node may be back.
@@ -498,6 +501,7 @@ impl Pool {
         let _until_submitted = self.evicting.read();
         let copies = self.tier.drop_medium(id);
         self.tiering.has_lost_copies.store(true, Ordering::Release);
+        self.doubt_drained();
         let gone = Record::SegmentGone(record::SegmentGone { id });
         let (done, durable) = oneshot::channel();
         self.journal()

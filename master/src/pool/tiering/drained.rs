@@ -10,9 +10,10 @@ use crate::membership::StoreNode;
 use crate::placement::extents::{Range, Use};
 use crate::placement::{ExtentIndex, Extents, Segment};
 use crate::replica::{BlockId, Replica};
+use kvpool_proto::MediumState;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Key, Length, SegmentId, Version};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// The ranges that are passed together, last one first: in a chain the children lie behind their parents.
@@ -29,105 +30,183 @@ pub(in crate::pool) struct Room {
     pub(in crate::pool) piece: Length,
 }
 
+/// The room that a search has made.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::pool) struct Made {
+    /// The bytes that become free.
+    pub(in crate::pool) bytes: u64,
+    /// Whether a piece that is long enough becomes free, or is not wanted.
+    pub(in crate::pool) has_piece: bool,
+}
+
 /// What may leave the memory of a draining node.
 struct Leaving<'n> {
+    /// The segment that gives room.
+    segment: SegmentId,
     own: Vec<SegmentId>,
     /// The media whose copies can be read now.
     readable: HashSet<SegmentId>,
     /// Of the node's media those that empty no zone any more: the node has counted on all their copies.
     fixed: HashSet<SegmentId>,
+    /// Media of nodes that stop and were not told, with the begin of the drain to them. Zones sealed before it are
+    /// emptied one after another. `None` while the drain has not begun.
+    emptied: HashMap<SegmentId, Option<Tick>>,
     /// The node if copies on its own media count although it is out of service.
     keeper: Option<&'n StoreNode>,
 }
 
 impl Pool {
-    /// Evicts blocks of a segment of a draining node whose copies can be read. Goes on where the last call ended, which
-    /// is `hand`. Returns the bytes that become free.
+    /// Evicts blocks of a segment of a draining node whose copies can be read. Where a piece is wanted, no block leaves
+    /// before a piece is found. Goes on where the last call ended, which is `hand`.
     pub(in crate::pool) fn evict_copied_on(
         self: &Arc<Self>,
         segment: &Arc<Segment>,
         room: Room,
         hand: &mut Option<ExtentIndex>,
-    ) -> u64 {
+    ) -> Made {
         let node = &segment.node;
         // A task that takes the node out of service moves what is in memory, and not what lies on its media.
         let keeper = (!self.is_moved_off(node)).then_some(&**node);
-        let leaving = Leaving {
-            own: node.segments(),
-            readable: self.tiering.readable(),
-            fixed: self.fixed_media_of(node),
-            keeper,
-        };
         // Zones are emptied under this lock, so the copy is there when its block leaves.
         let no_zone_is_emptied = self.tiering.tending.lock();
+        let (fixed, emptied) = self.media_of_drains(node);
+        let leaving = Leaving {
+            segment: segment.id,
+            own: node.segments(),
+            readable: self.tiering.readable(),
+            fixed,
+            emptied,
+            keeper,
+        };
         let _until_submitted = self.evicting.read();
-        let (mut victims, mut freed) = (Vec::new(), 0);
-        let (mut has_piece, mut looked, mut ends) = (room.piece.0 == 0, 0, 0);
-        while looked < MOST_RANGES && ends < 2 && (freed < room.bytes || !has_piece) {
-            let ranges = next_ranges(&segment.extents(), hand, room.piece);
+        let mut victims = Vec::new();
+        let mut made = Made {
+            bytes: 0,
+            has_piece: room.piece.0 == 0,
+        };
+        let (mut looked, mut ends) = (0, 0);
+        while looked < MOST_RANGES && ends < 2 && (made.bytes < room.bytes || !made.has_piece) {
+            let needs_piece = !made.has_piece;
+            let piece = if needs_piece { room.piece } else { Length(0) };
+            let ranges = next_ranges(&segment.extents(), hand, piece);
             looked += ranges.len();
             ends += usize::from(hand.is_none());
-            let mut piece = 0;
-            for range in ranges.iter().rev() {
-                let gives = match range.usage {
-                    Use::Free => true,
-                    Use::Held => false,
-                    Use::Block(block) => {
-                        let removed = self.evict_copied(segment.id, *range, block, &leaving);
-                        let has_left = removed.is_some();
-                        freed += if has_left { range.length.0 } else { 0 };
-                        victims.extend(removed);
-                        has_left
-                    }
+            let chosen = match needs_piece {
+                true => match self.find_piece(&ranges, piece, &leaving) {
+                    Some(run) => run,
+                    None => continue,
+                },
+                false => ranges.as_slice(),
+            };
+            made.has_piece = true;
+            for range in chosen.iter().rev() {
+                let Use::Block(block) = range.usage else {
+                    continue;
                 };
-                piece = if gives { piece + range.length.0 } else { 0 };
-                has_piece |= piece >= room.piece.0;
-                if freed >= room.bytes && has_piece {
+                if !needs_piece && made.bytes >= room.bytes {
+                    break;
+                }
+                if let Some(removed) = self.evict_copied(*range, block, &leaving) {
+                    made.bytes += range.length.0;
+                    victims.push(removed);
+                } else if needs_piece {
+                    // It was used since it was chosen. The rest would leave in vain.
+                    made.has_piece = false;
                     break;
                 }
             }
         }
         drop(no_zone_is_emptied);
         self.submit_victims(victims);
-        freed
+        made
     }
 
-    fn fixed_media_of(&self, node: &Arc<StoreNode>) -> HashSet<SegmentId> {
-        if !self.is_told(node) {
-            return HashSet::new();
-        }
-        let traffic = self.tiering.traffic.lock();
-        let uses = traffic.uses.iter();
-        let own = uses.filter(|(_, used)| Arc::ptr_eq(&used.node, node));
-        own.map(|(id, _)| *id).collect()
-    }
-
-    /// Evicts the block of a range, if its copy can be read and outlives the memory of the node.
-    fn evict_copied(
+    /// The last neighbours among these ranges that are free, or may leave, and that together are as long as the piece.
+    fn find_piece<'r>(
         &self,
-        segment: SegmentId,
+        ranges: &'r [Range],
+        piece: Length,
+        leaving: &Leaving<'_>,
+    ) -> Option<&'r [Range]> {
+        let (mut end, mut bytes) = (ranges.len(), 0);
+        let mut blocks = HashSet::new();
+        for (at, range) in ranges.iter().enumerate().rev() {
+            let gives = match range.usage {
+                Use::Free => true,
+                Use::Held => false,
+                Use::Block(block) => {
+                    // The children lie behind their parents, and leave first.
+                    let may_leave = self.may_leave(*range, block, leaving, &blocks);
+                    blocks.insert(block);
+                    may_leave
+                }
+            };
+            if !gives {
+                (end, bytes) = (at, 0);
+                blocks.clear();
+                continue;
+            }
+            bytes += range.length.0;
+            if bytes >= piece.0 {
+                return ranges.get(at..end);
+            }
+        }
+        None
+    }
+
+    /// The media of the node if the node was told, and the media that drains empty.
+    fn media_of_drains(
+        &self,
+        node: &Arc<StoreNode>,
+    ) -> (HashSet<SegmentId>, HashMap<SegmentId, Option<Tick>>) {
+        let (mut fixed, mut emptied) = (HashSet::new(), HashMap::new());
+        let demotions = self.tiering.demotions.lock();
+        let traffic = self.tiering.traffic.lock();
+        for (id, used) in &traffic.uses {
+            let line = demotions.nodes.get(&used.node.incarnation);
+            let drain = line.and_then(|line| Some((line.drains?, line.is_told)));
+            // Without its own signal, a node that an operator drains begins no drain to its media. Neither does a
+            // medium without room.
+            let begins = used.node.drains()
+                && !used.node.leaves()
+                && used.state != MediumState::MediumReadOnly;
+            match drain {
+                Some((_, true)) if Arc::ptr_eq(&used.node, node) => {
+                    fixed.insert(*id);
+                }
+                Some((since, false)) => {
+                    emptied.insert(*id, Some(since));
+                }
+                None if begins => {
+                    emptied.insert(*id, None);
+                }
+                Some((_, true)) | None => {}
+            }
+        }
+        (fixed, emptied)
+    }
+
+    /// Whether the block of a range may be evicted once these blocks have left.
+    fn may_leave(
+        &self,
         range: Range,
         block: BlockId,
         leaving: &Leaving<'_>,
-    ) -> Option<Removed> {
-        let version = self.directory.version_of(block)?;
-        let now = self.now();
-        if now < self.lease_floor_of(version) {
-            return None;
-        }
-        // A replica on another node stays, so its block is not evicted.
-        let read = |block: BlockRef<'_>| {
-            let replicas = block.replicas();
-            let is_here = |r: &Replica| r.segment == segment && r.extent == range.index;
-            let is_own = replicas.iter().all(|r| leaving.own.contains(&r.segment));
-            (is_own && replicas.iter().any(is_here)).then(|| (block.namespace(), block.key()))
+        before: &HashSet<BlockId>,
+    ) -> bool {
+        let Some(version) = self.copied_version(range, block, leaving) else {
+            return false;
         };
-        let found = self.directory.read_block(block, version, read);
-        let (namespace, key) = found.flatten()?;
-        if !self.has_lasting_copy(namespace, &key, version, leaving) {
-            return None;
-        }
-        let here = |id| id == segment;
+        let (now, here) = (self.now(), |id: SegmentId| id == leaving.segment);
+        let leaves = |child: BlockId| before.contains(&child);
+        self.directory
+            .may_evict_block(block, version, now, here, leaves)
+    }
+
+    /// Evicts the block of a range, if its copy can be read and outlives the memory of the node.
+    fn evict_copied(&self, range: Range, block: BlockId, leaving: &Leaving<'_>) -> Option<Removed> {
+        let version = self.copied_version(range, block, leaving)?;
+        let (now, here) = (self.now(), |id: SegmentId| id == leaving.segment);
         match self
             .directory
             .evict_block(block, version, Tick::MAX, now, here)
@@ -137,7 +216,34 @@ impl Pool {
         }
     }
 
-    /// Whether a block has a copy that can be read, counts as kept, and is not in the zone that is emptied next.
+    /// The version of the block of a range, if its copy can be read and outlives the memory of the node.
+    fn copied_version(
+        &self,
+        range: Range,
+        block: BlockId,
+        leaving: &Leaving<'_>,
+    ) -> Option<Version> {
+        let version = self.directory.version_of(block)?;
+        if self.now() < self.lease_floor_of(version) {
+            return None;
+        }
+        // A replica on another node stays, so its block is not evicted.
+        let read = |block: BlockRef<'_>| {
+            let replicas = block.replicas();
+            let is_here = |r: &Replica| r.segment == leaving.segment && r.extent == range.index;
+            let is_own = replicas.iter().all(|r| leaving.own.contains(&r.segment));
+            (is_own && replicas.iter().any(is_here)).then(|| (block.namespace(), block.key()))
+        };
+        let found = self.directory.read_block(block, version, read);
+        let (namespace, key) = found.flatten()?;
+        if !self.has_lasting_copy(namespace, &key, version, leaving) {
+            return None;
+        }
+        Some(version)
+    }
+
+    /// Whether a block has a copy that can be read, counts as kept, and is in no zone that is emptied next or by a
+    /// drain.
     fn has_lasting_copy(
         &self,
         namespace: NamespaceId,
@@ -159,26 +265,42 @@ impl Pool {
         let Some(medium) = self.tier.medium(at.segment) else {
             return false;
         };
-        let is_next = medium.zone_of(at.offset) == medium.next_zone();
-        (!is_next || leaving.fixed.contains(&at.segment))
-            && self.keeps_copies(at.segment, leaving.keeper)
+        let zone = medium.zone_of(at.offset);
+        let stays = match leaving.emptied.get(&at.segment) {
+            None => zone != medium.next_zone() || leaving.fixed.contains(&at.segment),
+            // The drain fills the written zone, and stops before the first zone that it has sealed.
+            Some(since) => {
+                since.is_some_and(|since| zone == medium.cursor() || medium.sealed(zone) >= since)
+            }
+        };
+        stays && self.keeps_copies(at.segment, leaving.keeper)
     }
 }
 
-/// The next ranges of a segment in address order: enough for two pieces, and `TOGETHER` at least. Moves the hand behind
-/// them. It is `None` at the end of the segment.
+/// The next ranges of a segment in address order: enough for four pieces, and `TOGETHER` at least. Moves the hand to
+/// one piece before their end: a piece may lie across that end. The hand is `None` at the end of the segment.
 fn next_ranges(extents: &Extents, hand: &mut Option<ExtentIndex>, piece: Length) -> Vec<Range> {
     let first = hand.and_then(|hand| extents.range(hand));
     let mut next = first.or_else(|| extents.iter().next());
     let (mut ranges, mut bytes) = (Vec::new(), 0);
     while let Some(range) = next {
-        if ranges.len() >= MOST_RANGES || ranges.len() >= TOGETHER && bytes >= 2 * piece.0 {
+        if ranges.len() >= MOST_RANGES || ranges.len() >= TOGETHER && bytes >= 4 * piece.0 {
             break;
         }
         bytes += range.length.0;
         ranges.push(range);
         next = extents.next(range.index);
     }
-    *hand = next.map(|range| range.index);
+    *hand = next.map(|range| {
+        let (mut from, mut again) = (range.index, 0);
+        // Not beyond the middle: each call goes on.
+        for range in ranges.iter().skip(ranges.len() / 2).rev() {
+            if again >= piece.0 {
+                break;
+            }
+            (from, again) = (range.index, again + range.length.0);
+        }
+        from
+    });
     ranges
 }

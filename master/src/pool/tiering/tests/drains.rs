@@ -1,5 +1,6 @@
 //! Drains of nodes to their media.
 
+use super::super::drained::Room;
 use super::*;
 
 /// A node may be silent for a moment while its medium is attached.
@@ -158,5 +159,175 @@ async fn a_drain_copies_the_blocks_of_a_medium_that_is_gone_to_another() {
     }
     stored.sort_unstable();
     assert_eq!(stored, [7, 8]);
+    pool.retire().await;
+}
+
+/// The version of a block that was put in this term.
+fn put_now(pool: &Pool, number: u64) -> u64 {
+    pool.first_version.0 + number
+}
+
+/// Blocks in the memory of a node that drains, in address order. Those that `is_copied` accepts have a copy at the
+/// place that it returns.
+fn copied_on(
+    pool: &Pool,
+    node: &Arc<StoreNode>,
+    blocks: u64,
+    is_copied: impl Fn(u64) -> Option<u64>,
+) -> Arc<Segment> {
+    let segment = Arc::new(Segment::new(
+        SegmentId(1),
+        Arc::clone(node),
+        Length(1 << 20),
+        1.0,
+    ));
+    pool.placement.insert(Arc::clone(&segment));
+    node.add_segment(SegmentId(1));
+    node.drain();
+    node.set_state(NodeState::Draining);
+    for number in 0..blocks {
+        let mut put = block(&format!("block-{number}"), put_now(pool, number));
+        let offset = Offset(number * Extents::rounded(put.length).0);
+        let extent = segment.allocate_at(offset, put.length, SPACE).unwrap();
+        put.replicas = Copies::from_slice(&[Replica {
+            segment: SegmentId(1),
+            extent,
+            offset,
+        }]);
+        if let Some(at) = is_copied(number) {
+            assert!(pool.tier.publish(copy_of(put.clone(), at)));
+        }
+        let published = pool.directory.publish(&[put]).remove(0);
+        let owner = published.id.unwrap();
+        segment.extents().set_owner(extent, owner);
+    }
+    segment
+}
+
+/// The numbers of the blocks that are in memory.
+fn in_memory(pool: &Pool, blocks: u64) -> Vec<u64> {
+    let is_there = |number: &u64| {
+        let key = Key::parse(&format!("block-{number}")).unwrap();
+        pool.is_in_memory(SPACE, &key, Version(put_now(pool, *number)))
+    };
+    (0..blocks).filter(is_there).collect()
+}
+
+/// The drain empties each zone that was sealed before it, one after another. It keeps the zone that is written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_load_during_a_drain_takes_no_room_of_blocks_whose_zones_are_emptied() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    // Zone 0 is written, and zone 1 is next.
+    let segment = copied_on(&pool, &node, 4, |number| Some(number << 18));
+    attach(&pool, &node, session, medium.id);
+    let since = pool.directory.next_tick();
+    // The walk has not ended, so the node is not told.
+    {
+        let mut demotions = pool.tiering.demotions.lock();
+        demotions.begin_drain(node.incarnation, since);
+    }
+    let room = Room {
+        bytes: 1 << 20,
+        piece: Length(0),
+    };
+    pool.evict_copied_on(&segment, room, &mut None);
+    assert_eq!(in_memory(&pool, 4), [1, 2, 3]);
+    pool.retire().await;
+}
+
+/// Blocks of which every second one has a copy give no piece of two. Where one more block has a copy, the piece may lie
+/// across the border of the ranges that are passed together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_load_on_a_node_that_drains_evicts_nothing_before_a_piece_is_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    let place = |number: u64| (number % 2 == 0 && number != 62).then_some(number * 8192);
+    let segment = copied_on(&pool, &node, 80, place);
+    attach(&pool, &node, session, medium.id);
+    {
+        let mut demotions = pool.tiering.demotions.lock();
+        let walk = demotions.begin_drain(node.incarnation, Tick::default());
+        demotions.end_walk(node.incarnation, walk, Vec::new());
+        let line = demotions.nodes.get_mut(&node.incarnation).unwrap();
+        line.is_told = true;
+    }
+    let extent = Extents::rounded(Length(100)).0;
+    // Nothing is free behind the blocks.
+    let behind = 80 * extent;
+    let held = segment.allocate_at(Offset(behind), Length((1 << 20) - behind), SPACE);
+    assert!(held.is_some());
+    let room = Room {
+        bytes: 0,
+        piece: Length(2 * extent),
+    };
+    let made = pool.evict_copied_on(&segment, room, &mut None);
+    assert_eq!((made.bytes, made.has_piece), (0, false));
+    assert_eq!(in_memory(&pool, 80).len(), 80);
+    let last = block("block-63", put_now(&pool, 63));
+    assert!(pool.tier.publish(copy_of(last, 63 * 8192)));
+    let made = pool.evict_copied_on(&segment, room, &mut None);
+    assert_eq!((made.bytes, made.has_piece), (2 * extent, true));
+    let stay = in_memory(&pool, 80);
+    let left: Vec<u64> = (0..80).filter(|number| !stay.contains(number)).collect();
+    assert_eq!(left, [63, 64]);
+    pool.retire().await;
+}
+
+/// Waits until a node is shown so. The node is not silent meanwhile.
+async fn until_shown(pool: &Pool, node: &StoreNode, label: &str) {
+    for _ in 0..1000 {
+        pool.heard(node, None);
+        if pool.state_label(node) == label {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the node is shown as {}", pool.state_label(node));
+}
+
+/// The next look at the blocks may come a second later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_is_not_drained_once_the_medium_with_its_copies_is_gone() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    let _segment = copied_on(&pool, &node, 1, |_| Some(0));
+    attach(&pool, &node, session, medium.id);
+    pool.members.insert(Arc::clone(&node));
+    until_shown(&pool, &node, NodeState::DRAINED).await;
+    let offers = vec![offer(&medium, MediumState::MediumGone)];
+    pool.media_offered(&node, session, offers).await.unwrap();
+    assert_eq!(pool.state_label(&node), "draining");
+    pool.retire().await;
+}
+
+/// A store to the medium is under way, and no block would be lost with the node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_stops_with_a_medium_is_drained_only_once_it_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let published = pool.directory.publish(&[block("block", 7)]).remove(0);
+    assert!(published.id.is_some());
+    let (node, session, mut sent) = connected(&pool);
+    attach(&pool, &node, session, medium.id);
+    let ticket = begin(&pool, &node, session, &medium, Direction::Store);
+    pool.members.insert(Arc::clone(&node));
+    let order = sent.recv().await.unwrap().unwrap();
+    assert!(matches!(order.body, Some(Body::Transfers(_))), "{order:?}");
+    pool.draining(&node, false);
+    // Longer than from one look at the blocks to the next.
+    for _ in 0..30 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        pool.heard(&node, None);
+        assert_eq!(pool.state_label(&node), "draining");
+    }
+    pool.transfers_done(&node, &[(ticket, Code::Ok)]);
+    let told = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
+    let told = told.expect("the drain has ended").unwrap().unwrap();
+    assert!(matches!(told.body, Some(Body::Demoted(_))), "{told:?}");
+    until_shown(&pool, &node, NodeState::DRAINED).await;
     pool.retire().await;
 }
