@@ -244,7 +244,7 @@ async fn a_load_on_a_node_that_drains_evicts_nothing_before_a_piece_is_found() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, medium) = pool_on_medium(directory.path()).await;
     let (node, session, _sent) = connected(&pool);
-    let place = |number: u64| (number % 2 == 0 && number != 62).then_some(number * 8192);
+    let place = |number: u64| (number.is_multiple_of(2) && number != 62).then_some(number * 8192);
     let segment = copied_on(&pool, &node, 80, place);
     attach(&pool, &node, session, medium.id);
     {
