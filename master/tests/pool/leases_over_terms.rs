@@ -7,6 +7,7 @@ use kvpool_master::clock::{BootInstant, Clock, ManualClock};
 use kvpool_master::pool::{Pool, ReserveOptions};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore, JournalOptions, LogSeq, MetadataStore};
 use kvpool_types::{Code, Key, KeyRef, Offset, SegmentId};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +30,22 @@ async fn lead(store: &Arc<dyn MetadataStore>, clock: &Arc<ManualClock>) -> Arc<P
     let pool = crate::support::lead(store, config(), journal, Arc::clone(clock) as _).await;
     crate::support::join(&pool, "n", 1, ROOM as u64 * BLOCK).await;
     pool
+}
+
+/// A term whose removals are in the log, and in no snapshot.
+async fn lead_without_snapshots(directory: &Path, clock: &Arc<ManualClock>) -> Arc<Pool> {
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap();
+    let store: Arc<dyn MetadataStore> = Arc::new(store);
+    let journal = JournalOptions::default();
+    let pool = crate::support::lead(&store, config(), journal, Arc::clone(clock) as _).await;
+    crate::support::join(&pool, "n", 1, ROOM as u64 * BLOCK).await;
+    pool
+}
+
+/// The keys of twice as many blocks as there is room for.
+fn keys() -> Vec<Key> {
+    let names = (0..2 * ROOM).map(|number| format!("block-{number}"));
+    names.map(|name| Key::parse(&name).unwrap()).collect()
 }
 
 /// Grants room for a block of one key, and says where.
@@ -105,18 +122,8 @@ async fn a_place_that_was_left_under_a_lease_before_a_snapshot_stays_shut_in_the
 async fn removed_blocks_without_a_lease_leave_free_places_to_the_next_term() {
     let directory = tempfile::tempdir().unwrap();
     let clock = Arc::new(ManualClock::new(BootInstant(1_000_000)));
-    // The removals are in the log, and in no snapshot.
-    let begin = async || {
-        let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
-        let store: Arc<dyn MetadataStore> = Arc::new(store);
-        let journal = JournalOptions::default();
-        let pool = crate::support::lead(&store, config(), journal, Arc::clone(&clock) as _).await;
-        crate::support::join(&pool, "n", 1, ROOM as u64 * BLOCK).await;
-        pool
-    };
-    let keys: Vec<Key> = (0..2 * ROOM)
-        .map(|number| Key::parse(&format!("block-{number}")).unwrap())
-        .collect();
+    let begin = || lead_without_snapshots(directory.path(), &clock);
+    let keys = keys();
     let (old, new) = (&keys[..ROOM], &keys[ROOM + 1..]);
 
     let pool = begin().await;
@@ -154,18 +161,8 @@ async fn removed_blocks_without_a_lease_leave_free_places_to_the_next_term() {
 async fn places_whose_leases_ended_in_one_term_are_free_in_the_next() {
     let directory = tempfile::tempdir().unwrap();
     let clock = Arc::new(ManualClock::new(BootInstant(1_000_000)));
-    // The removals are in the log, and in no snapshot.
-    let begin = async || {
-        let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
-        let store: Arc<dyn MetadataStore> = Arc::new(store);
-        let journal = JournalOptions::default();
-        let pool = crate::support::lead(&store, config(), journal, Arc::clone(&clock) as _).await;
-        crate::support::join(&pool, "n", 1, ROOM as u64 * BLOCK).await;
-        pool
-    };
-    let keys: Vec<Key> = (0..2 * ROOM)
-        .map(|number| Key::parse(&format!("block-{number}")).unwrap())
-        .collect();
+    let begin = || lead_without_snapshots(directory.path(), &clock);
+    let keys = keys();
     let (old, new) = keys.split_at(ROOM);
 
     let pool = begin().await;
