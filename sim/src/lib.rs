@@ -47,6 +47,7 @@ mod sight;
 mod spans;
 mod ssd;
 mod store;
+mod successor;
 mod tenants;
 mod trace;
 mod whole;

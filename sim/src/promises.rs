@@ -229,23 +229,39 @@ impl Promises {
         broken.map(ToString::to_string)
     }
 
-    /// The promise that the pool breaks soon: the bytes are free, so whoever comes next gets them. A node without a
-    /// session gives no room.
+    /// The promise that the pool breaks soon: the bytes are free, so whoever comes next gets them.
     fn broken_by_free_room(&self, pool: &Pool) -> Option<String> {
+        self.free_at(pool, |segment| {
+            let segments = pool.placement.segments();
+            let extents = segments.get(segment)?.extents();
+            let ranges = extents.longest_free().map(|free| {
+                let start = free.offset.0;
+                start..start + free.length.0
+            });
+            Some(ranges.collect())
+        })
+    }
+
+    /// The promise whose bytes are among the free ranges of their segment. A node without a session gives no room.
+    pub(crate) fn free_at(
+        &self,
+        pool: &Pool,
+        free_ranges: impl Fn(SegmentId) -> Option<Vec<Range<u64>>>,
+    ) -> Option<String> {
         let now = Instant::now();
         let promises = self.all.lock();
         let segments = pool.placement.segments();
         let mut open = promises.iter().filter(|promise| promise.until > now);
-        let broken = open.find(|promise| {
+        let is_there = |promise: &Promise| {
             let segment = segments.get(promise.segment);
             segment.is_some_and(|segment| {
-                segment.node.is_connected()
-                    && segment.node.incarnation == promise.node
-                    && segment.extents().longest_free().any(|free| {
-                        let start = free.offset.0;
-                        meet(&promise.range, &(start..start + free.length.0))
-                    })
+                segment.node.is_connected() && segment.node.incarnation == promise.node
             })
+        };
+        let broken = open.find(|promise| {
+            is_there(promise)
+                && free_ranges(promise.segment)
+                    .is_some_and(|free| free.iter().any(|range| meet(&promise.range, range)))
         });
         broken.map(|promise| format!("{promise}, but these bytes are free"))
     }

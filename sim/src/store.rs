@@ -3,6 +3,7 @@
 //! which every write compares.
 
 mod election;
+mod frozen;
 
 use crate::dice::{Dice, Stream};
 use crate::life::Life;
@@ -424,11 +425,7 @@ impl MetadataStore for Store {
     }
 
     async fn log_span(&self) -> Result<LogSpan, StoreError> {
-        let span = |state: &mut State| LogSpan {
-            cut: state.cut,
-            last: state.last,
-        };
-        self.ask(span).await
+        self.ask(|state| state.span()).await
     }
 
     async fn read_log(

@@ -20,6 +20,7 @@ use crate::plan::{Fault, Plan, Process, tenant_name};
 use crate::replicas::Replicas;
 use crate::ssd::Ssd;
 use crate::store::Disk;
+use crate::successor::Successors;
 use crate::tenants::Tenants;
 use crate::trace::Trace;
 use kvpool_master::clock::{BootInstant, Clock};
@@ -192,6 +193,8 @@ pub(crate) struct World {
     pub(crate) copies: Mutex<Copies>,
     /// The hard-pinned blocks that were seen.
     pub(crate) pins: Mutex<Pins>,
+    /// What the next leader would have.
+    pub(crate) successors: Mutex<Successors>,
     /// How many nodes lost their memory, with blocks that had perhaps no other replica.
     pub(crate) losses: AtomicU64,
     /// When blocks last left with a node.
@@ -253,6 +256,7 @@ impl World {
             kept: Mutex::default(),
             copies: Mutex::default(),
             pins: Mutex::default(),
+            successors: Mutex::default(),
             losses: AtomicU64::new(0),
             lost_last: Mutex::default(),
             has_evicted: AtomicBool::default(),
@@ -282,6 +286,11 @@ impl World {
             disk_reads: self.ssds.iter().map(|ssd| count(&ssd.reads)).sum(),
             drains: count(&self.saved),
         }
+    }
+
+    /// The clock of a master's machine.
+    pub(crate) fn clock_of(&self, master: usize) -> Option<Arc<MachineClock>> {
+        self.clocks.get(master).cloned()
     }
 
     /// The time of a master's machine.

@@ -512,6 +512,12 @@ impl Journal {
         LogSeq(self.shared.position.load(Ordering::Acquire))
     }
 
+    /// True when every submitted record is durable. Submissions without records count too.
+    pub fn is_idle(&self) -> bool {
+        let all = Length(self.shared.queue_bytes.into()).as_usize();
+        self.shared.sender.is_idle() && self.shared.room.available_permits() == all
+    }
+
     /// An error once the journal has failed: then only another start helps.
     pub fn healthy(&self) -> Result<(), JournalError> {
         self.shared.health.check()
