@@ -61,8 +61,12 @@ pub(crate) fn has_all(world: &World, number: usize, sight: &Sight<'_>) -> Result
     let Some(logged) = pool.logged() else {
         return Ok(());
     };
+    if !world.disk.ends_at(pool.epoch, logged) {
+        return Ok(());
+    }
+    world.net.promises.are_logged(sight);
     let mut successors = world.successors.lock();
-    if successors.compared == Some(logged) || !world.disk.ends_at(pool.epoch, logged) {
+    if successors.compared == Some(logged) {
         return Ok(());
     }
     let Some(clock) = world.clock_of(number) else {
@@ -156,8 +160,7 @@ fn is_like(
             pool.settings()
         ));
     }
-    let promises = &world.net.promises;
-    match promises.free_at(pool, |segment| standby.free_ranges(segment)) {
+    match world.net.promises.broken_by_standby(pool, standby) {
         Some(broken) => Err(format!("{broken} at a standby {which}")),
         None => Ok(()),
     }
