@@ -145,11 +145,11 @@ fn parents_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
 fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
     let gone = world.net.promises.gone_from(pool);
     let plan = &world.plan;
-    let mut faults = plan.faults.iter();
+    let mut faults = plan.all_faults();
     // A reader that finds a wrong byte reports it, and the replica goes. A namespace goes with its blocks. A block may
     // have moved to a node that was lost.
     let is_excused = plan.noise.flipped_writes > 0 || plan.drops_nodes() || world.has_just_lost();
-    if is_excused || faults.any(|(_, fault)| matches!(fault, Fault::Delete(..))) {
+    if is_excused || faults.any(|fault| matches!(fault, Fault::Delete(..))) {
         return None;
     }
     let history = world.load.history.lock();
@@ -421,7 +421,7 @@ fn may_lose(world: &World) -> bool {
     if world.left_early.load(Ordering::Acquire) || world.plan.noise.flipped_writes > 0 {
         return true;
     }
-    let has = |is_it: &dyn Fn(&Fault) -> bool| world.plan.faults.iter().any(|(_, one)| is_it(one));
+    let has = |is_it: &dyn Fn(&Fault) -> bool| world.plan.all_faults().any(is_it);
     // A disk that goes wrong takes nothing from memory, but for what a drained node wrote there.
     let drains = has(&|fault| matches!(fault, Fault::Drain(..)));
     let loses =
@@ -516,10 +516,7 @@ async fn the_next_leader_knows_all(world: &Arc<World>, all_die: bool) -> Result<
     // It may write a copy at once.
     let mut made = after.difference(&before);
     let made = made.find(|line| line.starts_with("block"));
-    if let Some((child, parent)) = world
-        .chains
-        .lock()
-        .lost_at(&pool.stored_blocks(), &links) {
+    if let Some((child, parent)) = world.chains.lock().lost_at(&pool.stored_blocks(), &links) {
         return Err(format!(
             "the block of version {child} is not behind the one of version {parent} at the next leader"
         ));

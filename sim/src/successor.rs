@@ -1,8 +1,8 @@
 //! What the next leader would have if the present one died now.
 //!
-//! A history has few changes of the leader. So whenever the log has everything that a leader did, the checks build two
-//! standbys beside the pool: one has followed the log since the term began, and one reads the snapshots and the log
-//! anew. Both must have what the leader has, and keep shut what it promised to readers.
+//! A history has few changes of the leader. So the checks keep two standbys beside the pool. One has followed the log
+//! since the term began. One reads the snapshots and the log anew. Whenever the log has everything that the leader did,
+//! both must have the leader's blocks, and must keep shut what it promised to readers.
 
 use crate::chains::{Behind, links_of};
 use crate::sight::Sight;
@@ -108,12 +108,7 @@ pub(crate) fn has_all(world: &World, number: usize, sight: &Sight<'_>) -> Result
 }
 
 /// Compares a leader with a standby.
-fn is_like(
-    world: &World,
-    sight: &Sight<'_>,
-    standby: &Standby,
-    which: &str,
-) -> Result<(), String> {
+fn is_like(world: &World, sight: &Sight<'_>, standby: &Standby, which: &str) -> Result<(), String> {
     let (pool, survey) = (sight.pool, &sight.survey);
     let blocks = standby.stored_blocks();
     let copies = standby.stored_copies();
