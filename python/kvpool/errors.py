@@ -119,6 +119,7 @@ class MemoryInUseError(Error):
 _OF_CODE: dict[str, type[Error]] = {
     "invalid_argument": InvalidArgumentError,
     "too_large": InvalidArgumentError,
+    "over_quota": InvalidArgumentError,
     "out_of_range": InvalidArgumentError,
     "unreachable": UnreachableError,
     "not_leader": UnreachableError,

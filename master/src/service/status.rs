@@ -11,7 +11,7 @@ pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
     let grpc = match code {
         Code::Ok => Grpc::Ok,
         Code::InvalidArgument | Code::Malformed | Code::WrongCluster => Grpc::InvalidArgument,
-        Code::Oversized | Code::TooLarge | Code::OutOfRange => Grpc::OutOfRange,
+        Code::Oversized | Code::TooLarge | Code::OutOfRange | Code::OverQuota => Grpc::OutOfRange,
         Code::UnknownNamespace | Code::Missing => Grpc::NotFound,
         Code::Exists => Grpc::AlreadyExists,
         Code::VersionMismatch

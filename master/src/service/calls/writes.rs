@@ -78,6 +78,16 @@ impl Calls {
         }
         let codes = outcomes.iter().filter_map(|one| one.as_ref().err());
         self.pool.metrics.puts_refused(codes.copied());
+        let has = |code: Code| outcomes.iter().any(|one| one.as_ref().err() == Some(&code));
+        let longest_block = match has(Code::TooLarge) {
+            true => self.pool.longest_block(),
+            false => 0,
+        };
+        let (quota, quota_limit) = match has(Code::OverQuota) {
+            true => self.pool.refusing_quota(caller.namespace),
+            false => None,
+        }
+        .map_or((0, 0), |(quota, limit)| (quota.to_wire(), limit));
         let grant_ttl_ms = millis(self.pool.grant_ttl(options.grant_ttl));
         let epoch = self.pool.epoch;
         let mut signing = Signing::new(epoch, self.pool.placement.segments());
@@ -95,6 +105,9 @@ impl Calls {
             reservations,
             grant_ttl_ms,
             columns,
+            longest_block,
+            quota,
+            quota_limit,
         })
     }
 

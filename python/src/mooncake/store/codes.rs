@@ -36,6 +36,7 @@ pub(super) const fn of(code: Code, unreachable: i64) -> i64 {
         | Code::Malformed
         | Code::Oversized
         | Code::TooLarge
+        | Code::OverQuota
         | Code::OutOfRange => PARAMETERS,
         Code::GrantEnded | Code::GrantRefused | Code::AlreadyWritten => INVALID_WRITE,
         Code::InProgress => NOT_READY,
