@@ -24,7 +24,8 @@ pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
         | Code::LocationExpired
         | Code::Leased
         | Code::NamespaceInUse
-        | Code::LastNode => Grpc::FailedPrecondition,
+        | Code::LastNode
+        | Code::LastReplica => Grpc::FailedPrecondition,
         Code::Full
         | Code::NoNodes
         | Code::TooManyHeld
