@@ -301,7 +301,7 @@ pub struct NodeStats {
     pub heartbeat_age: Duration,
     /// Its segments.
     pub segments: Vec<SegmentStats>,
-    /// What is wrong with its files of tokens and keys, one sentence each.
+    /// What is wrong with its files of tokens, keys and certificates, one sentence each.
     pub problems: Vec<String>,
 }
 
