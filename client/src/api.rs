@@ -242,7 +242,7 @@ pub struct PoolStats {
     pub namespaces: Vec<String>,
     /// The SSD media, including media that no node has attached now.
     pub media: Vec<MediumStats>,
-    /// What is wrong with the leader's files of keys and of the policy, one sentence each.
+    /// What is wrong with the leader's files of keys, of the policy and of certificates, one sentence each.
     pub problems: Vec<String>,
 }
 
