@@ -242,7 +242,7 @@ pub struct PoolStats {
     pub namespaces: Vec<String>,
     /// The SSD media, including media that no node has attached now.
     pub media: Vec<MediumStats>,
-    /// What is wrong with the leader's files of keys and of the policy, one sentence each.
+    /// What is wrong with the leader's files of keys, of the policy and of certificates, one sentence each.
     pub problems: Vec<String>,
 }
 
@@ -301,7 +301,7 @@ pub struct NodeStats {
     pub heartbeat_age: Duration,
     /// Its segments.
     pub segments: Vec<SegmentStats>,
-    /// What is wrong with its files of tokens and keys, one sentence each.
+    /// What is wrong with its files of tokens, keys and certificates, one sentence each.
     pub problems: Vec<String>,
 }
 

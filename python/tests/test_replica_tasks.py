@@ -67,7 +67,8 @@ def test_replicas_are_copied_moved_and_dropped(pool: kvpool.Pool) -> None:
 def test_the_last_replica_of_a_block_is_not_dropped(pool: kvpool.Pool) -> None:
     task = ended(pool, pool.change_replicas("drop", KEYS[:3], source="node-0"))
     assert (task.state, task.failed) == ("failed", 3)
-    assert isinstance(task.failure, kvpool.LeasedError)
+    assert task.failure is not None and task.failure.code == "last_replica"
+    assert not task.failure.is_retryable and "last replica" in str(task.failure)
     assert places(pool) == [["node-0"]] * 20
 
 

@@ -127,6 +127,10 @@ codes! {
     NamespaceInUse = 44, "namespace_in_use", false;
     /// The node is the last one that takes blocks, and has blocks, so it is not drained without `--force`.
     LastNode = 45, "last_node", false;
+    /// The block alone exceeds a hard quota of its namespace.
+    OverQuota = 46, "over_quota", false;
+    /// The replica is the last one that can be read on a node that stays, so it is not dropped.
+    LastReplica = 47, "last_replica", false;
 }
 
 impl Code {

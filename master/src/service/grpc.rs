@@ -303,7 +303,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::StatsRequest>,
     ) -> Result<Response<proto::StatsReply>, Status> {
         answer!(self, request, stats, |calls, message| calls
-            .stats(message, self.seat.guard.problem()))
+            .stats(message, self.seat.problems()))
     }
 
     async fn detach_medium(

@@ -330,6 +330,15 @@ pub struct ReserveReply {
     /// in place of reservations, if the request allows it
     #[prost(message, optional, tag = "5")]
     pub columns: ::core::option::Option<ReservationColumns>,
+    /// bytes; with a too_large key: the longest block that the pool takes
+    #[prost(uint64, tag = "6")]
+    pub longest_block: u64,
+    /// with an over_quota key: the setting that it exceeds, as in Setting
+    #[prost(uint32, tag = "7")]
+    pub quota: u32,
+    /// the value of that setting
+    #[prost(uint64, tag = "8")]
+    pub quota_limit: u64,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

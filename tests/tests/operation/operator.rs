@@ -76,6 +76,9 @@ async fn arguments_that_say_nothing_or_contradict_each_other_are_refused() {
     assert!(none.contains("--replicas"), "{none}");
     let unnamed = refused(&["namespace", "create", ""]);
     assert!(unnamed.contains("the name is empty"), "{unnamed}");
+    // The master reads an empty name as any node.
+    let unnamed = refused(&["replica", "move", "a", "--from", ""]);
+    assert!(unnamed.contains("--from"), "{unnamed}");
 
     stdout(&kvctl(&master, &["namespace", "create", "team-a"]));
     let change = ["namespace", "change", "team-a", "--priority", "3"];
