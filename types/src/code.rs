@@ -127,6 +127,12 @@ codes! {
     NamespaceInUse = 44, "namespace_in_use", false;
     /// The node is the last one that takes blocks, and has blocks, so it is not drained without `--force`.
     LastNode = 45, "last_node", false;
+    /// The node does not drain, for example because its drain was cancelled.
+    NotDraining = 46, "not_draining", false;
+    /// The node stops, so an operator cannot take it back into service.
+    NodeStops = 47, "node_stops", false;
+    /// The node has no session, or has not confirmed an order yet.
+    NodeUnheard = 48, "node_unheard", true;
 }
 
 impl Code {

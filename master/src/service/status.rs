@@ -24,7 +24,10 @@ pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
         | Code::LocationExpired
         | Code::Leased
         | Code::NamespaceInUse
-        | Code::LastNode => Grpc::FailedPrecondition,
+        | Code::LastNode
+        | Code::NotDraining
+        | Code::NodeStops
+        | Code::NodeUnheard => Grpc::FailedPrecondition,
         Code::Full
         | Code::NoNodes
         | Code::TooManyHeld
