@@ -138,6 +138,7 @@ impl Pool {
             off.retain(|(id, _)| self.replicas.tasks.is_running(*id));
             off.push((task.id, Arc::clone(node)));
         }
+        node.note_count(None);
         // A cancellation ends the tasks that it finds there.
         if is_over() {
             self.cancel_replica_tasks(&[task.id]);
