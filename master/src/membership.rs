@@ -729,4 +729,29 @@ mod tests {
         assert!(node.end_silence(before, NodeState::Live));
         assert_eq!(node.state(), NodeState::Draining);
     }
+
+    /// The message that ends the silence has read the flag just before the cancellation clears it.
+    #[test]
+    fn a_node_that_speaks_while_its_drain_is_cancelled_is_live() {
+        let key = GrantKey([1; 32]);
+        let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+        let before = node.state();
+        node.drain();
+        assert_eq!(node.undrain(), UndrainOutcome::Now);
+        assert!(node.end_silence(before, NodeState::Draining));
+        assert_eq!(node.state(), NodeState::Live);
+    }
+
+    #[test]
+    fn a_silent_node_stays_suspect_when_its_drain_is_cancelled() {
+        let key = GrantKey([1; 32]);
+        let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+        node.drain();
+        node.set_state(NodeState::Suspect);
+        assert_eq!(node.undrain(), UndrainOutcome::Now);
+        assert!(!node.is_readable() && !node.is_placeable());
+        node.heard(BootInstant(1), None);
+        assert_eq!(node.state(), NodeState::Live);
+        assert_eq!(node.undrain(), UndrainOutcome::Before);
+    }
 }

@@ -400,7 +400,7 @@ async fn converse(
                 true => pool.out_of_service(node, draining.move_blocks),
                 false => pool.draining(node, draining.move_blocks),
             },
-            FromNode::Undrained(heard) => node.confirm_undrain(heard.number),
+            FromNode::Undrained(heard) => pool.undrained(node, heard.number),
             FromNode::Goodbye(_) => {
                 pool.drop_node(node);
                 return;

@@ -84,6 +84,11 @@ impl Pool {
         }
     }
 
+    /// Processes a node's answer to the order to end its drain.
+    pub fn undrained(&self, node: &StoreNode, number: u64) {
+        node.confirm_undrain(number);
+    }
+
     /// Ends what a drain has begun. What begins later finds that the drain is over.
     fn end_drain_of(self: &Arc<Self>, node: &Arc<StoreNode>) {
         let is_of = |of: &Arc<StoreNode>| Arc::ptr_eq(of, node);
