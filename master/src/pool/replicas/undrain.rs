@@ -30,7 +30,7 @@ impl Pool {
         let node = self.node_named(name)?;
         // A drain that begins looks for other nodes that take blocks.
         let one_at_a_time = self.replicas.drains.lock().await;
-        if node.drains() {
+        if node.drains() && !node.stops() {
             Self::check_undrain(&node)?;
         }
         let outcome = node.undrain();
@@ -50,9 +50,6 @@ impl Pool {
     fn check_undrain(node: &StoreNode) -> Result<(), TaskRefused> {
         let refuse = |code, message| Err(TaskRefused { code, message });
         let name = &node.name;
-        if node.stops() {
-            return Err(Self::stops(node));
-        }
         if !node.is_connected() {
             let why = "has no session, and would drain again in its next one. Nothing was changed";
             let message = format!("node {name} {why}: try again when it is connected");
