@@ -269,14 +269,15 @@ impl StoreNode {
         changed.is_ok()
     }
 
-    /// Records that the node is about to leave. A node that is silent stays so: its blocks are no more readable
-    /// than before, and [`StoreNode::heard`] finds the flag.
+    /// As [`StoreNode::begin_drain`].
+    #[cfg(test)]
     pub(crate) fn drain(&self) {
         let _no_cancellation = self.cancellations.lock();
         self.begin_drain();
     }
 
-    /// The caller holds `cancellations`.
+    /// Records that the node is about to leave. A node that is silent stays so: its blocks are no more readable
+    /// than before, and [`StoreNode::heard`] finds the flag. The caller holds `cancellations`.
     fn begin_drain(&self) {
         self.drains.store(true, Ordering::SeqCst);
         self.change_state(NodeState::Live, NodeState::Draining);
@@ -644,18 +645,20 @@ impl StoreNode {
     /// thread has changed it.
     fn end_silence(&self, before: NodeState, state: NodeState) -> bool {
         let has_changed = self.change_state(before, state);
+        if !has_changed {
+            return false;
+        }
         // A drain that began meanwhile did not find the node live. One that was cancelled did not find it draining.
-        while has_changed {
+        loop {
             let drains = self.drains();
             match drains {
                 true => self.change_state(NodeState::Live, NodeState::Draining),
                 false => self.change_state(NodeState::Draining, NodeState::Live),
             };
             if self.drains() == drains {
-                break;
+                return true;
             }
         }
-        has_changed
     }
 
     /// Sends a message, if a session is open.

@@ -504,6 +504,7 @@ impl Pool {
                 drop(waiting);
                 self.replicas.wake();
             }
+            Err(error) if error.code == Code::NotDraining => {}
             Err(error) => {
                 tracing::warn!(node = %node.name, %error, "blocks of a draining node are not moved");
                 self.tell_saved(node);

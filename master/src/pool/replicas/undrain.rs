@@ -30,7 +30,7 @@ impl Pool {
         let node = self.node_named(name)?;
         // A drain that begins looks for other nodes that take blocks.
         let one_at_a_time = self.replicas.drains.lock().await;
-        if node.drains() && !node.stops() {
+        if node.drains() {
             Self::check_undrain(&node)?;
         }
         let outcome = node.undrain();
@@ -50,15 +50,16 @@ impl Pool {
     fn check_undrain(node: &StoreNode) -> Result<(), TaskRefused> {
         let refuse = |code, message| Err(TaskRefused { code, message });
         let name = &node.name;
-        if !node.is_connected() {
-            let why = "has no session, and would drain again in its next one. Nothing was changed";
-            let message = format!("node {name} {why}: try again when it is connected");
-            return refuse(Code::NodeUnheard, message);
-        }
+        // First: a node of an earlier version does not say whether it stops.
         if !node.can_undrain() {
             let why = "is of an earlier version, which ends no drain. Nothing was changed";
             let message = format!("node {name} {why}: restart the node");
             return refuse(Code::Unimplemented, message);
+        }
+        if !node.stops() && !node.is_connected() {
+            let why = "has no session, and would drain again in its next one. Nothing was changed";
+            let message = format!("node {name} {why}: try again when it is connected");
+            return refuse(Code::NodeUnheard, message);
         }
         Ok(())
     }
