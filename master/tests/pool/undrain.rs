@@ -2,16 +2,18 @@
 
 use crate::support::media::until;
 use crate::support::replicas::*;
-use crate::support::{commit, lead, patient_with_nodes, pool, registration, reserve_with};
+use crate::support::{
+    SPACE, commit, full_and_patient, lead, patient_with_nodes, pool, registration, reserve_with,
+};
 use kvpool_master::Config;
 use kvpool_master::clock::BootClock;
 use kvpool_master::membership::{NodeState, Reported, StoreNode};
-use kvpool_master::pool::{Pool, TaskState};
+use kvpool_master::pool::{Pool, ReserveOptions, TaskState};
 use kvpool_master::store::MetadataStore;
 use kvpool_master::store::journal::JournalOptions;
 use kvpool_proto::MasterMessage;
 use kvpool_proto::master_message::Body;
-use kvpool_types::{Code, NodeName};
+use kvpool_types::{Code, Key, KeyRef, NodeName};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -139,6 +141,43 @@ async fn a_drained_node_is_taken_back_and_can_be_drained_again() {
     // The other node is not the last one any more.
     assert_eq!(pool.undrain_node(&name()).await, Ok(true));
     pool.drain_node(&of_b, false).await.unwrap();
+}
+
+/// Leases keep the other node full.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_waits_for_room_goes_to_a_node_that_is_taken_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = full_and_patient(Duration::from_secs(600));
+    let (pool, _) = pool(directory.path(), config).await;
+    let _b = join(&pool, "b", 2).await;
+    let fillers: Vec<Key> = (0..4 * MIB / BLOCK)
+        .map(|number| Key::parse(&format!("filler-{number}")).unwrap())
+        .collect();
+    for filler in &fillers {
+        let granted = reserve_with(&pool, filler, BLOCK, &on("b")).await.unwrap();
+        assert_eq!(commit(&pool, filler, BLOCK, granted).await, [Code::Ok]);
+    }
+    let fillers: Vec<KeyRef<'_>> = fillers.iter().map(Key::as_ref).collect();
+    let leased = pool.exist(SPACE, &fillers[..], true).answer;
+    assert!(leased.iter().all(|is_leased| *is_leased));
+    let _a = join(&pool, "a", 1).await;
+    pool.drain_node(&name(), false).await.unwrap();
+    let waits = {
+        let pool = Arc::clone(&pool);
+        let patient = ReserveOptions {
+            timeout: Duration::from_secs(50),
+            ..on("a")
+        };
+        tokio::spawn(async move { reserve_with(&pool, &key(9), BLOCK, &patient).await })
+    };
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!waits.is_finished(), "the pool is full");
+    assert_eq!(pool.undrain_node(&name()).await, Ok(true));
+    let granted = tokio::time::timeout(Duration::from_secs(20), waits).await;
+    let granted = granted.expect("there is room").unwrap().unwrap();
+    let done = commit(&pool, &key(9), BLOCK, granted).await;
+    assert_eq!(done, [Code::Ok]);
+    assert_eq!(holders(&pool, &key(9)), ["a"]);
 }
 
 /// To repeat the call does no harm. Whoever waits for the drain does not begin it again.
