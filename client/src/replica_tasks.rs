@@ -177,9 +177,10 @@ impl Client {
     /// # Errors
     ///
     /// [`ControlError`]: [`Code::Missing`] for an unknown node, [`Code::NodeStops`] for a node that stops,
-    /// [`Code::NodeUnheard`] for a node without a session, and [`Code::Unimplemented`] for a node or a master of an
-    /// earlier version. Nothing was changed. [`Code::NodeUnheard`] also when the node did not confirm in time: the
-    /// message says so, and a repeated call waits again.
+    /// [`Code::NodeUnheard`] for a node without a session, [`Code::Unimplemented`] for a node of an earlier version,
+    /// and [`Code::VersionMismatch`] from a master of an earlier version. Nothing was changed.
+    /// [`Code::NodeUnheard`] also when the node did not confirm in time: the message says so, and a repeated call
+    /// waits again.
     pub async fn undrain_node(&self, name: &str) -> Result<bool, ControlError> {
         let request = UndrainNodeRequest {
             caller: None,
