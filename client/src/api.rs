@@ -303,6 +303,9 @@ pub struct NodeStats {
     pub segments: Vec<SegmentStats>,
     /// What is wrong with its files of tokens, keys and certificates, one sentence each.
     pub problems: Vec<String>,
+    /// Of a draining node: the blocks that a stop would lose, as of the master's last look. `None` while blocks move,
+    /// and from an older master.
+    pub left_blocks: Option<u64>,
 }
 
 /// One segment of a store node.

@@ -5,7 +5,9 @@ use crate::control::Call;
 use crate::errors::ControlError;
 use crate::locate::malformed;
 use kvpool_proto::change_replicas_request::Blocks as Named;
-use kvpool_proto::{self as proto, ChangeReplicasRequest, DrainNodeRequest, ReplicaTasksRequest};
+use kvpool_proto::{
+    self as proto, ChangeReplicasRequest, DrainNodeRequest, ReplicaTasksRequest, UndrainNodeRequest,
+};
 use kvpool_types::wire::keys::pack;
 use kvpool_types::{Code, Key, Length};
 use std::time::Duration;
@@ -137,15 +139,57 @@ impl Client {
     ///
     /// [`ControlError`]: [`Code::Missing`] for an unknown node. [`Code::LastNode`] without `force`, when no other
     /// node takes the blocks that would leave with it. A repeated call begins another task, which moves what is left.
+    /// It also begins the drain anew if somebody has cancelled it: see [`Client::go_on_draining`].
     pub async fn drain_node(&self, name: &str, force: bool) -> Result<ReplicaTask, ControlError> {
+        self.drain(name, force, false).await
+    }
+
+    /// Begins another task that moves what is left on a node that drains.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::drain_node`]; [`Code::NotDraining`] when the node does not drain, for example because its drain
+    /// was cancelled. An older master takes the call for [`Client::drain_node`].
+    pub async fn go_on_draining(&self, name: &str) -> Result<ReplicaTask, ControlError> {
+        self.drain(name, false, true).await
+    }
+
+    async fn drain(
+        &self,
+        name: &str,
+        force: bool,
+        goes_on: bool,
+    ) -> Result<ReplicaTask, ControlError> {
         let request = DrainNodeRequest {
             caller: None,
             name: name.to_owned(),
             force,
+            goes_on,
         };
         // The master first waits for the puts on the node.
         let call = Call::by(self.control_deadline()).waiting();
         read_task(self.inner.control.call(request, call).await?)
+    }
+
+    /// Takes a node back into service whose drain [`Client::drain_node`] began. Blocks that have moved stay where
+    /// they are. Returns whether the node drained until now.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`]: [`Code::Missing`] for an unknown node, [`Code::NodeStops`] for a node that stops,
+    /// [`Code::NodeUnheard`] for a node without a session, [`Code::Unimplemented`] for a node of an earlier version,
+    /// and [`Code::VersionMismatch`] from a master of an earlier version. Nothing was changed.
+    /// [`Code::NodeUnheard`] also when the node did not confirm in time: the message says so, and a repeated call
+    /// waits again.
+    pub async fn undrain_node(&self, name: &str) -> Result<bool, ControlError> {
+        let request = UndrainNodeRequest {
+            caller: None,
+            name: name.to_owned(),
+        };
+        // The master waits for the node.
+        let call = Call::by(self.control_deadline()).waiting();
+        let reply = self.inner.control.call(request, call).await?;
+        Ok(reply.drained)
     }
 
     /// The tasks with these ids that the leader knows; every task for no id.

@@ -105,6 +105,7 @@ Call = Callable[[kvpool.Pool], object]
         (lambda p: p.change_replicas("copy", KEYS, to=["node-9"]), "missing"),
         (lambda p: p.change_replicas("copy", regex="["), "invalid_argument"),
         (lambda p: p.drain_node("node-9"), "missing"),
+        (lambda p: p.undrain_node("node-9"), "missing"),
         (lambda p: p.cancel_replica_tasks([]), "invalid_argument"),
         (lambda p: p.wait_replica_task(1, -1), "invalid_argument"),
     ],
@@ -126,6 +127,11 @@ def test_a_node_is_drained(make_pool: Callable[..., LivePool]) -> None:
         assert places(pool) == [["node-1"]] * 20
         assert pool.put("later", b"x", preferred_node="node-0") is True
         assert places(pool, ["later"]) == [["node-1"]]
+        assert pool.undrain_node("node-0") is True
+        assert [node.state for node in pool.stats().nodes] == ["live", "live"]
+        assert pool.put("back", b"x", preferred_node="node-0") is True
+        assert places(pool, ["back"]) == [["node-0"]]
+        assert pool.undrain_node("node-0") is False
         assert holds_every_byte(pool)
 
 
@@ -150,5 +156,6 @@ def test_the_calls_have_an_async_form(nodes: LivePool, pool: kvpool.Pool) -> Non
             assert [known.id for known in await other.cancel_replica_tasks([task.id])] == [task.id]
             with pytest.raises(kvpool.Error, match="node-9"):
                 await other.drain_node("node-9")
+            assert await other.undrain_node("node-0") is False
 
     asyncio.run(work())

@@ -344,6 +344,16 @@ impl proto::pool_server::Pool for PoolService {
         })
     }
 
+    async fn undrain_node(
+        &self,
+        request: Request<proto::UndrainNodeRequest>,
+    ) -> Result<Response<proto::UndrainNodeReply>, Status> {
+        answer!(self, request, undrain_node, |calls, message| {
+            calls.nodes_returned().await;
+            calls.undrain_node(message).await
+        })
+    }
+
     async fn cluster(
         &self,
         request: Request<proto::ClusterRequest>,

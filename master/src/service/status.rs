@@ -25,7 +25,10 @@ pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
         | Code::Leased
         | Code::NamespaceInUse
         | Code::LastNode
-        | Code::LastReplica => Grpc::FailedPrecondition,
+        | Code::LastReplica
+        | Code::NotDraining
+        | Code::NodeStops
+        | Code::NodeUnheard => Grpc::FailedPrecondition,
         Code::Full
         | Code::NoNodes
         | Code::TooManyHeld

@@ -205,9 +205,28 @@ impl Pool {
         let since = self.directory.next_tick();
         // Before the walk: a copy that is dropped meanwhile queues its block here.
         let mut demotions = self.tiering.demotions.lock();
+        // Under the lock: a cancellation ends the line after it has changed this.
+        if !node.drains() {
+            return;
+        }
         let walk = demotions.begin_drain(node.incarnation, since);
         drop(demotions);
         self.walk_for_drain(node, walk);
+    }
+
+    /// Ends the line of a drain that was cancelled: the blocks of the node wait for their turns as before it.
+    pub(in crate::pool) fn end_line_of_drain(self: &Arc<Self>, node: &Arc<StoreNode>) {
+        let mut demotions = self.tiering.demotions.lock();
+        demotions.end_drain(node.incarnation);
+        drop(demotions);
+        if self.tiering.takes_stores_of(node).is_some() {
+            let (pool, node) = (Arc::clone(self), Arc::clone(node));
+            // It walks over all blocks.
+            tokio::spawn(async move {
+                pool.queue_all_of(std::slice::from_ref(&node));
+                pool.tiering.wake();
+            });
+        }
     }
 
     /// Begins the drain of a node again, unless the node knows that its blocks have their copies. Returns the number of

@@ -93,6 +93,15 @@ impl Demotions {
         self.last_walk
     }
 
+    /// Ends the line of a drain that was cancelled. Its blocks are queued again by a walk as after an attachment.
+    pub(super) fn end_drain(&mut self, node: Incarnation) {
+        if let Some(line) = self.nodes.get_mut(&node)
+            && line.drains.is_some()
+        {
+            *line = Line::default();
+        }
+    }
+
     /// Queues the blocks that the walk of a drain has found behind those that came meanwhile. A later walk finds them
     /// itself, and a node may have left.
     pub(super) fn end_walk(&mut self, node: Incarnation, walk: u64, found: Vec<Waiting>) {

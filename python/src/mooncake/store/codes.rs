@@ -42,7 +42,13 @@ pub(super) const fn of(code: Code, unreachable: i64) -> i64 {
         Code::InProgress => NOT_READY,
         Code::Missing => NOT_FOUND,
         Code::Exists => -705,
-        Code::Leased | Code::NamespaceInUse | Code::LastNode | Code::LastReplica => -706,
+        Code::Leased
+        | Code::NamespaceInUse
+        | Code::LastNode
+        | Code::LastReplica
+        | Code::NotDraining
+        | Code::NodeStops
+        | Code::NodeUnheard => -706,
         Code::LeaseEnded => -707,
         Code::TooManyHeld | Code::RequestRate | Code::ByteRate => BUSY,
         Code::WrongIncarnation
