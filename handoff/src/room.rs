@@ -27,6 +27,7 @@
 
 mod bitmap;
 mod desk;
+mod given_up;
 mod messages;
 mod receiver;
 mod sender;

@@ -248,7 +248,7 @@ impl Agent {
             Event::Call(Call::Decline(tag, addresses, code)) => {
                 let message = HandoffMessage::ToSender(ToSender::Decline { tag, code });
                 for address in &addresses {
-                    self.peers.send(address, &message);
+                    self.peers.send(address, None, &message);
                 }
             }
             Event::Call(Call::OfSending(room, cell, call)) => {
@@ -318,7 +318,8 @@ impl Agent {
                 let (tag, mut out) = (message.tag(), Vec::new());
                 let answer = self.receivers.take(now, from, message, &mut out);
                 if let Some(answer) = answer {
-                    self.peers.send(&address, &HandoffMessage::ToSender(answer));
+                    let answer = HandoffMessage::ToSender(answer);
+                    self.peers.send(&address, Some(from), &answer);
                 }
                 self.perform_receiver(tag, out);
             }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! An offer that waits ends early when one of its receivers gives up or declines, and when all processes that
-//! asked for it are lost.
+//! asked for it are lost. [`SenderDesk`](crate::room::SenderDesk) says which processes are its receivers.
 
 use super::agent::Agent;
 use super::handle::TransferCell;
@@ -40,7 +40,7 @@ impl Agent {
     /// Pins the pages of an offer and opens its room, or lets the offer wait.
     pub(super) fn offer(&mut self, call: SendCall, cell: Arc<TransferCell>) {
         let (now, id) = (self.now(), call.room);
-        let given_up = self.senders.expect(now, id);
+        let given_up = self.senders.expect(now, id, call.receivers);
         self.publish_ended();
         if let Some(code) = given_up {
             return self.end_offer(id, &cell, code);
@@ -191,6 +191,25 @@ impl Agent {
         });
     }
 
+    /// The reason to end the offer that waits, when a message gives its request up and comes from a process that
+    /// has a place in the request.
+    pub(super) fn gives_up(
+        &self,
+        now: Moment,
+        from: Incarnation,
+        message: &ToSender,
+    ) -> Option<Code> {
+        let (code, attempt) = match message {
+            ToSender::Abort { tag, code } => (*code, Some(*tag)),
+            ToSender::Decline { code, .. } => (*code, None),
+            _ => return None,
+        };
+        let id = message.tag().room;
+        let receivers = self.waiting.get(&pin_of(id))?.call.receivers;
+        let speaks = (self.senders).speaks(now, (from, attempt), (id, receivers));
+        speaks.then_some(code)
+    }
+
     /// A receiver's process wants nothing of a request. One that lacks pages opens its breaker (row P6).
     pub(super) fn declined(
         &mut self,
@@ -205,11 +224,11 @@ impl Agent {
         if code == Code::Full {
             self.pins.trip(now, from);
         }
-        if self.waiting.contains_key(&pin_of(tag.room)) {
-            return self.end_waiting(pin_of(tag.room), code);
+        // An offer that waits has no room yet: see `gives_up`.
+        if !self.waiting.contains_key(&pin_of(tag.room)) {
+            // The message has no answer.
+            self.senders.take(now, from, message, out);
         }
-        // The message has no answer.
-        self.senders.take(now, from, message, out);
     }
 
     /// The answer to a receiver that asks while its breaker is open: it asks again once the breaker is closed.
@@ -236,8 +255,8 @@ impl Agent {
     pub(super) fn answer_receivers(&mut self, answers: Vec<(Incarnation, ToReceiver)>) {
         for (session, answer) in answers {
             if let Some(address) = self.addresses.get(&session) {
-                self.peers
-                    .send(address, &HandoffMessage::ToReceiver(answer));
+                let answer = HandoffMessage::ToReceiver(answer);
+                self.peers.send(address, Some(session), &answer);
             }
         }
     }
