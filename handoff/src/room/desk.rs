@@ -272,7 +272,7 @@ impl SenderDesk {
 
     /// Whether a message of a process ends a room with a number of receivers, which may not have opened. The
     /// message is an abort of one attempt, or speaks for the whole process.
-    pub fn speaks(
+    pub fn may_end(
         &self,
         now: Moment,
         (session, attempt): (Incarnation, Option<RoomTag>),
@@ -456,7 +456,7 @@ impl SenderDesk {
             };
             // The room may have told the attempt to ask again later. Another attempt says nothing about the room.
             let receivers = room.receivers();
-            let ends = self.speaks(now, (session, Some(tag)), (tag.room, receivers));
+            let ends = self.may_end(now, (session, Some(tag)), (tag.room, receivers));
             self.tombstones
                 .bury(session, tag, RoomOutcome::Failed(code));
             self.held_back.remove(&(session, tag));
@@ -526,7 +526,7 @@ impl SenderDesk {
         if let Some(room) = self.rooms.get(&id) {
             let receivers = room.receivers();
             let has_place = (0..receivers).any(|to| room.receiver_session(to) == Some(from));
-            if has_place || self.speaks(now, (from, None), (id, receivers)) {
+            if has_place || self.may_end(now, (from, None), (id, receivers)) {
                 self.handle(now, id, SenderEvent::Abort { code }, out);
             }
             return;

@@ -206,8 +206,8 @@ impl Agent {
         };
         let id = message.tag().room;
         let receivers = self.waiting.get(&pin_of(id))?.call.receivers;
-        let speaks = (self.senders).speaks(now, (from, attempt), (id, receivers));
-        speaks.then_some(code)
+        let may_end = (self.senders).may_end(now, (from, attempt), (id, receivers));
+        may_end.then_some(code)
     }
 
     /// A receiver's process wants nothing of a request. One that lacks pages opens its breaker (row P6).

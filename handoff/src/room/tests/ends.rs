@@ -71,8 +71,8 @@ fn an_abort_ends_no_room_whose_place_another_process_asked_for() {
         for process in asks {
             assert_eq!(desk.take(at(0), process, ask(), &mut out), None);
         }
-        let speaks = desk.speaks(at(1), (STRANGER, Some(TAG)), (TAG.room, 1));
-        assert!(!speaks);
+        let may_end = desk.may_end(at(1), (STRANGER, Some(TAG)), (TAG.room, 1));
+        assert!(!may_end);
         desk.take(at(1), STRANGER, abort(), &mut out);
         desk.open(at(2), sender_plan(), &mut out).unwrap();
         assert_eq!(poll(&desk), Some(PollState::WaitingForInput));
@@ -85,7 +85,7 @@ fn an_abort_ends_no_room_whose_place_another_process_asked_for() {
     let mut desk = new_desk();
     desk.take(at(0), D, ask(), &mut out);
     desk.take(at(0), P, ask_for(1), &mut out);
-    assert!(desk.speaks(at(1), (D, Some(TAG)), (TAG.room, 2)));
+    assert!(desk.may_end(at(1), (D, Some(TAG)), (TAG.room, 2)));
     desk.take(at(1), D, abort(), &mut out);
     desk.open(at(2), plan_for(2), &mut out).unwrap();
     assert!(desk.take_ended().is_empty(), "P is told first");
@@ -187,8 +187,8 @@ fn a_decline_of_a_process_without_a_place_ends_no_request_that_has_not_opened() 
         if !is_first {
             desk.take(at(2), STRANGER, decline(), &mut out);
         }
-        let speaks = |receivers| desk.speaks(at(3), (STRANGER, None), (TAG.room, receivers));
-        assert!(!speaks(1) && speaks(2), "a second place is left");
+        let may_end = |receivers| desk.may_end(at(3), (STRANGER, None), (TAG.room, receivers));
+        assert!(!may_end(1) && may_end(2), "a second place is left");
         assert_eq!(desk.take(at(3), D, ask(), &mut out), None, "asks again");
         desk.open(at(4), sender_plan(), &mut out).unwrap();
         assert_eq!(poll(&desk), Some(PollState::WaitingForInput));
