@@ -1,4 +1,4 @@
-//! Rooms: the two ends of one push, from prefill's ranks to decode's.
+//! Rooms: the two ends of one push or pull, from prefill's ranks to decode's. Prefill writes in both.
 //!
 //! ```text
 //!  RoomReceiver (decode rank)                     RoomSender (prefill rank)

@@ -166,7 +166,6 @@ impl PinLimits {
             // A share of no limit is no limit, also 100 % of it.
             reserve_percent: self.pages.map_or(0, |_| self.reserve_percent),
             back_off: self.back_off,
-            ..PinOptions::default()
         };
         PinLedger::new(self.pages.unwrap_or(u64::MAX), options)
     }

@@ -1,6 +1,7 @@
 //! Rows S1, S3 and G18, and the refusals of both ends.
 
 mod ends;
+mod releases;
 
 use super::*;
 use crate::Moment;

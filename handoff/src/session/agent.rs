@@ -3,12 +3,12 @@
 use super::ChunkSizes;
 use super::handle::{TransferCell, has_ended};
 use super::memory::RankMemory;
-use super::offering::{WaitingOffer, pin_of};
+use super::offering::WaitingOffer;
 use super::peers::Peers;
 use super::receiving::{ReceiveCall, ReceivingRoom};
 use super::sending::{SendCall, SendingRoom};
 use crate::Moment;
-use crate::pins::{PinLedger, PullId};
+use crate::pins::PinLedger;
 use crate::registration::{
     RankDescription, RegisteredRanks, RegistrationError, RegistrationOutcome,
 };
@@ -121,7 +121,7 @@ pub(super) struct Agent {
     /// The pins of offers, and the breakers of receivers.
     pub(super) pins: PinLedger,
     /// The offers that wait for pins.
-    pub(super) waiting: BTreeMap<PullId, WaitingOffer>,
+    pub(super) waiting: BTreeMap<RoomId, WaitingOffer>,
     /// Their number.
     pub(super) waiting_offers: Arc<AtomicU64>,
     /// The processes that asked for rooms which have not opened, and whose connections broke: when each counts
@@ -323,12 +323,6 @@ impl Agent {
                 }
                 self.perform_receiver(tag, out);
             }
-            HandoffMessage::ToPullSender(_) | HandoffMessage::ToPullReceiver(_) => {
-                tracing::debug!(
-                    address,
-                    "a message of a pull, which this session does not offer"
-                );
-            }
         }
     }
 
@@ -405,9 +399,7 @@ impl Agent {
         self.addresses.remove(&session);
         self.senders.forget(session);
         self.lost.remove(&session);
-        // No offer has a pin of one receiver: only its breaker is forgotten.
-        let now = self.now();
-        self.pins.lost(now, session);
+        self.pins.forget(session);
     }
 
     /// The shares of open rooms whose sender is at an address.
@@ -510,8 +502,7 @@ impl Agent {
     pub(super) fn unpin(&mut self, room: RoomId, pages: usize) {
         self.pinned.fetch_sub(pages as u64, Ordering::Relaxed);
         // A push has no pin in the ledger, and frees none.
-        let now = self.now();
-        self.pins.give_up(now, pin_of(room));
+        self.pins.free(room);
     }
 
     /// A room number may be used again.

@@ -1,4 +1,4 @@
-//! What the caller sees of a room or a pull: its poll state, and whether its pages are free.
+//! What the caller sees of a room: its poll state, and whether its pages are free.
 
 use crate::room::PollState;
 use kvpool_types::Code;

@@ -4,7 +4,6 @@
 use super::RequestTimes;
 use super::agent::{Agent, Call, Event, SendingCall};
 use super::handle::TransferCell;
-use super::offering::pin_of;
 use crate::Moment;
 use crate::aux::AuxField;
 use crate::registration::RankDescription;
@@ -176,7 +175,7 @@ impl Agent {
         self.perform_sender(tag.room, out);
         if let Some(code) = gives_up {
             // After the desk: the attempt that was given up is not told of the end.
-            self.end_waiting(pin_of(tag.room), code);
+            self.end_waiting(tag.room, code);
         }
     }
 

@@ -59,15 +59,6 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 3,
-        what: "a pull gives its pages back after its last read",
-        file: "handoff/src/pull/receiver.rs",
-        on: "        if self.order.is_busy() {\n            return;",
-        off: "        if self.order.is_busy() && self.chunk_pages == 0 {\n            return;",
-        package: "kvpool-handoff",
-        test: "a_wrong_page_fails_the_pull_and_pages_go_back_after_the_last_read",
-    },
-    Mechanism {
-        invariant: 3,
         what: "a room of peer memory is closed when nothing writes into it",
         file: "transport/src/peer/rooms.rs",
         on: "if !fence(&drained, &receives, patience) {",

@@ -237,6 +237,31 @@ fn a_second_decline_of_a_request_leaves_the_next_one_of_its_number_alone() {
     assert_eq!(desk.expect(at(5), TAG.room, 1), Some(code));
 }
 
+/// A process that declines many requests takes no memory for them.
+#[test]
+fn p8_early_declines_are_bounded() {
+    let options = DeskOptions {
+        early_offers: 2,
+        ..DeskOptions::default()
+    };
+    let (mut desk, mut out) = (SenderDesk::new(options), Vec::new());
+    let decline = |room| {
+        let tag = RoomTag {
+            room: RoomId(room),
+            ..TAG
+        };
+        let code = Code::Full;
+        ToSender::Decline { tag, code }
+    };
+    for room in 1..=3 {
+        desk.take(at(0), D, decline(room), &mut out);
+    }
+    assert_eq!(desk.expect(at(1), RoomId(2), 1), Some(Code::Full));
+    assert_eq!(desk.expect(at(1), RoomId(3), 1), None, "two are kept");
+    desk.take(at(2), D, decline(4), &mut out);
+    assert_eq!(desk.expect(at(30_002), RoomId(4), 1), None, "for 30 s");
+}
+
 #[test]
 fn a_room_that_never_opened_refuses_those_that_asked_for_it() {
     let (mut out, code) = (Vec::new(), Code::Full);
