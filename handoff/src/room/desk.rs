@@ -160,8 +160,9 @@ struct EarlyOffer {
 /// nothing else about the processes of a request. So a message ends a room under these conditions alone:
 ///
 /// - It comes from the process and attempt that has a place in the room.
-/// - The room has not taken the attempt, and no other process has the place that the attempt asked for.
-/// - The process declines, has not asked, and a place of the room is left that no process asked for.
+/// - It gives up an attempt that has no place yet, and no other process has the place or asked for it.
+/// - It declines, its process has not asked, and a place of the room is left that no process asked for.
+/// - It is an offer with other pages than the request's, and no process has its place.
 ///
 /// A message about a room that has not opened is kept, and judged when the room opens: only then is the number of
 /// its places known.

@@ -144,6 +144,11 @@ impl World {
             // The next life of a process may have its place.
             receivers.position(|receiver| receiver.session == session)
         };
+        // An earlier life may have asked for the same place, and be held back.
+        let mut asked = process.asked.keys();
+        if asked.any(|(of, tag)| tag.room == id && lives(*of).is_none()) {
+            return;
+        }
         let of_room = process.early_declines.iter();
         let of_room = of_room.filter(|(room, _)| *room == id);
         let mut places = of_room.filter_map(|(_, session)| lives(*session));
