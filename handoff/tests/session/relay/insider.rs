@@ -535,6 +535,7 @@ fn an_answer_reaches_no_other_process_at_the_address_that_its_asker_said() {
     sending.finish(Vec::new()).unwrap();
     succeeded(&receiving.wait(soon()));
     succeeded(&sending.wait(soon()));
+    decode.check(0, &[0]).unwrap();
 }
 
 /// A caller that knows of the end may send the same request again at once.
