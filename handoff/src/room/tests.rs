@@ -511,6 +511,29 @@ fn tombstones_are_bounded_and_still_refuse_older_generations() {
     assert!(tombstones.admits(D, tag(5)) && tombstones.admits(P, tag(1)));
 }
 
+/// A process may end rooms as fast as it can. A slower room of another process would be refused then.
+#[test]
+fn the_tombstones_of_one_receiver_push_out_none_of_a_receiver_that_has_few() {
+    let mut tombstones = Tombstones::new(4);
+    let tag = |room, generation| RoomTag {
+        room: RoomId(room),
+        generation: RoomGeneration(generation),
+    };
+    tombstones.bury(P, tag(1, 5), RoomOutcome::Success);
+    for generation in 1..100 {
+        tombstones.bury(D, tag(generation, generation), RoomOutcome::Success);
+    }
+    let known = tombstones.outcome(P, tag(1, 5));
+    assert_eq!(known, Some(RoomOutcome::Success));
+    assert!(tombstones.admits(P, tag(2, 4)), "it is only slow");
+    assert_eq!(tombstones.outcome(D, tag(96, 96)), None, "four are kept");
+    assert!(tombstones.outcome(D, tag(97, 97)).is_some());
+    // The first has fewer than its share, and may add one.
+    tombstones.bury(P, tag(3, 6), RoomOutcome::Success);
+    assert!(tombstones.outcome(P, tag(1, 5)).is_some());
+    assert_eq!(tombstones.outcome(D, tag(97, 97)), None);
+}
+
 #[test]
 fn an_attempt_below_one_of_its_room_that_ended_is_stale() {
     let mut tombstones = Tombstones::new(10);

@@ -40,6 +40,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "an_offer_that_was_aborted_revives_nothing",
     },
     Mechanism {
+        invariant: 9,
+        what: "a receiver that ends many rooms makes prefill forget its own",
+        file: "handoff/src/room/tombstones.rs",
+        on: "let of = self.crowded(receiver);",
+        off: "let of = self.order.keys().next().map_or(self.crowded(receiver), |of| *of);",
+        package: "kvpool-handoff",
+        test: "the_tombstones_of_one_receiver_push_out_none_of_a_receiver_that_has_few",
+    },
+    Mechanism {
         invariant: 3,
         what: "the end of a room ends the attempts that were told to ask again later",
         file: "handoff/src/room/desk.rs",
