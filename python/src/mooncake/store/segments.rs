@@ -23,7 +23,7 @@ pub(super) enum SegmentError {
     Start(#[from] StartError),
     /// No master answers.
     #[error(
-        "no master accepted the segment within {0:?}; a pool with tokens accepts the role node alone"
+        "no master accepted the segment within {0:?}; in a pool with tokens it needs the role node"
     )]
     NotWelcome(Duration),
     /// A file for blocks cannot be used.
