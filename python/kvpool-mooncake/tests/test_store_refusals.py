@@ -116,6 +116,23 @@ def test_reads_warn_once_while_the_master_is_away(
         store.close()
 
 
+def test_a_read_of_a_deleted_namespace_warns(
+    shared_pool: LivePool, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MooncakeDistributedStore()
+    settings = {"global_segment_size": 0, "master_server_addr": shared_pool.url, "tenant_id": "team-gone"}
+    assert store.setup(settings) == 0
+    try:
+        assert store.get(key) == b""
+        shared_pool.kvctl("namespace", "delete", "team-gone")
+        with caplog.at_level(logging.WARNING, logger="mooncake"):
+            assert store.get(key) == b""
+        (line,) = warnings(caplog)
+        assert "get: 1 of 1 failed with -600" in line and "team-gone" in line
+    finally:
+        store.close()
+
+
 def test_a_miss_warns_of_nothing(
     store: MooncakeDistributedStore, key: str, memory: type[Memory], caplog: pytest.LogCaptureFixture
 ) -> None:
