@@ -187,7 +187,7 @@ fn the_programs_take_the_flags_that_the_chart_gives_them() {
                         .unwrap_or_else(|error| panic!("{shown}: {error}"));
                     // Peers get the pod's address, an IPv6 address in brackets.
                     let listen: SocketAddr = config.listen.parse().unwrap();
-                    let told = advertise::decide(Some(&config.advertise), listen).unwrap();
+                    let told = advertise::decide(Some(config.advertise.as_str()), listen).unwrap();
                     let told: SocketAddr = told.address.parse().unwrap();
                     assert_eq!(
                         (told.is_ipv6(), told.port()),
