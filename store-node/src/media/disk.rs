@@ -13,9 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Zones of a medium that has no need of larger or smaller ones. What was used last survives the
-/// emptying of a zone, so small zones keep better what is worth keeping.
-const ZONES: u64 = 32;
+/// Zones of a medium that has no need of larger or smaller ones. About one and a half zones hold no copies: the
+/// written zone is partly full, and the next one is emptied ahead of need.
+const ZONES: u64 = 64;
+/// Zones of a small medium, whose blocks would not fit into smaller ones.
+const FEW_ZONES: u64 = 32;
+/// The zones of a small medium grow up to here: a block of 1 MiB and its header fit.
+const ROOMY_ZONE: u64 = (1 << 20) + GRANULE;
 /// The largest zone.
 const MOST_ZONE: u64 = 256 << 20;
 /// The smallest zone: a medium with less than two of them is of no use.
@@ -193,7 +197,7 @@ impl Disk {
             return Ok(None);
         };
         let size = self.engine.size() / GRANULE * GRANULE - DATA_START;
-        let zone = (size / ZONES / GRANULE * GRANULE).clamp(LEAST_ZONE, MOST_ZONE);
+        let zone = zone_of(size);
         Ok(Some(proto::OfferedMedium {
             medium_id: bytes::Bytes::copy_from_slice(&id.to_bytes()),
             generation: generation.0,
@@ -341,6 +345,13 @@ impl Disk {
     }
 }
 
+/// The bytes of a zone, of a medium with `size` bytes for blocks. A medium that a pool knows keeps its zones.
+fn zone_of(size: u64) -> u64 {
+    let roomy = (size / FEW_ZONES).min(ROOMY_ZONE);
+    let zone = (size / ZONES).max(roomy) / GRANULE * GRANULE;
+    zone.clamp(LEAST_ZONE, MOST_ZONE)
+}
+
 impl State {
     fn shown(&self) -> Shown {
         let (id, attached) = match self {
@@ -352,5 +363,33 @@ impl State {
             Self::Blank | Self::Failed(_) => (None, None),
         };
         Shown { id, attached }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_types::Length;
+    use kvpool_types::medium::footprint;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_zone_is_a_small_part_of_its_medium_and_takes_a_block_of_a_mebibyte() {
+        let block = footprint(Length(MIB)).unwrap().0;
+        for (size, zone) in [
+            (2 * MIB, MIB),
+            (32 * MIB, MIB),
+            (40 * MIB, block),
+            (64 * MIB, block),
+            (128 * MIB, 2 * MIB),
+            (10_000 * 8192, 1_277_952),
+            (1 << 33, 128 * MIB),
+            (1 << 34, 256 * MIB),
+            (1 << 40, 256 * MIB),
+        ] {
+            assert_eq!(zone_of(size), zone, "{size}");
+            assert!(size / zone >= 2 && zone.is_multiple_of(GRANULE));
+        }
     }
 }
