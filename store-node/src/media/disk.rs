@@ -15,12 +15,13 @@ use std::time::{Duration, Instant};
 
 /// Zones of a medium that has no need of larger or smaller ones. About one and a half zones hold no copies: the
 /// written zone is partly full, and the next one is emptied ahead of need.
-const ZONES: u64 = 64;
+/// Of 2^n bytes, a 64th would have no room for the headers of its last block of 2^m bytes. It would take one block less.
+const ZONES: u64 = 62;
 /// Zones of a small medium, whose blocks would not fit into smaller ones.
 const FEW_ZONES: u64 = 32;
 /// The zones of a small medium grow up to here: a block of 1 MiB and its header fit.
 const ROOMY_ZONE: u64 = (1 << 20) + GRANULE;
-/// The largest zone.
+/// The largest zone. The arena of the transfers takes no longer block.
 const MOST_ZONE: u64 = 256 << 20;
 /// The smallest zone: a medium with less than two of them is of no use.
 const LEAST_ZONE: u64 = 1 << 20;
@@ -381,15 +382,31 @@ mod tests {
             (2 * MIB, MIB),
             (32 * MIB, MIB),
             (40 * MIB, block),
-            (64 * MIB, block),
-            (128 * MIB, 2 * MIB),
-            (10_000 * 8192, 1_277_952),
-            (1 << 33, 128 * MIB),
+            (62 * MIB, block),
+            (124 * MIB, 2 * MIB),
+            (10_000 * 8192, 1_318_912),
+            (62 << 28, 256 * MIB),
             (1 << 34, 256 * MIB),
             (1 << 40, 256 * MIB),
         ] {
             assert_eq!(zone_of(size), zone, "{size}");
             assert!(size / zone >= 2 && zone.is_multiple_of(GRANULE));
+        }
+    }
+
+    /// The header of a block takes a granule or more beside bytes that fill a zone.
+    #[test]
+    fn zones_have_room_for_the_headers_of_large_blocks() {
+        for size in [1 << 30, 3 << 29, 1 << 32] {
+            let zone = zone_of(size - DATA_START);
+            for block in [4, 8, 16] {
+                let taken = zone / footprint(Length(block * MIB)).unwrap().0;
+                assert_eq!(
+                    taken,
+                    zone / (block * MIB),
+                    "{block} MiB in a zone of {zone}"
+                );
+            }
         }
     }
 }
