@@ -2,7 +2,7 @@
 
 use super::super::{FreedReplicas, Pool};
 use super::stores::Meanwhile;
-use super::{Place, Put, Traffic, Use};
+use super::{Emptying, Place, Put, Traffic, Use, WINDOW};
 use crate::accounts::Hold;
 use crate::clock::BootInstant;
 use crate::directory::{BlockRef, Holders, NewBlock};
@@ -243,9 +243,11 @@ impl Traffic {
 impl Pool {
     /// Processes a node's answers.
     pub fn transfers_done(self: &Arc<Self>, node: &StoreNode, done: &[(u64, Code)]) {
+        let mut is_awaited = false;
         for (ticket, code) in done {
             let ended = self.tiering.traffic.lock().end(node, *ticket);
             let Some(transfer) = ended else { continue };
+            is_awaited |= self.demoter_awaits(&transfer, *code);
             let writes = !matches!(transfer.direction, Direction::Load { .. });
             let has_failed = !matches!(code, Code::Ok | Code::ChecksumMismatch);
             if has_failed && matches!(transfer.direction, Direction::Store) {
@@ -287,7 +289,27 @@ impl Pool {
                 }
             }
         }
-        self.tiering.wake();
+        if is_awaited {
+            self.tiering.wake();
+        }
+    }
+
+    /// Whether the demoter may have waited for the end of a transfer. The end of a load has a reader who waits, and
+    /// on a busy machine another thread that wakes delays it. What is missed here the demoter finds by itself.
+    pub(super) fn demoter_awaits(&self, ended: &Transfer, code: Code) -> bool {
+        let is_load = matches!(ended.direction, Direction::Load { .. });
+        if !is_load || code != Code::Ok || ended.node.drains() {
+            return true;
+        }
+        let Some(medium) = self.tier.medium(ended.place.medium) else {
+            return true;
+        };
+        let traffic = self.tiering.traffic.lock();
+        let used = traffic.uses.get(&medium.id);
+        used.is_none_or(|used| {
+            let was_full = used.in_flight + ended.block.length.0 >= WINDOW;
+            was_full || !matches!(used.emptying, Emptying::Idle) || medium.is_next_due()
+        })
     }
 
     fn leave_zones(&self, transfer: &Transfer) {
