@@ -8,7 +8,8 @@ use crate::clock::BootInstant;
 use crate::directory::{BlockRef, Holders, NewBlock};
 use crate::membership::{NodeState, StoreNode};
 use crate::replica::{BlockId, Copies, Replica};
-use crate::store::journal::Ack;
+use crate::store::LogSeq;
+use crate::store::journal::{Ack, JournalError};
 use crate::store::record::{self, Commit, Record};
 use crate::tier::Medium;
 use kvpool_proto::{self as proto, master_message::Body};
@@ -420,31 +421,32 @@ impl Pool {
         } = transfer.block.clone();
         let commit = transfer.block.commit_at(to.segment, to.offset);
         let (pool, arrived) = (Arc::clone(self), transfer.clone());
-        let is_recorded = self.record_transfer(&transfer.block, || {
-            // Here, because a removal may run until here. What a node that was dropped answers is in no memory.
-            let is_gone = transfer.node.state() == NodeState::Gone;
-            if is_gone || !self.is_on_medium(namespace, &key, version) {
-                return false;
+        let on_logged = move |logged: Result<LogSeq, JournalError>| match logged {
+            Ok(_) => {
+                let mut traffic = pool.tiering.traffic.lock();
+                traffic.unrecorded.logged(&arrived.node, grant);
+                drop(traffic);
+                pool.publish_loaded(arrived);
             }
-            self.journal()
-                .submit_now(vec![Record::Commit(commit)], Ack::Memory, move |logged| {
-                    match logged {
-                        Ok(_) => {
-                            let mut traffic = pool.tiering.traffic.lock();
-                            traffic.unrecorded.logged(&arrived.node, grant);
-                            drop(traffic);
-                            pool.publish_loaded(arrived);
-                        }
-                        Err(error) if !error.is_outcome_unknown() => {
-                            // A log that has failed says so within this call, under locks.
-                            pool.tiering.refused.lock().push(arrived);
-                            pool.tiering.wake();
-                        }
-                        // The journal has failed, and the next start reads the log. The place stays taken until then.
-                        Err(_) => pool.tiering.loaded.notify_waiters(),
-                    }
-                });
-            true
+            Err(error) if !error.is_outcome_unknown() => {
+                // A log that has failed says so within this call, under locks.
+                pool.tiering.refused.lock().push(arrived);
+                pool.tiering.wake();
+            }
+            // The journal has failed, and the next start reads the log. The place stays taken until then.
+            Err(_) => pool.tiering.loaded.notify_waiters(),
+        };
+        // A reader waits for this record: it is answered on this thread if the journal is free.
+        let is_recorded = self.journal().submit_under(|submitter| {
+            self.record_transfer(&transfer.block, || {
+                // Here, because a removal may run until here. What a node that was dropped answers is in no memory.
+                let is_gone = transfer.node.state() == NodeState::Gone;
+                if is_gone || !self.is_on_medium(namespace, &key, version) {
+                    return false;
+                }
+                submitter.submit_now(vec![Record::Commit(commit)], on_logged);
+                true
+            })
         });
         if !is_recorded {
             self.give_up_transfer(transfer);
