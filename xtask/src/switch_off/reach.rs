@@ -101,6 +101,8 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "the search for a run begins where shares allow one",
             "a put that waits for its quota makes few passes",
             "the evictor looks again soon while a put waits for its quota",
+            "a copy that is recorded after its zone was left was not used since",
+            "half a zone of copies moves for each zone that is emptied",
         ],
     ),
     (
