@@ -37,7 +37,7 @@ use crate::workers::Workers;
 use bytesize::ByteSize;
 use kvpool_trace::Context;
 use kvpool_types::{Code, Epoch, Length};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
@@ -482,19 +482,52 @@ impl Journal {
         has_happened: bool,
         on_durable: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
     ) {
+        // The callback receives the error.
+        let _told = self.enqueue(self.submission(records, ack, has_happened, on_durable));
+    }
+
+    /// A submission that does not wait for room in the queue.
+    fn submission(
+        &self,
+        records: Vec<Record>,
+        ack: Ack,
+        has_happened: bool,
+        on_durable: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
+    ) -> Submission {
         let size = self.queued_size(&records);
         let room = Arc::clone(&self.shared.room)
             .try_acquire_many_owned(size)
             .ok();
-        // The callback receives the error.
-        let _told = self.enqueue(Submission {
+        Submission {
             records,
             ack,
             has_happened,
             callback: Callback(Some(Box::new(on_durable))),
             trace: kvpool_trace::current(),
             room,
-        });
+        }
+    }
+
+    /// Runs `submit`, which may take locks around its submission. A journal that is free answers behind them, on this
+    /// thread: a wake-up of another thread takes longer. The caller holds no lock.
+    pub(crate) fn submit_under<T>(&self, submit: impl FnOnce(&mut Submitter<'_>) -> T) -> T {
+        let worker = self.shared.worker.upgrade();
+        let free = worker.as_deref().and_then(Mutex::try_lock);
+        let mut submitter = Submitter {
+            journal: self,
+            // A message sent earlier comes first.
+            worker: free.filter(|_| self.shared.sender.is_idle()),
+            needs_turn: false,
+        };
+        let submitted = submit(&mut submitter);
+        if let Some(mut worker) = submitter.worker.take() {
+            worker.answer_here();
+        }
+        if submitter.needs_turn {
+            // If the thread has ended, its waiters already know.
+            let _told = self.shared.sender.send(Message::Appended);
+        }
+        submitted
     }
 
     /// Waits until all earlier submissions are durable. Returns the log's last position then.
@@ -590,6 +623,41 @@ impl Journal {
         u32::try_from(size)
             .unwrap_or(u32::MAX)
             .min(self.shared.queue_bytes)
+    }
+}
+
+/// Takes the records of [`Journal::submit_under`].
+pub(crate) struct Submitter<'j> {
+    journal: &'j Journal,
+    /// The journal, if it is free. It takes in nothing else meanwhile.
+    worker: Option<MutexGuard<'j, worker::Worker>>,
+    /// Whether the journal's thread has work afterwards.
+    needs_turn: bool,
+}
+
+impl Submitter<'_> {
+    /// Submits records that are answered from memory, as [`Journal::submit_now`] does. After a failure of the journal
+    /// the callback runs within this call.
+    pub(crate) fn submit_now(
+        &mut self,
+        records: Vec<Record>,
+        on_logged: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
+    ) {
+        let submission = self
+            .journal
+            .submission(records, Ack::Memory, false, on_logged);
+        let entered = match &mut self.worker {
+            Some(worker) if submission.records.len() <= FEW => worker.enter_here(submission),
+            _ => Err(submission),
+        };
+        match entered {
+            Ok(needs_turn) => self.needs_turn |= needs_turn,
+            Err(submission) => {
+                // What follows must not overtake it.
+                self.worker = None;
+                let _told = self.journal.enqueue(submission);
+            }
+        }
     }
 }
 

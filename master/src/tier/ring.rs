@@ -19,6 +19,9 @@ use kvpool_types::{Length, Offset};
 /// every master takes.
 const MOST_ZONES: u32 = 1 << 20;
 
+/// The most zones whose bytes of moves are collected. The blocks of a chain lie in few zones and are used together.
+const MOST_COLLECTED: u64 = 2;
+
 /// A place in a medium's order of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
@@ -40,6 +43,8 @@ pub struct Ring {
     at: u64,
     /// True when the zone behind the cursor is empty.
     next_is_empty: bool,
+    /// Bytes of copies that may move out of the oldest zones.
+    for_moves: u64,
 }
 
 impl Ring {
@@ -53,6 +58,7 @@ impl Ring {
             cursor,
             at,
             next_is_empty: false,
+            for_moves: zone.0 / 2,
         })
     }
 
@@ -117,9 +123,22 @@ impl Ring {
         !self.next_is_empty && self.at + length.0 >= self.zone / 8
     }
 
+    /// Bytes of copies that may move to the written zone. A zone that is emptied allows half a zone of moves, so a
+    /// medium is written at most twice as much as its new copies need. What is not used collects.
+    pub fn room_for_moves(&self) -> Length {
+        Length(self.room().0.min(self.for_moves))
+    }
+
+    /// Notes that a copy moves to the written zone, in a range of `length` bytes.
+    pub const fn moves(&mut self, length: Length) {
+        self.for_moves = self.for_moves.saturating_sub(length.0);
+    }
+
     /// Records that the next zone has no copies and no transfers in progress.
-    pub const fn emptied(&mut self) {
+    pub fn emptied(&mut self) {
         self.next_is_empty = true;
+        let most = self.zone.saturating_mul(MOST_COLLECTED);
+        self.for_moves = self.for_moves.saturating_add(self.zone / 2).min(most);
     }
 }
 
@@ -162,6 +181,27 @@ mod tests {
         assert_eq!(ring.take(Length(700)), Taken::NeedsZone);
         ring.emptied();
         assert_eq!(ring.take(Length(700)), Taken::At(Offset(0)));
+    }
+
+    /// The blocks of a chain are used together, and fill the zones in which they were written.
+    #[test]
+    fn half_a_zone_moves_on_the_average() {
+        let mut ring = ring();
+        assert_eq!(ring.room_for_moves(), Length(500));
+        ring.moves(Length(300));
+        assert_eq!(ring.room_for_moves(), Length(200));
+        // Two zones at most are collected. A move needs room in the written zone too.
+        (0..10).for_each(|_| ring.emptied());
+        assert_eq!(ring.room_for_moves(), Length(1000));
+        assert_eq!(ring.take(Length(100)), Taken::At(Offset(2000)));
+        assert_eq!(ring.room_for_moves(), Length(900));
+        ring.moves(Length(900));
+        ring.moves(Length(900));
+        assert_eq!(ring.room_for_moves(), Length(200));
+        ring.moves(Length(900));
+        assert_eq!(ring.room_for_moves(), Length(0));
+        ring.emptied();
+        assert_eq!(ring.room_for_moves(), Length(500));
     }
 
     proptest! {

@@ -13,10 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Zones of a medium that has no need of larger or smaller ones. What was used last survives the
-/// emptying of a zone, so small zones keep better what is worth keeping.
-const ZONES: u64 = 32;
-/// The largest zone.
+/// Zones of a medium that has no need of larger or smaller ones. About one and a half zones hold no copies: the
+/// written zone is partly full, and the next one is emptied ahead of need.
+/// Of 2^n bytes, a 64th would have no room for the headers of its last block of 2^m bytes. It would take one block less.
+const ZONES: u64 = 62;
+/// Zones of a small medium, whose blocks would not fit into smaller ones.
+const FEW_ZONES: u64 = 32;
+/// The zones of a small medium grow up to here: a block of 1 MiB and its header fit.
+const ROOMY_ZONE: u64 = (1 << 20) + GRANULE;
+/// The largest zone. The arena of the transfers takes no longer block.
 const MOST_ZONE: u64 = 256 << 20;
 /// The smallest zone: a medium with less than two of them is of no use.
 const LEAST_ZONE: u64 = 1 << 20;
@@ -193,7 +198,7 @@ impl Disk {
             return Ok(None);
         };
         let size = self.engine.size() / GRANULE * GRANULE - DATA_START;
-        let zone = (size / ZONES / GRANULE * GRANULE).clamp(LEAST_ZONE, MOST_ZONE);
+        let zone = zone_of(size);
         Ok(Some(proto::OfferedMedium {
             medium_id: bytes::Bytes::copy_from_slice(&id.to_bytes()),
             generation: generation.0,
@@ -341,6 +346,13 @@ impl Disk {
     }
 }
 
+/// The bytes of a zone, of a medium with `size` bytes for blocks. A medium that a pool knows keeps its zones.
+fn zone_of(size: u64) -> u64 {
+    let roomy = (size / FEW_ZONES).min(ROOMY_ZONE);
+    let zone = (size / ZONES).max(roomy) / GRANULE * GRANULE;
+    zone.clamp(LEAST_ZONE, MOST_ZONE)
+}
+
 impl State {
     fn shown(&self) -> Shown {
         let (id, attached) = match self {
@@ -352,5 +364,49 @@ impl State {
             Self::Blank | Self::Failed(_) => (None, None),
         };
         Shown { id, attached }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_types::Length;
+    use kvpool_types::medium::footprint;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_zone_is_a_small_part_of_its_medium_and_takes_a_block_of_a_mebibyte() {
+        let block = footprint(Length(MIB)).unwrap().0;
+        for (size, zone) in [
+            (2 * MIB, MIB),
+            (32 * MIB, MIB),
+            (40 * MIB, block),
+            (62 * MIB, block),
+            (124 * MIB, 2 * MIB),
+            (10_000 * 8192, 1_318_912),
+            (62 << 28, 256 * MIB),
+            (1 << 34, 256 * MIB),
+            (1 << 40, 256 * MIB),
+        ] {
+            assert_eq!(zone_of(size), zone, "{size}");
+            assert!(size / zone >= 2 && zone.is_multiple_of(GRANULE));
+        }
+    }
+
+    /// The header of a block takes a granule or more beside bytes that fill a zone.
+    #[test]
+    fn zones_have_room_for_the_headers_of_large_blocks() {
+        for size in [1 << 30, 3 << 29, 1 << 32] {
+            let zone = zone_of(size - DATA_START);
+            for block in [4, 8, 16] {
+                let taken = zone / footprint(Length(block * MIB)).unwrap().0;
+                assert_eq!(
+                    taken,
+                    zone / (block * MIB),
+                    "{block} MiB in a zone of {zone}"
+                );
+            }
+        }
     }
 }

@@ -134,7 +134,8 @@ impl Pool {
 
     /// The copies to save: they lie in the oldest zone, were used since it was written or are
     /// hard-pinned, and are not in the memory of a node that stays. Pinned copies come first, then the
-    /// latest. All fill at most the written zone's room, and those that are not pinned at most half a zone.
+    /// latest. All fill at most the written zone's room. Those that are not pinned fill at most half a zone on the
+    /// average.
     fn worth_saving(&self, medium: &Medium) -> Saving {
         let (sealed, now) = (medium.oldest_sealed(), self.now());
         let mut used: Vec<_> = Vec::new();
@@ -159,7 +160,7 @@ impl Pool {
             }
         }
         used.sort_unstable();
-        let room = medium.room_in_zone();
+        let (room, for_moves) = (medium.room_in_zone(), medium.room_for_moves());
         let mut saving = Saving::default();
         for (Reverse((is_pinned, _)), copy, version, length) in used {
             let Some(taken) = medium::footprint(length) else {
@@ -167,7 +168,7 @@ impl Pool {
             };
             let most = match is_pinned {
                 true => room.0,
-                false => room.0.min(medium.zone.0 / 2),
+                false => for_moves.0,
             };
             if saving.reserved.0 + taken.0 > most {
                 break;
@@ -214,6 +215,7 @@ impl Pool {
         let Taken::At(offset) = medium.take(block.length, self.directory.next_tick()) else {
             return Saved::Enough;
         };
+        medium.moves(block.length);
         self.tiering.admission.wrote(medium.id, block.length);
         let at = |offset| Place {
             medium: medium.id,
