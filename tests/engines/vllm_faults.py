@@ -278,7 +278,8 @@ class Faults:
             got = self._hand_off(prefill, decode, asked, swapped)
             wanted = self._plain(prefill, asked)
             tokens = got.get("tokens") or []
-            seen = got.get("failed") or f"{len(tokens)} tokens in {got['seconds']} s"
+            verdict = "right" if tokens == wanted else "wrong"
+            seen = got.get("failed") or f"{verdict}, in {got['seconds']} s"
             self._report("without a fault decode answers a swapped prompt as prefill does", seen, tokens == wanted)
             yield prefill
 
