@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -83,8 +84,9 @@ SGLANG_NEEDS = (
     "zstandard",
 )
 
-# Engines of others that move bytes, alone: what they would bring for CUDA is not needed.
-NIXL = ("nixl==1.5.1", "nixl-cu12==1.5.1")
+# Engines of others that move bytes, alone: what they would bring for CUDA is not needed. NIXL takes the variant of
+# the CUDA that torch was built for.
+NIXL = ("nixl==1.5.1", "nixl-cu13==1.5.1")
 MOONCAKE = ("mooncake-transfer-engine-non-cuda==0.3.13.post1",)
 
 
@@ -164,6 +166,7 @@ def beside(environment: Environment, name: str, what: tuple[str, ...]) -> Path:
     stamp = path / "made-from"
     if stamp.exists() and stamp.read_text() == repr(what):
         return path
+    shutil.rmtree(path, ignore_errors=True)
     done = subprocess.run(
         [environment.commands / "uv", "pip", "install", "--quiet", "--python", environment.python, "--no-deps"]
         + ["--target", str(path), *what],

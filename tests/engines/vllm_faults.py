@@ -239,11 +239,9 @@ class Faults:
                 with self._pair(decode) as prefill:
                     self._before_done(prefill, decode, "kill -9 of prefill before Done", 1.0)
             else:
-                told = "no such moment: " + (
-                    "prefill writes a pull and says Done in one call"
-                    if self._connector.is_ours
-                    else "decode reads by itself"
-                )
+                told = "decode reads by itself: prefill says no Done"
+                if self._connector.is_ours:
+                    told = "not tried: one call writes a pull and ends it, and nothing here can stop between"
                 self._tally.fact(self._name, "kill -9 of prefill before Done", told)
             with self._pair(decode, TTL_SECONDS) as prefill:
                 self._never_done(prefill, "a decode that never says done")
