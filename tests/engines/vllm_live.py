@@ -8,8 +8,8 @@ Run `python vllm_live.py SETTINGS` in vLLM's virtual environment. SETTINGS is a 
 - `watch`: whether it says what a `vllm_watch.Watch` sees.
 
 Each line of the input is a JSON object: `id`, `prompt` (token numbers), `tokens` (how many to answer), and
-`kv` (vLLM's `kv_transfer_params`, or null). With `call` in the place of a prompt it calls `mark` of the watch, or
-`vllm_watch.hold`. The engine also steps while no request runs, as vLLM's own
+`kv` (vLLM's `kv_transfer_params`, or null). With `call` in the place of a prompt it calls `mark` or `unmark` of the
+watch, or `vllm_watch.hold`. The engine also steps while no request runs, as vLLM's own
 loop does: connectors end their work in steps. Each line of the output that begins with `>>> ` is a JSON object:
 
 - `ready`: true, once.
@@ -88,6 +88,8 @@ def main() -> None:
             if "call" in asked:
                 if watch is not None and asked["call"] == "mark":
                     watch.mark()
+                elif watch is not None and asked["call"] == "unmark":
+                    watch.unmark()
                 elif asked["call"] == "hold":
                     vllm_watch.hold()
                 say(id=asked["id"])

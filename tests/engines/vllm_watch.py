@@ -48,12 +48,16 @@ class Watch:
         """From now on changes of the KV cache are counted."""
         self._before = [cache.copy() for cache in self._caches]
 
+    def unmark(self) -> None:
+        """Looks no more at the KV cache, which slows the engine."""
+        self._before = None
+
     def _look(self) -> dict[str, int]:
         # vLLM keeps one block for itself.
         seen = {"blocks": self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks()}
         seen["pins"] = sum(session.pinned() for session in _sessions)
-        if self._before is not None:
-            pairs = zip(self._caches, self._before, strict=True)
+        if (marked := self._before) is not None:
+            pairs = zip(self._caches, marked, strict=True)
             seen["bytes"] = sum(int(np.count_nonzero(now != before)) for now, before in pairs) * _STEP
         return seen
 
