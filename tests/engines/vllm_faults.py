@@ -250,8 +250,9 @@ class Faults:
                 self._before(prefill, decode, "kill -9 of prefill before the offer", 1.0, is_killed=True)
             with self._pair(decode) as prefill:
                 self._decode_fails(prefill, decode, "SIGSTOP of decode within a chunk", 4.0, is_killed=False)
-                decode.thaw()
-                self._decode_fails(prefill, decode, "kill -9 of decode within a chunk", 1.0, is_killed=True)
+        # A decode that went on after SIGSTOP would be killed while it computes, perhaps before it asks.
+        with self._engine("decode") as decode, self._pair(decode) as prefill:
+            self._decode_fails(prefill, decode, "kill -9 of decode within a chunk", 1.0, is_killed=True)
 
     @contextlib.contextmanager
     def _engine(self, role: str, ttl: int | None = None) -> Iterator[LiveEngine]:
@@ -394,13 +395,22 @@ class Faults:
         """Returns decode's request once its first bytes have come."""
         transfer = self._number()
         answered = self._give(prefill, asked, transfer)
-        decode.ask(self._name_of("call"), call="mark")
+        self._mark_quiet(decode)
         request = self._name_of("decode")
         since = time.monotonic()
         self._send(decode, request, asked, self._connector.take(transfer, answered))
         if decode.wait_seen(lambda seen: bool(seen.get("bytes", 0) > 0), since, HANG_SECONDS) is None:
             raise RuntimeError("no byte came from prefill")
         return request
+
+    def _mark_quiet(self, decode: LiveEngine) -> None:
+        """Lets decode count bytes once none come any more: a transfer of before may go on after SIGCONT."""
+        end = time.monotonic() + HANG_SECONDS
+        while time.monotonic() < end:
+            decode.ask(self._name_of("call"), call="mark")
+            since = time.monotonic()
+            if decode.wait_seen(lambda seen: bool(seen.get("bytes", 0) > 0), since, 1.0) is None:
+                return
 
     def _hand_off(
         self, prefill: LiveEngine, decode: LiveEngine, asked: list[int], swapped: list[int]
