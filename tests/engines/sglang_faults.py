@@ -42,9 +42,9 @@ def prompt(seed: int) -> list[int]:
 def check(
     environment: Environment, work: Path, tally: Tally, only: set[str], variables: dict[str, str]
 ) -> None:
-    """The faults over each back end, or over those that are named in `only`: `faults` or `faults-PART`. `variables`
-    are what every SGLang process needs."""
-    wanted = [part for part in PARTS if not only or only & {"faults", f"faults-{part}"}]
+    """The faults over the back ends that are named in `only`: `faults` for all, or `faults-PART`. They take long, and
+    do not run unless named. `variables` are what every SGLang process needs."""
+    wanted = [part for part in PARTS if only & {"faults", f"faults-{part}"}]
     if not wanted:
         return
     model = work / "wide"
