@@ -38,15 +38,16 @@ class Pool:
         """The master's address."""
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        """Starts both and waits until they are ready."""
+    def start(self, *, node: bool = True) -> None:
+        """Starts both, or the master alone, and waits until they are ready."""
         self._start(
             "kvmaster",
             self.http,
             f"--listen=127.0.0.1:{self.port}",
             f"--data-dir={self._logs / 'master'}",
         )
-        self.start_node()
+        if node:
+            self.start_node()
 
     def start_node(self) -> None:
         """Starts the store node."""
@@ -95,12 +96,12 @@ def _answers(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def living_pool(commands: Path, logs: Path) -> Iterator[Pool]:
-    """A pool that ends with the block."""
+def living_pool(commands: Path, logs: Path, *, node: bool = True) -> Iterator[Pool]:
+    """A pool that ends with the block. Without a node it takes no block."""
     logs.mkdir(parents=True, exist_ok=True)
     pool = Pool(commands, logs)
     try:
-        pool.start()
+        pool.start(node=node)
         yield pool
     finally:
         pool.stop()

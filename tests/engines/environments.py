@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,11 @@ SGLANG_NEEDS = (
     "zstandard",
 )
 
+# Engines of others that move bytes, alone: what they would bring for CUDA is not needed. NIXL takes the variant of
+# the CUDA that torch was built for.
+NIXL = ("nixl==1.5.1", "nixl-cu13==1.5.1")
+MOONCAKE = ("mooncake-transfer-engine-non-cuda==0.3.13.post1",)
+
 
 def directory() -> Path:
     """Where the environments are: `KVPOOL_ENGINES_DIR`, or target/engines."""
@@ -151,6 +157,27 @@ def sglang() -> Environment:
     environment = Environment("sglang")
     environment.make([[*TORCH, *SGLANG_NEEDS], ["--no-deps", *SGLANG]])
     return environment
+
+
+def beside(environment: Environment, name: str, what: tuple[str, ...]) -> Path:
+    """A directory with packages that only those processes see which have it in `PYTHONPATH`. Raises RuntimeError
+    with the reason when they cannot be installed."""
+    path = directory() / f"beside-{name}"
+    stamp = path / "made-from"
+    if stamp.exists() and stamp.read_text() == repr(what):
+        return path
+    shutil.rmtree(path, ignore_errors=True)
+    done = subprocess.run(
+        [environment.commands / "uv", "pip", "install", "--quiet", "--python", environment.python, "--no-deps"]
+        + ["--target", str(path), *what],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{name} cannot be installed: {done.stdout.strip()[-200:]}")
+    stamp.write_text(repr(what))
+    return path
 
 
 def built_wheels(given: Path | None) -> list[Path]:

@@ -1,15 +1,19 @@
-"""Engines that run as processes of their own and answer requests one by one."""
+"""Engines that run as processes of their own and answer requests one by one.
+
+All times are of `time.monotonic`, which the processes of a host share.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,9 @@ _START_SECONDS = 400.0
 _ANSWER_SECONDS = 120.0
 _MARK = ">>> "
 
+Seen = dict[str, Any]
+"""What the watch of an engine saw, and when (`at`)."""
+
 
 class LiveEngine:
     """A program that reads requests as lines of JSON and says `>>> ` and JSON for each answer."""
@@ -27,6 +34,8 @@ class LiveEngine:
     def __init__(self, command: list[str], log: Path, work: Path, env: dict[str, str]):
         self._log = log
         self._answers: dict[str, Any] = {}
+        self._seen: list[Seen] = []
+        self._lines: list[tuple[float, str]] = []
         self._said = threading.Condition()
         self._ready = False
         # A session of its own: the ranks of an engine are processes, and are killed with it.
@@ -76,6 +85,28 @@ class LiveEngine:
         self.send(name, **what)
         return self.answer(name)
 
+    def wait_seen(self, holds: Callable[[Seen], bool], since: float, seconds: float) -> Seen | None:
+        """The first that the engine's watch saw after `since` of what `holds` wants; None if it did not in time."""
+        end = time.monotonic() + seconds
+        with self._said:
+            while True:
+                for seen in self._seen:
+                    if seen["at"] > since and holds(seen):
+                        return seen
+                if time.monotonic() > end or not self._reader.is_alive():
+                    return None
+                self._said.wait(0.05)
+
+    def last_seen(self) -> Seen:
+        """What the engine's watch saw last."""
+        with self._said:
+            return self._seen[-1]
+
+    def line_after(self, pattern: str, since: float) -> float | None:
+        """When the engine first printed such a line after `since`."""
+        with self._said:
+            return next((at for at, line in self._lines if at > since and re.search(pattern, line)), None)
+
     def kill(self) -> None:
         """kill -9 of the engine and its ranks."""
         self._signal(signal.SIGKILL)
@@ -85,6 +116,10 @@ class LiveEngine:
         """Stops the engine and its ranks, which keep their connections."""
         self._signal(signal.SIGSTOP)
 
+    def thaw(self) -> None:
+        """Lets the engine and its ranks go on after `freeze`."""
+        self._signal(signal.SIGCONT)
+
     def stop(self) -> None:
         """Lets the engine end, and kills it if it does not."""
         if self._process.stdin is not None:
@@ -93,6 +128,13 @@ class LiveEngine:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=20)
         self.kill()
+
+    def owns(self, pid: int) -> bool:
+        """Whether the process is one of the engine's."""
+        try:
+            return os.getsid(pid) == self._process.pid
+        except ProcessLookupError:
+            return False
 
     def log_text(self) -> str:
         """What the engine has printed."""
@@ -108,12 +150,17 @@ class LiveEngine:
             for line in self._process.stdout:
                 log.write(line)
                 log.flush()
+                at = time.monotonic()
                 if not line.startswith(_MARK):
+                    with self._said:
+                        self._lines.append((at, line))
                     continue
                 said = json.loads(line.removeprefix(_MARK))
                 with self._said:
                     if "id" in said:
-                        self._answers[said["id"]] = said
+                        self._answers[said["id"]] = {"at": at, **said}
+                    elif "at" in said:
+                        self._seen.append(said)
                     else:
                         self._ready = True
                     self._said.notify_all()

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import sglang_faults
 from daemons import free_port, with_path
 from environments import Environment
 from live_engines import LiveEngine, live_engines
@@ -45,6 +46,7 @@ def variables() -> dict[str, str]:
 
 def check(environment: Environment, work: Path, tally: Tally, only: set[str]) -> None:
     """All checks, or those parts that are named in `only`."""
+    sglang_faults.check(environment, work, tally, only, variables())
     subprocess.run([environment.python, HERE / "tiny_model.py", work / "llama"], check=True)
     for backend in ("mooncake", "kvpool"):
         if not only or f"{backend}-classes" in only:

@@ -9,21 +9,29 @@ import dataclasses
 class Tally:
     """The checks of one run."""
 
-    rows: list[tuple[str, str, str, bool]] = dataclasses.field(default_factory=list)
+    rows: list[tuple[str, str, str, str]] = dataclasses.field(default_factory=list)
 
     def check(self, part: str, what: str, seen: object, holds: bool) -> None:
         """Notes a check: which part it is of, what should hold, what was seen, whether it holds."""
-        self.rows.append((part, what, str(seen), holds))
-        print(f"--- {'ok' if holds else 'FAILED'}: {part}: {what}: {seen}", flush=True)
+        self._add(part, what, seen, "ok" if holds else "FAILED")
+
+    def fact(self, part: str, what: str, seen: object) -> None:
+        """Notes what was seen, which neither passes nor fails."""
+        self._add(part, what, seen, "fact")
+
+    def _add(self, part: str, what: str, seen: object, verdict: str) -> None:
+        self.rows.append((part, what, str(seen), verdict))
+        print(f"--- {verdict}: {part}: {what}: {seen}", flush=True)
 
     def passed(self) -> bool:
         """Whether there were checks and all of them hold."""
-        return bool(self.rows) and all(holds for *_, holds in self.rows)
+        verdicts = [verdict for *_, verdict in self.rows]
+        return "ok" in verdicts and "FAILED" not in verdicts
 
     def table(self) -> str:
         """The table."""
         lines = [("part", "what", "seen", "")]
-        lines += [(part, what, seen, "ok" if holds else "FAILED") for part, what, seen, holds in self.rows]
+        lines += self.rows
         widths = [max(len(line[column]) for line in lines) for column in range(3)]
         padded = [[*(line[at].ljust(width) for at, width in enumerate(widths)), line[3]] for line in lines]
         return "\n".join("  ".join(line).rstrip() for line in padded)

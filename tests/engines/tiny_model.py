@@ -1,8 +1,9 @@
 """Makes a model that is small enough to run anywhere: a Llama of random weights with a tokenizer of its own.
 
-Run in an engine's virtual environment: `python tiny_model.py DIRECTORY [--window TOKENS]`. Nothing is
-fetched. The same seed gives the same weights, so that two runs can be compared. With a window every
-second layer looks back that many tokens only, and the engine keeps two groups of KV cache.
+Run in an engine's virtual environment: `python tiny_model.py DIRECTORY [--window TOKENS | --wide]`. Nothing
+is fetched. The same seed gives the same weights, so that two runs can be compared. With a window every
+second layer looks back that many tokens only, and the engine keeps two groups of KV cache. A wide model has
+512 KiB of KV cache a token.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="w0", bos_token="w1", eos_token="w2")
 
 
-def llama() -> LlamaForCausalLM:
-    """Two layers of full attention."""
+def llama(layers: int = 2, heads: int = 4, kv_heads: int = 2, width: int = 32) -> LlamaForCausalLM:
+    """Layers of full attention. `width` is the number of elements of a head."""
     shape = LlamaConfig(
         vocab_size=WORDS,
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=width,
         max_position_embeddings=LONGEST,
         bos_token_id=1,
         eos_token_id=2,
@@ -77,9 +78,10 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("directory", type=Path)
     arguments.add_argument("--window", type=int, default=0)
+    arguments.add_argument("--wide", action="store_true")
     options = arguments.parse_args()
     torch.manual_seed(SEED)
-    model = windowed(options.window) if options.window else llama()
+    model = windowed(options.window) if options.window else llama(32, 16, 16, 128) if options.wide else llama()
     # In float32 the greedy choice does not hang on how a sum was split.
     model.to(torch.float32).save_pretrained(options.directory)
     tokenizer().save_pretrained(options.directory)

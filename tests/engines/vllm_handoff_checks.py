@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import vllm_faults
 from daemons import Pool, free_port, living_pool
 from environments import Environment
 from live_engines import LiveEngine, live_engines
@@ -74,6 +75,9 @@ def model(environment: Environment, work: Path) -> str:
 
 def check(environment: Environment, work: Path, tally: Tally, only: set[str]) -> None:
     """All checks, or those parts that are named in `only`."""
+    vllm_faults.check(environment, work, tally, only)
+    if only and all(part.startswith("faults") for part in only):
+        return
     directory = model(environment, work)
     if not only or "mooncake" in only:
         check_mooncake(environment, work / "mooncake", directory, tally)

@@ -5,14 +5,17 @@ Run `python vllm_live.py SETTINGS` in vLLM's virtual environment. SETTINGS is a 
 - `model`: a directory.
 - `connector`: vLLM's `kv_transfer_config`, or null.
 - `engine`: further options of the engine.
+- `watch`: whether it says what a `vllm_watch.Watch` sees.
 
 Each line of the input is a JSON object: `id`, `prompt` (token numbers), `tokens` (how many to answer), and
-`kv` (vLLM's `kv_transfer_params`, or null). The engine also steps while no request runs, as vLLM's own
+`kv` (vLLM's `kv_transfer_params`, or null). With `call` in the place of a prompt it calls `mark` or `unmark` of the
+watch, or `vllm_watch.hold`. The engine also steps while no request runs, as vLLM's own
 loop does: connectors end their work in steps. Each line of the output that begins with `>>> ` is a JSON object:
 
 - `ready`: true, once.
 - `id`, `tokens`, `cached`, `kv` (the answer's `kv_transfer_params`), and `seconds` since the request came in.
 - `id` and `failed`, for a request that did not end well.
+- `at` and what the watch saw then.
 """
 
 from __future__ import annotations
@@ -40,6 +43,11 @@ if len(os.sched_getaffinity(0)) < 4:
     # processes for seconds.
     os.sched_yield = lambda: time.sleep(0.0001)
 
+import vllm_watch
+
+if json.loads(sys.argv[1]).get("watch"):
+    vllm_watch.prepare()
+
 import vllm_options
 from vllm import LLM, SamplingParams, TokensPrompt
 
@@ -47,8 +55,9 @@ _IDLE = 0.001
 
 
 def say(**what: Any) -> None:
-    """Prints a line for the process that started this one."""
-    print(f">>> {json.dumps(what)}", flush=True)
+    """Prints a line for the process that started this one. Threads call it too."""
+    sys.stdout.write(f">>> {json.dumps(what)}\n")
+    sys.stdout.flush()
 
 
 def read_lines(lines: queue.Queue[str | None]) -> None:
@@ -62,6 +71,7 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     llm = LLM(**vllm_options.of_engine(settings))
     engine = llm.llm_engine
+    watch = vllm_watch.Watch(engine, say) if settings.get("watch") else None
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=read_lines, args=(lines,), daemon=True).start()
     began: dict[str, float] = {}
@@ -75,6 +85,15 @@ def main() -> None:
             break
         if line:
             asked = json.loads(line)
+            if "call" in asked:
+                if watch is not None and asked["call"] == "mark":
+                    watch.mark()
+                elif watch is not None and asked["call"] == "unmark":
+                    watch.unmark()
+                elif asked["call"] == "hold":
+                    vllm_watch.hold()
+                say(id=asked["id"])
+                continue
             extra = {"kv_transfer_params": asked["kv"]} if asked.get("kv") else None
             greedy = SamplingParams(
                 temperature=0.0, max_tokens=asked["tokens"], ignore_eos=True, extra_args=extra
