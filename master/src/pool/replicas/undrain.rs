@@ -22,10 +22,10 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`Code::Missing`] for a node that the pool does not know. [`Code::NodeStops`] for one that stops,
-    /// [`Code::Unimplemented`] for one of an earlier version, and [`Code::NodeUnheard`] for one without a session, or
-    /// that this leader has not heard: nothing was changed. [`Code::NodeUnheard`] also for one that did not confirm in time: it is in service, and a
-    /// repeated call waits again.
+    /// [`Code::Missing`] for a node that the pool does not know. [`Code::NodeStops`] for one that stops, and
+    /// [`Code::Unimplemented`] for one of an earlier version. [`Code::NodeUnheard`] for one without a session, or that
+    /// this leader has not heard. In these cases nothing was changed. [`Code::NodeUnheard`] also for one that did not
+    /// confirm in time: it is in service, and a repeated call waits again.
     pub async fn undrain_node(self: &Arc<Self>, name: &NodeName) -> Result<bool, TaskRefused> {
         let node = self.node_named(name)?;
         // A drain that begins looks for other nodes that take blocks.
