@@ -285,11 +285,16 @@ impl StoreNode {
         self.change_state(NodeState::Live, NodeState::Draining);
     }
 
-    /// Records the node's own word that it drains. `stops`: on its own account. `moves`: it waits until its blocks
-    /// have moved. False for a word that is out of date: the node had not heard of a cancellation.
-    pub(crate) fn says_it_drains(&self, stops: bool, moves: bool) -> bool {
+    /// Records the node's own word that it drains. `session`: an operator takes it out of service, as it says in this
+    /// session; `None`: it stops. `moves`: it waits until its blocks have moved. False for a word that is out of date:
+    /// the node had not heard of a cancellation, or the word comes late from an earlier session.
+    pub(crate) fn says_it_drains(&self, session: Option<u64>, moves: bool) -> bool {
+        let stops = session.is_none();
         let cancellations = self.cancellations.lock();
         if !stops && cancellations.open().is_some() {
+            return false;
+        }
+        if !stops && self.session_number() != session {
             return false;
         }
         if stops {
@@ -782,7 +787,7 @@ mod tests {
         node.drain();
         let first = node.current_drain().unwrap();
         assert_eq!(node.undrain(), UndrainOutcome::Now);
-        assert!(node.says_it_drains(true, true));
+        assert!(node.says_it_drains(None, true));
         node.tell_left(first, 0);
         assert!(node.awaits_word());
         node.tell_left(node.current_drain().unwrap(), 0);

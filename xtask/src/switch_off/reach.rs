@@ -236,6 +236,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "the word of a cancelled drain is no answer to a stop",
             "a repeated cancellation tells of a drain that ends only now",
             "a node that stops waits for no cancelled task",
+            "a late word of an earlier session begins no drain",
             "no leader judges the drain of a node that it has not heard",
             "the line of a stop outlasts the end of the cancelled drain before it",
             "a cancelled drain leaves no line that nobody shortens",

@@ -584,4 +584,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-master",
         test: "the_line_after_a_cancelled_drain_is_as_long_at_most_as_the_line_before_it",
     },
+    Mechanism {
+        invariant: 5,
+        what: "a late word of an earlier session begins no drain",
+        file: "master/src/membership.rs",
+        on: "if !stops && self.session_number() != session {",
+        off: "if false && !stops && self.session_number() != session {",
+        package: "kvpool-master",
+        test: "a_late_word_of_an_earlier_session_brings_no_drain_back",
+    },
 ];

@@ -379,7 +379,7 @@ async fn a_stop_after_a_cancelled_drain_keeps_its_line() {
         traffic.uses.get_mut(&slow.id).unwrap().state = MediumState::MediumSlow;
     }
     assert_eq!(node.undrain(), crate::membership::UndrainOutcome::Now);
-    assert!(node.says_it_drains(true, false));
+    assert!(node.says_it_drains(None, false));
     pool.demote_all_of(&node);
     pool.end_line_of_drain(&node);
     let demotions = pool.tiering.demotions.lock();
