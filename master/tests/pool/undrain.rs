@@ -453,3 +453,25 @@ async fn a_late_word_of_an_earlier_session_brings_no_drain_back() {
     pool.out_of_service(&later.node, later.session, true);
     assert_eq!(later.node.state(), NodeState::Draining);
 }
+
+/// The next incarnation of the process may say again that it drains.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_ends_when_its_node_has_left_the_pool() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let a = Silent::open(&pool, true).await;
+    put(&pool, &key(1)).await;
+    let _b = join(&pool, "b", 2).await;
+    pool.drain_node(&name(), false).await.unwrap();
+    let cancel = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move { pool.undrain_node(&name()).await })
+    };
+    until("the node is in service", || a.node.is_placeable()).await;
+    pool.drop_node(&a.node);
+    let left = cancel.await.unwrap().unwrap_err();
+    assert_eq!(left.code, Code::NodeUnheard, "{left}");
+    assert!(left.message.contains("has left the pool"), "{left}");
+    let unknown = pool.undrain_node(&name()).await.unwrap_err();
+    assert_eq!(unknown.code, Code::Missing, "{unknown}");
+}

@@ -134,8 +134,15 @@ impl Pool {
             if node.stops() {
                 return Err(Self::stops(node));
             }
-            if Instant::now() >= until {
-                let why = "is in service, but has not confirmed it, and another leader could drain it again";
+            let is_gone = node.state() == NodeState::Gone;
+            if is_gone || Instant::now() >= until {
+                // The process may begin another incarnation, and drain on in it.
+                let why = match is_gone {
+                    true => "has left the pool before it confirmed that it drains no more",
+                    false => {
+                        "is in service, but has not confirmed it, and another leader could drain it again"
+                    }
+                };
                 return Err(TaskRefused {
                     code: Code::NodeUnheard,
                     message: format!("node {} {why}: repeat the call", node.name),

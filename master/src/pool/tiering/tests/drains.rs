@@ -382,11 +382,12 @@ async fn a_stop_after_a_cancelled_drain_keeps_its_line() {
     assert!(node.says_it_drains(None, false));
     pool.demote_all_of(&node);
     pool.end_line_of_drain(&node);
-    let demotions = pool.tiering.demotions.lock();
-    let line = demotions.nodes.get(&node.incarnation);
-    let seen = line.map(|line| (line.drains.is_some(), line.blocks.len()));
-    assert_eq!(seen, Some((true, 1)));
-    drop(demotions);
+    {
+        let demotions = pool.tiering.demotions.lock();
+        let line = demotions.nodes.get(&node.incarnation);
+        let seen = line.map(|line| (line.drains.is_some(), line.blocks.len()));
+        assert_eq!(seen, Some((true, 1)));
+    }
     pool.retire().await;
 }
 
@@ -411,8 +412,10 @@ async fn a_cancelled_drain_leaves_no_line_beside_a_medium_that_takes_no_stores()
     assert_eq!(node.undrain(), crate::membership::UndrainOutcome::Now);
     pool.end_line_of_drain(&node);
     tokio::time::sleep(Duration::from_millis(200)).await;
-    let demotions = pool.tiering.demotions.lock();
-    assert!(!demotions.nodes.contains_key(&node.incarnation));
-    drop(demotions);
+    let has_line = || {
+        let demotions = pool.tiering.demotions.lock();
+        demotions.nodes.contains_key(&node.incarnation)
+    };
+    assert!(!has_line());
     pool.retire().await;
 }
