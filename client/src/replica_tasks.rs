@@ -149,7 +149,8 @@ impl Client {
     /// # Errors
     ///
     /// As [`Client::drain_node`]; [`Code::NotDraining`] when the node does not drain, for example because its drain
-    /// was cancelled. An older master takes the call for [`Client::drain_node`].
+    /// was cancelled. [`Code::NodeUnheard`] for a node that a new leader has not heard. An older master takes the call
+    /// for [`Client::drain_node`].
     pub async fn go_on_draining(&self, name: &str) -> Result<ReplicaTask, ControlError> {
         self.drain(name, false, true).await
     }
@@ -176,9 +177,9 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`ControlError`]: [`Code::Missing`] for an unknown node, [`Code::NodeStops`] for a node that stops,
-    /// [`Code::NodeUnheard`] for a node without a session, [`Code::Unimplemented`] for a node of an earlier version,
-    /// and [`Code::VersionMismatch`] from a master of an earlier version. Nothing was changed.
+    /// [`ControlError`], and nothing was changed: [`Code::Missing`] for an unknown node, [`Code::NodeStops`] for a node
+    /// that stops, [`Code::Unimplemented`] for a node of an earlier version. [`Code::VersionMismatch`] from a master of
+    /// an earlier version. [`Code::NodeUnheard`] for a node without a session, or that a new leader has not heard.
     /// [`Code::NodeUnheard`] also when the node did not confirm in time: the message says so, and a repeated call
     /// waits again.
     pub async fn undrain_node(&self, name: &str) -> Result<bool, ControlError> {

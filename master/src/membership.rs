@@ -145,6 +145,8 @@ pub(crate) enum UndrainOutcome {
     Stops,
     /// The node drained, and is told that it is back in service.
     Now,
+    /// Another call has cancelled the drain, and the node has not confirmed it.
+    Unconfirmed,
     /// The node did not drain.
     Before,
 }
@@ -283,11 +285,16 @@ impl StoreNode {
         self.change_state(NodeState::Live, NodeState::Draining);
     }
 
-    /// Records the node's own word that it drains. `stops`: on its own account. `moves`: it waits until its blocks
-    /// have moved. False for a word that is out of date: the node had not heard of a cancellation.
-    pub(crate) fn says_it_drains(&self, stops: bool, moves: bool) -> bool {
+    /// Records the node's own word that it drains. `session`: an operator takes it out of service, as it says in this
+    /// session; `None`: it stops. `moves`: it waits until its blocks have moved. False for a word that is out of date:
+    /// the node had not heard of a cancellation, or the word comes late from an earlier session.
+    pub(crate) fn says_it_drains(&self, session: Option<u64>, moves: bool) -> bool {
+        let stops = session.is_none();
         let cancellations = self.cancellations.lock();
         if !stops && cancellations.open().is_some() {
+            return false;
+        }
+        if !stops && self.session_number() != session {
             return false;
         }
         if stops {
@@ -309,7 +316,8 @@ impl StoreNode {
             return UndrainOutcome::Stops;
         }
         if !self.drains() {
-            return UndrainOutcome::Before;
+            let open = cancellations.open();
+            return open.map_or(UndrainOutcome::Before, |_| UndrainOutcome::Unconfirmed);
         }
         cancellations.made += 1;
         self.leaves.store(false, Ordering::Release);
@@ -400,6 +408,17 @@ impl StoreNode {
         if cancellations.made == drain {
             self.is_told_to_leave.store(true, Ordering::Release);
             self.send(proto::master_message::Body::Drain(proto::Drain {}));
+        }
+    }
+
+    /// Tells the node that no block of it waits any more, and how many leave with it. Not if this drain was cancelled:
+    /// a node that stops since would take the word for its own.
+    pub(crate) fn tell_left(&self, drain: u64, left: u64) {
+        let cancellations = self.cancellations.lock();
+        if cancellations.made == drain && self.drains() {
+            self.await_word(false);
+            let word = proto::Demoted { left };
+            self.send(proto::master_message::Body::Demoted(word));
         }
     }
 
@@ -755,6 +774,23 @@ mod tests {
         assert!(!node.is_readable() && !node.is_placeable());
         node.heard(BootInstant(1), None);
         assert_eq!(node.state(), NodeState::Live);
+        assert_eq!(node.undrain(), UndrainOutcome::Unconfirmed);
+        node.confirm_undrain(1);
         assert_eq!(node.undrain(), UndrainOutcome::Before);
+    }
+
+    /// The blocks of the first drain are counted while the drain is cancelled and the node stops.
+    #[test]
+    fn the_word_of_a_cancelled_drain_is_no_answer_to_a_stop() {
+        let key = GrantKey([1; 32]);
+        let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+        node.drain();
+        let first = node.current_drain().unwrap();
+        assert_eq!(node.undrain(), UndrainOutcome::Now);
+        assert!(node.says_it_drains(None, true));
+        node.tell_left(first, 0);
+        assert!(node.awaits_word());
+        node.tell_left(node.current_drain().unwrap(), 0);
+        assert!(!node.awaits_word());
     }
 }

@@ -56,8 +56,8 @@ class Error(Exception):
 
 
 class InvalidArgumentError(Error, ValueError):
-    """An invalid value: a key over 1 KiB, an empty or too large block, a block that no quota of its
-    namespace takes, read-only memory for a get, or a range outside its block."""
+    """An invalid value: a key over 1 KiB, an empty or too large block, read-only memory for a get, or a
+    range outside its block. Also a block that no quota of its namespace takes."""
 
 
 class ConnectError(Error, ConnectionError):

@@ -20,7 +20,7 @@ use std::time::Duration;
 const QUIET: Duration = Duration::from_secs(5);
 /// The least time between two looks at all refusals.
 const LOOK: Duration = Duration::from_secs(1);
-/// The most refusals kept: about 2 MiB. Further ones count as failures at once.
+/// The most refusals kept: about 3 MiB. Further ones count as failures at once.
 const MOST: usize = 1 << 16;
 
 /// The refusals that may be tried again.

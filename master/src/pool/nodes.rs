@@ -267,17 +267,22 @@ impl Pool {
     /// Stops placing blocks on a node that shuts down. Its blocks go to its media, or else, if the node
     /// waits for that, to other nodes. A task that takes the node out of service ends first.
     pub fn draining(self: &Arc<Self>, node: &Arc<StoreNode>, move_blocks: bool) {
-        self.says_it_drains(node, move_blocks, true);
+        self.says_it_drains(node, None, move_blocks);
     }
 
     /// The same for a node that an operator takes out of service, and that has heard of it. A cancellation that the
-    /// node has not confirmed counts for more.
-    pub fn out_of_service(self: &Arc<Self>, node: &Arc<StoreNode>, move_blocks: bool) {
-        self.says_it_drains(node, move_blocks, false);
+    /// node has not confirmed counts for more. So does a later session than this one.
+    pub fn out_of_service(self: &Arc<Self>, node: &Arc<StoreNode>, session: u64, moves: bool) {
+        self.says_it_drains(node, Some(session), moves);
     }
 
-    fn says_it_drains(self: &Arc<Self>, node: &Arc<StoreNode>, move_blocks: bool, stops: bool) {
-        let drains = node.says_it_drains(stops, move_blocks);
+    fn says_it_drains(
+        self: &Arc<Self>,
+        node: &Arc<StoreNode>,
+        session: Option<u64>,
+        move_blocks: bool,
+    ) {
+        let drains = node.says_it_drains(session, move_blocks);
         if drains {
             self.doubt_drained();
         }

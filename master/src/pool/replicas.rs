@@ -32,7 +32,6 @@ use crate::membership::StoreNode;
 use crate::replica::{BlockId, Replica};
 use crate::store::record::{self, Record};
 use crate::workers::{Wake, Workers};
-use kvpool_proto::{self as proto, master_message::Body};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Code, Key, KeyRef, Length, NodeName, SegmentId, Version};
 use parking_lot::Mutex;
@@ -417,13 +416,17 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// Those of [`Pool::drain_node`]; [`Code::NotDraining`] for a node that does not drain.
+    /// Those of [`Pool::drain_node`]; [`Code::NotDraining`] for a node that does not drain, and [`Code::NodeUnheard`]
+    /// for one that this leader has not heard.
     pub async fn go_on_draining(
         self: &Arc<Self>,
         name: &NodeName,
     ) -> Result<TaskView, TaskRefused> {
         let node = self.node_named(name)?;
         let one_at_a_time = self.replicas.drains.lock().await;
+        if !node.drains() {
+            Self::check_heard(&node)?;
+        }
         if !node.drains() {
             return Err(Self::not_draining(&node));
         }
@@ -472,7 +475,9 @@ impl Pool {
     /// stayed have their copies on its media.
     pub(super) fn save_after_task_off(&self, node: &Arc<StoreNode>) -> bool {
         let running = self.replicas.tasks.running();
-        let Some(task) = running.iter().find(|task| Self::is_off(&task.wish, node)) else {
+        // A cancelled task only ends its last pulls, and leaves the other blocks where they are.
+        let moves = |task: &&Arc<Task>| Self::is_off(&task.wish, node) && !task.is_cancelled();
+        let Some(task) = running.iter().find(moves) else {
             return false;
         };
         let mut waiting = self.replicas.waiting.lock();
@@ -507,7 +512,7 @@ impl Pool {
             Err(error) if error.code == Code::NotDraining => {}
             Err(error) => {
                 tracing::warn!(node = %node.name, %error, "blocks of a draining node are not moved");
-                self.tell_saved(node);
+                self.tell_saved(node, drain);
             }
         }
     }
@@ -539,11 +544,15 @@ impl Pool {
             let is_over = |(id, _): &mut (TaskId, _)| !self.replicas.tasks.is_running(*id);
             waiting.extract_if(.., is_over).collect()
         };
-        for (task, node) in ended.into_iter().filter(|(_, node)| node.drains()) {
+        for (task, node) in ended {
+            // Before the look at its blocks.
+            let Some(drain) = node.current_drain() else {
+                continue;
+            };
             if self.may_store_on_media_of(&node) {
                 self.demote_all_of(&node);
             } else if let Some(left) = self.left_after(task, &node) {
-                Self::tell_left(&node, left);
+                node.tell_left(drain, left);
             } else {
                 let pool = Arc::clone(self);
                 runtime.spawn(async move {
@@ -570,17 +579,8 @@ impl Pool {
     }
 
     /// Tells a draining node that no block of it waits any more, and how many have only the replica there.
-    pub(super) fn tell_saved(&self, node: &StoreNode) {
-        Self::tell_left(node, self.look_at_left(node, u64::MAX));
-    }
-
-    fn tell_left(node: &StoreNode, left: u64) {
-        // An answer about a cancelled drain would be taken for one about the node's stop.
-        if !node.drains() {
-            return;
-        }
-        node.await_word(false);
-        node.send(Body::Demoted(proto::Demoted { left }));
+    pub(super) fn tell_saved(&self, node: &StoreNode, drain: u64) {
+        node.tell_left(drain, self.look_at_left(node, u64::MAX));
     }
 
     /// The blocks of a node that leave with it: none of their replicas is on a node that stays. The count ends when it

@@ -397,7 +397,7 @@ async fn converse(
             FromNode::TransfersDone(done) => pool.transfers_done(node, &ends(&done)),
             FromNode::Pulled(done) => pool.pulled(node, &ends(&done)),
             FromNode::Draining(draining) => match draining.out_of_service {
-                true => pool.out_of_service(node, draining.move_blocks),
+                true => pool.out_of_service(node, session, draining.move_blocks),
                 false => pool.draining(node, draining.move_blocks),
             },
             FromNode::Undrained(heard) => pool.undrained(node, heard.number),

@@ -236,7 +236,7 @@ async fn a_node_that_stops_is_not_taken_back() {
         let (pool, a, _b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
         if is_drained_first {
             pool.drain_node(&name(), false).await.unwrap();
-            pool.out_of_service(&a.node, false);
+            pool.out_of_service(&a.node, a.session, false);
         }
         pool.draining(&a.node, true);
         let tasks = pool.replica_tasks(&[]).len();
@@ -295,7 +295,7 @@ async fn a_cancel_ends_when_the_node_has_confirmed_it() {
     assert!(!cancel.is_finished(), "the node has confirmed nothing");
     assert_eq!(a.words(), [Word::Undrain(1)]);
     // It had not heard of the cancellation when it said so.
-    pool.out_of_service(&a.node, true);
+    pool.out_of_service(&a.node, a.session, true);
     assert!(a.node.is_placeable(), "the drain is back");
     pool.undrained(&a.node, 1);
     assert_eq!(cancel.await.unwrap(), Ok(true));
@@ -315,13 +315,13 @@ async fn a_cancel_that_was_lost_with_a_session_is_repeated_in_the_next() {
     pool.detach(&a.node, a.session);
     let mut again = Silent::open(&pool, true).await;
     assert_eq!(again.words(), [Word::Undrain(1)]);
-    pool.out_of_service(&again.node, false);
+    pool.out_of_service(&again.node, again.session, false);
     assert_eq!(again.node.state(), NodeState::Live, "the drain is back");
     pool.undrained(&again.node, 1);
     assert_eq!(pool.undrain_node(&name()).await, Ok(false));
     // An order that is lost no more is not repeated, and the next drain counts.
     pool.drain_node(&name(), false).await.unwrap();
-    pool.out_of_service(&again.node, false);
+    pool.out_of_service(&again.node, again.session, false);
     assert_eq!(again.node.state(), NodeState::Draining);
     pool.detach(&again.node, again.session);
     let mut third = Silent::open(&pool, true).await;
@@ -341,7 +341,7 @@ async fn a_later_leader_cancels_the_drain_of_an_earlier_one() {
     let journal = JournalOptions::default();
     let next = lead(&store, patient_with_nodes(), journal, Arc::new(BootClock)).await;
     let mut a = Silent::open(&next, true).await;
-    next.out_of_service(&a.node, true);
+    next.out_of_service(&a.node, a.session, true);
     assert_eq!(a.node.state(), NodeState::Draining);
     // An answer to no order counts for nothing.
     next.undrained(&a.node, 1);
@@ -359,4 +359,119 @@ async fn a_later_leader_cancels_the_drain_of_an_earlier_one() {
     };
     until("no task runs", || !is_running()).await;
     put_on(&next, "a", 2).await;
+}
+
+/// A pull of the cancelled drain is still on its way when the node stops.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_after_a_cancelled_drain_moves_every_block_before_the_node_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let b = join(&pool, "b", 2).await;
+    pool.drain_node(&name(), false).await.unwrap();
+    let first = b.next().await;
+    assert_eq!(pool.undrain_node(&name()).await, Ok(true));
+    put_on(&pool, "a", 9).await;
+    pool.draining(&a.node, true);
+    let second = b.next().await;
+    pool.pulled(&b.node, &[(first.ticket, Code::Ok)]);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(a.left.lock().is_empty(), "a block is on its way");
+    pool.pulled(&b.node, &[(second.ticket, Code::Ok)]);
+    until("the node may leave", || *a.left.lock() == [0]).await;
+    for number in [1, 9] {
+        assert_eq!(holders(&pool, &key(number)), ["b"]);
+    }
+}
+
+/// The client repeats a call by itself. The repeated one must not say that the node did not drain.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_cancel_tells_of_a_drain_that_ends_only_now() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let mut a = Silent::open(&pool, true).await;
+    put(&pool, &key(1)).await;
+    let _b = join(&pool, "b", 2).await;
+    pool.drain_node(&name(), false).await.unwrap();
+    let late = pool.undrain_node(&name()).await.unwrap_err();
+    assert_eq!(late.code, Code::NodeUnheard, "{late}");
+    assert_eq!(a.words(), [Word::Drain, Word::Undrain(1)]);
+    let again = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move { pool.undrain_node(&name()).await })
+    };
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    pool.undrained(&a.node, 1);
+    assert_eq!(again.await.unwrap(), Ok(true));
+    assert!(a.words().is_empty());
+    assert_eq!(pool.undrain_node(&name()).await, Ok(false));
+}
+
+/// The node was taken out of service under an earlier leader, and is cut off from this one.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_leader_says_that_a_node_does_not_drain_before_it_has_heard_the_node() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), patient_with_nodes()).await;
+    let _a = Silent::open(&pool, true).await;
+    put(&pool, &key(1)).await;
+    let _b = join(&pool, "b", 2).await;
+    pool.drain_node(&name(), false).await.unwrap();
+    let store = store as Arc<dyn MetadataStore>;
+    let journal = JournalOptions::default();
+    let next = lead(&store, patient_with_nodes(), journal, Arc::new(BootClock)).await;
+    let unknown = next.undrain_node(&name()).await.unwrap_err();
+    assert_eq!(unknown.code, Code::NodeUnheard, "{unknown}");
+    let unknown = next.go_on_draining(&name()).await.unwrap_err();
+    assert_eq!(unknown.code, Code::NodeUnheard, "{unknown}");
+    let a = Silent::open(&next, true).await;
+    assert_eq!(next.undrain_node(&name()).await, Ok(false));
+    next.out_of_service(&a.node, a.session, true);
+    assert_eq!(a.node.state(), NodeState::Draining);
+    next.go_on_draining(&name()).await.unwrap();
+}
+
+/// The connection of the earlier session was slow. The node has been taken back in the later one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_word_of_an_earlier_session_brings_no_drain_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let earlier = Silent::open(&pool, true).await;
+    put(&pool, &key(1)).await;
+    let _b = join(&pool, "b", 2).await;
+    pool.drain_node(&name(), false).await.unwrap();
+    let later = Silent::open(&pool, true).await;
+    let cancel = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move { pool.undrain_node(&name()).await })
+    };
+    until("the node is in service", || later.node.is_placeable()).await;
+    pool.undrained(&later.node, 1);
+    assert_eq!(cancel.await.unwrap(), Ok(true));
+    pool.out_of_service(&earlier.node, earlier.session, true);
+    assert!(later.node.is_placeable(), "the drain is back");
+    pool.out_of_service(&later.node, later.session, true);
+    assert_eq!(later.node.state(), NodeState::Draining);
+}
+
+/// The next incarnation of the process may say again that it drains.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_ends_when_its_node_has_left_the_pool() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let a = Silent::open(&pool, true).await;
+    put(&pool, &key(1)).await;
+    let _b = join(&pool, "b", 2).await;
+    pool.drain_node(&name(), false).await.unwrap();
+    let cancel = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move { pool.undrain_node(&name()).await })
+    };
+    until("the node is in service", || a.node.is_placeable()).await;
+    pool.drop_node(&a.node);
+    let left = cancel.await.unwrap().unwrap_err();
+    assert_eq!(left.code, Code::NodeUnheard, "{left}");
+    assert!(left.message.contains("has left the pool"), "{left}");
+    let unknown = pool.undrain_node(&name()).await.unwrap_err();
+    assert_eq!(unknown.code, Code::Missing, "{unknown}");
 }

@@ -12,6 +12,7 @@ const COST: &str = "it saves work or time: without it nothing becomes wrong";
 const MISS: &str = "without it a block is missed, or evicted in vain: nothing becomes wrong";
 const SIZE: &str = "no history is that large or that long";
 const LOGS: &str = "nobody reads what processes log";
+const CANCELLED: &str = "no operator of the simulation cancels a drain";
 const ONE_THREAD: &str = "in one thread nobody looks while it happens";
 
 /// By the beginning of the mechanism's file.
@@ -104,6 +105,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "the evictor looks again soon while a put waits for its quota",
             "a copy that is recorded after its zone was left was not used since",
             "half a zone of copies moves for each zone that is emptied",
+            "a line keeps its longest length when it begins anew",
         ],
     ),
     (
@@ -212,6 +214,32 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a node fences nothing that a view has pinned on a board",
             "the puts of a client that is gone end",
             "no lease lingers beyond a change by its own client",
+        ],
+    ),
+    (
+        CANCELLED,
+        &[
+            "a node that speaks while its drain is cancelled is live",
+            "a node that stops is not taken back into service",
+            "a node that has not heard of a cancellation begins no drain",
+            "a cancellation is repeated in the next session",
+            "a node is not told to leave after its drain was cancelled",
+            "a drain that was cancelled moves nothing",
+            "a put goes on when the drain of its node is cancelled",
+            "a cancelled drain ends its tasks",
+            "a cancellation ends once the node has confirmed it",
+            "whoever waits for a cancelled drain does not begin it again",
+            "the line of a cancelled drain ends",
+            "a late step of a cancelled drain begins no line",
+            "a node that is taken back forgets its drain",
+            "a node that is taken back announces its next drain",
+            "the word of a cancelled drain is no answer to a stop",
+            "a repeated cancellation tells of a drain that ends only now",
+            "a node that stops waits for no cancelled task",
+            "a late word of an earlier session begins no drain",
+            "no leader judges the drain of a node that it has not heard",
+            "the line of a stop outlasts the end of the cancelled drain before it",
+            "a cancelled drain leaves no line that nobody shortens",
         ],
     ),
 ];

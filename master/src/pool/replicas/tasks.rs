@@ -239,6 +239,11 @@ impl Task {
         }
     }
 
+    /// Whether a caller has ended the task. Its pulls may still be in progress.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.progress.lock().is_cancelled
+    }
+
     fn cancel(&self, now: BootInstant) {
         let mut progress = self.progress.lock();
         if progress.state() == TaskState::Running {

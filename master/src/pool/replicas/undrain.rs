@@ -6,7 +6,7 @@
 //! What the drain began ends by itself: each of its steps asks first whether the drain is still the same.
 
 use super::{Blocks, Pool, TaskId, TaskRefused, TaskView};
-use crate::membership::{StoreNode, UndrainOutcome};
+use crate::membership::{NodeState, StoreNode, UndrainOutcome};
 use kvpool_types::{Code, NodeName};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,33 +18,49 @@ const POLL: Duration = Duration::from_millis(5);
 
 impl Pool {
     /// Takes a node back into service whose drain an operator began. Blocks that have moved stay where they are.
-    /// Returns whether the node drained until now.
+    /// Returns whether the node drained until now, as far as it has confirmed.
     ///
     /// # Errors
     ///
-    /// [`Code::Missing`] for a node that the pool does not know. [`Code::NodeStops`] for one that stops,
-    /// [`Code::Unimplemented`] for one of an earlier version, and [`Code::NodeUnheard`] for one without a session:
-    /// nothing was changed. [`Code::NodeUnheard`] also for one that did not confirm in time: it is in service, and a
-    /// repeated call waits again.
+    /// [`Code::Missing`] for a node that the pool does not know. [`Code::NodeStops`] for one that stops, and
+    /// [`Code::Unimplemented`] for one of an earlier version. [`Code::NodeUnheard`] for one without a session, or that
+    /// this leader has not heard. In these cases nothing was changed. [`Code::NodeUnheard`] also for one that did not
+    /// confirm in time: it is in service, and a repeated call waits again.
     pub async fn undrain_node(self: &Arc<Self>, name: &NodeName) -> Result<bool, TaskRefused> {
         let node = self.node_named(name)?;
         // A drain that begins looks for other nodes that take blocks.
         let one_at_a_time = self.replicas.drains.lock().await;
+        Self::check_heard(&node)?;
         if node.drains() {
             Self::check_undrain(&node)?;
         }
-        let outcome = node.undrain();
+        let (outcome, tasks) = self.cancel_drain_of(&node);
         match outcome {
             UndrainOutcome::Stops => return Err(Self::stops(&node)),
-            UndrainOutcome::Before => {}
+            UndrainOutcome::Before | UndrainOutcome::Unconfirmed => {}
             UndrainOutcome::Now => {
                 tracing::info!(node = %node.name, "operator takes the node back into service");
-                self.end_drain_of(&node);
+                self.end_drain_of(&node, &tasks);
             }
         }
         drop(one_at_a_time);
         self.hear_of_undrain(&node).await?;
-        Ok(outcome == UndrainOutcome::Now)
+        Ok(outcome != UndrainOutcome::Before)
+    }
+
+    /// Refuses a node that this leader has not heard: its first word says whether it drains.
+    pub(super) fn check_heard(node: &StoreNode) -> Result<(), TaskRefused> {
+        if node.state() != NodeState::Unreported {
+            return Ok(());
+        }
+        let why = "has not reported to this leader, which does not know whether it drains";
+        Err(TaskRefused {
+            code: Code::NodeUnheard,
+            message: format!(
+                "node {} {why}. Nothing was changed: try again when it is connected",
+                node.name
+            ),
+        })
     }
 
     fn check_undrain(node: &StoreNode) -> Result<(), TaskRefused> {
@@ -87,17 +103,24 @@ impl Pool {
         node.confirm_undrain(number);
     }
 
-    /// Ends what a drain has begun. What begins later finds that the drain is over.
-    fn end_drain_of(self: &Arc<Self>, node: &Arc<StoreNode>) {
+    /// Cancels the drain, and takes out its tasks. The node may stop at any moment: what its stop begins is not among
+    /// them.
+    fn cancel_drain_of(&self, node: &Arc<StoreNode>) -> (UndrainOutcome, Vec<TaskId>) {
         let is_of = |of: &Arc<StoreNode>| Arc::ptr_eq(of, node);
-        self.replicas.waiting.lock().retain(|(_, of)| !is_of(of));
-        let tasks: Vec<TaskId> = {
-            let mut off = self.replicas.off.lock();
-            off.extract_if(.., |(_, of)| is_of(of))
-                .map(|(id, _)| id)
-                .collect()
-        };
-        self.cancel_replica_tasks(&tasks);
+        let mut waiting = self.replicas.waiting.lock();
+        let mut off = self.replicas.off.lock();
+        let outcome = node.undrain();
+        if outcome != UndrainOutcome::Now {
+            return (outcome, Vec::new());
+        }
+        waiting.retain(|(_, of)| !is_of(of));
+        let tasks = off.extract_if(.., |(_, of)| is_of(of));
+        (outcome, tasks.map(|(id, _)| id).collect())
+    }
+
+    /// Ends what a drain has begun. What begins later finds that the drain is over.
+    fn end_drain_of(self: &Arc<Self>, node: &Arc<StoreNode>, tasks: &[TaskId]) {
+        self.cancel_replica_tasks(tasks);
         self.end_line_of_drain(node);
         self.doubt_drained();
         self.changed.notify_waiters();
@@ -111,8 +134,15 @@ impl Pool {
             if node.stops() {
                 return Err(Self::stops(node));
             }
-            if Instant::now() >= until {
-                let why = "is in service, but has not confirmed it, and another leader could drain it again";
+            let is_gone = node.state() == NodeState::Gone;
+            if is_gone || Instant::now() >= until {
+                // The process may begin another incarnation, and drain on in it.
+                let why = match is_gone {
+                    true => "has left the pool before it confirmed that it drains no more",
+                    false => {
+                        "is in service, but has not confirmed it, and another leader could drain it again"
+                    }
+                };
                 return Err(TaskRefused {
                     code: Code::NodeUnheard,
                     message: format!("node {} {why}: repeat the call", node.name),

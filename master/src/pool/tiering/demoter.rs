@@ -216,10 +216,19 @@ impl Pool {
 
     /// Ends the line of a drain that was cancelled: the blocks of the node wait for their turns as before it.
     pub(in crate::pool) fn end_line_of_drain(self: &Arc<Self>, node: &Arc<StoreNode>) {
+        let may_store = self.may_store_on_media_of(node);
         let mut demotions = self.tiering.demotions.lock();
+        // The node may stop meanwhile. The line is that of the stop then, or the stop begins it anew.
+        if node.drains() {
+            return;
+        }
         demotions.end_drain(node.incarnation);
+        if !may_store {
+            // Nobody would take blocks out of the line, and it would grow with each put.
+            demotions.forget(node.incarnation);
+        }
         drop(demotions);
-        if self.tiering.takes_stores_of(node).is_some() {
+        if may_store {
             let (pool, node) = (Arc::clone(self), Arc::clone(node));
             // It walks over all blocks.
             tokio::spawn(async move {
@@ -269,13 +278,17 @@ impl Pool {
 
     /// What a draining node has without a copy goes to other nodes, if the node waits for that.
     async fn save_without_media(self: &Arc<Self>, node: &Arc<StoreNode>) {
+        // The drain may have been cancelled meanwhile.
+        let Some(drain) = node.current_drain() else {
+            return;
+        };
         let is_moved = self.save_after_task_off(node);
         let moves = is_moved || node.waits_for_moves();
         tracing::warn!(node = %node.name, moves, "no medium of a draining node takes stores");
         match moves {
             true if is_moved => {}
             true => self.move_all_of(node).await,
-            false => self.tell_saved(node),
+            false => self.tell_saved(node, drain),
         }
     }
 
@@ -700,6 +713,8 @@ impl Pool {
 
     /// Tells a draining node once that its blocks have their copies.
     fn tell_demoted(&self, target: &Target) {
+        // Before the look at its line, which the cancellation of this drain ends.
+        let drain = target.node.current_drain();
         {
             let mut demotions = self.tiering.demotions.lock();
             let Some(line) = demotions.nodes.get_mut(&target.node.incarnation) else {
@@ -731,6 +746,8 @@ impl Pool {
             }
             line.is_told = true;
         }
-        self.tell_saved(&target.node);
+        if let Some(drain) = drain {
+            self.tell_saved(&target.node, drain);
+        }
     }
 }

@@ -61,7 +61,7 @@ impl Demotions {
     pub(super) fn expect(&mut self, node: Incarnation) {
         let line = self.nodes.entry(node).or_default();
         if line.drains.is_none() {
-            *line = Line::default();
+            *line = line.anew();
         }
     }
 
@@ -74,7 +74,8 @@ impl Demotions {
         if line.drains.is_some() {
             return;
         }
-        let newer = std::mem::take(line);
+        let anew = line.anew();
+        let newer = std::mem::replace(line, anew);
         let all = found.into_iter().chain(newer.blocks);
         all.for_each(|one| line.push(one));
     }
@@ -83,13 +84,12 @@ impl Demotions {
     /// blocks, which the caller makes next. It finds all that waited before.
     pub(super) fn begin_drain(&mut self, node: Incarnation, since: Tick) -> u64 {
         self.last_walk += 1;
-        let before = self.nodes.get(&node).and_then(|line| line.drains);
-        let line = Line {
-            drains: before.or(Some(since)),
+        let line = self.nodes.entry(node).or_default();
+        *line = Line {
+            drains: line.drains.or(Some(since)),
             walk: Some(self.last_walk),
-            ..Line::default()
+            ..line.anew()
         };
-        self.nodes.insert(node, line);
         self.last_walk
     }
 
@@ -98,7 +98,7 @@ impl Demotions {
         if let Some(line) = self.nodes.get_mut(&node)
             && line.drains.is_some()
         {
-            *line = Line::default();
+            *line = line.anew();
         }
     }
 
@@ -130,6 +130,14 @@ pub(super) struct Waiting {
 }
 
 impl Line {
+    /// A line without blocks, as long at most as this one: no medium may take blocks out of it for long.
+    fn anew(&self) -> Self {
+        Self {
+            most: self.most,
+            ..Self::default()
+        }
+    }
+
     /// Adds a block behind all others. While the disk stalls, the first blocks give way: they have left
     /// memory.
     pub(super) fn push(&mut self, waiting: Waiting) {
@@ -273,6 +281,24 @@ mod tests {
             assert_eq!(demotions.nodes[&NODE].drains, Some(Tick(5)));
             assert_eq!(versions(&demotions), [9]);
         }
+    }
+
+    /// The medium may be slow meanwhile, so that nobody takes blocks out of the line.
+    #[test]
+    fn the_line_after_a_cancelled_drain_is_as_long_at_most_as_the_line_before_it() {
+        let mut demotions = Demotions::default();
+        demotions.expect(NODE);
+        let line = demotions.nodes.get_mut(&NODE).unwrap();
+        assert!(line.pop(Turns { kept: 3, most: 3 }).is_none());
+        demotions.begin_drain(NODE, Tick(5));
+        demotions.end_drain(NODE);
+        demotions.expect(NODE);
+        demotions.found(NODE, (1..=6).map(waiting).collect());
+        for version in 7..=9 {
+            let line = demotions.nodes.get_mut(&NODE).unwrap();
+            line.push(waiting(version));
+        }
+        assert_eq!(versions(&demotions), [7, 8, 9]);
     }
 
     /// The later walk finds every block of the node.

@@ -365,3 +365,57 @@ async fn a_cancelled_drain_leaves_the_blocks_of_its_node_to_their_turns() {
     assert_eq!(line(), Some((false, 1)));
     pool.retire().await;
 }
+
+/// The node stops just after the cancellation, before the line of the cancelled drain is ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_after_a_cancelled_drain_keeps_its_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, slow) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    draining_with(&pool, &node, &[block("block", 7)]);
+    attach(&pool, &node, session, slow.id);
+    {
+        let mut traffic = pool.tiering.traffic.lock();
+        traffic.uses.get_mut(&slow.id).unwrap().state = MediumState::MediumSlow;
+    }
+    assert_eq!(node.undrain(), crate::membership::UndrainOutcome::Now);
+    assert!(node.says_it_drains(None, false));
+    pool.demote_all_of(&node);
+    pool.end_line_of_drain(&node);
+    {
+        let demotions = pool.tiering.demotions.lock();
+        let line = demotions.nodes.get(&node.incarnation);
+        let seen = line.map(|line| (line.drains.is_some(), line.blocks.len()));
+        assert_eq!(seen, Some((true, 1)));
+    }
+    pool.retire().await;
+}
+
+/// Nobody takes blocks out of the line of a node whose medium takes no stores.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_drain_leaves_no_line_beside_a_medium_that_takes_no_stores() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    draining_with(&pool, &node, &[block("block", 7)]);
+    attach(&pool, &node, session, medium.id);
+    {
+        let mut traffic = pool.tiering.traffic.lock();
+        let used = traffic.uses.get_mut(&medium.id).unwrap();
+        used.state = MediumState::MediumReadOnly;
+    }
+    let since = pool.directory.next_tick();
+    pool.tiering
+        .demotions
+        .lock()
+        .begin_drain(node.incarnation, since);
+    assert_eq!(node.undrain(), crate::membership::UndrainOutcome::Now);
+    pool.end_line_of_drain(&node);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let has_line = || {
+        let demotions = pool.tiering.demotions.lock();
+        demotions.nodes.contains_key(&node.incarnation)
+    };
+    assert!(!has_line());
+    pool.retire().await;
+}
