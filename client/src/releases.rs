@@ -11,6 +11,8 @@
 //! No caller waits for a release. The first release is sent at once. The releases of the next milliseconds
 //! follow in one message. So a reader in a loop costs the master at most a few hundred messages per second.
 //! Each release is sent at most once: if it is lost, the lease expires by itself.
+//!
+//! ADR 0024 says why a lease ends with its operation.
 
 use crate::cache::{Leased, Located};
 use crate::clock::{BootTime, Deadline};

@@ -13,6 +13,8 @@
 //!
 //! **Architecture Invariant:** a buffer belongs to its request until the request's completion. So no device
 //! writes to memory with another holder.
+//!
+//! ADR 0035 says why there is one ring per disk and no runtime.
 
 pub mod arena;
 mod directory;

@@ -13,17 +13,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Zones of a medium that has no need of larger or smaller ones. What was used last survives the
-/// emptying of a zone, so small zones keep better what is worth keeping.
+/// The number of zones of a medium of ordinary size. When a zone is emptied, its recently used copies are
+/// moved. Smaller zones select them better.
 const ZONES: u64 = 32;
-/// The largest zone.
+/// The largest zone in bytes.
 const MOST_ZONE: u64 = 256 << 20;
-/// The smallest zone: a medium with less than two of them is of no use.
+/// The smallest zone in bytes. A medium with less than two such zones is not used.
 const LEAST_ZONE: u64 = 1 << 20;
-/// How long the transfers of a medium may take to end before it is attached anew.
+/// How long to wait for the transfers of a medium before it is attached anew.
 pub(super) const SETTLE: Duration = Duration::from_secs(10);
 
-/// A device or file, and what is known of it.
+/// A device or file, and its state.
 #[derive(Debug)]
 pub(super) struct Disk {
     path: PathBuf,
@@ -34,16 +34,16 @@ pub(super) struct Disk {
     dwpd: Option<f64>,
     namespaces: Vec<String>,
     state: State,
-    /// The pool of the medium, when it is not the one that the node was welcomed to.
+    /// The pool of the medium, if it is not the pool of the present master.
     foreign: Option<ClusterId>,
     pub(super) front: Arc<Front>,
 }
 
-/// What can be known of a disk while somebody works with it.
+/// The part of a disk's state that can be read while another thread works with the disk.
 #[derive(Debug)]
 pub(super) struct Front {
     pub(super) health: Arc<Health>,
-    /// Set when something was stored since the last flush.
+    /// Whether anything was stored since the last flush.
     pub(super) is_dirty: Arc<AtomicBool>,
     shown: Mutex<Shown>,
 }
@@ -69,13 +69,13 @@ impl Front {
     }
 }
 
-/// The disk cannot say yet: a request of before has not ended.
+/// The disk cannot answer yet, because an earlier request has not ended.
 #[derive(Debug)]
 pub(super) struct NotYet;
 
 #[derive(Debug)]
 enum State {
-    /// Nothing is on it, or nothing that may stay.
+    /// The device is empty, or its content may be overwritten.
     Blank,
     Formatted(Formatted),
     Attached {
@@ -83,16 +83,16 @@ enum State {
         segment: SegmentId,
         generation: Generation,
     },
-    /// The medium was detached, or the disk did not answer in time. What it holds is read when no request is
-    /// in flight: until then a superblock may still be written.
+    /// The medium was detached, or the disk did not answer in time. Its superblock is read again once no
+    /// request is in flight, since a write of the superblock may still be under way.
     Unread(Option<MediumId>),
-    /// It cannot be used until the node starts anew, for this reason.
+    /// The medium cannot be used until the node restarts, for this reason.
     Failed(String),
 }
 
 impl Disk {
-    /// Reads what a device holds. Bytes that are not a medium's are refused, unless the setting says
-    /// that they may be lost.
+    /// Reads the superblock of a device. Bytes that are not a medium's are refused, unless the settings
+    /// permit to overwrite them.
     pub(super) fn read(
         config: &SsdConfig,
         path: PathBuf,
@@ -130,7 +130,7 @@ impl Disk {
         })
     }
 
-    /// Requests to the device that have not ended.
+    /// The number of requests to the device that have not ended.
     pub(super) fn in_flight(&self) -> usize {
         self.engine.in_flight()
     }
@@ -149,7 +149,7 @@ impl Disk {
         self.state = state;
     }
 
-    /// Whether the medium is in use.
+    /// The state of the medium's attachment.
     pub(super) fn attachment(&self) -> Attachment {
         match (&self.state, self.foreign) {
             (State::Failed(reason), _) => Attachment::Refused(reason.clone()),
@@ -161,8 +161,8 @@ impl Disk {
         }
     }
 
-    /// What the node says of the medium. A blank one is formatted first. `None` for a medium that
-    /// cannot be used. Blocks until `until` at most.
+    /// The node's offer of the medium to the master. A blank medium is formatted first. `None` for a medium
+    /// that cannot be used. Blocks until `until` at most.
     pub(super) fn offer(
         &mut self,
         cluster: ClusterId,
@@ -205,7 +205,7 @@ impl Disk {
         }))
     }
 
-    /// The bytes that may be written in a day; zero for no limit.
+    /// The bytes that may be written per day; zero for no limit.
     #[allow(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -217,7 +217,7 @@ impl Disk {
             .map_or(0, |dwpd| (size as f64 * dwpd).max(1.0) as u64)
     }
 
-    /// Makes it a new medium of this pool. Blocks until `until` at most.
+    /// Formats the device as a new medium of this pool. Blocks until `until` at most.
     pub(super) fn format(&mut self, cluster: ClusterId, until: Instant) -> Result<(), NotYet> {
         self.detach(until);
         if matches!(self.state, State::Unread(_)) && self.in_flight() > 0 {
@@ -235,8 +235,8 @@ impl Disk {
         }
     }
 
-    /// Attaches the medium in the generation that the master names; true when that is durable. Blocks until
-    /// `until` at most.
+    /// Attaches the medium in the generation that the master names. Returns true when the generation is
+    /// durable. Blocks until `until` at most.
     pub(super) fn attach(
         &mut self,
         cluster: ClusterId,
@@ -256,7 +256,7 @@ impl Disk {
         self.detach(until);
         self.read_again(until)?;
         let id = self.id();
-        // Others find the disk by its id meanwhile.
+        // Meanwhile other threads find the disk by this id.
         let before = std::mem::replace(&mut self.state, State::Unread(id));
         let State::Formatted(formatted) = before else {
             let why = "the master attached it before it was formatted";
@@ -264,7 +264,7 @@ impl Disk {
             return Ok(false);
         };
         match formatted.attach_until(cluster, wanted, Some(until)) {
-            // The second copy of the superblock did not end in time.
+            // The write of the second superblock did not end in time.
             Ok(_) if self.in_flight() > 0 => {
                 self.set(State::Unread(id));
                 Err(NotYet)
@@ -283,7 +283,7 @@ impl Disk {
         }
     }
 
-    /// Ends the use of an attached medium. What was stored is flushed. Blocks until `until` at most.
+    /// Detaches the medium, after a flush of its stores. Blocks until `until` at most.
     pub(super) fn detach(&mut self, until: Instant) {
         let State::Attached { medium, .. } = &self.state else {
             return;
@@ -312,7 +312,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Makes what was stored durable. Does not wait for it.
+    /// Begins a flush of the stores, without waiting for it.
     pub(super) fn flush(&self) {
         if let State::Attached { medium, .. } = &self.state
             && self.front.is_dirty.swap(false, Ordering::AcqRel)
@@ -327,7 +327,7 @@ impl Disk {
         }
     }
 
-    /// Notes why the disk cannot be used, for good or until it has answered.
+    /// Records the reason why the disk cannot be used: for good, or until its requests have ended.
     fn failed(&mut self, error: &MediumRefused, id: Option<MediumId>) -> Result<(), NotYet> {
         let path = self.path.display();
         if error.may_pass() || self.in_flight() > 0 {
