@@ -1,16 +1,17 @@
-//! The thread that copies blocks to media before memory needs their room.
+//! The demoter: a thread that stores blocks on media before eviction needs their memory.
 //!
-//! Blocks queue in the order of their commits, by node. A block is copied once. So pressure on memory
-//! only drops blocks that have a copy, and no put waits for a disk. When the thread lags, it passes
-//! over the blocks that eviction takes next, and they leave without a copy, as they do without media.
+//! Blocks are queued in the order of their commits, one queue per node (a [`Line`](super::lines)). A block is
+//! stored once. So eviction only drops blocks that have a copy, and no put waits for a disk. If the thread
+//! lags, it skips the blocks that eviction takes next. They leave memory without a copy, as they do without
+//! media.
 //!
-//! With the policy `lru`, a block's turn comes when the blocks behind it fill the larger part of what
-//! eviction can reach. It is then among those that eviction takes next. Eviction reaches less than the
-//! node's memory while leases and pins hold the rest. A block that leaves before its turn shows how far
-//! eviction reaches.
+//! With the policy `lru`, a block's *turn* to be stored comes when many bytes are queued after it: more than
+//! [`WITHOUT_COPY`] of the memory that eviction can reach. It is then among the blocks that eviction takes
+//! next. Leases and pins hold the rest of the node's memory, which eviction does not reach. A block that is
+//! evicted before its turn shows how far eviction reaches.
 //!
-//! With the policy `prefix`, eviction takes the ends of chains, whatever their age. So every block has
-//! its turn at once as soon as the larger part of the node's memory is used.
+//! With the policy `prefix`, eviction takes the ends of chains, whatever their age. So every block's turn
+//! comes at once when more than [`WITHOUT_COPY`] of the node's memory is used.
 
 use super::super::Pool;
 use super::lines::{Line, Turns, WITHOUT_COPY, Waiting};
@@ -33,31 +34,31 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// With `lru`, a block beyond this share is given up: eviction would take it before its copy is recorded.
-/// So a disk that is slower than the puts copies as many blocks as it can.
+/// With `lru`, the share of the node's memory beyond which a queued block is skipped: eviction would take it
+/// before its copy is recorded. So a disk that is slower than the puts stores as many blocks as it can.
 const GIVE_UP: f64 = 0.9;
-/// How long the thread waits without a wake-up.
+/// The longest time between two rounds of the thread.
 const TICK: Duration = Duration::from_millis(20);
-/// Blocks examined under one lock.
+/// The number of blocks that are examined under one lock.
 const STEP: usize = 256;
-/// Blocks that wait for busy media while blocks behind them go to others.
+/// The most blocks that wait for busy media while later blocks go to other media.
 const MOST_HELD: usize = 256;
 
 /// A node, and its media that take stores.
 struct Target {
     node: Arc<StoreNode>,
     session: u64,
-    /// With the room of the written zone that is not for stores.
+    /// The media, each with the bytes of its written zone that are reserved for moved copies.
     media: Vec<(Arc<Medium>, Length)>,
 }
 
-/// What became of a block whose turn had come.
+/// The outcome for a block at the head of the queue.
 enum Turn {
-    /// The block was ordered to a medium, or needs no copy.
+    /// The store of the block was ordered, or the block needs no copy.
     Ended,
-    /// Every medium that takes it is busy.
+    /// Every medium that takes the block is busy.
     NotNow,
-    /// Only media that are slow take it.
+    /// Every medium that takes the block is slow.
     Later,
 }
 
@@ -83,7 +84,7 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Res
         move |pool| {
             pool.give_up_refused();
             if pool.has_media() && pool.leads() {
-                // These may walk over all blocks, so the evictor never waits for them.
+                // These may scan all blocks, so the evictor never waits for them.
                 pool.drop_absent_media();
                 pool.replace_lost_copies();
                 pool.tend_media();
@@ -120,7 +121,7 @@ impl Tiering {
 }
 
 impl Pool {
-    /// Queues blocks that were put into memory.
+    /// Queues the blocks of puts.
     pub(in crate::pool) fn queue_for_media<'b>(&self, puts: impl Iterator<Item = Put<'b>>) {
         if self.tier.is_empty() {
             return;
@@ -130,7 +131,7 @@ impl Pool {
         let mut traffic = self.tiering.traffic.lock();
         let mut is_due = false;
         for put in puts {
-            // A store of an earlier version leaves no copy.
+            // A store of an earlier version must not leave a copy.
             traffic
                 .stores
                 .version_changed(put.namespace, put.key, put.version);
@@ -156,7 +157,7 @@ impl Pool {
         }
     }
 
-    /// Bytes whose copy is due or in progress.
+    /// The bytes whose store is due or in progress.
     pub fn bytes_due(&self) -> u64 {
         let demotions = self.tiering.demotions.lock();
         let due = demotions.nodes.values().map(|line| match line.drains {
@@ -170,9 +171,9 @@ impl Pool {
         due + in_flight
     }
 
-    /// Queues every block of these nodes that has no copy: a medium was attached, or copies were lost.
+    /// Queues every block of these nodes that has no copy, because a medium was attached or copies were lost.
     pub(super) fn queue_all_of(&self, nodes: &[Arc<StoreNode>]) {
-        // A block that the walk finds too is queued twice, and copied once.
+        // A block that is put during the scan may be queued twice, and is stored once.
         let mut demotions = self.tiering.demotions.lock();
         nodes
             .iter()
@@ -190,7 +191,7 @@ impl Pool {
         self.tiering.takes_stores_of(node) == Some(TakesStores::Now)
     }
 
-    /// The same, or whether one does once it answers again.
+    /// Whether an attached medium of the node takes stores, now or once it answers again.
     pub(in crate::pool) fn may_store_on_media_of(&self, node: &StoreNode) -> bool {
         self.tiering.takes_stores_of(node) >= Some(TakesStores::Later)
     }
@@ -260,8 +261,8 @@ impl Pool {
         }
     }
 
-    /// For each node the blocks in its memory that have no copy, with their last use. Walks over all
-    /// blocks once.
+    /// For each node, the blocks in its memory without a copy, with their last uses. Scans the directory
+    /// once.
     fn without_copy(&self, nodes: &[Arc<StoreNode>]) -> Vec<Vec<(Tick, Waiting)>> {
         let of_segment: HashMap<SegmentId, usize> = (0..)
             .zip(nodes)
@@ -303,10 +304,10 @@ impl Pool {
         }
     }
 
-    /// Orders the stores that are due. Returns the tick at which this began. Every block that was put before
-    /// it had entered its line by then. Without media the tick is later than every use.
+    /// Orders the stores that are due. Returns the tick at which the call began: every block that was put
+    /// before this tick was in its queue by then. Without media the tick is later than every use.
     ///
-    /// The caller holds no lock: a zone that is emptied passes `evicting`.
+    /// The caller holds no lock, because the emptying of a zone takes the lock `evicting`.
     pub(in crate::pool) fn order_stores(self: &Arc<Self>) -> Tick {
         if !self.has_media() {
             return Tick::MAX;
@@ -321,7 +322,7 @@ impl Pool {
 
     /// Orders the stores that are due.
     pub(in crate::pool) fn tend_media(self: &Arc<Self>) {
-        // No copy could be recorded.
+        // The log takes no records, so no copy could be recorded.
         if !self.takes_records() {
             return;
         }
@@ -358,7 +359,7 @@ impl Pool {
         }
     }
 
-    /// Orders stores until no medium of the node takes more, or no block is due.
+    /// Orders stores until no medium of the node takes more, or no store is due.
     fn demote(self: &Arc<Self>, target: &Target) {
         let Target { node, media, .. } = target;
         let (memory, used) = {
@@ -390,7 +391,7 @@ impl Pool {
             };
             match self.store_one(&waiting, target, drains, &mut busy) {
                 Turn::Ended => {}
-                // The blocks behind it may be for another medium.
+                // Blocks behind this one may be for another medium.
                 Turn::NotNow => held.push(waiting),
                 Turn::Later => {
                     let mut demotions = self.tiering.demotions.lock();
@@ -411,14 +412,14 @@ impl Pool {
         }
         for ((medium, _), cursor) in media.iter().zip(cursors) {
             if medium.cursor() != cursor {
-                // A start from an older cursor only changes which zone is emptied first.
+                // A restart with an older cursor only changes which zone is emptied first.
                 let record = Record::Medium(medium.record());
                 self.journal().insist(vec![record], Ack::Durable, |_| {});
             }
         }
     }
 
-    /// When the blocks of a node have their turn.
+    /// The positions in a node's queue at which blocks have their turn and are skipped.
     fn turns(&self, memory: u64, used: u64, line: &Line) -> Turns {
         let without = share(memory, WITHOUT_COPY);
         match self.config.eviction_policy {
@@ -427,7 +428,8 @@ impl Pool {
                     true => line.bytes + (without - used),
                     false => 0,
                 },
-                // Eviction may take any of them next, so none is passed over that may still be there.
+                // Eviction may take any block next. So a queued block that may still be in memory is never
+                // skipped.
                 most: memory.saturating_mul(2),
             },
             Policy::Lru => Turns {
@@ -437,7 +439,7 @@ impl Pool {
         }
     }
 
-    /// Notes that a block was evicted from memory.
+    /// Records that a block was evicted from memory.
     pub(super) fn evicted_beside_media(&self, block: &Removed, has_copy: bool) {
         let segments = self.placement.segments();
         let mut demotions = self.tiering.demotions.lock();
@@ -474,8 +476,8 @@ impl Pool {
         used.is_some_and(|used| used.in_flight < WINDOW)
     }
 
-    /// Orders the store of one block on the first medium that takes it. `busy` are the media that took no block in this
-    /// round, and take no other, so that the blocks of a medium keep their order.
+    /// Orders the store of one block on the first medium that takes it. `busy` are the media that refused a
+    /// block in this round. They get no other block, so that the blocks of each medium keep their order.
     fn store_one(
         self: &Arc<Self>,
         waiting: &Waiting,
@@ -504,7 +506,7 @@ impl Pool {
                 turn = Turn::NotNow;
                 continue;
             }
-            // Older copies go with their zones, and then there is room again.
+            // Older copies are dropped with their zones, which frees space for this block's copy.
             let Ok(hold) = self.hold_media_quota(block.namespace, block.length) else {
                 is_refused = true;
                 continue;
@@ -513,8 +515,7 @@ impl Pool {
                 is_refused = true;
                 continue;
             }
-            // A drain that wrote on would have the blocks of its first zone dropped soon after: they were
-            // used last.
+            // A drain that wrote further would soon empty its own first zone, whose blocks were used last.
             let is_full = drains.is_some_and(|since| medium.oldest_sealed() >= since);
             if is_full && medium.makes_next_due(block.length) {
                 continue;
@@ -553,7 +554,7 @@ impl Pool {
                 Taken::TooLong => too_long += 1,
             }
         }
-        // A block that waits for another medium is not refused yet.
+        // A block that waits for another medium does not count as refused yet.
         if is_refused && matches!(turn, Turn::Ended) {
             self.metrics.copy_refused();
         }
@@ -565,7 +566,7 @@ impl Pool {
         turn
     }
 
-    /// Whether a medium that is slow at the moment takes blocks of a namespace from this node.
+    /// Whether a slow medium of this node takes blocks of a namespace.
     fn has_slow_medium(&self, target: &Target, namespace: NamespaceId) -> bool {
         let slow: SmallVec<[SegmentId; 4]> = {
             let traffic = self.tiering.traffic.lock();
@@ -579,7 +580,7 @@ impl Pool {
             .any(|medium| self.serves_namespace(medium, namespace))
     }
 
-    /// Queues the blocks that waited for a slow medium of a node, whose state has changed.
+    /// Queues the blocks that waited for a slow medium of the node, whose state has changed.
     pub(super) fn take_back_what_waited(&self, node: &StoreNode) {
         let mut demotions = self.tiering.demotions.lock();
         let line = demotions.nodes.get_mut(&node.incarnation);
@@ -590,7 +591,7 @@ impl Pool {
         }
     }
 
-    /// The block to copy, unless it has left memory or has a copy.
+    /// The block to store; `None` if it has left memory or has a copy.
     fn to_store(&self, waiting: &Waiting, node: &StoreNode) -> Option<(Moved, Replica)> {
         let own = node.segments();
         let found = self
@@ -606,10 +607,10 @@ impl Pool {
         (!is_copied).then_some((block, from))
     }
 
-    /// A block whose copy was dropped while it is in memory gets another copy at once, if it was used
-    /// since `sealed`: it is older than all that wait. Other blocks get none, or a medium that is smaller
-    /// than memory would be written for ever. On a node that drains all of them do: it leaves soon.
-    /// False when memory does not hold the block.
+    /// Queues a block in memory whose copy was dropped, if it was used since `sealed`. It goes to the head of
+    /// the queue, since it is older than all others. A block that was not used gets no copy. Otherwise a
+    /// medium smaller than memory would be rewritten forever. On a draining node every such block is queued,
+    /// since the node leaves soon. Returns false when memory does not hold the block.
     pub(super) fn queue_again(&self, removed: &Removed, sealed: Tick) -> bool {
         let block = (removed.namespace, &removed.key, removed.version);
         let Some((replicas, waiting, used)) = self.waiting_again(block) else {
@@ -629,7 +630,7 @@ impl Pool {
         true
     }
 
-    /// A block in memory that lost its copy or got none, with its replicas and last use.
+    /// A block in memory that lost its copy or got none, with its replicas and its last use.
     fn waiting_again(
         &self,
         (namespace, key, version): (NamespaceId, &Key, Version),
@@ -652,8 +653,8 @@ impl Pool {
         found
     }
 
-    /// Queues the block of a store that left no copy before all others of its node. False when memory does not hold
-    /// the block.
+    /// Queues the block of a store that left no copy at the head of its node's queue. Returns false when
+    /// memory does not hold the block.
     pub(super) fn store_again(&self, transfer: &Transfer) -> bool {
         let block = &transfer.block;
         let block = (block.namespace, &block.key, block.version);
@@ -667,7 +668,7 @@ impl Pool {
         true
     }
 
-    /// The same, once for each block: the next place of the medium may take it.
+    /// [`Pool::store_again`], once for each block: another offset of the medium may take the block.
     pub(super) fn store_again_once(&self, transfer: &Transfer) {
         let is_first = {
             let mut demotions = self.tiering.demotions.lock();
