@@ -319,7 +319,7 @@ impl Place {
         }
     }
 
-    /// Whether blocks of both places can be staged together.
+    /// Whether blocks on both GPUs can be staged together.
     fn goes_with(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::On(one), Self::On(other)) => one.device == other.device,
@@ -328,7 +328,7 @@ impl Place {
         }
     }
 
-    /// The approximate byte limit of a group at this place.
+    /// The approximate byte limit of a group for this GPU.
     fn limit(&self) -> u64 {
         match self {
             Self::On(buffer) => GROUP.min(buffer.staging.budget().0 / 4),

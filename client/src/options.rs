@@ -15,8 +15,8 @@ use std::time::Duration;
 /// The addresses, transports, timeouts and limits of a client.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The masters, as `host:port`, `http://host:port`, or `https://host:port` for TLS. Or the place in etcd
-    /// where masters are announced, as `etcd://host:port[,host:port...]/cluster`. One master of the pool is
+    /// The masters, as `host:port`, `http://host:port`, or `https://host:port` for TLS. Or the etcd key under
+    /// which masters are announced, as `etcd://host:port[,host:port...]/cluster`. One master of the pool is
     /// enough: it names the leader, and the client follows the leader when it changes. The default is the
     /// value of the environment variable `KVPOOL_MASTER`, else [`DEFAULT_MASTER`].
     pub masters: Vec<String>,

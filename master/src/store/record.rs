@@ -6,12 +6,13 @@
 //! group  = u8:format u8:checksum algorithm varint:shards varint:count record*count u64:CRC-64
 //! record = u8:tag fields [varint:length later fields]
 //!        | u8:EXTENDED|flags varint:kind str:version varint:length fields
-//! place  = varint:entry [varint:namespace u8:form [str:prefix str:suffix]]    of a key
+//! key    = varint:entry [varint:namespace u8:form [str:prefix str:suffix]] digest or text
 //! ```
 //!
 //! A key is the number of an entry in the group's dictionary, then 32 bytes of digest or the text.
-//! An entry has a namespace and the affixes of the digest, spelled out at its first use. A version
-//! is the distance from the version before. So a block with one replica costs about 55 bytes.
+//! An entry has a namespace and the affixes of the digest, which are written at its first use. A
+//! version is written as its distance from the previous version. So a block with one replica costs
+//! about 55 bytes.
 //! `shards` is the number of shards when a snapshot was made; 0 in the log. The CRC covers all
 //! bytes before it.
 //!

@@ -27,7 +27,8 @@ pub struct Medium {
     /// Extents with an owner. It changes under the lock of `extents`.
     copies: AtomicU64,
     ring: Mutex<Ring>,
-    /// By zone, the tick at which its writing ended. A copy that is used later has earned its place.
+    /// By zone, the tick at which its writing ended. A copy with a later use is kept when the zone is
+    /// emptied.
     sealed: Mutex<Vec<Tick>>,
     holder: Mutex<Holder>,
 }

@@ -19,7 +19,7 @@ use kvpool_types::{Length, Offset};
 /// every master takes.
 const MOST_ZONES: u32 = 1 << 20;
 
-/// A place in a medium's order of writes.
+/// The outcome of taking a range in a medium's order of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
     /// The range is taken.
