@@ -97,7 +97,7 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Res
 }
 
 impl Tiering {
-    /// The nodes whose drains end because none of their media takes stores any more. Their lines are taken out.
+    /// Removes and returns the nodes whose drains end because none of their media takes stores any more.
     fn take_stopped_drains(&self) -> Vec<Arc<StoreNode>> {
         let mut demotions = self.demotions.lock();
         let is_open = |line: &Line| line.drains.is_some() && !line.is_told;
@@ -196,23 +196,24 @@ impl Pool {
         self.tiering.takes_stores_of(node) >= Some(TakesStores::Later)
     }
 
-    /// Every block of a draining node has its turn at once, the one that was used last first: the
-    /// node's time is short.
+    /// Gives every block of a draining node its turn at once, the most recently used first, since the node
+    /// leaves soon.
     pub(in crate::pool) fn demote_all_of(&self, node: &Arc<StoreNode>) {
-        // A medium that is attached later begins it.
+        // The attachment of a medium later begins the drain.
         if self.tiering.takes_stores_of(node).is_none() {
             return;
         }
         let since = self.directory.next_tick();
-        // Before the walk: a copy that is dropped meanwhile queues its block here.
+        // The queue is started before the scan, so that a copy that is dropped meanwhile queues its block
+        // here.
         let mut demotions = self.tiering.demotions.lock();
         let walk = demotions.begin_drain(node.incarnation, since);
         drop(demotions);
         self.walk_for_drain(node, walk);
     }
 
-    /// Begins the drain of a node again, unless the node knows that its blocks have their copies. Returns the number of
-    /// the walk, which the caller makes.
+    /// Begins the drain of a node again, unless the node was told that its blocks have their copies. Returns
+    /// the number of the scan that the caller makes.
     pub(super) fn drain_again(&self, node: &StoreNode) -> Option<u64> {
         let mut demotions = self.tiering.demotions.lock();
         let line = demotions.nodes.get(&node.incarnation)?;
@@ -220,14 +221,14 @@ impl Pool {
         Some(demotions.begin_drain(node.incarnation, since))
     }
 
-    /// Queues every block of a draining node that has no copy, and ends the walk.
+    /// Queues every block of a draining node that has no copy, and ends the scan.
     pub(super) fn walk_for_drain(&self, node: &Arc<StoreNode>, walk: u64) {
         let found = match self.tiering.takes_stores_of(node) {
-            // The next attachment walks again. No block has its turn before, and nobody is told.
+            // The next attachment scans again. Until then no block has its turn, and the node is not told.
             None => return,
-            // The thread ends the drain.
+            // The demoter thread ends the drain.
             Some(TakesStores::Never) => None,
-            // The thread takes the line up when the medium has answered.
+            // The demoter thread works on the queue when the medium has answered.
             Some(TakesStores::Later | TakesStores::Now) => {
                 self.without_copy(std::slice::from_ref(node)).pop()
             }
@@ -241,7 +242,7 @@ impl Pool {
         self.tiering.wake();
     }
 
-    /// Ends the drains to media that take no stores any more. Such a drain would end with no order.
+    /// Ends the drains to media that take no stores any more, since no further order would end them.
     fn end_stopped_drains(self: &Arc<Self>, runtime: &Handle) {
         for node in self.tiering.take_stopped_drains() {
             let pool = Arc::clone(self);
@@ -249,7 +250,7 @@ impl Pool {
         }
     }
 
-    /// What a draining node has without a copy goes to other nodes, if the node waits for that.
+    /// Moves the blocks of a draining node without a copy to other nodes, if the node waits for this.
     async fn save_without_media(self: &Arc<Self>, node: &Arc<StoreNode>) {
         let is_moved = self.save_after_task_off(node);
         let moves = is_moved || node.waits_for_moves();
@@ -338,8 +339,8 @@ impl Pool {
             let Some((node, session)) = node else {
                 continue;
             };
-            // Copies of this drain stay: the blocks behind them were used earlier.
-            // Those that the node has counted on stay too.
+            // Copies of this drain stay, since the remaining blocks were used earlier. Copies that the node
+            // was told about stay too.
             let is_full = self
                 .drains_since(&node)
                 .is_some_and(|since| medium.oldest_sealed() >= since);
@@ -457,7 +458,7 @@ impl Pool {
         }
     }
 
-    /// Since when a node drains.
+    /// The tick since which a node drains.
     fn drains_since(&self, node: &StoreNode) -> Option<Tick> {
         let demotions = self.tiering.demotions.lock();
         demotions.nodes.get(&node.incarnation)?.drains
@@ -694,17 +695,18 @@ impl Pool {
                     return false;
                 }
                 if used.takes_stores() {
-                    // A zone that is emptied takes copies away.
+                    // Emptying a zone removes copies.
                     return !used.busy.is_empty() || !matches!(used.emptying, Emptying::Idle);
                 }
-                // It is slow, or takes no more. Those under way may still be recorded.
+                // The medium is slow, or takes no more stores. Stores in progress may still be recorded.
                 traffic.writes_to(*medium)
             };
             let is_open = line.drains.is_some() && line.walk.is_none() && !line.is_told;
             if !is_open || traffic.uses.iter().any(is_busy) {
                 return;
             }
-            // A store that left no copy may have come back to the line since it was found empty.
+            // A store that left no copy may have returned its block to the queue since the queue was found
+            // empty.
             let refused = self.tiering.refused.lock();
             let is_ours =
                 |transfer: &Transfer| transfer.node.incarnation == target.node.incarnation;
