@@ -212,7 +212,7 @@ mod tests {
         let at = |secs| now.after(Duration::from_secs(secs));
         assert!(cache.get(&key(), Epoch(1), at(6)).is_some());
         assert!(cache.get(&key(), Epoch(1), at(7)).is_none());
-        // It is gone for good, not merely hidden.
+        // The location was removed, and is not only too old to use.
         assert!(cache.get(&key(), Epoch(1), now).is_none());
     }
 

@@ -177,7 +177,7 @@ mod tests {
         }
     }
 
-    /// Whether `wait` is left of a deadline that was made after `begun`, or was when it was asked.
+    /// Whether `left` is the time left of a deadline that was set `wait` after `begun` or a little later.
     fn is_left(left: Duration, wait: Duration, begun: Instant) -> bool {
         left <= wait && wait <= left + begun.elapsed()
     }

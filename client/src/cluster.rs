@@ -241,7 +241,7 @@ mod tests {
         );
         assert_eq!(status.leader.as_ref(), Some(&to_a.url));
         assert!(status.unreached.is_empty());
-        // Without the leader the standby's word is good enough, and who did not answer is told.
+        // Without the leader, the standby's report is used. The report names the master that did not answer.
         to_a.set(Passage::Silent);
         let status = cluster_status(
             from_standby,

@@ -182,7 +182,7 @@ fn unreachable(message: String) -> TransferError {
 mod tests {
     use super::*;
 
-    /// The block then goes to another node, or comes from another one.
+    /// The client then uses another node for the block.
     #[test]
     fn a_node_of_another_pool_is_no_node_of_this_one() {
         let code_of = |code| {

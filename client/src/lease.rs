@@ -244,7 +244,7 @@ mod tests {
         };
         let leased = counted(Some(&wire), sent, 1).unwrap();
         assert_eq!(leased.until, sent.after(Duration::from_millis(100)));
-        // However late the answer comes, it does not begin to run then.
+        // The lease does not start at the time of a late answer.
         let late = sent.after(Duration::from_millis(99));
         assert_eq!(leased.until.left(late), Duration::from_millis(1));
         assert!(leased.runs(late));

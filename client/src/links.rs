@@ -356,7 +356,7 @@ mod tests {
         })
     }
 
-    /// Fails after a while.
+    /// Dials for a while, and fails.
     #[derive(Debug, Default)]
     struct Slow(Arc<AtomicUsize>);
 
@@ -379,7 +379,7 @@ mod tests {
         }
     }
 
-    /// Fails at once.
+    /// Fails to dial at once.
     #[derive(Debug)]
     struct Refuses(Code);
 
@@ -463,7 +463,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(open(Duration::from_millis(5)).await, Code::DeadlineExceeded);
         }
-        // Whoever has time learns what became of the same attempt, and not that others had none.
+        // A caller with time gets the outcome of the same attempt, not the failure of callers without time.
         assert_eq!(open(Duration::from_secs(5)).await, Code::Unreachable);
         assert_eq!(dials.load(Ordering::SeqCst), 1);
     }

@@ -78,7 +78,7 @@ mod tests {
                 next = run.end;
             }
             prop_assert_eq!(next, costs.len());
-            // No run could have taken the first item of the next one.
+            // Each run is full: the first item of the next run would not have fitted.
             for pair in runs.windows(2) {
                 let with_next: usize = costs[pair[0].start..=pair[1].start].iter().sum();
                 prop_assert!(pair[0].len() == keys || with_next > bytes);

@@ -492,7 +492,7 @@ mod tests {
         let (begun, step) = (BootTime::now(), Duration::from_millis(10));
         let key = Key::parse("key").unwrap();
         let mut index = Index::default();
-        // Each lease overlaps the next one, so the index as a whole never runs out.
+        // Each lease overlaps the next one, so the index is never empty of unexpired leases.
         for n in 0..1000 {
             let now = begun.after(step * n);
             let leased = Leased {
@@ -533,7 +533,7 @@ mod tests {
             let until = now.after(Duration::from_secs(5));
             index.add(&part(second * 100..(second + 1) * 100, 1, until), now);
         }
-        // Leases of five seconds still run, and those of the last second may wait to be trimmed.
+        // Leases of five seconds are unexpired. Leases of the last second may not be trimmed yet.
         assert!(index.keys.len() <= 700, "{} keys", index.keys.len());
     }
 

@@ -272,14 +272,14 @@ mod tests {
         }
     }
 
-    /// What an upsert or a remove does once it has its answer, in two steps.
+    /// The two steps of an upsert or a remove after its answer.
     fn change(inner: &ClientContext, key: &Key, meanwhile: impl FnOnce()) {
         inner.locations.purge([key]);
         meanwhile();
         inner.releases.forget([key]);
     }
 
-    /// No await lies between a pin and the look for its lease, so that it cannot run out meanwhile.
+    /// No await lies between a pin and the check of its lease, so the lease cannot expire in between.
     #[tokio::test]
     async fn a_lease_does_not_linger_beyond_this_clients_own_change() {
         let pool = pool().await;
@@ -299,7 +299,7 @@ mod tests {
         view.pinned(&target);
         assert!(!lingers(), "the lease was asked for before the change");
 
-        // The view takes over a lease that lingers, in the middle of the change.
+        // The view takes over a lingering lease in the middle of the change.
         let mut before = retry(inner, key);
         let target = locate(&mut before).await;
         before.pinned(&target);
@@ -312,7 +312,7 @@ mod tests {
         view.unwrap().pinned(&target);
         assert!(!lingers(), "the lease was taken over during the change");
 
-        // After the change leases linger again, also those that are taken over.
+        // After the change leases linger again, also leases that were taken over.
         let mut view = retry(inner, key);
         let target = locate(&mut view).await;
         view.pinned(&target);

@@ -370,8 +370,8 @@ mod tests {
         Framed::new(address, Duration::ZERO, credentials, None, told)
     }
 
-    /// As after a cut of the network: the first connection stays open and nothing comes over it any
-    /// more. Without doubt every later call would wait on it in vain.
+    /// This is like a cut of the network: the first connection stays open, and nothing arrives over it any
+    /// more. Without the doubt, every later call would wait on it in vain.
     #[tokio::test]
     async fn a_connection_that_fell_silent_is_not_used_for_ever() {
         let (listener, address) = listener();
@@ -404,7 +404,8 @@ mod tests {
         serving.join().unwrap();
     }
 
-    /// How long a caller waits says nothing of the master, and others wait for it on the same connection.
+    /// A caller's short deadline proves nothing about the master, and other callers wait on the same
+    /// connection.
     #[tokio::test]
     async fn a_caller_with_little_time_does_not_end_the_connection_of_others() {
         let (listener, address) = listener();
@@ -426,7 +427,7 @@ mod tests {
             };
             stream.write_all(&pong.encode()).unwrap();
             answer(&mut stream, long);
-            // The end of the client ends the connection.
+            // The connection ends when the client closes it.
             let _ended = take(&mut stream);
         });
         let framed = framed(address);
@@ -450,8 +451,8 @@ mod tests {
         serving.join().unwrap();
     }
 
-    /// As where `localhost` stands for two addresses and the master listens at one: another listens at the
-    /// first, or nobody.
+    /// `localhost` may stand for two addresses while the master listens at one. Another program, or none,
+    /// listens at the other.
     #[tokio::test]
     async fn every_address_of_a_master_is_tried() {
         let Ok(wrong) = TcpListener::bind("[::1]:0") else {

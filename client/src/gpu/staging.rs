@@ -259,7 +259,7 @@ mod tests {
     use kvpool_transport::gpu::DeviceCopy;
     use std::time::Duration;
 
-    /// Host memory that stands for pinned memory; nothing is copied.
+    /// An engine whose host memory is not pinned, and which copies nothing.
     #[derive(Debug, Default)]
     struct Heap {
         /// How long it takes to pin memory.
@@ -299,7 +299,7 @@ mod tests {
         let staged = take(1000).await.unwrap();
         let part = staged.part(Offset(0), Length(100)).unwrap();
         let address = part.as_ptr();
-        // The call is over, and a transfer that it began is not.
+        // The call has ended, but a transfer that it began has not.
         drop(staged);
         let refused = take(50).await.err().unwrap();
         assert_eq!(refused.code, Code::DeadlineExceeded);
@@ -322,7 +322,7 @@ mod tests {
         for _ in 0..5 {
             drop(tokio::time::timeout(Duration::from_millis(20), take()).await);
         }
-        // All of the room is back when the last piece is.
+        // When the last piece is returned, all of the budget is free.
         let all = u32::try_from(8 * SMALLEST / PAGE).unwrap();
         drop(staging.room.acquire_many(all).await.unwrap());
         let idle = || {
