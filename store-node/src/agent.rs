@@ -47,7 +47,7 @@ const LOOKUPS: usize = 128;
 
 /// The parameters of the agent.
 pub(crate) struct Options {
-    /// The addresses of masters or of etcd, as the settings give them; at least one.
+    /// The masters as `http://host:port`, or the etcd locations that announce them; at least one.
     pub(crate) masters: Vec<String>,
     /// The node's token.
     pub(crate) credentials: Credentials,

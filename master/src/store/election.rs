@@ -55,7 +55,7 @@ pub trait ElectionStore: MetadataStore {
     /// The current leader.
     async fn leader(&self) -> Result<Option<Leader>, StoreError>;
 
-    /// Tries once to become the leader, for as long as the lease lives.
+    /// Tries once to become the leader. The leadership lasts as long as the lease.
     ///
     /// If the outcome is unknown, it is read back. After an error it stays open: the key may still be put.
     /// Another campaign with this lease then finds that it has won.
