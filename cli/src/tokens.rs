@@ -1,4 +1,4 @@
-//! What is wrong with the daemons' files of tokens and keys, for `status` and `doctor`.
+//! What is wrong with the daemons' files of tokens, keys and certificates, for `status` and `doctor`.
 
 use kvpool_client::PoolStats;
 

@@ -245,7 +245,7 @@ pub struct PoolStats {
     pub namespaces: Vec<String>,
     /// The SSD media, including media that no node has attached now.
     pub media: Vec<MediumStats>,
-    /// The faults of the leader's key files and policy file, one sentence each.
+    /// The faults of the leader's key files, policy file and certificate files, one sentence each.
     pub problems: Vec<String>,
 }
 
@@ -304,8 +304,11 @@ pub struct NodeStats {
     pub heartbeat_age: Duration,
     /// The node's segments.
     pub segments: Vec<SegmentStats>,
-    /// The faults of the node's token and key files, one sentence each.
+    /// The faults of the node's token, key and certificate files, one sentence each.
     pub problems: Vec<String>,
+    /// The number of blocks that a stop of this draining node would lose, when the master last counted them.
+    /// `None` while blocks move, if the node does not drain, and from an older master.
+    pub left_blocks: Option<u64>,
 }
 
 /// One segment of a store node.

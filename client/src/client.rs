@@ -135,7 +135,8 @@ impl Client {
     /// # Errors
     ///
     /// Per block: [`PutError::Empty`], [`PutError::TooLarge`], or [`PutError::Failed`] with the code of the
-    /// last attempt once the timeout has passed. [`PutError::OutcomeUnknown`] means that the answer to
+    /// last attempt once the timeout has passed. A block that can never fit fails at once with
+    /// [`Code::TooLarge`] or [`Code::OverQuota`]. [`PutError::OutcomeUnknown`] means that the answer to
     /// the commit was lost.
     ///
     /// # Cancellation

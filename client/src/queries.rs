@@ -519,6 +519,7 @@ fn read_node(wire: kvpool_proto::NodeStats) -> Result<NodeStats, ControlError> {
         shm_path: wire.shm_path,
         heartbeat_age: Duration::from_millis(wire.heartbeat_age_ms),
         problems: wire.problems,
+        left_blocks: wire.left_blocks,
         segments: wire
             .segments
             .into_iter()

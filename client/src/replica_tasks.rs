@@ -5,7 +5,9 @@ use crate::control::Call;
 use crate::errors::ControlError;
 use crate::locate::malformed;
 use kvpool_proto::change_replicas_request::Blocks as Named;
-use kvpool_proto::{self as proto, ChangeReplicasRequest, DrainNodeRequest, ReplicaTasksRequest};
+use kvpool_proto::{
+    self as proto, ChangeReplicasRequest, DrainNodeRequest, ReplicaTasksRequest, UndrainNodeRequest,
+};
 use kvpool_types::wire::keys::pack;
 use kvpool_types::{Code, Key, Length};
 use std::time::Duration;
@@ -137,17 +139,65 @@ impl Client {
     /// # Errors
     ///
     /// [`ControlError`]: [`Code::Missing`] for an unknown node. [`Code::LastNode`] when no other node can
-    /// take the blocks that would be lost, unless `force` is set. A repeated call begins another task for the
-    /// remaining blocks.
+    /// take the blocks that would be lost, unless `force` is set.
+    ///
+    /// A repeated call begins another task for the remaining blocks. The call also begins a cancelled drain
+    /// again. [`Client::go_on_draining`] does not.
     pub async fn drain_node(&self, name: &str, force: bool) -> Result<ReplicaTask, ControlError> {
+        self.drain(name, force, false).await
+    }
+
+    /// Begins another task that moves the remaining blocks of a draining node.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Client::drain_node`], and [`Code::NotDraining`] when the node does not drain, for example because
+    /// its drain was cancelled. An older master treats the call as [`Client::drain_node`].
+    pub async fn go_on_draining(&self, name: &str) -> Result<ReplicaTask, ControlError> {
+        self.drain(name, false, true).await
+    }
+
+    async fn drain(
+        &self,
+        name: &str,
+        force: bool,
+        goes_on: bool,
+    ) -> Result<ReplicaTask, ControlError> {
         let request = DrainNodeRequest {
             caller: None,
             name: name.to_owned(),
             force,
+            goes_on,
         };
         // The master first waits for the puts on the node.
         let call = Call::by(self.control_deadline()).waiting();
         read_task(self.inner.control.call(request, call).await?)
+    }
+
+    /// Cancels a drain that [`Client::drain_node`] began. Blocks that have moved stay on their new nodes. Returns
+    /// true if the node was draining.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`]. After one of these codes nothing was changed:
+    ///
+    /// - [`Code::Missing`]: the node is unknown.
+    /// - [`Code::NodeStops`]: the node stops.
+    /// - [`Code::NodeUnheard`]: the node has no session.
+    /// - [`Code::Unimplemented`]: the node is older.
+    /// - [`Code::VersionMismatch`]: the master is older.
+    ///
+    /// [`Code::NodeUnheard`] also means that the node did not confirm in time. The message then says so, and a
+    /// repeated call waits again.
+    pub async fn undrain_node(&self, name: &str) -> Result<bool, ControlError> {
+        let request = UndrainNodeRequest {
+            caller: None,
+            name: name.to_owned(),
+        };
+        // The master answers when the node has confirmed.
+        let call = Call::by(self.control_deadline()).waiting();
+        let reply = self.inner.control.call(request, call).await?;
+        Ok(reply.drained)
     }
 
     /// The tasks with these ids that the leader knows. For an empty list, every task.

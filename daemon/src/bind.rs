@@ -233,6 +233,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_port_on_every_ipv6_interface_takes_ipv4_too() {
+        let listener = match bind("[::]:0", "the data port").await {
+            Ok(listener) => listener,
+            Err(error) => {
+                eprintln!("SKIPPED a_port_on_every_ipv6_interface_takes_ipv4_too: {error}");
+                return;
+            }
+        };
+        let port = listener.local_addr().unwrap().port();
+        let caller = tokio::net::TcpStream::connect(("127.0.0.1", port));
+        let (_, (_, from)) = tokio::try_join!(caller, listener.accept()).unwrap();
+        assert!(from.ip().to_canonical().is_ipv4(), "{from}");
+    }
+
+    #[tokio::test]
     async fn an_address_of_another_host_is_refused() {
         // 192.0.2.0/24 is reserved for documentation and on no host.
         let error = bind("192.0.2.1:0", "the data port").await.unwrap_err();

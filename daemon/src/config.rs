@@ -11,7 +11,7 @@
 //! and in a flag, is split at its commas, but for those inside `etcd://a,b/c`. The variables that Kubernetes
 //! makes for every service (`KVMASTER_SERVICE_HOST`, `KVMASTER_PORT=tcp://...`) are passed over.
 //!
-//! **Flags.** A flag that was not given must serialize as none, or as an empty list.
+//! **Flags.** A flag that was not given must serialize as none, or as an empty list. A flag with empty text is refused.
 
 mod environment;
 pub mod exact;
@@ -130,6 +130,7 @@ where
     }
     let mut flags = Layer::serialize("the command line", flags)?;
     drop_absent(&mut flags.dict);
+    refuse_empty(&flags)?;
     split_lists(&mut flags.dict);
     figment.merge(flags).extract().map_err(explain)
 }
@@ -195,6 +196,38 @@ fn drop_absent(dict: &mut Dict) {
         }
         _ => true,
     });
+}
+
+/// Refuses a flag with empty text. It mostly comes from a variable of a script that is not set, and the default would
+/// hide that.
+fn refuse_empty(flags: &Layer) -> Result<(), ConfigError> {
+    let Some(mut path) = empty_in(&flags.dict) else {
+        return Ok(());
+    };
+    path.reverse();
+    Err(ConfigError::BadValue {
+        key: path.join("."),
+        origin: flags.origin.clone(),
+        reason: "it is empty; leave the flag out for the default".to_owned(),
+    })
+}
+
+/// The first empty text in these settings: the last part of its key first.
+fn empty_in(dict: &Dict) -> Option<Vec<String>> {
+    dict.iter().find_map(|(key, value)| {
+        let mut path = match value {
+            Value::Array(_, items) if items.iter().any(is_empty) => Vec::new(),
+            Value::Dict(_, inner) => empty_in(inner)?,
+            value if is_empty(value) => Vec::new(),
+            _ => return None,
+        };
+        path.push(key.clone());
+        Some(path)
+    })
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.as_str().is_some_and(|text| text.trim().is_empty())
 }
 
 /// Splits what was given for lists, so that one flag can give several items.

@@ -135,15 +135,56 @@ impl Collector for Expiry {
     }
 }
 
+/// Whether a daemon's files of TLS can be used, for `/metrics`.
+struct Files {
+    tls: Tls,
+    failed: IntGauge,
+}
+
+impl Collector for Files {
+    fn desc(&self) -> Vec<&Desc> {
+        self.failed.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.failed.set(i64::from(self.tls.problem().is_some()));
+        self.failed.collect()
+    }
+}
+
 impl Tls {
-    /// Adds to `registry` when the certificate expires. The metric's name begins with `prefix`, which may be empty.
+    /// Adds to `registry` when the certificate expires, and whether changed files can be used. From here on the files
+    /// are looked at once a second. The names of the metrics begin with `prefix`, which may be empty.
     pub fn watch(&self, registry: &Registry, prefix: &str) -> Result<(), prometheus::Error> {
         let gauge = IntGauge::new(
             format!("{prefix}tls_certificate_expires_timestamp_seconds"),
             "When the certificate of the ports expires; 0 without TLS.",
         )?;
+        let failed = IntGauge::new(
+            format!("{prefix}tls_files_failed"),
+            "1 while changed files of TLS cannot be used; else 0.",
+        )?;
+        let looks = [
+            self.server.as_ref().map(ServerTls::keep_looking),
+            self.client.as_ref().map(ClientTls::keep_looking),
+        ];
+        for error in looks.into_iter().flatten().filter_map(Result::err) {
+            tracing::error!(%error, "no thread to watch the TLS files: only handshakes look at them");
+        }
         let tls = self.server.clone();
-        registry.register(Box::new(Expiry { tls, gauge }))
+        registry.register(Box::new(Expiry { tls, gauge }))?;
+        let tls = self.clone();
+        registry.register(Box::new(Files { tls, failed }))
+    }
+
+    /// What is wrong with the files, in a sentence; `None` while they can be used.
+    pub fn problem(&self) -> Option<String> {
+        let of_ports = self.server.as_ref().and_then(ServerTls::failure);
+        // Ports and calls have the same files, and mostly the same failure.
+        let failure = of_ports.or_else(|| self.client.as_ref().and_then(ClientTls::failure))?;
+        Some(format!(
+            "changed TLS files cannot be used: {failure}. The certificates loaded before stay in use"
+        ))
     }
 
     /// What an address of this daemon's gRPC begins with.

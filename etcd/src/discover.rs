@@ -36,13 +36,17 @@ pub fn is_cluster_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(allowed)
 }
 
+/// What follows `etcd://` in an address; `None` for another address. The case of a scheme has no meaning
+/// (RFC 3986, section 3.1).
+fn behind_scheme(address: &str) -> Option<&str> {
+    let (scheme, rest) = address.split_at_checked(SCHEME.len())?;
+    scheme.eq_ignore_ascii_case(SCHEME).then_some(rest)
+}
+
 /// The items of a list with commas: addresses above all. Those between `etcd://` and the cluster's name
 /// belong to it.
 pub fn split_list(list: &str) -> Vec<String> {
-    let is_open = |item: &String| {
-        item.strip_prefix(SCHEME)
-            .is_some_and(|rest| !rest.contains('/'))
-    };
+    let is_open = |item: &String| behind_scheme(item).is_some_and(|rest| !rest.contains('/'));
     let mut items: Vec<String> = Vec::new();
     for part in list.split(',') {
         match items.last_mut().filter(|last| is_open(last)) {
@@ -76,7 +80,7 @@ pub struct Location {
 impl Location {
     /// Whether an address is meant to be one of these, rightly written or not.
     pub fn is_meant_by(address: &str) -> bool {
-        address.starts_with(SCHEME)
+        behind_scheme(address).is_some()
     }
 
     /// Reads `etcd://host:port[,host:port...]/cluster`.
@@ -85,9 +89,7 @@ impl Location {
             url: url.to_owned(),
             reason,
         };
-        let rest = url
-            .strip_prefix(SCHEME)
-            .ok_or_else(|| bad("the URL must begin with etcd://"))?;
+        let rest = behind_scheme(url).ok_or_else(|| bad("the URL must begin with etcd://"))?;
         let (hosts, cluster) = rest
             .split_once('/')
             .ok_or_else(|| bad("the cluster name is missing"))?;
@@ -158,6 +160,10 @@ mod tests {
         let location = Location::parse("etcd://a:2379,[::1]:23790/prod-1").unwrap();
         assert_eq!(location.endpoints, ["a:2379", "[::1]:23790"]);
         assert_eq!(location.cluster, "prod-1");
+        assert_eq!(
+            Location::parse("ETCD://a:2379,[::1]:23790/prod-1"),
+            Ok(location)
+        );
     }
 
     #[test]

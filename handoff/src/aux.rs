@@ -1,7 +1,8 @@
 //! The slot of metadata that follows the last chunk of pages (rows S3, S5).
 //!
 //! A slot holds one request's first token and what goes with it. Each field has 64 bytes at least
-//! and begins at a multiple of 64, so that a device moves no smaller piece.
+//! and begins at a multiple of 64, so that a device moves no smaller piece. The room is written in
+//! little-endian order. The other fields go as the engine wrote them.
 
 use crate::room::RoomId;
 use std::ops::Range;

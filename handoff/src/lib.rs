@@ -5,23 +5,21 @@
 //! ```text
 //!  registry ◄──HTTP── prefill, decode        who is where (`bootstrap` serves it)
 //!
-//!  prefill: RoomSender ──messages (wire)──► RoomReceiver :decode      push: a room
-//!           PullSender ◄─messages (wire)──► PullReceiver              pull: eager or delayed
+//!  prefill: RoomSender ◄─messages (wire)──► RoomReceiver :decode      a room: push and pull
 //!               │                                │
 //!             pins                        pages of memory
 //!               └──── plan: pages and ranks ─────┘   which bytes go where
 //! ```
 //!
 //! - [`plan`]: layouts, ranks and page lists as rows of bytes
-//! - [`room`]: the two ends of a push, with their poll states, deadlines and fences
-//! - [`pull`]: the two ends of a pull, eager or delayed
-//! - [`pins`]: the pages that prefill must keep, backpressure, and the breaker of each receiver
+//! - [`room`]: the two ends of a push or pull, with their poll states, deadlines and fences
+//! - [`pins`]: the pages that offers pin, backpressure, and the breaker of each receiver
 //! - [`aux`]: the slot of metadata that travels with the last chunk of pages
 //! - [`registration`]: the layout and memory regions that each end sends the other once
 //! - [`registry`]: the bootstrap registry, and the HTTP dialects that engines speak to it
 //! - [`wire`]: the messages as bytes
 //! - [`shares`]: what one prefill rank sends to one decode rank
-//! - [`session`]: runs all rooms and pulls of one process over the transport
+//! - [`session`]: runs all rooms of one process over the transport
 //! - [`bootstrap`]: the HTTP server of the registry
 //!
 //! All modules except [`bootstrap`] and [`session`] are pure: no I/O, no clock, no randomness. The
@@ -39,7 +37,6 @@ pub mod bootstrap;
 mod moment;
 pub mod pins;
 pub mod plan;
-pub mod pull;
 pub mod registration;
 pub mod registry;
 

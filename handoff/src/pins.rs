@@ -1,47 +1,38 @@
-//! The pages that prefill keeps until a receiver has them (rows P1, P5, P6, P7, P8, P10).
+//! The pages that offers pin, their limit, and the breaker of each receiver (rows P1, P5, P6).
 //!
 //! ```text
-//!  put ──► breaker of the receiver open? ──► pins over the limit? ──► pinned ──► done, lost,
-//!              │ P6: refused, 2.0 s              │ P5: waits, first          ttl ──► freed
-//!                                                │     come, first served
+//!  offer ──► pins over the limit? ──► pinned ──► freed: decode has the pages, is lost or declines,
+//!                   │ P5: waits,                       or the offer's deadline passes (P7)
+//!                   │     first come, first served
 //! ```
 //!
-//! A pin covers the pages of one pull or room at one receiver. Its pages are freed exactly once:
-//! when the receiver says done, when its connection is lost, or by the sweep (P7).
+//! A pin covers the pages of one room. Its owner frees it once, when no transfer reads the pages any more: the
+//! ledger counts pages and knows no transfers.
 //!
-//! The ledger counts pages. It does not know whether a transfer still reads them: the owner of a
-//! pin first ends its transfers, then calls [`PinLedger::done`].
+//! A breaker is independent of pins: any receiver may ask for an offer. The owner looks at
+//! [`PinLedger::breaker`] when a receiver asks.
 
 use crate::Moment;
+use crate::room::RoomId;
 use kvpool_types::Incarnation;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-
-/// The name of one pull, or of one room's pages: unique among the pins of its sender.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PullId(pub u128);
 
 /// The settings of pins (row P1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinOptions {
     /// The share of pages that pins may not reserve, in percent: 0 to 100.
     pub reserve_percent: u8,
-    /// How long a pin may wait for its done.
-    pub ttl: Duration,
-    /// How long nothing is offered to a receiver after it could not allocate.
+    /// How long a receiver is not served after it could not allocate pages.
     pub back_off: Duration,
-    /// The most early dones that are kept.
-    pub early_dones: usize,
 }
 
 impl Default for PinOptions {
-    /// The documents' numbers: a reserve of 2 %, 360 s, 2.0 s.
+    /// The documents' numbers: a reserve of 2 %, and 2.0 s.
     fn default() -> Self {
         Self {
             reserve_percent: 2,
-            ttl: Duration::from_secs(360),
             back_off: Duration::from_secs(2),
-            early_dones: 4096,
         }
     }
 }
@@ -53,50 +44,20 @@ pub enum PinOutcome {
     Pinned,
     /// The request waits until pins are freed. [`PinLedger::admitted`] names it then.
     Waits,
-    /// The receiver could not allocate a short time ago: ask again at this moment.
-    BackOff(Moment),
-    /// The receiver has said done already: there is nothing to send (P8).
-    IsDone,
-    /// This pull has a pin, or waits for one.
+    /// The room has a pin, or waits for one.
     Repeated,
 }
 
-/// The pages that a sweep or a lost receiver freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FreedPin {
-    /// The pull.
-    pub pull: PullId,
-    /// The number of its pages that were still pinned.
-    pub pages: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Pin {
-    /// `None` while any receiver may ask for the pages.
-    receiver: Option<Incarnation>,
-    pages: u64,
-    until: Moment,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct WaitingPin {
-    pull: PullId,
-    receiver: Option<Incarnation>,
-    pages: u64,
-}
-
-/// The pins of one sender.
+/// The pins of one prefill rank.
 #[derive(Clone, Debug)]
 pub struct PinLedger {
     options: PinOptions,
     limit: u64,
     pinned: u64,
-    pins: BTreeMap<PullId, Pin>,
-    waiting: VecDeque<WaitingPin>,
-    admitted: Vec<PullId>,
+    pins: BTreeMap<RoomId, u64>,
+    waiting: VecDeque<(RoomId, u64)>,
+    admitted: Vec<RoomId>,
     breakers: BTreeMap<Incarnation, Moment>,
-    early: BTreeSet<PullId>,
-    early_order: VecDeque<PullId>,
 }
 
 impl PinLedger {
@@ -112,8 +73,6 @@ impl PinLedger {
             waiting: VecDeque::new(),
             admitted: Vec::new(),
             breakers: BTreeMap::new(),
-            early: BTreeSet::new(),
-            early_order: VecDeque::new(),
         }
     }
 
@@ -127,185 +86,65 @@ impl PinLedger {
         self.waiting.len()
     }
 
-    /// Asks for a pin on `pages` pages for a receiver. A request that waits is served in the order
-    /// of the requests.
-    pub fn pin(
-        &mut self,
-        now: Moment,
-        pull: PullId,
-        receiver: Incarnation,
-        pages: u64,
-    ) -> PinOutcome {
-        self.pin_for(now, pull, Some(receiver), pages)
-    }
-
-    /// As [`PinLedger::pin`], for the receiver that will ask for the pages. No breaker holds the pin back:
-    /// the caller looks at [`PinLedger::breaker`] when a receiver asks.
-    pub fn pin_for_any(&mut self, now: Moment, pull: PullId, pages: u64) -> PinOutcome {
-        self.pin_for(now, pull, None, pages)
-    }
-
-    fn pin_for(
-        &mut self,
-        now: Moment,
-        pull: PullId,
-        receiver: Option<Incarnation>,
-        pages: u64,
-    ) -> PinOutcome {
-        if self.pins.contains_key(&pull) || self.waiting.iter().any(|other| other.pull == pull) {
+    /// Asks for a pin on `pages` pages. Requests that wait are served in their order.
+    pub fn pin(&mut self, room: RoomId, pages: u64) -> PinOutcome {
+        if self.pins.contains_key(&room) || self.waiting.iter().any(|(other, _)| *other == room) {
             return PinOutcome::Repeated;
         }
-        if self.early.remove(&pull) {
-            self.early_order.retain(|other| *other != pull);
-            return PinOutcome::IsDone;
-        }
-        if let Some(until) = receiver.and_then(|receiver| self.breaker(now, receiver)) {
-            return PinOutcome::BackOff(until);
-        }
-        // Requests whose breaker has closed meanwhile come first.
-        self.admit(now);
         if self.is_over_limit() {
-            self.waiting.push_back(WaitingPin {
-                pull,
-                receiver,
-                pages,
-            });
+            self.waiting.push_back((room, pages));
             return PinOutcome::Waits;
         }
-        self.take(now, pull, receiver, pages);
+        self.take(room, pages);
         PinOutcome::Pinned
     }
 
     /// The requests that waited and are pinned now, oldest first. Each is named once.
-    pub fn admitted(&mut self) -> Vec<PullId> {
+    pub fn admitted(&mut self) -> Vec<RoomId> {
         std::mem::take(&mut self.admitted)
     }
 
-    /// Frees all pages of a pull. Returns their number: 0 for a repeated done. A done of a pull
-    /// that has no pin yet is kept for it (P8).
-    pub fn done(&mut self, now: Moment, pull: PullId) -> u64 {
-        if let Some(pin) = self.pins.remove(&pull) {
-            self.free(now, pin.pages);
-            return pin.pages;
+    /// Frees all pages of a room, or ends its wait. Returns the number of pages that were pinned: 0 for a room
+    /// without a pin.
+    pub fn free(&mut self, room: RoomId) -> u64 {
+        self.waiting.retain(|(other, _)| *other != room);
+        self.admitted.retain(|other| *other != room);
+        let pages = self.pins.remove(&room).unwrap_or(0);
+        self.pinned -= pages;
+        while !self.is_over_limit()
+            && let Some((next, pages)) = self.waiting.pop_front()
+        {
+            self.take(next, pages);
+            self.admitted.push(next);
         }
-        let waited = self.waiting.len();
-        self.waiting.retain(|other| other.pull != pull);
-        if self.waiting.len() == waited && self.early.insert(pull) {
-            self.early_order.push_back(pull);
-            if self.early_order.len() > self.options.early_dones
-                && let Some(oldest) = self.early_order.pop_front()
-            {
-                self.early.remove(&oldest);
-            }
-        }
-        0
-    }
-
-    /// Frees a pin without keeping an early done: the sender itself gives the pull up.
-    pub fn give_up(&mut self, now: Moment, pull: PullId) -> u64 {
-        self.waiting.retain(|other| other.pull != pull);
-        self.admitted.retain(|other| *other != pull);
-        let pages = self.pins.remove(&pull).map_or(0, |pin| pin.pages);
-        self.free(now, pages);
         pages
     }
 
-    /// Frees some pages of a pull, because the receiver has them already (P3). Returns their
-    /// number, which the pin bounds.
-    pub fn unpin(&mut self, now: Moment, pull: PullId, pages: u64) -> u64 {
-        let Some(pin) = self.pins.get_mut(&pull) else {
-            return 0;
-        };
-        let freed = pages.min(pin.pages);
-        pin.pages -= freed;
-        self.free(now, freed);
-        freed
-    }
-
-    /// Notes that a receiver could not allocate. Nothing is offered to it for the back-off (P6).
+    /// Notes that a receiver could not allocate pages. It is not served for the back-off (P6).
     pub fn trip(&mut self, now: Moment, receiver: Incarnation) {
+        self.breakers.retain(|_, until| *until > now);
         self.breakers.insert(receiver, now + self.options.back_off);
     }
 
-    /// Until when nothing is offered to a receiver. `None` for one whose breaker is closed.
+    /// Until when a receiver is not served. `None` for one whose breaker is closed.
     pub fn breaker(&self, now: Moment, receiver: Incarnation) -> Option<Moment> {
         let until = self.breakers.get(&receiver).copied();
         until.filter(|until| *until > now)
     }
 
-    /// Frees the pins of a receiver whose connection is lost, and forgets its requests.
-    pub fn lost(&mut self, now: Moment, receiver: Incarnation) -> Vec<FreedPin> {
-        self.waiting
-            .retain(|other| other.receiver != Some(receiver));
+    /// Forgets the breaker of a receiver whose process has ended.
+    pub fn forget(&mut self, receiver: Incarnation) {
         self.breakers.remove(&receiver);
-        self.free_where(now, |pin| pin.receiver == Some(receiver))
     }
 
-    /// Frees the pins whose receivers never said done (P7), and forgets breakers that have closed.
-    pub fn sweep(&mut self, now: Moment) -> Vec<FreedPin> {
-        self.breakers.retain(|_, until| *until > now);
-        let freed = self.free_where(now, |pin| pin.until <= now);
-        self.admit(now);
-        freed
-    }
-
-    /// When the next sweep has work.
-    pub fn next_sweep(&self) -> Option<Moment> {
-        let pins = self.pins.values().map(|pin| pin.until);
-        // A request that waits for a breaker alone.
-        let waits = |request: &WaitingPin| self.breakers.get(&request.receiver?).copied();
-        let breakers = self.waiting.iter().filter_map(waits);
-        pins.chain(breakers).min()
-    }
-
-    fn free_where(&mut self, now: Moment, ends: impl Fn(&Pin) -> bool) -> Vec<FreedPin> {
-        let ended = self.pins.iter().filter(|(_, pin)| ends(pin));
-        let freed: Vec<FreedPin> = ended
-            .map(|(pull, pin)| FreedPin {
-                pull: *pull,
-                pages: pin.pages,
-            })
-            .collect();
-        for each in &freed {
-            self.pins.remove(&each.pull);
-            self.free(now, each.pages);
-        }
-        freed
-    }
-
-    /// P5: new puts wait while the pins exceed the limit, so that the last one may pass it.
+    /// P5: new requests wait while the pins exceed the limit, so that the last one may pass it.
     fn is_over_limit(&self) -> bool {
         self.pinned > self.limit
     }
 
-    fn take(&mut self, now: Moment, pull: PullId, receiver: Option<Incarnation>, pages: u64) {
+    fn take(&mut self, room: RoomId, pages: u64) {
         self.pinned += pages;
-        let until = now + self.options.ttl;
-        let pin = Pin {
-            receiver,
-            pages,
-            until,
-        };
-        self.pins.insert(pull, pin);
-    }
-
-    fn free(&mut self, now: Moment, pages: u64) {
-        self.pinned -= pages;
-        self.admit(now);
-    }
-
-    /// Pins for the requests that wait, oldest first, but not for a receiver whose breaker is open.
-    fn admit(&mut self, now: Moment) {
-        while !self.is_over_limit() {
-            let breaker = |receiver| self.breaker(now, receiver);
-            let can_go = |request: &WaitingPin| request.receiver.and_then(breaker).is_none();
-            let first = self.waiting.iter().position(can_go);
-            let Some(next) = first.and_then(|first| self.waiting.remove(first)) else {
-                break;
-            };
-            self.take(now, next.pull, next.receiver, next.pages);
-            self.admitted.push(next.pull);
-        }
+        self.pins.insert(room, pages);
     }
 }
 

@@ -70,7 +70,7 @@ pub enum PlanError {
         /// The number of decode's stages.
         decode: u32,
     },
-    /// A dimension is zero, or a size exceeds 2^63 bytes.
+    /// A dimension is zero, or a page over all ranks has 2^62 bytes or more.
     #[error("the state has an empty dimension, or is too large")]
     Unfit,
     /// A page lies outside its region.
@@ -178,7 +178,8 @@ impl StateShape {
         Self::new(rule, 1, 1, bytes)
     }
 
-    /// A shape by its numbers: `outer` runs of `parts` parts over all ranks, of `part_bytes` bytes.
+    /// A shape by its numbers. A page over all ranks has `outer` runs, a run has `parts` parts, and a part has
+    /// `part_bytes` bytes.
     ///
     /// # Errors
     ///

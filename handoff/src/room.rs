@@ -1,4 +1,4 @@
-//! Rooms: the two ends of one push, from prefill's ranks to decode's.
+//! Rooms: the two ends of one push or pull, from prefill's ranks to decode's. Prefill writes in both.
 //!
 //! ```text
 //!  RoomReceiver (decode rank)                     RoomSender (prefill rank)
@@ -27,6 +27,7 @@
 
 mod bitmap;
 mod desk;
+mod given_up;
 mod messages;
 mod receiver;
 mod sender;

@@ -166,7 +166,6 @@ impl PinLimits {
             // A share of no limit is no limit, also 100 % of it.
             reserve_percent: self.pages.map_or(0, |_| self.reserve_percent),
             back_off: self.back_off,
-            ..PinOptions::default()
         };
         PinLedger::new(self.pages.unwrap_or(u64::MAX), options)
     }
@@ -410,7 +409,8 @@ impl HandoffSession {
         &self.memory
     }
 
-    /// The pages of rooms that are being sent.
+    /// The pages of this rank that rooms send, counted once for each room. The pages of an offer that waits are not
+    /// among them.
     pub fn pinned(&self) -> u64 {
         self.pinned.load(Ordering::Relaxed)
     }
@@ -420,15 +420,21 @@ impl HandoffSession {
         self.waiting_offers.load(Ordering::Relaxed)
     }
 
-    /// Receives a request's pages from prefill. `pages` are this rank's pages for those of the
-    /// request from `held` on. `addresses` names all ranks of prefill: the `sources` ranks of the
-    /// first of `stages`, then those of the next.
+    /// Receives a request's pages from prefill. This rank holds the first `held` pages of the request already.
+    /// `pages` are this rank's pages for the others, in the order of the request. `addresses` names all ranks of
+    /// prefill as "host:port": the `sources` ranks of the first of `stages`, then those of the next. With
+    /// `wants_aux` the first of these ranks that this rank needs sends the slot of metadata.
     ///
     /// # Errors
     ///
-    /// [`HandoffError::NoSuchPage`], [`HandoffError::PageTwice`], [`HandoffError::Plan`],
-    /// [`HandoffError::Closed`]. The room fails with [`Code::InProgress`] while another one holds one of
-    /// the pages.
+    /// - [`HandoffError::NoSuchPage`]: a page lies outside a state.
+    /// - [`HandoffError::PageTwice`]: a page is named twice.
+    /// - [`HandoffError::Plan`]: neither number of tensor-parallel ranks divides the other, the stages do not fit,
+    ///   or there are not `sources` addresses for each stage.
+    /// - [`HandoffError::Closed`]: the session has ended.
+    ///
+    /// Other failures come in the state of the request. It fails with [`Code::InProgress`] while another room holds
+    /// one of the pages, and with [`Code::OutOfRange`] when prefill has another number of pages.
     pub fn receive(
         &self,
         room: RoomId,
@@ -464,13 +470,15 @@ impl HandoffSession {
         Ok(Receiving::new(tag, cell, self.events.clone()))
     }
 
-    /// Sends a request's pages to decode, which has `decode_ranks` ranks. `pages` are this rank's
+    /// Sends a request's pages to decode, which has `decode_ranks` tensor-parallel ranks. `pages` are this rank's
     /// pages from the request's first token. The caller keeps them until they are released.
     ///
     /// # Errors
     ///
-    /// [`HandoffError::NoSuchPage`], [`HandoffError::Plan`], [`HandoffError::Repeated`],
-    /// [`HandoffError::Closed`].
+    /// - [`HandoffError::NoSuchPage`]: a page lies outside a state.
+    /// - [`HandoffError::Plan`]: neither number of tensor-parallel ranks divides the other.
+    /// - [`HandoffError::Repeated`]: the room is sent or offered already, and its pages are not released.
+    /// - [`HandoffError::Closed`]: the session has ended.
     pub fn send(
         &self,
         room: RoomId,
@@ -503,13 +511,15 @@ impl HandoffSession {
     }
 
     /// Tells prefill that this process asks for nothing of a request: the request ends at all ends, and
-    /// prefill's pages are free. One rank of decode speaks for all. `addresses` names all ranks of prefill.
+    /// prefill's pages are free. One rank of decode speaks for all. `addresses` names all ranks of prefill. The
+    /// other ends fail with [`Code::Full`] or, if the request is not wanted, [`Code::Draining`].
     ///
-    /// Prefill is told once. If the message is lost, the offer ends at its deadline.
+    /// Prefill takes the message while this process has a place in the request, or while no process has asked for
+    /// one of the places. Prefill is told once. If the message is lost, the offer ends at its deadline.
     ///
     /// # Errors
     ///
-    /// [`HandoffError::Closed`].
+    /// [`HandoffError::Closed`] after the end of the session.
     pub fn decline(
         &self,
         room: RoomId,

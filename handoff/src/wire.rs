@@ -4,18 +4,16 @@
 //! input. Every value outside its range is an error with the name of its field.
 
 mod fields;
-mod pulls;
 mod rooms;
 mod states;
 #[cfg(test)]
 mod tests;
 
-use crate::pull::{ToPullReceiver, ToPullSender};
 use crate::registration::RankDescription;
 use crate::room::{ToReceiver, ToSender};
 use prost::Message as _;
 
-/// The longest message, in bytes: an offer of 1,000,000 pages fits.
+/// The longest message, in bytes. A registration of 40,000 states fits.
 pub const MAX_HANDOFF_MESSAGE: usize = 8 << 20;
 
 /// A message between prefill and decode.
@@ -27,10 +25,6 @@ pub enum HandoffMessage {
     ToSender(ToSender),
     /// From a sender of a room.
     ToReceiver(ToReceiver),
-    /// From a receiver of a pull.
-    ToPullSender(ToPullSender),
-    /// From a sender of a pull.
-    ToPullReceiver(ToPullReceiver),
 }
 
 /// Why bytes are no message.
@@ -58,8 +52,6 @@ impl HandoffMessage {
             Self::Register(rank) => Kind::Register(rank.into()),
             Self::ToSender(message) => message.into(),
             Self::ToReceiver(message) => message.into(),
-            Self::ToPullSender(message) => message.into(),
-            Self::ToPullReceiver(message) => message.into(),
         };
         Envelope { kind: Some(kind) }.encode_to_vec()
     }

@@ -4,13 +4,14 @@
 //! helm: in the path, or named in `KVPOOL_HELM`.
 
 use clap::Parser;
-use kvpool_daemon::config;
+use kvpool_daemon::{advertise, config};
 use kvpool_master::{Config as MasterConfig, Flags as MasterFlags};
 use kvpool_store_node::{Config as NodeConfig, Flags as NodeFlags};
 use serde_json::Value;
 /// Keeps the order of its members, unlike a value of serde_json.
 use serde_norway::Value as Schema;
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -130,11 +131,13 @@ fn rendered(values: &Path) -> Option<Vec<Value>> {
 fn command_line(container: &Value) -> Vec<String> {
     let words = [&container["command"], &container["args"]];
     let words = words.iter().flat_map(|words| words.as_array().unwrap());
-    let filled = words.map(|word| {
-        let word = word.as_str().unwrap();
+    let words: Vec<&str> = words.map(|word| word.as_str().unwrap()).collect();
+    let is_ipv6 = words.iter().any(|word| word.starts_with("--listen=[::]:"));
+    let pod_ip = if is_ipv6 { "fd00::1" } else { "10.0.0.1" };
+    let filled = words.into_iter().map(|word| {
         let word = word
             .replace("$(POD_NAME)", "kvpool-0")
-            .replace("$(POD_IP)", "10.0.0.1");
+            .replace("$(POD_IP)", pod_ip);
         let word = word.replace("$(HOST_NAME)", "host-1.example.org");
         assert!(!word.contains("$("), "{word}");
         word
@@ -153,7 +156,7 @@ fn the_programs_take_the_flags_that_the_chart_gives_them() {
         .collect();
     sets.sort();
     assert!(sets.len() >= 10, "{sets:?}");
-    let (mut masters, mut nodes) = (0, 0);
+    let (mut masters, mut nodes, mut ipv6_nodes) = (0, 0, 0);
     for values in sets {
         let Some(objects) = rendered(&values) else {
             eprintln!(
@@ -182,6 +185,16 @@ fn the_programs_take_the_flags_that_the_chart_gives_them() {
                     config
                         .validate()
                         .unwrap_or_else(|error| panic!("{shown}: {error}"));
+                    // Peers get the pod's address, an IPv6 address in brackets.
+                    let listen: SocketAddr = config.listen.parse().unwrap();
+                    let told = advertise::decide(Some(config.advertise.as_str()), listen).unwrap();
+                    let told: SocketAddr = told.address.parse().unwrap();
+                    assert_eq!(
+                        (told.is_ipv6(), told.port()),
+                        (listen.is_ipv6(), listen.port()),
+                        "{shown}: {told}"
+                    );
+                    ipv6_nodes += usize::from(told.is_ipv6());
                     let patience = pod["terminationGracePeriodSeconds"].as_u64().unwrap();
                     let ssd = if config.ssd.is_empty() {
                         Duration::ZERO
@@ -218,7 +231,7 @@ fn the_programs_take_the_flags_that_the_chart_gives_them() {
         }
     }
     assert!(
-        masters >= 10 && nodes >= 10,
-        "{masters} masters, {nodes} nodes"
+        masters >= 10 && nodes >= 10 && ipv6_nodes > 0,
+        "{masters} masters, {nodes} nodes, {ipv6_nodes} of them with IPv6"
     );
 }

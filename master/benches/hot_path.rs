@@ -88,6 +88,7 @@ impl Bench {
             held: Vec::new(),
             loaded: Vec::new(),
             can_pull: false,
+            can_undrain: false,
             wants_signed_reads: false,
         };
         let node = pool.register(&registration).await?;

@@ -11,6 +11,7 @@
 //!
 //! A draining node becomes suspect like a live one, and draining again when it speaks.
 //! A node that is silent when its drain begins is draining once it speaks.
+//! An operator may cancel a drain that an operator began: the node is live again, or suspect if it is silent.
 //!
 //! **Architecture Invariant:** a slow peer is not a dead peer. Silence alone never drops a block
 //! before `drop_after`; it only makes the node suspect.
@@ -122,6 +123,32 @@ enum Silence {
     Excused,
 }
 
+/// How often operators have cancelled drains of the node in this term.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cancellations {
+    made: u64,
+    /// The last one that the node has confirmed.
+    confirmed: u64,
+}
+
+impl Cancellations {
+    /// The cancellation that the node has not confirmed.
+    fn open(self) -> Option<u64> {
+        (self.confirmed < self.made).then_some(self.made)
+    }
+}
+
+/// What a cancellation of a node's drain found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UndrainOutcome {
+    /// The node stops on its own account, and drains on.
+    Stops,
+    /// The node drained, and is told that it is back in service.
+    Now,
+    /// The node did not drain.
+    Before,
+}
+
 #[derive(Debug, Default)]
 struct NodeSession {
     number: u64,
@@ -155,8 +182,14 @@ pub struct StoreNode {
     address: RwLock<Address>,
     segments: RwLock<Vec<SegmentId>>,
     state: AtomicU8,
-    /// True once the node has announced its shutdown. An incarnation never revokes that.
+    /// True while the node is about to leave, on its own account or an operator's.
     drains: AtomicBool,
+    /// True once the node has announced its shutdown. An incarnation never revokes that.
+    stops: AtomicBool,
+    /// True when the node understands the order to end a drain.
+    can_undrain: AtomicBool,
+    /// Held while a drain begins or is cancelled, and while the node is told of it.
+    cancellations: Mutex<Cancellations>,
     /// True once the node has said that it waits until its blocks have moved to other nodes.
     waits_for_moves: AtomicBool,
     /// True from the node's own announcement of its shutdown until it is told that no block of it waits any more.
@@ -171,6 +204,8 @@ pub struct StoreNode {
     is_told_to_leave: AtomicBool,
     /// One more than the pool's doubts before the last look that found nothing left to move; 0 if it found something.
     nothing_left_at: AtomicU64,
+    /// One more than the blocks that a stop would lose, as of the last look that counted them; 0 for no such look.
+    left: AtomicU64,
     session: Mutex<NodeSession>,
     next_session: AtomicU64,
     /// What the node says is wrong with its files of tokens and keys.
@@ -194,6 +229,9 @@ impl StoreNode {
             segments: RwLock::default(),
             state: AtomicU8::new(NodeState::Unreported as u8),
             drains: AtomicBool::new(false),
+            stops: AtomicBool::new(false),
+            can_undrain: AtomicBool::new(false),
+            cancellations: Mutex::default(),
             waits_for_moves: AtomicBool::new(false),
             awaits_word: AtomicBool::new(false),
             pulls: AtomicBool::new(false),
@@ -201,6 +239,7 @@ impl StoreNode {
             leaves: AtomicBool::new(false),
             is_told_to_leave: AtomicBool::new(false),
             nothing_left_at: AtomicU64::new(0),
+            left: AtomicU64::new(0),
             session: Mutex::new(NodeSession {
                 last_heard: now,
                 ..NodeSession::default()
@@ -223,18 +262,103 @@ impl StoreNode {
     /// Changes the state, unless it is no longer `from`.
     pub(crate) fn change_state(&self, from: NodeState, to: NodeState) -> bool {
         let (from, to) = (from as u8, to as u8);
-        // `drain` sets the flag and then looks at the state. `end_silence` changes the state and then looks
-        // at the flag. In one order of all four accesses, one of the two sees the other's write.
+        // `drain` and `undrain` set the flag and then look at the state. `end_silence` changes the state and then
+        // looks at the flag. In one order of all four accesses, one of the two sees the other's write.
         let order = Ordering::SeqCst;
         let changed = self.state.compare_exchange(from, to, order, order);
         changed.is_ok()
     }
 
-    /// Records that the node shuts down. A node that is silent stays so: its blocks are no more readable
-    /// than before, and [`StoreNode::heard`] finds the flag.
+    /// As [`StoreNode::begin_drain`].
+    #[cfg(test)]
     pub(crate) fn drain(&self) {
+        let _no_cancellation = self.cancellations.lock();
+        self.begin_drain();
+    }
+
+    /// Records that the node is about to leave. A node that is silent stays so: its blocks are no more readable
+    /// than before, and [`StoreNode::heard`] finds the flag. The caller holds `cancellations`.
+    fn begin_drain(&self) {
         self.drains.store(true, Ordering::SeqCst);
         self.change_state(NodeState::Live, NodeState::Draining);
+    }
+
+    /// Records the node's own word that it drains. `stops`: on its own account. `moves`: it waits until its blocks
+    /// have moved. False for a word that is out of date: the node had not heard of a cancellation.
+    pub(crate) fn says_it_drains(&self, stops: bool, moves: bool) -> bool {
+        let cancellations = self.cancellations.lock();
+        if !stops && cancellations.open().is_some() {
+            return false;
+        }
+        if stops {
+            self.stops.store(true, Ordering::Release);
+        }
+        if moves {
+            self.waits_for_moves.store(true, Ordering::Release);
+        }
+        // Each session asks anew: the answer may have been lost with an earlier one.
+        self.await_word(true);
+        self.begin_drain();
+        true
+    }
+
+    /// Cancels the drain of a node that does not stop, and tells the node.
+    pub(crate) fn undrain(&self) -> UndrainOutcome {
+        let mut cancellations = self.cancellations.lock();
+        if self.stops() {
+            return UndrainOutcome::Stops;
+        }
+        if !self.drains() {
+            return UndrainOutcome::Before;
+        }
+        cancellations.made += 1;
+        self.leaves.store(false, Ordering::Release);
+        self.is_told_to_leave.store(false, Ordering::Release);
+        self.waits_for_moves.store(false, Ordering::Release);
+        self.await_word(false);
+        self.nothing_left_at.store(0, Ordering::Release);
+        self.note_count(None);
+        self.drains.store(false, Ordering::SeqCst);
+        self.change_state(NodeState::Draining, NodeState::Live);
+        self.tell_to_stay(cancellations.made);
+        UndrainOutcome::Now
+    }
+
+    fn tell_to_stay(&self, number: u64) {
+        let order = proto::Undrain { number };
+        self.send(proto::master_message::Body::Undrain(order));
+    }
+
+    /// Records that the node has heard of a cancellation.
+    pub(crate) fn confirm_undrain(&self, number: u64) {
+        let mut cancellations = self.cancellations.lock();
+        let number = number.min(cancellations.made);
+        cancellations.confirmed = cancellations.confirmed.max(number);
+    }
+
+    /// Whether the node has heard of every cancellation. Its next leader then learns of no cancelled drain.
+    pub(crate) fn knows_cancellations(&self) -> bool {
+        self.cancellations.lock().open().is_none()
+    }
+
+    /// The number of the drain that the node is in; `None` if it does not drain. A drain that begins after a
+    /// cancellation has another number.
+    pub(crate) fn current_drain(&self) -> Option<u64> {
+        let cancellations = self.cancellations.lock();
+        self.drains().then_some(cancellations.made)
+    }
+
+    /// True once the node has announced its shutdown.
+    pub(crate) fn stops(&self) -> bool {
+        self.stops.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn can_undrain(&self) -> bool {
+        self.can_undrain.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_can_undrain(&self, can_undrain: bool) {
+        self.can_undrain.store(can_undrain, Ordering::Release);
     }
 
     /// True once the node is about to leave, on its own account or an operator's.
@@ -245,10 +369,6 @@ impl StoreNode {
     /// True when the node, which is about to leave, waits until its blocks have moved to other nodes.
     pub(crate) fn waits_for_moves(&self) -> bool {
         self.waits_for_moves.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn wait_for_moves(&self) {
-        self.waits_for_moves.store(true, Ordering::Release);
     }
 
     /// True from the node's own announcement of its shutdown until it is told that no block of it waits any more.
@@ -265,15 +385,33 @@ impl StoreNode {
         self.leaves.load(Ordering::Acquire)
     }
 
-    pub(crate) fn leave(&self) {
+    /// Takes the node out of service for an operator. Returns the number of the drain.
+    pub(crate) fn leave(&self) -> u64 {
+        let cancellations = self.cancellations.lock();
         self.leaves.store(true, Ordering::Release);
-        self.drain();
+        self.begin_drain();
+        cancellations.made
     }
 
-    /// Tells the node that it is out of service, in this session and at the begin of each later one.
-    pub(crate) fn tell_to_leave(&self) {
-        self.is_told_to_leave.store(true, Ordering::Release);
-        self.send(proto::master_message::Body::Drain(proto::Drain {}));
+    /// Tells the node that it is out of service, in this session and at the begin of each later one. Not if this
+    /// drain was cancelled.
+    pub(crate) fn tell_to_leave(&self, drain: u64) {
+        let cancellations = self.cancellations.lock();
+        if cancellations.made == drain {
+            self.is_told_to_leave.store(true, Ordering::Release);
+            self.send(proto::master_message::Body::Drain(proto::Drain {}));
+        }
+    }
+
+    /// Tells the node in a new session what may have been lost with the one before.
+    pub(crate) fn repeat_orders(&self) {
+        let cancellations = self.cancellations.lock();
+        if let Some(number) = cancellations.open() {
+            self.tell_to_stay(number);
+        }
+        if self.is_told_to_leave() {
+            self.send(proto::master_message::Body::Drain(proto::Drain {}));
+        }
     }
 
     pub(crate) fn is_told_to_leave(&self) -> bool {
@@ -285,6 +423,18 @@ impl StoreNode {
         let nothing_left_at = if is_nothing_left { doubts + 1 } else { 0 };
         self.nothing_left_at
             .store(nothing_left_at, Ordering::Release);
+    }
+
+    /// Notes how many blocks a stop would lose; `None` if they are not counted.
+    pub(crate) fn note_count(&self, left: Option<u64>) {
+        let left = left.map_or(0, |left| left + 1);
+        self.left.store(left, Ordering::Release);
+    }
+
+    /// The blocks that a stop of a draining node would lose, as of the last look that counted them.
+    pub fn left_blocks(&self) -> Option<u64> {
+        let left = self.left.load(Ordering::Acquire).checked_sub(1);
+        left.filter(|_| self.drains())
     }
 
     /// True for a draining node with nothing left to move. A look before the latest of `doubts` does not count.
@@ -495,11 +645,20 @@ impl StoreNode {
     /// thread has changed it.
     fn end_silence(&self, before: NodeState, state: NodeState) -> bool {
         let has_changed = self.change_state(before, state);
-        // A drain that began meanwhile did not find the node live.
-        if has_changed && self.drains() {
-            self.change_state(NodeState::Live, NodeState::Draining);
+        if !has_changed {
+            return false;
         }
-        has_changed
+        // A drain that began meanwhile did not find the node live. One that was cancelled did not find it draining.
+        loop {
+            let drains = self.drains();
+            match drains {
+                true => self.change_state(NodeState::Live, NodeState::Draining),
+                false => self.change_state(NodeState::Draining, NodeState::Live),
+            };
+            if self.drains() == drains {
+                return true;
+            }
+        }
     }
 
     /// Sends a message, if a session is open.
@@ -572,5 +731,30 @@ mod tests {
         node.drain();
         assert!(node.end_silence(before, NodeState::Live));
         assert_eq!(node.state(), NodeState::Draining);
+    }
+
+    /// The message that ends the silence has read the flag just before the cancellation clears it.
+    #[test]
+    fn a_node_that_speaks_while_its_drain_is_cancelled_is_live() {
+        let key = GrantKey([1; 32]);
+        let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+        let before = node.state();
+        node.drain();
+        assert_eq!(node.undrain(), UndrainOutcome::Now);
+        assert!(node.end_silence(before, NodeState::Draining));
+        assert_eq!(node.state(), NodeState::Live);
+    }
+
+    #[test]
+    fn a_silent_node_stays_suspect_when_its_drain_is_cancelled() {
+        let key = GrantKey([1; 32]);
+        let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+        node.drain();
+        node.set_state(NodeState::Suspect);
+        assert_eq!(node.undrain(), UndrainOutcome::Now);
+        assert!(!node.is_readable() && !node.is_placeable());
+        node.heard(BootInstant(1), None);
+        assert_eq!(node.state(), NodeState::Live);
+        assert_eq!(node.undrain(), UndrainOutcome::Before);
     }
 }

@@ -58,6 +58,7 @@ pub struct Metrics {
     puts_called: IntCounter,
     puts_waiting: IntGauge,
     puts_refused: IntCounterVec,
+    puts_failed: IntCounterVec,
     put_passes: IntCounter,
     eviction_rounds: IntCounter,
     eviction_rounds_beyond_target: IntCounter,
@@ -141,7 +142,7 @@ fn whole(number: u64) -> i64 {
 }
 
 /// Whether a put that ended with `code` was refused. The block of a present key is in the pool.
-fn is_refusal(code: Code) -> bool {
+pub(crate) fn is_refusal(code: Code) -> bool {
     !matches!(code, Code::Ok | Code::Exists)
 }
 
@@ -183,16 +184,24 @@ impl Metrics {
             nodes.with_label_values(&[state]).set(0);
         }
         registry.register(Box::new(nodes.clone()))?;
-        let puts_refused = Opts::new(
-            "kvpool_master_puts_refused_total",
+        let by_code = |name: &str, help: &str| {
+            let counter = Opts::new(format!("kvpool_master_{name}"), help);
+            let counter = IntCounterVec::new(counter, &["code"])?;
+            // From zero on: a series that appears at its first event has no rate for that event.
+            for code in Code::ALL.iter().filter(|code| is_refusal(**code)) {
+                counter.with_label_values(&[code.label()]);
+            }
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        let puts_refused = by_code(
+            "puts_refused_total",
             "Blocks whose reserve or commit ended with an error, by code.",
-        );
-        let puts_refused = IntCounterVec::new(puts_refused, &["code"])?;
-        // From zero on: a series that appears at its first event has no rate for that event.
-        for code in Code::ALL.iter().filter(|code| is_refusal(**code)) {
-            puts_refused.with_label_values(&[code.label()]);
-        }
-        registry.register(Box::new(puts_refused.clone()))?;
+        )?;
+        let puts_failed = by_code(
+            "puts_failed_total",
+            "Blocks that were refused and not asked for again, by the last code.",
+        )?;
         Ok(Self {
             keys_looked_up: counter("keys_looked_up_total", "Keys that clients looked up.")?,
             keys_found: counter("keys_found_total", "Keys that lookups found in the pool.")?,
@@ -269,6 +278,7 @@ impl Metrics {
             )?,
             puts_waiting: gauge("puts_waiting", "Puts that wait for room now.")?,
             puts_refused,
+            puts_failed,
             put_passes: counter(
                 "put_passes_total",
                 "Passes over batches of puts: one per put, plus one per wake-up or end of another writer.",
@@ -425,6 +435,13 @@ impl Metrics {
     pub(crate) fn puts_refused(&self, codes: impl Iterator<Item = Code>) {
         for code in codes.filter(|code| is_refusal(*code)) {
             self.puts_refused.with_label_values(&[code.label()]).inc();
+        }
+    }
+
+    /// Counts the blocks of puts that failed in the end.
+    pub(crate) fn puts_failed(&self, codes: impl Iterator<Item = Code>) {
+        for code in codes {
+            self.puts_failed.with_label_values(&[code.label()]).inc();
         }
     }
 

@@ -21,7 +21,7 @@
 //! 6. stripes of the directory in the order of their numbers, then their lineage;
 //! 7. the extents of one segment, with no stripe locked.
 //!
-//! The replicas that were found right lately have a lock behind which no other is taken.
+//! The replicas that were found right lately have a lock behind which no other is taken. So have the refusals of puts.
 //!
 //! A thread takes the read lock of the table of segments only once at a time. A waiting writer goes
 //! before new readers, so a second read lock of the same thread would deadlock.
@@ -30,6 +30,7 @@ pub mod audit;
 mod caretaker;
 mod commit;
 mod evictor;
+mod failed_puts;
 mod inspect;
 mod nodes;
 mod overview;
@@ -151,6 +152,7 @@ pub struct Pool {
     put_queue: put_queue::PutQueue,
     quotas: quotas::QuotaQueue,
     recent_puts: recent_puts::RecentPuts,
+    failed_puts: failed_puts::FailedPuts,
     evictor_wake: Wake,
     /// For the caretaker, which nobody wakes.
     caretaker_wake: Wake,

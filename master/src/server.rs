@@ -99,7 +99,8 @@ impl Server {
             Arc::clone(&metrics),
             Arc::clone(&clock) as _,
         );
-        let seat = Arc::new(seat.guarded(Guard::new(authority)));
+        let seat = seat.guarded(Guard::new(authority)).certified(tls.clone());
+        let seat = Arc::new(seat);
         let (stop, stopped) = watch::channel(false);
         let mut tasks = JoinSet::new();
         let http_address = advertised.map_or_else(String::new, |own| own.beside(addresses.1));

@@ -12,6 +12,7 @@
 //! is the log's state at [`Standby::applied`].
 
 mod apply;
+mod audit;
 mod freed_ranges;
 mod loading;
 mod recently_freed;

@@ -184,7 +184,7 @@ impl Tier {
             extent,
             offset,
         };
-        let tick = self.directory.ticks(1).of(0);
+        let tick = medium.used_at(offset, self.directory.ticks(1).of(0));
         let block = block_at(commit, replica, tick);
         let published = self.directory.publish([block]).into_iter().next();
         let Some((id, replaced)) = published.and_then(|new| Some((new.id?, new.replaced))) else {

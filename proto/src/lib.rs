@@ -54,6 +54,7 @@ impl std::fmt::Debug for Register {
             .field("can_pull", &self.can_pull)
             .field("wants_signed_reads", &self.wants_signed_reads)
             .field("loaded", &self.loaded)
+            .field("can_undrain", &self.can_undrain)
             .finish()
     }
 }

@@ -91,6 +91,7 @@ fn both_ends_of_a_handshake_of_version_1_are_understood() {
             epoch_proof: Bytes::new(),
             wants_signed_reads: false,
             loaded: Vec::new(),
+            can_undrain: false,
         },
     );
     holds(

@@ -5,6 +5,17 @@ from typing import Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict
 
 from typing_extensions import Buffer
 
+from kvpool._native_bases import (
+    BufferHandle as BufferHandle,
+    HandoffBootstrap as HandoffBootstrap,
+    HandoffReceiving as HandoffReceiving,
+    HandoffSending as HandoffSending,
+    HandoffSession as HandoffSession,
+    ObjectStore as ObjectStore,
+    PeerEngine as PeerEngine,
+    handoff_aux_layout as handoff_aux_layout,
+    is_host_memory as is_host_memory,
+)
 from kvpool.errors import Error
 
 __version__: str
@@ -40,9 +51,27 @@ _NamespaceInfos: TypeAlias = list[NamespaceInfo]
 
 def chain_keys(
     namespace: Namespace, block_tokens: int, tokens: Sequence[SupportsIndex] | Buffer
-) -> list[bytes]: ...
+) -> list[bytes]:
+    """Returns the keys of all full blocks of `tokens`, `block_tokens` tokens each. A key is a digest of 32
+    bytes that depends on the block's tokens and on all tokens before it.
+
+    `tokens`: a sequence of ints from 0 to 2**32 - 1, or a buffer of ints, such as a numpy array. A uint32
+    buffer is read in place; other integer types of 32 or 64 bits are converted. Tokens after the last full
+    block have no key.
+
+    Raises InvalidArgumentError (a ValueError) for a token out of range or `block_tokens` below 1, and
+    TypeError for any other type.
+    """
 
 class Namespace:
+    """A namespace: its name, and the fields that the keys of its chains begin from.
+
+    Pools with equal names of namespaces see each other's blocks. Chains of `chain_keys` have equal keys when
+    the other four fields are equal. A name is up to 255 bytes of `A-Z a-z 0-9 . _ / : @ -`; an empty name
+    means "default". The other fields are any text of up to 1 KiB. Another name or a longer text raises
+    InvalidArgumentError.
+    """
+
     def __new__(
         cls,
         name: str = "",
@@ -63,11 +92,50 @@ class Namespace:
     @property
     def salt(self) -> str: ...
     @property
-    def seed(self) -> bytes: ...
+    def seed(self) -> bytes:
+        """The digest from which the namespace's chains begin: 32 bytes."""
+
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
 
 class Pool:
+    """A connection to the pool. All threads of a process can share it.
+
+    `Pool.connect` makes it; `close()` or a `with` statement closes it.
+
+    Keys: a str of 1 byte to 1 KiB in UTF-8, or the 32 bytes of a digest (see `chain_keys`).
+
+    Blocks: one buffer, or a sequence of buffers that hold the block's bytes in order. A buffer is one of:
+
+    - an object with the buffer protocol (bytes, bytearray, memoryview, array, numpy), contiguous, and
+      writable for gets;
+    - a contiguous torch tensor on the CPU or a CUDA device;
+    - an array with `__cuda_array_interface__`;
+    - an `(address, length)` pair of ints, whose memory the caller keeps alive.
+
+    No transfer touches a buffer after its call has returned. If a transfer still uses the memory 10 seconds after
+    the call's timeout, the call raises MemoryInUseError. Bytes move without a further copy, except that a GPU's
+    bytes pass through pinned host memory.
+
+    Streams: for GPU memory a call waits for the work that torch's current stream, or the stream that an array
+    names, has queued. These waits do not end by the timeout. The copies begin after the work of the default
+    stream. An `(address, length)` pair names no stream: work on it in other streams must have ended. Work that
+    is queued after the call sees the bytes. Pinned host memory is host memory: work on it must have ended.
+
+    Batches: one result for each key, in order. A failed key has an Error in its place; the other keys are
+    not affected. A wrong type raises TypeError before anything is done. Lists of different lengths, and options
+    out of range, raise InvalidArgumentError before anything is done. A key named twice is served twice.
+
+    Time: all times are in seconds, from 0 to 1,000,000. Every call that waits releases the interpreter's lock and
+    ends by its timeout. On the main thread it runs signal handlers meanwhile. An exception from a handler, such as
+    KeyboardInterrupt, ends the call, and a put may then be stored or not. With GPU memory, handlers run at
+    the end of the call.
+
+    Lifetime: a closed pool raises ClosedError. After a fork, the parent's pools raise ForkedError in the
+    child. A child whose parent had pools open at the fork cannot connect either. Connect only after the
+    fork, or start processes by spawn.
+    """
+
     @staticmethod
     def connect(
         master: str | Sequence[str] | None = None,
@@ -85,7 +153,32 @@ class Pool:
         tls_cert: str | os.PathLike[str] | None = None,
         tls_key: str | os.PathLike[str] | None = None,
         tls_server_name: str | None = None,
-    ) -> Pool: ...
+    ) -> Pool:
+        """Connects to the pool.
+
+        `master`: `host:port`, `http://host:port` or `https://host:port`, several of them separated by commas or as a
+        sequence, or `etcd://host:port/cluster`. Any master of the pool is enough: the client finds and follows the
+        leader. Default: the environment variable KVPOOL_MASTER, else `http://127.0.0.1:7070`.
+        `namespace`: clients with equal names of namespaces share blocks; registered at connect.
+        `transport`: "shm", "rdma" or "tcp" forces one transport. "auto" takes shared memory to nodes on the same
+        host, else RDMA, else TCP.
+        `token_file`: the file with the token for a pool that asks for one; it is read again when it changes. By
+        default the environment variable KVPOOL_TOKEN_FILE names it. `token`: the token itself, in its place.
+        `timeout`: the longest time for connecting, in seconds.
+        `put_timeout`, `get_timeout`, `control_timeout`: timeouts in seconds of calls without a `timeout`
+        argument. Defaults: put 10, get 5, all other calls 3.
+        `spin`: seconds for which a call polls for the master's answer before it sleeps. Polling takes a
+        whole core, so use it only where cores are idle.
+        `tls_ca`, `tls_cert`, `tls_key`: PEM files. The authority verifies masters and nodes at https:// and
+        tls:// addresses. The certificate and its key are presented to them. Defaults: the environment
+        variables KVPOOL_TLS_CA, KVPOOL_TLS_CERT, KVPOOL_TLS_KEY.
+        `tls_server_name`: the name that every certificate must have, instead of the called host. Default:
+        KVPOOL_TLS_SERVER_NAME.
+
+        Raises ConnectError when no master accepts the client. Raises InvalidArgumentError for a malformed address, an
+        option out of range, files of TLS that cannot be used, and "rdma" on a host without RDMA.
+        """
+
     def batch_put(
         self,
         keys: Sequence[Key],
@@ -99,7 +192,24 @@ class Pool:
         hard_pin: bool = False,
         upsert: bool = False,
         timeout: float | None = None,
-    ) -> list[bool | Error]: ...
+    ) -> list[bool | Error]:
+        """Puts blocks, one for each key. Returns one result for each key:
+
+        - True: the block is stored;
+        - False: the key was present, and its block is unchanged;
+        - an Error: the put failed.
+
+        `parents`: for each key the key before it in its chain, or None. The link is made if the parent is
+        present at commit.
+        `replicas`: how many replicas, 1 to 64, each on another node. With too few nodes there are fewer
+        replicas; `describe` shows them.
+        `preferred_node`: the name of the node to try first, or several in order. `prefer_same_host`: prefer
+        nodes on this host after those.
+        `soft_pin`: for so many seconds, evict the blocks after all others. `hard_pin`: never evict them.
+        `upsert`: write a new version of blocks that are present; the result is True.
+        `timeout`: seconds for the whole call, including the wait for room in a full pool.
+        """
+
     def put(
         self,
         key: Key,
@@ -113,7 +223,11 @@ class Pool:
         hard_pin: bool = False,
         upsert: bool = False,
         timeout: float | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Puts one block, as `batch_put` does. Returns True if the block is stored, False if the key was present.
+        Raises an Error if the put failed, for example FullError when no room came free within the timeout.
+        """
+
     def batch_get(
         self,
         keys: Sequence[Key],
@@ -121,23 +235,92 @@ class Pool:
         *,
         timeout: float | None = None,
         release: bool = False,
-    ) -> list[int | None | Error]: ...
-    def get(self, key: Key, *, timeout: float | None = None) -> bytes | None: ...
+    ) -> list[int | None | Error]:
+        """Gets blocks, each into the memory at its index in `into`. Returns one result for each key:
+
+        - the block's length in bytes;
+        - None: a miss, the pool does not have the block;
+        - an Error: the get failed.
+
+        The memory must be at least as long as the block; bytes after the block's end do not change. The bytes
+        are verified against the checksum of the writer. Without a hit the content of the memory is undefined.
+
+        `timeout`: seconds for the whole call.
+        `release`: wait until the master has ended the call's leases, and cache no locations. Otherwise the
+        leases end shortly after the call.
+        """
+
+    def get(self, key: Key, *, timeout: float | None = None) -> bytes | None:
+        """Gets one block as bytes; None for a miss. Raises InvalidArgumentError for an invalid key, and an Error if the
+        get failed.
+        """
+
     def get_range(
         self, key: Key, offset: int, length: int, *, timeout: float | None = None
-    ) -> bytes | None: ...
-    def is_exist(self, keys: Sequence[Key], *, lease: bool = True) -> _Bools: ...
-    def match_prefix(self, keys: Sequence[Key], *, lease: bool = True) -> Prefix: ...
+    ) -> bytes | None:
+        """Gets `length` bytes of a block, starting at byte `offset`; None for a miss. Only the 64 KiB chunks of
+        the range are moved and verified. Raises InvalidArgumentError for a range outside the block, and an
+        Error if the get failed.
+        """
+
+    def is_exist(self, keys: Sequence[Key], *, lease: bool = True) -> _Bools:
+        """Returns one bool for each key, in order: whether the pool has the block. Found blocks are leased
+        (`limits.lease_ttl` seconds at most) and count as used; with `lease=False` neither happens.
+        Raises InvalidArgumentError for an invalid key, and an Error when the master cannot be asked.
+        """
+
+    def match_prefix(self, keys: Sequence[Key], *, lease: bool = True) -> Prefix:
+        """Returns a `Prefix`: how many leading blocks of a chain the pool has, with a lease on them, in one round trip.
+        With `lease=False` nothing is leased. Raises as `is_exist` does.
+        """
+
     def get_view(
         self, key: Key, *, verify: bool = True, timeout: float | None = None
-    ) -> View | None: ...
-    def register_buffer(self, memory: Memory) -> Registration: ...
-    def remove(self, keys: Sequence[Key], *, force: bool = False) -> _BoolsOrErrors: ...
-    def remove_matching(self, regex: str, *, force: bool = False) -> tuple[int, int]: ...
-    def remove_all(self, *, force: bool = False) -> tuple[int, int]: ...
+    ) -> View | None:
+        """Returns a block in place, without a copy, from a replica on this host in shared memory; None for a miss.
+        `verify=False` skips the comparison with the checksum. Raises an Error if the call failed, or if no
+        replica of the block is in shared memory on this host.
+        """
+
+    def register_buffer(self, memory: Memory) -> Registration:
+        """Registers memory with the RDMA ports of this host, for buffers of repeated puts and gets.
+        `memory`: a writable buffer, a tensor, an array with `__cuda_array_interface__`, or an `(address, length)` pair.
+        Without RDMA this has no effect. Raises InvalidArgumentError for memory that cannot be registered or is already
+        registered, and TypeError for another object.
+        """
+
+    def remove(self, keys: Sequence[Key], *, force: bool = False) -> _BoolsOrErrors:
+        """Removes blocks. Returns one result for each key:
+
+        - True: the block is removed;
+        - False: the block was absent;
+        - an Error: the block was kept, for example LeasedError when a lease or a pin protects it.
+
+        `force` removes leased and pinned blocks too. If the master's answer is lost, the block may be present or
+        not. The client does not repeat a removal, because that could remove a block that was put since. Raises an Error
+        when the master answers for no key at all.
+        """
+
+    def remove_matching(self, regex: str, *, force: bool = False) -> tuple[int, int]:
+        """Removes every block of the namespace whose key matches a regular expression. Returns
+        `(removed, kept)`; a lease or a pin protects the kept blocks, unless `force`. Raises InvalidArgumentError for an
+        invalid expression, and an Error when the master cannot be asked.
+        """
+
+    def remove_all(self, *, force: bool = False) -> tuple[int, int]:
+        """Removes every block of the namespace. Returns `(removed, kept)`, as `remove_matching` does."""
+
     # From here on `list` is this method, so return types of later methods have aliases.
-    def list(self, regex: str = "") -> Listing: ...
-    def describe(self, keys: Sequence[Key]) -> _Descriptions: ...
+    def list(self, regex: str = "") -> Listing:
+        """Returns an iterator of `Listed` over the blocks of the namespace whose keys match a regular expression;
+        an empty expression matches all. The client fetches a page at a time and leases nothing. Blocks that
+        are put or removed meanwhile may be listed or not. The iteration raises an Error when the master cannot be
+        asked.
+        """
+
+    def describe(self, keys: Sequence[Key]) -> _Descriptions:
+        """Returns a `Description` for each key, None for a miss. Leases nothing. Raises as `is_exist` does."""
+
     def change_replicas(
         self,
         change: Literal["copy", "move", "drop"],
@@ -147,24 +330,115 @@ class Pool:
         source: str | None = None,
         to: Sequence[str] = (),
         evict: bool = False,
-    ) -> ReplicaTask: ...
-    def drain_node(self, name: str, *, force: bool = False) -> ReplicaTask: ...
-    def replica_tasks(self, ids: Sequence[int] = ()) -> _ReplicaTasks: ...
-    def cancel_replica_tasks(self, ids: Sequence[int]) -> _ReplicaTasks: ...
-    def wait_replica_task(self, id: int, timeout: float) -> ReplicaTask | None: ...
-    def create_namespace(self, namespace: Namespace, settings: Mapping[str, int] = {}) -> bool: ...
-    def change_namespace(self, name: str, settings: Mapping[str, int | None]) -> NamespaceInfo: ...
-    def delete_namespace(self, name: str, *, blocks: bool = False) -> int: ...
-    def namespace(self, name: str) -> NamespaceInfo: ...
-    def namespaces(self) -> _NamespaceInfos: ...
-    def stats(self) -> Stats: ...
-    def counters(self) -> dict[str, int]: ...
-    def latencies(self) -> dict[str, _Latency]: ...
+    ) -> ReplicaTask:
+        """Begins a task that copies, moves or drops replicas, and returns its `ReplicaTask` at once. Bytes go
+        from node to node and are verified.
+
+        `change`: 'copy' gives each block one more replica for each node of `to`; 'move' moves a replica to
+        another node; 'drop' drops the replica on the node `source`. The last readable replica stays.
+        The blocks are one of: these `keys`; the keys in which `regex` matches; without both, every block of
+        every namespace that has a replica on `source`.
+        `to`: names of nodes; empty for the node with the most free room.
+        `evict`: evict blocks that were used earlier where a target is full. Otherwise a full target fails.
+
+        Raises InvalidArgumentError for arguments that contradict each other, and an Error with the code
+        `missing` for an unknown node or `too_many_held` while too many tasks run. After another Error the
+        task may have begun: see `replica_tasks`.
+        """
+
+    def drain_node(self, name: str, *, force: bool = False) -> ReplicaTask:
+        """Takes a store node out of service: it gets no new blocks, and a task moves its blocks to other nodes,
+        the block that was used last first. Blocks that were used earlier are evicted for them. Returns the
+        `ReplicaTask`. The node may stop once its state in `stats` is `drained`. Raises an Error with the code
+        `missing` for an unknown node, and `last_node` without `force`, when no other node takes the blocks that
+        would leave with it. A repeated call moves what is left, or begins the drain anew if it was cancelled.
+        """
+
+    def undrain_node(self, name: str) -> bool:
+        """Takes a store node back into service whose drain `drain_node` began. Blocks that have moved stay where they
+        are. Returns whether the node drained until now. Raises an Error with the code `missing` for an unknown
+        node, `node_stops` for a node that stops, and `node_unheard` for a node that does not answer.
+        """
+
+    def replica_tasks(self, ids: Sequence[int] = ()) -> _ReplicaTasks:
+        """Returns the tasks with these ids that the leader knows; without ids every task. Raises an Error when
+        the master cannot be asked.
+        """
+
+    def cancel_replica_tasks(self, ids: Sequence[int]) -> _ReplicaTasks:
+        """Ends tasks, and returns those that the leader knows. Transfers in progress still end on their own.
+        Raises InvalidArgumentError without an id.
+        """
+
+    def wait_replica_task(self, id: int, timeout: float) -> ReplicaTask | None:
+        """Waits until a task has ended, for at most `timeout` seconds, and returns it as it is then. Returns None
+        if the leader does not know the task: another leader began, and the task ended with its own.
+        """
+
+    def create_namespace(self, namespace: Namespace, settings: Mapping[str, int] = {}) -> bool:
+        """Creates a namespace with settings, and returns True. A namespace that exists with the same fields keeps its
+        own settings, and the result is False.
+
+        `settings`: dict of a setting's name and its value, an int. In bytes: `memory_soft`, `memory_hard`,
+        `media_hard`, `guaranteed`, `bytes_per_second`. In blocks: `blocks_soft`, `blocks_hard`. Others:
+        `priority` (0 to 9), `requests_per_second`. docs/operations/tenancy.md says what each does.
+
+        Raises InvalidArgumentError for settings that contradict each other, and for a name that exists with
+        other fields or, when `settings` are given, with other settings.
+        """
+
+    def change_namespace(self, name: str, settings: Mapping[str, int | None]) -> NamespaceInfo:
+        """Changes settings of a namespace, durably, and returns its `NamespaceInfo`. A setting whose value is None
+        ends. Settings that are not named stay.
+
+        Raises an Error with the code `unknown_namespace`, and InvalidArgumentError for settings that contradict
+        each other. A refused change changes nothing.
+        """
+
+    def delete_namespace(self, name: str, *, blocks: bool = False) -> int:
+        """Deletes a namespace. With `blocks` its blocks leave too, despite leases and pins. Returns their number.
+
+        Raises an Error with the code `namespace_in_use` without `blocks`, when it has blocks or open puts, and
+        with the code `unknown_namespace`.
+        """
+
+    def namespace(self, name: str) -> NamespaceInfo:
+        """Returns the `NamespaceInfo` of one namespace. Raises an Error with the code `unknown_namespace`."""
+
+    def namespaces(self) -> _NamespaceInfos:
+        """Returns the `NamespaceInfo` of every namespace, sorted by name. With tokens it needs the role operator, or
+        admin in every namespace. Another role raises an Error with the code `forbidden`.
+        """
+
+    def stats(self) -> Stats:
+        """Returns the master's counts of blocks, bytes, nodes and segments. Raises an Error when the master
+        cannot be asked.
+        """
+
+    def counters(self) -> dict[str, int]:
+        """Returns the counters of this connection by name: hits, misses, bytes moved by each transport."""
+
+    def latencies(self) -> dict[str, _Latency]:
+        """Returns the latencies of this connection by operation: a dict with `count`, `seconds` (their sum), and
+        `buckets`, a list of (upper end in seconds or None, count of the bucket).
+
+        `get` and `put` are whole batches; `read_` and `write_` with a transport are transfers with one store node;
+        capitalized names are calls to the master. Operations that were never done are left out.
+        """
+
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> Limits:
+        """The pool's limits, agreed on at connect and again with each new leader."""
+
     @property
-    def closed(self) -> bool: ...
-    def close(self) -> None: ...
+    def closed(self) -> bool:
+        """Whether the pool is closed."""
+
+    def close(self) -> None:
+        """Closes the connection. Calls in progress continue to their end; later calls raise ClosedError. Views
+        stay valid. A second close has no effect.
+        """
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -175,6 +449,11 @@ class Pool:
     ) -> None: ...
 
 class Prefix:
+    """The leading blocks of a chain that are present: their number `blocks`, and the `lease` on them.
+
+    A `with` statement releases the lease at the end.
+    """
+
     @property
     def blocks(self) -> int: ...
     @property
@@ -189,10 +468,28 @@ class Prefix:
     ) -> None: ...
 
 class Lease:
-    def renew(self) -> int: ...
-    def release(self) -> None: ...
+    """A lease: the master does not evict its blocks while it runs.
+
+    A `with` statement releases it at the end; otherwise it expires. `len()` is the number of its keys.
+    """
+
+    def renew(self) -> int:
+        """Extends the lease by the master's full lease TTL. Returns how many blocks left the lease, because their
+        lease had expired. Raises ClosedError if the lease is released, also meanwhile, if another thread renews it, or
+        if the pool is closed.
+        Raises an Error when the master cannot be asked; the lease then runs on unchanged.
+        """
+
+    def release(self) -> None:
+        """Ends the lease, so that its blocks may be evicted. A second release has no effect. During a renewal
+        in another thread, that thread gives the lease back. Raises an Error when the master cannot be told, and
+        ClosedError for a closed pool; the lease then expires.
+        """
+
     @property
-    def left(self) -> float: ...
+    def left(self) -> float:
+        """Seconds until the first of the lease's blocks may be evicted; 0 after that."""
+
     def __len__(self) -> int: ...
     def __bool__(self) -> bool: ...
     def __enter__(self) -> Self: ...
@@ -205,11 +502,28 @@ class Lease:
     ) -> None: ...
 
 class View(Buffer):
+    """A block in place, read-only and without a copy: a buffer for `memoryview`, `bytes` and
+    `numpy.frombuffer`.
+
+    The node keeps the block's memory as long as the view exists, also after the block is removed or the
+    pool is closed. So release views soon. A view ends with `release()`, at the end of a `with` statement,
+    or when it is garbage. After a fork the memory is not mapped in the child: do not read buffers of the
+    view there.
+    """
+
     @property
-    def version(self) -> int: ...
+    def version(self) -> int:
+        """The version of the block: it grows with each put of the key."""
+
     @property
-    def released(self) -> bool: ...
-    def release(self) -> None: ...
+    def released(self) -> bool:
+        """Whether the view is released."""
+
+    def release(self) -> None:
+        """Releases the memory. A second call has no effect. Raises BufferError while a memoryview or an array
+        of the view exists.
+        """
+
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __enter__(self) -> Self: ...
@@ -222,9 +536,21 @@ class View(Buffer):
     ) -> None: ...
 
 class Registration:
+    """Memory that is registered with the RDMA ports of this host, so that calls need not register it again.
+
+    Without RDMA it has no effect. It ends with `unregister()`, at the end of a `with` statement, or when
+    it is garbage. The object that owns the memory stays alive until then.
+    """
+
     @property
-    def address(self) -> int: ...
-    def unregister(self) -> None: ...
+    def address(self) -> int:
+        """The address of the memory."""
+
+    def unregister(self) -> None:
+        """Ends the registration when no transfer uses the memory any more, for every thread that calls it.
+        Afterwards it has no effect.
+        """
+
     def __len__(self) -> int: ...
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -236,10 +562,18 @@ class Registration:
     ) -> None: ...
 
 class Listing(Iterator[Listed]):
+    """An iterator of `Listed` over the blocks of a namespace, a page at a time. Made by `Pool.list`. Raises ClosedError
+    once the pool is closed, and an Error when the master cannot be asked.
+    """
+
     def __iter__(self) -> Self: ...
     def __next__(self) -> Listed: ...
 
 class Listed:
+    """One block of a listing. `key`: as text. `length`: bytes. `replicas`: their number. `leased`, `pinned`:
+    whether a lease or a pin protects the block.
+    """
+
     @property
     def key(self) -> str: ...
     @property
@@ -252,6 +586,13 @@ class Listed:
     def pinned(self) -> bool: ...
 
 class Description:
+    """The master's description of one block.
+
+    `length`: bytes. `checksum`: of the block's bytes. `version`: grows with each put of the key.
+    `replicas`: list of `Replica`, in memory and on SSDs. `lease_left`, `soft_pin_left`: seconds, 0 without a lease or
+    soft pin. `hard_pin`: whether the block is never evicted.
+    """
+
     @property
     def length(self) -> int: ...
     @property
@@ -268,6 +609,12 @@ class Description:
     def hard_pin(self) -> bool: ...
 
 class Replica:
+    """One replica of a block. `node`: name of the store node. `segment`: id of the segment. `offset`: bytes
+    from the segment's start. `state`: that of the node (live, suspect, draining or drained), or hidden while the
+    replica is verified again. Of a copy on an SSD it is the medium's: ready, read_only, slow, gone, attaching or
+    absent.
+    """
+
     @property
     def node(self) -> str: ...
     @property
@@ -278,6 +625,14 @@ class Replica:
     def state(self) -> str: ...
 
 class NamespaceInfo:
+    """A namespace with its settings and use.
+
+    `name`, `model`, `dtype`, `parallel_rank`, `salt`: as its creator gave them.
+    `settings`: dict of the settings that it has, by name; see `Pool.create_namespace`.
+    `memory`: bytes of its blocks and open puts. `media`: bytes of its copies on SSD, with their headers.
+    `blocks`: its blocks in memory. `copies`: its copies on SSD. `open_puts`: its puts that have not ended.
+    """
+
     @property
     def name(self) -> str: ...
     @property
@@ -302,6 +657,18 @@ class NamespaceInfo:
     def open_puts(self) -> int: ...
 
 class ReplicaTask:
+    """A task that copies, moves or drops replicas. The leader keeps it in memory, so another leader does not
+    know it.
+
+    `id`: int. `change`: copy, move or drop. `state`: running, done, failed or cancelled.
+    `blocks`: the blocks of the task, each counted once for each target. `changed`: those with the wanted
+    change. `gone`: those that left meanwhile, or needed no change. `failed`: those without the change.
+    `bytes`: bytes that arrived at their targets. `failure`: the last Error of a block, or None.
+    `age`, `idle`: seconds since the task began, and since its last change.
+    `source`: the node whose replicas move or are dropped, empty for any. `to`: the target nodes, empty for
+    the nodes with the most free room.
+    """
+
     @property
     def id(self) -> int: ...
     @property
@@ -330,6 +697,10 @@ class ReplicaTask:
     def to(self) -> list[str]: ...
 
 class Limits:
+    """The pool's limits. `max_block`: the largest block, in bytes. `max_batch_keys`: the most keys in one
+    message; larger batches are split. `lease_ttl`: how long the master leases found blocks, in seconds.
+    """
+
     @property
     def max_block(self) -> int: ...
     @property
@@ -338,6 +709,15 @@ class Limits:
     def lease_ttl(self) -> float: ...
 
 class Stats:
+    """The master's counts. `epoch`: the term. `blocks`: the visible blocks. `reservations`: the puts that have not
+    ended.
+
+    `capacity`: bytes of memory that the store nodes contribute. `used`: bytes of blocks, open puts and quarantine.
+    `quarantine`: bytes of removed blocks that cannot be given out yet. `nodes`: list of `Node`. `uptime`: seconds.
+    `counters`: the master's counters by name. `namespaces`: the names of the known namespaces.
+    With tokens, reader and writer see the term, the uptime and their namespaces alone. The rest is 0 or empty.
+    """
+
     @property
     def epoch(self) -> int: ...
     @property
@@ -360,6 +740,11 @@ class Stats:
     def namespaces(self) -> list[str]: ...
 
 class Node:
+    """A store node. `state`: live, suspect, draining or drained (it may stop). `incarnation`: text, another after each
+    restart of the node. `data_address`: the data port, host:port. `heartbeat_age`: seconds since the last heartbeat.
+    `segments`: list of `Segment`.
+    """
+
     @property
     def name(self) -> str: ...
     @property
@@ -374,6 +759,10 @@ class Node:
     def segments(self) -> list[Segment]: ...
 
 class Segment:
+    """A segment of a store node. `id`: int. `capacity`, `used`, `quarantine`, `largest_free`: bytes. `free_ranges`: the
+    number of separate free ranges.
+    """
+
     @property
     def id(self) -> int: ...
     @property
@@ -387,241 +776,8 @@ class Segment:
     @property
     def largest_free(self) -> int: ...
 
-# The base of `mooncake.engine` and `mooncake.store`; not for other callers.
-
 class MemoryUse:
-    def has_ended(self, timeout: float) -> bool: ...
+    """Memory of a call that has ended, and that a transfer may still use."""
 
-class PeerEngine:
-    """One session of memory that peers may read and write: the base of `mooncake.engine`.
-
-    Addresses and lengths are in bytes, timeouts in seconds. A transfer raises:
-
-    - TimeoutError at its deadline;
-    - ConnectionError when the peer cannot be reached or closes the connection;
-    - PermissionError without the peer's secret;
-    - ValueError for memory that is not registered at the peer or is not mapped here.
-    """
-
-    def __init__(
-        self, host: str, port: int, name: str, secret: str, rdma_devices: list[str] | None = None
-    ) -> None: ...
-    def port(self) -> int: ...
-    def ports(self) -> tuple[list[str], str | None]: ...
-    def route(self, target: str, timeout: float) -> tuple[str, str | None]: ...
-    def news(self) -> list[tuple[str, tuple[str, str | None]]]: ...
-    def register(self, address: int, length: int) -> None: ...
-    def unregister(self, address: int) -> bool: ...
-    def transfer(
-        self,
-        target: str,
-        write: bool,
-        addresses: list[int],
-        remotes: list[int],
-        lengths: list[int],
-        timeout: float,
-        message: bytes | None = None,
-    ) -> None: ...
-    def submit(
-        self,
-        target: str,
-        write: bool,
-        addresses: list[int],
-        remotes: list[int],
-        lengths: list[int],
-        timeout: float,
-        message: bytes | None = None,
-    ) -> int: ...
-    def status(self, number: int) -> int | None: ...
-    def wait(self, number: int, timeout: float) -> int | None: ...
-    def failure(self, number: int) -> str | None: ...
-    def messages(self) -> list[bytes]: ...
-    def first_registered(self, target: str, timeout: float) -> int | None: ...
-    def write_bytes(self, address: int, data: bytes) -> None: ...
-    def read_bytes(self, address: int, length: int) -> bytes: ...
-    def close(self) -> bool: ...
-
-class BufferHandle:
-    @property
-    def in_place(self) -> bool: ...
-    def ptr(self) -> int: ...
-    def size(self) -> int: ...
-    def __len__(self) -> int: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-
-_How = tuple[int, list[str], bool, int | None, bool]
-_Replica = tuple[str, int, int, str]
-_TaskState = Literal["running", "done", "failed", "cancelled"]
-
-class ObjectStore:
-    def connect(
-        self,
-        masters: list[str],
-        namespace: str,
-        rdma_devices: list[str],
-        patience: tuple[int, int, int, int],
-    ) -> tuple[int, str]: ...
-    def add_segment(
-        self,
-        masters: list[str],
-        size: int,
-        ssd: list[str],
-        name: str,
-        listen: str,
-        advertise: str,
-        rdma_devices: list[str],
-        within_ms: int,
-    ) -> tuple[int, str, list[str]]: ...
-    def remove_segment(self, name: str) -> int: ...
-    def register(self, address: int, length: int) -> int: ...
-    def unregister(self, address: int) -> int: ...
-    def health(self) -> int: ...
-    def is_set_up(self) -> bool: ...
-    def max_block(self) -> int: ...
-    @staticmethod
-    def last_error() -> str: ...
-    def missing_rights(self) -> list[str]: ...
-    def close(self) -> tuple[int, list[int]]: ...
-    def put_values(
-        self, keys: Sequence[str], values: Sequence[Sequence[Buffer]], how: _How, upsert: bool
-    ) -> list[int]: ...
-    def put_from(
-        self,
-        keys: Sequence[str],
-        addresses: Sequence[int],
-        lengths: Sequence[int],
-        how: _How,
-        upsert: bool,
-    ) -> list[int]: ...
-    def put_from_many(
-        self,
-        keys: Sequence[str],
-        addresses: Sequence[Sequence[int]],
-        lengths: Sequence[Sequence[int]],
-        how: _How,
-        upsert: bool,
-    ) -> list[int]: ...
-    def get_into(
-        self, keys: Sequence[str], addresses: Sequence[int], lengths: Sequence[int]
-    ) -> list[int]: ...
-    def are_of_host(self, addresses: Sequence[int], lengths: Sequence[int], write: bool) -> list[bool]: ...
-    def get_into_many(
-        self,
-        keys: Sequence[str],
-        addresses: Sequence[Sequence[int]],
-        lengths: Sequence[Sequence[int]],
-    ) -> list[int]: ...
-    def get_values(self, keys: Sequence[str]) -> list[bytes]: ...
-    def get_handle(self, key: str) -> BufferHandle | None: ...
-    def get_handles(self, keys: Sequence[str]) -> list[BufferHandle | None]: ...
-    def exist(self, keys: Sequence[str]) -> list[int]: ...
-    def size(self, key: str) -> int: ...
-    def describe(
-        self, keys: Sequence[str]
-    ) -> tuple[int, list[tuple[int, list[_Replica]] | None]]: ...
-    def remove(self, keys: Sequence[str], force: bool) -> list[int]: ...
-    def drop_replicas(self, keys: Sequence[str], node: str) -> int: ...
-    def begin_replica_task(self, key: str, source: str | None, to: list[str]) -> tuple[int, int]: ...
-    def replica_task(
-        self, id: int
-    ) -> tuple[int, tuple[Literal["copy", "move", "drop"], _TaskState, float, float, str] | None]: ...
-    def remove_pattern(self, pattern: str, force: bool) -> int: ...
-    def remove_namespace(self, force: bool) -> int: ...
-    def get_ranges(
-        self,
-        keys: Sequence[str],
-        addresses: Sequence[int],
-        lengths: Sequence[int],
-        offsets: Sequence[int],
-    ) -> list[int]: ...
-    def get_session_start(self, keys: Sequence[str]) -> list[int]: ...
-    def get_session_end(self, keys: Sequence[str]) -> list[int]: ...
-    def put_session_start(
-        self, keys: Sequence[str], sizes: Sequence[int], how: _How
-    ) -> list[int]: ...
-    def put_session_write(
-        self,
-        keys: Sequence[str],
-        addresses: Sequence[Sequence[int]],
-        lengths: Sequence[Sequence[int]],
-        offsets: Sequence[Sequence[int]],
-    ) -> list[int]: ...
-    def put_session_end(self, keys: Sequence[str]) -> list[int]: ...
-    def put_session_revoke(self, keys: Sequence[str]) -> list[int]: ...
-
-# The base of `kvpool.handoff`; not for other callers.
-
-class HandoffSession:
-    """One process's end of its hand-offs: the base of `kvpool.handoff.Session`."""
-
-    def __init__(
-        self,
-        states: list[tuple[str, int, int, int, str, tuple[int, int, int]]],
-        page_tokens: int,
-        listen: tuple[str, int],
-        advertise: str | None,
-        name: str,
-        secret: str,
-        tensor: tuple[int, int],
-        pipeline: tuple[int, list[int]],
-        hidden_bytes: int,
-        failure_probability: float,
-        pins: tuple[int | None, int, float],
-    ) -> None: ...
-    @property
-    def address(self) -> str: ...
-    def pinned(self) -> int: ...
-    def waiting(self) -> int: ...
-    def decline(self, room: int, senders: list[str], no_pages: bool) -> None: ...
-    def send(
-        self,
-        room: int,
-        pages: list[int],
-        decode_tp: int,
-        timeout: float,
-        patience: float | None,
-    ) -> HandoffSending: ...
-    def offer(
-        self, room: int, pages: list[int], decode_tp: int, timeout: float
-    ) -> HandoffSending: ...
-    def receive(
-        self,
-        room: int,
-        pages: list[int],
-        held: int,
-        senders: list[str],
-        prefill_tp: int,
-        prefill_layers: list[int],
-        aux: bool,
-        timeout: float,
-        patience: float | None,
-    ) -> HandoffReceiving: ...
-    def close(self) -> bool: ...
-
-class HandoffSending:
-    """Prefill's end of one request: the base of `kvpool.handoff.Sending`."""
-
-    def state(self) -> tuple[int, str | None, bool]: ...
-    def produced(self, pages: tuple[int, int], layers: tuple[int, int] | None) -> None: ...
-    def finish(self, aux: bytes) -> None: ...
-    def wait(self, timeout: float) -> int: ...
-    def abort(self) -> None: ...
-
-class HandoffReceiving:
-    """Decode's end of one request: the base of `kvpool.handoff.Receiving`."""
-
-    def state(self) -> tuple[int, str | None, bool]: ...
-    def aux(self) -> bytes | None: ...
-    def wait(self, timeout: float) -> int: ...
-    def abort(self) -> None: ...
-
-class HandoffBootstrap:
-    """The HTTP server of the bootstrap registry: the base of `kvpool.handoff.Bootstrap`."""
-
-    def __init__(self, host: str, port: int) -> None: ...
-    @property
-    def address(self) -> str: ...
-    def close(self) -> None: ...
-
-def is_host_memory(address: int, length: int, write: bool) -> bool: ...
-def handoff_aux_layout(hidden_bytes: int) -> tuple[list[tuple[str, int, int]], int]: ...
+    def has_ended(self, timeout: float) -> bool:
+        """Whether no transfer uses the memory any more. Waits for it, for `timeout` seconds at most."""

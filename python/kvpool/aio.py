@@ -337,6 +337,10 @@ class Pool:
         """As `kvpool.Pool.drain_node`."""
         return await self._threads.run(self._pool.drain_node, name, force=force)
 
+    async def undrain_node(self, name: str) -> bool:
+        """As `kvpool.Pool.undrain_node`."""
+        return await self._threads.run(self._pool.undrain_node, name)
+
     async def replica_tasks(self, ids: Sequence[int] = ()) -> list[kvpool.ReplicaTask]:
         """As `kvpool.Pool.replica_tasks`."""
         return await self._threads.run(self._pool.replica_tasks, ids)

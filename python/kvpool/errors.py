@@ -56,8 +56,8 @@ class Error(Exception):
 
 
 class InvalidArgumentError(Error, ValueError):
-    """An invalid value: a key over 1 KiB, an empty or too large block, read-only memory for a get, or a
-    range outside its block."""
+    """An invalid value: a key over 1 KiB, an empty or too large block, a block that no quota of its
+    namespace takes, read-only memory for a get, or a range outside its block."""
 
 
 class ConnectError(Error, ConnectionError):
@@ -119,6 +119,7 @@ class MemoryInUseError(Error):
 _OF_CODE: dict[str, type[Error]] = {
     "invalid_argument": InvalidArgumentError,
     "too_large": InvalidArgumentError,
+    "over_quota": InvalidArgumentError,
     "out_of_range": InvalidArgumentError,
     "unreachable": UnreachableError,
     "not_leader": UnreachableError,

@@ -58,7 +58,10 @@ __all__ = [
 
 
 class Poll(enum.IntEnum):
-    """The state of a room on one rank. The state of a room over several ranks is the least of theirs."""
+    """The state of a room on one rank. The state of a room over several ranks is the least of theirs.
+
+    FAILED and SUCCESS are final. BOOTSTRAPPING: not all ranks of the other side are known. WAITING_FOR_INPUT: all
+    ranks agree, and no byte has moved. TRANSFERRING: bytes move."""
 
     FAILED = 0
     BOOTSTRAPPING = 1
@@ -98,7 +101,8 @@ class State:
 
 
 class AuxLayout:
-    """The layout of a slot of metadata, as engines of disaggregated serving know it."""
+    """The layout of a slot of metadata, as engines of disaggregated serving know it. A slot has `slot_bytes` bytes.
+    `hidden_bytes`: the bytes of the hidden states of one token; 0 when none are sent."""
 
     def __init__(self, hidden_bytes: int = 0) -> None:
         fields, self.slot_bytes = _native.handoff_aux_layout(hidden_bytes)
@@ -133,11 +137,12 @@ class _Transfer:
         return self._native.state()[2]
 
     def wait(self, timeout: float) -> Poll:
-        """Waits until the request has ended and its pages are released, at most `timeout` seconds."""
+        """Waits until the request has ended and its pages are released, at most `timeout` seconds. Returns the
+        present state then. Raises InvalidArgumentError for a negative timeout."""
         return Poll(self._native.wait(timeout))
 
     def abort(self) -> None:
-        """Aborts the request at both ends."""
+        """Aborts the request at all ends, with the error `draining`. Does nothing once the request has ended."""
         self._native.abort()
 
 
@@ -154,7 +159,9 @@ class Sending(_Transfer):
         layers: int | None = None,
     ) -> None:
         """Sends `pages` pages of the request from `first_page` on, which are computed. With layers, only these
-        layers are sent. Name each page and layer once."""
+        layers are sent: `layers` of them from `first_layer` on, or one. Layers count from the model's first. Name
+        each page and layer once. Raises InvalidArgumentError for pages outside the request, and for layers that
+        this rank does not have."""
         of_layers = None
         if first_layer is not None:
             of_layers = (first_layer, first_layer + (1 if layers is None else layers))
@@ -162,7 +169,8 @@ class Sending(_Transfer):
 
     def finish(self, aux: bytes | None = None) -> None:
         """Ends the request, after `produced` has named each page and layer once. `aux` is the slot of metadata,
-        for a receiver that asks for it; its field `room` is filled in."""
+        for a receiver that asks for it; its field `room` is filled in. Raises InvalidArgumentError while a page or
+        layer is not named, and for a slot that is too long."""
         self._native.finish(aux or b"")
 
 
@@ -278,8 +286,8 @@ class Session(_Closed):
     reason, for tests of callers.
 
     `pin_limit`: the pages that all offers together may pin, no limit by default. `pin_reserve`: the
-    percentage of `pin_limit` that stays free. `back_off`: how long a process that declined for want of pages
-    is not served, in seconds.
+    percentage of `pin_limit` that stays free, 0 to 100. `back_off`: how long a process that declined for want of
+    pages is not served, in seconds.
 
     Raises InvalidArgumentError for memory that is not this process's, and for ranks that do not divide.
     """
@@ -336,7 +344,8 @@ class Session(_Closed):
         return self._native.address
 
     def pinned(self) -> int:
-        """The number of pages of requests that are being sent."""
+        """The number of pages of requests that are being sent, counted once for each request. Offers that wait
+        are not among them."""
         return self._native.pinned()
 
     def waiting(self) -> int:
@@ -346,8 +355,9 @@ class Session(_Closed):
     def decline(self, room: int, senders: Sequence[str], *, no_pages: bool = True) -> None:
         """Ends a request that this process asks nothing of, at all ends: prefill's pages are free, and other
         ranks of decode fail. With `no_pages` the reason is `full`, and prefill serves this process again after
-        its `back_off`; otherwise it is `draining`. `senders`: the addresses of all ranks of prefill. Prefill is
-        told once: if the message is lost, its own timeout ends the request."""
+        its `back_off`; otherwise it is `draining`. `senders`: the addresses of all ranks of prefill. Prefill
+        takes the message unless other processes have asked for all places of the request. Prefill is told once:
+        if the message is lost, its own timeout ends the request."""
         self._native.decline(room, list(senders), no_pages)
 
     def send(
@@ -362,7 +372,8 @@ class Session(_Closed):
         """Sends a request's pages to decode. `pages`: this rank's pages, from the request's first token.
         Keep them until `released`. `decode_tp`: the number of decode's tensor-parallel ranks. `timeout`: the
         longest time of all, in seconds. `patience`: how long decode may take to ask, 30 s by default. Raises
-        an Error with the code `in_progress` while the room is open."""
+        an Error with the code `in_progress` while the room is open. Raises InvalidArgumentError for a page that
+        does not exist, and for numbers of ranks of which neither divides the other."""
         return Sending(self._native.send(room, list(pages), decode_tp, timeout, patience))
 
     def offer(
@@ -370,7 +381,8 @@ class Session(_Closed):
     ) -> Offering:
         """Offers a request's pages, all of them computed, for decode to pull. They stay pinned until
         decode has them, its process is lost, or `timeout` seconds have passed. While the pins of other offers
-        exceed the session's `pin_limit`, the offer waits: BOOTSTRAPPING, and `full` after the timeout."""
+        exceed the part of the session's `pin_limit` that offers may use, the offer waits: BOOTSTRAPPING, and
+        `full` after the timeout. Raises as `send` does."""
         return Offering(self._native.offer(room, list(pages), decode_tp, timeout))
 
     def pull(
@@ -422,11 +434,13 @@ class Session(_Closed):
         patience: float | None = None,
     ) -> Receiving:
         """Receives a request's pages from prefill. A page that another open request receives into fails this
-        one with `in_progress`. `held`: the number of the request's first pages that
-        are here already; `pages`: this rank's pages for those after them. `senders`: the addresses of
-        all ranks of prefill, the ranks of the first stage first. `prefill_layers`: the layers of each
-        stage, those of this session by default. `timeout`: the longest time of all, in seconds. `patience`:
-        how long prefill may take to open its room, 30 s by default."""
+        one with `in_progress`. `held`: the number of the request's first pages that are here already; `pages`: this
+        rank's pages for those after them. `senders`: the addresses of all ranks of prefill, "host:port", the ranks
+        of the first stage first. `prefill_tp`: the number of prefill's tensor-parallel ranks, by default the senders
+        of each stage. `prefill_layers`: the number of layers of each stage of prefill, those of this session by
+        default. `aux`: whether to ask for the slot of metadata. `timeout`: the longest time of all, in seconds.
+        `patience`: how long prefill may take to open its room, 30 s by default. Raises InvalidArgumentError for a
+        page that does not exist or is named twice, and for numbers of ranks or layers that do not fit."""
         stages = self._stages if prefill_layers is None else list(prefill_layers)
         ranks = max(1, len(senders) // len(stages)) if prefill_tp is None else prefill_tp
         native = self._native.receive(

@@ -180,7 +180,8 @@ pub(crate) fn pack_texts(keys: &Bound<'_, PyAny>, packer: PackedKeys) -> PyResul
 ///
 /// Pools with equal names of namespaces see each other's blocks. Chains of `chain_keys` have equal keys when
 /// the other four fields are equal. A name is up to 255 bytes of `A-Z a-z 0-9 . _ / : @ -`; an empty name
-/// means "default". The other fields are any text of up to 1 KiB.
+/// means "default". The other fields are any text of up to 1 KiB. Another name or a longer text raises
+/// InvalidArgumentError.
 #[pyclass(frozen, eq, hash, get_all, module = "kvpool")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Namespace {

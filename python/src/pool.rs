@@ -60,8 +60,9 @@ use std::time::Duration;
 /// - an array with `__cuda_array_interface__`;
 /// - an `(address, length)` pair of ints, whose memory the caller keeps alive.
 ///
-/// No transfer touches a buffer after its call has returned. Bytes move without a further copy, except that
-/// a GPU's bytes pass through pinned host memory.
+/// No transfer touches a buffer after its call has returned. If a transfer still uses the memory 10 seconds after
+/// the call's timeout, the call raises MemoryInUseError. Bytes move without a further copy, except that a GPU's
+/// bytes pass through pinned host memory.
 ///
 /// Streams: for GPU memory a call waits for the work that torch's current stream, or the stream that an array
 /// names, has queued. These waits do not end by the timeout. The copies begin after the work of the default
@@ -69,10 +70,11 @@ use std::time::Duration;
 /// is queued after the call sees the bytes. Pinned host memory is host memory: work on it must have ended.
 ///
 /// Batches: one result for each key, in order. A failed key has an Error in its place; the other keys are
-/// not affected. A wrong type raises TypeError before anything is done. A key named twice is served twice.
+/// not affected. A wrong type raises TypeError before anything is done. Lists of different lengths, and options
+/// out of range, raise InvalidArgumentError before anything is done. A key named twice is served twice.
 ///
-/// Time: all times are in seconds. Every call that waits releases the interpreter's lock and ends by its
-/// timeout. On the main thread it runs signal handlers meanwhile. An exception from a handler, such as
+/// Time: all times are in seconds, from 0 to 1,000,000. Every call that waits releases the interpreter's lock and
+/// ends by its timeout. On the main thread it runs signal handlers meanwhile. An exception from a handler, such as
 /// KeyboardInterrupt, ends the call, and a put may then be stored or not. With GPU memory, handlers run at
 /// the end of the call.
 ///
@@ -201,7 +203,8 @@ impl Pool {
     /// `tls_server_name`: the name that every certificate must have, instead of the called host. Default:
     /// KVPOOL_TLS_SERVER_NAME.
     ///
-    /// Raises ConnectError when no master accepts the client, ValueError for an address that is malformed.
+    /// Raises ConnectError when no master accepts the client. Raises InvalidArgumentError for a malformed address, an
+    /// option out of range, files of TLS that cannot be used, and "rdma" on a host without RDMA.
     #[staticmethod]
     #[pyo3(signature = (master=None, *, namespace=None, transport="auto", token=String::new(),
         token_file=None, timeout=5.0, put_timeout=None, get_timeout=None, control_timeout=None, spin=0.0, tls_ca=None,
@@ -266,7 +269,7 @@ impl Pool {
     /// `preferred_node`: the name of the node to try first, or several in order. `prefer_same_host`: prefer
     /// nodes on this host after those.
     /// `soft_pin`: for so many seconds, evict the blocks after all others. `hard_pin`: never evict them.
-    /// `upsert`: write a new version of blocks that are present.
+    /// `upsert`: write a new version of blocks that are present; the result is True.
     /// `timeout`: seconds for the whole call, including the wait for room in a full pool.
     #[pyo3(signature = (keys, blocks, *, parents=None, replicas=Whole::ONE, preferred_node=None,
         prefer_same_host=false, soft_pin=None, hard_pin=false, upsert=false, timeout=None))]
@@ -404,7 +407,8 @@ impl Pool {
         })
     }
 
-    /// Gets one block as bytes; None for a miss. Raises an Error if the get failed.
+    /// Gets one block as bytes; None for a miss. Raises InvalidArgumentError for an invalid key, and an Error if the
+    /// get failed.
     #[pyo3(signature = (key, *, timeout=None))]
     fn get<'py>(
         &self,
@@ -504,7 +508,7 @@ impl Pool {
         list_of_alike(py, &present)
     }
 
-    /// Returns how many leading blocks of a chain the pool has, with a lease on them, in one round trip.
+    /// Returns a `Prefix`: how many leading blocks of a chain the pool has, with a lease on them, in one round trip.
     /// With `lease=False` nothing is leased. Raises as `is_exist` does.
     #[pyo3(signature = (keys, *, lease=true))]
     fn match_prefix(
@@ -541,8 +545,9 @@ impl Pool {
     }
 
     /// Registers memory with the RDMA ports of this host, for buffers of repeated puts and gets.
-    /// `memory`: a writable buffer, a tensor, or an `(address, length)` pair. Without RDMA this has no effect.
-    /// Raises InvalidArgumentError for memory that cannot be registered or is already registered.
+    /// `memory`: a writable buffer, a tensor, an array with `__cuda_array_interface__`, or an `(address, length)` pair.
+    /// Without RDMA this has no effect. Raises InvalidArgumentError for memory that cannot be registered or is already
+    /// registered, and TypeError for another object.
     fn register_buffer(&self, memory: &Bound<'_, PyAny>) -> PyResult<Registration> {
         Registration::new(self.open()?, memory)
     }
@@ -554,7 +559,8 @@ impl Pool {
     /// - an Error: the block was kept, for example LeasedError when a lease or a pin protects it.
     ///
     /// `force` removes leased and pinned blocks too. If the master's answer is lost, the block may be present or
-    /// not. The client does not repeat a removal, because that could remove a block that was put since.
+    /// not. The client does not repeat a removal, because that could remove a block that was put since. Raises an Error
+    /// when the master answers for no key at all.
     #[pyo3(signature = (keys, *, force=false))]
     fn remove<'py>(
         &self,
@@ -582,7 +588,8 @@ impl Pool {
     }
 
     /// Removes every block of the namespace whose key matches a regular expression. Returns
-    /// `(removed, kept)`; a lease or a pin protects the kept blocks, unless `force`.
+    /// `(removed, kept)`; a lease or a pin protects the kept blocks, unless `force`. Raises InvalidArgumentError for an
+    /// invalid expression, and an Error when the master cannot be asked.
     #[pyo3(signature = (regex, *, force=false))]
     fn remove_matching(&self, py: Python<'_>, regex: String, force: bool) -> PyResult<(u64, u64)> {
         self.remove_whole(py, Remove::Pattern(regex), force)
@@ -596,7 +603,8 @@ impl Pool {
 
     /// Returns an iterator of `Listed` over the blocks of the namespace whose keys match a regular expression;
     /// an empty expression matches all. The client fetches a page at a time and leases nothing. Blocks that
-    /// are put or removed meanwhile may be listed or not.
+    /// are put or removed meanwhile may be listed or not. The iteration raises an Error when the master cannot be
+    /// asked.
     #[pyo3(signature = (regex=String::new()))]
     fn list(&self, regex: String) -> PyResult<Listing> {
         self.open()?;

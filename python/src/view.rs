@@ -77,7 +77,7 @@ impl Drop for View {
 
 #[pymethods]
 impl View {
-    /// The version of the block.
+    /// The version of the block: it grows with each put of the key.
     #[getter]
     fn version(&self) -> u64 {
         self.version

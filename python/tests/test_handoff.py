@@ -1,5 +1,6 @@
 """Hand-offs between sessions of this process, and with one that is killed."""
 
+import inspect
 import os
 import signal
 import subprocess
@@ -97,6 +98,13 @@ def eventually(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.001)
+
+
+def test_p1_and_p7_the_defaults_are_the_documents() -> None:
+    of_session = inspect.signature(handoff.Session).parameters
+    assert (of_session["pin_reserve"].default, of_session["back_off"].default) == (2, 2.0)
+    assert of_session["pin_limit"].default is None
+    assert inspect.signature(handoff.Session.offer).parameters["timeout"].default == 360.0
 
 
 def test_p5_an_offer_waits_while_98_of_100_pages_and_one_more_are_pinned() -> None:

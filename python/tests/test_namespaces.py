@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 
 import kvpool
@@ -53,9 +54,12 @@ def test_a_hard_quota_set_from_python_holds(live: LivePool, pool: kvpool.Pool) -
             assert pool.namespace("small").memory <= 4 * MIB
         assert other.get("block-11") == bytes([11]) * MIB
         assert other.get("block-0") is None
-        with pytest.raises(kvpool.Error) as raised:
-            other.put("larger than the quota", bytes(5 * MIB))
-    assert raised.value.code == "memory_quota"
+        begun = time.monotonic()
+        with pytest.raises(kvpool.InvalidArgumentError) as raised:
+            other.put("larger than the quota", bytes(5 * MIB), timeout=60)
+        assert time.monotonic() - begun < 30, "no time makes the quota larger"
+    assert raised.value.code == "over_quota" and not raised.value.is_retryable
+    assert str(5 * MIB) in str(raised.value) and str(4 * MIB) in str(raised.value)
 
 
 def test_settings_change_and_end(pool: kvpool.Pool) -> None:

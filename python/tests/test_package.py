@@ -1,10 +1,15 @@
 """The installed package, as a newcomer finds it."""
 
+import ast
+import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import kvpool
+from kvpool import _native
 
 
 def test_the_version_is_a_number() -> None:
@@ -14,6 +19,29 @@ def test_the_version_is_a_number() -> None:
 def test_a_pool_lives_with_the_commands_of_the_wheel(shared_pool) -> None:
     status = shared_pool.kvctl("status")
     assert "node-0" in str(status)
+
+
+def documented() -> Iterator[tuple[str, str, str]]:
+    """Each class, function, method and property of the stub file: its docstring there, and that of the module."""
+    stub = Path(kvpool.__file__).with_name("_native.pyi")
+    for node in ast.parse(stub.read_text()).body:
+        if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or not hasattr(_native, node.name):
+            continue
+        owner = getattr(_native, node.name)
+        yield node.name, ast.get_docstring(node) or "", inspect.cleandoc(owner.__doc__ or "")
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef) and not part.name.startswith("__"):
+                doc = getattr(owner, part.name).__doc__ or ""
+                yield f"{node.name}.{part.name}", ast.get_docstring(part) or "", inspect.cleandoc(doc)
+
+
+def test_editors_show_the_docstrings_of_the_module() -> None:
+    found = list(documented())
+    assert len(found) > 100
+    for name, here, there in found:
+        assert here == there, name
+    methods = [there for name, _, there in found if name.startswith("Pool.")]
+    assert len(methods) > 30 and all(methods)
 
 
 def said(rust_log: str | None) -> str:

@@ -67,7 +67,8 @@ def test_replicas_are_copied_moved_and_dropped(pool: kvpool.Pool) -> None:
 def test_the_last_replica_of_a_block_is_not_dropped(pool: kvpool.Pool) -> None:
     task = ended(pool, pool.change_replicas("drop", KEYS[:3], source="node-0"))
     assert (task.state, task.failed) == ("failed", 3)
-    assert isinstance(task.failure, kvpool.LeasedError)
+    assert task.failure is not None and task.failure.code == "last_replica"
+    assert not task.failure.is_retryable and "last replica" in str(task.failure)
     assert places(pool) == [["node-0"]] * 20
 
 
@@ -104,6 +105,7 @@ Call = Callable[[kvpool.Pool], object]
         (lambda p: p.change_replicas("copy", KEYS, to=["node-9"]), "missing"),
         (lambda p: p.change_replicas("copy", regex="["), "invalid_argument"),
         (lambda p: p.drain_node("node-9"), "missing"),
+        (lambda p: p.undrain_node("node-9"), "missing"),
         (lambda p: p.cancel_replica_tasks([]), "invalid_argument"),
         (lambda p: p.wait_replica_task(1, -1), "invalid_argument"),
     ],
@@ -125,6 +127,11 @@ def test_a_node_is_drained(make_pool: Callable[..., LivePool]) -> None:
         assert places(pool) == [["node-1"]] * 20
         assert pool.put("later", b"x", preferred_node="node-0") is True
         assert places(pool, ["later"]) == [["node-1"]]
+        assert pool.undrain_node("node-0") is True
+        assert [node.state for node in pool.stats().nodes] == ["live", "live"]
+        assert pool.put("back", b"x", preferred_node="node-0") is True
+        assert places(pool, ["back"]) == [["node-0"]]
+        assert pool.undrain_node("node-0") is False
         assert holds_every_byte(pool)
 
 
@@ -149,5 +156,6 @@ def test_the_calls_have_an_async_form(nodes: LivePool, pool: kvpool.Pool) -> Non
             assert [known.id for known in await other.cancel_replica_tasks([task.id])] == [task.id]
             with pytest.raises(kvpool.Error, match="node-9"):
                 await other.drain_node("node-9")
+            assert await other.undrain_node("node-0") is False
 
     asyncio.run(work())

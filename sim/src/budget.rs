@@ -64,7 +64,7 @@ pub(crate) fn is_kept(world: &World, terms: u64) -> Result<(), String> {
     let Some(limit) = plan.writes_per_day.filter(|_| plan.pins.is_empty()) else {
         return Ok(());
     };
-    let jumps = plan.faults.iter().map(|(_, fault)| match fault {
+    let jumps = plan.all_faults().map(|fault| match fault {
         Fault::ClockJumps(_, ms) => *ms,
         _ => 0,
     });

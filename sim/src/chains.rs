@@ -3,7 +3,6 @@
 use crate::load::parent_of;
 use crate::sight::Sight;
 use kvpool_master::directory::StoredBlock;
-use kvpool_master::pool::Pool;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Key, SegmentId, Version};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,9 +38,8 @@ pub(crate) struct Orphan {
 /// Blocks and those before them in their chains, by their versions.
 pub(crate) type Behind = BTreeMap<Version, Version>;
 
-/// The links of a leader's blocks in memory.
-pub(crate) fn links_of(pool: &Pool) -> Behind {
-    let blocks = pool.stored_blocks();
+/// The links of blocks in memory.
+pub(crate) fn links_of(blocks: &[StoredBlock]) -> Behind {
     let of = |block: &StoredBlock, key: &Key| (block.namespace, key.to_string());
     let versions: BTreeMap<(NamespaceId, String), Version> = blocks
         .iter()
@@ -57,10 +55,13 @@ pub(crate) fn links_of(pool: &Pool) -> Behind {
 impl Chains {
     /// A link that a leader lacks, though it has both blocks: the child's version, and the parent's. A parent that was
     /// put after its child is left out: whether the two are linked depends on how a leader has read the log.
-    pub(crate) fn lost_at(&self, pool: &Pool, before: &Behind) -> Option<(Version, Version)> {
-        let blocks = pool.stored_blocks().into_iter();
-        let there: BTreeSet<Version> = blocks.map(|block| block.version).collect();
-        let now = links_of(pool);
+    pub(crate) fn lost_at(
+        &self,
+        blocks: &[StoredBlock],
+        before: &Behind,
+    ) -> Option<(Version, Version)> {
+        let there: BTreeSet<Version> = blocks.iter().map(|block| block.version).collect();
+        let now = links_of(blocks);
         let mut known = self.links.values().map(|link| (link.child, link.parent));
         known.find(|(child, parent)| {
             before.get(child) == Some(parent)

@@ -14,10 +14,10 @@ use crate::plan::{Fault, Process, Tenant, tenant_name};
 use crate::promises::Gone;
 use crate::rest;
 use crate::sight::Sight;
+use crate::successor::{self, lines};
 use crate::tenants;
 use crate::world::World;
 use kvpool_client::{Client, PutOutcome};
-use kvpool_master::directory::StoredBlock;
 use kvpool_master::pool::audit::Holder;
 use kvpool_master::pool::{Pool, TaskState};
 use kvpool_master::replica::Replica;
@@ -70,17 +70,7 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
         let sight = &Sight::of(pool, &world.plan);
         pool.audit(&sight.survey)
             .map_err(|wrong| format!("m{number} in epoch {}: {wrong}", pool.epoch))?;
-        let mut known = world.segments.lock();
-        for segment in pool.placement.segments().iter() {
-            let life = segment.node.incarnation;
-            let first = *known.entry(segment.id).or_insert(life);
-            if first != life {
-                return Err(format!(
-                    "m{number} in epoch {} gives the id of segment {} to a second node, {}",
-                    pool.epoch, segment.id, segment.node.name
-                ));
-            }
-        }
+        ids_name_one_segment(world, *number, pool)?;
         // A block that comes back from a disk has left its chain, and one with a wrong byte is dropped.
         if world.plan.noise.flipped_writes == 0 && !world.plan.has_disks() {
             parents_stay(world, sight)?;
@@ -107,6 +97,8 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
             world.replicas.lock().look(sight)?;
         }
         kept_stay(world, sight)?;
+        successor::has_all(world, *number, sight)
+            .map_err(|wrong| format!("at m{number} in epoch {}: {wrong}", pool.epoch))?;
         // A wrong byte hides its replica for a while.
         if !world.plan.flips_bytes() {
             world.load.whole.lock().look(world, *number, sight)?;
@@ -114,6 +106,22 @@ pub(crate) fn of_the_pool(world: &World) -> Result<(), String> {
     }
     if leading.is_empty() {
         world.load.whole.lock().forget();
+    }
+    Ok(())
+}
+
+/// A segment's id names this segment for ever.
+fn ids_name_one_segment(world: &World, number: usize, pool: &Pool) -> Result<(), String> {
+    let mut known = world.segments.lock();
+    for segment in pool.placement.segments().iter() {
+        let life = segment.node.incarnation;
+        let first = *known.entry(segment.id).or_insert(life);
+        if first != life {
+            return Err(format!(
+                "m{number} in epoch {} gives the id of segment {} to a second node, {}",
+                pool.epoch, segment.id, segment.node.name
+            ));
+        }
     }
     Ok(())
 }
@@ -137,11 +145,11 @@ fn parents_stay(world: &World, sight: &Sight<'_>) -> Result<(), String> {
 fn leased_stay(world: &World, pool: &Pool) -> Option<String> {
     let gone = world.net.promises.gone_from(pool);
     let plan = &world.plan;
-    let mut faults = plan.faults.iter();
+    let mut faults = plan.all_faults();
     // A reader that finds a wrong byte reports it, and the replica goes. A namespace goes with its blocks. A block may
     // have moved to a node that was lost.
     let is_excused = plan.noise.flipped_writes > 0 || plan.drops_nodes() || world.has_just_lost();
-    if is_excused || faults.any(|(_, fault)| matches!(fault, Fault::Delete(..))) {
+    if is_excused || faults.any(|fault| matches!(fault, Fault::Delete(..))) {
         return None;
     }
     let history = world.load.history.lock();
@@ -413,7 +421,7 @@ fn may_lose(world: &World) -> bool {
     if world.left_early.load(Ordering::Acquire) || world.plan.noise.flipped_writes > 0 {
         return true;
     }
-    let has = |is_it: &dyn Fn(&Fault) -> bool| world.plan.faults.iter().any(|(_, one)| is_it(one));
+    let has = |is_it: &dyn Fn(&Fault) -> bool| world.plan.all_faults().any(is_it);
     // A disk that goes wrong takes nothing from memory, but for what a drained node wrote there.
     let drains = has(&|fault| matches!(fault, Fault::Drain(..)));
     let loses =
@@ -479,7 +487,7 @@ async fn intruders_find_nothing(world: &Arc<World>) {
 async fn the_next_leader_knows_all(world: &Arc<World>, all_die: bool) -> Result<(), String> {
     let pool = at_rest(world, Duration::ZERO).await?;
     let before = all_of(&pool);
-    let links = chains::links_of(&pool);
+    let links = chains::links_of(&pool.stored_blocks());
     let epoch = pool.epoch;
     drop(pool);
     // Of other masters, which may have led before.
@@ -508,7 +516,7 @@ async fn the_next_leader_knows_all(world: &Arc<World>, all_die: bool) -> Result<
     // It may write a copy at once.
     let mut made = after.difference(&before);
     let made = made.find(|line| line.starts_with("block"));
-    if let Some((child, parent)) = world.chains.lock().lost_at(&pool, &links) {
+    if let Some((child, parent)) = world.chains.lock().lost_at(&pool.stored_blocks(), &links) {
         return Err(format!(
             "the block of version {child} is not behind the one of version {parent} at the next leader"
         ));
@@ -523,25 +531,9 @@ async fn the_next_leader_knows_all(world: &Arc<World>, all_die: bool) -> Result<
 
 /// Every block and every copy, with its places.
 fn all_of(pool: &Pool) -> BTreeSet<String> {
-    let line = |kind: &str, block: StoredBlock| {
-        let place = |at: &Replica| format!("{} in {}", at.offset, at.segment);
-        let mut places: Vec<String> = block.replicas.iter().map(place).collect();
-        places.sort();
-        let (namespace, key, version) = (block.namespace, block.key, block.version);
-        format!(
-            "{kind} {namespace:?} {key} {version} at {places:?}, pinned: {}",
-            block.hard_pin
-        )
-    };
-    let blocks = pool
-        .stored_blocks()
-        .into_iter()
-        .map(|block| line("block", block));
-    let copies = pool
-        .stored_copies()
-        .into_iter()
-        .map(|block| line("copy", block));
-    blocks.chain(copies).collect()
+    let blocks = lines(pool, "block", &pool.stored_blocks());
+    let copies = lines(pool, "copy", &pool.stored_copies());
+    blocks.into_iter().chain(copies).collect()
 }
 
 /// The room of each segment, for a reader of a failed history.

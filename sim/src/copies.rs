@@ -39,18 +39,18 @@ pub(crate) fn is_right(plan: &Plan, node: usize) -> bool {
 
 /// Whether the blocks of a namespace stay but for changes of their keys.
 fn is_kept(plan: &Plan, tenant: usize) -> bool {
-    let mut faults = plan.faults.iter().map(|(_, fault)| *fault);
-    !faults
-        .any(|fault| matches!(fault, Fault::Delete(who, _) | Fault::Quota(who, _) if who == tenant))
+    let mut faults = plan.all_faults();
+    !faults.any(
+        |fault| matches!(fault, Fault::Delete(who, _) | Fault::Quota(who, _) if *who == tenant),
+    )
 }
 
 impl Copies {
     /// A medium that goes right stays known, with its copies, whichever process starts again.
     pub(crate) fn media_stay(&mut self, pool: &Pool, plan: &Plan) -> Result<(), String> {
-        let mut faults = plan.faults.iter();
+        let mut faults = plan.all_faults();
         // Of two equal disks either may be taken.
-        if plan.ssd_drop_ms.is_some() || faults.any(|(_, fault)| matches!(fault, Fault::Cloned(..)))
-        {
+        if plan.ssd_drop_ms.is_some() || faults.any(|fault| matches!(fault, Fault::Cloned(..))) {
             return Ok(());
         }
         let right = (0..plan.nodes).filter(|node| is_right(plan, *node));

@@ -60,6 +60,10 @@ pub(crate) enum Stream {
     Bursts,
     /// Watches of the leader that are late.
     Watches,
+    /// Faults and calls that wait for a moment.
+    Ambushes,
+    /// Whether they use a moment.
+    Moments,
     /// A task of a client, by the number of the client's life.
     Task(u64, u64),
 }
@@ -93,6 +97,8 @@ impl Stream {
             Self::Mix => 24,
             Self::Bursts => 25,
             Self::Watches => 26,
+            Self::Ambushes => 27,
+            Self::Moments => 28,
             Self::Intruder(visit) => 100 + visit,
             Self::Task(life, task) => 1_000 + 100 * life + task,
         }

@@ -1,7 +1,7 @@
 //! Nodes that leave in order, in histories where nothing else loses a block.
 
 use crate::dice::{Dice, Stream};
-use crate::plan::{Fault, LATE_DROP, Plan};
+use crate::plan::{Ambush, Fault, LATE_DROP, Plan, Trick};
 
 impl Plan {
     /// From a stream of its own: faults that excuse a loss give way to drains, of several nodes at once. Every
@@ -14,6 +14,11 @@ impl Plan {
         // What excuses a lost block would hide what a drain lost. Drains of all nodes at once leave nobody who stays.
         let stays = |fault: &Fault| fault.loss().is_none() && !matches!(fault, Fault::Drain(..));
         self.faults.retain(|(_, fault)| stays(fault));
+        let is_calm = |ambush: &Ambush| match &ambush.trick {
+            Trick::Fault(fault) => stays(fault),
+            _ => true,
+        };
+        self.ambushes.retain(is_calm);
         self.noise.flipped_writes = 0;
         self.drop_ms = LATE_DROP;
         if dice.chance(700) {

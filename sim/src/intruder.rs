@@ -178,9 +178,8 @@ impl World {
     fn is_over(&self, pool: &Pool, shown: &Shown) -> bool {
         let is_steady = !self
             .plan
-            .faults
-            .iter()
-            .any(|(_, fault)| matches!(fault, Fault::ClockJumps(..)));
+            .all_faults()
+            .any(|fault| matches!(fault, Fault::ClockJumps(..)));
         is_steady && shown.epoch == pool.epoch && shown.right.deadline_ms + LATE < pool.clock_ms()
     }
 

@@ -21,6 +21,7 @@
 //! ```
 
 mod absence;
+mod ambush;
 mod budget;
 mod chains;
 mod checks;
@@ -47,11 +48,14 @@ mod sight;
 mod spans;
 mod ssd;
 mod store;
+mod successor;
 mod tenants;
 mod trace;
 mod whole;
 mod world;
 
-pub use plan::{DiskFault, Fault, Noise, Plan, Process, Tenant};
+pub use plan::{
+    Ambush, DiskFault, Fault, Logged, Moment, Noise, Plan, Process, Said, Tenant, Trick,
+};
 pub use shrink::shrink;
 pub use world::{Report, run};

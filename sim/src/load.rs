@@ -8,6 +8,7 @@ use crate::net::{Net, master_address};
 use crate::plan::{Call, Plan, Process, TENANT_KEYS, tenant_name};
 use crate::whole::Whole;
 use bytes::Bytes;
+use futures::StreamExt;
 use futures::future::BoxFuture;
 use kvpool_client::simulation::{Network, Unanswered};
 use kvpool_client::{
@@ -28,7 +29,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_stream::wrappers::UnboundedReceiverStream;
 
 /// How long operations may take.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -36,6 +39,8 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 const ASKING: Duration = Duration::from_secs(1);
 /// How long leases are held at most before they are renewed or given back, in microseconds.
 const HELD: u64 = 1_500_000;
+/// How many calls of ambushes a client makes at once.
+const CALLS_AT_ONCE: usize = 4;
 /// How much later than its deadline a call may return.
 const GRACE: Duration = Duration::from_millis(600);
 
@@ -199,48 +204,66 @@ impl Task {
             };
             sleep(pause).await;
             let key = self.some_key();
+            self.make(self.plan.mix.draw(&self.dice), key).await;
+        }
+    }
+
+    /// Makes the calls of ambushes: each for a key, or for any.
+    pub(crate) async fn lie_in_wait(self, calls: mpsc::UnboundedReceiver<(Option<u64>, Call)>) {
+        let calls = UnboundedReceiverStream::new(calls);
+        let make = async |(key, call): (Option<u64>, Call)| {
+            let key = key.filter(|key| self.keys.contains(key));
+            let key = key.unwrap_or_else(|| self.some_key());
+            if !self.load.is_over.load(Ordering::Acquire) {
+                self.make(call, key).await;
+            }
+        };
+        calls.for_each_concurrent(CALLS_AT_ONCE, make).await;
+    }
+
+    /// Makes a call for a key, or for some from there on.
+    async fn make(&self, call: Call, key: u64) {
+        let begun = Instant::now();
+        self.load.running.fetch_add(1, Ordering::AcqRel);
+        let running = Running(&self.load);
+        let (mut batch, mut replaces, mut removes) = (Vec::new(), false, false);
+        let what = match call {
+            Call::Put => {
+                batch = self.batch_from(key);
+                let share = self.plan.removed_at_once;
+                removes = share > 0 && !self.keeps_all && self.dice.chance(share);
+                self.put(batch.clone(), false).await
+            }
+            Call::Upsert if !self.keeps_all => self.put(self.batch_from(key), true).await,
+            Call::Remove if !self.keeps_all => self.remove(key).await,
+            Call::Exist => self.exist().await,
+            Call::Prefix => self.prefix().await,
+            Call::ChangeReplicas if self.plan.nodes > 1 => self.change_replicas().await,
+            Call::Hold => {
+                let keys = self.to_hold(key);
+                replaces = !self.keeps_all && self.dice.chance(200);
+                let held = self.hold(keys.clone(), replaces).await;
+                batch = keys;
+                held
+            }
+            _ => self.get(self.batch_from(key)).await,
+        };
+        self.judge_time(begun, &what);
+        if replaces {
+            // The versions that it holds leave their places at once.
             let begun = Instant::now();
-            self.load.running.fetch_add(1, Ordering::AcqRel);
-            let running = Running(&self.load);
-            let (mut batch, mut replaces, mut removes) = (Vec::new(), false, false);
-            let what = match self.plan.mix.draw(&self.dice) {
-                Call::Put => {
-                    batch = self.batch_from(key);
-                    let share = self.plan.removed_at_once;
-                    removes = share > 0 && !self.keeps_all && self.dice.chance(share);
-                    self.put(batch.clone(), false).await
-                }
-                Call::Upsert if !self.keeps_all => self.put(self.batch_from(key), true).await,
-                Call::Remove if !self.keeps_all => self.remove(key).await,
-                Call::Exist => self.exist().await,
-                Call::Prefix => self.prefix().await,
-                Call::ChangeReplicas if self.plan.nodes > 1 => self.change_replicas().await,
-                Call::Hold => {
-                    let keys = self.to_hold(key);
-                    replaces = !self.keeps_all && self.dice.chance(200);
-                    let held = self.hold(keys.clone(), replaces).await;
-                    batch = keys;
-                    held
-                }
-                _ => self.get(self.batch_from(key)).await,
-            };
+            let what = self.put(batch.clone(), true).await;
             self.judge_time(begun, &what);
-            if replaces {
-                // The versions that it holds leave their places at once.
+        }
+        if removes {
+            sleep(self.dice.micros(0, 8_000)).await;
+            for key in batch {
                 let begun = Instant::now();
-                let what = self.put(batch.clone(), true).await;
+                let what = self.remove(key).await;
                 self.judge_time(begun, &what);
             }
-            if removes {
-                sleep(self.dice.micros(0, 8_000)).await;
-                for key in batch {
-                    let begun = Instant::now();
-                    let what = self.remove(key).await;
-                    self.judge_time(begun, &what);
-                }
-            }
-            drop(running);
         }
+        drop(running);
     }
 
     /// A call ends by its deadline.

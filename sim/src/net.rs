@@ -1,5 +1,6 @@
 //! The network between the processes: it delays, reorders, repeats and loses messages, and is cut.
 
+use crate::ambush::Ambushes;
 use crate::dice::{Dice, Stream};
 use crate::life::Life;
 use crate::pins::Damage;
@@ -80,6 +81,7 @@ pub(crate) struct Net {
     /// What masters promised to readers.
     pub(crate) promises: Promises,
     pub(crate) violations: Mutex<Vec<String>>,
+    pub(crate) ambushes: Arc<Ambushes>,
 }
 
 /// A signed location that a node took.
@@ -161,6 +163,7 @@ impl Net {
             locations: Mutex::default(),
             reads: Mutex::default(),
             violations: Mutex::default(),
+            ambushes: Arc::new(Ambushes::new(plan)),
         })
     }
 
@@ -414,6 +417,9 @@ impl Net {
                 life.run(answer(&port, method, request)).await
             });
         }
+        if let Process::Client(client) = from {
+            sleep(self.ambushes.asks(client, method, &request)).await;
+        }
         let asks = request.clone();
         // A master carries a call out also when its caller gives up, unless it hears of that in time.
         let hears = self.dice.chance(700);
@@ -508,6 +514,7 @@ impl Net {
                 if let (Process::Node(node), Some(Body::Register(seen))) = (from, &message.body) {
                     self.registrations.lock().insert(node, seen.clone());
                 }
+                sleep(self.ambushes.hears(&message)).await;
                 if !self.carry(from, to).await || inbox.send(Ok(message)).await.is_err() {
                     return;
                 }
@@ -526,6 +533,9 @@ impl Net {
     ) {
         let pump = async {
             while let Some(message) = messages.recv().await {
+                if let Ok(message) = &message {
+                    sleep(self.ambushes.orders(message)).await;
+                }
                 if !self.carry(from, to).await || inbox.send(message).await.is_err() {
                     return;
                 }

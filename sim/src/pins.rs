@@ -58,16 +58,16 @@ impl Plan {
     /// From a stream of its own. Pinned blocks fill at most half of a node's memory.
     pub(crate) fn draw_pins(&mut self) {
         let dice = Dice::new(self.seed, Stream::Pins);
-        let mut faults = self.faults.iter().map(|(_, fault)| fault);
-        let is_scarce = faults.any(|fault| matches!(fault, Fault::LittleMemory(..)));
+        let takes_memory = |fault: &Fault| matches!(fault, Fault::LittleMemory(..));
+        let is_scarce = self.all_faults().any(takes_memory);
         if self.keeps_all || is_scarce || !dice.chance(600) {
             return;
         }
         let mut most = self.segment_bytes / 2 / self.longest_block;
         for (number, tenant) in self.tenants.iter().enumerate() {
-            let mut faults = self.faults.iter().map(|(_, fault)| *fault);
-            let changes =
-                faults.any(|fault| matches!(fault, Fault::Quota(who, _) if who == number));
+            let changes_it =
+                |fault: &Fault| matches!(fault, Fault::Quota(who, _) if *who == number);
+            let changes = self.all_faults().any(changes_it);
             if changes || !tenant.may_pin() {
                 continue;
             }

@@ -1,12 +1,14 @@
 //! What a seed stands for: the pool, its load, and the faults, each with its time. A plan is plain data, so that a
 //! failing one can be made smaller.
 
+mod ambush;
 mod draw;
 mod losses;
 mod mix;
 
+pub use ambush::{Ambush, Logged, Moment, Said, Trick};
 pub(crate) use losses::Loss;
-pub(crate) use mix::{Call, Mix};
+pub use mix::{Call, Mix};
 
 use kvpool_types::NamespaceSettings;
 use std::fmt;
@@ -279,6 +281,8 @@ pub struct Plan {
     pub noise: Noise,
     /// Faults and their times in milliseconds.
     pub faults: Vec<(u64, Fault)>,
+    /// Faults and calls that wait for a moment.
+    pub ambushes: Vec<Ambush>,
 }
 
 impl Plan {
@@ -329,8 +333,8 @@ impl Plan {
     /// Whether a reader under a lease always finds the committed bytes: nothing makes bytes wrong on their way, and
     /// the clock of no master runs ahead of what readers count.
     pub fn reads_are_right(&self) -> bool {
-        let mut faults = self.faults.iter();
-        self.noise.flipped == 0 && !faults.any(|(_, fault)| matches!(fault, Fault::ClockJumps(..)))
+        let mut faults = self.all_faults();
+        self.noise.flipped == 0 && !faults.any(|fault| matches!(fault, Fault::ClockJumps(..)))
     }
 }
 
@@ -433,6 +437,9 @@ impl fmt::Display for Plan {
         )?;
         for (at, fault) in &self.faults {
             writeln!(f, "  {at:>6} ms: {fault}")?;
+        }
+        for ambush in &self.ambushes {
+            writeln!(f, "  {ambush}")?;
         }
         Ok(())
     }

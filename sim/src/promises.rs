@@ -8,11 +8,13 @@ use crate::sight::Sight;
 use bytes::Bytes;
 use kvpool_master::pool::Pool;
 use kvpool_master::pool::audit::Use;
+use kvpool_master::standby::Standby;
 use kvpool_proto as proto;
 use kvpool_types::wire::keys::unpack;
 use kvpool_types::{Code, Incarnation, Key, SegmentId, Version};
 use parking_lot::Mutex;
 use prost::Message;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -32,6 +34,8 @@ struct Promise {
     until: Instant,
     /// Whether the block has left its leader's pool.
     has_left: bool,
+    /// Whether the log was seen to have the block at this place.
+    is_logged: bool,
 }
 
 /// See the module's documentation.
@@ -146,6 +150,7 @@ impl Promises {
                     asked,
                     until,
                     has_left: false,
+                    is_logged: false,
                 });
             }
         }
@@ -229,23 +234,71 @@ impl Promises {
         broken.map(ToString::to_string)
     }
 
-    /// The promise that the pool breaks soon: the bytes are free, so whoever comes next gets them. A node without a
-    /// session gives no room.
+    /// The promise that the pool breaks soon: the bytes are free, so whoever comes next gets them.
     fn broken_by_free_room(&self, pool: &Pool) -> Option<String> {
+        self.free_at(pool, |promise| {
+            let segments = pool.placement.segments();
+            let extents = segments.get(promise.segment)?.extents();
+            let ranges = extents.longest_free().map(|free| {
+                let start = free.offset.0;
+                start..start + free.length.0
+            });
+            Some(ranges.collect())
+        })
+    }
+
+    /// The log has everything that this leader has. A block that was loaded from a medium may have been located
+    /// before: until it is logged, its node alone remembers the place.
+    pub(crate) fn are_logged(&self, sight: &Sight<'_>) {
+        let mut promises = self.all.lock();
+        let mut new = promises
+            .iter_mut()
+            .filter(|promise| !promise.is_logged)
+            .peekable();
+        if new.peek().is_none() {
+            return;
+        }
+        let blocks = sight.survey.blocks.iter();
+        let places: BTreeSet<(u64, SegmentId, u64)> = blocks
+            .flat_map(|block| {
+                let replicas = block.replicas.iter();
+                replicas.map(|at| (block.version.0, at.segment, at.offset.0))
+            })
+            .collect();
+        for promise in new {
+            let place = (promise.version, promise.segment, promise.range.start);
+            promise.is_logged = places.contains(&place);
+        }
+    }
+
+    /// The promise that a standby with these free ranges would break.
+    pub(crate) fn broken_by_standby(&self, pool: &Pool, standby: &Standby) -> Option<String> {
+        self.free_at(pool, |promise| {
+            let is_logged = promise.is_logged;
+            is_logged.then(|| standby.free_ranges(promise.segment))?
+        })
+    }
+
+    /// The promise whose bytes are among the free ranges of their segment. A node without a session gives no room.
+    fn free_at(
+        &self,
+        pool: &Pool,
+        free_ranges: impl Fn(&Promise) -> Option<Vec<Range<u64>>>,
+    ) -> Option<String> {
         let now = Instant::now();
         let promises = self.all.lock();
         let segments = pool.placement.segments();
         let mut open = promises.iter().filter(|promise| promise.until > now);
-        let broken = open.find(|promise| {
+        let is_there = |promise: &Promise| {
             let segment = segments.get(promise.segment);
             segment.is_some_and(|segment| {
-                segment.node.is_connected()
-                    && segment.node.incarnation == promise.node
-                    && segment.extents().longest_free().any(|free| {
-                        let start = free.offset.0;
-                        meet(&promise.range, &(start..start + free.length.0))
-                    })
+                segment.node.is_connected() && segment.node.incarnation == promise.node
             })
+        };
+        let broken = open.find(|promise| {
+            is_there(promise)
+                && free_ranges(promise)
+                    .is_some_and(|free| free.iter().any(|range| meet(&promise.range, range)))
         });
         broken.map(|promise| format!("{promise}, but these bytes are free"))
     }

@@ -42,8 +42,8 @@ impl Plan {
     pub(crate) fn draw_media_quotas(&mut self) {
         let dice = Dice::new(self.seed, Stream::MediaQuotas);
         // Copies to a disk that stalls are under way for as long.
-        let mut faults = self.faults.iter();
-        let stalls = faults.any(|(_, fault)| matches!(fault, Fault::Disk(_, DiskFault::Stalls, _)));
+        let is_stall = |fault: &Fault| matches!(fault, Fault::Disk(_, DiskFault::Stalls, _));
+        let stalls = self.all_faults().any(is_stall);
         if !self.has_disks() || self.keeps_all || stalls || !dice.chance(300) {
             return;
         }

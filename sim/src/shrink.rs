@@ -63,6 +63,11 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
             plan.faults.remove(at);
         });
     }
+    for at in 0..plan.ambushes.len() {
+        add(&|plan| {
+            plan.ambushes.remove(at);
+        });
+    }
     add(&|plan| plan.noise.lost = 0);
     add(&|plan| plan.noise.twice = 0);
     add(&|plan| plan.noise.slow = 0);

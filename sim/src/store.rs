@@ -3,7 +3,9 @@
 //! which every write compares.
 
 mod election;
+mod frozen;
 
+use crate::ambush::Ambushes;
 use crate::dice::{Dice, Stream};
 use crate::life::Life;
 use crate::spans::Spans;
@@ -60,6 +62,7 @@ pub(crate) struct Disk {
     stalled: Spans<usize>,
     unknown: Spans<usize>,
     full: Spans<()>,
+    ambushes: Arc<Ambushes>,
 }
 
 impl State {
@@ -102,7 +105,7 @@ impl State {
 
 impl Disk {
     /// An empty store. With `elects`, only the elected leader writes.
-    pub(crate) fn new(elects: bool, seed: u64) -> Arc<Self> {
+    pub(crate) fn new(elects: bool, seed: u64, ambushes: &Arc<Ambushes>) -> Arc<Self> {
         Arc::new(Self {
             elects,
             state: Mutex::default(),
@@ -112,6 +115,7 @@ impl Disk {
             stalled: Spans::default(),
             unknown: Spans::default(),
             full: Spans::default(),
+            ambushes: Arc::clone(ambushes),
         })
     }
 
@@ -403,6 +407,7 @@ impl MetadataStore for Store {
 
     async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError> {
         let elects = self.disk.elects;
+        sleep(self.disk.ambushes.logs(&group)).await;
         match self.has_room().await {
             // As for the outcome of a write to etcd, the store waits until there is room.
             Err(StoreError::NoSpace) => self.wait_for_room(epoch).await?,
@@ -424,11 +429,7 @@ impl MetadataStore for Store {
     }
 
     async fn log_span(&self) -> Result<LogSpan, StoreError> {
-        let span = |state: &mut State| LogSpan {
-            cut: state.cut,
-            last: state.last,
-        };
-        self.ask(span).await
+        self.ask(|state| state.span()).await
     }
 
     async fn read_log(
@@ -521,12 +522,17 @@ impl MetadataStore for Store {
 mod tests {
     use super::*;
     use crate::clock::MachineClock;
+    use crate::plan::Plan;
     use kvpool_master::Config;
     use kvpool_master::leadership::{Candidate, Seat, Surroundings};
     use kvpool_master::metrics::Metrics;
     use kvpool_master::store::conformance::{self, Bench, election};
     use kvpool_master::store::{ElectionStore, JournalOptions, OpenError};
     use kvpool_master::workers::Workers;
+
+    fn disk(elects: bool) -> Arc<Disk> {
+        Disk::new(elects, 1, &Arc::new(Ambushes::new(&Plan::of(0))))
+    }
 
     /// The disk of the present store.
     #[derive(Default)]
@@ -537,7 +543,7 @@ mod tests {
 
     impl Memory {
         fn make(&self) -> Arc<Store> {
-            *self.disk.lock() = Some(Disk::new(self.elects, 1));
+            *self.disk.lock() = Some(disk(self.elects));
             self.connect()
         }
 
@@ -587,7 +593,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_request_to_a_store_that_stalls_has_an_end_and_an_unknown_outcome() {
-        let disk = Disk::new(true, 1);
+        let disk = disk(true);
         let store = Store::new(&disk, 3, &Life::default());
         let other = Store::new(&disk, 4, &Life::default());
         disk.stall(3, Duration::from_secs(8));
@@ -618,7 +624,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_candidate_that_lost_to_a_short_term_leads_after_it() {
-        let disk = Disk::new(true, 1);
+        let disk = disk(true);
         let clock = Arc::new(MachineClock::new(0, 1_000_000));
         let metrics = Arc::new(Metrics::new().unwrap());
         let seat = Seat::new(Config::default(), metrics, Arc::clone(&clock) as _);

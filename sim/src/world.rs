@@ -16,10 +16,11 @@ use crate::load::{Load, Task, connect};
 use crate::master::Master;
 use crate::net::{Net, NodePort, master_address, node_address};
 use crate::pins::Pins;
-use crate::plan::{Fault, Plan, Process, tenant_name};
+use crate::plan::{Call, Plan, Process, tenant_name};
 use crate::replicas::Replicas;
 use crate::ssd::Ssd;
 use crate::store::Disk;
+use crate::successor::Successors;
 use crate::tenants::Tenants;
 use crate::trace::Trace;
 use kvpool_master::clock::{BootInstant, Clock};
@@ -34,6 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Once};
 use std::time::Duration;
+use tokio::sync::mpsc;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -173,6 +175,8 @@ pub(crate) struct World {
     nodes: Mutex<BTreeMap<usize, Life>>,
     clients: Mutex<BTreeMap<usize, Life>>,
     lives: AtomicU64,
+    /// Who makes the calls of ambushes.
+    touchers: Mutex<BTreeMap<usize, mpsc::UnboundedSender<(Option<u64>, Call)>>>,
     /// How often an intruder came.
     pub(crate) visits: AtomicU64,
     has_healed: AtomicBool,
@@ -192,6 +196,8 @@ pub(crate) struct World {
     pub(crate) copies: Mutex<Copies>,
     /// The hard-pinned blocks that were seen.
     pub(crate) pins: Mutex<Pins>,
+    /// What the next leader would have.
+    pub(crate) successors: Mutex<Successors>,
     /// How many nodes lost their memory, with blocks that had perhaps no other replica.
     pub(crate) losses: AtomicU64,
     /// When blocks last left with a node.
@@ -210,11 +216,7 @@ impl World {
         let net = Net::new(plan, &trace);
         // A reader may use a location until its lease ends; a fail-over takes the rest.
         let grace = Duration::from_millis(plan.lease_ms) + Duration::from_secs(4);
-        let full = plan.faults.iter().map(|(_, fault)| match fault {
-            Fault::StoreFull(wait) => *wait,
-            _ => 0,
-        });
-        let full = Duration::from_millis(full.sum());
+        let full = Duration::from_millis(plan.full_ms());
         let clocks = (0u64..).zip(&plan.drift);
         Arc::new(Self {
             plan: Arc::clone(plan),
@@ -230,7 +232,7 @@ impl World {
                 misses: AtomicU64::new(0),
                 failures: AtomicU64::new(0),
             }),
-            disk: Disk::new(plan.electing > 0, plan.seed),
+            disk: Disk::new(plan.electing > 0, plan.seed, &net.ambushes),
             clocks: clocks
                 .map(|(number, ppm)| Arc::new(MachineClock::new(*ppm, 1_000_000 * (number + 1))))
                 .collect(),
@@ -243,6 +245,7 @@ impl World {
             nodes: Mutex::default(),
             clients: Mutex::default(),
             lives: AtomicU64::new(0),
+            touchers: Mutex::default(),
             visits: AtomicU64::new(0),
             has_healed: AtomicBool::new(false),
             segments: Mutex::default(),
@@ -253,6 +256,7 @@ impl World {
             kept: Mutex::default(),
             copies: Mutex::default(),
             pins: Mutex::default(),
+            successors: Mutex::default(),
             losses: AtomicU64::new(0),
             lost_last: Mutex::default(),
             has_evicted: AtomicBool::default(),
@@ -284,6 +288,11 @@ impl World {
         }
     }
 
+    /// The clock of a master's machine.
+    pub(crate) fn clock_of(&self, master: usize) -> Option<Arc<MachineClock>> {
+        self.clocks.get(master).cloned()
+    }
+
     /// The time of a master's machine.
     pub(crate) fn time_at(&self, master: usize) -> Option<BootInstant> {
         self.clocks.get(master).map(|clock| clock.now())
@@ -308,6 +317,7 @@ impl World {
         }
         spawn_local(Arc::clone(self).set_up_tenants());
         let checker = spawn_local(Arc::clone(self).check_always());
+        spawn_local(Arc::clone(self).spring_ambushes());
         let begun = Instant::now();
         for (at, fault) in &self.plan.faults {
             sleep_until(begun + Duration::from_millis(*at)).await;
@@ -324,6 +334,7 @@ impl World {
         if !self.has_failed() {
             self.trace.note("----", "faults and load end");
             self.has_healed.store(true, Ordering::Release);
+            self.net.ambushes.end();
             self.net.heal();
             self.disk.heal();
             self.ssds.iter().for_each(|ssd| ssd.heal());
@@ -420,6 +431,8 @@ impl World {
     fn start_client(self: &Arc<Self>, number: usize) {
         let life = Life::default();
         self.clients.lock().insert(number, life.clone());
+        let (touches, touched) = mpsc::unbounded_channel();
+        self.touchers.lock().insert(number, touches);
         let world = Arc::clone(self);
         let lived = self.lives.fetch_add(1, Ordering::Relaxed);
         spawn_local(async move {
@@ -431,19 +444,19 @@ impl World {
                 }
                 let name = tenant_name(tenant);
                 let client = connect(&world.net, number, &life, masters, &name).await;
-                let tasks = (0..world.plan.tasks as u64).map(|task| {
-                    let task = Task {
-                        load: Arc::clone(&world.load),
-                        plan: Arc::clone(&world.plan),
-                        who: Process::Client(number),
-                        keys: world.plan.keys_of(tenant),
-                        keeps_all: world.plan.keeps_all_of(tenant),
-                        dice: Dice::new(world.plan.seed, Stream::Task(lived, task)),
-                        client: client.clone(),
-                    };
-                    task.run()
-                });
-                futures::future::join_all(tasks).await;
+                let count = world.plan.tasks as u64;
+                let task = |task| Task {
+                    load: Arc::clone(&world.load),
+                    plan: Arc::clone(&world.plan),
+                    who: Process::Client(number),
+                    keys: world.plan.keys_of(tenant),
+                    keeps_all: world.plan.keeps_all_of(tenant),
+                    dice: Dice::new(world.plan.seed, Stream::Task(lived, task)),
+                    client: client.clone(),
+                };
+                let tasks = (0..count).map(|number| task(number).run());
+                let tasks = futures::future::join_all(tasks);
+                tokio::join!(tasks, task(count).lie_in_wait(touched));
             };
             life.run(work).await
         });

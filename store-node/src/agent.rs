@@ -75,6 +75,7 @@ pub(crate) struct Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     Serving,
+    /// An operator takes the node out of service, and may take it back.
     Draining,
     /// The node stops. A node that was out of service says again that it drains, and gets a new answer.
     Stopping,

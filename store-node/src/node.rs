@@ -212,6 +212,7 @@ impl Node {
             config.isolation,
         );
         let store = store.guarded(authority.clone());
+        let certificates = tls.clone();
         let client_tls = tls.client.map(|tls| tls.among(&masters));
         metrics.watch(&store, Length(total))?;
 
@@ -249,7 +250,8 @@ impl Node {
                     let authority = authority.clone();
                     Box::new(move || {
                         let of_files = authority.as_ref().and_then(|it| it.problem());
-                        credentials.problem().into_iter().chain(of_files).collect()
+                        let of_tokens = credentials.problem().into_iter().chain(of_files);
+                        of_tokens.chain(certificates.problem()).collect()
                     })
                 },
                 connect: None,

@@ -7,7 +7,8 @@
 It needs helm 3 or 4: in the path, or named in KVPOOL_HELM.
  1. `helm lint --strict` finds nothing.
  2. Each file of values/ makes manifests that the schemas of Kubernetes admit, and whose ports name their protocol. So
-    does the example worker. Scrapes show a token where the daemons ask for one.
+    does the example worker. Scrapes show a token where the daemons ask for one. With `ipFamily: IPv6` every port and
+    Service takes IPv6.
  3. Each set of refused.yaml is refused, and the message names the key.
  4. The defaults of values.yaml and of values.schema.json are the same.
  5. checkov finds nothing but what checkov.yaml explains.
@@ -110,6 +111,24 @@ def without_protocol(manifests):
     return None
 
 
+def deaf_to_ipv6(manifests, values):
+    """The first daemon or Service that leaves IPv6 out although the values ask for it, or the other way round."""
+    import yaml
+
+    is_ipv6 = (yaml.safe_load(values.read_text()) or {}).get("ipFamily") == "IPv6"
+    for thing in yaml.safe_load_all(manifests):
+        spec = thing.get("spec", {}) if thing else {}
+        name = f"{thing['kind']} {thing['metadata']['name']}" if thing else ""
+        if thing and thing["kind"] == "Service" and (spec.get("ipFamilyPolicy") == "PreferDualStack") != is_ipv6:
+            return f"{name}: ipFamilyPolicy {spec.get('ipFamilyPolicy')}"
+        for container in spec.get("template", {}).get("spec", {}).get("containers", []):
+            listens = [arg for arg in container.get("args", []) if "listen" in arg and "127.0.0.1" not in arg]
+            for arg in listens:
+                if ("[::]:" in arg) != is_ipv6 or ("0.0.0.0:" in arg) == is_ipv6:
+                    return f"{name}: {arg}"
+    return None
+
+
 def scraped_without_token(manifests):
     """The first PodMonitor whose scrapes show no token, although the daemons ask for one."""
     import yaml
@@ -205,6 +224,7 @@ def main():
             tally.check(f"{values.name} in Kubernetes' schemas", invalid(text, versions))
             tally.check(f"protocols of {values.name}", without_protocol(text))
             tally.check(f"scrapes of {values.name}", scraped_without_token(text))
+            tally.check(f"addresses of {values.name}", deaf_to_ipv6(text, values))
             _, error = helm("lint", "--strict", "--values", values, CHART)
             tally.check(f"helm lint --strict {values.name}", error)
     example = (CHART / "examples/vllm.yaml").read_text()

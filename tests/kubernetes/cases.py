@@ -272,7 +272,6 @@ POLICY = """
 [[rule]]
 subject = "system:serviceaccount:kvpool:kvpool-node"
 roles = ["node"]
-namespaces = ["*"]
 
 [[rule]]
 subject = "system:serviceaccount:kvpool:kvpool-master"

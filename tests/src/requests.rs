@@ -324,6 +324,12 @@ pub fn of_every_call(caller: &proto::Caller, keys: &[Key]) -> Vec<(String, Vec<u
             name: "node-0".to_owned()
         }
     );
+    call!(
+        "UndrainNode",
+        UndrainNodeRequest {
+            name: "node-0".to_owned()
+        }
+    );
     call!("Cluster", ClusterRequest { overview: true });
     let definition = include_str!("../../proto/proto/pool.proto");
     let defined = definition.lines().filter_map(|line| {

@@ -158,6 +158,20 @@ impl ClientTls {
         Arc::clone(&self.configs.get().frames)
     }
 
+    /// Looks at the files once a second, also without handshakes, as long as this is used.
+    ///
+    /// # Errors
+    ///
+    /// There is no thread for it.
+    pub fn keep_looking(&self) -> std::io::Result<()> {
+        self.configs.keep_looking()
+    }
+
+    /// Why the files could not be used at the last look; `None` if they could.
+    pub fn failure(&self) -> Option<String> {
+        self.configs.failure()
+    }
+
     /// The name that the certificate of the server at `HOST:PORT` must have.
     pub fn name_of(&self, authority: &str) -> Result<ServerName<'static>, TlsError> {
         if let Some(name) = &self.server_name {

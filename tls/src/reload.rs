@@ -2,12 +2,13 @@
 //!
 //! A handshake looks at the files, at most once a second. So no task is needed, and no file system
 //! that tells of changes. Kubernetes replaces a mounted secret by a link, which changes the inode.
+//! A daemon also looks without handshakes, so that operators learn of files that cannot be used.
 
 use crate::error::TlsError;
 use parking_lot::{Mutex, MutexGuard};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// The least time between two looks at the files.
@@ -135,6 +136,32 @@ impl<T> Reloaded<T> {
     }
 }
 
+impl<T> Reloaded<T> {
+    /// Why the files could not be used at the last look; `None` if they could. It does not look.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.state.lock().failure.clone()
+    }
+}
+
+impl<T: Send + Sync + 'static> Reloaded<T> {
+    /// Looks at the files once a second, as long as the value lives.
+    pub(crate) fn keep_looking(self: &Arc<Self>) -> std::io::Result<()> {
+        let watched = Arc::downgrade(self);
+        let thread = std::thread::Builder::new().name("kvpool-tls".to_owned());
+        thread.spawn(move || look_each_second(&watched)).map(drop)
+    }
+}
+
+fn look_each_second<T>(watched: &Weak<Reloaded<T>>) {
+    loop {
+        std::thread::sleep(LOOK);
+        let Some(files) = watched.upgrade() else {
+            return;
+        };
+        files.get();
+    }
+}
+
 fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
     let stamp = |file: &PathBuf| {
         let found = std::fs::metadata(file).ok()?;
@@ -243,6 +270,35 @@ mod tests {
             assert!(!waits, "it waits for the files");
             assert_eq!((quick.join().unwrap(), slow.join().unwrap()), (1, 2));
         });
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_are_told_without_a_handshake_until_they_can() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("value");
+        std::fs::write(&file, "1").unwrap();
+        let source = file.clone();
+        let value = Arc::new(
+            Reloaded::open(vec![file.clone()], move || {
+                let text = std::fs::read_to_string(&source).unwrap_or_default();
+                text.parse::<u32>()
+                    .map_err(|_| TlsError::Incomplete("no number"))
+            })
+            .unwrap(),
+        );
+        value.keep_looking().unwrap();
+        let becomes = |wanted: Option<&str>| {
+            let begun = Instant::now();
+            while value.failure().as_deref() != wanted {
+                assert!(begun.elapsed() < Duration::from_secs(20), "{wanted:?}");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        std::fs::write(&file, "broken").unwrap();
+        becomes(Some("no number"));
+        std::fs::write(&file, "22").unwrap();
+        becomes(None);
+        assert_eq!(*value.state.lock().value, 22);
     }
 
     #[test]

@@ -152,6 +152,20 @@ impl ServerTls {
         self.configs.get().expires_at
     }
 
+    /// Looks at the files once a second, also without handshakes, as long as this is used.
+    ///
+    /// # Errors
+    ///
+    /// There is no thread for it.
+    pub fn keep_looking(&self) -> std::io::Result<()> {
+        self.configs.keep_looking()
+    }
+
+    /// Why the files could not be used at the last look; `None` if they could.
+    pub fn failure(&self) -> Option<String> {
+        self.configs.failure()
+    }
+
     /// Whether everybody needs a certificate.
     pub fn asks_all(&self) -> bool {
         self.client_auth == ClientAuth::All

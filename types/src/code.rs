@@ -128,6 +128,16 @@ codes! {
     NamespaceInUse = 44, "namespace_in_use", false;
     /// No other node takes blocks, and this node has blocks. It is drained only with `--force`.
     LastNode = 45, "last_node", false;
+    /// The block alone exceeds a hard quota of its namespace.
+    OverQuota = 46, "over_quota", false;
+    /// The replica is the last one that can be read on a node that stays, so it is not dropped.
+    LastReplica = 47, "last_replica", false;
+    /// The node does not drain, for example because its drain was cancelled.
+    NotDraining = 48, "not_draining", false;
+    /// The node stops, so an operator cannot take it back into service.
+    NodeStops = 49, "node_stops", false;
+    /// The node has no session, or has not confirmed an order yet.
+    NodeUnheard = 50, "node_unheard", true;
 }
 
 impl Code {

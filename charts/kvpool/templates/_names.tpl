@@ -59,6 +59,21 @@ Each master has a Service of its own. Its address stays when the pod gets anothe
 {{- join "," $masters -}}
 {{- end }}
 
+{{/*
+The address that means every interface, as the host of HOST:PORT. A socket at [::] takes IPv4 too.
+A release of an earlier chart lacks the value after `helm upgrade --reuse-values`.
+*/}}
+{{- define "kvpool.everyInterface" -}}
+{{- eq (default "IPv4" .Values.ipFamily) "IPv6" | ternary "[::]" "0.0.0.0" -}}
+{{- end }}
+
+{{/* A Service takes the cluster's first family alone unless it asks for both. One family is enough for it then too. */}}
+{{- define "kvpool.serviceFamilies" -}}
+{{- if eq (default "IPv4" .Values.ipFamily) "IPv6" -}}
+ipFamilyPolicy: PreferDualStack
+{{- end }}
+{{- end }}
+
 {{- define "kvpool.etcdEndpoints" -}}
 {{- if .Values.etcd.trial.enabled -}}
 http://{{ include "kvpool.fullname" . }}-etcd.{{ .Release.Namespace }}.svc:2379

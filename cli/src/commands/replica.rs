@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::output;
 use anyhow::bail;
 use clap::Subcommand;
+use clap::builder::NonEmptyStringValueParser;
 use kvpool_client::{
     Client, Key, ReplicaBlocks, ReplicaChange, ReplicaTask, ReplicaTaskState, ReplicaWish,
 };
@@ -72,10 +73,10 @@ struct Copy {
     #[command(flatten)]
     which: Which,
     /// With --every-block: the node whose blocks are copied
-    #[arg(long, value_name = "NODE")]
+    #[arg(long, value_name = "NODE", value_parser = NonEmptyStringValueParser::new())]
     from: Option<String>,
     /// The node that gets the replica; repeat it for several. Without it: the node with the most room
-    #[arg(long, value_name = "NODE")]
+    #[arg(long, value_name = "NODE", value_parser = NonEmptyStringValueParser::new())]
     to: Vec<String>,
     /// Evict blocks that were used earlier where a target has no free room
     #[arg(long)]
@@ -87,10 +88,10 @@ struct Move {
     #[command(flatten)]
     which: Which,
     /// The node whose replica moves. Without it: any
-    #[arg(long, value_name = "NODE")]
+    #[arg(long, value_name = "NODE", value_parser = NonEmptyStringValueParser::new())]
     from: Option<String>,
     /// The node that gets the replica. Without it: the node with the most room
-    #[arg(long, value_name = "NODE")]
+    #[arg(long, value_name = "NODE", value_parser = NonEmptyStringValueParser::new())]
     to: Option<String>,
     /// Evict blocks that were used earlier where a target has no free room
     #[arg(long)]
@@ -102,7 +103,7 @@ struct Drop {
     #[command(flatten)]
     which: Which,
     /// The node whose replica is dropped
-    #[arg(long, value_name = "NODE")]
+    #[arg(long, value_name = "NODE", value_parser = NonEmptyStringValueParser::new())]
     from: String,
 }
 

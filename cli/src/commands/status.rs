@@ -166,22 +166,34 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         .show(&status, |status| tables(status, args.all))
 }
 
+fn used(used: u64, capacity: u64) -> String {
+    format!(
+        "{} of {} ({:.0} %)",
+        output::bytes(used),
+        output::bytes(capacity),
+        percent(used, capacity)
+    )
+}
+
+/// The use of the memory that takes blocks. If no node takes blocks, of all memory: it still serves its blocks.
+fn used_memory(status: &Status) -> String {
+    let segments = || status.nodes.iter().flat_map(|node| &node.segments);
+    let capacity: u64 = segments().map(|segment| segment.capacity_bytes).sum();
+    if status.capacity_bytes > 0 || capacity == 0 {
+        return used(status.used_bytes, status.capacity_bytes);
+    }
+    let held = segments().map(|segment| segment.used_bytes).sum();
+    format!("{}; no node takes blocks", used(held, capacity))
+}
+
 fn tables(status: &Status, all: bool) -> String {
-    let used = |used: u64, capacity: u64| {
-        format!(
-            "{} of {} ({:.0} %)",
-            output::bytes(used),
-            output::bytes(capacity),
-            percent(used, capacity)
-        )
-    };
     let mut pool = output::facts();
     pool.add_row(["epoch", &status.epoch.to_string()]);
     let up = Duration::from_secs_f64(status.uptime_seconds.round());
     pool.add_row(["up", &humantime::format_duration(up).to_string()]);
     pool.add_row(["blocks", &output::count(status.blocks)]);
     pool.add_row(["puts in progress", &output::count(status.reservations)]);
-    pool.add_row(["used", &used(status.used_bytes, status.capacity_bytes)]);
+    pool.add_row(["used", &used_memory(status)]);
     pool.add_row(["quarantine", &output::bytes(status.quarantine_bytes)]);
     pool.add_row(["namespaces", &status.namespaces.join(", ")]);
     pool.add_row(["hit rate", &status.hit_rate_percent.text()]);
@@ -262,6 +274,38 @@ mod tests {
                 .map(|(name, value)| ((*name).to_owned(), *value))
                 .collect(),
         }
+    }
+
+    fn node(state: &str) -> Node {
+        let segment = |id| Segment {
+            id,
+            capacity_bytes: 1 << 30,
+            used_bytes: 1 << 29,
+            quarantine_bytes: 0,
+            free_ranges: 1,
+            largest_free_bytes: 1 << 29,
+        };
+        Node {
+            name: "n".to_owned(),
+            state: state.to_owned(),
+            incarnation: String::new(),
+            data_address: String::new(),
+            heartbeat_age_seconds: 0.0,
+            segments: vec![segment(1), segment(2)],
+        }
+    }
+
+    #[test]
+    fn the_memory_of_nodes_that_drain_is_shown_while_no_node_takes_blocks() {
+        let mut status = Status::from(stats(&[]));
+        assert_eq!(used_memory(&status), "0 B of 0 B (0 %)");
+        status.nodes = vec![node("draining"), node("drained")];
+        let expected = "2.0 GiB of 4.0 GiB (50 %); no node takes blocks";
+        assert_eq!(used_memory(&status), expected);
+        // A node that takes blocks is all that counts.
+        status.nodes.push(node("live"));
+        (status.used_bytes, status.capacity_bytes) = (1 << 30, 2 << 30);
+        assert_eq!(used_memory(&status), "1.0 GiB of 2.0 GiB (50 %)");
     }
 
     /// An operator of an empty pool sees all that there is.

@@ -16,6 +16,16 @@ impl Client {
         self.runtimes.one(self.client.drain_node(name, force))
     }
 
+    /// See [`crate::Client::go_on_draining`].
+    pub fn go_on_draining(&self, name: &str) -> Result<ReplicaTask, ControlError> {
+        self.runtimes.one(self.client.go_on_draining(name))
+    }
+
+    /// See [`crate::Client::undrain_node`].
+    pub fn undrain_node(&self, name: &str) -> Result<bool, ControlError> {
+        self.runtimes.one(self.client.undrain_node(name))
+    }
+
     /// See [`crate::Client::replica_tasks`].
     pub fn replica_tasks(&self, ids: &[u64]) -> Result<Vec<ReplicaTask>, ControlError> {
         self.runtimes.one(self.client.replica_tasks(ids))

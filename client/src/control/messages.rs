@@ -11,7 +11,7 @@ use kvpool_proto::{
     MatchPrefixReply, MatchPrefixRequest, NamespaceReply, Outcomes, ReleaseRequest, RemoveReply,
     RemoveRequest, RenewReply, RenewRequest, ReplicaTask, ReplicaTasksReply, ReplicaTasksRequest,
     ReportReplicasRequest, ReserveReply, ReserveRequest, RevokeRequest, StatsReply, StatsRequest,
-    VERSION,
+    UndrainNodeReply, UndrainNodeRequest, VERSION,
 };
 use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::Op;
@@ -86,6 +86,7 @@ messages! {
     ChangeReplicasRequest => ReplicaTask, change_replicas, "ChangeReplicas", None;
     ReplicaTasksRequest => ReplicaTasksReply, replica_tasks, "ReplicaTasks", None;
     DrainNodeRequest => ReplicaTask, drain_node, "DrainNode", None;
+    UndrainNodeRequest => UndrainNodeReply, undrain_node, "UndrainNode", None;
     ClusterRequest => ClusterReply, cluster, "Cluster", None;
 }
 

@@ -1,6 +1,6 @@
 //! The state machine of one batch of puts. Its steps run concurrently.
 
-use super::requests::{Reservations, reserve_request, wait_for_room};
+use super::requests::{Bounds, Reservations, reserve_request, wait_for_room};
 use super::stages::{Reserved, Written};
 use crate::api::{PutBlock, PutOptions, PutOutcome};
 use crate::cache::KnownNode;
@@ -254,9 +254,10 @@ impl<'a> PutBatch<'a> {
         let reply = reply.and_then(|mut reply| {
             let reservations = Reservations::take(&mut reply, items.len())?;
             let nodes = read_nodes(&reply.nodes)?;
-            Ok((Epoch(reply.epoch), reservations, nodes))
+            let bounds = Bounds::of(&reply);
+            Ok((Epoch(reply.epoch), reservations, nodes, bounds))
         });
-        let (epoch, reservations, nodes) = match reply {
+        let (epoch, reservations, nodes, bounds) = match reply {
             Ok(read) => read,
             Err(error) => {
                 for at in items {
@@ -283,7 +284,7 @@ impl<'a> PutBatch<'a> {
                     continue;
                 }
                 code => {
-                    if self.failed(at, self.refused(at, code)) {
+                    if self.failed(at, self.refused(at, code, &bounds)) {
                         match code {
                             Code::Full | Code::InProgress => waits.push(at),
                             _ => again.push(at),
@@ -581,7 +582,7 @@ impl<'a> PutBatch<'a> {
                             // The store may have recorded the commit all the same. So may it after an attempt
                             // without an answer, which the master may still carry out.
                             self.item(at).unknown |= unknown || code == Code::StoreFailed;
-                            if self.failed(at, self.refused(at, code)) {
+                            if self.failed(at, self.refused(at, code, &Bounds::default())) {
                                 again.push(at);
                             }
                         }
@@ -667,12 +668,10 @@ impl<'a> PutBatch<'a> {
     }
 
     /// The error of a block for which kvmaster answered `code`.
-    fn refused(&self, at: usize, code: Code) -> PutError {
+    fn refused(&self, at: usize, code: Code, bounds: &Bounds) -> PutError {
         let message = match (code, self.items.get(at)) {
-            (Code::TooLarge, Some(item)) => format!(
-                "the block of {} bytes fits into no segment of the pool; start a store node with a larger --segment",
-                item.length.0
-            ),
+            (Code::TooLarge, Some(item)) => bounds.too_large(item.length),
+            (Code::OverQuota, Some(item)) => bounds.over_quota(item.length),
             (Code::Full, _) => {
                 "the pool had no room for the block within the put's timeout; wait, or start a store node. \
                  `kvctl status` tells whether guaranteed shares of namespaces exceed the pool"

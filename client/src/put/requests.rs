@@ -7,7 +7,7 @@ use crate::errors::ControlError;
 use crate::locate::{expect_answers, malformed, node_at};
 use kvpool_proto::{Reservation, ReservationColumns, ReserveReply, ReserveRequest};
 use kvpool_types::grant::MAC_BYTES;
-use kvpool_types::{Epoch, Extent, Grant, GrantId, Length, Offset, SegmentId, Version};
+use kvpool_types::{Epoch, Extent, Grant, GrantId, Length, Offset, SegmentId, Setting, Version};
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,6 +48,58 @@ pub(super) fn reserve_request(
         request: kvpool_seams::random(),
         instead_of,
         columns: true,
+    }
+}
+
+/// The limits that a reply gives for the blocks that the pool never takes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Bounds {
+    longest: u64,
+    /// The number of the setting that refuses a block; 0 for none.
+    quota: u32,
+    quota_limit: u64,
+}
+
+impl Bounds {
+    /// Reads the limits from a reply. The reply of an older master has none.
+    pub(super) const fn of(reply: &ReserveReply) -> Self {
+        Self {
+            longest: reply.longest_block,
+            quota: reply.quota,
+            quota_limit: reply.quota_limit,
+        }
+    }
+
+    /// The error text for a block that is too large.
+    pub(super) fn too_large(&self, length: Length) -> String {
+        let most = match self.longest {
+            0 => String::new(),
+            longest => format!(", which takes blocks of {longest} bytes at most"),
+        };
+        format!(
+            "the block of {} bytes fits into no segment of the pool{most}; \
+             start a store node with a larger --segment",
+            length.0
+        )
+    }
+
+    /// The error text for a block that exceeds a hard quota.
+    pub(super) fn over_quota(&self, length: Length) -> String {
+        match Setting::from_wire(self.quota) {
+            Some(quota @ Setting::BlocksHard) => format!(
+                "the namespace takes no block: its {quota} is {}; raise it",
+                self.quota_limit
+            ),
+            Some(quota) => format!(
+                "the block of {} bytes, with all its replicas, exceeds {quota} of its namespace, which is {} bytes; \
+                 raise it, or put a shorter block",
+                length.0, self.quota_limit
+            ),
+            None => format!(
+                "the block of {} bytes exceeds a hard quota of its namespace",
+                length.0
+            ),
+        }
     }
 }
 

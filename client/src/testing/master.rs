@@ -301,6 +301,7 @@ calls! {
     change_replicas(ChangeReplicasRequest) -> ReplicaTask;
     replica_tasks(ReplicaTasksRequest) -> ReplicaTasksReply;
     drain_node(DrainNodeRequest) -> ReplicaTask;
+    undrain_node(UndrainNodeRequest) -> UndrainNodeReply;
     cluster(ClusterRequest) -> ClusterReply;
 }
 

@@ -95,6 +95,7 @@ impl Nodes {
                 held: Vec::new(),
                 loaded: Vec::new(),
                 can_pull: false,
+                can_undrain: false,
                 wants_signed_reads: false,
             };
             let node = pool.register(&registration).await.unwrap();

@@ -5,7 +5,7 @@ use futures::future::join_all;
 use kvpool_proto::{CommitRequest, Outcomes, Reservation, ReserveReply, ReserveRequest};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::{pack, unpack};
-use kvpool_types::{Code, Key, Version};
+use kvpool_types::{Code, Key, NamespaceSettings, Setting, Version};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -89,6 +89,46 @@ async fn a_put_waits_for_room_and_then_says_full() {
     let begun = Instant::now();
     assert_eq!(put("b").await.unwrap_err().code(), Code::Full);
     assert_soon(begun, Duration::from_millis(900));
+}
+
+#[tokio::test]
+async fn a_block_that_can_never_fit_fails_at_once_and_says_what_bounds_it() {
+    let pool = pool_with(|setup, _| setup.segment_bytes = 4 << 20).await;
+    let hard = NamespaceSettings::default().with(Setting::MemoryHard, 1 << 20);
+    let changed = pool.client.change_namespace("default", &hard, &[]);
+    changed.await.unwrap();
+    let longest = pool.master.pool().longest_block();
+    let put = async |name: &str, bytes: usize, replicas: u32| {
+        let options = PutOptions {
+            timeout: Some(Duration::from_secs(60)),
+            replicas,
+            ..PutOptions::default()
+        };
+        let blocks = vec![block(name, &vec![7; bytes])];
+        let outcomes = pool.client.batch_put(blocks, &options);
+        outcomes.await.remove(0)
+    };
+    let begun = Instant::now();
+    // Each of the two replicas alone would fit.
+    let refused = put("a", 600 << 10, 2).await.unwrap_err();
+    assert_eq!(refused.code(), Code::OverQuota, "{refused}");
+    let said = refused.to_string();
+    let names = |number: u64| said.contains(&number.to_string());
+    assert!(names(600 << 10) && names(1 << 20), "{said}");
+    assert!(said.contains("memory_hard"), "{said}");
+    assert_eq!(put("b", 600 << 10, 1).await, STORED);
+    let none = pool.client.change_namespace(
+        "default",
+        &NamespaceSettings::default(),
+        &[Setting::MemoryHard],
+    );
+    none.await.unwrap();
+    let refused = put("c", 5 << 20, 1).await.unwrap_err();
+    assert_eq!(refused.code(), Code::TooLarge, "{refused}");
+    let said = refused.to_string();
+    let names = |number: u64| said.contains(&number.to_string());
+    assert!(names(5 << 20) && names(longest), "{said}");
+    assert_soon(begun, Duration::from_secs(30));
 }
 
 #[tokio::test]

@@ -71,6 +71,35 @@ fn load_with(
 }
 
 #[test]
+fn a_flag_with_empty_text_is_refused_and_an_empty_variable_counts_as_not_set() {
+    let name = |text: &str| Flags {
+        listen: Some(text.into()),
+        ..Flags::default()
+    };
+    let list = Flags {
+        segments: vec!["1GiB".into(), String::new()],
+        ..Flags::default()
+    };
+    for (flags, key) in [
+        (name(""), "listen"),
+        (name(" "), "listen"),
+        (list, "segments"),
+    ] {
+        let said = load_with(None, &[], &flags).unwrap_err().to_string();
+        let expected = format!(
+            "invalid value for `{key}` in the command line: it is empty; leave the flag out for the default"
+        );
+        assert_eq!(said, expected);
+    }
+    let config = load_with(None, &[("KVX_LISTEN", "")], &Flags::default());
+    assert_eq!(config.unwrap(), Config::default());
+    // The output of --print-config has the settings whose default is empty.
+    let printed = file("listen = ''\n");
+    let config = load_with(Some(printed.path()), &[], &Flags::default());
+    assert_eq!(config.unwrap().listen, "");
+}
+
+#[test]
 fn each_layer_covers_the_one_below() {
     let toml =
         file("listen = 'file'\nthreads = 2\n[eviction]\nratio = 0.2\nhigh_watermark = 0.2\n");

@@ -1,6 +1,6 @@
 //! The addresses of masters, as people write them. Every program reads them here, so that all accept the same.
 
-use super::{Location, split_list};
+use super::{Location, SCHEME, behind_scheme, split_list};
 
 /// The environment variable with the default addresses of clients and store nodes.
 const MASTER_VARIABLE: &str = "KVPOOL_MASTER";
@@ -29,16 +29,17 @@ fn named_by(list: Option<String>) -> Vec<String> {
     list.map_or_else(|| vec![DEFAULT_MASTER.to_owned()], |list| split_list(&list))
 }
 
-/// One address as clients call it: `http://HOST:PORT`, `https://HOST:PORT`, or `etcd://` as it was given.
+/// One address as clients call it: `http://HOST:PORT`, `https://HOST:PORT`, or `etcd://` and the rest as it was given.
+/// The scheme may be in capitals.
 /// Without a scheme it is `http://`. An `https://` address without a port has port 443.
 pub fn parse_master(text: &str) -> Result<String, BadMaster> {
     let bad = |reason: &str| BadMaster {
         address: text.to_owned(),
         reason: format!("{reason}; {FORMS}"),
     };
-    if Location::is_meant_by(text) {
+    if let Some(rest) = behind_scheme(text) {
         return match Location::parse(text) {
-            Ok(_) => Ok(text.to_owned()),
+            Ok(_) => Ok(format!("{SCHEME}{rest}")),
             Err(error) => Err(bad(error.reason)),
         };
     }
@@ -48,8 +49,14 @@ pub fn parse_master(text: &str) -> Result<String, BadMaster> {
         ));
     }
     let (scheme, authority) = match text.split_once("://") {
-        Some((scheme @ ("http" | "https"), authority)) => (scheme, authority),
-        Some(_) => return Err(bad("the scheme is not known")),
+        Some((scheme, authority)) => {
+            let known = ["http", "https"];
+            let known = known
+                .into_iter()
+                .find(|one| scheme.eq_ignore_ascii_case(one));
+            let scheme = known.ok_or_else(|| bad("the scheme is not known"))?;
+            (scheme, authority)
+        }
         None => ("http", text),
     };
     let authority = authority.strip_suffix('/').unwrap_or(authority);
@@ -105,6 +112,12 @@ mod tests {
             ("[::1]:7070", "http://[::1]:7070"),
             ("a:1, http://b:2", "http://a:1,http://b:2"),
             ("etcd://a:1,b:2/prod,c:3", "etcd://a:1,b:2/prod,http://c:3"),
+            ("HTTP://a:7070", "http://a:7070"),
+            ("Https://A", "https://A:443"),
+            (
+                "ETCD://a:1,b:2/Prod,HTTP://c:3",
+                "etcd://a:1,b:2/Prod,http://c:3",
+            ),
         ] {
             assert_eq!(read(typed).unwrap().join(","), meant);
         }

@@ -1,5 +1,6 @@
 //! All rooms of one process, and the messages of rooms that it does not have.
 
+use super::given_up::{GivenUps, Left, LeftWhat};
 use super::messages::{RoomOffer, ToReceiver, ToSender};
 use super::receiver::{ReceiverAction, ReceiverEvent, RoomReceiver, RoomReceiverPlan};
 use super::sender::{RoomSender, RoomSenderPlan, SenderAction, SenderEvent};
@@ -154,35 +155,45 @@ struct EarlyOffer {
 }
 
 /// Prefill's rooms.
+///
+/// A room has a place for each of its receivers, and the first process that asks for a place has it. Prefill learns
+/// nothing else about the processes of a request. So a message ends a room under these conditions alone:
+///
+/// - It comes from the process and attempt that has a place in the room.
+/// - It gives up an attempt that has no place yet, and no other process has the place or asked for it.
+/// - It declines, its process has not asked, and a place of the room is left that no process asked for.
+/// - It is an offer with other pages than the request's, and no process has its place.
+///
+/// A message about a room that has not opened is kept, and judged when the room opens: only then is the number of
+/// its places known.
 #[derive(Clone, Debug)]
 pub struct SenderDesk {
     options: DeskOptions,
     rooms: BTreeMap<RoomId, RoomSender>,
     early: Vec<EarlyOffer>,
-    /// The attempts that were told to ask again later, and until when that counts.
-    held_back: BTreeMap<(Incarnation, RoomTag), Moment>,
+    /// The attempts that were told to ask again later.
+    held_back: BTreeMap<(Incarnation, RoomTag), HeldBack>,
     tombstones: Tombstones,
     ended: Vec<(RoomId, RoomOutcome)>,
     /// Rooms that one side gave up, for the other side that has not named them yet.
-    given_up: BTreeMap<RoomId, GivenUp>,
+    given_up: GivenUps,
 }
 
-/// Who gave a room up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum GivenUpBy {
-    Sender,
-    /// One attempt of a receiver. The next attempt goes on.
-    Attempt,
-    /// A receiver, for the whole request.
-    Receiver,
-}
-
-/// Who gave a room up, and why.
+/// An attempt that was told to ask again later.
 #[derive(Clone, Copy, Debug)]
-struct GivenUp {
-    by: GivenUpBy,
-    code: Code,
+struct HeldBack {
+    /// Its place among the room's receivers.
+    place: u32,
     until: Moment,
+}
+
+/// An attempt that asked for a room, and has no place in it.
+#[derive(Clone, Copy, Debug)]
+struct Ask {
+    session: Incarnation,
+    tag: RoomTag,
+    /// The place among the room's receivers that it asked for.
+    place: u32,
 }
 
 impl SenderDesk {
@@ -195,7 +206,7 @@ impl SenderDesk {
             held_back: BTreeMap::new(),
             tombstones: Tombstones::new(options.tombstones),
             ended: Vec::new(),
-            given_up: BTreeMap::new(),
+            given_up: GivenUps::new(options.early_offers),
         }
     }
 
@@ -216,15 +227,19 @@ impl SenderDesk {
         if self.rooms.contains_key(&id) {
             return Err(Code::InProgress);
         }
-        self.rooms.insert(id, RoomSender::open(now, plan));
+        let (receivers, room) = (plan.receivers, RoomSender::open(now, plan));
         let (mine, rest) = std::mem::take(&mut self.early)
             .into_iter()
             .filter(|early| early.until > now)
             .partition(|early| early.offer.tag.room == id);
         self.early = rest;
-        let mine: Vec<EarlyOffer> = mine;
-        // A receiver may have given the request up already. What this room ends with is noted anew.
-        let given_up = self.given_up.remove(&id);
+        let mut mine: Vec<EarlyOffer> = mine;
+        // An offer that does not fit ends the room. It must not do so where another process has the place.
+        mine.sort_by_key(|early| !room.fits(&early.offer));
+        self.rooms.insert(id, room);
+        // What this room ends with is noted anew.
+        self.given_up.admit(id);
+        let left = self.given_up.take_left(now, id);
         let mut answers = Vec::new();
         for EarlyOffer { session, offer, .. } in mine {
             // Nobody knew the pages of the room when the offer came: `take` judges it now. Decode that gets no
@@ -232,20 +247,86 @@ impl SenderDesk {
             let answer = self.take(now, session, ToSender::Offer(offer), out);
             answers.extend(answer.map(|answer| (session, answer)));
         }
-        let given_up = given_up.filter(|it| it.by != GivenUpBy::Sender && now < it.until);
-        if let Some(GivenUp { code, .. }) = given_up {
+        if let Some(code) = self.left_by(now, (id, receivers), &left) {
             self.handle(now, id, SenderEvent::Abort { code }, out);
         }
         Ok(answers)
     }
 
-    /// Prepares for a room that may open later: an earlier room of its number refuses no receiver any more.
-    /// Returns the reason when a receiver has given the room up already (row P8).
-    pub fn expect(&mut self, now: Moment, id: RoomId) -> Option<Code> {
+    /// Prepares for a room that may open later and has a number of receivers: an earlier room of its number refuses
+    /// no receiver any more. Returns the reason when a receiver has given the room up already (row P8).
+    pub fn expect(&mut self, now: Moment, id: RoomId, receivers: usize) -> Option<Code> {
         self.bury_if_ended(now, id);
-        let given_up = self.given_up.remove(&id);
-        let given_up = given_up.filter(|it| it.by != GivenUpBy::Sender && now < it.until);
-        given_up.map(|it| it.code)
+        self.given_up.admit(id);
+        let left = self.given_up.take_left(now, id);
+        self.left_by(now, (id, receivers), &left)
+    }
+
+    /// The reason of the first process that gave a room up and has a place in it.
+    fn left_by(&self, now: Moment, room: (RoomId, usize), left: &[Left]) -> Option<Code> {
+        let ends = |left: &&Left| {
+            let is_own = |ask: &Ask| ask.session == left.session;
+            self.is_left(now, room, left.place, is_own)
+        };
+        left.iter().find(ends).map(|left| left.code)
+    }
+
+    /// Whether a message of a process ends a room with a number of receivers, which may not have opened. The
+    /// message is an abort of one attempt, or speaks for the whole process.
+    pub fn may_end(
+        &self,
+        now: Moment,
+        (session, attempt): (Incarnation, Option<RoomTag>),
+        (id, receivers): (RoomId, usize),
+    ) -> bool {
+        let is_own = |ask: &Ask| ask.session == session && attempt.is_none_or(|tag| tag == ask.tag);
+        let place = self.asks(now, id).find(is_own).map(|ask| ask.place);
+        // An attempt that did not ask, or that has ended, is no part of the request.
+        let may = place.is_some() || attempt.is_none();
+        may && self.is_left(now, (id, receivers), place, is_own)
+    }
+
+    /// Whether no process has a place of a room, besides the own asks. Without a place: whether there is such a
+    /// place.
+    fn is_left(
+        &self,
+        now: Moment,
+        (id, receivers): (RoomId, usize),
+        place: Option<u32>,
+        is_own: impl Fn(&Ask) -> bool,
+    ) -> bool {
+        let room = self.rooms.get(&id);
+        let others: Vec<u32> = (self.asks(now, id).filter(|ask| !is_own(ask)))
+            .map(|ask| ask.place)
+            .collect();
+        let is_free = |place: &u32| {
+            let has_offer = room.is_some_and(|room| room.offer(*place as usize).is_some());
+            !has_offer && !others.contains(place)
+        };
+        let receivers = u32::try_from(receivers).unwrap_or(u32::MAX);
+        let mut all = 0..receivers;
+        match place {
+            Some(place) => place < receivers && is_free(&place),
+            None => all.any(|place| is_free(&place)),
+        }
+    }
+
+    /// The attempts that asked for a room and have no place in it.
+    fn asks(&self, now: Moment, id: RoomId) -> impl Iterator<Item = Ask> {
+        let early = self.early.iter();
+        let early = early.filter(move |early| early.offer.tag.room == id && early.until > now);
+        let early = early.map(|early| Ask {
+            session: early.session,
+            tag: early.offer.tag,
+            place: early.offer.receiver,
+        });
+        let held_back = self.held_back.iter();
+        let held_back = held_back.filter(move |((_, tag), it)| tag.room == id && now < it.until);
+        early.chain(held_back.map(|((session, tag), it)| Ask {
+            session: *session,
+            tag: *tag,
+            place: it.place,
+        }))
     }
 
     /// Ends a room that has not opened. Returns the answers for the processes that asked for it.
@@ -260,7 +341,9 @@ impl SenderDesk {
             .partition(|early| early.offer.tag.room == id);
         self.early = rest;
         let keep = self.options.early_ttl;
-        self.give_up(now, id, (code, GivenUpBy::Sender), keep);
+        self.given_up.refuse(now, id, code, keep);
+        // What its receivers gave up was this room.
+        self.given_up.take_left(now, id);
         let mine: Vec<EarlyOffer> = mine;
         for EarlyOffer { session, offer, .. } in &mine {
             // An abort of this attempt may be under way. It says nothing about the next room of this number.
@@ -276,15 +359,15 @@ impl SenderDesk {
     }
 
     /// Notes that an attempt of a receiver is told to ask again later. It ends with the room, as an early offer does.
-    pub fn hold_back(&mut self, now: Moment, receiver: Incarnation, tag: RoomTag) {
-        let attempt = (receiver, tag);
+    pub fn hold_back(&mut self, now: Moment, receiver: Incarnation, offer: &RoomOffer) {
+        let attempt = (receiver, offer.tag);
         let most = self.options.early_offers;
         if self.held_back.len() >= most && !self.held_back.contains_key(&attempt) {
-            self.held_back.retain(|_, until| now < *until);
+            self.held_back.retain(|_, it| now < it.until);
         }
         if self.held_back.len() < most || self.held_back.contains_key(&attempt) {
-            let until = now + self.options.early_ttl;
-            self.held_back.insert(attempt, until);
+            let (place, until) = (offer.receiver, now + self.options.early_ttl);
+            self.held_back.insert(attempt, HeldBack { place, until });
         }
     }
 
@@ -311,7 +394,8 @@ impl SenderDesk {
     }
 
     /// Whether an attempt of a receiver is known to have ended.
-    pub fn has_ended(&self, receiver: Incarnation, tag: RoomTag) -> bool {
+    #[cfg(test)]
+    pub(super) fn has_ended(&self, receiver: Incarnation, tag: RoomTag) -> bool {
         self.tombstones.outcome(receiver, tag).is_some()
     }
 
@@ -368,10 +452,19 @@ impl SenderDesk {
             _ => room.receiver(session, tag),
         };
         let Some(from) = from else {
-            return match message {
-                ToSender::Abort { .. } => self.without_room(now, session, message),
-                _ => None,
+            let ToSender::Abort { code, .. } = message else {
+                return None;
             };
+            // The room may have told the attempt to ask again later. Another attempt says nothing about the room.
+            let receivers = room.receivers();
+            let ends = self.may_end(now, (session, Some(tag)), (tag.room, receivers));
+            self.tombstones
+                .bury(session, tag, RoomOutcome::Failed(code));
+            self.held_back.remove(&(session, tag));
+            if ends {
+                self.handle(now, tag.room, SenderEvent::Abort { code }, out);
+            }
+            return Some(ToReceiver::Aborted { tag });
         };
         if let ToSender::Offer(offer) = &message {
             // A process that is no receiver of the room has no index to answer to.
@@ -422,7 +515,8 @@ impl SenderDesk {
         self.tombstones.forget(session);
     }
 
-    /// A receiver wants nothing of a request: the request ends for all of its receivers.
+    /// A receiver wants nothing of a request. The request ends for all of its receivers if the process has a place
+    /// in it.
     fn declined(
         &mut self,
         now: Moment,
@@ -431,30 +525,36 @@ impl SenderDesk {
         out: &mut Vec<SenderAction>,
     ) {
         if let Some(room) = self.rooms.get(&id) {
-            // The session of a receiver that has not asked yet is unknown: it may be this one.
-            let mut receivers = (0..room.receivers()).map(|to| room.receiver_session(to));
-            if receivers.any(|of| of.is_none_or(|of| of == from)) {
+            let receivers = room.receivers();
+            let has_place = (0..receivers).any(|to| room.receiver_session(to) == Some(from));
+            if has_place || self.may_end(now, (from, None), (id, receivers)) {
                 self.handle(now, id, SenderEvent::Abort { code }, out);
             }
             return;
         }
-        let ended = |it: &GivenUp| it.by == GivenUpBy::Sender && now < it.until;
-        if self.given_up.get(&id).is_some_and(ended) {
+        if self.given_up.refused(now, id).is_some() {
             // Another rank of decode declined the same request: the next request of this number goes on.
             return;
         }
-        // Their processes ask again, and are refused. Their aborts say nothing about the next room of this number.
-        let tombstones = &mut self.tombstones;
-        self.early.retain(|early| {
-            let ends = early.offer.tag.room == id;
-            if ends {
-                tombstones.bury(early.session, early.offer.tag, RoomOutcome::Failed(code));
-            }
-            !ends
-        });
-        self.bury_held_back(id, code);
+        let own: Vec<Ask> = (self.asks(now, id))
+            .filter(|ask| ask.session == from)
+            .collect();
+        // The process asks again, and is refused. Its aborts say nothing about the next room of this number.
+        for Ask { session, tag, .. } in &own {
+            let outcome = RoomOutcome::Failed(code);
+            self.tombstones.bury(*session, *tag, outcome);
+            self.held_back.remove(&(*session, *tag));
+        }
+        self.early
+            .retain(|early| early.session != from || early.offer.tag.room != id);
+        let left = Left {
+            session: from,
+            what: LeftWhat::Request,
+            place: own.first().map(|ask| ask.place),
+            code,
+        };
         let keep = self.options.early_ttl;
-        self.give_up(now, id, (code, GivenUpBy::Receiver), keep);
+        self.given_up.leave(now, id, left, keep);
     }
 
     fn without_room(
@@ -466,20 +566,16 @@ impl SenderDesk {
         let tag = message.tag();
         match message {
             ToSender::Offer(offer) => {
-                match self.given_up.get(&tag.room) {
-                    Some(it) if it.by != GivenUpBy::Attempt && now < it.until => {
-                        let code = it.code;
-                        return Some(ToReceiver::Refuse { tag, code });
-                    }
-                    // The receiver tries again.
-                    Some(_) => drop(self.given_up.remove(&tag.room)),
-                    None => {}
+                let refused = self.given_up.refused(now, tag.room);
+                let refused = refused.or_else(|| self.given_up.asks_again(now, tag.room, session));
+                if let Some(code) = refused {
+                    return Some(ToReceiver::Refuse { tag, code });
                 }
                 self.early.retain(|early| {
                     early.until > now && (early.session, early.offer.tag) != (session, tag)
                 });
                 if self.early.len() >= self.options.early_offers {
-                    self.hold_back(now, session, tag);
+                    self.hold_back(now, session, &offer);
                     let retry_after = Duration::from_secs(1);
                     return Some(ToReceiver::Busy { tag, retry_after });
                 }
@@ -491,10 +587,22 @@ impl SenderDesk {
                 None
             }
             ToSender::Abort { code, .. } => {
+                let is_own = |ask: &Ask| (ask.session, ask.tag) == (session, tag);
+                let ask = self.asks(now, tag.room).find(is_own);
                 self.early
                     .retain(|early| (early.session, early.offer.tag) != (session, tag));
-                let keep = self.options.early_ttl;
-                self.give_up(now, tag.room, (code, GivenUpBy::Attempt), keep);
+                self.held_back.remove(&(session, tag));
+                // An attempt that did not ask is no part of the room that may open.
+                if let Some(Ask { place, .. }) = ask {
+                    let left = Left {
+                        session,
+                        what: LeftWhat::Attempt,
+                        place: Some(place),
+                        code,
+                    };
+                    let keep = self.options.early_ttl;
+                    self.given_up.leave(now, tag.room, left, keep);
+                }
                 // The offer may still be under way: it must find the abort.
                 self.tombstones
                     .bury(session, tag, RoomOutcome::Failed(code));
@@ -504,27 +612,6 @@ impl SenderDesk {
             | ToSender::Lacks { .. }
             | ToSender::Aborted { .. }
             | ToSender::Decline { .. } => None,
-        }
-    }
-
-    /// Keeps in mind that a room was given up, for the side that has not named it yet.
-    fn give_up(
-        &mut self,
-        now: Moment,
-        room: RoomId,
-        (code, by): (Code, GivenUpBy),
-        keep: Duration,
-    ) {
-        if self.given_up.len() >= self.options.early_offers {
-            self.given_up.retain(|_, it| now < it.until);
-        }
-        if self.given_up.len() < self.options.early_offers {
-            let given_up = GivenUp {
-                by,
-                code,
-                until: now + keep,
-            };
-            self.given_up.insert(room, given_up);
         }
     }
 
@@ -547,7 +634,7 @@ impl SenderDesk {
                 self.bury_held_back(id, code);
                 // A receiver may come as late as the room would have waited for it.
                 let keep = self.options.early_ttl.max(room.patience());
-                self.give_up(now, id, (code, GivenUpBy::Sender), keep);
+                self.given_up.refuse(now, id, code, keep);
             }
             self.ended.push((id, outcome));
         }

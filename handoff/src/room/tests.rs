@@ -1,5 +1,8 @@
 //! Rows S1, S3 and G18, and the refusals of both ends.
 
+mod ends;
+mod releases;
+
 use super::*;
 use crate::Moment;
 use kvpool_types::{Checksum, Code, Incarnation};
@@ -366,8 +369,7 @@ fn an_offer_that_was_aborted_revives_nothing() {
     let late = desk.take(at(1), D, ToSender::Offer(offer()), &mut out);
     assert_eq!(late, Some(ToReceiver::Refuse { tag: TAG, code }));
     desk.open(at(5), sender_plan(), &mut out).unwrap();
-    // The request is given up here, too: nothing is sent or written.
-    assert_eq!(out, [SenderAction::ReleasePages]);
+    assert!(out.is_empty(), "nothing is sent or written");
 }
 
 #[test]
@@ -389,167 +391,6 @@ fn early_offers_are_bounded_and_expire() {
     let busy = desk.take(at(0), D, of(8), &mut out);
     assert!(matches!(busy, Some(ToReceiver::Busy { .. })));
     assert_eq!(desk.take(at(30_001), D, of(8), &mut out), None);
-}
-
-/// Rows P8, P10: a receiver that declines ends the request for all, whether prefill has named it or not.
-#[test]
-fn p8_a_decline_ends_the_request_before_and_after_prefill_names_it() {
-    let (mut out, code) = (Vec::new(), Code::Full);
-    let decline = || ToSender::Decline { tag: TAG, code };
-    let refused = Some(ToReceiver::Refuse { tag: TAG, code });
-    // Another rank of decode has asked before, and asks again.
-    let mut desk = SenderDesk::new(DeskOptions::default());
-    let ask = || ToSender::Offer(offer());
-    assert_eq!(desk.take(at(0), D, ask(), &mut out), None);
-    assert_eq!(desk.take(at(1), P, decline(), &mut out), None);
-    assert_eq!(desk.take(at(2), D, ask(), &mut out), refused);
-    desk.open(at(3), sender_plan(), &mut out).unwrap();
-    assert_eq!(out, [SenderAction::ReleasePages], "nobody is accepted");
-    assert_eq!(desk.take_ended(), [(TAG.room, RoomOutcome::Failed(code))]);
-    // Prefill asks first whether the room may open.
-    let mut desk = SenderDesk::new(DeskOptions::default());
-    desk.take(at(0), P, decline(), &mut out);
-    assert_eq!(desk.expect(at(1), TAG.room), Some(code));
-    assert!(desk.refuse(at(1), TAG.room, code).is_empty());
-    assert_eq!(desk.take(at(2), D, ask(), &mut out), refused);
-    assert_eq!(desk.expect(at(3), TAG.room), None, "the number is free");
-    // The room is open, and one of its two ranks has been accepted.
-    let mut desk = SenderDesk::new(DeskOptions::default());
-    let plan = RoomSenderPlan {
-        receivers: 2,
-        ..sender_plan()
-    };
-    desk.open(at(0), plan, &mut out).unwrap();
-    desk.take(at(1), D, ask(), &mut out);
-    out.clear();
-    assert_eq!(desk.take(at(2), P, decline(), &mut out), None);
-    let abort = SenderAction::Send {
-        to: 0,
-        message: ToReceiver::Abort { tag: TAG, code },
-    };
-    assert_eq!(out.first(), Some(&abort));
-    assert!(out.contains(&SenderAction::ReleasePages));
-}
-
-/// The number of a room is no right to end it: each registered process knows such numbers.
-#[test]
-fn a_decline_of_a_process_that_receives_nothing_ends_no_open_room() {
-    let (mut out, code) = (Vec::new(), Code::Full);
-    let mut desk = SenderDesk::new(DeskOptions::default());
-    desk.open(at(0), sender_plan(), &mut out).unwrap();
-    desk.take(at(1), D, ToSender::Offer(offer()), &mut out);
-    out.clear();
-    let decline = || ToSender::Decline { tag: TAG, code };
-    assert_eq!(desk.take(at(2), P, decline(), &mut out), None);
-    assert!(out.is_empty(), "{out:?}");
-    let waits = desk.room(TAG.room).map(RoomSender::poll);
-    assert_eq!(waits, Some(PollState::WaitingForInput));
-    // The receiver itself may decline.
-    assert_eq!(desk.take(at(3), D, decline(), &mut out), None);
-    assert!(out.contains(&SenderAction::ReleasePages));
-}
-
-/// Each rank of decode may decline the same request.
-#[test]
-fn a_second_decline_of_a_request_leaves_the_next_one_of_its_number_alone() {
-    let (mut out, code) = (Vec::new(), Code::Full);
-    let mut desk = SenderDesk::new(DeskOptions::default());
-    desk.open(at(0), sender_plan(), &mut out).unwrap();
-    let decline = || ToSender::Decline { tag: TAG, code };
-    desk.take(at(1), D, decline(), &mut out);
-    assert_eq!(desk.take_ended(), [(TAG.room, RoomOutcome::Failed(code))]);
-    desk.take(at(2), P, decline(), &mut out);
-    assert_eq!(desk.expect(at(3), TAG.room), None);
-    // Without an ended request, a decline is kept for the next one.
-    desk.take(at(4), P, decline(), &mut out);
-    assert_eq!(desk.expect(at(5), TAG.room), Some(code));
-}
-
-#[test]
-fn a_room_that_never_opened_refuses_those_that_asked_for_it() {
-    let (mut out, code) = (Vec::new(), Code::Full);
-    let mut desk = SenderDesk::new(DeskOptions::default());
-    assert_eq!(desk.expect(at(0), TAG.room), None);
-    desk.take(at(0), D, ToSender::Offer(offer()), &mut out);
-    let refused = ToReceiver::Refuse { tag: TAG, code };
-    assert_eq!(desk.refuse(at(1), TAG.room, code), [(D, refused.clone())]);
-    let again = desk.take(at(2), D, ToSender::Offer(offer()), &mut out);
-    assert_eq!(again, Some(refused));
-    // Decode gave up at the same time. The next room of the number goes on.
-    let abort = ToSender::Abort { tag: TAG, code };
-    let aborted = Some(ToReceiver::Aborted { tag: TAG });
-    assert_eq!(desk.take(at(3), D, abort, &mut out), aborted);
-    assert_eq!(desk.expect(at(4), TAG.room), None);
-    assert!(out.is_empty());
-}
-
-#[test]
-fn a_late_abort_of_an_attempt_that_was_held_back_ends_no_later_room() {
-    let (mut out, code) = (Vec::new(), Code::Full);
-    let late = |desk: &mut SenderDesk| {
-        let mut out = Vec::new();
-        assert_eq!(desk.expect(at(5), TAG.room), None, "offered again");
-        let abort = ToSender::Abort { tag: TAG, code };
-        let aborted = Some(ToReceiver::Aborted { tag: TAG });
-        assert!(desk.has_ended(D, TAG));
-        assert_eq!(desk.take(at(6), D, abort, &mut out), aborted);
-        desk.open(at(7), sender_plan(), &mut out).unwrap();
-        assert!(out.is_empty(), "{out:?}");
-    };
-    // The room ends before it opens.
-    let mut desk = SenderDesk::new(DeskOptions::default());
-    desk.hold_back(at(0), D, TAG);
-    assert!(!desk.has_ended(D, TAG), "it may ask again");
-    assert!(desk.refuse(at(1), TAG.room, code).is_empty());
-    late(&mut desk);
-    // The room was open.
-    let mut desk = SenderDesk::new(DeskOptions::default());
-    desk.open(at(0), sender_plan(), &mut out).unwrap();
-    desk.hold_back(at(1), D, TAG);
-    desk.handle(at(2), TAG.room, SenderEvent::Abort { code }, &mut out);
-    late(&mut desk);
-}
-
-/// A side that names a room after the other gave it up learns of that at once, and may try again.
-#[test]
-fn a_room_that_was_given_up_early_fails_the_other_side_at_once() {
-    let mut out = Vec::new();
-    let mut desk = SenderDesk::new(DeskOptions::default());
-    // Prefill gives up before decode offers.
-    desk.open(at(0), sender_plan(), &mut out).unwrap();
-    let code = Code::Draining;
-    desk.handle(at(1), TAG.room, SenderEvent::Abort { code }, &mut out);
-    assert!(desk.room(TAG.room).is_none());
-    let refused = desk.take(at(2), D, ToSender::Offer(offer()), &mut out);
-    assert_eq!(refused, Some(ToReceiver::Refuse { tag: TAG, code }));
-    // Prefill tries again: the room is open.
-    desk.open(at(3), sender_plan(), &mut out).unwrap();
-    assert_eq!(
-        desk.take(at(4), D, ToSender::Offer(offer()), &mut out),
-        None
-    );
-    let waits = desk.room(TAG.room).map(RoomSender::poll);
-    assert_eq!(waits, Some(PollState::WaitingForInput));
-    // Decode gives up before prefill opens.
-    let mut desk = SenderDesk::new(DeskOptions::default());
-    let abort = ToSender::Abort { tag: TAG, code };
-    let answer = desk.take(at(0), D, abort, &mut out);
-    assert_eq!(answer, Some(ToReceiver::Aborted { tag: TAG }));
-    desk.open(at(1), sender_plan(), &mut out).unwrap();
-    assert!(desk.room(TAG.room).is_none());
-    assert_eq!(desk.take_ended(), [(TAG.room, RoomOutcome::Failed(code))]);
-    // Decode gives up, and tries again before prefill opens.
-    let mut desk = SenderDesk::new(DeskOptions::default());
-    desk.take(at(0), D, ToSender::Abort { tag: TAG, code }, &mut out);
-    let tag = RoomTag {
-        generation: RoomGeneration(4),
-        ..TAG
-    };
-    let again = ToSender::Offer(RoomOffer { tag, ..offer() });
-    assert_eq!(desk.take(at(1), D, again, &mut out), None);
-    desk.open(at(2), sender_plan(), &mut out).unwrap();
-    let waits = desk.room(TAG.room).map(RoomSender::poll);
-    assert_eq!(waits, Some(PollState::WaitingForInput));
 }
 
 /// Decode may get a slot long after prefill gave its request up.
@@ -668,6 +509,29 @@ fn tombstones_are_bounded_and_still_refuse_older_generations() {
         assert!(!tombstones.admits(D, tag(generation)));
     }
     assert!(tombstones.admits(D, tag(5)) && tombstones.admits(P, tag(1)));
+}
+
+/// A process may end rooms as fast as it can. A slower room of another process would be refused then.
+#[test]
+fn the_tombstones_of_one_receiver_push_out_none_of_a_receiver_that_has_few() {
+    let mut tombstones = Tombstones::new(4);
+    let tag = |room, generation| RoomTag {
+        room: RoomId(room),
+        generation: RoomGeneration(generation),
+    };
+    tombstones.bury(P, tag(1, 5), RoomOutcome::Success);
+    for generation in 1..100 {
+        tombstones.bury(D, tag(generation, generation), RoomOutcome::Success);
+    }
+    let known = tombstones.outcome(P, tag(1, 5));
+    assert_eq!(known, Some(RoomOutcome::Success));
+    assert!(tombstones.admits(P, tag(2, 4)), "it is only slow");
+    assert_eq!(tombstones.outcome(D, tag(96, 96)), None, "four are kept");
+    assert!(tombstones.outcome(D, tag(97, 97)).is_some());
+    // The first has fewer than its share, and may add one.
+    tombstones.bury(P, tag(3, 6), RoomOutcome::Success);
+    assert!(tombstones.outcome(P, tag(1, 5)).is_some());
+    assert_eq!(tombstones.outcome(D, tag(97, 97)), None);
 }
 
 #[test]

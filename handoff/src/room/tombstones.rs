@@ -15,11 +15,15 @@ pub enum RoomOutcome {
 
 /// The rooms that have ended, by receiver. The number of tombstones is bounded. For forgotten rooms only
 /// the highest generation is kept. Generations of one receiver grow, so a new room never has a lower one.
+///
+/// A room that is slower than the forgotten ones of its receiver is refused. So a receiver that ends many rooms
+/// makes the desk forget its own, not those of a receiver that has few.
 #[derive(Clone, Debug)]
 pub struct Tombstones {
     capacity: usize,
     ended: BTreeMap<(Incarnation, RoomTag), RoomOutcome>,
-    order: VecDeque<(Incarnation, RoomTag)>,
+    /// The attempts of each receiver that have tombstones, oldest first.
+    order: BTreeMap<Incarnation, VecDeque<RoomTag>>,
     floors: BTreeMap<Incarnation, RoomGeneration>,
 }
 
@@ -29,7 +33,7 @@ impl Tombstones {
         Self {
             capacity,
             ended: BTreeMap::new(),
-            order: VecDeque::new(),
+            order: BTreeMap::new(),
             floors: BTreeMap::new(),
         }
     }
@@ -40,13 +44,34 @@ impl Tombstones {
             return;
         }
         self.ended.insert((receiver, tag), outcome);
-        self.order.push_back((receiver, tag));
-        while self.order.len() > self.capacity
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.ended.remove(&oldest);
-            let floor = self.floors.entry(oldest.0).or_default();
-            *floor = oldest.1.generation.max(*floor);
+        self.order.entry(receiver).or_default().push_back(tag);
+        while self.ended.len() > self.capacity {
+            let of = self.crowded(receiver);
+            self.forget_oldest(of);
+        }
+    }
+
+    /// The receiver whose oldest tombstone goes: this one if it has its share of them, else the one with the most.
+    fn crowded(&self, receiver: Incarnation) -> Incarnation {
+        let own = self.order.get(&receiver).map_or(0, VecDeque::len);
+        if own * self.order.len() >= self.ended.len() {
+            return receiver;
+        }
+        let most = self.order.iter().max_by_key(|(_, tags)| tags.len());
+        most.map_or(receiver, |(of, _)| *of)
+    }
+
+    fn forget_oldest(&mut self, of: Incarnation) {
+        let Some(tags) = self.order.get_mut(&of) else {
+            return;
+        };
+        if let Some(oldest) = tags.pop_front() {
+            self.ended.remove(&(of, oldest));
+            let floor = self.floors.entry(of).or_default();
+            *floor = oldest.generation.max(*floor);
+        }
+        if tags.is_empty() {
+            self.order.remove(&of);
         }
     }
 
@@ -70,7 +95,7 @@ impl Tombstones {
     /// Forgets a receiver whose process has ended: nothing of it can arrive any more.
     pub fn forget(&mut self, receiver: Incarnation) {
         self.ended.retain(|(of, _), _| *of != receiver);
-        self.order.retain(|(of, _)| *of != receiver);
+        self.order.remove(&receiver);
         self.floors.remove(&receiver);
     }
 }

@@ -3,12 +3,12 @@
 use super::ChunkSizes;
 use super::handle::{TransferCell, has_ended};
 use super::memory::RankMemory;
-use super::offering::{WaitingOffer, pin_of};
+use super::offering::WaitingOffer;
 use super::peers::Peers;
 use super::receiving::{ReceiveCall, ReceivingRoom};
 use super::sending::{SendCall, SendingRoom};
 use crate::Moment;
-use crate::pins::{PinLedger, PullId};
+use crate::pins::PinLedger;
 use crate::registration::{
     RankDescription, RegisteredRanks, RegistrationError, RegistrationOutcome,
 };
@@ -121,7 +121,7 @@ pub(super) struct Agent {
     /// The pins of offers, and the breakers of receivers.
     pub(super) pins: PinLedger,
     /// The offers that wait for pins.
-    pub(super) waiting: BTreeMap<PullId, WaitingOffer>,
+    pub(super) waiting: BTreeMap<RoomId, WaitingOffer>,
     /// Their number.
     pub(super) waiting_offers: Arc<AtomicU64>,
     /// The processes that asked for rooms which have not opened, and whose connections broke: when each counts
@@ -248,7 +248,7 @@ impl Agent {
             Event::Call(Call::Decline(tag, addresses, code)) => {
                 let message = HandoffMessage::ToSender(ToSender::Decline { tag, code });
                 for address in &addresses {
-                    self.peers.send(address, &message);
+                    self.peers.send(address, None, &message);
                 }
             }
             Event::Call(Call::OfSending(room, cell, call)) => {
@@ -318,15 +318,10 @@ impl Agent {
                 let (tag, mut out) = (message.tag(), Vec::new());
                 let answer = self.receivers.take(now, from, message, &mut out);
                 if let Some(answer) = answer {
-                    self.peers.send(&address, &HandoffMessage::ToSender(answer));
+                    let answer = HandoffMessage::ToSender(answer);
+                    self.peers.send(&address, Some(from), &answer);
                 }
                 self.perform_receiver(tag, out);
-            }
-            HandoffMessage::ToPullSender(_) | HandoffMessage::ToPullReceiver(_) => {
-                tracing::debug!(
-                    address,
-                    "a message of a pull, which this session does not offer"
-                );
             }
         }
     }
@@ -404,9 +399,7 @@ impl Agent {
         self.addresses.remove(&session);
         self.senders.forget(session);
         self.lost.remove(&session);
-        // No offer has a pin of one receiver: only its breaker is forgotten.
-        let now = self.now();
-        self.pins.lost(now, session);
+        self.pins.forget(session);
     }
 
     /// The shares of open rooms whose sender is at an address.
@@ -509,8 +502,7 @@ impl Agent {
     pub(super) fn unpin(&mut self, room: RoomId, pages: usize) {
         self.pinned.fetch_sub(pages as u64, Ordering::Relaxed);
         // A push has no pin in the ledger, and frees none.
-        let now = self.now();
-        self.pins.give_up(now, pin_of(room));
+        self.pins.free(room);
     }
 
     /// A room number may be used again.

@@ -8,13 +8,13 @@
 //! ```
 //!
 //! An offer that waits ends early when one of its receivers gives up or declines, and when all processes that
-//! asked for it are lost.
+//! asked for it are lost. [`SenderDesk`](crate::room::SenderDesk) says which processes are its receivers.
 
 use super::agent::Agent;
 use super::handle::TransferCell;
 use super::sending::SendCall;
 use crate::Moment;
-use crate::pins::{PinOutcome, PullId};
+use crate::pins::PinOutcome;
 use crate::room::{
     PageRectangle, PollState, RoomId, SenderAction, SenderEvent, ToReceiver, ToSender,
 };
@@ -31,25 +31,20 @@ pub(super) struct WaitingOffer {
     cell: Arc<TransferCell>,
 }
 
-/// The name of an offer's pin.
-pub(super) fn pin_of(room: RoomId) -> PullId {
-    PullId(u128::from(room.0))
-}
-
 impl Agent {
     /// Pins the pages of an offer and opens its room, or lets the offer wait.
     pub(super) fn offer(&mut self, call: SendCall, cell: Arc<TransferCell>) {
         let (now, id) = (self.now(), call.room);
-        let given_up = self.senders.expect(now, id);
+        let given_up = self.senders.expect(now, id, call.receivers);
         self.publish_ended();
         if let Some(code) = given_up {
             return self.end_offer(id, &cell, code);
         }
         let pages = call.pages.len() as u64;
-        match self.pins.pin_for_any(now, pin_of(id), pages) {
+        match self.pins.pin(id, pages) {
             PinOutcome::Waits => {
                 self.waiting_offers.fetch_add(1, Ordering::Relaxed);
-                self.waiting.insert(pin_of(id), WaitingOffer { call, cell });
+                self.waiting.insert(id, WaitingOffer { call, cell });
             }
             _ => self.open_offer(call, cell),
         }
@@ -77,8 +72,8 @@ impl Agent {
             if admitted.is_empty() {
                 return;
             }
-            for pull in admitted {
-                if let Some(WaitingOffer { call, cell }) = self.waiting.remove(&pull) {
+            for room in admitted {
+                if let Some(WaitingOffer { call, cell }) = self.waiting.remove(&room) {
                     self.waiting_offers.fetch_sub(1, Ordering::Relaxed);
                     self.open_offer(call, cell);
                 }
@@ -91,8 +86,8 @@ impl Agent {
         let now = Instant::now();
         let waiting = self.waiting.iter();
         let late = waiting.filter(|(_, offer)| offer.call.times.deadline <= now);
-        for pull in late.map(|(pull, _)| *pull).collect::<Vec<_>>() {
-            self.end_waiting(pull, Code::Full);
+        for room in late.map(|(room, _)| *room).collect::<Vec<_>>() {
+            self.end_waiting(room, Code::Full);
         }
     }
 
@@ -121,27 +116,27 @@ impl Agent {
 
     /// The offers that wait for processes which have all lost their connections, and when the last of these
     /// counts as lost.
-    fn deserted(&self) -> Vec<(PullId, Moment)> {
+    fn deserted(&self) -> Vec<(RoomId, Moment)> {
         if self.lost.is_empty() || self.waiting.is_empty() {
             return Vec::new();
         }
-        let mut last: BTreeMap<PullId, Option<Moment>> = BTreeMap::new();
+        let mut last: BTreeMap<RoomId, Option<Moment>> = BTreeMap::new();
         for (room, session) in self.senders.asked(self.now()) {
             let at = self.lost.get(&session).copied();
-            let all = last.entry(pin_of(room)).or_insert(at);
+            let all = last.entry(room).or_insert(at);
             *all = all.zip(at).map(|(one, other)| one.max(other));
         }
-        let waits = |pull: &PullId| self.waiting.contains_key(pull);
-        let last = last.into_iter().filter(|(pull, _)| waits(pull));
-        last.filter_map(|(pull, at)| Some((pull, at?))).collect()
+        let waits = |room: &RoomId| self.waiting.contains_key(room);
+        let last = last.into_iter().filter(|(room, _)| waits(room));
+        last.filter_map(|(room, at)| Some((room, at?))).collect()
     }
 
     /// Ends the offers that wait for processes which are all lost. Their pages would be pinned for nobody.
     pub(super) fn end_deserted_offers(&mut self) {
         let now = self.now();
-        for (pull, at) in self.deserted() {
+        for (room, at) in self.deserted() {
             if at <= now {
-                self.end_waiting(pull, Code::Unreachable);
+                self.end_waiting(room, Code::Unreachable);
             }
         }
     }
@@ -153,27 +148,26 @@ impl Agent {
 
     /// Ends the offers that wait, because the session closes.
     pub(super) fn end_waiting_offers(&mut self, code: Code) {
-        for pull in self.waiting.keys().copied().collect::<Vec<_>>() {
-            self.end_waiting(pull, code);
+        for room in self.waiting.keys().copied().collect::<Vec<_>>() {
+            self.end_waiting(room, code);
         }
     }
 
     /// Ends an offer that waits, if it is the caller's: another one may have its number by now.
     pub(super) fn end_own_offer(&mut self, id: RoomId, cell: &Arc<TransferCell>, code: Code) {
-        let waiting = self.waiting.get(&pin_of(id));
+        let waiting = self.waiting.get(&id);
         if waiting.is_some_and(|offer| Arc::ptr_eq(&offer.cell, cell)) {
-            self.end_waiting(pin_of(id), code);
+            self.end_waiting(id, code);
         }
     }
 
     /// Ends an offer that waits. Does nothing where no offer of this number waits.
-    pub(super) fn end_waiting(&mut self, pull: PullId, code: Code) {
-        let Some(WaitingOffer { call, cell }) = self.waiting.remove(&pull) else {
+    pub(super) fn end_waiting(&mut self, room: RoomId, code: Code) {
+        let Some(WaitingOffer { call, cell }) = self.waiting.remove(&room) else {
             return;
         };
         self.waiting_offers.fetch_sub(1, Ordering::Relaxed);
-        let now = self.now();
-        self.pins.give_up(now, pull);
+        self.pins.free(room);
         self.end_offer(call.room, &cell, code);
     }
 
@@ -191,6 +185,25 @@ impl Agent {
         });
     }
 
+    /// The reason to end the offer that waits, when a message gives its request up and comes from a process that
+    /// has a place in the request.
+    pub(super) fn gives_up(
+        &self,
+        now: Moment,
+        from: Incarnation,
+        message: &ToSender,
+    ) -> Option<Code> {
+        let (code, attempt) = match message {
+            ToSender::Abort { tag, code } => (*code, Some(*tag)),
+            ToSender::Decline { code, .. } => (*code, None),
+            _ => return None,
+        };
+        let id = message.tag().room;
+        let receivers = self.waiting.get(&id)?.call.receivers;
+        let may_end = (self.senders).may_end(now, (from, attempt), (id, receivers));
+        may_end.then_some(code)
+    }
+
     /// A receiver's process wants nothing of a request. One that lacks pages opens its breaker (row P6).
     pub(super) fn declined(
         &mut self,
@@ -205,11 +218,11 @@ impl Agent {
         if code == Code::Full {
             self.pins.trip(now, from);
         }
-        if self.waiting.contains_key(&pin_of(tag.room)) {
-            return self.end_waiting(pin_of(tag.room), code);
+        // An offer that waits has no room yet: see `gives_up`.
+        if !self.waiting.contains_key(&tag.room) {
+            // The message has no answer.
+            self.senders.take(now, from, message, out);
         }
-        // The message has no answer.
-        self.senders.take(now, from, message, out);
     }
 
     /// The answer to a receiver that asks while its breaker is open: it asks again once the breaker is closed.
@@ -236,8 +249,8 @@ impl Agent {
     pub(super) fn answer_receivers(&mut self, answers: Vec<(Incarnation, ToReceiver)>) {
         for (session, answer) in answers {
             if let Some(address) = self.addresses.get(&session) {
-                self.peers
-                    .send(address, &HandoffMessage::ToReceiver(answer));
+                let answer = HandoffMessage::ToReceiver(answer);
+                self.peers.send(address, Some(session), &answer);
             }
         }
     }

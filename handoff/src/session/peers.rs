@@ -42,8 +42,15 @@ pub(super) struct PeerContext {
     pub(super) registration: Vec<u8>,
 }
 
+/// A message that waits for a connection.
+struct Outgoing {
+    /// The session that the message is for. `None` for whichever process is at the address.
+    to: Option<Incarnation>,
+    body: Vec<u8>,
+}
+
 struct Peer {
-    letters: mpsc::Sender<Vec<u8>>,
+    letters: mpsc::Sender<Outgoing>,
     task: JoinHandle<()>,
     /// The session at the other end, once a connection has told it.
     session: Option<Incarnation>,
@@ -75,14 +82,24 @@ impl Peers {
     }
 
     /// Queues a message. A peer that is new is connected first.
-    pub(super) fn send(&mut self, address: &str, message: &HandoffMessage) {
+    ///
+    /// A message to a session is dropped where another process is at the address. Each process says its own
+    /// address: it may say one of another process, and a process that restarts has the address of the last.
+    /// The other process may have a room with the same number and attempt.
+    pub(super) fn send(
+        &mut self,
+        address: &str,
+        to: Option<Incarnation>,
+        message: &HandoffMessage,
+    ) {
         let Some(peer) = self.peer(address) else {
             tracing::warn!(address, "too many peers: a message is dropped");
             return;
         };
         // Counted before the task can take it.
         peer.unsent.fetch_add(1, Ordering::Relaxed);
-        if peer.letters.try_send(message.encode()).is_err() {
+        let body = message.encode();
+        if peer.letters.try_send(Outgoing { to, body }).is_err() {
             peer.unsent.fetch_sub(1, Ordering::Relaxed);
             tracing::debug!(address, "a message is dropped: the peer's queue is full");
         }
@@ -196,7 +213,7 @@ enum Served {
 struct PeerTask {
     context: Arc<PeerContext>,
     address: String,
-    queue: mpsc::Receiver<Vec<u8>>,
+    queue: mpsc::Receiver<Outgoing>,
     unsent: Arc<AtomicUsize>,
 }
 
@@ -289,7 +306,7 @@ impl PeerTask {
             Posted::Nowhere => return Served::Broken,
         }
         loop {
-            let letter = tokio::select! {
+            let Outgoing { to, body } = tokio::select! {
                 biased;
                 loss = connection.lost.recv() => return match loss {
                     Some(PeerLoss::Silent) => Served::Silent,
@@ -300,7 +317,16 @@ impl PeerTask {
                     None => return Served::Finished,
                 },
             };
-            let posted = self.post(&connection.link, &letter).await;
+            let at = connection.link.session();
+            let posted = if to.is_some_and(|to| to != at) {
+                tracing::debug!(
+                    address = self.address,
+                    "a message to a process that is gone"
+                );
+                Posted::Refused
+            } else {
+                self.post(&connection.link, &body).await
+            };
             self.unsent.fetch_sub(1, Ordering::Relaxed);
             if posted == Posted::Nowhere {
                 // The watch of the next connection tells whether the peer lives.

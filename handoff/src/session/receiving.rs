@@ -219,9 +219,9 @@ impl Agent {
     fn tell_sender(&mut self, tag: RoomTag, to: usize, message: ToSender) {
         let room = self.receiving.get(&tag);
         if let Some(sender) = room.and_then(|room| room.senders.get(to)) {
-            let address = sender.address.clone();
-            self.peers
-                .send(&address, &HandoffMessage::ToSender(message));
+            // The caller names the process by its address.
+            let message = HandoffMessage::ToSender(message);
+            self.peers.send(&sender.address, None, &message);
         }
     }
 

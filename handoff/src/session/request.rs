@@ -47,12 +47,13 @@ impl Receiving {
         self.cell.get()
     }
 
-    /// Waits until the transfer has succeeded or failed, and its pages are released.
+    /// Waits until the transfer has succeeded or failed, and its pages are released. Returns the present state at
+    /// `deadline` otherwise.
     pub fn wait(&self, deadline: Instant) -> TransferState {
         self.cell.wait_for_end(deadline)
     }
 
-    /// Gives the request up, unless it has ended.
+    /// Gives the request up at all ends, with [`Code::Draining`], unless it has ended. Returns at once.
     pub fn abort(&self) {
         let call = Call::EndReceiving(self.tag, Code::Draining);
         // The session may have ended.
@@ -102,11 +103,13 @@ impl Sending {
         self.cell.wait_for_end(deadline)
     }
 
-    /// These pages of the request are computed, for these layers: they can go.
+    /// These pages of the request are computed, for these layers: they can go. Pages count from the request's
+    /// first token, layers from the model's first layer.
     ///
     /// # Errors
     ///
-    /// [`HandoffError::OutOfRange`], [`HandoffError::Closed`].
+    /// [`HandoffError::OutOfRange`] for a page outside the request, a layer that this rank does not have, and an
+    /// empty range. [`HandoffError::Closed`] after the end of the session.
     pub fn produced(&self, pages: Range<u32>, layers: Range<u32>) -> Result<(), HandoffError> {
         let is_inside = |inner: &Range<u32>, outer: &Range<u32>| {
             inner.start < inner.end && outer.start <= inner.start && inner.end <= outer.end
@@ -120,11 +123,13 @@ impl Sending {
     }
 
     /// All pages are computed, and [`Sending::produced`] has named each page and layer once. The
-    /// metadata go last, to a receiver that asks for them.
+    /// metadata go last, to a receiver that asks for them: `aux` is the begin of the slot, and zeros follow. The
+    /// session fills in the field of the room.
     ///
     /// # Errors
     ///
-    /// [`HandoffError::NotComputed`], [`HandoffError::LongAux`], [`HandoffError::Closed`].
+    /// [`HandoffError::NotComputed`] while pages or layers are not named, [`HandoffError::LongAux`] for more bytes
+    /// than a slot has, [`HandoffError::Closed`] after the end of the session.
     pub fn finish(&self, aux: Vec<u8>) -> Result<(), HandoffError> {
         let all = u64::from(self.pages) * self.layers.len() as u64;
         let named = self.named.load(Ordering::Relaxed);
@@ -137,7 +142,7 @@ impl Sending {
         self.call(SendingCall::ProducedAll(aux))
     }
 
-    /// Gives the request up, unless it has ended.
+    /// Gives the request up at all ends, with [`Code::Draining`], unless it has ended. Returns at once.
     pub fn abort(&self) {
         // The session may have ended.
         drop(self.call(SendingCall::End(Code::Draining)));

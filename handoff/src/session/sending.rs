@@ -4,7 +4,6 @@
 use super::RequestTimes;
 use super::agent::{Agent, Call, Event, SendingCall};
 use super::handle::TransferCell;
-use super::offering::pin_of;
 use crate::Moment;
 use crate::aux::AuxField;
 use crate::registration::RankDescription;
@@ -148,21 +147,17 @@ impl Agent {
         if is_registered && matches!(message, ToSender::Offer(_)) {
             self.watch_asker(now, from, address);
         }
-        // An attempt that ended before says nothing about the offer that waits now.
-        let gives_up = match &message {
-            ToSender::Abort { code, .. } if is_registered => {
-                Some(*code).filter(|_| !self.senders.has_ended(from, tag))
-            }
-            _ => None,
-        };
+        // Before the desk, which forgets the attempts that a process gives up.
+        let gives_up = self.gives_up(now, from, &message);
+        let gives_up = gives_up.filter(|_| is_registered);
         let mut out = Vec::new();
         let answer = match message {
             ToSender::Offer(_) if !is_registered => {
                 let code = Code::InvalidArgument;
                 Some(ToReceiver::Refuse { tag, code })
             }
-            ToSender::Offer(_) if held_back.is_some() => {
-                self.senders.hold_back(now, from, tag);
+            ToSender::Offer(offer) if held_back.is_some() => {
+                self.senders.hold_back(now, from, &offer);
                 held_back
             }
             ToSender::Decline { .. } => {
@@ -174,13 +169,13 @@ impl Agent {
             message => self.senders.take(now, from, message, &mut out),
         };
         if let Some(answer) = answer {
-            self.peers
-                .send(address, &HandoffMessage::ToReceiver(answer));
+            let answer = HandoffMessage::ToReceiver(answer);
+            self.peers.send(address, Some(from), &answer);
         }
         self.perform_sender(tag.room, out);
         if let Some(code) = gives_up {
             // After the desk: the attempt that was given up is not told of the end.
-            self.end_waiting(pin_of(tag.room), code);
+            self.end_waiting(tag.room, code);
         }
     }
 
@@ -232,10 +227,10 @@ impl Agent {
             .sending
             .get(&id)
             .and_then(|room| *room.sessions.get(to)?);
-        let address = session.and_then(|session| self.addresses.get(&session).cloned());
+        let address = session.and_then(|session| self.addresses.get(&session));
         if let Some(address) = address {
-            self.peers
-                .send(&address, &HandoffMessage::ToReceiver(message));
+            let message = HandoffMessage::ToReceiver(message);
+            self.peers.send(address, session, &message);
         }
     }
 

@@ -1,4 +1,6 @@
 //! The protobuf messages. A field number is never used for something else.
+//!
+//! Tags 15 to 19 of [`Kind`] were messages of pulls by one-sided reads, which no process sent (ADR 0053).
 
 use prost::{Message, Oneof};
 
@@ -6,7 +8,7 @@ use prost::{Message, Oneof};
 pub(super) struct Envelope {
     #[prost(
         oneof = "Kind",
-        tags = "1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20"
+        tags = "1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20"
     )]
     pub(super) kind: Option<Kind>,
 }
@@ -39,16 +41,6 @@ pub(super) enum Kind {
     SenderAbort(Abort),
     #[prost(message, tag = "14")]
     SenderAborted(Tag),
-    #[prost(message, tag = "15")]
-    PullReady(Ready),
-    #[prost(message, tag = "16")]
-    PullAbort(PullEnd),
-    #[prost(message, tag = "17")]
-    PullAck(PullAck),
-    #[prost(message, tag = "18")]
-    PullBusy(PullEnd),
-    #[prost(message, tag = "19")]
-    PullDone(PullEnd),
     #[prost(message, tag = "20")]
     Decline(Abort),
 }
@@ -140,36 +132,6 @@ pub(super) struct Done {
     pub(super) chunks: u32,
     #[prost(bytes = "vec", tag = "3")]
     pub(super) root: Vec<u8>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Ready {
-    #[prost(bytes = "vec", tag = "1")]
-    pub(super) pull: Vec<u8>,
-    #[prost(bool, tag = "2")]
-    pub(super) is_delayed: bool,
-    #[prost(uint32, repeated, tag = "3")]
-    pub(super) pages: Vec<u32>,
-    #[prost(fixed64, repeated, tag = "4")]
-    pub(super) sums: Vec<u64>,
-    #[prost(uint64, tag = "5")]
-    pub(super) ttl_micros: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct PullEnd {
-    #[prost(bytes = "vec", tag = "1")]
-    pub(super) pull: Vec<u8>,
-    #[prost(uint32, tag = "2")]
-    pub(super) code: u32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct PullAck {
-    #[prost(bytes = "vec", tag = "1")]
-    pub(super) pull: Vec<u8>,
-    #[prost(uint32, repeated, tag = "2")]
-    pub(super) held: Vec<u32>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -1,7 +1,7 @@
 //! Messages of rooms to and from their fields.
 
 use super::fields::{self, Kind};
-use super::{HandoffDecodeError, HandoffMessage, pulls};
+use super::{HandoffDecodeError, HandoffMessage};
 use crate::room::{
     ChunkBody, PageRectangle, RoomChunk, RoomGeneration, RoomId, RoomKey, RoomOffer, RoomRoot,
     RoomTag, ToReceiver, ToSender,
@@ -9,16 +9,16 @@ use crate::room::{
 use kvpool_types::{Checksum, Code};
 use std::time::Duration;
 
-pub(super) fn micros(of: Duration) -> u64 {
+fn micros(of: Duration) -> u64 {
     u64::try_from(of.as_micros()).unwrap_or(u64::MAX)
 }
 
-pub(super) fn code_number(code: Code) -> u32 {
+fn code_number(code: Code) -> u32 {
     code.to_wire().into()
 }
 
 /// A code of a later version is an internal error to this one.
-pub(super) fn code_of(number: u32) -> Code {
+fn code_of(number: u32) -> Code {
     let known = u16::try_from(number).ok().and_then(Code::from_wire);
     known.unwrap_or(Code::Internal)
 }
@@ -197,11 +197,6 @@ impl TryFrom<Kind> for HandoffMessage {
                 code: code_of(abort.code),
             }),
             Kind::SenderAborted(tag) => to_receiver(ToReceiver::Aborted { tag: tag_of(&tag) }),
-            Kind::PullReady(ready) => pulls::ready_of(ready),
-            Kind::PullAbort(end) => pulls::abort_of(&end),
-            Kind::PullAck(ack) => pulls::ack_of(ack),
-            Kind::PullBusy(end) => pulls::busy_of(&end),
-            Kind::PullDone(end) => pulls::done_of(&end),
         }
     }
 }

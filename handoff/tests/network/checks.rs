@@ -46,6 +46,7 @@ impl World {
         }
         process.memory.keep(epoch);
         self.report.successes += 1;
+        self.check_alike(tag);
     }
 
     /// A sender's success implies that every receiver succeeded.
@@ -93,6 +94,7 @@ impl World {
 
     /// Everything has been given back exactly once, and no process keeps a room.
     pub(crate) fn check_end(&mut self) {
+        self.check_pins();
         let mut broken = Vec::new();
         for process in &self.senders {
             for (room, source) in &process.sources {

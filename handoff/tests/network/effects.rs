@@ -37,10 +37,15 @@ impl World {
                     return;
                 }
                 let (tag, mut out) = (message.tag(), Vec::new());
+                if let Some(busy) = self.breaker(to, from_session, &message) {
+                    return self.tell_receiver(to, from, from_session, busy);
+                }
+                let has_place = self.has_place(to, from_session, &message);
                 let desk = &mut self.senders[to].desk;
                 if let Some(message) = desk.take(now, from_session, message, &mut out) {
                     self.tell_receiver(to, from, from_session, message);
                 }
+                self.check_decline(to, tag.room, has_place);
                 self.perform_sender(to, tag.room, out);
             }
             Event::ToReceiver {
@@ -134,6 +139,7 @@ impl World {
                     self.receiver_event(receiver, tag, ReceiverEvent::Abort { code });
                 }
             }
+            Event::Decline { receiver, room } => self.decline(receiver, room),
             Event::Deadline { room } => self.check_deadline(room),
         }
     }
@@ -190,7 +196,7 @@ impl World {
         }
     }
 
-    fn tell_sender(
+    pub(crate) fn tell_sender(
         &mut self,
         from: usize,
         to: usize,
@@ -332,6 +338,7 @@ impl World {
         actions: Vec<SenderAction>,
     ) {
         for action in actions {
+            self.check_served(sender, room, &action);
             match action {
                 SenderAction::Send { to, message } => {
                     let session = self.receivers[to].session;
@@ -346,11 +353,9 @@ impl World {
                     }
                 }
                 SenderAction::ReleasePages => {
-                    self.senders[sender]
-                        .sources
-                        .get_mut(&room)
-                        .unwrap()
-                        .releases += 1;
+                    let process = &mut self.senders[sender];
+                    process.pins.free(room);
+                    process.sources.get_mut(&room).unwrap().releases += 1;
                     self.check_sender_success(sender, room);
                 }
             }

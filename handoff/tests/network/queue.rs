@@ -18,6 +18,8 @@ pub(crate) struct Chances {
     pub(crate) crash: f64,
     pub(crate) broken_link: f64,
     pub(crate) abort: f64,
+    /// That one rank of decode declines a request. Set by the worlds that are about declines.
+    pub(crate) decline: f64,
 }
 
 impl Chances {
@@ -31,6 +33,7 @@ impl Chances {
         crash: 0.0,
         broken_link: 0.0,
         abort: 0.0,
+        decline: 0.0,
     };
 
     /// Most worlds are mild, so that rooms succeed; some are harsh.
@@ -46,6 +49,7 @@ impl Chances {
             crash: 0.1 * harsh,
             broken_link: 0.2 * harsh,
             abort: 0.05 * harsh,
+            decline: 0.0,
         }
     }
 }

@@ -1,8 +1,10 @@
 //! The processes, and what happens to them.
 
+use crate::declines::Silence;
 use crate::memory::{Memory, RoomEpoch};
 use crate::queue::{Chances, Queue};
 use kvpool_handoff::Moment;
+use kvpool_handoff::pins::{PinLedger, PinOptions};
 use kvpool_handoff::room::{
     ChunkBody, DeskOptions, PageRectangle, ReceiverDesk, ReceiverEvent, RoomChunk, RoomGeneration,
     RoomId, RoomKey, RoomLimits, RoomReceiverPlan, RoomSenderPlan, RoomTag, SenderDesk,
@@ -10,7 +12,7 @@ use kvpool_handoff::room::{
 };
 use kvpool_types::{Checksum, Code, Incarnation};
 use rand::Rng;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
@@ -20,6 +22,9 @@ pub(crate) struct Defects {
     pub(crate) no_fence: bool,
     pub(crate) no_wait: bool,
     pub(crate) no_verification: bool,
+    pub(crate) no_breaker: bool,
+    /// No decline arrives.
+    pub(crate) loses_declines: bool,
 }
 
 /// What became of one world.
@@ -29,6 +34,13 @@ pub(crate) struct Report {
     pub(crate) events: u64,
     pub(crate) successes: u64,
     pub(crate) failures: u64,
+    /// The declines that processes of decode said.
+    pub(crate) declines: u64,
+    /// The rooms of prefill that ended by a decline, and those that ended by a deadline.
+    pub(crate) declined: u64,
+    pub(crate) late: u64,
+    /// The offers of processes whose breakers were open.
+    pub(crate) busy: u64,
     pub(crate) violation: Option<String>,
 }
 
@@ -119,6 +131,10 @@ pub(crate) enum Event {
         receiver: usize,
         room: usize,
     },
+    Decline {
+        receiver: usize,
+        room: usize,
+    },
     Deadline {
         room: usize,
     },
@@ -146,6 +162,16 @@ pub(crate) struct SenderProcess {
     pub(crate) session: Incarnation,
     pub(crate) desk: SenderDesk,
     pub(crate) sources: BTreeMap<RoomId, Source>,
+    pub(crate) pins: PinLedger,
+    /// When each process of decode that declined is not served.
+    pub(crate) silent: BTreeMap<Incarnation, Silence>,
+    /// When each attempt asked first, and the attempts that were accepted.
+    pub(crate) asked: BTreeMap<(Incarnation, RoomTag), Moment>,
+    pub(crate) accepted: BTreeSet<(Incarnation, RoomTag)>,
+    /// The declines that came before their rooms opened.
+    pub(crate) early_declines: Vec<(RoomId, Incarnation)>,
+    /// The rooms that ended by a decline.
+    pub(crate) given_up: BTreeSet<RoomId>,
     pub(crate) tick: Option<Moment>,
 }
 
@@ -161,6 +187,7 @@ pub(crate) struct ReceiverProcess {
     pub(crate) memory: Memory,
     pub(crate) taken: BTreeMap<RoomTag, Taken>,
     pub(crate) tags: BTreeMap<RoomId, RoomTag>,
+    pub(crate) declined: BTreeSet<RoomId>,
     pub(crate) generation: u64,
     pub(crate) tick: Option<Moment>,
 }
@@ -173,6 +200,10 @@ pub(crate) struct World {
     pub(crate) senders: Vec<SenderProcess>,
     pub(crate) receivers: Vec<ReceiverProcess>,
     pub(crate) report: Report,
+    /// When the first decline of each room was said.
+    pub(crate) declined_at: BTreeMap<RoomId, Moment>,
+    /// Whether the network has no faults.
+    pub(crate) is_calm: bool,
     sessions: u128,
     is_printing: bool,
     hasher: DefaultHasher,
@@ -197,6 +228,27 @@ impl World {
         let mut queue = Queue::new(seed);
         queue.chances = Chances::NONE;
         Self::with(queue, Defects::default())
+    }
+
+    /// A faulty network, in which processes of decode decline.
+    pub(crate) fn with_declines(seed: u64, defects: Defects) -> Self {
+        let mut queue = Queue::new(seed);
+        queue.chances.decline = 0.2;
+        Self::with(queue, defects)
+    }
+
+    /// The same without other faults.
+    pub(crate) fn with_declines_alone(seed: u64, defects: Defects) -> Self {
+        let mut queue = Queue::new(seed);
+        queue.chances = Chances {
+            decline: 0.2,
+            ..Chances::NONE
+        };
+        let world = Self::with(queue, defects);
+        Self {
+            is_calm: true,
+            ..world
+        }
     }
 
     fn with(mut queue: Queue<Event>, defects: Defects) -> Self {
@@ -225,6 +277,8 @@ impl World {
             senders: Vec::new(),
             receivers: Vec::new(),
             report: Report::default(),
+            declined_at: BTreeMap::new(),
+            is_calm: false,
             sessions: 0,
             is_printing: false,
             hasher: DefaultHasher::new(),
@@ -257,6 +311,12 @@ impl World {
             session: self.session(),
             desk: SenderDesk::new(DeskOptions::default()),
             sources: BTreeMap::new(),
+            pins: PinLedger::new(u64::MAX, PinOptions::default()),
+            silent: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            accepted: BTreeSet::new(),
+            early_declines: Vec::new(),
+            given_up: BTreeSet::new(),
             tick: None,
         }
     }
@@ -273,6 +333,7 @@ impl World {
             memory: Memory::with_pages(12),
             taken: BTreeMap::new(),
             tags: BTreeMap::new(),
+            declined: BTreeSet::new(),
             // Generations of two lives differ.
             generation: u64::try_from(session.0).unwrap() * 1000,
             tick: None,
@@ -291,6 +352,7 @@ impl World {
                     let at = begin + self.queue.millis(0, 4000);
                     self.queue.at(at, Event::AbortReceiver { receiver, room });
                 }
+                self.plan_declines(receiver, room);
             }
             for sender in 0..self.senders.len() {
                 let at = begin + self.queue.millis(0, 600);
@@ -405,6 +467,9 @@ impl World {
 
     pub(crate) fn open_receiver(&mut self, receiver: usize, room: usize) {
         let request = self.requests[room].clone();
+        if self.receivers[receiver].declined.contains(&request.id) {
+            return;
+        }
         let (now, layers) = (self.queue.now, self.layers);
         let senders = self
             .senders
@@ -472,9 +537,10 @@ impl World {
             chunk_cells: 3,
             cells_under_way: 5,
         };
-        let (id, mut out) = (request.id, Vec::new());
+        let (id, pages, mut out) = (request.id, u64::from(request.pages), Vec::new());
         let process = &mut self.senders[sender];
         process.sources.insert(id, Source::default());
+        process.pins.pin(id, pages);
         let answers = process.desk.open(self.queue.now, plan, &mut out).unwrap();
         for (session, answer) in answers {
             let mut receivers = self.receivers.iter();
@@ -483,6 +549,7 @@ impl World {
             }
         }
         self.perform_sender(sender, id, out);
+        self.check_early_declines(sender, id);
     }
 
     pub(crate) fn receiver_event(&mut self, receiver: usize, tag: RoomTag, event: ReceiverEvent) {

@@ -163,6 +163,32 @@ fn all_is_told(decode: &Rank, prefill: &Rank, unused: u64) {
     failed_with(&marker.wait(soon()), Code::Draining);
 }
 
+/// Each process of the group knows the number of the room, and may ask for it, too.
+#[test]
+fn a_process_without_a_place_in_it_ends_no_offer_that_waits() {
+    let (prefill, decode, other) = (with_two_pins(&group(1)), decode(), decode());
+    let pins = offer(&prefill, 1, 2);
+    let waits = offer(&prefill, 2, 1);
+    eventually("an offer waits", || prefill.session.waiting_offers() == 1);
+    let asks = pull(&decode, &prefill, 2, &[5]);
+    all_is_told(&decode, &prefill, 10);
+    let from = [prefill.address()];
+    for reason in [DeclineReason::NotWanted, DeclineReason::NoPages] {
+        other.session.decline(RoomId(2), &from, reason).unwrap();
+    }
+    let second = pull(&other, &prefill, 2, &[5]);
+    second.abort();
+    failed_with(&second.wait(soon()), Code::Draining);
+    all_is_told(&other, &prefill, 11);
+    assert_eq!(prefill.session.waiting_offers(), 1);
+    assert_eq!(waits.state().poll, PollState::Bootstrapping);
+    succeeded(&pull(&decode, &prefill, 1, &[8, 9]).wait(soon()));
+    succeeded(&asks.wait(soon()));
+    succeeded(&waits.wait(soon()));
+    succeeded(&pins.wait(soon()));
+    assert_eq!(prefill.session.pinned(), 0);
+}
+
 /// Prefill answers the attempt with Busy, so the end of the first offer does not reach it.
 #[test]
 fn an_offer_that_waits_outlives_the_abort_of_an_attempt_at_an_earlier_one() {

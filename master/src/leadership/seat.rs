@@ -9,6 +9,7 @@ use crate::pool::Pool;
 use crate::service::rights::Guard;
 use crate::store::LogSeq;
 use crate::wait_budget::WaitBudget;
+use kvpool_daemon::tls::Tls;
 use kvpool_proto as proto;
 use kvpool_types::{ClusterId, Epoch};
 use parking_lot::RwLock;
@@ -83,6 +84,8 @@ pub struct Seat {
     pub metrics: Arc<Metrics>,
     /// What judges the tokens of callers.
     pub guard: Guard,
+    /// The certificates of the ports.
+    tls: Tls,
     /// The nodes and clients that contacted this master recently.
     pub contacts: RecentContacts,
     connections: Arc<OpenConnections>,
@@ -120,6 +123,7 @@ impl Seat {
             config,
             metrics,
             guard: Guard::default(),
+            tls: Tls::default(),
             contacts: RecentContacts::new(clock),
             connections: Arc::default(),
             state: RwLock::new(State {
@@ -137,6 +141,18 @@ impl Seat {
     #[must_use]
     pub fn guarded(self, guard: Guard) -> Self {
         Self { guard, ..self }
+    }
+
+    /// The same seat, whose ports have the certificates of `tls`.
+    #[must_use]
+    pub fn certified(self, tls: Tls) -> Self {
+        Self { tls, ..self }
+    }
+
+    /// What is wrong with this master's files of keys, of the policy and of certificates, one sentence each.
+    pub fn problems(&self) -> Vec<String> {
+        let of_tokens = self.guard.problem();
+        of_tokens.into_iter().chain(self.tls.problem()).collect()
     }
 
     /// The pool that this master leads, even while its term waits for a renewal.

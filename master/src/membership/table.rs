@@ -38,6 +38,8 @@ pub struct Registration {
     pub loaded: Vec<Extent>,
     /// Whether the node can copy blocks from other nodes.
     pub can_pull: bool,
+    /// Whether the node understands the order to end a drain.
+    pub can_undrain: bool,
     /// Whether the node asks readers for signed locations.
     pub wants_signed_reads: bool,
 }

@@ -59,6 +59,8 @@ pub enum AlertKind {
     StandbyLag,
     /// No master stands by.
     NoStandby,
+    /// A daemon cannot use a file of tokens, keys or certificates, or its token ends soon.
+    Files,
     /// A counter of faults rose within the last minutes.
     Fault,
 }
@@ -129,6 +131,7 @@ pub(super) fn judge(overview: &mut Overview, recent: &Recent) {
         let media = node.media.iter();
         alerts.extend(media.filter_map(|medium| unfit(medium, &node.name)));
     }
+    alerts.extend(unusable_files(overview));
     faults(&recent.faults, &mut alerts);
     alerts.sort_by_key(|alert| (alert.severity, alert.kind));
     overview.alerts_left_off = alerts.len().saturating_sub(MOST);
@@ -322,6 +325,19 @@ fn unfit(medium: &MediumFacts, node: &str) -> Option<Alert> {
     let message = format!("Medium {id} of node {node} {rest}");
     let alert = Alert::new(severity, AlertKind::Medium, id, message);
     Some(alert.metric("kvpool_master_media"))
+}
+
+/// What daemons say of their files of tokens, keys and certificates.
+fn unusable_files(overview: &Overview) -> impl Iterator<Item = Alert> {
+    let alert =
+        |object: &str, message| Alert::new(Severity::Warning, AlertKind::Files, object, message);
+    let own = overview.problems.iter();
+    let own = own.map(move |said| alert("", format!("This master says: {said}")));
+    let of_nodes = overview.nodes.iter().flat_map(move |node| {
+        let said = node.problems.iter();
+        said.map(move |said| alert(&node.name, format!("Node {} says: {said}", node.name)))
+    });
+    own.chain(of_nodes)
 }
 
 fn faults(recent: &Totals, alerts: &mut Vec<Alert>) {

@@ -56,6 +56,8 @@ pub struct NodeFacts {
     pub fill: Fill,
     /// Its media.
     pub media: Vec<MediumFacts>,
+    /// What it says is wrong with its files of tokens, keys and certificates, one sentence each.
+    pub problems: Vec<String>,
 }
 
 /// One master.
@@ -125,6 +127,8 @@ pub struct Overview {
     pub store_bytes: u64,
     /// Alarms of the metadata store.
     pub store_alarms: Vec<String>,
+    /// What is wrong with the files of keys, of the policy and of certificates of the master that answers.
+    pub problems: Vec<String>,
     /// The last group of the log.
     pub log_last: u64,
     /// The last group that this master has applied.
@@ -188,6 +192,7 @@ pub(super) fn of_masters(seat: &Seat) -> Overview {
         store: told.store,
         store_bytes: told.store_bytes,
         store_alarms: told.alarms,
+        problems: seat.problems(),
         log_last,
         log_applied: applied,
         masters,
@@ -227,6 +232,7 @@ pub(super) fn add_pool(overview: &mut Overview, pool: &Pool) {
             connections: node.reported().connections,
             fill,
             media,
+            problems: node.problems(),
         }
     });
     overview.nodes = nodes.collect();

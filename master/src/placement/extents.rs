@@ -175,6 +175,11 @@ impl Extents {
         }
     }
 
+    /// The longest block whose extent has at most `room` bytes.
+    pub const fn rounded_down(room: Length) -> Length {
+        Length(room.0 - room.0 % GRANULE)
+    }
+
     /// The bytes that an extent of `length` bytes occupies.
     pub const fn rounded(length: Length) -> Length {
         Length(granules(length).saturating_mul(GRANULE))

@@ -6,8 +6,9 @@ use crate::accounts::{Balance, Item};
 use crate::directory::{Directory, SHARDS, StoredBlock};
 use crate::placement::Extents;
 use crate::replica::Replica;
+use crate::store::LogSeq;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Length, SegmentId, Version, medium};
+use kvpool_types::{Length, NamespaceSettings, SegmentId, Version, medium};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
@@ -104,6 +105,19 @@ impl Pool {
         });
         debug_assert_eq!(all, Ok(None), "an empty page is the start");
         terms
+    }
+
+    /// The position of the log at which the store has everything that this term has logged. `None` while records are
+    /// on their way, and once the journal has failed.
+    pub fn logged(&self) -> Option<LogSeq> {
+        let journal = self.journal();
+        let is_whole = journal.is_idle() && journal.has_room().is_ok();
+        is_whole.then(|| journal.position())
+    }
+
+    /// The settings of the namespaces that have some.
+    pub fn settings(&self) -> Vec<(NamespaceId, NamespaceSettings)> {
+        self.namespaces.with_settings()
     }
 
     /// Orders that no node has answered, loads that have not ended, and removals on their way to the log.

@@ -103,6 +103,7 @@ impl Pool {
         let now = self.now();
         self.excuse_silence(now);
         self.check_nodes_returned();
+        self.count_failed_puts(now);
         // Past its deadline the term gives up nothing, because it could not make that durable.
         if !self.check_term(now) {
             return;

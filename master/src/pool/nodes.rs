@@ -190,6 +190,7 @@ impl Pool {
             host: registration.host,
         };
         node.set_can_pull(registration.can_pull);
+        node.set_can_undrain(registration.can_undrain);
         node.set_wants_signed_reads(registration.wants_signed_reads);
         self.end_own_silence();
         let session = node.attach(address, outbox, self.now());
@@ -197,10 +198,8 @@ impl Pool {
             node.end_session(self.now());
         }
         self.quarantine.repeat(node);
-        // The order may have been lost with an earlier session. A later leader learns of it from the node.
-        if node.is_told_to_leave() {
-            node.tell_to_leave();
-        }
+        // An order may have been lost with an earlier session. A later leader learns of a drain from the node.
+        node.repeat_orders();
         tracing::info!(node = %node.name, incarnation = %node.incarnation, "node registered");
         session
     }
@@ -268,16 +267,26 @@ impl Pool {
     /// Stops placing blocks on a node that shuts down. Its blocks go to its media, or else, if the node
     /// waits for that, to other nodes. A task that takes the node out of service ends first.
     pub fn draining(self: &Arc<Self>, node: &Arc<StoreNode>, move_blocks: bool) {
-        if move_blocks {
-            node.wait_for_moves();
+        self.says_it_drains(node, move_blocks, true);
+    }
+
+    /// The same for a node that an operator takes out of service, and that has heard of it. A cancellation that the
+    /// node has not confirmed counts for more.
+    pub fn out_of_service(self: &Arc<Self>, node: &Arc<StoreNode>, move_blocks: bool) {
+        self.says_it_drains(node, move_blocks, false);
+    }
+
+    fn says_it_drains(self: &Arc<Self>, node: &Arc<StoreNode>, move_blocks: bool, stops: bool) {
+        let drains = node.says_it_drains(stops, move_blocks);
+        if drains {
+            self.doubt_drained();
         }
-        // Each session asks anew: the answer may have been lost with an earlier one.
-        node.await_word(true);
-        node.drain();
-        self.doubt_drained();
         // The node has processed the welcome, as before a heartbeat. Its blocks are read and copied only once
         // it was heard.
         self.heard(node, Some(node.reported()));
+        if !drains {
+            return;
+        }
         let is_moved = self.save_after_task_off(node);
         tracing::info!(node = %node.name, move_blocks = move_blocks || is_moved, "node is draining");
         if is_moved {
@@ -302,7 +311,8 @@ impl Pool {
         let until = Instant::now() + PUTS_END;
         let is_written =
             || self.replicas.has_target(node) || self.reservations.lock().has_on(&segments);
-        while is_written() {
+        // Puts go on where the drain is cancelled.
+        while node.drains() && is_written() {
             if Instant::now() >= until {
                 // Commits that are on their way to the log stay, and end soon.
                 let ended = self.reservations.lock().take_on(&segments);

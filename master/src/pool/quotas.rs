@@ -9,6 +9,7 @@ use super::Pool;
 use super::evictor::StoreOrders;
 use crate::accounts::{Account, Hold, Item};
 use crate::directory::{Goal, Removed};
+use crate::placement::Extents;
 use crate::tenant::Tenant;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Code, Length, Setting, medium};
@@ -149,6 +150,25 @@ fn excess(account: &Account, tenant: &Tenant, need: Goal) -> Goal {
 }
 
 impl Pool {
+    /// The hard quota that refuses a block of the namespace as [`Code::OverQuota`], and its value.
+    pub fn refusing_quota(&self, namespace: NamespaceId) -> Option<(Setting, u64)> {
+        let tenant = self.directory.accounts().tenant(namespace)?;
+        // A namespace that may have no block at all refuses every block, whatever its length.
+        let quota = match tenant.get(Setting::BlocksHard) {
+            Some(0) => Setting::BlocksHard,
+            _ => Setting::MemoryHard,
+        };
+        Some((quota, tenant.get(quota)?))
+    }
+
+    /// The longest block that the pool takes, in bytes.
+    pub fn longest_block(&self) -> u64 {
+        let segments = self.placement.segments();
+        let limits = segments.iter().map(|segment| segment.limit());
+        let longest = Extents::rounded_down(Length(limits.max().unwrap_or(0)));
+        longest.0.min(self.config.max_block_size.as_u64())
+    }
+
     /// Runs `take`, which uses up `need` of the namespace's hard quotas, unless they do not take it. No
     /// other put, load or pull of the namespace uses them up meanwhile.
     pub(super) fn below_quota<T>(

@@ -17,6 +17,7 @@ mod heat;
 mod mover;
 mod pulls;
 mod tasks;
+mod undrain;
 
 pub(super) use mover::start;
 use tasks::Task;
@@ -156,6 +157,8 @@ pub(super) struct Replicas {
     pub(super) heat: heat::Heat,
     /// Held from the check of an operator's drain until its node takes no blocks.
     drains: tokio::sync::Mutex<()>,
+    /// The tasks of drains, with the nodes that they move blocks off. Tasks that have ended may be among them.
+    off: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
     /// Nodes that wait for a task before they leave.
     waiting: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
     /// How often a task off a node began, a node began to leave or was suspect, or a medium was lost. Earlier looks at
@@ -397,23 +400,52 @@ impl Pool {
     ///
     /// [`Code::Missing`] for a node that the pool does not know, [`Code::TooManyHeld`] while too many
     /// tasks run. [`Code::LastNode`] without `force`, when no other node takes the blocks that would leave with the
-    /// node.
+    /// node. [`Code::NotDraining`] when the drain is cancelled meanwhile.
     pub async fn drain_node(
         self: &Arc<Self>,
         name: &NodeName,
         force: bool,
     ) -> Result<TaskView, TaskRefused> {
-        let node = self.members.get(name).ok_or_else(|| TaskRefused {
-            code: Code::Missing,
-            message: format!("the pool has no node {name}"),
-        })?;
+        let node = self.node_named(name)?;
         // Of two drains at once, the later one finds that the other node takes no blocks.
         let one_at_a_time = self.replicas.drains.lock().await;
         self.check_drain(&node, force).await?;
+        self.leave_service(node, one_at_a_time).await
+    }
+
+    /// As [`Pool::drain_node`], but only for a node that drains: moves what is left there.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Pool::drain_node`]; [`Code::NotDraining`] for a node that does not drain.
+    pub async fn go_on_draining(
+        self: &Arc<Self>,
+        name: &NodeName,
+    ) -> Result<TaskView, TaskRefused> {
+        let node = self.node_named(name)?;
+        let one_at_a_time = self.replicas.drains.lock().await;
+        if !node.drains() {
+            return Err(Self::not_draining(&node));
+        }
+        self.leave_service(node, one_at_a_time).await
+    }
+
+    fn node_named(&self, name: &NodeName) -> Result<Arc<StoreNode>, TaskRefused> {
+        self.members.get(name).ok_or_else(|| TaskRefused {
+            code: Code::Missing,
+            message: format!("the pool has no node {name}"),
+        })
+    }
+
+    async fn leave_service(
+        self: &Arc<Self>,
+        node: Arc<StoreNode>,
+        one_at_a_time: tokio::sync::MutexGuard<'_, ()>,
+    ) -> Result<TaskView, TaskRefused> {
         if !node.leaves() {
             tracing::info!(node = %node.name, "operator takes the node out of service");
         }
-        node.leave();
+        let drain = node.leave();
         drop(one_at_a_time);
         self.doubt_drained();
         // A task of its own: a caller who has no patience leaves no node behind that takes no blocks and is not
@@ -421,12 +453,11 @@ impl Pool {
         let pool = Arc::clone(self);
         let begun = tokio::spawn(async move {
             pool.puts_end_on(&node).await;
-            let task = pool.change_replicas(Self::off(&node), Blocks::OnNode);
-            let task = task.await;
+            let task = pool.move_off(&node, drain).await;
             pool.doubt_drained();
             // A later leader learns of it from the node. The node answers that it drains, and the task must
             // have begun by then.
-            node.tell_to_leave();
+            node.tell_to_leave(drain);
             task
         });
         begun.await.unwrap_or_else(|_| {
@@ -461,7 +492,11 @@ impl Pool {
 
     /// Moves the blocks of a node that stops, and tells the node when no more of them move.
     pub(super) async fn move_all_of(self: &Arc<Self>, node: &Arc<StoreNode>) {
-        match self.change_replicas(Self::off(node), Blocks::OnNode).await {
+        // The drain may have been cancelled meanwhile.
+        let Some(drain) = node.current_drain() else {
+            return;
+        };
+        match self.move_off(node, drain).await {
             Ok(task) => {
                 self.doubt_drained();
                 let mut waiting = self.replicas.waiting.lock();
@@ -469,6 +504,7 @@ impl Pool {
                 drop(waiting);
                 self.replicas.wake();
             }
+            Err(error) if error.code == Code::NotDraining => {}
             Err(error) => {
                 tracing::warn!(node = %node.name, %error, "blocks of a draining node are not moved");
                 self.tell_saved(node);
@@ -503,7 +539,7 @@ impl Pool {
             let is_over = |(id, _): &mut (TaskId, _)| !self.replicas.tasks.is_running(*id);
             waiting.extract_if(.., is_over).collect()
         };
-        for (task, node) in ended {
+        for (task, node) in ended.into_iter().filter(|(_, node)| node.drains()) {
             if self.may_store_on_media_of(&node) {
                 self.demote_all_of(&node);
             } else if let Some(left) = self.left_after(task, &node) {
@@ -539,6 +575,10 @@ impl Pool {
     }
 
     fn tell_left(node: &StoreNode, left: u64) {
+        // An answer about a cancelled drain would be taken for one about the node's stop.
+        if !node.drains() {
+            return;
+        }
         node.await_word(false);
         node.send(Body::Demoted(proto::Demoted { left }));
     }

@@ -249,10 +249,11 @@ impl Pool {
                     blocks: open.blocks + 1,
                 };
                 if let Some(code) = broken_quota(account, tenant, need) {
-                    *outcome = Some(Err(code));
-                    if !never_fits(tenant, Goal { bytes, blocks: 1 }) {
+                    let is_final = never_fits(tenant, Goal { bytes, blocks: 1 });
+                    if !is_final {
                         open.note_over_quota(bytes, need);
                     }
+                    *outcome = Some(Err(if is_final { Code::OverQuota } else { code }));
                     continue;
                 }
             }

@@ -185,6 +185,7 @@ impl Pool {
             put_queue: super::put_queue::PutQueue::default(),
             quotas: super::quotas::QuotaQueue::default(),
             recent_puts: super::recent_puts::RecentPuts::default(),
+            failed_puts: super::failed_puts::FailedPuts::default(),
             evictor_wake: Wake::new(workers),
             caretaker_wake: Wake::new(workers),
             stopping: AtomicBool::new(false),

@@ -303,7 +303,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::StatsRequest>,
     ) -> Result<Response<proto::StatsReply>, Status> {
         answer!(self, request, stats, |calls, message| calls
-            .stats(message, self.seat.guard.problem()))
+            .stats(message, self.seat.problems()))
     }
 
     async fn detach_medium(
@@ -341,6 +341,16 @@ impl proto::pool_server::Pool for PoolService {
         answer!(self, request, drain_node, |calls, message| {
             calls.nodes_returned().await;
             calls.drain_node(message).await
+        })
+    }
+
+    async fn undrain_node(
+        &self,
+        request: Request<proto::UndrainNodeRequest>,
+    ) -> Result<Response<proto::UndrainNodeReply>, Status> {
+        answer!(self, request, undrain_node, |calls, message| {
+            calls.nodes_returned().await;
+            calls.undrain_node(message).await
         })
     }
 

@@ -84,6 +84,7 @@ pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
             shm_path: address.shm_path,
             heartbeat_age_ms: pool.age_ms(node.last_heard()),
             problems: node.problems(),
+            left_blocks: node.left_blocks(),
             segments: node
                 .segments()
                 .iter()

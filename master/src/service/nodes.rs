@@ -282,6 +282,7 @@ fn read_registration(
         secret,
         epoch_proof: register.epoch_proof.clone(),
         can_pull: register.can_pull,
+        can_undrain: register.can_undrain,
         wants_signed_reads: register.wants_signed_reads,
     })
 }
@@ -395,7 +396,11 @@ async fn converse(
             }
             FromNode::TransfersDone(done) => pool.transfers_done(node, &ends(&done)),
             FromNode::Pulled(done) => pool.pulled(node, &ends(&done)),
-            FromNode::Draining(draining) => pool.draining(node, draining.move_blocks),
+            FromNode::Draining(draining) => match draining.out_of_service {
+                true => pool.out_of_service(node, draining.move_blocks),
+                false => pool.draining(node, draining.move_blocks),
+            },
+            FromNode::Undrained(heard) => pool.undrained(node, heard.number),
             FromNode::Goodbye(_) => {
                 pool.drop_node(node);
                 return;

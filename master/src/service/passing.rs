@@ -85,6 +85,7 @@ called! {
     StatsRequest: Stats
     ChangeReplicasRequest: ChangeReplicas, from
     DrainNodeRequest: DrainNode, name
+    UndrainNodeRequest: UndrainNode, name
     ClusterRequest: Cluster
     ChangeNamespaceRequest: ChangeNamespace, name
     DeleteNamespaceRequest: DeleteNamespace, name

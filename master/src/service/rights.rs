@@ -38,7 +38,7 @@ impl Guard {
     }
 
     /// What is wrong with the files of keys and of the policy.
-    pub(super) fn problem(&self) -> Option<String> {
+    pub(crate) fn problem(&self) -> Option<String> {
         self.authority()?.problem()
     }
 }

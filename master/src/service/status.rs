@@ -11,7 +11,7 @@ pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
     let grpc = match code {
         Code::Ok => Grpc::Ok,
         Code::InvalidArgument | Code::Malformed | Code::WrongCluster => Grpc::InvalidArgument,
-        Code::Oversized | Code::TooLarge | Code::OutOfRange => Grpc::OutOfRange,
+        Code::Oversized | Code::TooLarge | Code::OutOfRange | Code::OverQuota => Grpc::OutOfRange,
         Code::UnknownNamespace | Code::Missing => Grpc::NotFound,
         Code::Exists => Grpc::AlreadyExists,
         Code::VersionMismatch
@@ -24,7 +24,11 @@ pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
         | Code::LocationExpired
         | Code::Leased
         | Code::NamespaceInUse
-        | Code::LastNode => Grpc::FailedPrecondition,
+        | Code::LastNode
+        | Code::LastReplica
+        | Code::NotDraining
+        | Code::NodeStops
+        | Code::NodeUnheard => Grpc::FailedPrecondition,
         Code::Full
         | Code::NoNodes
         | Code::TooManyHeld

@@ -37,7 +37,7 @@ use crate::workers::Workers;
 use bytesize::ByteSize;
 use kvpool_trace::Context;
 use kvpool_types::{Code, Epoch, Length};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
@@ -486,19 +486,54 @@ impl Journal {
         has_happened: bool,
         on_durable: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
     ) {
+        // The callback receives the error.
+        let _told = self.enqueue(self.submission(records, ack, has_happened, on_durable));
+    }
+
+    /// A submission that does not wait for room in the queue.
+    fn submission(
+        &self,
+        records: Vec<Record>,
+        ack: Ack,
+        has_happened: bool,
+        on_durable: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
+    ) -> Submission {
         let size = self.queued_size(&records);
         let room = Arc::clone(&self.shared.room)
             .try_acquire_many_owned(size)
             .ok();
-        // The callback receives the error.
-        let _told = self.enqueue(Submission {
+        Submission {
             records,
             ack,
             has_happened,
             callback: Callback(Some(Box::new(on_durable))),
             trace: kvpool_trace::current(),
             room,
-        });
+        }
+    }
+
+    /// Runs `submit`, which may hold locks while it submits. The caller itself holds no lock.
+    ///
+    /// If the journal is free, the callbacks run on this thread after `submit` has returned. This is faster than
+    /// waking another thread.
+    pub(crate) fn submit_under<T>(&self, submit: impl FnOnce(&mut Submitter<'_>) -> T) -> T {
+        let worker = self.shared.worker.upgrade();
+        let free = worker.as_deref().and_then(Mutex::try_lock);
+        let mut submitter = Submitter {
+            journal: self,
+            // Messages that were sent earlier must be handled first.
+            worker: free.filter(|_| self.shared.sender.is_idle()),
+            needs_turn: false,
+        };
+        let submitted = submit(&mut submitter);
+        if let Some(mut worker) = submitter.worker.take() {
+            worker.answer_here();
+        }
+        if submitter.needs_turn {
+            // If the thread has ended, its waiters already know.
+            let _told = self.shared.sender.send(Message::Appended);
+        }
+        submitted
     }
 
     /// Waits until all earlier submissions are durable. Returns the log's last position then.
@@ -514,6 +549,12 @@ impl Journal {
     /// The position of the last group handed to the store.
     pub fn position(&self) -> LogSeq {
         LogSeq(self.shared.position.load(Ordering::Acquire))
+    }
+
+    /// True when every submitted record is durable. Submissions without records count too.
+    pub fn is_idle(&self) -> bool {
+        let all = Length(self.shared.queue_bytes.into()).as_usize();
+        self.shared.sender.is_idle() && self.shared.room.available_permits() == all
     }
 
     /// An error once the journal has failed: then only another start helps.
@@ -588,6 +629,41 @@ impl Journal {
         u32::try_from(size)
             .unwrap_or(u32::MAX)
             .min(self.shared.queue_bytes)
+    }
+}
+
+/// Receives the records that are submitted within [`Journal::submit_under`].
+pub(crate) struct Submitter<'j> {
+    journal: &'j Journal,
+    /// The lock of the journal's worker, if the journal was free. While it is held, nothing else is taken in.
+    worker: Option<MutexGuard<'j, worker::Worker>>,
+    /// True if the journal's thread has work afterwards.
+    needs_turn: bool,
+}
+
+impl Submitter<'_> {
+    /// Submits records and does not wait until they are durable, as [`Journal::submit_now`] with [`Ack::Memory`].
+    /// If the journal has failed, the callback runs within this call.
+    pub(crate) fn submit_now(
+        &mut self,
+        records: Vec<Record>,
+        on_logged: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
+    ) {
+        let submission = self
+            .journal
+            .submission(records, Ack::Memory, false, on_logged);
+        let entered = match &mut self.worker {
+            Some(worker) if submission.records.len() <= FEW => worker.enter_here(submission),
+            _ => Err(submission),
+        };
+        match entered {
+            Ok(needs_turn) => self.needs_turn |= needs_turn,
+            Err(submission) => {
+                // Later submissions must not overtake this one.
+                self.worker = None;
+                let _told = self.journal.enqueue(submission);
+            }
+        }
     }
 }
 

@@ -160,6 +160,17 @@ impl Medium {
         self.ring.lock().room()
     }
 
+    /// Bytes of copies that may move to the written zone.
+    pub fn room_for_moves(&self) -> Length {
+        self.ring.lock().room_for_moves()
+    }
+
+    /// Takes the range of a copy of this length from the allowance for moves to the written zone.
+    pub fn moves(&self, length: Length) {
+        let footprint = medium::footprint(length).unwrap_or(length);
+        self.ring.lock().moves(footprint);
+    }
+
     /// The tick at which the writing of the zone behind the cursor ended.
     pub fn oldest_sealed(&self) -> Tick {
         self.sealed(self.next_zone())
@@ -169,6 +180,21 @@ impl Medium {
     pub(crate) fn sealed(&self, zone: u32) -> Tick {
         let sealed = self.sealed.lock();
         sealed.get(zone as usize).copied().unwrap_or_default()
+    }
+
+    /// The last use of a copy at `offset` whose record comes at `now`.
+    ///
+    /// A store may end when its zone is already full. Then the copy counts as last used when the zone was full,
+    /// since the record is no use of the copy.
+    pub(super) fn used_at(&self, offset: Offset, now: Tick) -> Tick {
+        let ring = self.ring.lock();
+        let zone = ring.zone_of(offset);
+        let sealed = self.sealed(zone);
+        // A standby does not know when the zones were written.
+        match zone == ring.cursor() || sealed == Tick::default() {
+            true => now,
+            false => now.min(sealed),
+        }
     }
 
     /// Continues behind the copies that are there. A term begins with it: a standby follows the

@@ -19,6 +19,10 @@ use kvpool_types::{Length, Offset};
 /// every master takes.
 const MOST_ZONES: u32 = 1 << 20;
 
+/// The limit of the allowance for moves, in zones. The allowance adds up because the blocks of a chain lie in few
+/// zones and are used together.
+const MOST_COLLECTED: u64 = 2;
+
 /// The outcome of taking a range in a medium's order of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
@@ -40,6 +44,8 @@ pub struct Ring {
     at: u64,
     /// True when the zone behind the cursor is empty.
     next_is_empty: bool,
+    /// The allowance for moves: bytes of copies that may still move out of the oldest zones.
+    for_moves: u64,
 }
 
 impl Ring {
@@ -53,6 +59,7 @@ impl Ring {
             cursor,
             at,
             next_is_empty: false,
+            for_moves: zone.0 / 2,
         })
     }
 
@@ -117,9 +124,24 @@ impl Ring {
         !self.next_is_empty && self.at + length.0 >= self.zone / 8
     }
 
+    /// Bytes of copies that may move to the written zone.
+    ///
+    /// Each emptied zone allows moves of half a zone. So the writes to a medium are at most twice those of its new
+    /// copies. The unused allowance adds up to `MOST_COLLECTED` zones.
+    pub fn room_for_moves(&self) -> Length {
+        Length(self.room().0.min(self.for_moves))
+    }
+
+    /// Takes `length` bytes from the allowance for a copy that moves to the written zone.
+    pub const fn moves(&mut self, length: Length) {
+        self.for_moves = self.for_moves.saturating_sub(length.0);
+    }
+
     /// Records that the next zone has no copies and no transfers in progress.
-    pub const fn emptied(&mut self) {
+    pub fn emptied(&mut self) {
         self.next_is_empty = true;
+        let most = self.zone.saturating_mul(MOST_COLLECTED);
+        self.for_moves = self.for_moves.saturating_add(self.zone / 2).min(most);
     }
 }
 
@@ -162,6 +184,27 @@ mod tests {
         assert_eq!(ring.take(Length(700)), Taken::NeedsZone);
         ring.emptied();
         assert_eq!(ring.take(Length(700)), Taken::At(Offset(0)));
+    }
+
+    /// The blocks of a chain are used together, and fill the zones in which they were written.
+    #[test]
+    fn half_a_zone_moves_on_the_average() {
+        let mut ring = ring();
+        assert_eq!(ring.room_for_moves(), Length(500));
+        ring.moves(Length(300));
+        assert_eq!(ring.room_for_moves(), Length(200));
+        // Two zones at most are collected. A move needs room in the written zone too.
+        (0..10).for_each(|_| ring.emptied());
+        assert_eq!(ring.room_for_moves(), Length(1000));
+        assert_eq!(ring.take(Length(100)), Taken::At(Offset(2000)));
+        assert_eq!(ring.room_for_moves(), Length(900));
+        ring.moves(Length(900));
+        ring.moves(Length(900));
+        assert_eq!(ring.room_for_moves(), Length(200));
+        ring.moves(Length(900));
+        assert_eq!(ring.room_for_moves(), Length(0));
+        ring.emptied();
+        assert_eq!(ring.room_for_moves(), Length(500));
     }
 
     proptest! {

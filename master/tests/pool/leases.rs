@@ -48,6 +48,7 @@ fn registration(size: Length) -> Registration {
         held: Vec::new(),
         loaded: Vec::new(),
         can_pull: false,
+        can_undrain: false,
         wants_signed_reads: false,
     }
 }

@@ -27,3 +27,4 @@ mod tenancy;
 mod tenancy_changes;
 mod tenancy_media;
 mod terms;
+mod undrain;

@@ -41,6 +41,7 @@ async fn pool(directory: &Path) -> Arc<Pool> {
         held: Vec::new(),
         loaded: Vec::new(),
         can_pull: false,
+        can_undrain: false,
         wants_signed_reads: false,
     };
     let node = pool.register(&registration).await.unwrap();

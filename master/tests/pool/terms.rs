@@ -47,6 +47,7 @@ fn registration() -> Registration {
         held: Vec::new(),
         loaded: Vec::new(),
         can_pull: false,
+        can_undrain: false,
         wants_signed_reads: false,
     }
 }

@@ -116,6 +116,10 @@ async fn call_each(
         name: name.clone(),
         ..Default::default()
     };
+    let undrain = proto::UndrainNodeRequest {
+        caller: caller.clone(),
+        name: name.clone(),
+    };
     let cancel = proto::ReplicaTasksRequest {
         caller: caller.clone(),
         cancel: true,
@@ -145,6 +149,7 @@ async fn call_each(
             call!(change_replicas, replicas),
         ),
         ("drain_node", name.clone(), call!(drain_node, drain)),
+        ("undrain_node", name.clone(), call!(undrain_node, undrain)),
         (
             "cancel_tasks",
             format!("{tasks} tasks"),

@@ -124,6 +124,12 @@ pub(crate) async fn over_grpc(it: &Fixture, operation: Operation, token: &str) -
                 name: "x".to_owned()
             }
         ),
+        Operation::UndrainNode => call!(
+            undrain_node,
+            UndrainNodeRequest {
+                name: "x".to_owned()
+            }
+        ),
         Operation::Cluster => call!(cluster, ClusterRequest {}),
         Operation::WatchPool => call!(cluster, ClusterRequest { overview: true }),
         Operation::Session => {

@@ -196,6 +196,7 @@ pub(crate) fn registration(name: &str, incarnation: u128, bytes: u64) -> Registr
         held: Vec::new(),
         loaded: Vec::new(),
         can_pull: true,
+        can_undrain: true,
         wants_signed_reads: false,
     }
 }

@@ -43,6 +43,7 @@ pub(crate) async fn join(pool: &Arc<Pool>, name: &str, life: u128) -> Node {
                     pool.fenced(&of, &tickets);
                 }
                 Some(Body::Pulls(orders)) => taken.lock().extend(orders.pulls),
+                Some(Body::Undrain(order)) => pool.undrained(&of, order.number),
                 Some(Body::Demoted(demoted)) => told.lock().push(demoted.left),
                 _ => {}
             }

@@ -330,6 +330,15 @@ pub struct ReserveReply {
     /// in place of reservations, if the request allows it
     #[prost(message, optional, tag = "5")]
     pub columns: ::core::option::Option<ReservationColumns>,
+    /// bytes; with a too_large key: the longest block that the pool takes
+    #[prost(uint64, tag = "6")]
+    pub longest_block: u64,
+    /// with an over_quota key: the setting that it exceeds, as in Setting
+    #[prost(uint32, tag = "7")]
+    pub quota: u32,
+    /// the value of that setting
+    #[prost(uint64, tag = "8")]
+    pub quota_limit: u64,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -759,6 +768,9 @@ pub struct NodeStats {
     /// as in the last Heartbeat
     #[prost(string, repeated, tag = "8")]
     pub problems: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Of a draining node: the blocks that a stop would lose, as of the last look. Absent: not counted.
+    #[prost(uint64, optional, tag = "9")]
+    pub left_blocks: ::core::option::Option<u64>,
 }
 /// A disk, partition or file of a store node.
 #[allow(clippy::all)]
@@ -954,6 +966,26 @@ pub struct DrainNodeRequest {
     /// also the last node that takes blocks, which leave the pool with it
     #[prost(bool, tag = "3")]
     pub force: bool,
+    /// moves what is left, and begins no drain: refused where the node does not drain
+    #[prost(bool, tag = "4")]
+    pub goes_on: bool,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UndrainNodeRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+}
+#[allow(clippy::all)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UndrainNodeReply {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    /// the node drained until now
+    #[prost(bool, tag = "2")]
+    pub drained: bool,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1706,6 +1738,31 @@ pub mod pool_client {
             req.extensions_mut().insert(GrpcMethod::new("kvpool.v1.Pool", "DrainNode"));
             self.inner.unary(req, path, codec).await
         }
+        /// Takes a node back into service whose drain an operator began. A node that stops cannot be taken back.
+        pub async fn undrain_node(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UndrainNodeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UndrainNodeReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvpool.v1.Pool/UndrainNode",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvpool.v1.Pool", "UndrainNode"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Who leads, who stands by, and how the metadata store is. Every master answers it.
         pub async fn cluster(
             &mut self,
@@ -1868,6 +1925,14 @@ pub mod pool_server {
             &self,
             request: tonic::Request<super::DrainNodeRequest>,
         ) -> std::result::Result<tonic::Response<super::ReplicaTask>, tonic::Status>;
+        /// Takes a node back into service whose drain an operator began. A node that stops cannot be taken back.
+        async fn undrain_node(
+            &self,
+            request: tonic::Request<super::UndrainNodeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UndrainNodeReply>,
+            tonic::Status,
+        >;
         /// Who leads, who stands by, and how the metadata store is. Every master answers it.
         async fn cluster(
             &self,
@@ -2908,6 +2973,49 @@ pub mod pool_server {
                     };
                     Box::pin(fut)
                 }
+                "/kvpool.v1.Pool/UndrainNode" => {
+                    #[allow(non_camel_case_types)]
+                    struct UndrainNodeSvc<T: Pool>(pub Arc<T>);
+                    impl<T: Pool> tonic::server::UnaryService<super::UndrainNodeRequest>
+                    for UndrainNodeSvc<T> {
+                        type Response = super::UndrainNodeReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UndrainNodeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Pool>::undrain_node(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UndrainNodeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/kvpool.v1.Pool/Cluster" => {
                     #[allow(non_camel_case_types)]
                     struct ClusterSvc<T: Pool>(pub Arc<T>);
@@ -2994,7 +3102,10 @@ pub mod pool_server {
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeMessage {
-    #[prost(oneof = "node_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(
+        oneof = "node_message::Body",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
+    )]
     pub body: ::core::option::Option<node_message::Body>,
 }
 /// Nested message and enum types in `NodeMessage`.
@@ -3024,12 +3135,17 @@ pub mod node_message {
         Pulled(super::TransfersDone),
         #[prost(message, tag = "11")]
         RenewToken(super::RenewToken),
+        #[prost(message, tag = "12")]
+        Undrained(super::Undrained),
     }
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MasterMessage {
-    #[prost(oneof = "master_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(
+        oneof = "master_message::Body",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
+    )]
     pub body: ::core::option::Option<master_message::Body>,
 }
 /// Nested message and enum types in `MasterMessage`.
@@ -3059,6 +3175,8 @@ pub mod master_message {
         Pulls(super::Pulls),
         #[prost(message, tag = "11")]
         Drain(super::Drain),
+        #[prost(message, tag = "12")]
+        Undrain(super::Undrain),
     }
 }
 #[allow(clippy::all)]
@@ -3108,6 +3226,9 @@ pub struct Register {
     /// What loads from media wrote under earlier grants, and whose records may not be durable. A lease may run on each.
     #[prost(message, repeated, tag = "17")]
     pub loaded: ::prost::alloc::vec::Vec<ExtentRange>,
+    /// The node understands Undrain, and says in Draining whether it stops.
+    #[prost(bool, tag = "18")]
+    pub can_undrain: bool,
 }
 /// The token of the session's first call was renewed. A session ends when its token does.
 #[allow(clippy::all)]
@@ -3264,6 +3385,9 @@ pub struct Draining {
     /// Before it leaves, the node waits until its blocks are elsewhere: on its media, or else on other nodes.
     #[prost(bool, tag = "1")]
     pub move_blocks: bool,
+    /// An operator takes the node out of service. False: the node stops.
+    #[prost(bool, tag = "2")]
+    pub out_of_service: bool,
 }
 /// This incarnation is over: its blocks are gone.
 #[allow(clippy::all)]
@@ -3344,6 +3468,21 @@ pub struct Demoted {
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Drain {}
+/// An operator takes the node back into service: a drain that Drain began ends. Only to nodes with can_undrain.
+#[allow(clippy::all)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Undrain {
+    /// of the master's cancellations of this node's drains in this term
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+}
+/// Every Drain before the Undrain with this number has no effect any more. A Draining before it is out of date.
+#[allow(clippy::all)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Undrained {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+}
 /// A copy of a block from one of the node's segments to another, or inside a medium.
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

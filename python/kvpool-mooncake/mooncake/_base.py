@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from kvpool._native import ObjectStore
 from mooncake import _codes
@@ -20,6 +20,12 @@ log = logging.getLogger("mooncake")
 _EXPECTED: Final = frozenset((_codes.NOT_FOUND, _codes.LEASED))
 # The seconds between two warnings with one code.
 _QUIET: Final = 10.0
+# Why a call is refused before the native store is asked.
+NOT_SET_UP: Final = "the store is not set up, or is closed"
+LENGTHS_DIFFER: Final = "the lists differ in length"
+BAD_CONFIG: Final = "the ReplicateConfig has a value out of range"
+
+Data = TypeVar("Data")
 
 
 class Refusals:
@@ -77,29 +83,46 @@ class StoreBase:
             self._log_failures(what, answers)
         return answers
 
-    def _log_failures(self, what: str, answers: list[int]) -> None:
+    def _got(self, what: str, found: tuple[Data, list[int]]) -> Data:
+        """Returns the data of a call that has no codes for its caller; logs the failures among its codes."""
+        data, answers = found
+        self._all_said(what, answers)
+        return data
+
+    def _log_failures(self, what: str, answers: Sequence[int], reason: str = "") -> None:
+        """Logs each code below 0 with a reason. The default is that of the last native call of this thread."""
         failed = Counter(code for code in answers if code < 0)
         if failed.keys() <= _EXPECTED and not log.isEnabledFor(logging.DEBUG):
             return
-        reason = self._native.last_error()
+        reason = reason or self._native.last_error()
         for code, count in failed.items():
-            left_out = None if code in _EXPECTED else self._refusals.add(code, count)
-            log.log(
-                logging.DEBUG if left_out is None else logging.WARNING,
-                "%s: %d of %d failed with %d: %s%s",
-                what,
-                count,
-                len(answers),
-                code,
-                reason or _codes.meaning(code),
-                f" ({left_out} failures with {code} were left out before)" if left_out else "",
-            )
+            self._log_code(what, code, count, len(answers), reason)
+
+    def _log_code(self, what: str, code: int, count: int, asked: int, reason: str) -> None:
+        left_out = None if code in _EXPECTED else self._refusals.add(code, count)
+        log.log(
+            logging.DEBUG if left_out is None else logging.WARNING,
+            "%s: %d of %d failed with %d: %s%s",
+            what,
+            count,
+            asked,
+            code,
+            reason or _codes.meaning(code),
+            f" ({left_out} failures with {code} were left out before)" if left_out else "",
+        )
 
     @staticmethod
     def _one(answers: list[int]) -> int:
         """The result of a batch of one."""
         return answers[0] if answers else _codes.PARAMETERS
 
-    @staticmethod
-    def _refused(keys: Sequence[object]) -> list[int]:
-        return [_codes.PARAMETERS] * len(keys)
+    def _refused(self, what: str, keys: Sequence[object], reason: str) -> list[int]:
+        """Logs a batch that is refused before the native store is asked. Returns one code for each key."""
+        answers = [_codes.PARAMETERS] * len(keys)
+        self._log_failures(what, answers, reason)
+        return answers
+
+    def _refuse(self, what: str, reason: str, code: int = _codes.PARAMETERS) -> int:
+        """Logs a call that is refused before the native store is asked. Returns its code."""
+        self._log_failures(what, [code], reason)
+        return code

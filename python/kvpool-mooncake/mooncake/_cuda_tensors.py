@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mooncake import _codes
-from mooncake._base import log
+from mooncake._base import LENGTHS_DIFFER, log
 from mooncake._tensor_format import Tensor, header_of, is_lazy, torch_module
 from mooncake._tensors import TensorMethods
 
@@ -24,7 +24,7 @@ class CudaTensorMethods(TensorMethods):
     def batch_get_tensor_into_cuda(self, keys: Sequence[str], tensors_list: Sequence[Tensor]) -> list[int]:
         """`get_tensor_into_cuda` for several keys."""
         if len(keys) != len(tensors_list):
-            return self._refused(keys)
+            return self._refused("batch_get_tensor_into_cuda", keys, LENGTHS_DIFFER)
         torch = torch_module()
         headers = []
         for key, tensor in zip(keys, tensors_list):

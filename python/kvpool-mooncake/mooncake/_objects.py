@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvpool._native import BufferHandle
 from mooncake import _codes
-from mooncake._base import StoreBase
+from mooncake._base import BAD_CONFIG, StoreBase
 from mooncake._types import ReplicateConfig
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ObjectMethods(StoreBase):
     ) -> list[int]:
         how = self._how(config)
         if how is None:
-            return self._refused(keys)
+            return self._refused(what, keys, BAD_CONFIG)
         return self._all_said(what, self._native.put_values(keys, values, how, upsert))
 
     @staticmethod
@@ -85,7 +85,7 @@ class ObjectMethods(StoreBase):
         """Puts one range of memory for each key. Returns one code for each key."""
         how = self._how(config)
         if how is None:
-            return self._refused(keys)
+            return self._refused("batch_put_from", keys, BAD_CONFIG)
         return self._all_said("batch_put_from", self._native.put_from(keys, buffer_ptrs, sizes, how, False))
 
     def batch_upsert_from(
@@ -98,7 +98,7 @@ class ObjectMethods(StoreBase):
         """`batch_put_from` that replaces the keys' objects."""
         how = self._how(config)
         if how is None:
-            return self._refused(keys)
+            return self._refused("batch_upsert_from", keys, BAD_CONFIG)
         return self._all_said("batch_upsert_from", self._native.put_from(keys, buffer_ptrs, sizes, how, True))
 
     def batch_put_from_multi_buffers(
@@ -111,7 +111,7 @@ class ObjectMethods(StoreBase):
         """Puts several ranges of memory for each key, in order. Returns one code for each key."""
         how = self._how(config)
         if how is None:
-            return self._refused(keys)
+            return self._refused("batch_put_from_multi_buffers", keys, BAD_CONFIG)
         answers = self._native.put_from_many(keys, all_buffer_ptrs, all_sizes, how, False)
         return self._all_said("batch_put_from_multi_buffers", answers)
 
@@ -130,11 +130,11 @@ class ObjectMethods(StoreBase):
 
     def get(self, key: str) -> bytes:
         """The bytes of a key; empty for a miss or an error."""
-        return self._native.get_values([key])[0]
+        return self._got("get", self._native.get_values([key]))[0]
 
     def get_batch(self, keys: Sequence[str]) -> list[bytes]:
         """The bytes of each key; empty for a miss or an error."""
-        return self._native.get_values(keys)
+        return self._got("get_batch", self._native.get_values(keys))
 
     def get_buffer(self, key: str) -> BufferHandle | None:
         """The bytes of a key, read-only: in place if a node on this host has them, else a copy.
@@ -142,11 +142,13 @@ class ObjectMethods(StoreBase):
         An object in place stays while the handle, or a memoryview of it, lives. `None` for a miss or an
         error.
         """
-        return self._native.get_handle(key)
+        handle, code = self._native.get_handle(key)
+        self._said("get_buffer", code)
+        return handle
 
     def batch_get_buffer(self, keys: Sequence[str]) -> list[BufferHandle | None]:
         """Copies of the bytes of each key; `None` for a miss or an error."""
-        return self._native.get_handles(keys)
+        return self._got("batch_get_buffer", self._native.get_handles(keys))
 
     def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
         """Reads an object into memory. Returns its length, or a code; -600 if the memory is too small."""

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from mooncake._base import log
+from mooncake._base import LENGTHS_DIFFER, log
 from mooncake._parallel_types import (
     BadSplit,
     Manifest,
@@ -90,7 +90,7 @@ class ParallelReadMethods(TensorMethods):
     def _by_axes(
         self, key: str, axes: list[ParallelAxis], tp: ParallelAxis, wanted: ParallelAxis | None
     ) -> _Part | None:
-        manifest = Manifest.decode(self._native.get_values([manifest_key(key)])[0])
+        manifest = self._manifest(manifest_key(key))
         if manifest is None:
             return None
         if tp.split_dim != manifest.split_dim:
@@ -98,8 +98,11 @@ class ParallelReadMethods(TensorMethods):
         keys = [axes_key(key, axes, rank, manifest.size) for rank in range(manifest.size)]
         return _part(manifest, keys, wanted)
 
+    def _manifest(self, key: str) -> Manifest | None:
+        return Manifest.decode(self._got("get of a manifest", self._native.get_values([key]))[0])
+
     def _by_writers(self, key: str, wanted: ParallelAxis | None) -> _Part | None:
-        manifest = Manifest.decode(self._native.get_values([writer_manifest_key(key)])[0])
+        manifest = self._manifest(writer_manifest_key(key))
         if manifest is None or (wanted is not None and wanted.split_dim != manifest.split_dim):
             return None
         size, dim = manifest.size, manifest.split_dim
@@ -125,7 +128,7 @@ class ParallelReadMethods(TensorMethods):
                 asked.add(shard, spare if at < 0 else place + at, length, len(header) + offset)
                 spare += length if at < 0 else 0
         answers = self._native.get_ranges(asked.keys, asked.places, asked.lengths, asked.offsets)
-        if any(code < 0 for code in answers):
+        if any(code < 0 for code in self._all_said("get of a split tensor", answers)):
             log.debug("%s: a part of a split tensor is not there: %s", key, min(answers))
             return False
         if any(found.raw != header for header, found in headers):
@@ -178,6 +181,7 @@ class ParallelReadMethods(TensorMethods):
         if targets is None:
             return self._get_tensors(keys)
         if not same_length(keys, targets):
+            self._refused("batch_get_tensor_with_parallelism", keys, LENGTHS_DIFFER)
             return [None] * len(keys)
         return [self._get_split(key, target) for key, target in zip(keys, targets)]
 
@@ -197,6 +201,7 @@ class ParallelReadMethods(TensorMethods):
         """`get_tensor_with_parallelism_into` for several keys."""
         each = [None] * len(keys) if targets is None else targets
         if not same_length(keys, buffer_ptrs, sizes, each):
+            self._refused("batch_get_tensor_with_parallelism_into", keys, LENGTHS_DIFFER)
             return [None] * len(keys)
         return [self._get_split_into(*request) for request in zip(keys, buffer_ptrs, sizes, each)]
 

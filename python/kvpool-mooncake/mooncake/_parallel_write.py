@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from mooncake import _codes
-from mooncake._base import log
+from mooncake._base import LENGTHS_DIFFER, log
 from mooncake._parallel_types import (
     BadSplit,
     Manifest,
@@ -116,7 +116,7 @@ class ParallelWriteMethods(TensorMethods):
         """Returns one code for each key, the first of its shards and its manifest that is not 0."""
         requests = [_listed(parallelisms, len(keys)), _listed(partitions, len(keys))]
         if len(tensors) != len(keys) or None in requests:
-            return self._refused(keys)
+            return self._refused("put of split tensors", keys, LENGTHS_DIFFER)
         found: list[_Pieces | None] = []
         for key, tensor, parallelism, partition in zip(keys, tensors, *(request or () for request in requests)):
             try:
@@ -146,7 +146,7 @@ class ParallelWriteMethods(TensorMethods):
         said = [manifests[at] or ("", None) for at in put]
         values = [(manifest.encode(),) for _, manifest in said if manifest]
         codes = self._native.put_values([key for key, _ in said], values, how, upsert)
-        for at, code in zip(put, codes):
+        for at, code in zip(put, self._all_said("put of manifests", codes)):
             answers[at] = code
         return answers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mooncake import _codes
-from mooncake._base import StoreBase
+from mooncake._base import BAD_CONFIG, LENGTHS_DIFFER, StoreBase
 from mooncake._types import ReplicateConfig, same_length
 
 # What is asked of the native store at once: a fragment's key, address, length, and offset in its object.
@@ -33,7 +33,7 @@ class RangeMethods(StoreBase):
         """
         shapes = (all_keys, all_dst_offsets, all_src_offsets, all_sizes)
         if not same_length(buffer_ptrs, *shapes):
-            return [[[_codes.PARAMETERS]] for _ in buffer_ptrs]
+            return [[[code]] for code in self._refused("get_into_ranges", buffer_ptrs, LENGTHS_DIFFER)]
         flat: _Flat = ([], [], [], [])
         # For each buffer and key, how many fragments it has; -1 where its lists do not match.
         counts: list[list[int]] = []
@@ -56,6 +56,8 @@ class RangeMethods(StoreBase):
                     flat[2].extend(size)
                     flat[3].extend(source)
         answers = iter(self._all_said("get_into_ranges", self._native.get_ranges(*flat)))
+        wrong = [count for of_keys in counts for count in of_keys if count < 0]
+        self._refused("get_into_ranges", wrong, LENGTHS_DIFFER)
         return [
             [[_codes.PARAMETERS] if count < 0 else [next(answers) for _ in range(count)] for count in of_keys]
             for of_keys in counts
@@ -82,7 +84,7 @@ class RangeMethods(StoreBase):
         """
         shapes = (all_buffer_ptrs, all_sizes, all_src_offsets)
         if not same_length(keys, *shapes):
-            return self._refused(keys)
+            return self._refused("batch_get_into_multi_buffer_ranges", keys, LENGTHS_DIFFER)
         flat: _Flat = ([], [], [], [])
         counts: list[int] = []
         for key, ptrs, sizes, sources in zip(keys, *shapes):
@@ -104,7 +106,8 @@ class RangeMethods(StoreBase):
 
     def batch_get_session_end(self, keys: Sequence[str]) -> int:
         """Ends the get session of each key. Returns 0, or the first code: -704 for a key without one."""
-        return next((code for code in self._native.get_session_end(keys) if code != _codes.OK), _codes.OK)
+        answers = self._all_said("batch_get_session_end", self._native.get_session_end(keys))
+        return next((code for code in answers if code != _codes.OK), _codes.OK)
 
     def batch_put_session_start(
         self, keys: Sequence[str], sizes: Sequence[int], config: ReplicateConfig | None = None
@@ -116,7 +119,7 @@ class RangeMethods(StoreBase):
         """
         how = self._how(config)
         if how is None:
-            return self._refused(keys)
+            return self._refused("batch_put_session_start", keys, BAD_CONFIG)
         return self._all_said("batch_put_session_start", self._native.put_session_start(keys, sizes, how))
 
     def batch_put_from_multi_buffer_ranges(
@@ -142,7 +145,7 @@ class RangeMethods(StoreBase):
 
     def batch_put_session_revoke(self, keys: Sequence[str]) -> list[int]:
         """Drops put sessions. Returns 0, or -704 for a key without one."""
-        return self._native.put_session_revoke(keys)
+        return self._all_said("batch_put_session_revoke", self._native.put_session_revoke(keys))
 
 
 def _fits(offset: int, length: int, room: int | None) -> bool:

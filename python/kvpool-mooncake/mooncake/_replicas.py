@@ -36,7 +36,8 @@ class ReplicaMethods(StoreBase):
         return [key for key in keys if key in cleared]
 
     def _removed(self, keys: list[str]) -> list[str]:
-        return [key for key, code in zip(keys, self._native.remove(keys, False)) if code == _codes.OK]
+        answers = self._all_said("batch_replica_clear", self._native.remove(keys, False))
+        return [key for key, code in zip(keys, answers) if code == _codes.OK]
 
     def _with_replica_at(self, keys: Sequence[str], node: str) -> dict[str, bool] | None:
         """The keys with a replica at a node, and whether it is the only one. None if the master did not answer."""

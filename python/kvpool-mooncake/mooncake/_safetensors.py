@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from mooncake import _codes
-from mooncake._base import log
+from mooncake._base import NOT_SET_UP, log
 from mooncake._tensor_format import Tensor
 from mooncake._tensors import TensorMethods
 
@@ -24,7 +24,7 @@ class SafetensorMethods(TensorMethods):
         Returns 0; -704 for a miss; -600 for a file that cannot be written, or without the package safetensors.
         """
         if not self._native.is_set_up():
-            return _codes.PARAMETERS
+            return self._refuse("save_tensor_to_safetensor", NOT_SET_UP)
         tensor = self._get_tensors([key])[0]
         if tensor is None:
             return _codes.NOT_FOUND
@@ -43,6 +43,7 @@ class SafetensorMethods(TensorMethods):
         under the file's name.
         """
         if not self._native.is_set_up():
+            self._refuse("load_tensor_from_safetensor", NOT_SET_UP)
             return None
         try:
             tensors = _safetensors().load_file(file_name)

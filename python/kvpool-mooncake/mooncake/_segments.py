@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from mooncake import _codes
-from mooncake._base import StoreBase, log
+from mooncake._base import NOT_SET_UP, StoreBase, log
 from mooncake._settings import (
     NO_SETTING,
     PAGE,
@@ -43,6 +43,7 @@ class SegmentMethods(StoreBase):
         refused: Mounted = {"ret": _codes.PARAMETERS, "segment_ids": [], "allocated_size": 0}
         settings = self._settings
         if settings is None:
+            self._refuse("allocate_and_mount_segment", NOT_SET_UP)
             return refused
         try:
             wanted = -(-parse_size(size, "size") // PAGE) * PAGE
@@ -93,7 +94,7 @@ class SegmentMethods(StoreBase):
 
     def _remove_segment(self, name: str) -> int:
         try:
-            return self._native.remove_segment(name)
+            return self._said("unmount_segment", self._native.remove_segment(name))
         except UnicodeEncodeError:
             # No segment has a name that UTF-8 cannot write.
             log.warning("unmount_segment: %r is not UTF-8 and names no segment", name)
@@ -121,12 +122,12 @@ class SegmentMethods(StoreBase):
         if not isinstance(grace_period_seconds, int):
             raise TypeError(f"grace_period_seconds must be an int, not {type(grace_period_seconds).__name__}")
         if grace_period_seconds < 0:
-            return _codes.PARAMETERS
+            return self._refuse("unmount_local_disk_segment", f"grace_period_seconds is {grace_period_seconds}")
         if not self._native.is_set_up():
-            return _codes.PARAMETERS
+            return self._refuse("unmount_local_disk_segment", NOT_SET_UP)
         settings = self._settings
         if settings is None or not settings.offload or not settings.segment_size:
-            return _codes.NO_SEGMENT
+            return self._refuse("unmount_local_disk_segment", "the store has no SSD", _codes.NO_SEGMENT)
         code = self.unmount_segment([node_name(self._hostname())])
         if code == _codes.OK:
             time.sleep(grace_period_seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mooncake import _codes
-from mooncake._base import log
+from mooncake._base import NOT_SET_UP, log
 from mooncake._clients import announced_client
 from mooncake._memory import MooncakeHostMemAllocator
 from mooncake._offload import offload_medium
@@ -22,6 +22,8 @@ from mooncake._settings import (
     read_settings,
 )
 
+# What `health_check` returns when the master does not answer.
+_NO_ANSWER = 2
 # The parameters of `setup` that the positional and keyword forms must give.
 _REQUIRED = (
     "local_hostname",
@@ -243,7 +245,10 @@ class SetupMethods(SegmentMethods):
 
     def health_check(self) -> int:
         """0 when the master answers, 1 when the store is not set up, 2 when the master does not answer."""
-        return self._native.health()
+        state = self._native.health()
+        if state == _NO_ANSWER:
+            self._log_code("health_check", state, 1, 1, self._native.last_error())
+        return state
 
     def get_hostname(self) -> str:
         """The store's name, `host:port`; empty while it is not set up.
@@ -264,7 +269,7 @@ class SetupMethods(SegmentMethods):
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
         """Ends a registration when no transfer uses the memory. Returns 0, or -600 for an unknown address."""
-        code = self._native.unregister(buffer_ptr)
+        code = self._said("unregister_buffer", self._native.unregister(buffer_ptr))
         if code == _codes.OK:
             self._registered.pop(buffer_ptr, None)
         return code
@@ -274,6 +279,7 @@ class SetupMethods(SegmentMethods):
         if not isinstance(size, int):
             raise TypeError(f"size must be an int, not {type(size).__name__}")
         if not self._native.is_set_up():
+            self._refuse("alloc_from_mem_pool", NOT_SET_UP)
             return 0
         left = self._mem_pool_left
         if left is not None and size > left:

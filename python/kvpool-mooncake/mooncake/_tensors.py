@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from mooncake._base import StoreBase, log
+from mooncake._base import BAD_CONFIG, LENGTHS_DIFFER, StoreBase, log
 from mooncake._tensor_format import Tensor, decode, header_of, is_encoded, memory_at, on_host, torch_module
 from mooncake._types import ReplicateConfig, same_length
 
@@ -18,8 +18,10 @@ class TensorMethods(StoreBase):
     ) -> list[int]:
         torch = torch_module()
         how = self._how(config)
-        if how is None or not same_length(keys, tensors):
-            return self._refused(keys)
+        if how is None:
+            return self._refused("put of tensors", keys, BAD_CONFIG)
+        if not same_length(keys, tensors):
+            return self._refused("put of tensors", keys, LENGTHS_DIFFER)
         heads, bodies = [], []
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
@@ -34,9 +36,10 @@ class TensorMethods(StoreBase):
         return self._all_said("put of tensors", answers)
 
     def _get_tensors(self, keys: Sequence[str]) -> list[Tensor | None]:
+        handles = self._got("get of tensors", self._native.get_handles(keys))
         return [
             self._decoded(key, memoryview(bytearray(handle))) if handle is not None else None
-            for key, handle in zip(keys, self._native.get_handles(keys))
+            for key, handle in zip(keys, handles)
         ]
 
     def _get_tensors_into(
@@ -86,7 +89,7 @@ class TensorMethods(StoreBase):
         """Puts encoded tensors from memory; -600 for memory without a tensor."""
         how = self._how(None)
         if how is None or not same_length(keys, buffer_ptrs, sizes):
-            return self._refused(keys)
+            return self._refused("put of tensors in memory", keys, LENGTHS_DIFFER)
         on_host = zip(buffer_ptrs, self._sizes_on_host(keys, buffer_ptrs, sizes))
         checked = [size if is_encoded(ptr, size) else -1 for ptr, size in on_host]
         answers = self._native.put_from(keys, buffer_ptrs, checked, how, upsert)
@@ -148,6 +151,7 @@ class TensorMethods(StoreBase):
     ) -> list[Tensor | None]:
         """`get_tensor_into` for several keys."""
         if not same_length(base_keys, buffer_ptrs, sizes):
+            self._refused("batch_get_tensor_into", base_keys, LENGTHS_DIFFER)
             return [None] * len(base_keys)
         return self._get_tensors_into(base_keys, buffer_ptrs, sizes)
 

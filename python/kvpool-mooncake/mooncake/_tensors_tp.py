@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mooncake import _codes
+from mooncake._base import LENGTHS_DIFFER
 from mooncake._parallel_types import Manifest, manifest_key, shard_key
 from mooncake._parallel_write import ParallelWriteMethods
 from mooncake._tensor_format import Tensor, is_encoded, memory_at, torch_module
@@ -27,8 +28,10 @@ class TensorTpMethods(ParallelWriteMethods):
         torch = torch_module()
         if tp_size == 1:
             return self._put_tensors(keys, tensors, config, upsert)
-        if tp_size < 1 or not same_length(keys, tensors):
-            return self._refused(keys)
+        if tp_size < 1:
+            return self._refused("put of tensor shards", keys, f"tp_size is {tp_size}")
+        if not same_length(keys, tensors):
+            return self._refused("put of tensor shards", keys, LENGTHS_DIFFER)
         shard_keys: list[str] = []
         shards: list[Tensor] = []
         manifests: list[tuple[str, Manifest] | None] = []
@@ -43,6 +46,8 @@ class TensorTpMethods(ParallelWriteMethods):
             dtype = str(tensor.dtype).removeprefix("torch.")
             split = Manifest(dtype, tuple(tensor.shape), split_dim % tensor.dim(), tp_size)
             manifests.append((manifest_key(key), split))
+        wrong = [manifest for manifest in manifests if manifest is None]
+        self._refused("put of tensor shards", wrong, f"dimension {split_dim} cannot be split over {tp_size} ranks")
         codes = iter(self._put_tensors(shard_keys, shards, config, upsert))
         answers = []
         for manifest in manifests:
@@ -161,7 +166,7 @@ class TensorTpMethods(ParallelWriteMethods):
         if tp_size == 1:
             return self._put_encoded(base_keys, buffer_ptrs, sizes, False)
         if not same_length(base_keys, buffer_ptrs, sizes):
-            return self._refused(base_keys)
+            return self._refused("batch_put_tensor_with_tp_from", base_keys, LENGTHS_DIFFER)
         answers = []
         for key, ptr, size in zip(base_keys, buffer_ptrs, self._sizes_on_host(base_keys, buffer_ptrs, sizes)):
             whole = self._decoded(key, memory_at(ptr, size)) if is_encoded(ptr, size) else None

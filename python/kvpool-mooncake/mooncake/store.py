@@ -8,8 +8,9 @@ assert store.get("key") == b"value"
 ```
 
 Methods that return ints return 0, a count or a length, or a negative code; -600 also means that the store
-is not set up or is closed. Methods that return data return `b""` or `None` for a miss or an error. A wrong
-type raises TypeError; the use of a store in a child made by fork raises RuntimeError. Sizes are in bytes.
+is not set up or is closed. Methods that return data return `b""` or `None` for a miss or an error. The logger
+`mooncake` warns of errors and not of misses. A wrong type raises TypeError; the use of a store in a child made by
+fork raises RuntimeError. Sizes are in bytes.
 """
 
 from __future__ import annotations

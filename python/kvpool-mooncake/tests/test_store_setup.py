@@ -130,9 +130,23 @@ def test_a_second_setup_is_refused_with_its_reason(
     assert new.put(key, b"x") == 0
 
 
+def token_of(auth: Path, role: str, patch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Makes a token and names it in the environment. Returns the flags of a master that takes it."""
+    where = () if role == "node" else ("--in", "team-a")
+    create = ["kvctl", "token", "create", "--subject", "team", "--role", role, *where, "--dir", str(auth)]
+    subprocess.run(create, check=True, capture_output=True)
+    patch.setenv("KVPOOL_TOKEN_FILE", str(auth / "team.token"))
+    return f"--auth-jwks={auth / 'jwks.json'}", f"--auth-policy={auth / 'policy.toml'}", "--auth-issuer=kvctl"
+
+
 @pytest.mark.parametrize(
     ("role", "namespace", "missing"),
-    [("writer", "team-a", ()), ("reader", "team-a", ("remove",)), ("reader", "team-b", ("exist", "remove"))],
+    [
+        ("writer", "team-a", ()),
+        ("reader", "team-a", ("remove",)),
+        ("reader", "team-b", ("exist", "remove")),
+        ("node", "team-a", ("exist", "remove")),
+    ],
 )
 def test_setup_warns_of_the_rights_that_a_token_lacks(
     new: MooncakeDistributedStore,
@@ -144,12 +158,7 @@ def test_setup_warns_of_the_rights_that_a_token_lacks(
     namespace: str,
     missing: tuple[str, ...],
 ) -> None:
-    auth = tmp_path / "auth"
-    create = ["kvctl", "token", "create", "--subject", "team", "--role", role, "--in", "team-a", "--dir", str(auth)]
-    subprocess.run(create, check=True, capture_output=True)
-    files = (f"--auth-jwks={auth / 'jwks.json'}", f"--auth-policy={auth / 'policy.toml'}", "--auth-issuer=kvctl")
-    pool = make_pool(0, "", *files)
-    monkeypatch.setenv("KVPOOL_TOKEN_FILE", str(auth / "team.token"))
+    pool = make_pool(0, "", *token_of(tmp_path / "auth", role, monkeypatch))
     settings = {"global_segment_size": 0, "master_server_addr": pool.url, "tenant_id": namespace}
     with caplog.at_level(logging.WARNING, logger="mooncake"):
         assert new.setup(settings) == 0
@@ -157,6 +166,22 @@ def test_setup_warns_of_the_rights_that_a_token_lacks(
     assert len(lines) == len(missing), lines
     for line, operation in zip(lines, missing):
         assert f"{operation} needs one of the roles" in line and namespace in line
+
+
+def test_a_segment_needs_the_role_of_a_node(
+    new: MooncakeDistributedStore,
+    make_pool: Callable[..., LivePool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = make_pool(0, "", *token_of(tmp_path / "auth", "writer", monkeypatch))
+    settings = {"global_segment_size": "16MB", "master_server_addr": pool.url, "tenant_id": "team-a"}
+    with caplog.at_level(logging.ERROR, logger="mooncake"):
+        assert new.setup({**settings, "connect_timeout_ms": 1000}) == -900
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "mooncake"]
+    assert "no segment" in line and "role node" in line
+    assert new.health_check() == 1
 
 
 def test_a_master_that_is_not_there_is_said_within_seconds(

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 /// The master's description of one block.
 ///
 /// `length`: bytes. `checksum`: of the block's bytes. `version`: grows with each put of the key.
-/// `replicas`: list of `Replica`. `lease_left`, `soft_pin_left`: seconds, 0 without a lease or soft pin.
-/// `hard_pin`: whether the block is never evicted.
+/// `replicas`: list of `Replica`, in memory and on SSDs. `lease_left`, `soft_pin_left`: seconds, 0 without a lease or
+/// soft pin. `hard_pin`: whether the block is never evicted.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Description {
@@ -25,7 +25,9 @@ pub(crate) struct Description {
 }
 
 /// One replica of a block. `node`: name of the store node. `segment`: id of the segment. `offset`: bytes
-/// from the segment's start. `state`: live, suspect, draining, drained or hidden.
+/// from the segment's start. `state`: that of the node (live, suspect, draining or drained), or hidden while the
+/// replica is verified again. Of a copy on an SSD it is the medium's: ready, read_only, slow, gone, attaching or
+/// absent.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Replica {
@@ -57,8 +59,13 @@ pub(crate) struct Limits {
     lease_ttl: f64,
 }
 
-/// The master's counts. `epoch`: the term. `capacity`, `used`, `quarantine`: bytes. `uptime`: seconds.
-/// `counters`: the master's counters by name.
+/// The master's counts. `epoch`: the term. `blocks`: the visible blocks. `reservations`: the puts that have not
+/// ended.
+///
+/// `capacity`: bytes of memory that the store nodes contribute. `used`: bytes of blocks, open puts and quarantine.
+/// `quarantine`: bytes of removed blocks that cannot be given out yet. `nodes`: list of `Node`. `uptime`: seconds.
+/// `counters`: the master's counters by name. `namespaces`: the names of the known namespaces.
+/// With tokens, reader and writer see the term, the uptime and their namespaces alone. The rest is 0 or empty.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Stats {
@@ -74,8 +81,9 @@ pub(crate) struct Stats {
     namespaces: Vec<String>,
 }
 
-/// A store node. `state`: live, suspect, draining or drained (it may stop). `data_address`: the data port,
-/// host:port. `heartbeat_age`: seconds since the last heartbeat. `segments`: list of `Segment`.
+/// A store node. `state`: live, suspect, draining or drained (it may stop). `incarnation`: text, another after each
+/// restart of the node. `data_address`: the data port, host:port. `heartbeat_age`: seconds since the last heartbeat.
+/// `segments`: list of `Segment`.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -87,7 +95,7 @@ pub(crate) struct Node {
     segments: Vec<Py<Segment>>,
 }
 
-/// A segment of a store node. `capacity`, `used`, `quarantine`, `largest_free`: bytes. `free_ranges`: the
+/// A segment of a store node. `id`: int. `capacity`, `used`, `quarantine`, `largest_free`: bytes. `free_ranges`: the
 /// number of separate free ranges.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]

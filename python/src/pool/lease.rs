@@ -92,7 +92,8 @@ impl Drop for Lease {
 #[pymethods]
 impl Lease {
     /// Extends the lease by the master's full lease TTL. Returns how many blocks left the lease, because their
-    /// lease had expired. Raises ClosedError if the lease is released, also meanwhile, or the pool closed.
+    /// lease had expired. Raises ClosedError if the lease is released, also meanwhile, if another thread renews it, or
+    /// if the pool is closed.
     /// Raises an Error when the master cannot be asked; the lease then runs on unchanged.
     fn renew(&self, py: Python<'_>) -> PyResult<usize> {
         self.home.check()?;
@@ -113,8 +114,8 @@ impl Lease {
     }
 
     /// Ends the lease, so that its blocks may be evicted. A second release has no effect. During a renewal
-    /// in another thread, that thread gives the lease back. Raises an Error when the master cannot be told;
-    /// the lease then expires.
+    /// in another thread, that thread gives the lease back. Raises an Error when the master cannot be told, and
+    /// ClosedError for a closed pool; the lease then expires.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         self.home.check()?;
         let before = std::mem::replace(&mut *self.state.lock(), State::Released);

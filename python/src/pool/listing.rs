@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// Goes through the blocks of the namespace, a page at a time. Made by `Pool.list`.
+/// An iterator of `Listed` over the blocks of a namespace, a page at a time. Made by `Pool.list`. Raises ClosedError
+/// once the pool is closed, and an Error when the master cannot be asked.
 #[pyclass(frozen, module = "kvpool")]
 pub(crate) struct Listing {
     pool: Arc<Connection>,

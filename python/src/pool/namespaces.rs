@@ -85,8 +85,8 @@ fn read_settings(
 
 #[pymethods]
 impl Pool {
-    /// Creates a namespace with settings. Returns whether it is new: one that exists with the same fields
-    /// keeps its own settings, and False is returned.
+    /// Creates a namespace with settings, and returns True. A namespace that exists with the same fields keeps its
+    /// own settings, and the result is False.
     ///
     /// `settings`: dict of a setting's name and its value, an int. In bytes: `memory_soft`, `memory_hard`,
     /// `media_hard`, `guaranteed`, `bytes_per_second`. In blocks: `blocks_soft`, `blocks_hard`. Others:
@@ -138,7 +138,8 @@ impl Pool {
         Ok(self.call(py, |client| client.namespace(name))?.into())
     }
 
-    /// Returns the `NamespaceInfo` of every namespace, by name. With tokens, the caller's role may not allow it.
+    /// Returns the `NamespaceInfo` of every namespace, sorted by name. With tokens it needs the role operator, or
+    /// admin in every namespace. Another role raises an Error with the code `forbidden`.
     fn namespaces(&self, py: Python<'_>) -> PyResult<Vec<NamespaceInfo>> {
         let all = self.call(py, |client| client.namespaces())?;
         Ok(all.into_iter().map(NamespaceInfo::from).collect())

@@ -148,11 +148,18 @@ impl Pool {
     /// the block that was used last first. Blocks that were used earlier are evicted for them. Returns the
     /// `ReplicaTask`. The node may stop once its state in `stats` is `drained`. Raises an Error with the code
     /// `missing` for an unknown node, and `last_node` without `force`, when no other node takes the blocks that
-    /// would leave with it. A repeated call moves what is left.
+    /// would leave with it. A repeated call moves what is left, or begins the drain anew if it was cancelled.
     #[pyo3(signature = (name, *, force=false))]
     fn drain_node(&self, py: Python<'_>, name: &str, force: bool) -> PyResult<ReplicaTask> {
         let task = self.call(py, |client| client.drain_node(name, force))?;
         ReplicaTask::new(py, task)
+    }
+
+    /// Takes a store node back into service whose drain `drain_node` began. Blocks that have moved stay where they
+    /// are. Returns whether the node drained until now. Raises an Error with the code `missing` for an unknown
+    /// node, `node_stops` for a node that stops, and `node_unheard` for a node that does not answer.
+    fn undrain_node(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        Ok(self.call(py, |client| client.undrain_node(name))?)
     }
 
     /// Returns the tasks with these ids that the leader knows; without ids every task. Raises an Error when

@@ -64,6 +64,7 @@ impl Plan {
                 flipped_writes: 0,
             },
             faults: Vec::new(),
+            ambushes: Vec::new(),
         };
         let count = if calm {
             dice.below(3)
@@ -99,6 +100,7 @@ impl Plan {
         plan.draw_deaths();
         plan.draw_mix();
         plan.draw_bursts();
+        plan.draw_ambushes();
         plan.draw_absence();
         plan.draw_media_quotas();
         plan.draw_late_settings();

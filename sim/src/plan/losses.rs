@@ -51,6 +51,6 @@ impl Fault {
 impl super::Plan {
     /// The faults that may take something from a node, and what.
     pub(crate) fn losses(&self) -> impl Iterator<Item = (usize, Loss)> {
-        self.faults.iter().filter_map(|(_, fault)| fault.loss())
+        self.all_faults().filter_map(Fault::loss)
     }
 }

@@ -8,7 +8,8 @@ use std::mem::discriminant;
 
 /// A call of a task of the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
+#[allow(missing_docs, reason = "the names of the variants say it")]
+pub enum Call {
     Put,
     Upsert,
     Remove,
@@ -29,6 +30,16 @@ impl Call {
         Self::ChangeReplicas,
         Self::Hold,
         Self::Get,
+    ];
+    /// Those that an ambush makes for one key, or for some.
+    pub(super) const TOUCHES: [Self; 7] = [
+        Self::Put,
+        Self::Upsert,
+        Self::Remove,
+        Self::Remove,
+        Self::Hold,
+        Self::Get,
+        Self::ChangeReplicas,
     ];
 }
 

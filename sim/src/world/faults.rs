@@ -1,12 +1,15 @@
 //! The faults of a plan, as they happen to a world.
 
 use super::{CHECK, World};
+use crate::ambush::{About, Sprung};
 use crate::checks;
+use crate::load::number_of;
 use crate::master::Master;
 use crate::net::NodePort;
-use crate::plan::{Fault, Process};
+use crate::plan::{Fault, Process, TENANT_KEYS, Trick, tenant_name};
 use crate::ssd::Ssd;
 use kvpool_disk::medium::MediumRefused;
+use kvpool_master::directory::StoredBlock;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -108,6 +111,70 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Lets happen what lies in wait, each when its moment is there.
+    pub(super) async fn spring_ambushes(self: Arc<Self>) {
+        let Some(mut due) = self.net.ambushes.due() else {
+            return;
+        };
+        while let Some(sprung) = due.recv().await {
+            let world = Arc::clone(&self);
+            spawn_local(async move {
+                sleep(Duration::from_micros(sprung.ambush.after)).await;
+                if !world.has_healed.load(Ordering::Acquire) {
+                    world.spring(&sprung);
+                }
+            });
+        }
+    }
+
+    fn spring(self: &Arc<Self>, sprung: &Sprung) {
+        match sprung.ambush.trick {
+            Trick::Fault(fault) => {
+                let at = sprung.ambush.at;
+                self.trace.note("----", format_args!("at {at:?}: {fault}"));
+                self.inflict(fault);
+            }
+            Trick::Touch(call) => {
+                let key = self.key_of(&sprung.about);
+                let is_of = |client: &usize| {
+                    key.is_none_or(|(tenant, _)| self.plan.tenant_of(*client) == tenant)
+                };
+                let touchers = self.touchers.lock();
+                let mut of_key = touchers.iter().filter(|(client, _)| is_of(client));
+                if let Some((_, toucher)) = of_key.next() {
+                    // The client may have died.
+                    let _dead = toucher.send((key.map(|(_, key)| key), call));
+                }
+            }
+            Trick::Late(_) => {}
+        }
+    }
+
+    /// The namespace and the number of the key that a message is about.
+    fn key_of(&self, about: &About) -> Option<(usize, u64)> {
+        let leading = checks::leading(self);
+        let (_, pool) = leading.first()?;
+        let of_block = |block: StoredBlock| (block.namespace, block.key);
+        let (namespace, key) = match about {
+            About::Key(namespace, key) => (*namespace, key.clone()),
+            About::KeyOf(client, key) => {
+                let tenant = self.plan.tenant_of(*client);
+                (pool.namespace(&tenant_name(tenant)).ok()?, key.clone())
+            }
+            About::Version(version) => {
+                let blocks = pool.stored_blocks().into_iter();
+                let mut all = blocks.chain(pool.stored_copies());
+                of_block(all.find(|block| block.version.0 == *version)?)
+            }
+            About::Nothing => return None,
+        };
+        let mut tenants = 0..self.plan.tenants.len();
+        let tenant =
+            tenants.find(|tenant| pool.namespace(&tenant_name(*tenant)) == Ok(namespace))?;
+        let number = number_of(&key)?;
+        Some((tenant, tenant as u64 * TENANT_KEYS + number))
     }
 
     /// Changes a disk once the requests of its dead node are done in part.

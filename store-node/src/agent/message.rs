@@ -73,6 +73,7 @@ pub(super) fn register(
         life_secret: Bytes::copy_from_slice(&snapshot.secret.to_bytes()),
         epoch_proof: seen.proof.clone(),
         can_pull: true,
+        can_undrain: true,
         wants_signed_reads: snapshot.wants_rights,
         loaded: loaded.iter().map(range).collect(),
     }

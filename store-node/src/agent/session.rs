@@ -245,6 +245,8 @@ pub(super) struct Session {
     incarnation: Incarnation,
     /// The number of the token that the master knows.
     token: u64,
+    /// What the master was told in this session.
+    phase: Phase,
 }
 
 impl Session {
@@ -311,6 +313,7 @@ impl Session {
             cluster: welcome.cluster,
             incarnation: introduction.incarnation,
             token,
+            phase: Phase::Serving,
         })
     }
 
@@ -344,9 +347,9 @@ impl Session {
         let patience = (self.interval * intervals).max(LEAST_SILENCE);
         let mut heard = Instant::now();
         let mut answered_at = heard;
-        let mut phase = Phase::Serving;
         let mut phases = context.phases.clone();
         loop {
+            let told = self.phase;
             let (silent_at, limit) = limit_of(heard, answered_at, patience);
             let has_room = self.outbox.capacity() > OUTBOX - REPORTS;
             // Heartbeats first: nothing that comes in, however much, makes one late.
@@ -356,16 +359,18 @@ impl Session {
                     context.store.metrics().heartbeat(due.elapsed());
                     self.heartbeat(context)?;
                 }
-                wanted = phases.wait_for(|wanted| *wanted > phase) => {
+                wanted = phases.wait_for(|wanted| *wanted > told) => {
                     // An error means that the node is gone without draining.
                     let Ok(wanted) = wanted.map(|wanted| *wanted) else { return Ok(()) };
-                    phase = wanted;
-                    if phase == Phase::Leaving {
+                    self.phase = wanted;
+                    if wanted == Phase::Leaving {
                         self.goodbye().await;
                         return Ok(());
                     }
                     let move_blocks = context.options.moves_blocks;
-                    self.send(ToMaster::Draining(proto::Draining { move_blocks }))?;
+                    let out_of_service = wanted == Phase::Draining;
+                    let draining = proto::Draining { move_blocks, out_of_service };
+                    self.send(ToMaster::Draining(draining))?;
                 }
                 _ = looks.tick(), if context.store.waits_for_boards() => {
                     context.store.look_again();
@@ -403,7 +408,7 @@ impl Session {
     }
 
     fn hear(
-        &self,
+        &mut self,
         context: &Context,
         body: FromMaster,
         verifications: &mut Verifications,
@@ -458,12 +463,33 @@ impl Session {
                     serves
                 });
             }
+            FromMaster::Undrain(order) => self.return_to_service(context, order.number)?,
             FromMaster::Demoted(demoted) => *context.saved.lock() = Some(demoted.left),
             FromMaster::Verify(verify) => verifications.push(&verify)?,
             FromMaster::Refusal(refusal) => return Err(refused(refusal)),
             FromMaster::Welcome(_) => return Err(Failure::Unexpected("a second welcome").into()),
         }
         Ok(())
+    }
+
+    /// Ends a drain that an operator began, and confirms it. A node that stops drains on.
+    fn return_to_service(&mut self, context: &Context, number: u64) -> Result<(), End> {
+        let has_changed = context.phase.send_if_modified(|phase| {
+            let drains = *phase == Phase::Draining;
+            if drains {
+                *phase = Phase::Serving;
+            }
+            drains
+        });
+        if has_changed {
+            *context.saved.lock() = None;
+            tracing::info!("an operator takes the node back into service");
+        }
+        // The next order to drain is announced again.
+        if self.phase == Phase::Draining {
+            self.phase = Phase::Serving;
+        }
+        self.send(ToMaster::Undrained(proto::Undrained { number }))
     }
 
     /// Sends an answer about media, and with the end of a transfer all other ends that wait.

@@ -13,10 +13,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The number of zones of a medium of ordinary size. When a zone is emptied, its recently used copies are
-/// moved. Smaller zones select them better.
-const ZONES: u64 = 32;
-/// The largest zone in bytes.
+/// The number of zones of a medium of ordinary size. About one and a half zones hold no copies: the written
+/// zone is partly full, and the next one is emptied in advance.
+///
+/// The number is not 64. The 64th part of 2^n bytes would have no space for the header of its last block of 2^m
+/// bytes, so it would take one block fewer.
+const ZONES: u64 = 62;
+/// The number of zones of a small medium. Its blocks would not fit into smaller zones.
+const FEW_ZONES: u64 = 32;
+/// The largest zone of a small medium, in bytes. A block of 1 MiB fits with its header.
+const ROOMY_ZONE: u64 = (1 << 20) + GRANULE;
+/// The largest zone in bytes. The arena of the transfers takes no longer block.
 const MOST_ZONE: u64 = 256 << 20;
 /// The smallest zone in bytes. A medium with less than two such zones is not used.
 const LEAST_ZONE: u64 = 1 << 20;
@@ -193,7 +200,7 @@ impl Disk {
             return Ok(None);
         };
         let size = self.engine.size() / GRANULE * GRANULE - DATA_START;
-        let zone = (size / ZONES / GRANULE * GRANULE).clamp(LEAST_ZONE, MOST_ZONE);
+        let zone = zone_of(size);
         Ok(Some(proto::OfferedMedium {
             medium_id: bytes::Bytes::copy_from_slice(&id.to_bytes()),
             generation: generation.0,
@@ -341,6 +348,14 @@ impl Disk {
     }
 }
 
+/// The size of a zone in bytes, for a medium with `size` bytes for blocks. A medium that a pool knows keeps its
+/// zones.
+fn zone_of(size: u64) -> u64 {
+    let roomy = (size / FEW_ZONES).min(ROOMY_ZONE);
+    let zone = (size / ZONES).max(roomy) / GRANULE * GRANULE;
+    zone.clamp(LEAST_ZONE, MOST_ZONE)
+}
+
 impl State {
     fn shown(&self) -> Shown {
         let (id, attached) = match self {
@@ -352,5 +367,49 @@ impl State {
             Self::Blank | Self::Failed(_) => (None, None),
         };
         Shown { id, attached }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_types::Length;
+    use kvpool_types::medium::footprint;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_zone_is_a_small_part_of_its_medium_and_takes_a_block_of_a_mebibyte() {
+        let block = footprint(Length(MIB)).unwrap().0;
+        for (size, zone) in [
+            (2 * MIB, MIB),
+            (32 * MIB, MIB),
+            (40 * MIB, block),
+            (62 * MIB, block),
+            (124 * MIB, 2 * MIB),
+            (10_000 * 8192, 1_318_912),
+            (62 << 28, 256 * MIB),
+            (1 << 34, 256 * MIB),
+            (1 << 40, 256 * MIB),
+        ] {
+            assert_eq!(zone_of(size), zone, "{size}");
+            assert!(size / zone >= 2 && zone.is_multiple_of(GRANULE));
+        }
+    }
+
+    /// The header of a block takes a granule or more beside bytes that fill a zone.
+    #[test]
+    fn zones_have_room_for_the_headers_of_large_blocks() {
+        for size in [1 << 30, 3 << 29, 1 << 32] {
+            let zone = zone_of(size - DATA_START);
+            for block in [4, 8, 16] {
+                let taken = zone / footprint(Length(block * MIB)).unwrap().0;
+                assert_eq!(
+                    taken,
+                    zone / (block * MIB),
+                    "{block} MiB in a zone of {zone}"
+                );
+            }
+        }
     }
 }

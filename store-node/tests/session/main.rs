@@ -107,6 +107,41 @@ async fn a_welcome_of_the_version_before_is_a_welcome() {
     ));
 }
 
+/// Whether a node says that an operator takes it out of service; `None` for another message.
+fn out_of_service(body: &Body) -> Option<bool> {
+    match body {
+        Body::Draining(draining) => Some(draining.out_of_service),
+        _ => None,
+    }
+}
+
+/// A later leader learns of an operator's drain from the node alone, and of its end too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_taken_back_drains_no_more_in_this_session_and_the_next() {
+    use kvpool_proto::master_message::Body as Order;
+    use kvpool_proto::{Drain, Undrain};
+    let directory = tempfile::tempdir().unwrap();
+    let (mut master, _) = Master::start().await;
+    let (node, mut session) = welcomed(&mut master, &directory).await;
+    assert!(session.register.can_undrain);
+    for number in 1..3 {
+        session.say(Order::Drain(Drain {}));
+        assert_eq!(out_of_service(&session.word().await), Some(true));
+        session.say(Order::Undrain(Undrain { number }));
+        let heard = session.word().await;
+        assert!(
+            matches!(&heard, Body::Undrained(told) if told.number == number),
+            "{heard:?}"
+        );
+        session.silence(INTERVAL * 2).await;
+    }
+    session.cut();
+    let mut session = master.session().await;
+    session.welcome(1, SEGMENT);
+    ready(&node).await;
+    session.silence(INTERVAL * 4).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fenced_extent_is_gone_and_its_grant_with_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -381,7 +416,11 @@ async fn a_draining_node_says_so_waits_for_views_and_takes_its_leave() {
         .unwrap();
 
     let drain = tokio::spawn(node.drain());
-    assert!(matches!(session.word().await, Body::Draining(_)));
+    assert_eq!(out_of_service(&session.word().await), Some(false));
+    // An operator cannot take it back.
+    let order = kvpool_proto::Undrain { number: 1 };
+    session.say(kvpool_proto::master_message::Body::Undrain(order));
+    assert!(matches!(session.word().await, Body::Undrained(_)));
     let refused = grant(incarnation, 1, 6, extent(4096, 1000));
     assert_eq!(write(&link, refused).await, Err(Code::Draining));
     assert_eq!(read(&link, 1, &block).await, Ok(()));

@@ -147,7 +147,9 @@ async fn replicas_are_copied_moved_and_dropped_by_key() {
         assert_eq!(dropped.state, state, "{dropped:?}");
         if state == ReplicaTaskState::Failed {
             assert_eq!(dropped.failed, 64);
-            assert_eq!(dropped.failure.unwrap().0, Code::Leased);
+            let (code, said) = dropped.failure.unwrap();
+            assert_eq!(code, Code::LastReplica, "{said}");
+            assert!(said.contains("last replica"), "{said}");
         }
     }
     let seen = check_all(&client, 0..64, 256 * KIB).await;

@@ -76,6 +76,9 @@ async fn arguments_that_say_nothing_or_contradict_each_other_are_refused() {
     assert!(none.contains("--replicas"), "{none}");
     let unnamed = refused(&["namespace", "create", ""]);
     assert!(unnamed.contains("the name is empty"), "{unnamed}");
+    // The master reads an empty name as any node.
+    let unnamed = refused(&["replica", "move", "a", "--from", ""]);
+    assert!(unnamed.contains("--from"), "{unnamed}");
 
     stdout(&kvctl(&master, &["namespace", "create", "team-a"]));
     let change = ["namespace", "change", "team-a", "--priority", "3"];
@@ -166,6 +169,86 @@ async fn a_drain_whose_time_is_over_fails_while_blocks_are_left() {
     let whole = drain(&cluster.master_url(), "node-0", "1m");
     let told: serde_json::Value = serde_json::from_str(&stdout(&whole)).unwrap();
     assert_eq!(told["left"], 0, "{told}");
+}
+
+/// The drain does not come back when another term begins, and whoever waits for it hears that it is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_that_is_cancelled_ends_for_whoever_waits_for_it_and_for_good() {
+    let options = Options::default().master(&["--suspect-after", "30s"]);
+    let mut cluster = Cluster::start(options).unwrap();
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 0..8, 1 << 20).await.unwrap();
+    cluster.add_node().unwrap();
+    cluster.wait_live(2).unwrap();
+    // The only node that could take the blocks answers nothing.
+    cluster.nodes[1].pause().unwrap();
+    let started = |arguments: &[&str]| {
+        Command::new(path_of("kvctl").unwrap())
+            .args(arguments)
+            .args(["--master", &cluster.master_url()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let drains = started(&["node", "drain", "node-0", "--timeout", "1m"]);
+    let state = |wanted: &str| {
+        let wanted = ("node-0".to_owned(), wanted.to_owned());
+        cluster
+            .wait_for("node-0 changes its state", || {
+                Ok(cluster.node_states()?.contains(&wanted))
+            })
+            .unwrap();
+    };
+    state("draining");
+    let waits = started(&["node", "wait", "--settle", "1s", "--timeout", "1m"]);
+    // It has seen the node drain.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let master = cluster.master_url();
+    let undrain = ["node", "undrain", "node-0", "--output", "json"];
+    let told = stdout(&kvctl(&master, &undrain));
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["drained"], true, "{told}");
+    state("live");
+    for ended in [drains, waits] {
+        let ended = ended.wait_with_output().unwrap();
+        assert_eq!(code(&ended), Some(1), "{ended:?}");
+        let why = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(
+            why.contains("drain") && why.contains("was cancelled"),
+            "{why}"
+        );
+        let text = String::from_utf8_lossy(&ended.stdout).into_owned();
+        assert!(!text.contains("can be stopped"), "{text}");
+    }
+    cluster.nodes[1].signal(Signal::CONT).unwrap();
+    cluster.master.kill().unwrap();
+    cluster.restart_master().unwrap();
+    cluster.wait_live(2).unwrap();
+    // The node says in its session whether it drains, a moment after it is live.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    cluster.wait_live(2).unwrap();
+    let master = cluster.master_url();
+    let again = stdout(&kvctl(&master, &["node", "undrain", "node-0"]));
+    assert!(again.contains("does not drain"), "{again}");
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 8..12, 1 << 20).await.unwrap();
+
+    // A drained node comes back too. The command ends well only when the node is drained.
+    let whole = stdout(&drain(&master, "node-0", "1m"));
+    let told: serde_json::Value = serde_json::from_str(&whole).unwrap();
+    assert_eq!(
+        (&told["state"], &told["left"]),
+        (&"drained".into(), &0.into())
+    );
+    assert_eq!(told["on_ssd"], 0, "{told}");
+    let drained = ("node-0".to_owned(), "drained".to_owned());
+    assert!(cluster.node_states().unwrap().contains(&drained));
+    let told = stdout(&kvctl(&master, &["node", "undrain", "node-0"]));
+    assert!(told.contains("takes new blocks again"), "{told}");
+    cluster.wait_live(2).unwrap();
+    let unknown = kvctl(&master, &["node", "undrain", "node-9"]);
+    assert_ne!(code(&unknown), Some(0), "{unknown:?}");
 }
 
 #[test]

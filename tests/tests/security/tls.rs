@@ -281,10 +281,14 @@ async fn certificates_are_replaced_under_load_and_no_call_fails() {
             assert_eq!(*before, serial(address, alpn), "{name}");
         }
     }
-    assert_eq!(told(&cluster.master) - told_before.0, 1);
-    // One for the certificate of the ports, and one for that which the node presents to the master.
-    let told_now = told(&cluster.nodes[0]) - told_before.1;
-    assert!((1..=2).contains(&told_now), "{told_now}");
+    // One for the certificate of the ports, and one for that which the daemon presents to others.
+    for (daemon, before) in [
+        (&cluster.master, told_before.0),
+        (&cluster.nodes[0], told_before.1),
+    ] {
+        let told_now = told(daemon) - before;
+        assert!((1..=2).contains(&told_now), "{told_now}");
+    }
     let report = load.end().await.unwrap();
     for what in What::ALL {
         assert!(report.failures(what).is_empty(), "{what:?} failed");
@@ -349,6 +353,58 @@ async fn mutated_handshakes_cost_little_and_hurt_nobody() {
     assert_eq!(check_all(&fresh, 0..8, 100_000).await.right, 8);
     let grown = resident(&cluster).saturating_sub(before);
     assert!(grown < 64 << 20, "the daemons have grown by {grown} bytes");
+}
+
+/// What operators see without a handshake that reads the files.
+#[test]
+fn certificates_that_cannot_be_used_are_told_until_they_can() {
+    let world = world();
+    let pair = world.authority.sign("unusable", Life::Valid);
+    let own = flags(&pair, &[]);
+    let cluster = Cluster::start(Options {
+        nodes: 1,
+        master: own.clone(),
+        node: own,
+        ..Options::default()
+    })
+    .unwrap();
+    let failed = || {
+        let metrics = [
+            (&cluster.master, "kvpool_master_tls_files_failed"),
+            (&cluster.nodes[0], "kvpool_node_tls_files_failed"),
+        ];
+        metrics.map(|(daemon, name)| daemon.metric(name).unwrap() > 0.0)
+    };
+    let kvctl = |command: &[&str]| {
+        let output = Command::new(path_of("kvctl").unwrap())
+            .args(command)
+            .args(["--master", &cluster.master_url(), "--output", "json"])
+            .arg("--tls-ca")
+            .arg(&world.authority.ca)
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let commands: [&[&str]; 3] = [&["status"], &["doctor"], &["top", "--once"]];
+    assert_eq!(failed(), [false; 2]);
+    let said = "changed TLS files cannot be used";
+    assert!(!kvctl(commands[0]).contains(said));
+    std::fs::write(&pair.cert, "no certificate").unwrap();
+    cluster
+        .wait_for("the metrics", || Ok(failed() == [true; 2]))
+        .unwrap();
+    for command in commands {
+        let is_told = || {
+            let told = kvctl(command);
+            let of_node = format!("node-0 says: {said}");
+            Ok(told.contains(&of_node) && told.matches(said).count() > 1)
+        };
+        cluster.wait_for(command[0], is_told).unwrap();
+    }
+    world.authority.sign("unusable", Life::Valid);
+    cluster
+        .wait_for("files that can be used", || Ok(failed() == [false; 2]))
+        .unwrap();
 }
 
 /// What a real client sends first.

@@ -99,8 +99,11 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a lookup works no longer than its caller waits",
             "a deletion has a lock of its own",
             "the search for a run begins where shares allow one",
+            "a block that no quota takes fails for good",
             "a put that waits for its quota makes few passes",
             "the evictor looks again soon while a put waits for its quota",
+            "a copy that is recorded after its zone was left was not used since",
+            "half a zone of copies moves for each zone that is emptied",
         ],
     ),
     (

@@ -59,6 +59,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 11,
+        what: "certificates are looked at without handshakes",
+        file: "tls/src/reload.rs",
+        on: "        files.get();\n",
+        off: "        drop(files);\n",
+        package: "kvpool-tls",
+        test: "files_that_cannot_be_used_are_told_without_a_handshake_until_they_can",
+    },
+    Mechanism {
+        invariant: 11,
         what: "a master takes nodes with a certificate only",
         file: "master/src/service/nodes.rs",
         on: "if self.needs_certificate && ",

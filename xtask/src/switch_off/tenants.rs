@@ -40,6 +40,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_hard_quota_is_never_passed_and_its_puts_evict_their_own_blocks_only",
     },
     Mechanism {
+        invariant: 8,
+        what: "a block that no quota takes fails for good",
+        file: "master/src/pool/reserve.rs",
+        on: "if is_final { Code::OverQuota } else { code }",
+        off: "code",
+        package: "kvpool-client",
+        test: "a_block_that_can_never_fit_fails_at_once_and_says_what_bounds_it",
+    },
+    Mechanism {
         invariant: 9,
         what: "a deleted namespace gets no block",
         file: "master/src/pool/tenancy.rs",

@@ -3,7 +3,9 @@
 use crate::connection::{HIDDEN, control_error, is_hidden};
 use crate::context::Context;
 use anyhow::bail;
+use kvpool_client::NodeStats;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How often the nodes are looked at.
@@ -14,7 +16,8 @@ const POLL: Duration = Duration::from_millis(200);
 /// A store node that stops needs its master to move or save its blocks. Run this before a master stops that
 /// may stop together with store nodes. The command looks for --settle first, because a node's signal may
 /// come later than the master's. It does not wait for drained nodes, which need the master no more. When
-/// --timeout has passed first, it fails and names the nodes that drain still.
+/// --timeout has passed first, it fails and names the nodes that drain still. It also fails, and names the nodes,
+/// if drains that it waited for were cancelled.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
@@ -32,6 +35,8 @@ pub(super) struct Args {
 struct Outcome {
     /// The nodes that drain still.
     draining: Vec<String>,
+    /// The nodes that drained, and take blocks again without a restart.
+    cancelled: Vec<String>,
     seconds: f64,
 }
 
@@ -42,28 +47,31 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
     let mut quiet_since = begun;
     // A shorter timeout leaves no time for the whole of it.
     let settle = args.settle.min(args.timeout);
-    let (draining, is_quiet) = loop {
+    // The incarnations tell a restart from a cancelled drain.
+    let mut seen = BTreeMap::new();
+    let (nodes, draining, is_quiet) = loop {
         let stats = client.stats().await.map_err(control_error)?;
         // Without a look at the nodes, none would seem to drain.
         anyhow::ensure!(!is_hidden(&stats), HIDDEN);
-        let draining: Vec<_> = stats
-            .nodes
-            .into_iter()
-            .filter(|node| node.state == "draining")
-            .map(|node| node.name)
-            .collect();
+        let drain = stats.nodes.iter().filter(|node| node.state == "draining");
+        let draining: Vec<_> = drain.clone().map(|node| node.name.clone()).collect();
+        seen.extend(drain.map(|node| (node.name.clone(), node.incarnation)));
         let now = Instant::now();
         if !draining.is_empty() {
             quiet_since = now;
         }
         let is_quiet = draining.is_empty() && now >= quiet_since + settle;
         if is_quiet || now >= begun + args.timeout {
-            break (draining, is_quiet);
+            break (stats.nodes, draining, is_quiet);
         }
         tokio::time::sleep(POLL).await;
     };
+    let is_back =
+        |node: &&NodeStats| node.state == "live" && seen.get(&node.name) == Some(&node.incarnation);
+    let back = nodes.iter().filter(is_back);
     let outcome = Outcome {
         draining,
+        cancelled: back.map(|node| node.name.clone()).collect(),
         seconds: begun.elapsed().as_secs_f64(),
     };
     context.output.show(&outcome, said)?;
@@ -72,7 +80,11 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
         humantime::format_duration(settle),
     );
     match outcome.draining.join(", ") {
-        _ if is_quiet => {}
+        _ if is_quiet && outcome.cancelled.is_empty() => {}
+        _ if is_quiet => bail!(
+            "the drain was cancelled of these nodes, which take new blocks: {}",
+            outcome.cancelled.join(", ")
+        ),
         none if none.is_empty() => {
             bail!("no node drains now, but one did less than {settle} ago (--settle)")
         }

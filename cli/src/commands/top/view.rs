@@ -67,11 +67,20 @@ fn pool(facts: &Facts) -> Vec<String> {
         let told = format!("{} does not lead: {}", facts.told_by, facts.reason);
         return vec![one_line(&told)];
     };
+    let capacity: u64 = facts.nodes.iter().map(|node| node.capacity_bytes).sum();
+    // Without a node that takes blocks the pool counts nothing, and the nodes still serve their blocks.
+    let (used, capacity, remark) = match pool.capacity_bytes {
+        0 if capacity > 0 => {
+            let used = facts.nodes.iter().map(|node| node.used_bytes).sum();
+            (used, capacity, "no node takes blocks, ")
+        }
+        taking => (pool.used_bytes, taking, ""),
+    };
     vec![
         format!(
-            "memory {}  {}, {} in quarantine",
-            bar(pool.used_bytes, pool.capacity_bytes),
-            share(pool.used_bytes, pool.capacity_bytes),
+            "memory {}  {}, {remark}{} in quarantine",
+            bar(used, capacity),
+            share(used, capacity),
             output::bytes(pool.quarantine_bytes)
         ),
         format!(
@@ -289,6 +298,19 @@ mod tests {
         );
         let whole = text(&facts(), usize::MAX);
         assert!(whole.contains("n098") && !whole.contains("more nodes"));
+    }
+
+    #[test]
+    fn the_memory_of_nodes_that_drain_is_shown_while_no_node_takes_blocks() {
+        let json = serde_json::json!({
+            "role": "leader", "pool": { "blocks": 7 },
+            "nodes": [{ "name": "n", "state": "draining", "capacity_bytes": 1 << 30, "used_bytes": 1 << 29 }],
+        });
+        let text = text(&serde_json::from_value(json).unwrap(), 40);
+        assert!(
+            text.contains("50 % of 1.0 GiB, no node takes blocks"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use super::scene::patient;
 use crate::child::group;
-use crate::ranks::{PAGES, Rank, soon};
+use crate::faults::{reaches, receive};
+use crate::ranks::{PAGES, Rank, soon, succeeded};
 use kvpool_handoff::room::{
     ChunkBody, PageRectangle, PollState, RoomChunk, RoomGeneration, RoomId, RoomKey, RoomOffer,
     RoomRoot, RoomTag, ToReceiver, ToSender,
@@ -43,8 +44,14 @@ struct Insider {
 
 impl Insider {
     fn start() -> Self {
+        Self::at(None)
+    }
+
+    /// One that says another address than its own.
+    fn at(address: Option<String>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
+        let own = listener.local_addr().unwrap().to_string();
+        let address = address.unwrap_or(own);
         let (letters, inbox) = channel();
         let options = EndpointOptions {
             name: "insider".to_owned(),
@@ -489,6 +496,46 @@ fn an_offer_with_a_wrong_key_or_other_pages_fails_prefill() {
         prefill.has_no_pin();
         assert!(!prefill.has_written());
     }
+}
+
+/// The process at that address has a room with the same number and attempt, and would take a refusal for its own.
+#[test]
+fn an_answer_reaches_no_other_process_at_the_address_that_its_asker_said() {
+    let [prefill, decode] = [0, 1].map(|_| Rank::start_with(&group(), 0, 0, patient()));
+    let sending = prefill.session.send(ROOM, vec![4], 1, soon()).unwrap();
+    let receiving = receive(&decode, ROOM.0, 1, &prefill.address());
+    reaches(&receiving, PollState::WaitingForInput);
+    let insider = Insider::at(Some(decode.address()));
+    let mut own = prefill.session.memory().description().clone();
+    own.address = decode.address();
+    insider.says(&prefill, &HandoffMessage::Register(own));
+    // The attempts of a session count from 1.
+    let tag = RoomTag {
+        room: ROOM,
+        generation: RoomGeneration(1),
+    };
+    let offer = RoomOffer {
+        tag,
+        receiver: 0,
+        epoch: 7,
+        key: RoomKey([1; 32]),
+        held: 0,
+        pages: 1,
+        view: 0,
+        wants_aux: false,
+        time_left: Duration::from_secs(60),
+    };
+    let code = Code::Draining;
+    // The place is taken: the first is answered with Refuse, the second with Aborted.
+    for message in [ToSender::Offer(offer), ToSender::Abort { tag, code }] {
+        insider.says(&prefill, &HandoffMessage::ToSender(message));
+    }
+    prefill.fill(&[4]);
+    sending.produced(0..1, 0..2).unwrap();
+    sending.finish(Vec::new()).unwrap();
+    succeeded(&receiving.wait(soon()));
+    succeeded(&sending.wait(soon()));
+    decode.check(0, &[0]).unwrap();
 }
 
 /// A caller that knows of the end may send the same request again at once.

@@ -142,6 +142,24 @@ fn masters_and_their_store_are_judged_on_every_master() {
 }
 
 #[test]
+fn files_of_tokens_keys_and_certificates_that_cannot_be_used_are_alerts() {
+    let mut ill = healthy();
+    ill.problems.push("the JWKS cannot be used".to_owned());
+    ill.nodes[0].problems.push("the token ends soon".to_owned());
+    let alerts = judged(ill, &Recent::default());
+    let told: Vec<_> = alerts
+        .iter()
+        .map(|alert| (alert.kind, alert.object.as_str(), alert.message.as_str()))
+        .collect();
+    let files = AlertKind::Files;
+    let expected = [
+        (files, "", "This master says: the JWKS cannot be used"),
+        (files, "n-live", "Node n-live says: the token ends soon"),
+    ];
+    assert_eq!(told, expected);
+}
+
+#[test]
 fn faults_stuck_quarantine_and_a_failed_store_are_alerts() {
     let mut ill = healthy();
     let pool = ill.pool.as_mut().unwrap();

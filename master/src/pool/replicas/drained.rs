@@ -65,9 +65,16 @@ impl Pool {
     pub(super) fn look_at_drains(&self) -> BootInstant {
         let begun = self.now();
         for node in self.members.all() {
-            if node.drains() {
-                self.look_at_left(&node, 1);
+            if !node.drains() {
+                continue;
             }
+            // While blocks move, their number changes, and one that is left says enough.
+            let doubts = self.replicas.doubts.load(Ordering::Acquire);
+            let is_moved = self.is_moved_off(&node);
+            let most = if is_moved { 1 } else { u64::MAX };
+            let left = self.look_at_left(&node, most);
+            let is_current = self.replicas.doubts.load(Ordering::Acquire) == doubts;
+            node.note_count((is_current && !is_moved).then_some(left));
         }
         let ended = self.now();
         ended.after(LOOK.max(ended.since(begun) * LOOK_REST))

@@ -152,8 +152,11 @@ impl Pool {
             return Step::Ended(Outcome::Gone);
         };
         if others == 0 {
-            let message = "no other replica of the block is on a node that stays".to_owned();
-            return Step::Ended(Outcome::Failed(Code::Leased, message));
+            let message = match found.replicas.len() {
+                1 => "it is the block's last replica",
+                _ => "it is the block's last replica on a node that stays",
+            };
+            return Step::Ended(Outcome::Failed(Code::LastReplica, message.to_owned()));
         }
         let ended = self.give_up_replica(found, &gone);
         if let Outcome::Changed(_) = ended {
@@ -169,7 +172,7 @@ impl Pool {
             Spared::Missing => Outcome::Gone,
             Spared::Last => {
                 let message = "it is the block's last replica".to_owned();
-                Outcome::Failed(Code::Leased, message)
+                Outcome::Failed(Code::LastReplica, message)
             }
         }
     }

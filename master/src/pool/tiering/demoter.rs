@@ -207,9 +207,28 @@ impl Pool {
         // The queue is started before the scan, so that a copy that is dropped meanwhile queues its block
         // here.
         let mut demotions = self.tiering.demotions.lock();
+        // The check holds the lock. A cancellation changes the state first and then ends the line under it.
+        if !node.drains() {
+            return;
+        }
         let walk = demotions.begin_drain(node.incarnation, since);
         drop(demotions);
         self.walk_for_drain(node, walk);
+    }
+
+    /// Ends the queue of a cancelled drain. The node's blocks then wait for their turns as before the drain.
+    pub(in crate::pool) fn end_line_of_drain(self: &Arc<Self>, node: &Arc<StoreNode>) {
+        let mut demotions = self.tiering.demotions.lock();
+        demotions.end_drain(node.incarnation);
+        drop(demotions);
+        if self.tiering.takes_stores_of(node).is_some() {
+            let (pool, node) = (Arc::clone(self), Arc::clone(node));
+            // The task scans all blocks.
+            tokio::spawn(async move {
+                pool.queue_all_of(std::slice::from_ref(&node));
+                pool.tiering.wake();
+            });
+        }
     }
 
     /// Begins the drain of a node again, unless the node was told that its blocks have their copies. Returns

@@ -98,6 +98,15 @@ impl Demotions {
         self.last_walk
     }
 
+    /// Ends the queue of a cancelled drain. A scan then queues the blocks again, as after an attachment.
+    pub(super) fn end_drain(&mut self, node: Incarnation) {
+        if let Some(line) = self.nodes.get_mut(&node)
+            && line.drains.is_some()
+        {
+            *line = Line::default();
+        }
+    }
+
     /// Adds the blocks that the scan of a drain has found, after the blocks that were queued meanwhile. If a
     /// later scan has begun, or the node has left, nothing happens.
     pub(super) fn end_walk(&mut self, node: Incarnation, walk: u64, found: Vec<Waiting>) {

@@ -2,13 +2,14 @@
 
 use super::super::{FreedReplicas, Pool};
 use super::stores::Meanwhile;
-use super::{Place, Put, Traffic, Use};
+use super::{Emptying, Place, Put, Traffic, Use, WINDOW};
 use crate::accounts::Hold;
 use crate::clock::BootInstant;
 use crate::directory::{BlockRef, Holders, NewBlock};
 use crate::membership::{NodeState, StoreNode};
 use crate::replica::{BlockId, Copies, Replica};
-use crate::store::journal::Ack;
+use crate::store::LogSeq;
+use crate::store::journal::{Ack, JournalError};
 use crate::store::record::{self, Commit, Record};
 use crate::tier::Medium;
 use kvpool_proto::{self as proto, master_message::Body};
@@ -243,9 +244,11 @@ impl Traffic {
 impl Pool {
     /// Processes a node's answers to orders.
     pub fn transfers_done(self: &Arc<Self>, node: &StoreNode, done: &[(u64, Code)]) {
+        let mut is_awaited = false;
         for (ticket, code) in done {
             let ended = self.tiering.traffic.lock().end(node, *ticket);
             let Some(transfer) = ended else { continue };
+            is_awaited |= self.demoter_awaits(&transfer, *code);
             let writes = !matches!(transfer.direction, Direction::Load { .. });
             let has_failed = !matches!(code, Code::Ok | Code::ChecksumMismatch);
             if has_failed && matches!(transfer.direction, Direction::Store) {
@@ -287,7 +290,29 @@ impl Pool {
                 }
             }
         }
-        self.tiering.wake();
+        if is_awaited {
+            self.tiering.wake();
+        }
+    }
+
+    /// True if the demoter may have waited for the end of this transfer, and so must be woken.
+    ///
+    /// A reader waits for the end of a load. On a busy machine, waking another thread would delay that reader.
+    /// If the demoter is not woken here, it finds its work by itself later.
+    pub(super) fn demoter_awaits(&self, ended: &Transfer, code: Code) -> bool {
+        let is_load = matches!(ended.direction, Direction::Load { .. });
+        if !is_load || code != Code::Ok || ended.node.drains() {
+            return true;
+        }
+        let Some(medium) = self.tier.medium(ended.place.medium) else {
+            return true;
+        };
+        let traffic = self.tiering.traffic.lock();
+        let used = traffic.uses.get(&medium.id);
+        used.is_none_or(|used| {
+            let was_full = used.in_flight + ended.block.length.0 >= WINDOW;
+            was_full || !matches!(used.emptying, Emptying::Idle) || medium.is_next_due()
+        })
     }
 
     fn leave_zones(&self, transfer: &Transfer) {
@@ -401,33 +426,33 @@ impl Pool {
         } = transfer.block.clone();
         let commit = transfer.block.commit_at(to.segment, to.offset);
         let (pool, arrived) = (Arc::clone(self), transfer.clone());
-        let is_recorded = self.record_transfer(&transfer.block, || {
-            // The check is made here, because a removal may run until here. If the node was dropped, no
-            // memory has the block.
-            let is_gone = transfer.node.state() == NodeState::Gone;
-            if is_gone || !self.is_on_medium(namespace, &key, version) {
-                return false;
+        let on_logged = move |logged: Result<LogSeq, JournalError>| match logged {
+            Ok(_) => {
+                let mut traffic = pool.tiering.traffic.lock();
+                traffic.unrecorded.logged(&arrived.node, grant);
+                drop(traffic);
+                pool.publish_loaded(arrived);
             }
-            self.journal()
-                .submit_now(vec![Record::Commit(commit)], Ack::Memory, move |logged| {
-                    match logged {
-                        Ok(_) => {
-                            let mut traffic = pool.tiering.traffic.lock();
-                            traffic.unrecorded.logged(&arrived.node, grant);
-                            drop(traffic);
-                            pool.publish_loaded(arrived);
-                        }
-                        Err(error) if !error.is_outcome_unknown() => {
-                            // A log that has failed reports this within the call, while locks are held.
-                            pool.tiering.refused.lock().push(arrived);
-                            pool.tiering.wake();
-                        }
-                        // The journal has failed, and the next leader reads the log. The extent stays taken
-                        // until then.
-                        Err(_) => pool.tiering.loaded.notify_waiters(),
-                    }
-                });
-            true
+            Err(error) if !error.is_outcome_unknown() => {
+                // A log that has failed reports this within the call, while locks are held.
+                pool.tiering.refused.lock().push(arrived);
+                pool.tiering.wake();
+            }
+            // The journal has failed, and the next leader reads the log. The extent stays taken until then.
+            Err(_) => pool.tiering.loaded.notify_waiters(),
+        };
+        // A reader waits for this record. If the journal is free, it calls back on this thread.
+        let is_recorded = self.journal().submit_under(|submitter| {
+            self.record_transfer(&transfer.block, || {
+                // The check is made here, because a removal may run until here. If the node was dropped, no
+                // memory has the block.
+                let is_gone = transfer.node.state() == NodeState::Gone;
+                if is_gone || !self.is_on_medium(namespace, &key, version) {
+                    return false;
+                }
+                submitter.submit_now(vec![Record::Commit(commit)], on_logged);
+                true
+            })
         });
         if !is_recorded {
             self.give_up_transfer(transfer);

@@ -134,7 +134,8 @@ impl Pool {
 
     /// The copies to move from the oldest zone. They were used since the zone was written or are hard-pinned,
     /// and no staying node has them in memory. Pinned copies come first, then the most recently used. All
-    /// together fill at most the written zone's space. The copies without a pin fill at most half a zone.
+    /// together fill at most the written zone's space. The copies without a pin fill at most half a zone on
+    /// average.
     fn worth_saving(&self, medium: &Medium) -> Saving {
         let (sealed, now) = (medium.oldest_sealed(), self.now());
         let mut used: Vec<_> = Vec::new();
@@ -159,7 +160,7 @@ impl Pool {
             }
         }
         used.sort_unstable();
-        let room = medium.room_in_zone();
+        let (room, for_moves) = (medium.room_in_zone(), medium.room_for_moves());
         let mut saving = Saving::default();
         for (Reverse((is_pinned, _)), copy, version, length) in used {
             let Some(taken) = medium::footprint(length) else {
@@ -167,7 +168,7 @@ impl Pool {
             };
             let most = match is_pinned {
                 true => room.0,
-                false => room.0.min(medium.zone.0 / 2),
+                false => for_moves.0,
             };
             if saving.reserved.0 + taken.0 > most {
                 break;
@@ -214,6 +215,7 @@ impl Pool {
         let Taken::At(offset) = medium.take(block.length, self.directory.next_tick()) else {
             return Saved::Enough;
         };
+        medium.moves(block.length);
         self.tiering.admission.wrote(medium.id, block.length);
         let at = |offset| Place {
             medium: medium.id,

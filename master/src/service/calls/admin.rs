@@ -267,11 +267,11 @@ impl Calls {
         Ok(reply)
     }
 
-    /// `problem` is what is wrong with this master's files of keys and of the policy.
+    /// `problems` are what is wrong with this master's files of keys, of the policy and of certificates.
     pub(in crate::service) fn stats(
         &self,
         request: Allowed<proto::StatsRequest>,
-        problem: Option<String>,
+        problems: Vec<String>,
     ) -> Result<proto::StatsReply, Refused> {
         if let Some(caller) = &request.caller {
             check_term(&self.pool, caller)?;
@@ -279,10 +279,7 @@ impl Calls {
         let stats = crate::service::http::stats(&self.pool);
         let who = request.who();
         if who.watches_pool() {
-            return Ok(proto::StatsReply {
-                problems: problem.into_iter().collect(),
-                ..stats
-            });
+            return Ok(proto::StatsReply { problems, ..stats });
         }
         // A tenant sees the pool that it is in, and its own namespaces.
         let namespaces = stats.namespaces.into_iter();

@@ -55,9 +55,24 @@ impl Calls {
     ) -> Result<proto::ReplicaTask, Refused> {
         self.writer(request.caller.as_ref())?;
         let node = NodeName(request.name.clone());
-        let task = self.pool.drain_node(&node, request.force).await;
+        let task = match request.goes_on {
+            true => self.pool.go_on_draining(&node).await,
+            false => self.pool.drain_node(&node, request.force).await,
+        };
         let task = task.map_err(|TaskRefused { code, message }| refused(code, message))?;
         Ok(self.task(task))
+    }
+
+    pub(in crate::service) async fn undrain_node(
+        &self,
+        request: Allowed<proto::UndrainNodeRequest>,
+    ) -> Result<proto::UndrainNodeReply, Refused> {
+        self.writer(request.caller.as_ref())?;
+        let node = NodeName(request.name.clone());
+        let undrained = self.pool.undrain_node(&node).await;
+        let drained = undrained.map_err(|TaskRefused { code, message }| refused(code, message))?;
+        let epoch = self.pool.epoch.0;
+        Ok(proto::UndrainNodeReply { epoch, drained })
     }
 
     pub(in crate::service) fn replica_tasks(

@@ -10,6 +10,8 @@ use crate::service::request::{
 };
 use crate::service::rights::Allowed;
 use kvpool_proto as proto;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::wire::keys::KeyBatch;
 use kvpool_types::{Code, Length, NodeName, Version};
 use std::time::Duration;
 
@@ -29,15 +31,24 @@ impl Calls {
         self.pool.metrics.puts_refused(code.into_iter());
     }
 
+    /// Checks that a put of these keys could be made durable now, before its bytes move.
+    fn check_room(&self, namespace: NamespaceId, keys: &KeyBatch<'_>) -> Result<(), Refused> {
+        check_room(&self.pool).inspect_err(|refused| {
+            let codes = std::iter::repeat_n(refused.code, keys.len());
+            self.pool.put_answered(namespace, keys, codes);
+        })
+    }
+
     async fn reserve_or_refuse(
         &self,
         request: Allowed<proto::ReserveRequest>,
     ) -> Result<proto::ReserveReply, Refused> {
         let caller = self.writer(request.caller.as_ref())?;
         admit(&self.pool, &caller, true)?;
-        check_room(&self.pool)?;
         let (request, _) = request.open();
         let keys = unpack(&self.pool, &request.keys)?;
+        self.pool.put_asks(caller.namespace, &keys);
+        self.check_room(caller.namespace, &keys)?;
         check_lengths("lengths", request.lengths.len(), keys.len())?;
         let lengths: Vec<Length> = request.lengths.iter().map(|l| Length(*l)).collect();
         check_preferred(&request.preferred_nodes)?;
@@ -74,10 +85,24 @@ impl Calls {
         check_leads(&self.pool)?;
         // A put may have waited for evictions that cannot be logged.
         if outcomes.iter().all(Result::is_err) {
-            check_room(&self.pool)?;
+            self.check_room(caller.namespace, &keys)?;
         }
+        let codes = outcomes
+            .iter()
+            .map(|one| one.as_ref().map_or_else(|code| *code, |_| Code::Ok));
+        self.pool.put_answered(caller.namespace, &keys, codes);
         let codes = outcomes.iter().filter_map(|one| one.as_ref().err());
         self.pool.metrics.puts_refused(codes.copied());
+        let has = |code: Code| outcomes.iter().any(|one| one.as_ref().err() == Some(&code));
+        let longest_block = match has(Code::TooLarge) {
+            true => self.pool.longest_block(),
+            false => 0,
+        };
+        let (quota, quota_limit) = match has(Code::OverQuota) {
+            true => self.pool.refusing_quota(caller.namespace),
+            false => None,
+        }
+        .map_or((0, 0), |(quota, limit)| (quota.to_wire(), limit));
         let grant_ttl_ms = millis(self.pool.grant_ttl(options.grant_ttl));
         let epoch = self.pool.epoch;
         let mut signing = Signing::new(epoch, self.pool.placement.segments());
@@ -95,6 +120,9 @@ impl Calls {
             reservations,
             grant_ttl_ms,
             columns,
+            longest_block,
+            quota,
+            quota_limit,
         })
     }
 
@@ -135,6 +163,8 @@ impl Calls {
         }
         let codes = self.pool.commit(caller.namespace, items).await;
         self.pool.metrics.puts_refused(codes.iter().copied());
+        let answered = codes.iter().copied();
+        self.pool.put_answered(caller.namespace, &keys, answered);
         Ok(self.outcomes(&codes))
     }
 

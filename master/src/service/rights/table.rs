@@ -126,6 +126,8 @@ operations! {
     CancelTasks = "cancel_tasks", MoreOf("ReplicaTasks"), Pool(Roles::ADMINS), true;
     /// Takes a node out of service.
     DrainNode = "drain_node", Grpc("DrainNode"), Pool(Roles::ADMINS), true;
+    /// Takes a node back into service.
+    UndrainNode = "undrain_node", Grpc("UndrainNode"), Pool(Roles::ADMINS), true;
     /// Asks which master leads.
     Cluster = "cluster", Grpc("Cluster"), Known, false;
     /// Sees nodes, media, counters and all namespaces: stats in full, and the overview.

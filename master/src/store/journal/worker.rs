@@ -383,6 +383,27 @@ impl Worker {
         Ok(is_first || self.is_full())
     }
 
+    /// Adds a submission to the group unless the group is full. [`Worker::answer_here`] answers it later.
+    /// Returns whether the journal's thread has work after it.
+    pub(super) fn enter_here(&mut self, submission: Submission) -> Result<bool, Submission> {
+        if self.is_full() {
+            return Err(submission);
+        }
+        let is_first = self.group.begun.is_none();
+        self.enter(submission);
+        Ok(is_first || self.is_full())
+    }
+
+    /// Answers the submissions of [`Worker::enter_here`].
+    pub(super) fn answer_here(&mut self) {
+        // After a panic in a callback the journal's state is unknown.
+        let guard = Fault(Arc::clone(&self.parts.health));
+        if self.parts.health.check_room().is_ok() {
+            self.answer_from_memory();
+        }
+        drop(guard);
+    }
+
     /// Appends a submission on the submitter's own thread if nothing else is in progress; otherwise
     /// gives it back. Returns whether the journal's thread has work after it.
     pub(super) fn append_here(&mut self, submission: Submission) -> Result<bool, Submission> {
@@ -463,6 +484,13 @@ impl Worker {
     }
 
     fn gather(&mut self, submission: Submission) {
+        if self.enter(submission) {
+            self.answer_from_memory();
+        }
+    }
+
+    /// Adds a submission to the group. Returns false if the submission was refused. Its callback then has the error.
+    fn enter(&mut self, submission: Submission) -> bool {
         let Submission {
             records,
             ack,
@@ -479,7 +507,7 @@ impl Worker {
         };
         if let Err(error) = takes {
             callback.call(Err(error.for_later()));
-            return;
+            return false;
         }
         self.group.trace = self.group.trace.or(trace);
         self.group.push(Entry {
@@ -489,7 +517,7 @@ impl Worker {
             callback: Some(callback),
             room,
         });
-        self.answer_from_memory();
+        true
     }
 
     /// Answers submissions that need not be durable first, unless the append in progress has one to

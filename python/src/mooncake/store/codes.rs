@@ -36,12 +36,19 @@ pub(super) const fn of(code: Code, unreachable: i64) -> i64 {
         | Code::Malformed
         | Code::Oversized
         | Code::TooLarge
+        | Code::OverQuota
         | Code::OutOfRange => PARAMETERS,
         Code::GrantEnded | Code::GrantRefused | Code::AlreadyWritten => INVALID_WRITE,
         Code::InProgress => NOT_READY,
         Code::Missing => NOT_FOUND,
         Code::Exists => -705,
-        Code::Leased | Code::NamespaceInUse | Code::LastNode => -706,
+        Code::Leased
+        | Code::NamespaceInUse
+        | Code::LastNode
+        | Code::LastReplica
+        | Code::NotDraining
+        | Code::NodeStops
+        | Code::NodeUnheard => -706,
         Code::LeaseEnded => -707,
         Code::TooManyHeld | Code::RequestRate | Code::ByteRate => BUSY,
         Code::WrongIncarnation

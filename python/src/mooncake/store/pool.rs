@@ -120,18 +120,20 @@ impl Parts {
             );
             let code = |outcome| match outcome {
                 Ok(found) => length_of(found),
-                Err(error) => {
-                    why.get_or_insert_with(|| GetError::to_string(&error));
-                    codes::of_get(&error)
-                }
+                Err(error) => failed_get(&error, &mut why),
             };
             outcomes.into_iter().map(code).collect()
         });
         (codes, why)
     }
 
-    /// The length of each of `keys`, which are leased and whose places are then known; or a code.
-    pub(super) fn lengths(&self, keys: &[Key], deadline: Instant) -> Vec<Result<u64, i64>> {
+    /// The length of each of `keys`, which are leased and whose places are then known; or a code. Also why the first
+    /// get that failed did.
+    pub(super) fn lengths(
+        &self,
+        keys: &[Key],
+        deadline: Instant,
+    ) -> (Vec<Result<u64, i64>>, Option<String>) {
         let gets = keys
             .iter()
             .map(|key| GetBlock {
@@ -139,18 +141,24 @@ impl Parts {
                 buffers: Vec::new(),
             })
             .collect();
+        let mut why = None;
         // No buffer holds a block, which has at least one byte, and the error says how long it is.
-        self.client
-            .batch_get(gets, &within(deadline))
-            .into_iter()
-            .map(|outcome| match outcome {
-                Err(GetError::BufferTooSmall { block, .. }) => Ok(block.0),
-                Err(error) => Err(codes::of_get(&error)),
-                Ok(GetOutcome::Hit { length, .. }) => Ok(length.0),
-                Ok(GetOutcome::Miss) => Err(codes::NOT_FOUND),
-            })
-            .collect()
+        let length = |outcome| match outcome {
+            Err(GetError::BufferTooSmall { block, .. }) => Ok(block.0),
+            Err(error) => Err(failed_get(&error, &mut why)),
+            Ok(GetOutcome::Hit { length, .. }) => Ok(length.0),
+            Ok(GetOutcome::Miss) => Err(codes::NOT_FOUND),
+        };
+        let outcomes = self.client.batch_get(gets, &within(deadline));
+        let lengths = outcomes.into_iter().map(length).collect();
+        (lengths, why)
     }
+}
+
+/// The code of a get that failed. `why` keeps the reason of the first.
+pub(super) fn failed_get(error: &GetError, why: &mut Option<String>) -> i64 {
+    why.get_or_insert_with(|| error.to_string());
+    codes::of_get(error)
 }
 
 /// The options of a get within the time that a call has left.

@@ -37,14 +37,25 @@ struct Outcome {
     versions: Versions,
     /// The places that failed, with codes.
     failed: Vec<(usize, i64)>,
+    /// The reason of the first failure; `None` for a miss.
+    reason: Option<String>,
 }
 
-/// Reads fragments: the length of each, or a code. Neighbours in the list that follow each other in a
-/// block are read in one go.
+/// Why a range was not read.
+struct Unread {
+    code: i64,
+    /// `None` for a miss.
+    reason: Option<String>,
+    /// Whether the range is outside the block.
+    is_outside: bool,
+}
+
+/// Reads fragments: the length of each, or a code, and the reason of the first failure. Neighbours in the list that
+/// follow each other in a block are read in one go.
 ///
 /// All fragments of one key are of one version of its block. If a put replaces the block meanwhile, they are read
 /// again. All reads together take no longer than one get may.
-pub(super) fn read(client: &Client, fragments: Vec<Fragment>) -> Vec<i64> {
+pub(super) fn read(client: &Client, fragments: Vec<Fragment>) -> (Vec<i64>, Option<String>) {
     let deadline = deadline(client.timeouts().get);
     let mut answers: Vec<i64> = Vec::with_capacity(fragments.len());
     let mut runs: Vec<Run> = Vec::new();
@@ -58,6 +69,7 @@ pub(super) fn read(client: &Client, fragments: Vec<Fragment>) -> Vec<i64> {
         }
     }
     let mut failed = Vec::new();
+    let mut reason = None;
     for _ in 0..ATTEMPTS {
         let outcomes = in_parallel(&runs, |run| read_run(client, run, deadline));
         let mixed = mixed(&runs, &outcomes);
@@ -65,13 +77,20 @@ pub(super) fn read(client: &Client, fragments: Vec<Fragment>) -> Vec<i64> {
         for ((run, outcome), is_mixed) in runs.into_iter().zip(outcomes).zip(mixed) {
             match is_mixed {
                 true => again.push(run),
-                false => failed.extend(outcome.failed),
+                false => {
+                    failed.extend(outcome.failed);
+                    reason = reason.or(outcome.reason);
+                }
             }
         }
         runs = again;
         if runs.is_empty() {
             break;
         }
+    }
+    if let Some(run) = runs.first() {
+        reason
+            .get_or_insert_with(|| format!("puts replaced the block {} during the read", run.key));
     }
     let replaced = runs.iter().flat_map(|run| &run.places);
     failed.extend(replaced.map(|place| (*place, codes::TRANSFER)));
@@ -80,7 +99,7 @@ pub(super) fn read(client: &Client, fragments: Vec<Fragment>) -> Vec<i64> {
             *answer = code;
         }
     }
-    answers
+    (answers, reason)
 }
 
 /// For each run, whether the runs of its key are of several versions.
@@ -126,12 +145,13 @@ fn read_run(client: &Client, run: &Run, deadline: Instant) -> Outcome {
     let mut outcome = Outcome::default();
     match read_range(client, &run.key, run.from, run.buffers.clone(), deadline) {
         Ok(version) => outcome.versions = version.map(|version| (version, version)),
-        Err((code, false)) => {
-            let failed = run.places.iter().map(|place| (*place, code));
+        Err(unread) if !unread.is_outside => {
+            let failed = run.places.iter().map(|place| (*place, unread.code));
             outcome.failed = failed.collect();
+            outcome.reason = unread.reason;
         }
         // Of a run that reaches over the block's end the first fragments may be fine.
-        Err((_, true)) => {
+        Err(_) => {
             let mut from = run.from;
             for (place, slice) in run.places.iter().zip(&run.buffers) {
                 match read_range(client, &run.key, from, vec![slice.clone()], deadline) {
@@ -139,7 +159,10 @@ fn read_run(client: &Client, run: &Run, deadline: Instant) -> Outcome {
                         let version = version.map(|version| (version, version));
                         outcome.versions = widest(outcome.versions, version);
                     }
-                    Err((code, _)) => outcome.failed.push((*place, code)),
+                    Err(unread) => {
+                        outcome.failed.push((*place, unread.code));
+                        outcome.reason = outcome.reason.or(unread.reason);
+                    }
                 }
                 from = from.saturating_add(slice.length().0);
             }
@@ -148,21 +171,24 @@ fn read_run(client: &Client, run: &Run, deadline: Instant) -> Outcome {
     outcome
 }
 
-/// Reads one range: the version of its block, `None` for an empty range. An error says whether the range was
-/// outside the block.
+/// Reads one range: the version of its block, `None` for an empty range.
 fn read_range(
     client: &Client,
     key: &Key,
     from: u64,
     buffers: Vec<Slice>,
     deadline: Instant,
-) -> Result<Option<Version>, (i64, bool)> {
+) -> Result<Option<Version>, Unread> {
     if total_length(&buffers) == Length(0) {
         return Ok(None);
     }
     let left = left(deadline);
     if left.is_zero() {
-        return Err((codes::of(Code::DeadlineExceeded, codes::TRANSFER), false));
+        return Err(Unread {
+            code: codes::of(Code::DeadlineExceeded, codes::TRANSFER),
+            reason: Some("the timeout of the get passed before this range was read".to_owned()),
+            is_outside: false,
+        });
     }
     let options = GetOptions {
         timeout: Some(left),
@@ -170,9 +196,16 @@ fn read_range(
     };
     match client.get_range(key, Offset(from), buffers, &options) {
         Ok(GetOutcome::Hit { version, .. }) => Ok(Some(version)),
-        Ok(GetOutcome::Miss) => Err((codes::NOT_FOUND, false)),
-        Err(error @ GetError::OutsideBlock { .. }) => Err((codes::of_get(&error), true)),
-        Err(error) => Err((codes::of_get(&error), false)),
+        Ok(GetOutcome::Miss) => Err(Unread {
+            code: codes::NOT_FOUND,
+            reason: None,
+            is_outside: false,
+        }),
+        Err(error) => Err(Unread {
+            code: codes::of_get(&error),
+            reason: Some(error.to_string()),
+            is_outside: matches!(error, GetError::OutsideBlock { .. }),
+        }),
     }
 }
 

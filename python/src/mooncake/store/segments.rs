@@ -22,7 +22,9 @@ pub(super) enum SegmentError {
     #[error("cannot serve the segment: {0}")]
     Start(#[from] StartError),
     /// No master answers.
-    #[error("no master accepted the segment within {0:?}")]
+    #[error(
+        "no master accepted the segment within {0:?}; in a pool with tokens it needs the role node"
+    )]
     NotWelcome(Duration),
     /// A file for blocks cannot be used.
     #[error("{}: {reason}; remove the file, or give another directory", path.display())]

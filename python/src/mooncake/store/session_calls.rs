@@ -41,10 +41,10 @@ impl ObjectStore {
                 }
             })
             .collect();
-        self.remember(lent.refusal());
-        Ok(aside_with(py, lent, || {
-            ranges::read(&pool.client, fragments)
-        }))
+        let refusal = lent.refusal();
+        let (answers, why) = aside_with(py, lent, || ranges::read(&pool.client, fragments));
+        self.remember(why.or(refusal));
+        Ok(answers)
     }
 
     /// Begins a get session for each key that is present: 0, or a code. Those are leased until the

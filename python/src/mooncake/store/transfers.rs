@@ -3,7 +3,7 @@
 use super::args::{How, Keys, Number, key, put_options};
 use super::handle::BufferHandle;
 use super::lent::Lent;
-use super::pool::{Buffers, Item, Parts, within};
+use super::pool::{Buffers, Item, Parts, failed_get, within};
 use super::{ObjectStore, aside, aside_with, codes};
 use crate::loan::{deadline, left};
 use crate::mapped::Use;
@@ -150,91 +150,123 @@ impl ObjectStore {
         self.get_items(py, &pool, lent, items)
     }
 
-    /// Gets values as bytes; empty where there is none.
-    fn get_values<'py>(&self, py: Python<'py>, keys: Keys) -> PyResult<Bound<'py, PyList>> {
+    /// Gets values as bytes, empty where there is none, and one code a key.
+    fn get_values<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys,
+    ) -> PyResult<(Bound<'py, PyList>, Vec<i64>)> {
+        let empty = || PyBytes::new(py, b"");
         let Some(pool) = self.pool()? else {
-            return PyList::new(py, keys.0.iter().map(|_| PyBytes::new(py, b"")));
+            let values = PyList::new(py, keys.0.iter().map(|_| empty()))?;
+            return Ok((values, vec![codes::PARAMETERS; keys.len()]));
         };
         let good: Vec<Key> = keys.0.iter().flatten().cloned().collect();
         let deadline = deadline(pool.client.timeouts().get);
-        let lengths = aside(py, || pool.lengths(&good, deadline));
+        let (lengths, unknown) = aside(py, || pool.lengths(&good, deadline));
         let mut lengths = good.into_iter().zip(lengths);
         let lent = Lent::new(&pool, Use::ReadWrite);
         let mut gets = Vec::new();
-        let mut values: Vec<Option<Bound<'_, PyBytes>>> = Vec::with_capacity(keys.len());
+        let mut values: Vec<Result<Bound<'_, PyBytes>, i64>> = Vec::with_capacity(keys.len());
         for key in &keys.0 {
             let wanted = key.as_ref().and_then(|_| lengths.next());
             values.push(match wanted {
                 Some((key, Ok(length))) => {
                     let (value, slice) = lent.fresh(py, length)?;
                     gets.push(GetBlock::new(key, slice));
-                    Some(value)
+                    Ok(value)
                 }
-                _ => None,
+                Some((_, Err(code))) => Err(code),
+                None => Err(codes::PARAMETERS),
             });
         }
-        let outcomes = aside_with(py, lent, || {
+        let (outcomes, failed) = aside_with(py, lent, || {
+            let mut why = None;
             let again: Vec<Key> = gets.iter().map(|get| get.key.clone()).collect();
             let outcomes = pool.client.batch_get(gets, &within(deadline));
-            let settle = |(key, outcome)| settled(&pool, &key, outcome, deadline);
-            again
-                .into_iter()
-                .zip(outcomes)
-                .map(settle)
-                .collect::<Vec<_>>()
+            let settle = |(key, outcome)| settled(&pool, &key, outcome, deadline, &mut why);
+            let outcomes: Vec<Got> = again.into_iter().zip(outcomes).map(settle).collect();
+            (outcomes, why)
         });
+        self.remember(unknown.or(failed));
         let mut outcomes = outcomes.into_iter();
-        let values = values.into_iter().map(|value| {
-            let empty = || PyBytes::new(py, b"");
-            let Some(value) = value else { return empty() };
-            match outcomes.next() {
-                Some(Got::Whole(length)) if length.as_usize() == value.as_bytes().len() => value,
-                Some(Got::Whole(length)) => {
-                    let bytes = value
-                        .as_bytes()
-                        .get(..length.as_usize())
-                        .unwrap_or_default();
-                    PyBytes::new(py, bytes)
-                }
-                Some(Got::Other(memory)) => PyBytes::new(py, &memory.to_vec()),
-                Some(Got::Nothing) | None => empty(),
-            }
-        });
-        PyList::new(py, values.collect::<Vec<_>>())
+        let mut answers = Vec::with_capacity(values.len());
+        let mut filled = Vec::with_capacity(values.len());
+        for value in values {
+            let (value, code) = match value {
+                Ok(value) => match outcomes.next().unwrap_or(Got::Nothing(codes::TRANSFER)) {
+                    Got::Whole(length) if length.as_usize() == value.as_bytes().len() => {
+                        (value, codes::OK)
+                    }
+                    Got::Whole(length) => {
+                        let bytes = value.as_bytes().get(..length.as_usize());
+                        (PyBytes::new(py, bytes.unwrap_or_default()), codes::OK)
+                    }
+                    Got::Other(memory) => (PyBytes::new(py, &memory.to_vec()), codes::OK),
+                    Got::Nothing(code) => (empty(), code),
+                },
+                Err(code) => (empty(), code),
+            };
+            filled.push(value);
+            answers.push(code);
+        }
+        Ok((PyList::new(py, filled)?, answers))
     }
 
-    /// Gets a value in place where it lies on this host, else a copy; `None` where there is none.
+    /// Gets a value in place where it lies on this host, else a copy, `None` where there is none; and a code.
     fn get_handle(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = key)] key: Option<Key>,
-    ) -> PyResult<Option<BufferHandle>> {
+    ) -> PyResult<(Option<BufferHandle>, i64)> {
         let (Some(pool), Some(key)) = (self.pool()?, key) else {
-            return Ok(None);
+            return Ok((None, codes::PARAMETERS));
         };
-        Ok(aside(py, || {
+        let (copied, why) = aside(py, || {
             let deadline = deadline(pool.client.timeouts().get);
             let options = ViewOptions {
                 timeout: Some(VIEW_TIMEOUT.min(left(deadline) / 2)),
                 ..ViewOptions::default()
             };
             match pool.client.get_view(&key, &options) {
-                Ok(view) => view.map(|view| BufferHandle::new(view.memory().clone(), true)),
-                Err(_) => copies(&pool, vec![key], deadline).pop().flatten(),
+                Ok(Some(view)) => (Ok(BufferHandle::new(view.memory().clone(), true)), None),
+                Ok(None) => (Err(codes::NOT_FOUND), None),
+                // The copy says what fails, if it fails too.
+                Err(_) => {
+                    let (mut copied, why) = copies(&pool, vec![key], deadline);
+                    (copied.pop().unwrap_or(Err(codes::TRANSFER)), why)
+                }
             }
-        }))
+        });
+        self.remember(why);
+        let code = code_of(&copied);
+        Ok((copied.ok(), code))
     }
 
-    /// Gets copies of values, moved together; `None` where there is none.
-    fn get_handles(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<Option<BufferHandle>>> {
+    /// Gets copies of values, moved together, `None` where there is none; and one code a key.
+    fn get_handles(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+    ) -> PyResult<(Vec<Option<BufferHandle>>, Vec<i64>)> {
         let Some(pool) = self.pool()? else {
-            return Ok(keys.0.iter().map(|_| None).collect());
+            let nothing = keys.0.iter().map(|_| None).collect();
+            return Ok((nothing, vec![codes::PARAMETERS; keys.len()]));
         };
         let good: Vec<Key> = keys.0.iter().flatten().cloned().collect();
         let deadline = deadline(pool.client.timeouts().get);
-        let mut found = aside(py, || copies(&pool, good, deadline)).into_iter();
-        let place = |key: Option<Key>| key.and_then(|_| found.next().flatten());
-        Ok(keys.0.into_iter().map(place).collect())
+        let (copied, why) = aside(py, || copies(&pool, good, deadline));
+        self.remember(why);
+        let mut copied = copied.into_iter();
+        let mut handles = Vec::with_capacity(keys.len());
+        let mut answers = Vec::with_capacity(keys.len());
+        for key in keys.0 {
+            let handle = key.and_then(|_| copied.next());
+            let handle = handle.unwrap_or(Err(codes::PARAMETERS));
+            answers.push(code_of(&handle));
+            handles.push(handle.ok());
+        }
+        Ok((handles, answers))
     }
 }
 
@@ -293,57 +325,77 @@ enum Got {
     Whole(Length),
     /// A version of another length, in memory of its own.
     Other(Slice),
-    Nothing,
+    /// No bytes: the code of a miss or of a failure.
+    Nothing(i64),
 }
 
-/// Gets again what has become longer since its length was asked for.
+/// Gets again what has become longer since its length was asked for. `why` keeps the reason of the first failure.
 fn settled(
     pool: &Parts,
     key: &Key,
     outcome: Result<GetOutcome, GetError>,
     deadline: Instant,
+    why: &mut Option<String>,
 ) -> Got {
     match outcome {
         Ok(GetOutcome::Hit { length, .. }) => Got::Whole(length),
+        Ok(GetOutcome::Miss) => Got::Nothing(codes::NOT_FOUND),
         Err(GetError::BufferTooSmall { .. }) => {
             let mut memory: Option<Region> = None;
             let place = |length| Some(memory.insert(Region::allocate(length)).whole());
             let found = pool.client.get_placed(key, Some(left(deadline)), place);
-            let block = match (found, memory) {
-                (Ok(GetOutcome::Hit { length, .. }), Some(memory)) => {
-                    memory.slice(Offset(0), length)
+            match found {
+                Ok(GetOutcome::Hit { length, .. }) => {
+                    let block = memory.and_then(|memory| memory.slice(Offset(0), length));
+                    block.map_or(Got::Nothing(codes::TRANSFER), Got::Other)
                 }
-                _ => None,
-            };
-            block.map_or(Got::Nothing, Got::Other)
+                Ok(GetOutcome::Miss) => Got::Nothing(codes::NOT_FOUND),
+                Err(error) => Got::Nothing(failed_get(&error, why)),
+            }
         }
-        _ => Got::Nothing,
+        Err(error) => Got::Nothing(failed_get(&error, why)),
     }
 }
 
-/// Copies of blocks, moved together.
-fn copies(pool: &Parts, keys: Vec<Key>, deadline: Instant) -> Vec<Option<BufferHandle>> {
-    let lengths = pool.lengths(&keys, deadline);
-    let regions: Vec<Option<Region>> = lengths
-        .iter()
-        .map(|length| length.ok().map(|length| Region::allocate(Length(length))))
+/// The code of a copy.
+fn code_of(copied: &Result<BufferHandle, i64>) -> i64 {
+    match copied {
+        Ok(_) => codes::OK,
+        Err(code) => *code,
+    }
+}
+
+/// Copies of blocks, moved together, or a code for each; and the reason of the first failure.
+fn copies(
+    pool: &Parts,
+    keys: Vec<Key>,
+    deadline: Instant,
+) -> (Vec<Result<BufferHandle, i64>>, Option<String>) {
+    let (lengths, mut why) = pool.lengths(&keys, deadline);
+    let regions: Vec<Result<Region, i64>> = lengths
+        .into_iter()
+        .map(|length| length.map(|length| Region::allocate(Length(length))))
         .collect();
     let gets = keys.iter().zip(&regions).filter_map(|(key, region)| {
-        let memory = region.as_ref()?.whole();
+        let memory = region.as_ref().ok()?.whole();
         Some(GetBlock::new(key.clone(), memory))
     });
     let outcomes = pool.client.batch_get(gets.collect(), &within(deadline));
     let mut outcomes = outcomes.into_iter();
-    keys.iter()
+    let copied = keys
+        .iter()
         .zip(regions)
-        .map(|(key, region)| {
+        .map(|(key, region)| -> Result<BufferHandle, i64> {
             let region = region?;
-            let memory = match settled(pool, key, outcomes.next()?, deadline) {
+            let outcome = outcomes.next().ok_or(codes::TRANSFER)?;
+            let memory = match settled(pool, key, outcome, deadline, &mut why) {
                 Got::Whole(length) => region.slice(Offset(0), length),
                 Got::Other(memory) => Some(memory),
-                Got::Nothing => None,
+                Got::Nothing(code) => return Err(code),
             };
-            memory.map(|memory| BufferHandle::new(memory, false))
+            let memory = memory.ok_or(codes::TRANSFER)?;
+            Ok(BufferHandle::new(memory, false))
         })
-        .collect()
+        .collect();
+    (copied, why)
 }

@@ -333,3 +333,37 @@ async fn a_node_that_stops_with_a_medium_is_drained_only_once_it_is_told() {
     until_shown(&pool, &node, NodeState::DRAINED).await;
     pool.retire().await;
 }
+
+/// The slow medium takes no stores meanwhile, so the blocks stay in the queue.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_drain_leaves_the_blocks_of_its_node_to_their_turns() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, slow) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    draining_with(&pool, &node, &[block("block", 7)]);
+    attach(&pool, &node, session, slow.id);
+    {
+        let mut traffic = pool.tiering.traffic.lock();
+        traffic.uses.get_mut(&slow.id).unwrap().state = MediumState::MediumSlow;
+    }
+    pool.demote_all_of(&node);
+    let line = || {
+        let demotions = pool.tiering.demotions.lock();
+        let line = demotions.nodes.get(&node.incarnation);
+        line.map(|line| (line.drains.is_some(), line.blocks.len()))
+    };
+    assert_eq!(line(), Some((true, 1)));
+    assert_eq!(node.undrain(), crate::membership::UndrainOutcome::Now);
+    pool.end_line_of_drain(&node);
+    let queued = async {
+        while line() != Some((false, 1)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let queued = tokio::time::timeout(Duration::from_secs(20), queued).await;
+    assert!(queued.is_ok(), "{:?}", line());
+    // A late step of the drain does not begin another drain.
+    pool.demote_all_of(&node);
+    assert_eq!(line(), Some((false, 1)));
+    pool.retire().await;
+}

@@ -1,6 +1,9 @@
 //! Blocks that are loaded from media, and their leases.
 
+use super::super::WINDOW;
 use super::*;
+use crate::replica::BlockId;
+use kvpool_types::GrantId;
 
 /// A removal looked the block up. Then the block's node was swept, and a load brought the block back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -62,5 +65,46 @@ async fn a_lease_on_a_copy_moves_only_to_memory_that_stays() {
     assert_eq!(moves(), (true, true));
     node.drain();
     assert_eq!(moves(), (false, false), "of a node that drains");
+    pool.retire().await;
+}
+
+/// The demoter would take the processor of the reader who waits for the load.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_a_load_wakes_the_demoter_only_if_something_waits() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    attach(&pool, &node, session, medium.id);
+    {
+        let _nothing_is_ordered = pool.tiering.tending.lock();
+        let load = Direction::Load {
+            copy: BlockId(1),
+            to: block("block", 7).replicas[0],
+            grant: GrantId(1),
+        };
+        let awaits = |direction: &Direction, code: Code| {
+            let ended = transfer(&node, session, &medium, direction.clone());
+            pool.demoter_awaits(&ended, code)
+        };
+        let change = |change: &dyn Fn(&mut Use)| {
+            let mut traffic = pool.tiering.traffic.lock();
+            change(traffic.uses.get_mut(&medium.id).unwrap());
+        };
+        assert!(!awaits(&load, Code::Ok));
+        assert!(awaits(&load, Code::StoreFailed));
+        assert!(awaits(&Direction::Store, Code::Ok));
+        change(&|used| used.in_flight = WINDOW);
+        assert!(awaits(&load, Code::Ok), "stores wait for the window");
+        change(&|used| {
+            used.in_flight = 0;
+            used.emptying = Emptying::Logging;
+        });
+        assert!(awaits(&load, Code::Ok), "a zone is emptied");
+        change(&|used| used.emptying = Emptying::Idle);
+        assert!(!awaits(&load, Code::Ok));
+        let taken = medium.take(Length(60 << 10), pool.directory.next_tick());
+        assert!(matches!(taken, Taken::At(_)) && medium.is_next_due());
+        assert!(awaits(&load, Code::Ok), "a zone is due");
+    }
     pool.retire().await;
 }

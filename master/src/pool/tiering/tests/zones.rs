@@ -80,6 +80,40 @@ async fn a_copy_that_moves_keeps_its_holders() {
     pool.retire().await;
 }
 
+/// The last stores to a zone may end after the writes went on to the next zone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_is_recorded_after_its_zone_was_left_is_not_used_by_that() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let key = Key::parse("block").unwrap();
+    let tick = || pool.directory.ticks(1).of(0);
+    let used_at = || {
+        let mut at = Tick::default();
+        let copies = pool.tier.directory();
+        copies.visit(SPACE, &[key.as_ref()], |_, copy| {
+            at = copy.unwrap().view().tick();
+        });
+        at
+    };
+    medium.begin_term(tick());
+    let half = Length(150 << 10);
+    assert_eq!(medium.take(half, tick()), Taken::At(Offset(0)));
+    medium.emptied();
+    assert!(matches!(medium.take(half, tick()), Taken::At(_)));
+    assert_eq!(medium.cursor(), 1);
+    assert!(pool.tier.publish(copy_at(0)));
+    let left = medium.sealed(0);
+    assert!(used_at() <= left, "{:?} is behind {left:?}", used_at());
+    // A real use counts, and it is kept while the copy moves.
+    let used = tick();
+    let copies = pool.tier.directory();
+    copies.visit(SPACE, &[key.as_ref()], |_, copy| copy.unwrap().touch(used));
+    assert!(used_at() > left);
+    assert!(pool.tier.publish(copy_at(8192)));
+    assert_eq!(used_at(), used);
+    pool.retire().await;
+}
+
 /// Delays the effects of later records in the log until the sender is dropped.
 fn hold_log(pool: &Pool) -> std::sync::mpsc::Sender<()> {
     let (release, held) = std::sync::mpsc::channel();

@@ -213,3 +213,42 @@ async fn memory_acks_on_many_threads_keep_the_logs_order() {
         "all were answered by the journal"
     );
 }
+
+/// The callback takes the locks that its submitter held.
+#[tokio::test]
+async fn records_submitted_under_a_lock_are_answered_behind_it_and_in_order() {
+    let Setup { store, journal, .. } = &setup(JournalOptions::default()).await;
+    let (seen, lock) = (Seen::default(), Arc::new(Mutex::new(())));
+    let here = Arc::new(AtomicU64::new(0));
+    let submit = |id: u32| {
+        let (free, held) = (Arc::clone(&lock), Arc::clone(&lock));
+        let (note, here) = (note(&seen, id), Arc::clone(&here));
+        journal.submit_under(|submitter| {
+            let _held = held.lock();
+            submitter.submit_now(vec![gone(id)], move |outcome| {
+                assert!(free.try_lock().is_some(), "its submitter holds the lock");
+                if std::thread::current().name() != Some("kvm-journal") {
+                    here.fetch_add(1, Ordering::SeqCst);
+                }
+                note(outcome);
+            });
+        });
+    };
+    submit(0);
+    assert_eq!(seen.lock().len(), 1, "nothing was before it");
+    assert_eq!(here.load(Ordering::SeqCst), 1, "another thread was woken");
+    let shut = store.gate.lock().await;
+    journal.submit_now(vec![gone(1)], Ack::Durable, note(&seen, 1));
+    in_append(store, 1).await;
+    submit(2);
+    assert_eq!(
+        seen.lock().len(),
+        1,
+        "2 waits for 1, which waits for the disk"
+    );
+    drop(shut);
+    journal.flush().await.unwrap();
+    let order: Vec<u32> = seen.lock().iter().map(|(id, _)| *id).collect();
+    assert_eq!(order, [0, 1, 2]);
+    assert_eq!(logged(store).await, [gone(0), gone(1), gone(2)]);
+}

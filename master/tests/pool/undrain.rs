@@ -1,0 +1,362 @@
+//! Drains that an operator cancels: the node takes blocks again, and no later leader drains it.
+
+use crate::support::media::until;
+use crate::support::replicas::*;
+use crate::support::{
+    SPACE, commit, full_and_patient, lead, patient_with_nodes, pool, registration, reserve_with,
+};
+use kvpool_master::Config;
+use kvpool_master::clock::BootClock;
+use kvpool_master::membership::{NodeState, Reported, StoreNode};
+use kvpool_master::pool::{Pool, ReserveOptions, TaskState};
+use kvpool_master::store::MetadataStore;
+use kvpool_master::store::journal::JournalOptions;
+use kvpool_proto::MasterMessage;
+use kvpool_proto::master_message::Body;
+use kvpool_types::{Code, Key, KeyRef, NodeName};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+fn name() -> NodeName {
+    NodeName("a".into())
+}
+
+/// The master's word to a node about drains.
+#[derive(Debug, PartialEq, Eq)]
+enum Word {
+    Drain,
+    Undrain(u64),
+}
+
+/// A node that answers nothing by itself.
+struct Silent {
+    node: Arc<StoreNode>,
+    session: u64,
+    inbox: UnboundedReceiver<Result<MasterMessage, tonic::Status>>,
+}
+
+impl Silent {
+    /// Node `a` in a new session.
+    async fn open(pool: &Arc<Pool>, can_undrain: bool) -> Self {
+        let registration = kvpool_master::membership::Registration {
+            can_undrain,
+            ..registration("a", 1, 4 * MIB)
+        };
+        let node = pool.register(&registration).await.unwrap();
+        let (outbox, inbox) = tokio::sync::mpsc::unbounded_channel();
+        let session = pool.activate(&node, &registration, outbox);
+        pool.heard(&node, Some(Reported::default()));
+        Self {
+            node,
+            session,
+            inbox,
+        }
+    }
+
+    /// What the master has said about drains since the last call.
+    fn words(&mut self) -> Vec<Word> {
+        let mut words = Vec::new();
+        while let Ok(message) = self.inbox.try_recv() {
+            match message.unwrap().body {
+                Some(Body::Drain(_)) => words.push(Word::Drain),
+                Some(Body::Undrain(order)) => words.push(Word::Undrain(order.number)),
+                _ => {}
+            }
+        }
+        words
+    }
+}
+
+/// Puts a block, and asserts that it lies on this node.
+async fn put_on(pool: &Arc<Pool>, node: &str, number: u8) {
+    let granted = reserve_with(pool, &key(number), BLOCK, &on(node)).await;
+    let done = commit(pool, &key(number), BLOCK, granted.unwrap()).await;
+    assert_eq!(done, [Code::Ok]);
+    assert_eq!(holders(pool, &key(number)), [node]);
+}
+
+/// The first block is on its way, and the others wait: the source has spent its bytes for a day.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_drain_is_cancelled_keeps_its_blocks_and_takes_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        replica_bandwidth: bytesize::ByteSize(1),
+        ..patient_with_nodes()
+    };
+    let (pool, _) = pool(directory.path(), config).await;
+    let a = join(&pool, "a", 1).await;
+    for number in 1..=3 {
+        put(&pool, &key(number)).await;
+    }
+    let b = join(&pool, "b", 2).await;
+    let task = pool.drain_node(&name(), false).await.unwrap();
+    let pull = b.next().await;
+    assert_eq!(a.node.state(), NodeState::Draining);
+    assert_eq!(pool.undrain_node(&name()).await, Ok(true));
+    assert_eq!(pool.state_label(&a.node), "live");
+    assert!(a.node.is_placeable());
+    let ended = pool.replica_tasks(&[task.id]).remove(0);
+    assert_eq!(ended.state, TaskState::Cancelled, "{ended:?}");
+    // What had begun ends as ever.
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    let moved = || {
+        let keys = (1..=3).filter(|number| holders(&pool, &key(*number)) == ["b"]);
+        keys.count()
+    };
+    until("the move that had begun ends", || moved() == 1).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(b.pulls.lock().is_empty() && moved() == 1);
+    put_on(&pool, "a", 9).await;
+    assert!(a.left.lock().is_empty(), "nothing was said about a stop");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drained_node_is_taken_back_and_can_be_drained_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let b = join(&pool, "b", 2).await;
+    let moves = async |number| {
+        let task = pool.drain_node(&name(), false).await.unwrap();
+        let pull = b.next().await;
+        pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+        assert_eq!(end(&pool, &task).await.changed, 1);
+        until("the node is drained", || {
+            pool.state_label(&a.node) == "drained"
+        })
+        .await;
+        assert_eq!(holders(&pool, &key(number)), ["b"]);
+    };
+    moves(1).await;
+    let of_b = NodeName("b".into());
+    let refused = pool.drain_node(&of_b, false).await.unwrap_err();
+    assert_eq!(refused.code, Code::LastNode, "{refused}");
+    assert_eq!(pool.undrain_node(&name()).await, Ok(true));
+    assert_eq!(pool.state_label(&a.node), "live");
+    assert_eq!(a.node.left_blocks(), None);
+    put_on(&pool, "a", 2).await;
+    moves(2).await;
+    // The other node is not the last one any more.
+    assert_eq!(pool.undrain_node(&name()).await, Ok(true));
+    pool.drain_node(&of_b, false).await.unwrap();
+}
+
+/// Leases keep the other node full.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_waits_for_room_goes_to_a_node_that_is_taken_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = full_and_patient(Duration::from_secs(600));
+    let (pool, _) = pool(directory.path(), config).await;
+    let _b = join(&pool, "b", 2).await;
+    let fillers: Vec<Key> = (0..4 * MIB / BLOCK)
+        .map(|number| Key::parse(&format!("filler-{number}")).unwrap())
+        .collect();
+    for filler in &fillers {
+        let granted = reserve_with(&pool, filler, BLOCK, &on("b")).await.unwrap();
+        assert_eq!(commit(&pool, filler, BLOCK, granted).await, [Code::Ok]);
+    }
+    let fillers: Vec<KeyRef<'_>> = fillers.iter().map(Key::as_ref).collect();
+    let leased = pool.exist(SPACE, &fillers[..], true).answer;
+    assert!(leased.iter().all(|is_leased| *is_leased));
+    let _a = join(&pool, "a", 1).await;
+    pool.drain_node(&name(), false).await.unwrap();
+    let waits = {
+        let pool = Arc::clone(&pool);
+        let patient = ReserveOptions {
+            timeout: Duration::from_secs(50),
+            ..on("a")
+        };
+        tokio::spawn(async move { reserve_with(&pool, &key(9), BLOCK, &patient).await })
+    };
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!waits.is_finished(), "the pool is full");
+    assert_eq!(pool.undrain_node(&name()).await, Ok(true));
+    let granted = tokio::time::timeout(Duration::from_secs(20), waits).await;
+    let granted = granted.expect("there is room").unwrap().unwrap();
+    let done = commit(&pool, &key(9), BLOCK, granted).await;
+    assert_eq!(done, [Code::Ok]);
+    assert_eq!(holders(&pool, &key(9)), ["a"]);
+}
+
+/// To repeat the call does no harm. Whoever waits for the drain does not begin it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_drain_does_not_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    assert_eq!(pool.undrain_node(&name()).await, Ok(false));
+    let unknown = pool.undrain_node(&NodeName("z".into())).await;
+    assert_eq!(unknown.unwrap_err().code, Code::Missing);
+    let task = pool.drain_node(&name(), false).await.unwrap();
+    let pull = b.next().await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    end(&pool, &task).await;
+    assert_eq!(pool.go_on_draining(&name()).await.unwrap().blocks, 0);
+    assert_eq!(pool.undrain_node(&name()).await, Ok(true));
+    assert_eq!(pool.undrain_node(&name()).await, Ok(false));
+    let refused = pool.go_on_draining(&name()).await.unwrap_err();
+    assert_eq!(refused.code, Code::NotDraining, "{refused}");
+    assert_eq!(a.node.state(), NodeState::Live);
+}
+
+/// The drain waits for a put when it is cancelled: neither its task nor its order to the node may follow.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_that_is_cancelled_while_it_begins_does_not_begin() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let mut a = Silent::open(&pool, true).await;
+    put(&pool, &key(1)).await;
+    let _b = join(&pool, "b", 2).await;
+    let open = reserve_with(&pool, &key(2), BLOCK, &on("a")).await.unwrap();
+    let drain = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move { pool.drain_node(&name(), false).await })
+    };
+    until("the drain begins", || a.node.state() == NodeState::Draining).await;
+    let cancel = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move { pool.undrain_node(&name()).await })
+    };
+    let refused = drain.await.unwrap().unwrap_err();
+    assert_eq!(refused.code, Code::NotDraining, "{refused}");
+    pool.undrained(&a.node, 1);
+    assert_eq!(cancel.await.unwrap(), Ok(true));
+    assert_eq!(a.words(), [Word::Undrain(1)]);
+    assert!(pool.replica_tasks(&[]).is_empty());
+    // The put that was under way goes on.
+    assert_eq!(commit(&pool, &key(2), BLOCK, open).await, [Code::Ok]);
+    assert_eq!(holders(&pool, &key(2)), ["a"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stops_is_not_taken_back() {
+    for is_drained_first in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, a, _b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+        if is_drained_first {
+            pool.drain_node(&name(), false).await.unwrap();
+            pool.out_of_service(&a.node, false);
+        }
+        pool.draining(&a.node, true);
+        let tasks = pool.replica_tasks(&[]).len();
+        let refused = pool.undrain_node(&name()).await.unwrap_err();
+        assert_eq!(refused.code, Code::NodeStops, "{refused}");
+        assert!(a.node.drains() && !a.node.is_placeable());
+        assert_eq!(a.node.state(), NodeState::Draining);
+        let after = pool.replica_tasks(&[]);
+        assert!(after.len() >= tasks, "nothing was changed");
+        assert!(after.iter().all(|task| task.state != TaskState::Cancelled));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_is_not_cancelled_on_a_node_that_would_not_hear_of_it() {
+    for can_undrain in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+        let mut a = Silent::open(&pool, can_undrain).await;
+        put(&pool, &key(1)).await;
+        let _b = join(&pool, "b", 2).await;
+        pool.drain_node(&name(), false).await.unwrap();
+        match can_undrain {
+            true => pool.detach(&a.node, a.session),
+            // A node of an earlier version says the same of each drain.
+            false => pool.draining(&a.node, false),
+        }
+        let refused = pool.undrain_node(&name()).await.unwrap_err();
+        let code = match can_undrain {
+            true => Code::NodeUnheard,
+            false => Code::Unimplemented,
+        };
+        assert_eq!(refused.code, code, "{refused}");
+        assert!(a.node.drains(), "nothing was changed");
+        assert_eq!(a.words(), [Word::Drain]);
+    }
+}
+
+/// The node's words cross the order to end the drain. A later leader learns of a drain from the node alone, so
+/// the caller waits for the node.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_ends_when_the_node_has_confirmed_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let mut a = Silent::open(&pool, true).await;
+    put(&pool, &key(1)).await;
+    let _b = join(&pool, "b", 2).await;
+    pool.drain_node(&name(), false).await.unwrap();
+    assert_eq!(a.words(), [Word::Drain]);
+    let cancel = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move { pool.undrain_node(&name()).await })
+    };
+    until("the node is in service", || a.node.is_placeable()).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!cancel.is_finished(), "the node has confirmed nothing");
+    assert_eq!(a.words(), [Word::Undrain(1)]);
+    // It had not heard of the cancellation when it said so.
+    pool.out_of_service(&a.node, true);
+    assert!(a.node.is_placeable(), "the drain is back");
+    pool.undrained(&a.node, 1);
+    assert_eq!(cancel.await.unwrap(), Ok(true));
+    assert!(a.node.is_placeable());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_that_was_lost_with_a_session_is_repeated_in_the_next() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let a = Silent::open(&pool, true).await;
+    put(&pool, &key(1)).await;
+    let _b = join(&pool, "b", 2).await;
+    pool.drain_node(&name(), false).await.unwrap();
+    let late = pool.undrain_node(&name()).await.unwrap_err();
+    assert_eq!(late.code, Code::NodeUnheard, "{late}");
+    pool.detach(&a.node, a.session);
+    let mut again = Silent::open(&pool, true).await;
+    assert_eq!(again.words(), [Word::Undrain(1)]);
+    pool.out_of_service(&again.node, false);
+    assert_eq!(again.node.state(), NodeState::Live, "the drain is back");
+    pool.undrained(&again.node, 1);
+    assert_eq!(pool.undrain_node(&name()).await, Ok(false));
+    // An order that is lost no more is not repeated, and the next drain counts.
+    pool.drain_node(&name(), false).await.unwrap();
+    pool.out_of_service(&again.node, false);
+    assert_eq!(again.node.state(), NodeState::Draining);
+    pool.detach(&again.node, again.session);
+    let mut third = Silent::open(&pool, true).await;
+    assert_eq!(third.words(), [Word::Drain]);
+}
+
+/// The drain was begun by an earlier leader. The node has said so to this one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_later_leader_cancels_the_drain_of_an_earlier_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), patient_with_nodes()).await;
+    let _a = Silent::open(&pool, true).await;
+    put(&pool, &key(1)).await;
+    let _b = join(&pool, "b", 2).await;
+    pool.drain_node(&name(), false).await.unwrap();
+    let store = store as Arc<dyn MetadataStore>;
+    let journal = JournalOptions::default();
+    let next = lead(&store, patient_with_nodes(), journal, Arc::new(BootClock)).await;
+    let mut a = Silent::open(&next, true).await;
+    next.out_of_service(&a.node, true);
+    assert_eq!(a.node.state(), NodeState::Draining);
+    // An answer to no order counts for nothing.
+    next.undrained(&a.node, 1);
+    let cancel = {
+        let next = Arc::clone(&next);
+        tokio::spawn(async move { next.undrain_node(&name()).await })
+    };
+    until("the node is in service", || a.node.is_placeable()).await;
+    next.undrained(&a.node, 1);
+    assert_eq!(cancel.await.unwrap(), Ok(true));
+    assert_eq!(a.words(), [Word::Undrain(1)]);
+    let is_running = || {
+        let tasks = next.replica_tasks(&[]);
+        tasks.iter().any(|task| task.state == TaskState::Running)
+    };
+    until("no task runs", || !is_running()).await;
+    put_on(&next, "a", 2).await;
+}
