@@ -9,32 +9,35 @@ use std::time::Duration;
 /// One block to put, from host memory or from a GPU's ([`crate::GpuSlice`]).
 #[derive(Clone, Debug)]
 pub struct PutBlock<B = Slice> {
-    /// What names it.
+    /// The block's key.
     pub key: Key,
-    /// The key of the block before this one in its chain. The commit links the two if the parent is present.
+    /// The key of the block before this one in its chain. The commit links the two blocks if the parent is
+    /// present.
     pub parent: Option<Key>,
-    /// The buffers with the block's bytes, in order. They must not change until the put returns. If the
+    /// The memory with the block's bytes, in order. The bytes must not change until the put returns. If the
     /// put's future is dropped, they must not change until the put's timeout has passed.
     pub buffers: Vec<B>,
 }
 
-/// How to put.
+/// The options of a put.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PutOptions {
-    /// How many replicas to write, each on a different node; 0 means 1. With fewer nodes there are
-    /// fewer replicas.
+    /// The number of replicas to write, each on a different node; 0 means 1. If the pool has fewer nodes, the
+    /// block gets fewer replicas.
     pub replicas: u32,
     /// The names of the nodes to try first, in this order; at most 64. Each gets one replica at most.
     pub preferred_nodes: Vec<String>,
     /// Whether to prefer nodes on this host, after the preferred nodes.
     pub prefer_same_host: bool,
-    /// For this time, evict the block only after blocks without a pin. Rounded up to a millisecond.
+    /// For this time, eviction takes the block only after all blocks without a pin. The time is rounded up to
+    /// a millisecond.
     pub soft_pin: Option<Duration>,
-    /// Never evict the block.
+    /// Whether eviction must never take the block.
     pub hard_pin: bool,
-    /// Write a new version if the block is present. Without it, such a put is [`PutOutcome::Present`].
+    /// Whether to write a new version if the block is present. If this is false, the put of a present block
+    /// ends with [`PutOutcome::Present`].
     pub upsert: bool,
-    /// How long the call may take; [`crate::Timeouts::put`] when not said.
+    /// The time limit of the call; `None` means [`crate::Timeouts::put`].
     pub timeout: Option<Duration>,
 }
 
@@ -53,21 +56,21 @@ pub enum PutOutcome {
 /// One block to get, into host memory or into a GPU's ([`crate::GpuSlice`]).
 #[derive(Clone, Debug)]
 pub struct GetBlock<B = Slice> {
-    /// What names it.
+    /// The block's key.
     pub key: Key,
     /// The buffers that receive the block's bytes, in order. Together they must be at least as long as the
-    /// block; bytes beyond the block are not changed. Unless the outcome is a hit, their contents are
-    /// undefined.
+    /// block. The get does not change bytes beyond the block's end. Unless the outcome is a hit, the contents
+    /// of the buffers are undefined.
     pub buffers: Vec<B>,
 }
 
-/// How to get.
+/// The options of a get.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GetOptions {
-    /// How long the call may take; [`crate::Timeouts::get`] when not said.
+    /// The time limit of the call; `None` means [`crate::Timeouts::get`].
     pub timeout: Option<Duration>,
-    /// Wait until the master has released the call's leases, and cache no locations. Otherwise the leases
-    /// are released a moment later. The wait is at most 0.1 s.
+    /// Whether to wait until the master has released the call's leases, for at most 0.1 s. The call then
+    /// caches no locations. If this is false, the client releases the leases shortly after the return.
     pub release: bool,
 }
 
@@ -78,19 +81,19 @@ pub enum GetOutcome {
     Hit {
         /// The length of the whole block, also after a get of a range.
         length: Length,
-        /// Which committed value of the key it is.
+        /// The version of the block that was read.
         version: Version,
     },
     /// The pool does not have the block.
     Miss,
 }
 
-/// How to take a view.
+/// The options of a view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ViewOptions {
-    /// How long the call may take; [`crate::Timeouts::get`] when not said.
+    /// The time limit of the call; `None` means [`crate::Timeouts::get`].
     pub timeout: Option<Duration>,
-    /// Return the view without comparing its bytes with the block's checksum.
+    /// Whether to return the view without comparing its bytes with the block's checksum.
     pub unverified: bool,
 }
 
@@ -104,7 +107,7 @@ pub enum Leasing {
     None,
 }
 
-/// The answer of `exist`: which of the asked keys are present.
+/// The answer of `exist`: which of the given keys are present.
 #[derive(Debug)]
 pub struct Existence {
     /// One answer for each key, in the order of the keys.
@@ -113,16 +116,16 @@ pub struct Existence {
     pub lease: Lease,
 }
 
-/// The answer of `match_prefix`: how much of a chain is present.
+/// The answer of `match_prefix`: how many leading blocks of a chain are present.
 #[derive(Debug)]
 pub struct Prefix {
-    /// How many leading blocks of the chain are present.
+    /// The number of leading blocks that are present.
     pub blocks: usize,
     /// The lease on these blocks; empty with [`Leasing::None`].
     pub lease: Lease,
 }
 
-/// What to remove.
+/// The blocks to remove.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remove {
     /// Blocks by key.
@@ -138,17 +141,17 @@ pub enum Remove {
 /// What a removal did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// How many blocks are gone.
+    /// The number of removed blocks.
     pub removed: u64,
-    /// How many were kept because a lease or a pin protects them.
+    /// The number of blocks that were kept because a lease or a pin protects them.
     pub kept: u64,
-    /// For [`Remove::Keys`], one outcome per key, in order: ok, missing or leased. A large removal
-    /// takes several messages. If one got no answer, its keys have the code of that failure, and their
-    /// blocks may or may not be removed.
+    /// For [`Remove::Keys`], one outcome per key, in order: ok, missing or leased. A large removal takes
+    /// several messages. If one message got no answer, its keys have the code of that failure. Their blocks
+    /// may or may not be removed.
     pub codes: Vec<Code>,
 }
 
-/// Where a listing continues.
+/// The position at which a listing continues, opaque to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page(pub(crate) bytes::Bytes);
 
@@ -157,59 +160,59 @@ pub struct Page(pub(crate) bytes::Bytes);
 pub struct Listing {
     /// The blocks of this page.
     pub blocks: Vec<Listed>,
-    /// Where the next page begins; `None` when this was the last.
+    /// The position of the next page; `None` after the last page.
     pub next: Option<Page>,
 }
 
 /// One block of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its key's string form.
+    /// The string form of the block's key.
     pub key: String,
-    /// Its length.
+    /// The block's length in bytes.
     pub length: Length,
-    /// How many replicas it has.
+    /// The number of the block's replicas.
     pub replicas: u32,
-    /// Whether a lease on it runs.
+    /// Whether the block has an unexpired lease.
     pub leased: bool,
-    /// Whether it is pinned, softly or hard.
+    /// Whether the block is pinned, softly or hard.
     pub pinned: bool,
 }
 
 /// What the master knows of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Its length.
+    /// The block's length in bytes.
     pub length: Length,
-    /// Its checksum.
+    /// The checksum that the writer committed.
     pub checksum: Checksum,
-    /// Which committed value of the key it is.
+    /// The number of the put that committed the block.
     pub version: Version,
-    /// Where it lies.
+    /// The block's replicas.
     pub replicas: Vec<DescribedReplica>,
     /// The remaining time of the block's lease; zero without a lease.
     pub lease_left: Duration,
     /// The remaining time of the soft pin; zero without one.
     pub soft_pin_left: Duration,
-    /// Whether it is never evicted.
+    /// Whether the block has a hard pin, so that eviction never takes it.
     pub hard_pin: bool,
 }
 
 /// One replica of a described block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DescribedReplica {
-    /// The name of its node.
+    /// The name of the store node that holds the replica.
     pub node: String,
-    /// Where it lies.
+    /// The range of memory that holds the replica.
     pub extent: Extent,
-    /// What state it is in: live, suspect, draining, drained, hidden.
+    /// The state of the replica: live, suspect, draining, drained or hidden.
     pub state: String,
 }
 
 /// Limits that the master states at connect and again in each new term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The largest block.
+    /// The most bytes of a block.
     pub max_block: Length,
     /// The most keys in one message.
     pub max_batch_keys: usize,
@@ -217,32 +220,32 @@ pub struct Limits {
     pub lease_ttl: Duration,
 }
 
-/// What the master counts.
+/// The state and the counters of the leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolStats {
     /// The master's term.
     pub epoch: Epoch,
-    /// How many blocks are visible.
+    /// The number of visible blocks.
     pub blocks: u64,
-    /// How many puts are between reserve and commit.
+    /// The number of puts between reserve and commit.
     pub reservations: u64,
     /// The memory that the store nodes contribute, in bytes.
     pub capacity: Length,
-    /// What blocks, grants and quarantine take.
+    /// The bytes that blocks, grants and quarantine take.
     pub used: Length,
-    /// Bytes of freed extents that may not be granted again yet.
+    /// The bytes of freed extents that may not be granted again yet.
     pub quarantine: Length,
     /// The store nodes.
     pub nodes: Vec<NodeStats>,
     /// The master's counters by name.
     pub counters: BTreeMap<String, u64>,
-    /// How long the master has been up.
+    /// The time since the master started.
     pub uptime: Duration,
-    /// The namespaces that are known.
+    /// The names of the pool's namespaces.
     pub namespaces: Vec<String>,
     /// The SSD media, including media that no node has attached now.
     pub media: Vec<MediumStats>,
-    /// What is wrong with the leader's files of keys, of the policy and of certificates, one sentence each.
+    /// The faults of the leader's key files, policy file and certificate files, one sentence each.
     pub problems: Vec<String>,
 }
 
@@ -251,23 +254,23 @@ pub struct PoolStats {
 pub struct MediumStats {
     /// The medium.
     pub id: MediumId,
-    /// Its segment.
+    /// The id of the medium's segment.
     pub segment: kvpool_types::SegmentId,
-    /// The node that offered it last.
+    /// The name of the node that attached the medium last.
     pub node: String,
-    /// `ready`, `read_only`, `slow`, `gone`, `attaching` or `absent`.
+    /// The medium's state: `ready`, `read_only`, `slow`, `gone`, `attaching` or `absent`.
     pub state: String,
     /// The number of its last attachment.
     pub generation: u64,
     /// The bytes available for blocks and their headers.
     pub capacity: Length,
-    /// How many of them are in use.
+    /// The bytes of `capacity` that are in use.
     pub used: Length,
-    /// The blocks with a copy there.
+    /// The number of blocks with a copy on the medium.
     pub copies: u64,
-    /// The zone that is written, counted from 0.
+    /// The number of the zone that is being written, counted from 0.
     pub zone: u32,
-    /// The bytes of a zone.
+    /// The length of a zone in bytes.
     pub zone_size: Length,
 }
 
@@ -287,46 +290,46 @@ pub enum Detached {
 /// One store node, as the master sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeStats {
-    /// Its name.
+    /// The node's name.
     pub name: String,
-    /// What state it is in: live, suspect, draining, drained.
+    /// The node's state: live, suspect, draining or drained.
     pub state: String,
-    /// The incarnation: identifies the running process of the node.
+    /// The incarnation, which identifies the running process of the node.
     pub incarnation: Incarnation,
-    /// Its data port.
+    /// The address of the node's data port.
     pub data_address: String,
-    /// The path of its Unix socket for clients on its host; empty if there is none.
+    /// The path of the node's Unix socket for clients on its host; empty if it has none.
     pub shm_path: String,
-    /// The time since its last message.
+    /// The time since the node's last message to the master.
     pub heartbeat_age: Duration,
-    /// Its segments.
+    /// The node's segments.
     pub segments: Vec<SegmentStats>,
-    /// What is wrong with its files of tokens, keys and certificates, one sentence each.
+    /// The faults of the node's token, key and certificate files, one sentence each.
     pub problems: Vec<String>,
-    /// Of a draining node: the blocks that a stop would lose, as of the master's last look. `None` while blocks move,
-    /// and from an older master.
+    /// The number of blocks that a stop of this draining node would lose, when the master last counted them.
+    /// `None` while blocks move, if the node does not drain, and from an older master.
     pub left_blocks: Option<u64>,
 }
 
 /// One segment of a store node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentStats {
-    /// Its number.
+    /// The segment's id.
     pub id: kvpool_types::SegmentId,
-    /// Its size.
+    /// The segment's size in bytes.
     pub capacity: Length,
-    /// What blocks, grants and quarantine take of it.
+    /// The bytes of the segment that blocks, grants and quarantine take.
     pub used: Length,
-    /// Bytes of freed extents that may not be granted again yet.
+    /// The bytes of freed extents that may not be granted again yet.
     pub quarantine: Length,
-    /// The number of ranges that the free space consists of.
+    /// The number of contiguous ranges of free space.
     pub free_ranges: u64,
-    /// The length of the longest free range.
+    /// The length of the longest free range in bytes.
     pub largest_free: Length,
 }
 
 impl<B> PutBlock<B> {
-    /// A block without a parent, in one buffer.
+    /// Describes a put of one buffer, for a block without a parent.
     pub fn new(key: Key, bytes: B) -> Self {
         Self {
             key,
@@ -337,7 +340,7 @@ impl<B> PutBlock<B> {
 }
 
 impl<B> GetBlock<B> {
-    /// A get into one buffer.
+    /// Describes a get into one buffer.
     pub fn new(key: Key, into: B) -> Self {
         Self {
             key,
@@ -354,12 +357,12 @@ impl GetOutcome {
 }
 
 impl Page {
-    /// The page's opaque bytes, to be kept outside this process.
+    /// The position as opaque bytes, which may be kept outside this process.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// The page that [`Page::as_bytes`] gave.
+    /// The position whose bytes [`Page::as_bytes`] returned.
     pub fn from_bytes(bytes: Vec<u8>) -> Self {
         Self(bytes.into())
     }

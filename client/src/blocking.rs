@@ -31,7 +31,7 @@ use tokio::runtime::{Builder, Runtime};
 
 /// How often a waiting call asks its [`CancelCheck`].
 const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// How long the end of a client waits for work that blocks, so that usually nothing runs on after it.
+/// How long the drop of a client waits for its blocking tasks. Usually they end within this time.
 const ENDING: Duration = Duration::from_millis(100);
 
 /// Decides, while a blocking call waits, whether the call is cancelled.
@@ -40,37 +40,37 @@ const ENDING: Duration = Duration::from_millis(100);
 /// calls of other threads. A cancelled call returns at once with [`Code::DeadlineExceeded`]. Its
 /// transfers run to their own end, as after a dropped future.
 pub trait CancelCheck: Debug + Send + Sync {
-    /// Whether calls of the current thread can be cancelled at all.
+    /// Whether calls of the current thread can be cancelled.
     fn applies_here(&self) -> bool;
 
     /// Whether the call that waits on the current thread is cancelled.
     fn is_cancelled(&self) -> bool;
 }
 
-/// A connection to the pool for plain threads. Clones share it.
+/// A connection to the pool for threads without an async runtime. Clones share the connection.
 ///
-/// The calling thread does the call's work: it sends, waits on the sockets, and copies small blocks. So no
-/// other thread has to be woken. A second thread does the work that no call waits for.
+/// The calling thread does the call's work: it sends, waits on the sockets, and copies small blocks. No other
+/// thread has to be woken. A background thread does the work that no call waits for.
 ///
-/// Its methods panic when they are called from within an async runtime, as all blocking there would
-/// stop that runtime's other work: use [`crate::Client`] there.
+/// The methods panic when they are called from within an async runtime. Blocking there would stop the other
+/// tasks of that runtime: use [`crate::Client`] instead.
 #[derive(Clone, Debug)]
 pub struct Client {
     client: crate::Client,
     runtimes: Arc<Runtimes>,
 }
 
-/// Where the work is done.
+/// The two runtimes of a blocking client.
 #[derive(Debug)]
 struct Runtimes {
-    /// Run by those who call, while they wait.
+    /// Runs on the calling threads, while their calls wait.
     callers: OwnRuntime,
-    /// Runs by itself.
+    /// Runs on a thread of its own.
     background: OwnRuntime,
     cancel: Option<Arc<dyn CancelCheck>>,
 }
 
-/// A runtime that ends soon when it is dropped, whatever its blocking work waits for.
+/// A runtime whose drop waits at most [`ENDING`] for blocking tasks.
 #[derive(Debug)]
 struct OwnRuntime(Option<Runtime>);
 
@@ -87,8 +87,8 @@ impl Deref for OwnRuntime {
 impl Drop for OwnRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
-            // A dropped runtime waits for blocking work without a limit, and a name resolver may never answer. All
-            // such work owns the memory that it uses.
+            // A plain drop of the runtime waits for blocking tasks without a limit, and a name resolver may
+            // never answer. All such tasks own the memory that they use.
             runtime.shutdown_timeout(ENDING);
         }
     }
@@ -114,12 +114,12 @@ impl Runtimes {
         })
     }
 
-    /// Runs `work` to its end, whatever its caller wants: a GPU's memory is touched for as long as that.
+    /// Runs `work` to its end without asking for cancellation. Calls that touch a GPU's memory need this.
     fn to_the_end<F: Future>(&self, work: F) -> F::Output {
         self.callers.block_on(work)
     }
 
-    /// Runs `work` to its end; `None` when the call is given up.
+    /// Runs `work` to its end; `None` when the caller has cancelled the call.
     fn run<F: Future>(&self, work: F) -> Option<F::Output> {
         let Some(cancel) = self.cancel.as_ref().filter(|asked| asked.applies_here()) else {
             return Some(self.to_the_end(work));
@@ -127,7 +127,7 @@ impl Runtimes {
         let mut work = pin!(work);
         let mut waited_on = WaitedOn::default();
         loop {
-            // Most calls of a few microseconds are done at the first poll: those set no timer.
+            // Most calls of a few microseconds end at the first poll and set no timer.
             let mut timer = None;
             let slice = poll_fn(|cx| {
                 if let Poll::Ready(done) = waited_on.watch(|| work.as_mut().poll(cx)) {
@@ -140,7 +140,8 @@ impl Runtimes {
             if let Some(done) = self.callers.block_on(slice) {
                 return Some(done);
             }
-            // The answer may take seconds. Meanwhile other threads' calls must not wait for this one to read.
+            // The answer of `is_cancelled` may take seconds. This thread first leaves the sockets to the
+            // calls of other threads.
             waited_on.leave();
             if cancel.is_cancelled() {
                 return None;
@@ -148,12 +149,12 @@ impl Runtimes {
         }
     }
 
-    /// The same for a call of one outcome.
+    /// [`Runtimes::run`] for a call with one outcome.
     fn one<T, E: GivenUp>(&self, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         self.run(work).unwrap_or_else(|| Err(E::given_up()))
     }
 
-    /// The same for a batch of `count` outcomes.
+    /// [`Runtimes::run`] for a batch with `count` outcomes.
     fn each<T, E: GivenUp>(
         &self,
         count: usize,
@@ -164,7 +165,7 @@ impl Runtimes {
     }
 }
 
-/// What a call says that is given up.
+/// The error of a cancelled call.
 trait GivenUp {
     fn given_up() -> Self;
 }
@@ -214,9 +215,9 @@ pub struct Lease {
 /// How much of a chain is present. See [`crate::Prefix`].
 #[derive(Debug)]
 pub struct Prefix {
-    /// How many leading blocks are there.
+    /// The number of leading blocks that are present.
     pub blocks: usize,
-    /// The lease on them.
+    /// The lease on these blocks.
     pub lease: Lease,
 }
 
@@ -226,7 +227,7 @@ impl Client {
         Self::connect_with(options, None)
     }
 
-    /// Connects to the pool; `cancel` is asked about this call and all that follow.
+    /// Connects to the pool. The client asks `cancel` during this call and during every later call.
     pub fn connect_with(
         options: Options,
         cancel: Option<Arc<dyn CancelCheck>>,
@@ -283,8 +284,8 @@ impl Client {
         self.runtimes.one(self.client.get(key))
     }
 
-    /// See [`crate::Client::get_placed`]. `place` runs outside the client's runtime, which other
-    /// threads' calls wait in: it may wait for a lock.
+    /// See [`crate::Client::get_placed`]. `place` runs outside the client's runtime, so it may wait for a
+    /// lock. The calls of other threads wait in that runtime and are not held up.
     pub fn get_placed(
         &self,
         key: &Key,
@@ -498,7 +499,7 @@ impl Lease {
         self.runtimes.one(self.lease.release())
     }
 
-    /// The lease itself.
+    /// The lease of the async client.
     pub const fn get(&self) -> &crate::Lease {
         &self.lease
     }

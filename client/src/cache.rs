@@ -1,9 +1,9 @@
-//! Where blocks lie, remembered for as long as the lease that came with the answer would have run.
+//! A cache of block locations. An entry lives as long as the lease of its lookup would have run.
 //!
-//! The lease itself ends with the read that asked for it, so a cached location has no lease. It serves only
-//! reads that verify the checksum; a view needs a lease. If the extent was freed meanwhile, the checksum
-//! differs, and the client asks the master again. At worst a cached location leads to the whole previous
-//! version of a block, until the deadline passes. A location is used only in the epoch that gave it.
+//! The read that asked for the lease releases it, so no lease protects a cached location. Only reads that
+//! verify the checksum use the cache; a view needs a lease. If the extent was freed meanwhile, the checksum
+//! differs, and the client asks the master again. At worst, until the deadline passes, a cached location
+//! leads to the whole previous version of a block. A location is used only in the epoch that gave it.
 
 use crate::clock::BootTime;
 use kvpool_seams::maps::MapHasher;
@@ -16,13 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A store node, as a reply of the master named it.
+/// A store node, as a reply of the master describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KnownNode {
     pub(crate) name: NodeName,
     pub(crate) incarnation: Incarnation,
     pub(crate) data_address: String,
-    /// The Unix socket; empty when the node has none.
+    /// The path of the node's Unix socket; empty when it has none.
     pub(crate) shm_path: String,
     pub(crate) host: HostId,
 }
@@ -32,24 +32,24 @@ pub(crate) struct KnownNode {
 pub(crate) struct LocatedReplica {
     pub(crate) node: Arc<KnownNode>,
     pub(crate) extent: Extent,
-    /// The permission to read it, if the node asks for one.
+    /// The permission to read the replica, if the node requires one.
     pub(crate) right: Option<ReadRight>,
 }
 
-/// A lease that came with an answer.
+/// A lease that came with a lookup's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leased {
     pub(crate) token: u64,
-    /// When it ends, counted from when the request was sent.
+    /// When the lease ends, counted from when the request was sent.
     pub(crate) until: BootTime,
     pub(crate) ttl: Duration,
-    /// The term whose master gave it: the token means nothing to another.
+    /// The term whose master gave the lease. Other masters do not know its token.
     pub(crate) epoch: Epoch,
-    /// No block that it covers has a later version; 0: the master did not say.
+    /// An upper bound of the versions of the leased blocks; 0 when the master did not state it.
     pub(crate) newest: Version,
 }
 
-/// Where a block lies.
+/// The location of a block: its version and replicas.
 #[derive(Clone, Debug)]
 pub(crate) struct Located {
     pub(crate) epoch: Epoch,
@@ -57,24 +57,24 @@ pub(crate) struct Located {
     pub(crate) checksum: Checksum,
     pub(crate) length: Length,
     pub(crate) replicas: Vec<LocatedReplica>,
-    /// `None`: unleased, good for verified copies and nothing else.
+    /// The lease of the lookup. `None` for a location without a lease, which serves verified reads only.
     pub(crate) lease: Option<Leased>,
 }
 
 impl Leased {
-    /// Whether a location may still be taken from the cache: not in the last eighth of the lease.
+    /// Whether the location may be taken from the cache. It may not in the last eighth of the lease TTL.
     pub(crate) fn is_fresh(&self, now: BootTime) -> bool {
         self.until.left(now) > self.ttl / 8
     }
 
-    /// Whether the lease still ran at `now`.
+    /// Whether the lease was unexpired at `now`.
     pub(crate) fn runs(&self, now: BootTime) -> bool {
         !self.until.left(now).is_zero()
     }
 }
 
 impl Located {
-    /// The replica that lies in `segment`.
+    /// The replica in `segment`.
     pub(crate) fn replica(&self, segment: SegmentId) -> Option<&LocatedReplica> {
         self.replicas
             .iter()
@@ -82,7 +82,7 @@ impl Located {
     }
 }
 
-/// A location, without its lease, and that.
+/// A cached location, stored without its lease, and the lease's end.
 #[derive(Clone, Debug)]
 struct Remembered {
     located: Arc<Located>,
@@ -93,19 +93,18 @@ struct Remembered {
 #[derive(Debug)]
 pub(crate) struct Locations {
     entries: Option<moka::sync::Cache<Key, Remembered, MapHasher>>,
-    /// Whether anything was ever remembered: a client that only puts has nothing to forget.
+    /// Whether the cache was ever used. A client that only puts has nothing to purge.
     used: AtomicBool,
-    /// Raised by every purge. An answer that was asked for before a purge is not remembered after
-    /// it.
+    /// The number of purges so far. The answer of a lookup that began before a purge is not cached after it.
     purges: RwLock<u64>,
 }
 
-/// When a lookup was begun, in purges.
+/// The number of purges when a lookup began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Begun(u64);
 
 impl Locations {
-    /// Room for `capacity` locations; 0: none are kept.
+    /// A cache for `capacity` locations; 0 disables it.
     pub(crate) fn new(capacity: u64) -> Self {
         Self {
             entries: (capacity > 0).then(|| {
@@ -123,7 +122,7 @@ impl Locations {
         entries.filter(|_| self.used.load(Ordering::Acquire))
     }
 
-    /// What is known of `key` and may be used now, in `epoch`.
+    /// The cached location of `key`, if it may be used in `epoch` at `now`.
     pub(crate) fn get(&self, key: &Key, epoch: Epoch, now: BootTime) -> Option<Arc<Located>> {
         let entries = self.used_entries()?;
         let Remembered { located, lease } = entries.get(key)?;
@@ -134,12 +133,12 @@ impl Locations {
         None
     }
 
-    /// To be asked before a lookup is sent.
+    /// Marks the begin of a lookup. Call this before the request is sent.
     pub(crate) fn begin(&self) -> Begun {
         Begun(*self.purges.read())
     }
 
-    /// Remembers the answer of a lookup, unless something was purged since it began.
+    /// Caches the answer of a lookup, unless a purge happened since the lookup began.
     pub(crate) fn insert(&self, begun: Begun, key: &Key, located: &Arc<Located>) {
         if let (Some(entries), Some(lease)) = (&self.entries, located.lease) {
             let purges = self.purges.read();
@@ -154,14 +153,15 @@ impl Locations {
         }
     }
 
-    /// Forgets one key because what was remembered of it did not work.
+    /// Drops the location of one key, because a read at this location failed.
     pub(crate) fn forget(&self, key: &Key) {
         if let Some(entries) = self.used_entries() {
             entries.invalidate(key);
         }
     }
 
-    /// Forgets keys that this client changed, and every answer still on its way.
+    /// Drops the locations of keys that this client changed. Answers of lookups that are under way are not
+    /// cached.
     pub(crate) fn purge<'a>(&self, keys: impl IntoIterator<Item = &'a Key>) {
         *self.purges.write() += 1;
         for key in keys {
@@ -169,7 +169,7 @@ impl Locations {
         }
     }
 
-    /// Forgets everything, and every answer still on its way.
+    /// Drops all locations. Answers of lookups that are under way are not cached.
     pub(crate) fn purge_all(&self) {
         *self.purges.write() += 1;
         if let Some(entries) = &self.entries {
@@ -212,7 +212,7 @@ mod tests {
         let at = |secs| now.after(Duration::from_secs(secs));
         assert!(cache.get(&key(), Epoch(1), at(6)).is_some());
         assert!(cache.get(&key(), Epoch(1), at(7)).is_none());
-        // It is gone for good, not merely hidden.
+        // The location was removed, and is not only too old to use.
         assert!(cache.get(&key(), Epoch(1), now).is_none());
     }
 

@@ -25,10 +25,10 @@ use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// A connection to the pool. Clones share it; it closes when the last one is dropped.
+/// A connection to the pool. Clones share the connection, which closes when the last clone is dropped.
 ///
-/// Every operation returns by its timeout. A batch answers per key: one bad key never fails its
-/// neighbours, and duplicates are each served.
+/// Every operation returns by its timeout. A batch has one outcome per key. One bad key never fails the other
+/// keys, and each duplicate of a key gets its own outcome.
 #[derive(Clone, Debug)]
 pub struct Client {
     pub(crate) inner: Arc<ClientContext>,
@@ -50,8 +50,8 @@ impl Client {
         Self::connect_on(options, Handle::current()).await
     }
 
-    /// The same, with a runtime for what the client does when nobody waits. It must run by itself;
-    /// the present one needs to run only while operations of this client are awaited.
+    /// [`Client::connect`] with a runtime for background tasks. `background` must run by itself. The current
+    /// runtime needs to run only while operations of this client are awaited.
     pub(crate) async fn connect_on(
         options: Options,
         background: Handle,
@@ -71,7 +71,7 @@ impl Client {
         .await
     }
 
-    /// The same, with another way to open links.
+    /// [`Client::connect_on`] with another way to open links.
     pub(crate) async fn connect_with(
         options: Options,
         background: Handle,
@@ -82,7 +82,7 @@ impl Client {
         Self::connect_over(options, background, rdma, dialer, host, None).await
     }
 
-    /// The same on a host, over a network that may be simulated.
+    /// [`Client::connect_with`] on a given host, over a network that may be simulated.
     pub(crate) async fn connect_over(
         options: Options,
         background: Handle,
@@ -186,8 +186,8 @@ impl Client {
             })
     }
 
-    /// Gets blocks into the caller's memory: one outcome per block, in order. The client has verified the
-    /// bytes of a hit against the checksum that the writer committed.
+    /// Gets blocks into the caller's memory: one outcome per block, in order. For a hit, the client has
+    /// verified the bytes against the checksum that the writer committed.
     ///
     /// # Errors
     ///
@@ -225,9 +225,9 @@ impl Client {
         })
     }
 
-    /// Gets one block into memory that `place` provides once the block's length is known. The client calls
-    /// `place` again, for more memory, when a longer version of the block is committed meanwhile. It no longer
-    /// uses the memory of the earlier call then.
+    /// Gets one block into memory that `place` provides once the block's length is known. If a longer version
+    /// of the block is committed meanwhile, the client calls `place` again. From then on it does not use the
+    /// memory of the earlier call.
     ///
     /// # Errors
     ///
@@ -240,7 +240,7 @@ impl Client {
         mut place: impl AsyncFnMut(Length) -> Option<Slice>,
     ) -> Result<GetOutcome, GetError> {
         let deadline = Deadline::after(timeout.unwrap_or(self.inner.options.timeouts.get));
-        // What locates the block here is held until it is read.
+        // The lease of the length lookup is held until the block is read.
         let mut holding = self.inner.hold();
         let mut length = match self.known_length(key, deadline, &mut holding).await? {
             Some(length) => length,
@@ -260,7 +260,7 @@ impl Client {
             };
             let gets = vec![GetBlock::new(key.clone(), memory)];
             match self.batch_get(gets, &options).await.pop() {
-                // A longer version was committed since its length was asked for.
+                // A longer version was committed after the length was read.
                 Some(Err(GetError::BufferTooSmall { block, .. })) if !deadline.has_passed() => {
                     length = block;
                 }
@@ -287,8 +287,8 @@ impl Client {
         Box::pin(range::get_range(&self.inner, key, from, buffers, options)).await
     }
 
-    /// Takes a view of a block that has a replica on this host, to be read in place; `None` when the
-    /// block is absent.
+    /// Takes a view of a block that has a replica on this host. The caller reads the bytes in place. `None`
+    /// when the block is absent.
     ///
     /// # Errors
     ///
@@ -305,10 +305,10 @@ impl Client {
         Box::pin(view::get_view(&self.inner, key, options)).await
     }
 
-    /// Registers memory with the RDMA ports of this host, for buffers that are used again and again. It
-    /// stays registered until the returned value is dropped. Without this call, memory is registered at
-    /// its first use and kept for a while. Without RDMA the call does nothing. It blocks while the
-    /// system locks the pages.
+    /// Registers memory with the RDMA ports of this host, for buffers that are used repeatedly. The memory
+    /// stays registered until the returned value is dropped. Without this call, memory is registered at its
+    /// first use and stays in a cache for a while. Without RDMA the call does nothing. The call blocks while
+    /// the system locks the pages.
     ///
     /// # Errors
     ///
@@ -320,42 +320,43 @@ impl Client {
         }
     }
 
-    /// What this client has done so far.
+    /// The counters of this client since it connected.
     pub fn counters(&self) -> Counters {
         self.inner.counting.snapshot()
     }
 
-    /// The latencies of this client's operations so far, of each operation that was done at least once.
+    /// The latencies of this client's operations since it connected. Operations that were never done are left
+    /// out.
     pub fn latencies(&self) -> Vec<Latency> {
         self.inner.counting.latencies.snapshot()
     }
 
-    /// The times of calls that name none.
+    /// The timeouts of calls that give none.
     pub fn timeouts(&self) -> Timeouts {
         self.inner.options.timeouts
     }
 
-    /// What the pool agreed on.
+    /// The limits that the master stated last.
     pub fn limits(&self) -> Limits {
         self.inner.control.limits()
     }
 
-    /// The highest master's term seen.
+    /// The highest epoch seen.
     pub fn epoch(&self) -> Epoch {
         self.inner.control.epoch()
     }
 
-    /// Which pool this is.
+    /// The pool's id.
     pub fn cluster_id(&self) -> ClusterId {
         self.inner.control.cluster()
     }
 
-    /// Which client this is: drawn anew at each connect.
+    /// The client's id, drawn anew at each connect.
     pub fn client_id(&self) -> ClientId {
         self.inner.control.client()
     }
 
-    /// A block's length, from what is remembered of it or from the master.
+    /// A block's length, from the location cache or from the master.
     async fn known_length(
         &self,
         key: &Key,
@@ -376,8 +377,8 @@ impl Client {
     }
 }
 
-/// Opens the RDMA ports of this host, if they may be used. That there are none is said once, and is an
-/// error where nothing else may be used.
+/// Opens the RDMA ports of this host, if the options allow RDMA. If there are none, the client logs this
+/// once. It is an error if the options allow no other transport.
 async fn open_rdma(options: &Options) -> Result<Option<Arc<Fabric>>, ConnectError> {
     static SAID: Once = Once::new();
     if matches!(

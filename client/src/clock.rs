@@ -8,7 +8,7 @@ use kvpool_types::Length;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A time in whole milliseconds, rounded up, so that a short one is not taken for none.
+/// A time in whole milliseconds, rounded up so that a short time does not become 0.
 pub(crate) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
@@ -23,18 +23,18 @@ impl BootTime {
         Self(kvpool_seams::boot_time())
     }
 
-    /// The time that lies `later` after this one.
+    /// The time that is `later` after this one.
     pub(crate) fn after(self, later: Duration) -> Self {
         Self(self.0.saturating_add(later))
     }
 
-    /// How long it is from `now` until this time; zero when it has passed.
+    /// The time left from `now` until this time; zero when it has passed.
     pub(crate) const fn left(self, now: Self) -> Duration {
         self.0.saturating_sub(now.0)
     }
 }
 
-/// When an operation must have returned.
+/// The time by which an operation must have returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Deadline(Instant);
 
@@ -43,10 +43,10 @@ pub(crate) struct Deadline(Instant);
 pub(crate) struct Passed;
 
 impl Deadline {
-    /// The deadline of what may take `timeout` from now.
+    /// The deadline of an operation that may take `timeout` from now.
     pub(crate) fn after(timeout: Duration) -> Self {
         let now = Instant::now();
-        // A timeout too long to be added is as good as a year.
+        // A timeout too long to be added counts as a year.
         Self(
             now.checked_add(timeout)
                 .unwrap_or(now + Duration::from_secs(365 * 24 * 3600)),
@@ -63,7 +63,7 @@ impl Deadline {
         self.left().is_zero()
     }
 
-    /// The earlier one of this and `timeout` from now.
+    /// The earlier of this deadline and `timeout` from now.
     pub(crate) fn at_most(self, timeout: Duration) -> Self {
         self.min(Self::after(timeout))
     }
@@ -81,35 +81,36 @@ impl Deadline {
         self.at_most((self.left() / attempts.max(1)).max(LEAST + moving))
     }
 
-    /// Seven eighths of what is left. The rest is for finding out what became of a call without an answer.
+    /// A deadline after seven eighths of the time left. The rest serves to learn the outcome of a call that
+    /// got no answer.
     pub(crate) fn leaving_rest(self) -> Self {
         self.at_most(self.left() * 7 / 8)
     }
 
-    /// A little later, for a wait on something that itself ends by this deadline.
+    /// A slightly later deadline, for waiting on work that itself ends by this deadline.
     pub(crate) fn with_grace(self) -> Self {
         const GRACE: Duration = Duration::from_millis(250);
         Self(self.0 + GRACE)
     }
 
-    /// The same for those who do not know the runtime's clock.
+    /// The same time as a `std` instant, for code without the runtime's clock.
     pub(crate) fn to_std(self) -> std::time::Instant {
         self.0.into_std()
     }
 
-    /// Awaits `work`, but not beyond the deadline.
+    /// Awaits `work` until the deadline.
     pub(crate) async fn run<F: Future>(self, work: F) -> Result<F::Output, Passed> {
         tokio::time::timeout_at(self.0, work)
             .await
             .map_err(|_| Passed)
     }
 
-    /// Sleeps for `pause`; false, at once, when the deadline would pass meanwhile.
+    /// Sleeps for `pause`. Returns false at once when the deadline would pass meanwhile.
     pub(crate) async fn pause(self, pause: Duration) -> bool {
         if pause >= self.left() {
             return false;
         }
-        // The timer rounds up to a millisecond, also nothing: every get and put would wait for it.
+        // The timer rounds a zero pause up to a millisecond, which would delay every get and put.
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
@@ -117,8 +118,8 @@ impl Deadline {
     }
 }
 
-/// The pauses between attempts: they double up to a bound. Each is shortened at random to between half and
-/// all of its length, so that clients that failed together do not retry together.
+/// The pauses between attempts, which double up to a bound. Each pause is drawn at random between half and
+/// all of its length. So clients that failed together do not retry together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backoff {
     first: Duration,
@@ -133,10 +134,11 @@ impl Default for Backoff {
 
 impl Backoff {
     const FIRST: Duration = Duration::from_millis(4);
-    /// What a pool that is back after a pause of its own waits for its clients, at the most.
+    /// The longest pause. When the pool is back after a pause of its own, it waits at most this long for its
+    /// clients.
     const LONGEST: Duration = Duration::from_millis(250);
 
-    /// Pauses of which the first is `first` long.
+    /// A series of pauses whose first is `first` long.
     pub(crate) const fn from(first: Duration) -> Self {
         Self { first, attempts: 0 }
     }
@@ -175,7 +177,7 @@ mod tests {
         }
     }
 
-    /// Whether `wait` is left of a deadline that was made after `begun`, or was when it was asked.
+    /// Whether `left` is the time left of a deadline that was set `wait` after `begun` or a little later.
     fn is_left(left: Duration, wait: Duration, begun: Instant) -> bool {
         left <= wait && wait <= left + begun.elapsed()
     }

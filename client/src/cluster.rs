@@ -1,4 +1,4 @@
-//! The masters of a pool and their metadata store, as one of them knows them.
+//! The state of a pool's masters and of their metadata store, as one master reports it.
 
 use crate::control::{Said, survey};
 use crate::errors::{ConnectError, ControlError};
@@ -8,79 +8,79 @@ use kvpool_proto::ClusterReply;
 use kvpool_types::{ClusterId, Code, Epoch, Length};
 use std::time::Duration;
 
-/// What the masters say of themselves and of their store.
+/// The report of one master on all masters and on the metadata store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterStatus {
     /// The latest term that is known.
     pub epoch: Epoch,
-    /// Which pool it is; `None` when the master does not know yet.
+    /// The pool's id; `None` when the master does not know it yet.
     pub cluster: Option<ClusterId>,
-    /// Where the leader is, `http://host:port`; `None` while nobody leads that is known.
+    /// The leader's address, `http://host:port`; `None` while no leader is known.
     pub leader: Option<String>,
-    /// The master whose word this is: the leader where it answers.
+    /// The address of the master that gave this report: the leader if it answers.
     pub told_by: String,
-    /// Which part that master plays: `leader`, `read-only`, `standby` or `starting`.
+    /// The role of the reporting master: `leader`, `read-only`, `standby` or `starting`.
     pub role: String,
-    /// Why it plays it; may be empty.
+    /// The reason for this role; may be empty.
     pub reason: String,
     /// All masters.
     pub members: Vec<MasterStatus>,
-    /// The masters that were asked and did not answer, and why.
+    /// The masters that did not answer, each with the reason.
     pub unreached: Vec<(String, String)>,
     /// The last group of the log.
     pub log_last: u64,
-    /// The groups through this one have been cut.
+    /// The last group that was cut from the log: all groups through this number are gone.
     pub log_cut: u64,
-    /// What keeps the metadata: `embedded` or `etcd`.
+    /// The metadata store: `embedded` or `etcd`.
     pub store: String,
-    /// What it takes on disk, of the etcd member that takes most.
+    /// The store's size on disk. For etcd, the size at the member that takes most.
     pub store_size: Length,
-    /// Of that, what is not free.
+    /// The part of `store_size` that is in use.
     pub store_in_use: Length,
-    /// What is wrong with it, in its own words, such as `NOSPACE`.
+    /// The store's own alarms, such as `NOSPACE`.
     pub alarms: Vec<String>,
-    /// The snapshots that stand for what was cut from the log.
+    /// The snapshots that replace the cut part of the log.
     pub snapshots: Vec<SnapshotStatus>,
     /// How long the leader's term lasts if nothing renews it.
     pub term_left: Duration,
 }
 
-/// One master, as it last said of itself.
+/// One master, as it last described itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MasterStatus {
-    /// Where clients and nodes call it, `http://host:port`.
+    /// The master's address for clients and nodes, `http://host:port`.
     pub address: String,
-    /// Where it serves HTTP, `host:port`.
+    /// The address of the master's HTTP port, `host:port`.
     pub http_address: String,
-    /// `leader`, `read-only`, `standby` or `starting`.
+    /// The master's role: `leader`, `read-only`, `standby` or `starting`.
     pub role: String,
-    /// The last group of the log that it holds.
+    /// The last group of the log that the master holds.
     pub applied: u64,
-    /// How many groups of the log it has yet to apply.
+    /// The number of groups that the master has yet to apply.
     pub lag: u64,
-    /// How many store nodes have spoken to it lately.
+    /// The number of store nodes that called the master lately.
     pub heard_nodes: u64,
-    /// How many clients have.
+    /// The number of clients that called the master lately.
     pub heard_clients: u64,
-    /// Its version.
+    /// The master's version.
     pub version: String,
 }
 
 /// One snapshot of a part of the metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotStatus {
-    /// The shard; `None` for what belongs to none.
+    /// The shard; `None` for metadata that belongs to no shard.
     pub shard: Option<u32>,
-    /// The last group of the log that it contains.
+    /// The last group of the log that the snapshot contains.
     pub through: u64,
-    /// How large it is.
+    /// The snapshot's size in bytes.
     pub size: Length,
 }
 
-/// Asks the masters at `masters` (as in [`crate::Options::masters`]) and the leader that they name,
-/// each for `timeout` at most, with the token of `credentials`. Addresses that ask for TLS are called with `tls`.
-/// One master that answers is enough, whether it leads or not. The leader's own
-/// answer comes first, then the answer of the latest term. Must be called on a tokio runtime.
+/// Asks the masters at `masters` (as in [`crate::Options::masters`]) and the leader that they name for their
+/// status. Each may take `timeout` at most. The call presents the token of `credentials`, and uses `tls` for
+/// addresses that require TLS. One answer is enough, also from a master that does not lead. The answer of the
+/// latest term is preferred, and in one term the leader's. Must be called on a tokio runtime.
 ///
 /// # Errors
 ///
@@ -102,8 +102,8 @@ pub async fn cluster_status(
     })
 }
 
-/// The JSON of `/v1/overview` of the master whose word [`cluster_status`] would return, and its address. Must be
-/// called on a tokio runtime.
+/// Fetches the JSON of `/v1/overview` and the address of the master that gave it. The master is the one whose
+/// report [`cluster_status`] would return. Must be called on a tokio runtime.
 ///
 /// # Errors
 ///
@@ -137,7 +137,7 @@ fn choose(said: Vec<Said>) -> Result<ClusterStatus, ControlError> {
     Ok(ClusterStatus::read(told_by, reply, unreached))
 }
 
-/// The answer of the master that knows best, its address, and the masters without an answer.
+/// The preferred answer, its master's address, and the masters that did not answer.
 type Best = (String, ClusterReply, Vec<(String, String)>);
 
 fn best(said: Vec<Said>) -> Result<Best, ControlError> {
@@ -241,7 +241,7 @@ mod tests {
         );
         assert_eq!(status.leader.as_ref(), Some(&to_a.url));
         assert!(status.unreached.is_empty());
-        // Without the leader the standby's word is good enough, and who did not answer is told.
+        // Without the leader, the standby's report is used. The report names the master that did not answer.
         to_a.set(Passage::Silent);
         let status = cluster_status(
             from_standby,

@@ -1,4 +1,4 @@
-//! What the operations of one client share.
+//! The state that all operations of one client share.
 
 use crate::cache::{Located, Locations};
 use crate::clock::{Backoff, Deadline};
@@ -28,12 +28,12 @@ pub(crate) struct ClientContext {
     pub(crate) releases: Arc<Releases>,
     /// The RDMA ports of this host, if they may be used.
     pub(crate) rdma: Option<Arc<Fabric>>,
-    /// What GPUs' blocks pass through, once a GPU buffer was registered.
+    /// The staging memory of GPU blocks, once a GPU buffer was registered.
     pub(crate) staging: OnceLock<Arc<Staging>>,
 }
 
 impl ClientContext {
-    /// What fits one message.
+    /// The limits of one message to the master.
     pub(crate) fn message_limits(&self) -> MessageLimits {
         MessageLimits {
             keys: self.control.limits().max_batch_keys,
@@ -41,7 +41,7 @@ impl ClientContext {
         }
     }
 
-    /// Asks the master where `keys` lie.
+    /// Asks the master for the locations of `keys`.
     pub(crate) async fn lookup(
         &self,
         keys: &[Key],
@@ -57,8 +57,8 @@ impl ClientContext {
         locate::lookup(&self.control, &self.locations, keys, how).await
     }
 
-    /// Asks the master where one block lies. While the block has not come back from an SSD this asks again. At the
-    /// deadline such a block is absent.
+    /// Asks the master for the location of one block. While the block is being loaded from an SSD, this asks
+    /// again. If the block is not loaded by the deadline, it counts as absent.
     pub(crate) async fn lookup_one(&self, key: &Key, deadline: Deadline) -> Found {
         let (mut backoff, mut was_later) = (Backoff::default(), false);
         loop {
@@ -74,12 +74,12 @@ impl ClientContext {
         }
     }
 
-    /// Holds no lease yet.
+    /// Starts to hold leases for one operation; holds none yet.
     pub(crate) fn hold(&self) -> Holding {
         Holding::new(Arc::clone(&self.releases))
     }
 
-    /// Whether no replica can be reached by the transports that may be used.
+    /// Whether none of the block's replicas can be reached by the transports that may be used.
     pub(crate) fn reaches_none(&self, located: &Located) -> bool {
         located
             .replicas

@@ -1,10 +1,9 @@
-//! Calls to kvmaster: who calls, which term is known, and what is done when a call fails.
+//! Calls to kvmaster: the caller's identity, the highest epoch seen, and the retries.
 //!
-//! Every reply carries its master's epoch. A reply below the highest epoch seen comes from a deposed
-//! leader and is refused. A higher epoch drops every cached location. A call that fails with a
-//! retryable code is repeated until its deadline. If this master is gone or does not lead, the leader gets
-//! the repetition ([`masters`]). Calls that must not be repeated are marked ([`Call::once`],
-//! [`Call::unless_done`]).
+//! Every reply carries its master's epoch. A reply below the highest epoch seen comes from a deposed leader
+//! and is refused. A higher epoch drops every cached location. A call that fails with a retryable code is
+//! repeated until its deadline. If the called master is gone or does not lead, the call is repeated at the
+//! leader ([`masters`]). [`Call::once`] and [`Call::unless_done`] mark the calls that must not be repeated.
 
 mod agreed;
 mod framed;
@@ -43,18 +42,20 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-/// The least time that one attempt of a call gets.
+/// The least time limit of one attempt of a call.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(500);
-/// The most that one attempt gets where a standby passes it on, unless the leader may take its time.
+/// The longest time limit of an attempt that a standby forwards. It does not apply if the leader may take its
+/// time.
 const FORWARDED_ATTEMPT: Duration = Duration::from_secs(1);
-/// How long connecting waits for a read-only leader to take the namespace.
+/// How long connecting waits for a read-only leader to create the namespace.
 const READ_ONLY_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a put of a block over the limit waits for the leader to say the limit anew.
+/// How long a put of a block over the limit waits for the leader to state its present limit.
 const LIMITS_TIMEOUT: Duration = Duration::from_secs(1);
-/// So often in a row a call goes to another master at once; then it pauses: they may name each other.
+/// A call moves to another master at once at most this many times in a row, then it pauses. Two masters may
+/// name each other.
 const MOVES: u32 = 3;
 
-/// One client's side of the conversation with the masters.
+/// The state of one client that its calls to the masters share.
 #[derive(Debug)]
 pub(crate) struct Control {
     masters: Arc<Masters>,
@@ -62,24 +63,25 @@ pub(crate) struct Control {
     host: HostId,
     known: Arc<Known>,
     agreed: Arc<Agreed>,
-    /// The namespace, while no master has been told of it: it is before the first put.
+    /// The request that creates the namespace, until a master has accepted it. It must be accepted before the
+    /// first put.
     untold: Mutex<Option<CreateNamespaceRequest>>,
     counting: Arc<Counting>,
     credentials: Credentials,
-    /// Where what nobody waits for runs.
+    /// The runtime of tasks for which no caller waits.
     background: Handle,
 }
 
 /// Why one attempt of a call failed.
 struct Failed {
     error: ControlError,
-    /// Whether that says that another master should be looked for.
+    /// Whether the failure is a reason to look for another master.
     leave: bool,
-    /// Whether it may have been carried out all the same.
+    /// Whether the master may have carried out the call all the same.
     maybe_done: bool,
 }
 
-/// When a call that failed is made again.
+/// When a failed call is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Repeat {
     Always,
@@ -87,10 +89,10 @@ enum Repeat {
     Never,
 }
 
-/// How one call is to be made.
+/// The options of one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
-    /// When it must have returned.
+    /// The time by which the call must have returned.
     pub(crate) deadline: Deadline,
     epoch: Option<Epoch>,
     repeat: Repeat,
@@ -100,7 +102,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// A call that may be repeated and is answered at once.
+    /// A call that may be repeated, and whose master answers at once.
     pub(crate) const fn by(deadline: Deadline) -> Self {
         Self {
             deadline,
@@ -112,48 +114,48 @@ impl Call {
         }
     }
 
-    /// The call speaks of something that only `epoch` knows: it is made under that epoch, and is
-    /// not repeated under another.
+    /// Makes the call under `epoch`, because it names something that only this term knows. The call is not
+    /// repeated under another epoch.
     pub(crate) const fn under(mut self, epoch: Epoch) -> Self {
         self.epoch = Some(epoch);
         self
     }
 
-    /// The call is made once, whatever becomes of it.
+    /// Makes the call once, also if it fails.
     pub(crate) const fn once(mut self) -> Self {
         self.repeat = Repeat::Never;
         self
     }
 
-    /// The call is not repeated once an attempt of it may have been carried out: one that is made has
-    /// all of the time.
+    /// Does not repeat the call once the master may have carried out an attempt. So one attempt has all of
+    /// the time.
     pub(crate) const fn unless_done(mut self) -> Self {
         self.repeat = Repeat::UnlessDone;
         self.waits = true;
         self
     }
 
-    /// The master may take all of the time to answer.
+    /// Lets the master take all of the time to answer.
     pub(crate) const fn waiting(mut self) -> Self {
         self.waits = true;
         self
     }
 
-    /// The call is made by a task that nobody waits for. It goes over gRPC: a framed connection may
-    /// belong to a runtime that runs only while somebody waits.
+    /// Makes the call for a task for which no caller waits. Such a call uses gRPC. A framed connection may
+    /// belong to a runtime that runs only during calls.
     pub(crate) const fn aside(mut self) -> Self {
         self.aside = true;
         self
     }
 
-    /// The call is one of several side by side, which share the connections to the master: this is
-    /// the call's number among them.
+    /// Makes the call one of several concurrent calls, which spread over the connections to the master.
+    /// `number` is the call's number among them.
     pub(crate) const fn over(mut self, number: usize) -> Self {
         self.connection = number;
         self
     }
 
-    /// How long one attempt may take: a part of what is left when another could follow it.
+    /// The deadline of one attempt: a part of the time left if another attempt could follow.
     fn attempt(&self) -> Deadline {
         if self.waits || self.repeat != Repeat::Always {
             self.deadline
@@ -165,7 +167,7 @@ impl Call {
 }
 
 impl Control {
-    /// Greets the masters until one lets the client in, and makes the namespace known.
+    /// Greets the masters until one accepts the client, and creates the namespace.
     pub(crate) async fn connect(
         options: &Options,
         host: HostId,
@@ -236,8 +238,8 @@ impl Control {
         Ok(control)
     }
 
-    /// Makes the namespace known. A leader that is read-only now cannot take it, and is good enough for
-    /// who wants to read.
+    /// Creates the namespace. A read-only leader cannot do this, but is good enough for a client that only
+    /// reads.
     async fn tell(&self, create: CreateNamespaceRequest, call: Call) -> Result<(), ControlError> {
         let soon = Call::by(call.deadline.at_most(READ_ONLY_TIMEOUT));
         let mut told = self.call(create.clone(), soon).await;
@@ -253,8 +255,8 @@ impl Control {
                 *self.untold.lock() = Some(create);
                 return Ok(());
             }
-            // An operator has no namespace, and a reader may come before the first writer. What the
-            // caller may not do, the call in question refuses.
+            // An operator has no namespace, and a reader may come before the first writer. If the caller
+            // lacks a right, the call that needs the right fails.
             Err(error) if error.code == Code::Forbidden => {
                 tracing::debug!(%error, "namespace not announced");
                 return Ok(());
@@ -264,12 +266,12 @@ impl Control {
         told.map(|_| ())
     }
 
-    /// How addresses that ask for TLS are called.
+    /// The settings for addresses that require TLS.
     pub(crate) fn tls(&self) -> Option<ClientTls> {
         self.masters.tls().cloned()
     }
 
-    /// Which life of which client this is.
+    /// The id of this client.
     pub(crate) const fn client(&self) -> ClientId {
         self.client
     }
@@ -289,12 +291,12 @@ impl Control {
         self.known.epoch()
     }
 
-    /// What the last hello settled.
+    /// The limits that the last hello stated.
     pub(crate) fn limits(&self) -> Limits {
         self.agreed.limits()
     }
 
-    /// What a hello settles now. A leader that does not answer soon changes nothing.
+    /// Asks for the limits with a new hello. If the leader does not answer soon, the limits stay.
     pub(crate) async fn limits_now(&self, deadline: Deadline) -> Limits {
         let call = Call::by(deadline.at_most(LIMITS_TIMEOUT));
         let greeted = self.call(HelloRequest::default(), call).await;
@@ -304,12 +306,12 @@ impl Control {
         self.limits()
     }
 
-    /// The pool that the client belongs to; zero before hello.
+    /// The pool's id; zero before the first hello.
     pub(crate) fn cluster(&self) -> ClusterId {
         self.agreed.cluster().unwrap_or_default()
     }
 
-    /// Makes a call, again where that may help, until it is answered or its deadline passes.
+    /// Makes a call, and repeats it where this may help, until it is answered or its deadline passes.
     pub(crate) async fn call<M: Message>(
         &self,
         message: M,
@@ -318,7 +320,8 @@ impl Control {
         self.call_noting(message, call, &mut false).await
     }
 
-    /// The same, noting whether an attempt may have been carried out although it was not answered.
+    /// [`Control::call`], which also sets `unknown` if an attempt without an answer may have been carried
+    /// out.
     pub(crate) async fn call_noting<M: Message>(
         &self,
         message: M,
@@ -346,7 +349,8 @@ impl Control {
                 (Err(nobody), None) => return Err(nobody),
                 (Err(nobody), Some((_, error))) => {
                     let both = error.then(&nobody);
-                    // That the leader must not be called from here says more than that another does not lead.
+                    // A leader that must not be called from here is a better reason than a master that does
+                    // not lead.
                     let code = match nobody.code {
                         Code::InvalidArgument => nobody.code,
                         _ => both.code,
@@ -360,7 +364,7 @@ impl Control {
                 maybe_done,
             } = match self.traced_attempt(&route, message.clone(), call).await {
                 Ok(reply) => {
-                    // A hello that tells of a new term brings the limits with it: another is not needed.
+                    // A hello carries the limits of its term, so no other hello is needed.
                     if !M::SETTLES {
                         self.agreed.renew(&route, &self.background);
                     }
@@ -388,8 +392,8 @@ impl Control {
         }
     }
 
-    /// Returns once there is a master that can be called, and that has been told of the namespace; at
-    /// the deadline, why there is none.
+    /// Returns once a master can be called and has accepted the namespace. At the deadline it returns the
+    /// reason why there is none.
     pub(crate) async fn ready(&self, deadline: Deadline) -> Result<(), ControlError> {
         self.masters.route(deadline).await?;
         let untold = self.untold.lock().clone();
@@ -400,12 +404,12 @@ impl Control {
         Ok(())
     }
 
-    /// A store node spoke of a newer term than any master has: who leads is asked anew.
+    /// Starts a search for the leader, because a store node named a newer term than any master has.
     pub(crate) fn hear_of_newer_term(&self) {
         self.masters.look_about();
     }
 
-    /// Makes an attempt in a span of its own, below which the master's span comes.
+    /// Makes an attempt in a span of its own, which is the parent of the master's span.
     fn traced_attempt<M: Message>(
         &self,
         route: &Route,
@@ -454,7 +458,7 @@ impl Control {
         let sent = route.master.send(message, sending);
         let answered = if forwarded {
             let outdated = self.masters.outdated(route);
-            // Rare, and large beside what all other calls need.
+            // This is rare, and larger than the state of all other calls.
             Box::pin(async {
                 tokio::select! {
                     biased;
@@ -482,17 +486,17 @@ impl Control {
                 ),
             ),
             leave: true,
-            // A leader of an earlier term did it, perhaps while that was still the latest.
+            // A leader of an earlier term carried it out, perhaps while that term was still the latest.
             maybe_done: true,
         })
     }
 
-    /// Runs what nobody waits for. Its calls are made [`Call::aside`].
+    /// Runs a task for which no caller waits. Its calls are made [`Call::aside`].
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.background.spawn(work);
     }
 
-    /// A stale epoch says that there is a newer one: hello says which.
+    /// Learns the newer epoch with a hello, after a master answered that an epoch is stale.
     async fn learn_epoch(&self, route: &Route, deadline: Deadline) {
         let call = Call::by(deadline);
         match Box::pin(self.attempt(route, HelloRequest::default(), call)).await {
@@ -510,8 +514,8 @@ impl Control {
     }
 }
 
-/// Whether a failure says that another master should be looked for. One that knows a newer term than
-/// the caller is no such failure.
+/// Whether a failure is a reason to look for another master. A stale epoch is none: that master knows a newer
+/// term than the caller.
 const fn moves_on(code: Code) -> bool {
     matches!(
         code,

@@ -1,4 +1,4 @@
-//! What a client counts of its own work.
+//! The counters of a client.
 
 use crate::latencies::Latencies;
 use kvpool_transport::TransportKind;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What one client has done since it connected.
+        /// The number of operations, bytes and events since the client connected.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Counters {
@@ -41,21 +41,21 @@ macro_rules! counters {
 counters! {
     /// Gets that found their block.
     hits,
-    /// Gets that did not.
+    /// Gets whose block was absent.
     misses,
     /// Gets that failed.
     get_errors,
     /// Puts that moved bytes.
     puts_stored,
-    /// Puts of blocks that were there.
+    /// Puts of blocks that were present.
     puts_present,
     /// Puts that failed.
     put_errors,
-    /// Bytes got and verified, through shared memory.
+    /// Bytes read and verified through shared memory.
     shm_read_bytes,
-    /// Bytes got and verified, through RDMA.
+    /// Bytes read and verified through RDMA.
     rdma_read_bytes,
-    /// Bytes got and verified, through TCP.
+    /// Bytes read and verified through TCP.
     tcp_read_bytes,
     /// Bytes written to replicas, through shared memory.
     shm_written_bytes,
@@ -63,35 +63,35 @@ counters! {
     rdma_written_bytes,
     /// Bytes written to replicas, through TCP.
     tcp_written_bytes,
-    /// Views handed out.
+    /// Views that callers got.
     views,
     /// Locations taken from the cache.
     cache_hits,
-    /// Locations asked of the master.
+    /// Locations that the master was asked for.
     cache_misses,
     /// Calls to the master that were repeated.
     control_retries,
-    /// Reads and writes of one block that were repeated, on another replica or the same.
+    /// Repeated reads and writes of one block, on another replica or the same one.
     transfer_retries,
     /// Reads whose bytes did not match their checksum while their lease ran.
     checksum_mismatches,
-    /// Reads that ended after their lease and were done again.
+    /// Reads that ended after their lease and were repeated.
     leases_outrun,
-    /// Times that a new leader's term was seen.
+    /// Times that a new highest epoch was seen.
     epochs_seen,
     /// Links to nodes that were opened.
     links_opened,
-    /// Attempts to open one that failed.
+    /// Failed attempts to open a link.
     link_failures,
 }
 
 impl Counting {
-    /// Counts one.
+    /// Adds one to `counter`.
     pub(crate) fn one(counter: &AtomicU64) {
         counter.fetch_add(1, Relaxed);
     }
 
-    /// Counts `bytes` verified after a read.
+    /// Adds `bytes` that were verified after a read over `kind`.
     pub(crate) fn read(&self, kind: TransportKind, bytes: u64) {
         match kind {
             TransportKind::Shm => &self.shm_read_bytes,
@@ -101,7 +101,7 @@ impl Counting {
         .fetch_add(bytes, Relaxed);
     }
 
-    /// Counts `bytes` written to one replica.
+    /// Adds `bytes` that were written to one replica over `kind`.
     pub(crate) fn written(&self, kind: TransportKind, bytes: u64) {
         match kind {
             TransportKind::Shm => &self.shm_written_bytes,

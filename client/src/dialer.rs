@@ -25,12 +25,12 @@ pub(crate) struct Dialer {
     /// The RDMA ports of this host, if there are any.
     rdma: Option<Arc<Fabric>>,
     tcp: tcp::ConnectOptions,
-    /// For nodes whose address asks for TLS.
+    /// The TLS settings for nodes whose address requires TLS.
     tls: Option<ClientTls>,
 }
 
 impl Dialer {
-    /// For `client` of `cluster`, which proves itself to nodes with the token of `credentials`.
+    /// A dialer for `client` of the pool `cluster`. It presents the token of `credentials` to nodes.
     pub(crate) fn new(
         cluster: ClusterId,
         client: ClientId,
@@ -72,7 +72,7 @@ impl Dial for Dialer {
         Box::pin(async move {
             let shown = dialer.credentials.current();
             match dialer.once(&node, kind, shown.token, deadline).await {
-                // The file of the token was renewed a moment ago.
+                // The token's file was renewed a moment ago.
                 Err(error)
                     if is_about_the_token(error.code)
                         && dialer.credentials.renewed(shown.number) =>
@@ -87,7 +87,7 @@ impl Dial for Dialer {
 }
 
 impl Dialer {
-    /// One attempt with `token`.
+    /// One attempt, which presents `token`.
     async fn once(
         &self,
         node: &KnownNode,
@@ -95,7 +95,7 @@ impl Dialer {
         token: Token,
         deadline: Deadline,
     ) -> Result<Arc<dyn Link>, TransferError> {
-        // The incarnation makes a node of another life refuse the hello.
+        // With the incarnation in the hello, a restarted node refuses the hello.
         let hello = Hello {
             incarnation: node.incarnation,
             token,
@@ -136,7 +136,7 @@ impl Dialer {
     }
 }
 
-/// Runs a blocking connect aside.
+/// Runs a blocking connect off the async threads.
 async fn open(
     connect: impl FnOnce() -> Result<(Arc<dyn Link>, HelloReply), TransferError> + Send + 'static,
 ) -> Result<Arc<dyn Link>, TransferError> {
@@ -146,7 +146,8 @@ async fn open(
     }
 }
 
-/// The master of this pool named the node. A node of another pool there has the address of one that is gone.
+/// Maps the refusal of a node of another pool to `Unreachable`. The master named a node that is gone, and a
+/// node of another pool has its address now.
 fn of_this_pool(error: TransferError) -> TransferError {
     match error.code {
         Code::WrongCluster => {
@@ -181,7 +182,7 @@ fn unreachable(message: String) -> TransferError {
 mod tests {
     use super::*;
 
-    /// The block then goes to another node, or comes from another one.
+    /// The client then uses another node for the block.
     #[test]
     fn a_node_of_another_pool_is_no_node_of_this_one() {
         let code_of = |code| {

@@ -1,4 +1,4 @@
-//! Duplicate keys in a batch: each distinct key is requested once, and every item gets its outcome.
+//! Duplicate keys in a batch. Each distinct key is requested once, and every item gets its own outcome.
 
 use kvpool_seams::maps::{HashMap, MapHasher};
 use kvpool_types::Key;
@@ -8,7 +8,7 @@ use kvpool_types::Key;
 pub(crate) struct Distinct {
     /// The first item of each distinct key, in order.
     pub(crate) firsts: Vec<usize>,
-    /// For each item, the position in `firsts` of its key.
+    /// For each item, the index of its key in `firsts`.
     pub(crate) of_item: Vec<usize>,
 }
 

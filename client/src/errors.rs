@@ -1,4 +1,4 @@
-//! The errors of a client, one an operation. Every one has a stable code.
+//! The errors of a client, one type per operation. Every error has a stable code.
 
 use kvpool_types::{Code, Length, Offset};
 
@@ -6,30 +6,30 @@ use kvpool_types::{Code, Length, Offset};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// No master is named.
+    /// The options name no master.
     #[error("no master given: name at least one as host:port, or etcd://host:port/cluster")]
     NoMasters,
-    /// A master's address is no address.
+    /// The address of a master is malformed.
     #[error("invalid master address {address:?}: {reason}")]
     BadAddress {
-        /// What was given.
+        /// The address as it was given.
         address: String,
-        /// What is wrong with it.
+        /// The fault of the address.
         reason: String,
     },
-    /// The files of TLS cannot be used.
+    /// The certificate or key files for TLS cannot be used.
     #[error("cannot use TLS: {0}")]
     Tls(String),
-    /// The machine does not say which boot it is in.
+    /// The machine's boot id cannot be read.
     #[error("cannot read this host's boot id: {0}")]
     NoHostId(String),
-    /// Only RDMA may be used, and there is none.
+    /// The options require RDMA, and this host has none.
     #[error("the transport is set to RDMA only, and RDMA is not available: {0}")]
     NoRdma(String),
     /// A blocking client's runtime could not be started.
     #[error("cannot start the client's threads: {0}")]
     NoRuntime(String),
-    /// No master let the client in.
+    /// No master accepted the client.
     #[error("cannot connect to {masters}: {source}")]
     Refused {
         /// The masters that were tried.
@@ -45,7 +45,7 @@ pub enum ConnectError {
 pub struct ControlError {
     /// The stable code.
     pub code: Code,
-    /// The same for people.
+    /// A description for people.
     pub message: String,
 }
 
@@ -53,10 +53,10 @@ pub struct ControlError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PutError {
-    /// A block has at least one byte.
+    /// The block is empty. A block has at least one byte.
     #[error("a block has at least one byte")]
     Empty,
-    /// The block is larger than the pool takes.
+    /// The block is larger than the pool's limit.
     #[error("a block of {length} bytes exceeds the pool's limit of {limit} bytes")]
     TooLarge {
         /// The block's length.
@@ -64,23 +64,23 @@ pub enum PutError {
         /// The pool's limit.
         limit: Length,
     },
-    /// It was refused, or did not work within the timeout; the block is not visible because of it.
+    /// The put was refused, or did not succeed within the timeout. It did not make the block visible.
     #[error("{code}: {message}")]
     Failed {
         /// The stable code of the last attempt.
         code: Code,
-        /// The same for people.
+        /// A description for people.
         message: String,
     },
-    /// All bytes were written, and the answer to the commit was lost: the block may be visible or
-    /// not. Putting it again settles it.
+    /// All bytes were written, but the answer to the commit was lost. The block may or may not be visible.
+    /// Another put of the block settles this.
     #[error(
         "the answer to the commit was lost ({code}: {message}): the block may be visible or not; put it again"
     )]
     OutcomeUnknown {
         /// The stable code of the last attempt.
         code: Code,
-        /// The same for people.
+        /// A description for people.
         message: String,
     },
 }
@@ -89,16 +89,16 @@ pub enum PutError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoveError {
-    /// It was refused, or did not work within the timeout; nothing was removed because of it.
+    /// The removal was refused, or did not succeed within the timeout. It removed nothing.
     #[error(transparent)]
     Failed(#[from] ControlError),
-    /// The answer was lost: the blocks may be gone or not. It was not tried again, since that would
-    /// remove what another client has put meanwhile.
+    /// The answer was lost, so the blocks may or may not be removed. The client does not repeat the removal:
+    /// another client may have put the blocks anew meanwhile.
     #[error("the answer to the removal was lost ({0}): the blocks may be removed or not")]
     OutcomeUnknown(ControlError),
 }
 
-/// Why a block could not be got. (A miss is no error.)
+/// Why a get failed. A miss is not an error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GetError {
@@ -110,25 +110,25 @@ pub enum GetError {
         /// The block's length.
         block: Length,
     },
-    /// The range does not lie in the block.
+    /// The range exceeds the block.
     #[error("the range of {length} bytes at offset {from} exceeds the block of {block} bytes")]
     OutsideBlock {
-        /// Where the range begins.
+        /// The first byte of the range.
         from: Offset,
-        /// How long it is.
+        /// The length of the range.
         length: Length,
         /// The block's length.
         block: Length,
     },
-    /// No replica lies on this host in reach of shared memory, so there can be no view.
+    /// Shared memory of this host reaches no replica, so there can be no view.
     #[error("no view is possible from this host: {0}")]
     NotLocal(String),
-    /// No replica could be read within the timeout, or the pool refused.
+    /// No replica could be read within the timeout, or the pool refused the call.
     #[error("{code}: {message}")]
     Failed {
         /// The stable code of the last attempt.
         code: Code,
-        /// The same for people.
+        /// A description for people.
         message: String,
     },
 }
@@ -141,13 +141,13 @@ impl ControlError {
         }
     }
 
-    /// This error, with what came after it.
+    /// This error, with the message of a later error appended.
     pub(crate) fn then(self, later: &Self) -> Self {
         let message = format!("{}; then {}", self.message, later.message);
         Self { message, ..self }
     }
 
-    /// Whether the same call may succeed later with nothing changed by the caller.
+    /// Whether the same call, unchanged, may succeed later.
     pub const fn is_retryable(&self) -> bool {
         self.code.is_retryable()
     }
@@ -165,7 +165,7 @@ impl ConnectError {
         }
     }
 
-    /// Whether the same call may succeed later with nothing changed by the caller.
+    /// Whether the same call, unchanged, may succeed later.
     pub const fn is_retryable(&self) -> bool {
         self.code().is_retryable()
     }
@@ -181,7 +181,7 @@ impl PutError {
         }
     }
 
-    /// Whether the same call may succeed later with nothing changed by the caller.
+    /// Whether the same call, unchanged, may succeed later.
     pub const fn is_retryable(&self) -> bool {
         self.code().is_retryable()
     }
@@ -195,7 +195,7 @@ impl RemoveError {
         }
     }
 
-    /// Whether the same call may succeed later with nothing changed by the caller, and harms nobody.
+    /// Whether the same call, unchanged, may succeed later without harm to other clients.
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::Failed(error) => error.is_retryable(),
@@ -215,7 +215,7 @@ impl GetError {
         }
     }
 
-    /// Whether the same call may succeed later with nothing changed by the caller.
+    /// Whether the same call, unchanged, may succeed later.
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::NotLocal(_) => false,
@@ -242,7 +242,7 @@ impl From<ControlError> for GetError {
     }
 }
 
-/// Whether the token itself was refused. Such a call did nothing.
+/// Whether the token itself was refused. The refused call changed nothing.
 pub(crate) const fn is_about_the_token(code: Code) -> bool {
     matches!(code, Code::Unauthenticated | Code::TokenExpired)
 }

@@ -6,7 +6,7 @@
 //!                 └─ absent: miss
 //! ```
 //!
-//! A batch is one state machine whose steps run concurrently. Reads from one node go together, and a node
+//! A batch is one state machine whose steps run concurrently. All reads from one node form one step. A node
 //! that hangs delays only its own blocks.
 
 mod judge;
@@ -23,7 +23,7 @@ pub(crate) use renewal::Renewal;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-/// Gets every block of a batch; one outcome a block, in order.
+/// Gets every block of a batch; one outcome per block, in order.
 pub(crate) async fn get(
     inner: &ClientContext,
     gets: Vec<GetBlock>,
@@ -45,7 +45,7 @@ pub(crate) async fn get(
     outcomes
 }
 
-/// Counts one outcome.
+/// Counts the outcome of one get.
 pub(crate) fn count(counting: &Counting, outcome: &Result<GetOutcome, GetError>) {
     Counting::one(match outcome {
         Ok(GetOutcome::Hit { .. }) => &counting.hits,

@@ -27,7 +27,7 @@ use tokio::sync::oneshot;
 use staging::NotStaged;
 pub(crate) use staging::Staging;
 
-/// A range of a GPU's memory that blocks are put from and got into.
+/// A range of a GPU's memory, registered as source of puts and target of gets.
 #[derive(Clone, Debug)]
 pub struct GpuBuffer {
     range: DeviceRange,
@@ -43,7 +43,7 @@ pub struct GpuSlice {
 }
 
 impl GpuBuffer {
-    /// The whole range.
+    /// The whole range as a slice.
     pub fn whole(&self) -> GpuSlice {
         GpuSlice {
             range: self.range,
@@ -51,7 +51,7 @@ impl GpuBuffer {
         }
     }
 
-    /// A part of it; `None` when it does not lie inside.
+    /// The slice of `length` bytes from offset `from`; `None` when it exceeds the range.
     pub fn slice(&self, from: Offset, length: Length) -> Option<GpuSlice> {
         let range = self.range.slice(from, length)?;
         Some(GpuSlice {
@@ -62,7 +62,7 @@ impl GpuBuffer {
 }
 
 impl GpuSlice {
-    /// The ordinal of its GPU.
+    /// The ordinal of the slice's GPU.
     pub const fn device(&self) -> u32 {
         self.buffer.device.0
     }
@@ -74,16 +74,19 @@ impl GpuSlice {
 }
 
 impl Client {
-    /// Registers `length` bytes of device memory at `address`, allocated by any of CUDA's allocators, for
-    /// [`Client::batch_put_gpu`] and [`Client::batch_get_gpu`]. The memory must stay allocated while the
-    /// calls that use it run, and when the future of one is dropped, until its timeout has passed.
+    /// Registers `length` bytes of device memory at `address` for [`Client::batch_put_gpu`] and
+    /// [`Client::batch_get_gpu`]. Any of CUDA's allocators may have allocated the memory. The memory must
+    /// stay allocated while calls that use it run. If the future of such a call is dropped, it must stay
+    /// allocated until the call's timeout has passed.
+    ///
+    /// # Errors
     ///
     /// [`GpuError::Unavailable`] on a host without a GPU.
     pub fn register_gpu_buffer(&self, address: u64, length: Length) -> Result<GpuBuffer, GpuError> {
         self.register_on(gpu::open()?, DeviceRange { address, length })
     }
 
-    /// The same, on GPUs that are reached in another way than through CUDA's driver.
+    /// [`Client::register_gpu_buffer`] with a given copy engine.
     pub(crate) fn register_on(
         &self,
         engine: Arc<dyn CopyEngine>,
@@ -101,13 +104,14 @@ impl Client {
         })
     }
 
-    /// [`Client::batch_put`] from GPU memory. The copies begin after the work that is queued on the device's
-    /// default stream. Kernels of other streams that use the buffers must have ended.
+    /// Puts blocks from GPU memory, as [`Client::batch_put`] does from host memory. The copies begin after
+    /// the work that is queued on the device's default stream. Kernels of other streams that use the buffers
+    /// must have ended.
     ///
     /// # Errors
     ///
-    /// As [`Client::batch_put`]. Besides, a block fails that spans two devices, that is larger than
-    /// [`crate::Options::gpu_staging`], or that the driver cannot copy.
+    /// As [`Client::batch_put`]. A block also fails if it spans two devices, is larger than
+    /// [`crate::Options::gpu_staging`], or cannot be copied by the driver.
     ///
     /// # Cancellation
     ///
@@ -127,7 +131,7 @@ impl Client {
             .map(async |(group, mut turn)| {
                 let count = group.blocks.len();
                 let put = self.put_group(group, &mut turn, options, deadline).await;
-                // A group that failed before its turn does not end before the groups ahead of it.
+                // A group that failed before its turn must not end before the groups ahead of it.
                 turn.comes().await;
                 match put {
                     Ok(outcomes) => outcomes,
@@ -139,13 +143,14 @@ impl Client {
         in_turn(puts).await
     }
 
-    /// [`Client::batch_get`] into GPU memory: every byte that arrives there has been verified. The copies
-    /// begin after the work that is queued on the device's default stream. Kernels of other streams that use
-    /// the buffers must have ended. Kernels that are started after the return see the bytes.
+    /// Gets blocks into GPU memory, as [`Client::batch_get`] does into host memory. Every byte that is copied
+    /// there has been verified. The copies begin after the work that is queued on the device's default
+    /// stream. Kernels of other streams that use the buffers must have ended. Kernels that are started after
+    /// the return see the bytes.
     ///
     /// # Errors
     ///
-    /// As [`Client::batch_get`]. Besides, a block fails for the reasons that [`Client::batch_put_gpu`] adds.
+    /// As [`Client::batch_get`]. A block also fails for the reasons that [`Client::batch_put_gpu`] adds.
     ///
     /// # Cancellation
     ///
@@ -182,7 +187,7 @@ impl Client {
         }) = &group.place
         else {
             group.place.check()?;
-            // Nothing to copy: what is wrong with such blocks is for the put to say.
+            // Such a group has nothing to copy. The put reports the fault of each block.
             let empty = group.blocks.into_iter().map(|block| PutBlock {
                 key: block.key,
                 parent: block.parent,
@@ -282,22 +287,22 @@ impl Client {
     }
 }
 
-/// Blocks that are staged together.
+/// Blocks that are staged together, in one piece of staging memory.
 struct Group<T> {
     place: Place,
     blocks: Vec<T>,
-    /// Where each one's bytes begin in the staging memory.
+    /// The offset of each block's bytes in the staging memory.
     offsets: Vec<Offset>,
     length: Length,
 }
 
-/// Where a block's buffers lie.
+/// The GPU that holds a block's buffers.
 enum Place {
-    /// There are none.
+    /// The block has no buffers.
     Nowhere,
-    /// On the GPU of this buffer, which is one of them.
+    /// One GPU. The value is one of the block's buffers.
     On(GpuBuffer),
-    /// On several GPUs.
+    /// Several GPUs, which is an error.
     Several,
 }
 
@@ -314,7 +319,7 @@ impl Place {
         }
     }
 
-    /// Whether blocks here and there can be staged together.
+    /// Whether blocks on both GPUs can be staged together.
     fn goes_with(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::On(one), Self::On(other)) => one.device == other.device,
@@ -323,7 +328,7 @@ impl Place {
         }
     }
 
-    /// About how much is staged together here.
+    /// The approximate byte limit of a group for this GPU.
     fn limit(&self) -> u64 {
         match self {
             Self::On(buffer) => GROUP.min(buffer.staging.budget().0 / 4),
@@ -342,20 +347,20 @@ impl Place {
     }
 }
 
-/// When a group's bytes, which are staged, are put.
+/// The order of a group's put among the groups of its batch.
 #[derive(Default)]
 struct Turn {
-    /// Closed when the put of the group ahead has ended; `None`: at once.
+    /// Closes when the put of the previous group has ended. `None`: the put need not wait.
     ahead: Option<oneshot::Receiver<()>>,
-    /// Closes with this turn.
+    /// Closes when this turn is dropped.
     _ended: Option<oneshot::Sender<()>>,
 }
 
 impl Turn {
-    /// Returns when the groups ahead have ended.
+    /// Returns when the previous groups have ended.
     async fn comes(&mut self) {
         if let Some(ahead) = self.ahead.take() {
-            // Nothing is sent: the channel closes.
+            // No value is sent; the channel closes.
             let _closed = ahead.await;
         }
     }
@@ -381,15 +386,16 @@ fn turns(groups: &[Group<PutBlock<GpuSlice>>]) -> Vec<Turn> {
     groups.iter().map(turn).collect()
 }
 
-/// How many groups of one batch are worked on at a time: one is copied while another is transferred.
+/// The number of groups of one batch that are in work at a time: one is copied while another is transferred.
 const AT_ONCE: usize = 3;
-/// About how many bytes are staged together, where the staging memory has room for several groups. This keeps
-/// a copy engine and a network port at their full speed.
+/// The approximate bytes of a group, if the staging memory has room for several groups. This size keeps a
+/// copy engine and a network port at full speed.
 const GROUP: u64 = 16 << 20;
-/// Where blocks begin in staging memory.
+/// The alignment of blocks in staging memory, in bytes.
 const ALIGNMENT: u64 = 4096;
 
-/// Cuts a batch, in order. What cannot be staged together is not: a block that is at fault is alone.
+/// Splits a batch into groups, in order. Blocks that cannot be staged together, and faulty blocks, get groups
+/// of their own.
 fn groups<T>(blocks: Vec<T>, buffers: impl Fn(&T) -> &Vec<GpuSlice>) -> Vec<Group<T>> {
     let mut groups: Vec<Group<T>> = Vec::new();
     for block in blocks {
@@ -418,7 +424,7 @@ fn groups<T>(blocks: Vec<T>, buffers: impl Fn(&T) -> &Vec<GpuSlice>) -> Vec<Grou
     groups
 }
 
-/// The pieces of a block and their total length.
+/// The device ranges of a block, and their total length.
 fn pieces(slices: &[GpuSlice]) -> (Vec<DeviceRange>, Length) {
     let length = slices.iter().map(|slice| slice.length().0).sum();
     let pieces = slices.iter().map(|slice| slice.range);

@@ -1,13 +1,13 @@
 //! Histograms of latency by operation: whole batches, calls to the master, transfers by transport.
 //!
-//! A read of shared memory on the calling thread has no entry of its own: its get counts it.
+//! A read of shared memory on the calling thread has no entry of its own. The latency of its get includes it.
 
 use kvpool_trace::LATENCY_BUCKETS_US;
 use kvpool_transport::TransportKind;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// What a client measures.
+/// The operations that a client measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Measured {
     /// A batch of gets, from its call to its return.
@@ -16,13 +16,13 @@ pub(crate) enum Measured {
     Put,
     /// One attempt of a call to the master, by the method's name.
     Call(&'static str),
-    /// A read from one store node that the calling thread does not do at once.
+    /// A read from one store node, unless the calling thread does it at once.
     Read(TransportKind),
     /// A write to one store node.
     Write(TransportKind),
 }
 
-/// The operations in the order of their histograms; calls by the names of [`Measured::Call`].
+/// The names of the operations, in the order of their histograms. Calls have the names of [`Measured::Call`].
 const OPERATIONS: [&str; 17] = [
     "get",
     "put",
@@ -59,7 +59,7 @@ impl Measured {
     }
 }
 
-/// One more bucket than there are upper ends: the last has none.
+/// One more bucket than there are upper ends, since the last bucket has none.
 const BUCKETS: usize = LATENCY_BUCKETS_US.len() + 1;
 
 #[derive(Debug, Default)]
@@ -73,7 +73,7 @@ struct Histogram {
 pub(crate) struct Latencies([Histogram; OPERATIONS.len()]);
 
 impl Latencies {
-    /// Counts one operation. Calls that are neither hot nor of a block have no histogram.
+    /// Counts one operation. Operations that are not in [`OPERATIONS`] are ignored.
     pub(crate) fn observe(&self, what: Measured, took: Duration) {
         let name = what.name();
         let at = OPERATIONS.iter().position(|known| *known == name);
@@ -89,7 +89,7 @@ impl Latencies {
         histogram.nanoseconds.fetch_add(nanoseconds, Relaxed);
     }
 
-    /// The histograms now, of operations that were done at least once.
+    /// The present histograms of all operations that were done at least once.
     pub(crate) fn snapshot(&self) -> Vec<Latency> {
         let of = |(operation, histogram): (&&'static str, &Histogram)| {
             let counts: Vec<u64> = histogram.buckets.iter().map(|n| n.load(Relaxed)).collect();
@@ -117,21 +117,21 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// How many times the operation was done.
+    /// The number of times that the operation was done.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The buckets: the upper end, and how many latencies were at most that long and longer than the upper end
-    /// before it. The last bucket has no upper end.
+    /// The buckets, each with its upper end and its count. A latency counts in the first bucket whose upper
+    /// end it does not exceed. The last bucket has no upper end.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> {
         let ends = LATENCY_BUCKETS_US.iter();
         let ends = ends.map(|us| Some(Duration::from_micros(*us)));
         ends.chain([None]).zip(self.counts.iter().copied())
     }
 
-    /// The upper end of the bucket in which the quantile `q` (0 to 1) lies. `None` for the last bucket, and
-    /// when nothing was counted.
+    /// The upper end of the bucket in which the quantile `q` (0 to 1) lies. `None` if this is the last
+    /// bucket, or if nothing was counted.
     pub fn quantile(&self, q: f64) -> Option<Duration> {
         let wanted = (self.count() as f64 * q.clamp(0.0, 1.0)).max(1.0);
         let mut below = 0;

@@ -1,4 +1,4 @@
-//! Leases that the caller holds.
+//! Leases that a caller of the client holds.
 
 use crate::cache::Leased;
 use crate::clock::{BootTime, Deadline};
@@ -12,18 +12,18 @@ use kvpool_types::{Code, Epoch, Key, Version};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A promise of the master not to evict some blocks for a while.
+/// A promise of the master not to evict some blocks until a deadline.
 ///
-/// It is counted from when the request was sent, so it ends here no later than at the master.
-/// Dropped without [`Lease::release`] it ends for each block as this client gets it, and for the others
-/// runs out by itself.
+/// The lease is counted from when the request was sent, so it ends here no later than at the master. A lease
+/// that is dropped without [`Lease::release`] ends for each block when this client gets the block. For the
+/// other blocks it expires by itself.
 #[derive(Debug)]
 #[must_use = "release a lease that is no longer needed, instead of letting it expire"]
 pub struct Lease {
     releases: Arc<Releases>,
     timeout: Duration,
     parts: Vec<LeasePart>,
-    /// The keys that left the lease in renewals that failed afterwards.
+    /// The number of keys that left the lease in failed renewals, which no result has reported yet.
     untold: usize,
 }
 
@@ -36,16 +36,16 @@ impl Drop for Lease {
     }
 }
 
-/// What came of renewing one part.
+/// The result of renewing one part.
 #[derive(Debug)]
 pub(crate) struct Renewed {
-    /// Whether each of its keys is leased still.
+    /// Whether each key of the part is still leased.
     pub(crate) kept: Vec<bool>,
-    /// The lease on those.
+    /// The new lease on the kept keys.
     pub(crate) leased: Leased,
 }
 
-/// The lease that a reply of `epoch`'s master carries, counted from when its request was `sent`.
+/// The lease in a reply of the master of `epoch`, counted from when its request was `sent`.
 pub(crate) fn counted(wire: Option<&WireLease>, sent: BootTime, epoch: u64) -> Option<Leased> {
     let wire = wire.filter(|lease| lease.ttl_ms > 0)?;
     let ttl = Duration::from_millis(wire.ttl_ms);
@@ -71,17 +71,17 @@ impl Lease {
         }
     }
 
-    /// How many keys it covers. A key that was named twice counts twice.
+    /// The number of keys in the lease. A key that was named twice counts twice.
     pub fn len(&self) -> usize {
         self.parts.iter().map(|part| part.keys.len()).sum()
     }
 
-    /// Whether it covers nothing.
+    /// Whether the lease has no keys.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
 
-    /// How long all of it still runs: zero once the first of its keys may be evicted.
+    /// The time until the first key of the lease may be evicted.
     pub fn left(&self) -> Duration {
         let now = BootTime::now();
         self.parts
@@ -91,17 +91,18 @@ impl Lease {
             .unwrap_or_default()
     }
 
-    /// Extends the lease to the master's full lease TTL from now. Keys whose lease had run out leave the
-    /// lease; the answer is their number, with those of earlier renewals that failed.
+    /// Extends the lease to the master's full lease TTL from now. Keys whose lease had expired leave the
+    /// lease. Returns their number, which includes the keys that left in earlier failed renewals.
     ///
     /// # Errors
     ///
-    /// [`ControlError`] when the master cannot be asked by [`crate::Timeouts::control`]. The lease is then as
-    /// long as before, or part of its keys is renewed. Keys may have left it: the next answer counts them.
+    /// [`ControlError`] when the master does not answer within [`crate::Timeouts::control`]. Some keys may be
+    /// renewed, and the others keep their deadline. Keys may have left the lease: the next result counts
+    /// them.
     ///
     /// # Cancellation
     ///
-    /// The master may renew the lease all the same. The lease counts the shorter time.
+    /// The master may renew the lease all the same. This client then counts the earlier deadline.
     pub async fn renew(&mut self) -> Result<usize, ControlError> {
         let deadline = Deadline::after(self.timeout);
         let renewed = self.renew_parts(deadline).await;
@@ -122,7 +123,8 @@ impl Lease {
         Ok(())
     }
 
-    /// Takes keys out of the lease: the lease of those that were in it, each as often as it was.
+    /// Moves `keys` into a lease of their own. Keys that are not in this lease are ignored, and a key that
+    /// occurs in it twice is moved twice.
     pub fn split_off(&mut self, keys: &[Key]) -> Self {
         let taken: HashSet<&Key> = keys.iter().collect();
         let mut parts = Vec::new();
@@ -138,12 +140,12 @@ impl Lease {
         Self::new(Arc::clone(&self.releases), self.timeout, parts)
     }
 
-    /// Ends the lease, so that the blocks may be evicted again. The client asks once: a repeated release
-    /// could end another client's lease.
+    /// Releases the lease, so that the blocks may be evicted. The client sends the release only once, since a
+    /// repeated one could end another client's lease.
     ///
     /// # Errors
     ///
-    /// [`ControlError`] when the master did not answer. The lease then runs out by itself, as it does when the
+    /// [`ControlError`] when the master did not answer. The lease then expires by itself, as it does when the
     /// future is dropped.
     pub async fn release(mut self) -> Result<(), ControlError> {
         let deadline = Deadline::after(self.timeout);
@@ -152,16 +154,16 @@ impl Lease {
     }
 }
 
-/// What a lease is renewed for, with the latest version of each key's block.
+/// What a renewal protects, with the latest version of each key's block.
 #[derive(Clone, Debug)]
 pub(crate) enum LeaseOf {
-    /// The blocks, wherever they lie.
+    /// The presence of the blocks, in whichever extents.
     Presence(Vec<u64>),
-    /// The places that a lookup gave.
+    /// The extents that a lookup returned.
     Places(Vec<u64>),
 }
 
-/// Renews one part.
+/// Renews the lease of one part.
 pub(crate) async fn renew(
     control: &Control,
     part: &LeasePart,
@@ -180,7 +182,7 @@ pub(crate) async fn renew(
         versions,
         presence,
     };
-    // Counted from before the first attempt, so a repetition only makes the lease shorter here.
+    // The lease counts from before the first attempt, so a repeated call only makes it shorter here.
     let call = Call::by(deadline).under(part.leased.epoch);
     let reply = control.call(request, call).await?;
     expect_answers(reply.codes.len(), part.keys.len())?;
@@ -196,7 +198,7 @@ pub(crate) async fn renew(
     })
 }
 
-/// Ends what still runs of `parts`, each at most once.
+/// Releases the unexpired leases of `parts`, each at most once.
 pub(crate) async fn release(
     control: &Control,
     parts: Vec<LeasePart>,
@@ -220,7 +222,7 @@ pub(crate) async fn release(
     all_of(calls).await
 }
 
-/// Makes all calls, whatever becomes of one of them. Returns the first failure.
+/// Makes all calls, also after one failed. Returns the first failure.
 pub(crate) async fn all_of<T>(
     calls: impl IntoIterator<Item = impl Future<Output = Result<T, ControlError>>>,
 ) -> Result<(), ControlError> {
@@ -242,7 +244,7 @@ mod tests {
         };
         let leased = counted(Some(&wire), sent, 1).unwrap();
         assert_eq!(leased.until, sent.after(Duration::from_millis(100)));
-        // However late the answer comes, it does not begin to run then.
+        // The lease does not start at the time of a late answer.
         let late = sent.after(Duration::from_millis(99));
         assert_eq!(leased.until.left(late), Duration::from_millis(1));
         assert!(leased.runs(late));

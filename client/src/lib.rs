@@ -12,7 +12,7 @@
 //!  get_view  ─►│ view   locate ► pin ► read in place    │                        master, or etcd)
 //!              │   │                                    │
 //!              │   ├─ location cache: no lookup for a   │
-//!              │   │  block whose place is remembered   │
+//!              │   │  block whose location is cached    │
 //!              │   ├─ replicas: the next one is tried   │══bytes══► kvstore-node: shared memory,
 //!              │   │  when one fails                    │           RDMA or TCP, one link each
 //!              │   └─ releases: leases that are given   │

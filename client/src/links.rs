@@ -1,8 +1,9 @@
-//! Links to store nodes: opened when first needed, shared by all calls, opened anew when they fail.
+//! Links to store nodes. A link is opened at its first use, shared by all calls, and opened anew after it
+//! failed.
 //!
-//! There is one link per node incarnation and transport. Opening is single-flight: a call that comes while
-//! a link is being opened waits for it. After a failure the next attempt is delayed; calls that come
-//! meanwhile get the last failure at once.
+//! There is one link per node incarnation and transport. Opening is single-flight: a call that comes while a
+//! link is being opened waits for it. After a failure the next attempt is delayed. Calls that come meanwhile
+//! get the last failure at once.
 
 use crate::cache::KnownNode;
 use crate::clock::{Backoff, Deadline};
@@ -18,18 +19,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long opening a link may take.
+/// The time limit for opening a link.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long other replicas are preferred after a node failed.
+/// How long reads prefer other replicas after a node failed.
 const DEPRIORITIZED_FOR: Duration = Duration::from_secs(2);
-/// How long RDMA is not used after a transfer failed over it, where there is another way.
+/// How long RDMA to a node is not used after a transfer over it failed, if another transport can be used.
 const RDMA_COOLDOWN: Duration = Duration::from_secs(5);
-/// How long the links of an incarnation that nobody asks for are kept.
+/// How long the links to an unused incarnation are kept.
 const IDLE: Duration = Duration::from_secs(300);
-/// How long a transport is not tried that a node's policy keeps from this caller.
+/// How long a transport is not tried again after a node's policy refused it to this caller.
 const FORBIDDEN: Duration = Duration::from_secs(30);
 
-/// What opens links.
+/// Opens links.
 pub(crate) trait Dial: Send + Sync + std::fmt::Debug {
     /// Opens a link to the incarnation that `node` names.
     fn dial(
@@ -46,7 +47,7 @@ pub(crate) struct Links {
     dialer: Box<dyn Dial>,
     host: HostId,
     choice: TransportChoice,
-    /// Whether this host has RDMA.
+    /// Whether this host has RDMA ports.
     rdma: bool,
     nodes: Mutex<HashMap<Incarnation, Arc<NodeLinks>>>,
     counting: Arc<Counting>,
@@ -59,27 +60,27 @@ struct NodeLinks {
     rdma: Lane,
     tcp: Lane,
     used: Mutex<Instant>,
-    /// Whether a warning says that shared memory of this node is out of reach: one for each incarnation.
+    /// Whether a warning about this node's shared memory was logged. It is logged once for each incarnation.
     shm_failure_logged: AtomicBool,
     deprioritized_until: Mutex<Option<Instant>>,
-    /// Until when RDMA is not used.
+    /// The time before which RDMA is not used.
     rdma_cooldown_until: Mutex<Option<Instant>>,
 }
 
-/// One link, or the place for it.
+/// One link, which may not be open yet.
 #[derive(Debug, Default)]
 struct Lane {
     link: Mutex<Option<Arc<dyn Link>>>,
     opening: tokio::sync::Mutex<Opening>,
 }
 
-/// What the last attempts to open a link came to.
+/// The state of the attempts to open a link.
 #[derive(Default)]
 struct Opening {
     backoff: Backoff,
     failed: Option<(TransferError, Instant)>,
-    /// An attempt whose caller had no time left, and until when it is worth going on with. Whoever comes next does:
-    /// how long a caller waits says nothing of the node.
+    /// An attempt whose caller had no time left, and its deadline. The next caller continues it. A caller's
+    /// short deadline proves nothing about the node.
     unfinished: Option<(Dialing, Instant)>,
 }
 
@@ -111,7 +112,7 @@ impl Links {
         }
     }
 
-    /// The ways to reach `node`, best first.
+    /// The usable transports to `node`, best first.
     pub(crate) fn ways(&self, node: &KnownNode) -> &'static [TransportKind] {
         use TransportKind::{Rdma, Shm, Tcp};
         let near = node.host == self.host && !node.shm_path.is_empty();
@@ -127,7 +128,7 @@ impl Links {
         }
     }
 
-    /// A link to `node` over `kind`, opened if need be.
+    /// A link to `node` over `kind`, which is opened if need be.
     pub(crate) async fn get(
         &self,
         node: &Arc<KnownNode>,
@@ -168,9 +169,9 @@ impl Links {
             Err(error) => {
                 Counting::one(&self.counting.link_failures);
                 let pause = match error.code {
-                    // A node that has no RDMA gets none in this life.
+                    // A node without RDMA has none for the life of its incarnation.
                     Code::InvalidArgument if kind == TransportKind::Rdma => IDLE,
-                    // A node keeps its memory from this caller, until the policy changes.
+                    // The node's policy refuses this transport to the caller until the policy changes.
                     Code::Forbidden if kind != TransportKind::Tcp => FORBIDDEN,
                     _ => opening.backoff.next(),
                 };
@@ -183,8 +184,8 @@ impl Links {
         }
     }
 
-    /// Says that shared memory of `node` is out of reach. A policy that keeps it from this caller is no fault, unless
-    /// the caller asked for shared memory.
+    /// Logs that shared memory of `node` cannot be used. If the node's policy refuses it to this caller, that
+    /// is no fault, unless the caller requires shared memory.
     fn log_shm_failure(&self, node: &KnownNode, links: &NodeLinks, error: &TransferError) {
         if error.code == Code::Forbidden && self.choice != TransportChoice::Shm {
             tracing::debug!(
@@ -199,7 +200,7 @@ impl Links {
         }
     }
 
-    /// A new attempt to open a link, and when it ends.
+    /// A new attempt to open a link, and its deadline.
     fn dialing(&self, node: &Arc<KnownNode>, kind: TransportKind) -> (Dialing, Instant) {
         let limit = Deadline::after(CONNECT_TIMEOUT);
         let dial = self.dialer.dial(Arc::clone(node), kind, limit);
@@ -217,7 +218,7 @@ impl Links {
         nodes.get(&node.incarnation)?.lane(kind).open_link()
     }
 
-    /// The best link to `node` that can be had.
+    /// A link to `node` over the best transport that can be opened.
     pub(crate) async fn best(
         &self,
         node: &Arc<KnownNode>,
@@ -254,13 +255,13 @@ impl Links {
         *self.of(node).deprioritized_until.lock() = Some(Instant::now() + DEPRIORITIZED_FOR);
     }
 
-    /// Whether a failure over RDMA says that another way is to be taken: the link broke, or this process
+    /// Whether a failure over RDMA is a reason to use another transport: the link broke, or this process
     /// cannot register memory.
     pub(crate) const fn is_of_way(code: Code) -> bool {
         matches!(code, Code::Unreachable | Code::TooManyHeld)
     }
 
-    /// Uses no RDMA to a node for [`RDMA_COOLDOWN`], because a transfer failed on an open link.
+    /// Stops the use of RDMA to a node for [`RDMA_COOLDOWN`], because a transfer failed on an open link.
     pub(crate) fn rdma_cooldown(&self, node: &KnownNode, kind: TransportKind) {
         if kind == TransportKind::Rdma {
             *self.of(node).rdma_cooldown_until.lock() = Some(Instant::now() + RDMA_COOLDOWN);
@@ -275,7 +276,7 @@ impl Links {
         })
     }
 
-    /// Whether a failure of this node was so recent that other nodes are preferred.
+    /// Whether reads prefer other nodes, because this node failed lately.
     pub(crate) fn is_deprioritized(&self, node: &KnownNode) -> bool {
         let links = self.nodes.lock().get(&node.incarnation).map(Arc::clone);
         links.is_some_and(|links| {
@@ -293,7 +294,7 @@ impl Links {
             *links.used.lock() = now;
             return Arc::clone(links);
         }
-        // A new incarnation is the time to let go of those that are over.
+        // A new incarnation is an occasion to drop the links of unused incarnations.
         nodes.retain(|_, links| now.duration_since(*links.used.lock()) < IDLE);
         let links = Arc::new(NodeLinks {
             shm: Lane::default(),
@@ -355,7 +356,7 @@ mod tests {
         })
     }
 
-    /// Fails after a while.
+    /// Dials for a while, and fails.
     #[derive(Debug, Default)]
     struct Slow(Arc<AtomicUsize>);
 
@@ -378,7 +379,7 @@ mod tests {
         }
     }
 
-    /// Fails at once.
+    /// Fails to dial at once.
     #[derive(Debug)]
     struct Refuses(Code);
 
@@ -462,7 +463,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(open(Duration::from_millis(5)).await, Code::DeadlineExceeded);
         }
-        // Whoever has time learns what became of the same attempt, and not that others had none.
+        // A caller with time gets the outcome of the same attempt, not the failure of callers without time.
         assert_eq!(open(Duration::from_secs(5)).await, Code::Unreachable);
         assert_eq!(dials.load(Ordering::SeqCst), 1);
     }

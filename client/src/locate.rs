@@ -1,4 +1,4 @@
-//! Asking the master where blocks lie.
+//! Lookups: asking the master where blocks lie.
 
 use crate::cache::{KnownNode, Leased, Located, LocatedReplica, Locations};
 use crate::clock::{BootTime, Deadline};
@@ -15,24 +15,24 @@ use kvpool_types::{
 };
 use std::sync::Arc;
 
-/// Where one key lies; `None` when it is absent.
+/// The location of one key; `None` when the key is absent.
 pub(crate) type Found = Result<Option<Arc<Located>>, ControlError>;
 
-/// How to look up.
+/// The options of a lookup.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
-    /// What fits one message.
+    /// The limits of one message.
     pub(crate) limits: MessageLimits,
-    /// How many messages are in flight at a time.
+    /// The most messages in flight at a time.
     pub(crate) concurrency: usize,
-    /// Whether the answers are remembered.
+    /// Whether the answers go into the location cache.
     pub(crate) keep: bool,
-    /// When it must have returned.
+    /// The time by which the lookup must have returned.
     pub(crate) deadline: Deadline,
 }
 
-/// Asks the master for every one of `keys`, which are distinct: one answer a key, in order. The caller
-/// holds the leases of those that are found.
+/// Asks the master for the locations of `keys`, which are distinct: one answer per key, in order. The caller
+/// gets the leases of the blocks that are found.
 pub(crate) async fn lookup(
     control: &Control,
     locations: &Locations,
@@ -62,7 +62,7 @@ pub(crate) async fn lookup(
             }
             Ok::<_, ControlError>(found)
         };
-        // The caller holds what other messages have leased, also when this one fails.
+        // The caller holds the leases from other messages, also when this message fails.
         async move { (keys.len(), asked.await) }
     });
     let replies: Vec<_> = futures::stream::iter(calls)
@@ -101,7 +101,7 @@ pub(crate) fn read_nodes(nodes: &[NodeAddress]) -> Result<Vec<Arc<KnownNode>>, C
         .collect()
 }
 
-/// The node that a reply means by its index.
+/// The node at `index` of the nodes in a reply.
 pub(crate) fn node_at(
     nodes: &[Arc<KnownNode>],
     index: u32,
@@ -113,12 +113,12 @@ pub(crate) fn node_at(
         .ok_or_else(|| malformed(format!("node {index} of {}", nodes.len())))
 }
 
-/// The code that stands in a reply.
+/// The code that `raw` in a reply stands for.
 pub(crate) fn code_of(raw: u32) -> Code {
     Code::from_peer(raw)
 }
 
-/// The answer for a block that lies on an SSD and has not come back to memory yet.
+/// The answer for a block that lies on an SSD and was not loaded into memory in time.
 fn later() -> ControlError {
     ControlError::new(
         Code::Full,
@@ -126,12 +126,12 @@ fn later() -> ControlError {
     )
 }
 
-/// Whether a block exists that has not come back to memory yet.
+/// Whether the block exists on an SSD and was not loaded into memory in time.
 pub(crate) fn is_later(error: &ControlError) -> bool {
     error.code == Code::Full
 }
 
-/// A reply that cannot be read.
+/// The error of a reply that cannot be decoded.
 pub(crate) fn malformed(what: impl std::fmt::Display) -> ControlError {
     ControlError::new(
         Code::Malformed,
@@ -139,7 +139,7 @@ pub(crate) fn malformed(what: impl std::fmt::Display) -> ControlError {
     )
 }
 
-/// Fails unless a reply has one answer a key.
+/// Fails unless a reply has one answer per key.
 pub(crate) fn expect_answers(got: usize, asked: usize) -> Result<(), ControlError> {
     if got == asked {
         Ok(())

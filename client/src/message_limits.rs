@@ -3,22 +3,21 @@
 use kvpool_types::{Key, KeyRef};
 use std::ops::Range;
 
-/// A generous bound on the bytes of one key's entry beside the key itself: lengths, versions, checksums
-/// and tags.
+/// An upper estimate of the bytes of one key's entry besides the key: lengths, versions, checksums and tags.
 const ITEM_OVERHEAD: usize = 96;
 
 /// The limits of one message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MessageLimits {
-    /// The most keys; at least 1.
+    /// The most keys of a message; at least 1.
     pub(crate) keys: usize,
-    /// About the most bytes.
+    /// The approximate most bytes of a message.
     pub(crate) bytes: usize,
 }
 
 impl MessageLimits {
-    /// Splits the items into runs that fit one message each; `costs` are the items' bytes. An item that
-    /// alone exceeds the limit gets a run of its own: the receiver decides whether to refuse it.
+    /// Splits the items into runs, each of which fits one message. `costs` are the bytes of the items. An
+    /// item that alone exceeds the limit gets its own run; the receiver decides whether to refuse it.
     pub(crate) fn split(&self, costs: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {
         let mut runs = Vec::new();
         let mut open = 0..0;
@@ -44,7 +43,7 @@ impl MessageLimits {
         items > 0 && (items >= self.keys || bytes.saturating_add(cost) > self.bytes)
     }
 
-    /// [`MessageLimits::split`] for items that are keys alone.
+    /// [`MessageLimits::split`] for items that are only keys.
     pub(crate) fn split_keys(&self, keys: &[Key]) -> Vec<Range<usize>> {
         self.split(keys.iter().map(|key| cost(key.as_ref())))
     }
@@ -79,7 +78,7 @@ mod tests {
                 next = run.end;
             }
             prop_assert_eq!(next, costs.len());
-            // No run could have taken the first item of the next one.
+            // Each run is full: the first item of the next run would not have fitted.
             for pair in runs.windows(2) {
                 let with_next: usize = costs[pair[0].start..=pair[1].start].iter().sum();
                 prop_assert!(pair[0].len() == keys || with_next > bytes);

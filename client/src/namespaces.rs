@@ -1,4 +1,4 @@
-//! Namespaces of the pool: their settings and use.
+//! Namespaces of the pool: their settings and their use of memory and media.
 
 use crate::client::Client;
 use crate::control::Call;
@@ -7,28 +7,27 @@ use crate::locate::malformed;
 use kvpool_proto as proto;
 use kvpool_types::{Length, Namespace, NamespaceSettings, Setting};
 
-/// A namespace with its settings and use.
+/// A namespace with its settings and its use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceInfo {
     /// The fields that its creator gave.
     pub namespace: Namespace,
-    /// Its quotas and limits. A setting that this version does not know is left out.
+    /// The quotas and limits of the namespace. Settings that this version does not know are left out.
     pub settings: NamespaceSettings,
-    /// What the extents of its blocks and open puts hold in memory.
+    /// The memory in bytes that the extents of its blocks and open puts take.
     pub memory: Length,
-    /// What its copies on media hold, with their headers.
+    /// The bytes that its copies on media take, with their headers.
     pub media: Length,
-    /// Its blocks in memory.
+    /// The number of its blocks in memory.
     pub blocks: u64,
-    /// Its copies on media.
+    /// The number of its copies on media.
     pub copies: u64,
-    /// Its open puts.
+    /// The number of its open puts.
     pub open_puts: u64,
 }
 
 impl Client {
-    /// Creates a namespace; false when it exists with the same fields, and then it keeps its own
-    /// settings.
+    /// Creates a namespace. Returns false when it exists with the same fields; it then keeps its settings.
     ///
     /// # Errors
     ///
@@ -54,8 +53,8 @@ impl Client {
         Ok(self.inner.control.call(request, call).await?.created)
     }
 
-    /// Changes settings of a namespace: sets those in `set`, and ends those in `clear`. Returns the
-    /// namespace with its new settings, which are durable.
+    /// Changes settings of a namespace: sets the settings in `set`, and removes the settings in `clear`.
+    /// Returns the namespace with its new settings, which are durable.
     ///
     /// # Errors
     ///
@@ -80,13 +79,13 @@ impl Client {
         changed.ok_or_else(|| malformed("the reply names no namespace".to_owned()))
     }
 
-    /// Deletes a namespace. With `with_blocks` its blocks leave too, despite leases and pins.
-    /// Returns their number.
+    /// Deletes a namespace. With `with_blocks`, its blocks are removed too, despite leases and pins. Returns
+    /// the number of removed blocks.
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`]. [`kvpool_types::Code::NamespaceInUse`] without `with_blocks`, when
-    /// it has blocks. After another error it is there, perhaps with fewer blocks.
+    /// As [`Client::describe`]. [`kvpool_types::Code::NamespaceInUse`] when the namespace has blocks and
+    /// `with_blocks` is false. After another error the namespace still exists, perhaps with fewer blocks.
     pub async fn delete_namespace(
         &self,
         name: &str,
@@ -99,13 +98,13 @@ impl Client {
         };
         let call = Call::by(self.control_deadline()).unless_done();
         let reply = self.inner.control.call(request, call).await;
-        // A namespace of this name may be created again, also where no answer came.
+        // The namespace may have been deleted without an answer, and its name may be created again.
         self.inner.locations.purge_all();
         self.inner.releases.forget_all();
         Ok(reply?.removed)
     }
 
-    /// One namespace with its settings and use.
+    /// One namespace with its settings and its use.
     ///
     /// # Errors
     ///
@@ -121,7 +120,7 @@ impl Client {
         shown.ok_or_else(|| malformed("the reply names no namespace".to_owned()))
     }
 
-    /// All namespaces with their settings and use, by name.
+    /// All namespaces with their settings and their use, sorted by name.
     ///
     /// # Errors
     ///

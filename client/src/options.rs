@@ -1,8 +1,8 @@
-//! What a client is told when it connects.
+//! The options with which a client connects.
 
 use crate::errors::ConnectError;
 use kvpool_auth::Credentials;
-/// The masters in a list with commas, for [`Options::masters`].
+/// Splits a list of masters with commas, for [`Options::masters`].
 pub use kvpool_etcd::discover::split_list as masters;
 pub use kvpool_etcd::discover::{BadMaster, DEFAULT_MASTER, parse_master};
 pub use kvpool_tls::ClientFiles;
@@ -12,50 +12,51 @@ use kvpool_types::{Length, Token};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How a client reaches the pool, and its timeouts and limits.
+/// The addresses, transports, timeouts and limits of a client.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The masters, as `host:port` or `http://host:port`, or `https://host:port` for TLS; or where they are
-    /// announced, as `etcd://host:port[,host:port...]/cluster`. Any of them will do: the one that leads is
-    /// found from there, and followed when another takes its place. The default is what the environment
-    /// variable `KVPOOL_MASTER` names, else [`DEFAULT_MASTER`].
+    /// The masters, as `host:port`, `http://host:port`, or `https://host:port` for TLS. Or the etcd key under
+    /// which masters are announced, as `etcd://host:port[,host:port...]/cluster`. One master of the pool is
+    /// enough: it names the leader, and the client follows the leader when it changes. The default is the
+    /// value of the environment variable `KVPOOL_MASTER`, else [`DEFAULT_MASTER`].
     pub masters: Vec<String>,
-    /// The namespace that all keys of this client belong to. It is made known at connect.
+    /// The namespace of all keys of this client. The client creates it at connect if it does not exist.
     pub namespace: Namespace,
-    /// Which ways bytes may go.
+    /// The transports that may be used.
     pub transport: TransportChoice,
-    /// How RDMA is used, where this host has it.
+    /// The RDMA settings, for hosts with RDMA.
     pub rdma: RdmaOptions,
-    /// How long operations may take when they are not told otherwise.
+    /// The timeouts of calls that give none.
     pub timeouts: Timeouts,
-    /// The most keys in one message; the master's own limit also holds.
+    /// The most keys in one message. The master's own limit also holds.
     pub max_batch_keys: usize,
-    /// About how many bytes one message may have.
+    /// The approximate most bytes of one message.
     pub max_message_bytes: Length,
-    /// How many messages of one batch are in flight at a time.
+    /// The most messages of one batch in flight at a time.
     pub batch_concurrency: usize,
-    /// How many locations of blocks are remembered while their leases run; 0: none.
+    /// The most block locations in the cache, which keeps them while their leases would run. 0 disables the
+    /// cache.
     pub location_cache: u64,
-    /// How many TCP connections to one node share the work.
+    /// The number of TCP connections to one node.
     pub tcp_connections_per_node: usize,
-    /// The most pinned host memory that blocks of GPUs pass through at a time; larger blocks are refused.
-    /// It is allocated when it is first used.
+    /// The most pinned host memory in bytes for the blocks of GPUs. Larger blocks are refused. The memory is
+    /// allocated at its first use.
     pub gpu_staging: Length,
-    /// How long a call to the master polls for its answer, with a whole core, before it sleeps. Zero,
-    /// the default, never polls. Worth it only where cores are idle: 50 us then save the time that
-    /// waking a sleeping core takes.
+    /// How long a call polls for the master's answer, with a whole core, before it sleeps. Zero, the default,
+    /// never polls. Polling is worth it only where cores are idle. A value of 50 us then saves the time for
+    /// waking a sleeping core.
     pub spin: Duration,
-    /// The token that says who the client is; empty for none, or for the one in `token_file`.
+    /// The token that states the client's identity. Empty for no token, or to use `token_file`.
     pub token: Token,
-    /// Whom to trust, and what to present, where an address asks for TLS.
+    /// The certificates to trust and to present, for addresses that require TLS.
     pub tls: ClientFiles,
-    /// The file with the token, which is read again when it changes. The default is what the environment
-    /// variable `KVPOOL_TOKEN_FILE` names.
+    /// The file with the token, which is read again when it changes. The default is the value of the
+    /// environment variable `KVPOOL_TOKEN_FILE`.
     pub token_file: Option<PathBuf>,
 }
 
 impl Options {
-    /// The client's token, or where it comes from.
+    /// The client's token, or the file that it comes from.
     pub fn credentials(&self) -> Credentials {
         match &self.token_file {
             Some(path) if self.token.as_str().is_empty() => Credentials::file(path),
@@ -64,7 +65,7 @@ impl Options {
     }
 }
 
-/// The addresses as the client calls them.
+/// The given addresses in the form in which the client calls them.
 pub(crate) fn read_masters(given: &[String]) -> Result<Vec<String>, ConnectError> {
     let read = kvpool_etcd::discover::parse_masters(given);
     read.map_err(|BadMaster { address, reason }| ConnectError::BadAddress { address, reason })
@@ -93,20 +94,20 @@ impl Default for Options {
 }
 
 /// The default number of TCP connections per node. A streaming connection keeps two threads busy, so more
-/// connections than cores do not help. A second one always does, because each end of the first sometimes
-/// waits for the other.
+/// connections than cores do not help. A second connection always helps, because each end of the first one
+/// sometimes waits for the other.
 fn connections() -> usize {
     let cores = kvpool_seams::cores().unwrap_or(2);
     cores.clamp(2, 4)
 }
 
-/// Which ways bytes may go between this process and store nodes.
+/// The transports that may be used between this process and store nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransportChoice {
-    /// The best that both ends have: shared memory on the same host, then RDMA, then TCP.
+    /// The best transport that both ends have: shared memory on the same host, then RDMA, then TCP.
     #[default]
     Auto,
-    /// Shared memory only: blocks that lie on other hosts cannot be moved.
+    /// Shared memory only. Blocks on other hosts cannot be read or written.
     Shm,
     /// RDMA only, also with nodes on the same host.
     Rdma,
@@ -114,16 +115,16 @@ pub enum TransportChoice {
     Tcp,
 }
 
-/// How long operations may take, from the call to the return, when the call does not say.
+/// The timeouts of calls that give none, from the call to the return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Connecting to the pool.
+    /// The time limit of connecting to the pool.
     pub connect: Duration,
-    /// A put, the wait for room included.
+    /// The time limit of a put, with the wait for room.
     pub put: Duration,
-    /// A get, with all its attempts.
+    /// The time limit of a get, with all its attempts.
     pub get: Duration,
-    /// Any other call: exist, match_prefix, remove, list, describe, stats, renew, release.
+    /// The time limit of any other call: exist, match_prefix, remove, list, describe, stats, renew, release.
     pub control: Duration,
 }
 

@@ -1,12 +1,12 @@
-//! Keys packed as the messages to the master carry them.
+//! Keys in the encoding of the messages to the master.
 
 use crate::message_limits::{MessageLimits, cost};
 use bytes::Bytes;
 use kvpool_types::wire::keys::{Packer, pack, unpack};
 use kvpool_types::{Key, KeyRef};
 
-/// Keys in order, packed for the questions that take them: made by [`crate::Client::packer`]. Who has
-/// keys as texts or digests of its own packs them one by one, without an object for each.
+/// Keys in order, encoded as messages carry them. [`crate::Client::packer`] makes an empty value. A caller
+/// whose keys are texts or digests packs them one by one and needs no [`Key`] for each.
 #[derive(Debug)]
 pub struct PackedKeys {
     limits: MessageLimits,
@@ -46,7 +46,7 @@ impl PackedKeys {
         self.bytes = self.bytes.saturating_add(cost);
     }
 
-    /// What goes into a message each.
+    /// Splits the keys into runs, one for each message.
     pub(crate) fn runs(mut self) -> Vec<PackedRun> {
         if self.count > 0 {
             self.close();
@@ -64,7 +64,7 @@ impl PackedKeys {
     }
 }
 
-/// Keys as they stand in messages: a lease is only ever sent back, so its keys need not be objects.
+/// Encoded keys of a lease. A lease is only sent back, so its keys need not be decoded.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Packed {
     bytes: Bytes,
@@ -72,7 +72,7 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// The keys of `packed`, the `count` keys of a request, that `holds` says true to.
+    /// Selects, from `packed` with `count` keys, the keys at the positions for which `holds` is true.
     pub(crate) fn select(packed: &Bytes, count: usize, holds: impl Fn(usize) -> bool) -> Self {
         if (0..count).all(&holds) {
             return Self {
@@ -82,7 +82,7 @@ impl Packed {
         }
         let mut kept = Packer::default();
         let mut kept_count = 0;
-        // What this client packed itself can be read.
+        // This client packed the keys itself, so they can be decoded.
         let keys = unpack(packed).map_while(Result::ok);
         for (_, key) in keys.enumerate().filter(|(at, _)| holds(*at)) {
             kept.push(key);
@@ -94,37 +94,37 @@ impl Packed {
         }
     }
 
-    /// Packs keys.
+    /// Encodes keys.
     pub(crate) fn of<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Self {
         let mut count = 0;
         let bytes = pack(keys.into_iter().inspect(|_| count += 1)).into();
         Self { bytes, count }
     }
 
-    /// The keys.
+    /// The decoded keys.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Key> {
-        // What this client packed itself can be read.
+        // This client packed the keys itself, so they can be decoded.
         unpack(&self.bytes)
             .map_while(Result::ok)
             .map(|key| key.to_key())
     }
 
-    /// The keys that `holds` says true to.
+    /// The keys at the positions for which `holds` is true.
     pub(crate) fn retain(&self, holds: impl Fn(usize) -> bool) -> Self {
         Self::select(&self.bytes, self.count, holds)
     }
 
-    /// The keys as a message carries them.
+    /// The encoded keys.
     pub(crate) fn bytes(&self) -> Bytes {
         self.bytes.clone()
     }
 
-    /// How many keys.
+    /// The number of keys.
     pub(crate) const fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
+    /// Whether there are no keys.
     pub(crate) const fn is_empty(&self) -> bool {
         self.count == 0
     }

@@ -7,9 +7,9 @@
 //!               └─ exists: nothing to do
 //! ```
 //!
-//! A batch is one state machine whose steps run concurrently. A block whose node hangs, or whose key
-//! another client is writing, does not delay the other blocks. A block is committed in the same call as
-//! its parent or after it, so that the master can link the two.
+//! A batch is one state machine whose steps run concurrently. If the node of one block hangs, or another
+//! client is writing the block's key, the other blocks are not delayed. A block is committed in the same call
+//! as its parent or after it, so that the master can link the two.
 
 mod machine;
 mod requests;
@@ -30,11 +30,11 @@ use kvpool_types::{Code, Key, Length};
 use tokio::time::Instant;
 use tracing::Instrument;
 
-/// A part of a batch is no smaller than this for the sake of being done beside another: a message has
-/// its own cost.
+/// The least number of blocks in a part of a batch that is split only for concurrency. Each part costs a
+/// message.
 const LEAST_SHARE: usize = 256;
 
-/// Puts every block of a batch; one outcome a block, in order.
+/// Puts every block of a batch; one outcome per block, in order.
 pub(crate) async fn put(
     inner: &ClientContext,
     blocks: Vec<PutBlock>,
@@ -48,10 +48,11 @@ pub(crate) async fn put(
     let mut to_put = Vec::with_capacity(outcomes.len());
     let mut limit = inner.control.limits().max_block;
     if blocks.iter().any(|block| is_over(block, limit)) {
-        // The master may have been restarted with another limit. Rare, and large beside what other puts need.
+        // A restarted master may have another limit. The future is boxed, because this is rare and larger
+        // than the state of other puts.
         limit = Box::pin(inner.control.limits_now(deadline)).await.max_block;
     }
-    // Of several blocks with one key the first is put. A later one replaces it where blocks are replaced.
+    // Of several blocks with one key, a put keeps the first and an upsert keeps the last.
     let mut put_at = distinct.firsts;
     if options.upsert {
         for (at, slot) in distinct.of_item.iter().enumerate() {
@@ -87,7 +88,7 @@ pub(crate) async fn put(
                 .cloned()
                 .flatten()
                 .unwrap_or_else(|| Err(unanswered()));
-            // One of its key moved the bytes; for the others the block was there.
+            // The block that was put has this outcome. The other blocks of its key were present.
             let outcome = match put_at.get(*slot) == Some(&at) {
                 true => outcome,
                 false => outcome.map(|_| PutOutcome::Present),
@@ -98,7 +99,7 @@ pub(crate) async fn put(
         .collect()
 }
 
-/// Puts blocks of distinct keys, in messages that are not too large.
+/// Puts blocks with distinct keys, in messages within the limits.
 async fn put_distinct(
     inner: &ClientContext,
     blocks: Vec<(usize, PutBlock)>,
@@ -107,8 +108,8 @@ async fn put_distinct(
 ) -> Vec<(usize, Result<PutOutcome, PutError>)> {
     let limits = inner.message_limits();
     let mut concurrency = inner.options.batch_concurrency.max(1);
-    // Cut finer than need be, so that the master and the nodes work on one part while the client is
-    // busy with another.
+    // More parts than the message limits require let the master, the nodes and the client work on different
+    // parts at a time.
     let share = blocks.len().div_ceil(concurrency).max(LEAST_SHARE);
     let finer = MessageLimits {
         keys: limits.keys.min(share),
@@ -155,7 +156,7 @@ fn cost_of_parent(block: &PutBlock) -> usize {
     parent.map_or(0, |parent| cost(parent.as_ref()))
 }
 
-/// [`parents_cross`] for runs of a batch.
+/// [`parents_cross`] for the runs of a batch.
 fn crosses(runs: &[std::ops::Range<usize>], blocks: &[(usize, PutBlock)]) -> bool {
     runs.len() > 1
         && parents_cross(runs.iter().enumerate().flat_map(|(number, run)| {
@@ -165,9 +166,9 @@ fn crosses(runs: &[std::ops::Range<usize>], blocks: &[(usize, PutBlock)]) -> boo
         }))
 }
 
-/// Whether some block's parent is in another part of a batch than the block. Each block is the number of
-/// its part, its key, and its parent. Such parts must be put one after the other, since the master links a
-/// parent only if it is committed first.
+/// Whether some block and its parent are in different parts of a batch. An item of `blocks` is a block's part
+/// number, its key, and its parent. Such parts must be put one after the other. The master links a block to
+/// its parent only if the parent is committed first.
 pub fn parents_cross<'k>(
     mut blocks: impl Iterator<Item = (usize, &'k Key, Option<&'k Key>)> + Clone,
 ) -> bool {

@@ -1,4 +1,4 @@
-//! What is asked of the master alone: presence, prefixes, descriptions, listings, removals, counts.
+//! Calls that only the master answers: presence, prefixes, descriptions, listings, removals, counts.
 
 use crate::api::{
     DescribedReplica, Description, Detached, Existence, Leasing, Listed, Listing, MediumStats,
@@ -30,7 +30,8 @@ enum Run<'k> {
 }
 
 impl Client {
-    /// Which of `keys` are present. The master leases the present ones; as this client gets them, the leases end.
+    /// Which of `keys` are present. The master leases the present blocks. Each lease ends when this client
+    /// gets the block.
     ///
     /// # Errors
     ///
@@ -75,7 +76,7 @@ impl Client {
         leasing: Leasing,
     ) -> Result<Existence, ControlError> {
         let deadline = self.control_deadline();
-        // Most batches are one message, which needs no machinery.
+        // Most batches are one message, which needs no concurrency.
         if runs.len() == 1
             && let Some(run) = runs.pop()
         {
@@ -109,7 +110,7 @@ impl Client {
         call: Call,
     ) -> Result<(Vec<bool>, Option<LeasePart>), ControlError> {
         let (keys, count) = match run {
-            // Packed only now: those before them are under way.
+            // The keys are encoded only now, while earlier messages are under way.
             Run::Keys(keys) => (pack(keys).into(), keys.len()),
             Run::Packed(run) => (run.keys, run.count),
         };
@@ -128,7 +129,7 @@ impl Client {
         Ok((present, part))
     }
 
-    /// How many leading blocks of a chain are present. The answer carries a lease on these blocks.
+    /// Returns how many leading blocks of a chain are present, with a lease on these blocks.
     ///
     /// # Errors
     ///
@@ -137,7 +138,7 @@ impl Client {
         self.match_prefix_with(keys, Leasing::Lease).await
     }
 
-    /// [`Client::match_prefix`]; `leasing` says whether to lease the blocks.
+    /// [`Client::match_prefix`]; `leasing` says whether the master leases the blocks.
     ///
     /// # Errors
     ///
@@ -163,7 +164,8 @@ impl Client {
         let deadline = self.control_deadline();
         let mut blocks = 0;
         let mut parts = Vec::new();
-        // One message after the other: what lies behind the first gap is neither asked nor leased.
+        // The messages go one after the other, so that blocks behind the first gap are neither asked for nor
+        // leased.
         for run in keys.runs() {
             let sent = BootTime::now();
             let request = MatchPrefixRequest {
@@ -193,7 +195,7 @@ impl Client {
         })
     }
 
-    /// The length of a block; `None` when it is absent. Leases nothing.
+    /// The length of a block in bytes; `None` when it is absent. Leases nothing.
     ///
     /// # Errors
     ///
@@ -207,7 +209,7 @@ impl Client {
             .map(|description| description.length))
     }
 
-    /// What the master knows of each of `keys`; `None` for an absent key. Leases nothing.
+    /// The master's description of each of `keys`; `None` for an absent key. Leases nothing.
     ///
     /// # Errors
     ///
@@ -239,8 +241,8 @@ impl Client {
         Ok(replies.into_iter().flatten().collect())
     }
 
-    /// One page of the namespace's blocks whose keys match `pattern`, a regular expression; empty
-    /// for all. `limit` is the most blocks of the page; 0 for the master's own limit.
+    /// One page of the namespace's blocks whose keys match the regular expression `pattern`. An empty pattern
+    /// matches every key. `limit` is the most blocks of the page; 0 means the master's own limit.
     ///
     /// # Errors
     ///
@@ -276,8 +278,8 @@ impl Client {
         })
     }
 
-    /// Removes blocks. Leased and pinned blocks stay unless `force` is set. When the call returns, this client
-    /// has forgotten where the named blocks lay, also after an error.
+    /// Removes blocks. Leased and pinned blocks stay unless `force` is set. When the call returns, also after
+    /// an error, this client has no cached locations of the named blocks.
     ///
     /// # Errors
     ///
@@ -303,7 +305,7 @@ impl Client {
         outcome
     }
 
-    /// What the master counts: blocks, bytes, nodes and segments.
+    /// The state and the counters of the leader: blocks, bytes, nodes and segments.
     ///
     /// # Errors
     ///
@@ -339,12 +341,13 @@ impl Client {
         })
     }
 
-    /// Makes the pool forget a medium that no connected node has; with `with_copies` also one that has
-    /// copies of blocks, which are lost.
+    /// Makes the pool forget a medium that no connected node has. A medium with copies of blocks is forgotten
+    /// only if `with_copies` is set, and the copies are lost.
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`]. After an error the medium may be forgotten: ask [`Client::stats`].
+    /// As [`Client::describe`]. After an error the medium may be forgotten all the same: ask
+    /// [`Client::stats`].
     pub async fn detach_medium(
         &self,
         medium: MediumId,
@@ -435,7 +438,7 @@ impl Client {
         packed
     }
 
-    /// Cuts keys into what fits a message each.
+    /// Splits keys into runs, each of which fits one message.
     fn runs<'k>(&self, keys: &'k [Key]) -> Vec<&'k [Key]> {
         self.inner
             .message_limits()

@@ -1,8 +1,8 @@
 //! Range gets: a part of a block, verified without the rest of it.
 //!
-//! The node keeps the checksums of a block's 64 KiB chunks. Their combination must equal the block's
-//! checksum, which came from the master. The client then reads each chunk that the range touches whole
-//! and compares it with its checksum. Parts of a chunk outside the range go into the client's own memory.
+//! The node keeps the checksums of a block's 64 KiB chunks. Combined, they must give the block's checksum,
+//! which came from the master. The client then reads every chunk that the range touches as a whole, and
+//! compares it with its checksum. Bytes of a chunk outside the range go into memory of the client.
 
 use crate::api::{GetOptions, GetOutcome};
 use crate::cache::{Located, LocatedReplica};
@@ -97,7 +97,7 @@ async fn get(
             Err(ReadError::Failed(error)) if error.code != Code::ChecksumMismatch => {
                 retry.fail(&target, &[kind], error);
             }
-            // Without a lease, or after it, the extent may hold another block, which is no fault.
+            // Without a lease, or after its end, the extent may hold another block. This is no fault.
             Err(ReadError::Failed(error)) if !outrun && lease.is_some() => {
                 report(&located, kind, &error);
                 retry.fail(&target, &[kind], error);
@@ -111,11 +111,11 @@ fn report(located: &Located, kind: TransportKind, error: &TransferError) {
     tracing::warn!(version = %located.version, ?kind, %error, "checksum mismatch in a range");
 }
 
-/// Why a range was not read.
+/// Why one attempt to read a range failed.
 enum ReadError {
-    /// Another attempt may work.
+    /// Another attempt may succeed.
     Failed(TransferError),
-    /// The link did not keep its deadline: the buffers may still be written to.
+    /// The link did not keep its deadline. It may still write to the buffers.
     Detached(TransferError),
 }
 
@@ -183,7 +183,7 @@ async fn read(
     Ok(())
 }
 
-/// Chunk checksums are believed when they make up the checksum that the master holds.
+/// Checks that the chunk checksums combine to the block's checksum, which came from the master.
 fn check_sums(located: &Located, sums: &[Checksum]) -> Result<(), TransferError> {
     let whole = combine_chunks(located.length, sums);
     if sums.len() as u64 == located.length.chunks() && whole == located.checksum {
@@ -300,7 +300,7 @@ mod tests {
                 return Ok(());
             };
             for chunk in &plan {
-                // What a link does: fill the slices from the extent, and give the checksum.
+                // This does what a link does: it fills the slices from the extent, and returns the checksum.
                 let mut at = chunk.from.as_usize();
                 let begins = at;
                 for slice in &chunk.into {

@@ -1,4 +1,4 @@
-//! Leases given back when what they were taken for is over.
+//! Releases of leases whose operation has ended.
 //!
 //! ```text
 //!  a get that located its blocks ── ends ──────────────► ended ─┐
@@ -6,11 +6,11 @@
 //!  a get of one of its keys ─────── hits ────► read ────┴───────┘
 //! ```
 //!
-//! The lease of a view stays a moment for another view of the block.
+//! The lease of a view stays for [`LINGER`], for another view of the same block.
 //!
-//! No caller waits for a release. The first goes out at once; those of the next milliseconds follow in one
-//! message. So a reader in a loop costs the master at most a few hundred messages per second. Each release
-//! is sent at most once: if it is lost, the lease expires by itself.
+//! No caller waits for a release. The first release is sent at once. The releases of the next milliseconds
+//! follow in one message. So a reader in a loop costs the master at most a few hundred messages per second.
+//! Each release is sent at most once: if it is lost, the lease expires by itself.
 //!
 //! ADR 0024 says why a lease ends with its operation.
 
@@ -32,25 +32,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long releases gather after some were sent. Blocks that wait for it are few beside a pool, and a
-/// put that waits for room hardly notices it.
+/// How long releases are collected after a message was sent. The blocks that stay leased meanwhile are few
+/// beside a pool. A put that waits for room is hardly delayed.
 const GATHER: Duration = Duration::from_millis(5);
-/// The most time that one message may take. Meanwhile others gather.
+/// The time limit of one message. Later releases are collected meanwhile.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a view's lease is kept for another view of the same block. A pin needs a lease, and a request
 /// for one takes many times as long as the view itself.
 const LINGER: Duration = Duration::from_millis(50);
-/// The most leases that stay so.
+/// The most leases of views that are kept so.
 const MOST_LINGERING: usize = 64;
-/// The most leases that wait to be sent, and so many the keys of dropped leases. What is beyond runs out
-/// by itself.
+/// The most leases that wait to be sent, and the most keys of dropped leases. Leases beyond it expire by
+/// themselves.
 const MOST: usize = 1 << 16;
 
-/// How often the index of dropped leases is looked through for leases that have run out. That takes under a
+/// The least time between two removals of expired leases from the index of dropped leases. One takes under a
 /// millisecond for [`MOST`] leases, with the queue locked.
 const TRIM: Duration = Duration::from_millis(250);
 
-/// What one reply leased.
+/// The keys that one reply leased, and their lease.
 #[derive(Clone, Debug)]
 pub(crate) struct LeasePart {
     pub(crate) keys: Packed,
@@ -58,13 +58,13 @@ pub(crate) struct LeasePart {
 }
 
 impl LeasePart {
-    /// The latest version that each block can have.
+    /// An upper bound of each block's version.
     pub(crate) fn versions(&self) -> Vec<u64> {
         vec![self.leased.newest.0; self.keys.len()]
     }
 }
 
-/// A lease on one block, held once.
+/// A lease on one block, counted once.
 #[derive(Clone, Debug)]
 pub(crate) struct HeldLease {
     pub(crate) key: Key,
@@ -73,14 +73,14 @@ pub(crate) struct HeldLease {
     pub(crate) leased: Leased,
 }
 
-/// The leases that one client gives back by itself.
+/// The leases that one client releases by itself.
 #[derive(Debug)]
 pub(crate) struct Releases {
     control: Arc<Control>,
-    /// About the most bytes of one message.
+    /// The approximate most bytes of one message.
     message_bytes: usize,
     queue: Mutex<Queue>,
-    /// Whether a lease was dropped that may still run, so that reads matter.
+    /// Whether a lease was ever dropped, so that reads must be recorded.
     remembers: AtomicBool,
 }
 
@@ -91,18 +91,19 @@ struct Queue {
     dropped_keys: usize,
     read: Vec<Key>,
     index: Index,
-    /// Leases that views left, the oldest first.
+    /// The leases that views left, oldest first.
     lingering: VecDeque<Lingering>,
     changes: Changes,
-    /// Whether a task sends what is here.
+    /// Whether a task is sending releases.
     sending: bool,
 }
 
-/// How often this client had changed keys when a lease was asked for, or was found lingering.
+/// The number of changes of keys by this client. It is read before a lease is requested, or when a lingering
+/// one is taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes(u64);
 
-/// A lease that nobody uses at the moment, with what it is on.
+/// A lease that no operation uses at the moment, and the location of its block.
 #[derive(Debug)]
 struct Lingering {
     located: Arc<Located>,
@@ -110,20 +111,20 @@ struct Lingering {
     since: BootTime,
 }
 
-/// The leases of dropped [`crate::Lease`]s by key, since the first read after the drop.
+/// The leases of dropped [`crate::Lease`]s by key. They are indexed at the first read after the drop.
 #[derive(Debug, Default)]
 struct Index {
     keys: HashMap<Key, SmallVec<[Leased; 1]>>,
-    /// How many leases all keys have together: [`MOST`] at most.
+    /// The number of leases of all keys together: [`MOST`] at most.
     leases: usize,
-    /// When the last of the leases has run out.
+    /// When the last of the leases has expired.
     until: Option<BootTime>,
-    /// When the next lease that is added may trim the index.
+    /// The time from which the next added lease may trim the index.
     next_trim: Option<BootTime>,
 }
 
 impl Index {
-    /// Adds the keys of a lease. Beyond [`MOST`] leases they are left to run out.
+    /// Adds the keys of a lease. Leases beyond [`MOST`] are not added and expire by themselves.
     fn add(&mut self, part: &LeasePart, now: BootTime) {
         if self.next_trim.is_none_or(|at| at.left(now).is_zero()) {
             self.trim(now);
@@ -144,7 +145,7 @@ impl Index {
         self.until = self.until.max(Some(part.leased.until));
     }
 
-    /// Drops the leases that have run out: a key may be asked for without end and never be read.
+    /// Drops expired leases. Keys may be asked for again and again and never be read.
     fn trim(&mut self, now: BootTime) {
         let before = self.leases;
         self.leases = 0;
@@ -174,7 +175,7 @@ impl Index {
 }
 
 impl Queue {
-    /// Forgets dropped leases that have run out, and the oldest of too many.
+    /// Drops expired entries of dropped leases, and the oldest entries beyond [`MOST`] keys.
     fn forget_lapsed(&mut self, now: BootTime) {
         while let Some(first) = self.dropped.front()
             && (self.dropped_keys > MOST || !first.leased.runs(now))
@@ -193,7 +194,8 @@ impl Queue {
         );
     }
 
-    /// What is to be sent now: of what ended, and of dropped leases the keys that were read.
+    /// The leases to release now: those of ended operations, and those of dropped leases on keys that were
+    /// read.
     fn take(&mut self, now: BootTime) -> Vec<HeldLease> {
         let mut ended = std::mem::take(&mut self.ended);
         while let Some(first) = self.lingering.front()
@@ -232,12 +234,12 @@ impl Releases {
         }
     }
 
-    /// The connection to the master that gave the leases.
+    /// The calls to the master that gave the leases.
     pub(crate) const fn control(&self) -> &Arc<Control> {
         &self.control
     }
 
-    /// Gives back leases whose work is over.
+    /// Releases leases whose operation has ended.
     pub(crate) fn end(self: &Arc<Self>, held: Vec<HeldLease>) {
         if held.is_empty() {
             return;
@@ -249,8 +251,7 @@ impl Releases {
         self.send_soon(&mut queue);
     }
 
-    /// Keeps in mind a lease that its holder has dropped: its keys are given back one by one, as this
-    /// client reads them.
+    /// Keeps a lease that its holder has dropped. Each key of it is released when this client reads the key.
     pub(crate) fn drop_lease(&self, parts: Vec<LeasePart>) {
         let now = BootTime::now();
         let parts = parts.into_iter().filter(|part| part.leased.runs(now));
@@ -263,12 +264,12 @@ impl Releases {
         queue.forget_lapsed(now);
     }
 
-    /// Whether [`Releases::read`] would do anything.
+    /// Whether [`Releases::read`] may have an effect.
     pub(crate) fn remembers(&self) -> bool {
         self.remembers.load(Ordering::Acquire)
     }
 
-    /// Gives back what dropped leases hold of `keys`, which were read.
+    /// Releases the dropped leases on `keys`, which were read.
     pub(crate) fn read(self: &Arc<Self>, keys: impl IntoIterator<Item = Key>) {
         let mut queue = self.queue.lock();
         if queue.read.len() < MOST {
@@ -277,7 +278,7 @@ impl Releases {
         self.send_soon(&mut queue);
     }
 
-    /// Takes the lease that a view of `key` left a moment ago, with where the block lies.
+    /// Takes the lease that an earlier view of `key` left, and the location of its block.
     fn take_lingering(
         &self,
         key: &Key,
@@ -290,17 +291,17 @@ impl Releases {
             one.held.key == *key && lease.epoch == epoch && lease.is_fresh(now)
         };
         let at = queue.lingering.iter().rposition(is_good)?;
-        // As of now: whoever forgets the key later does not find the lease here.
+        // The count is taken at this moment. A later change of the key does not find the lease here.
         let changes = queue.changes;
         queue.lingering.remove(at).map(|found| (found, changes))
     }
 
-    /// To be asked before a lease is asked for that may linger.
+    /// The number of changes so far. Call this before requesting a lease that may linger.
     pub(crate) fn changes(&self) -> Changes {
         self.queue.lock().changes
     }
 
-    /// Ends what lingers of keys that this client changed: its next view sees the change.
+    /// Releases the lingering leases on keys that this client changed, so that its next view sees the change.
     pub(crate) fn forget<'a>(self: &Arc<Self>, keys: impl IntoIterator<Item = &'a Key>) {
         let mut queue = self.queue.lock();
         queue.changes.0 += 1;
@@ -315,7 +316,7 @@ impl Releases {
         }
     }
 
-    /// Ends all leases that views left.
+    /// Releases all leases that views left.
     pub(crate) fn forget_all(self: &Arc<Self>) {
         let mut queue = self.queue.lock();
         queue.changes.0 += 1;
@@ -323,12 +324,13 @@ impl Releases {
         queue.ended.extend(all.into_iter().map(|one| one.held));
     }
 
-    /// Leaves a lease for another view of its block, or ends it when this client has changed keys since `begun`.
+    /// Keeps a lease for another view of its block. If this client has changed keys since `begun`, the lease
+    /// is released instead.
     fn linger(self: &Arc<Self>, located: Arc<Located>, held: HeldLease, begun: Changes) {
         let since = BootTime::now();
         let mut queue = self.queue.lock();
-        // Compared under the lock that `forget` counts under: a lease of the old version comes before that, and is
-        // found, or not at all.
+        // `forget` counts changes under this lock. So a lease on the old version is either queued before the
+        // change, and `forget` finds it, or it is never queued.
         if queue.changes == begun {
             queue.lingering.push_back(Lingering {
                 located,
@@ -348,7 +350,7 @@ impl Releases {
         }
     }
 
-    /// Sends what there is, and what comes meanwhile, until nothing does.
+    /// Sends the queued releases, and those that come meanwhile, until the queue is empty.
     async fn send_all(&self) {
         loop {
             let now = BootTime::now();
@@ -375,7 +377,7 @@ impl Releases {
         }
     }
 
-    /// Gives back what still runs of `held`, each at most once. Leases of an earlier term are void.
+    /// Releases the unexpired leases in `held`, each at most once. Leases of an earlier term are void.
     pub(crate) async fn send(
         &self,
         mut held: Vec<HeldLease>,
@@ -399,7 +401,7 @@ impl Releases {
             let request = ReleaseRequest {
                 caller: None,
                 keys: pack(keys).into(),
-                // A master that knows no tokens of each key does nothing for token 0.
+                // A master without a token per key ignores token 0.
                 token: if alike { token } else { 0 },
                 versions: rest.iter().map(|(newest, _)| *newest).collect(),
                 tokens: match alike {
@@ -413,7 +415,7 @@ impl Releases {
     }
 }
 
-/// The leases that one operation holds, which are given back when it ends in whatever way.
+/// The leases of one operation, which are released when the operation ends in any way.
 #[derive(Debug)]
 pub(crate) struct Holding {
     releases: Arc<Releases>,
@@ -421,7 +423,7 @@ pub(crate) struct Holding {
 }
 
 impl Holding {
-    /// None so far.
+    /// Holds no lease yet.
     pub(crate) const fn new(releases: Arc<Releases>) -> Self {
         Self {
             releases,
@@ -429,7 +431,7 @@ impl Holding {
         }
     }
 
-    /// Adds the lease that a lookup of `key` came with, if any.
+    /// Adds the lease that came with a lookup of `key`, if any.
     pub(crate) fn add_located(&mut self, key: &Key, located: &Located) {
         self.held.extend(located.lease.map(|leased| HeldLease {
             key: key.clone(),
@@ -438,7 +440,7 @@ impl Holding {
         }));
     }
 
-    /// The lease on `key` was renewed: from `before`, it is now `after`.
+    /// Replaces the lease `before` on `key` by the renewed lease `after`.
     pub(crate) fn renewed(&mut self, key: &Key, before: Leased, after: Leased) {
         let is_it = |held: &&mut HeldLease| held.leased.token == before.token && held.key == *key;
         if before != after
@@ -448,7 +450,7 @@ impl Holding {
         }
     }
 
-    /// Takes over the lease that a view of `key` left a moment ago: where the block lies.
+    /// Takes over the lease that an earlier view of `key` left, and returns the location of its block.
     pub(crate) fn take_lingering(&mut self, key: &Key) -> Option<(Arc<Located>, Changes)> {
         let (epoch, now) = (self.releases.control.epoch(), BootTime::now());
         let (Lingering { located, held, .. }, changes) =
@@ -457,7 +459,8 @@ impl Holding {
         Some((located, changes))
     }
 
-    /// Leaves the lease on `located` for another view of the block, unless this client has changed keys since `begun`.
+    /// Keeps the lease on `located` for another view of the block, unless this client has changed keys since
+    /// `begun`.
     pub(crate) fn linger(&mut self, located: &Arc<Located>, begun: Changes) {
         let token = located.lease.map(|lease| lease.token);
         let is_it = |held: &HeldLease| Some(held.leased.token) == token;
@@ -467,7 +470,7 @@ impl Holding {
         }
     }
 
-    /// Takes them out, to be given back by who asks.
+    /// Takes the leases out; the caller must release them.
     pub(crate) fn take(&mut self) -> Vec<HeldLease> {
         std::mem::take(&mut self.held)
     }
@@ -489,7 +492,7 @@ mod tests {
         let (begun, step) = (BootTime::now(), Duration::from_millis(10));
         let key = Key::parse("key").unwrap();
         let mut index = Index::default();
-        // Each lease overlaps the next one, so the index as a whole never runs out.
+        // Each lease overlaps the next one, so the index is never empty of unexpired leases.
         for n in 0..1000 {
             let now = begun.after(step * n);
             let leased = Leased {
@@ -530,7 +533,7 @@ mod tests {
             let until = now.after(Duration::from_secs(5));
             index.add(&part(second * 100..(second + 1) * 100, 1, until), now);
         }
-        // Leases of five seconds still run, and those of the last second may wait to be trimmed.
+        // Leases of five seconds are unexpired. Leases of the last second may not be trimmed yet.
         assert!(index.keys.len() <= 700, "{} keys", index.keys.len());
     }
 

@@ -1,4 +1,4 @@
-//! Tries the replicas of one block until one serves; range gets and views share this.
+//! Tries the replicas of one block until one serves. Range gets and views use this.
 
 use crate::cache::{Leased, Located};
 use crate::clock::{Backoff, BootTime, Deadline};
@@ -17,11 +17,11 @@ pub(crate) struct ReplicaRetry<'a> {
     inner: &'a ClientContext,
     key: &'a Key,
     pub(crate) deadline: Deadline,
-    /// The one transport that will do; `None`: any.
+    /// The only transport that may be used; `None` for any.
     only: Option<TransportKind>,
     located: Option<Arc<Located>>,
     holding: Holding,
-    /// When the lease was asked for, or taken over.
+    /// The count of changes when the lease was requested or taken over.
     begun: Changes,
     tried: Tried,
     backoff: Backoff,
@@ -29,7 +29,7 @@ pub(crate) struct ReplicaRetry<'a> {
     last: Option<GetError>,
 }
 
-/// Failures of replicas are reported even when another replica served, or when the operation ended.
+/// Failed replicas are also reported if another replica served, or if the operation ended.
 impl Drop for ReplicaRetry<'_> {
     fn drop(&mut self) {
         let reports = std::mem::take(&mut self.reports);
@@ -38,7 +38,7 @@ impl Drop for ReplicaRetry<'_> {
     }
 }
 
-/// A replica to work with.
+/// A replica for one attempt.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) located: Arc<Located>,
@@ -69,7 +69,7 @@ impl<'a> ReplicaRetry<'a> {
         }
     }
 
-    /// The next replica to work with, `bytes` of it; `None` when the block is absent.
+    /// The next replica for an attempt to move `bytes`; `None` when the block is absent.
     pub(crate) async fn next(&mut self, bytes: Length) -> Result<Option<Target>, GetError> {
         loop {
             let Some(located) = self.locate().await? else {
@@ -88,15 +88,15 @@ impl<'a> ReplicaRetry<'a> {
                     "no node of this host serves a replica over shared memory, or shared memory is off".into(),
                 ));
             }
-            // All have failed. The master hears of it and is asked again; if it still names them
-            // they are tried once more.
+            // All replicas have failed. The master gets the reports and is asked again. If it still names
+            // these replicas, they are tried once more.
             self.located = None;
             self.tried.renew(located.version, true);
             self.pause().await?;
         }
     }
 
-    /// Records that a target failed over `ways`.
+    /// Records that an attempt at `target` failed over the transports `ways`.
     pub(crate) fn fail(&mut self, target: &Target, ways: &[TransportKind], error: TransferError) {
         let segment = target.choice.replica.extent.segment;
         for way in ways {
@@ -131,26 +131,26 @@ impl<'a> ReplicaRetry<'a> {
         });
     }
 
-    /// Takes the renewed lease of the target, if there is one.
+    /// Adopts the renewed lease of the target, if there is one.
     pub(crate) fn renewed(&mut self, target: &Target, now: Option<Leased>) {
         if let (Some(before), Some(after)) = (target.located.lease, now) {
             self.holding.renewed(self.key, before, after);
         }
     }
 
-    /// Records that the block was read: dropped leases on it end too.
+    /// Records that the block was read, so that dropped leases on it are released too.
     pub(crate) fn done(&self) {
         if self.inner.releases.remembers() {
             self.inner.releases.read([self.key.clone()]);
         }
     }
 
-    /// The block is pinned: its lease stays a moment for the next view of it.
+    /// Records that the block is pinned. Its lease stays a moment for the next view of the block.
     pub(crate) fn pinned(&mut self, target: &Target) {
         self.holding.linger(&target.located, self.begun);
     }
 
-    /// Records that the lease ended before the work under it did: it is begun again.
+    /// Records that the lease ended before the work under it did. The work begins again.
     pub(crate) fn lease_outrun(&mut self) {
         Counting::one(&self.inner.counting.leases_outrun);
         self.inner.locations.forget(self.key);
@@ -168,7 +168,7 @@ impl<'a> ReplicaRetry<'a> {
             let reports = std::mem::take(&mut self.reports);
             reports::send_before_lookup(&self.inner.control, reports, self.deadline).await;
             let epoch = self.inner.control.epoch();
-            // A cached location has no lease, so the copy must be verified.
+            // A cached location has no lease, so the bytes must be verified.
             let cached = match self.only {
                 None => self.inner.locations.get(self.key, epoch, BootTime::now()),
                 Some(_) => self.holding.take_lingering(self.key).map(|(found, begun)| {
@@ -272,14 +272,14 @@ mod tests {
         }
     }
 
-    /// What an upsert or a remove does once it has its answer, in two steps.
+    /// The two steps of an upsert or a remove after its answer.
     fn change(inner: &ClientContext, key: &Key, meanwhile: impl FnOnce()) {
         inner.locations.purge([key]);
         meanwhile();
         inner.releases.forget([key]);
     }
 
-    /// No await lies between a pin and the look for its lease, so that it cannot run out meanwhile.
+    /// No await lies between a pin and the check of its lease, so the lease cannot expire in between.
     #[tokio::test]
     async fn a_lease_does_not_linger_beyond_this_clients_own_change() {
         let pool = pool().await;
@@ -299,7 +299,7 @@ mod tests {
         view.pinned(&target);
         assert!(!lingers(), "the lease was asked for before the change");
 
-        // The view takes over a lease that lingers, in the middle of the change.
+        // The view takes over a lingering lease in the middle of the change.
         let mut before = retry(inner, key);
         let target = locate(&mut before).await;
         before.pinned(&target);
@@ -312,7 +312,7 @@ mod tests {
         view.unwrap().pinned(&target);
         assert!(!lingers(), "the lease was taken over during the change");
 
-        // After the change leases linger again, also those that are taken over.
+        // After the change leases linger again, also leases that were taken over.
         let mut view = retry(inner, key);
         let target = locate(&mut view).await;
         view.pinned(&target);

@@ -1,4 +1,4 @@
-//! Tasks of the leader that copy, move and drop replicas, node to node.
+//! Tasks of the leader that copy, move or drop replicas. The bytes go directly from node to node.
 
 use crate::client::Client;
 use crate::control::Call;
@@ -12,17 +12,17 @@ use kvpool_types::wire::keys::pack;
 use kvpool_types::{Code, Key, Length};
 use std::time::Duration;
 
-/// How often [`Client::wait_replica_task`] asks.
+/// The interval at which [`Client::wait_replica_task`] asks the leader.
 const POLL: Duration = Duration::from_millis(20);
 
-/// What happens to the replicas of a task's blocks.
+/// What a task does with the replicas of its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplicaChange {
     /// Each block gets one more replica.
     Copy,
     /// A replica of each block goes to another node.
     Move,
-    /// A replica of each block leaves its node. The last readable replica stays.
+    /// A replica of each block is removed from its node. The last readable replica stays.
     Drop,
 }
 
@@ -37,69 +37,70 @@ pub enum ReplicaBlocks {
     OnNode,
 }
 
-/// What a task is to do.
+/// The description of a new task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaWish {
     /// Copy, move or drop.
     pub change: ReplicaChange,
     /// The blocks.
     pub blocks: ReplicaBlocks,
-    /// The name of the node whose replica moves or is dropped; `None` for any. A drop needs it.
+    /// The name of the node whose replicas are moved or dropped; `None` for any node. A drop needs a name.
     pub from: Option<String>,
-    /// The names of the nodes that get a replica each. Empty: the node with the most free room.
+    /// The names of the target nodes, each of which gets a replica of every block. Empty: each block goes to
+    /// the node with the most free room.
     pub to: Vec<String>,
-    /// Whether blocks that were used earlier are evicted for the new replicas. Otherwise a target needs
-    /// free room.
+    /// Whether the target evicts blocks that were used earlier to make room for the replicas. If not, the
+    /// target needs free room.
     pub evict: bool,
 }
 
-/// How a task stands.
+/// The state of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplicaTaskState {
-    /// Blocks are left.
+    /// Some blocks are not done yet.
     Running,
-    /// Every block was changed, or had left meanwhile.
+    /// Every block was changed, or was gone before its turn.
     Done,
     /// At least one block was not changed.
     Failed,
-    /// A caller ended it.
+    /// A caller cancelled the task.
     Cancelled,
 }
 
-/// A task, as the leader sees it. Its leader keeps it in memory: the next leader does not know it.
+/// A task, as the leader reports it. Only this leader knows the task, since it keeps tasks in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaTask {
-    /// Its id.
+    /// The task's id.
     pub id: u64,
-    /// What it does.
+    /// What the task does.
     pub change: ReplicaChange,
-    /// How it stands.
+    /// The task's state.
     pub state: ReplicaTaskState,
-    /// Its blocks, each counted once for each target.
+    /// The number of its blocks, each counted once for each target.
     pub blocks: u64,
-    /// The blocks that were changed.
+    /// The number of blocks that were changed.
     pub changed: u64,
-    /// The blocks that had left, or needed no change.
+    /// The number of blocks that were gone, or needed no change.
     pub gone: u64,
-    /// The blocks that could not be changed.
+    /// The number of blocks that could not be changed.
     pub failed: u64,
-    /// The bytes that arrived at their targets.
+    /// The bytes that were copied to the targets.
     pub bytes: Length,
     /// The last failure: its code, and a message for people.
     pub failure: Option<(Code, String)>,
-    /// The time since it began.
+    /// The time since the task began.
     pub age: Duration,
-    /// The time since its last change.
+    /// The time since the task's counts last changed.
     pub idle: Duration,
-    /// The node whose replicas move or are dropped; empty for any.
+    /// The node whose replicas are moved or dropped; empty for any node.
     pub from: String,
-    /// The nodes that get replicas; empty for the nodes with the most room.
+    /// The nodes that get replicas; empty for the nodes with the most free room.
     pub to: Vec<String>,
 }
 
 impl Client {
-    /// Begins a task that copies, moves or drops replicas. Bytes go from node to node. Returns before the
-    /// task has ended.
+    /// Begins a task that copies, moves or drops replicas. The call returns before the task has ended. The
+    /// bytes go from node to node.
     ///
     /// # Errors
     ///
@@ -124,33 +125,35 @@ impl Client {
                 ReplicaBlocks::OnNode => Named::EveryBlock(true),
             }),
         };
-        // Repeated, it would add a second replica.
+        // A repeated call would add a second replica.
         let call = Call::by(self.control_deadline()).unless_done();
         let reply = self.inner.control.call(request, call).await?;
         read_task(reply)
     }
 
-    /// Takes a node out of service: it gets no new blocks, and a task moves its blocks to other nodes, the
-    /// block that was used last first. Blocks that were used earlier are evicted for them.
+    /// Takes a node out of service. The node gets no new blocks, and a task moves its blocks to other nodes,
+    /// the most recently used first. The other nodes evict blocks that were used earlier to make room.
     ///
     /// The node may stop once its state in [`Client::stats`] is `drained`.
     ///
     /// # Errors
     ///
-    /// [`ControlError`]: [`Code::Missing`] for an unknown node. [`Code::LastNode`] without `force`, when no other
-    /// node takes the blocks that would leave with it. A repeated call begins another task, which moves what is left.
-    /// It also begins the drain anew if somebody has cancelled it: see [`Client::go_on_draining`].
+    /// [`ControlError`]: [`Code::Missing`] for an unknown node. [`Code::LastNode`] when no other node can
+    /// take the blocks that would be lost, unless `force` is set.
+    ///
+    /// A repeated call begins another task for the remaining blocks. The call also begins a cancelled drain
+    /// again. [`Client::go_on_draining`] does not.
     pub async fn drain_node(&self, name: &str, force: bool) -> Result<ReplicaTask, ControlError> {
         self.drain(name, force, false).await
     }
 
-    /// Begins another task that moves what is left on a node that drains.
+    /// Begins another task that moves the remaining blocks of a draining node.
     ///
     /// # Errors
     ///
-    /// As [`Client::drain_node`]; [`Code::NotDraining`] when the node does not drain, for example because its drain
-    /// was cancelled. [`Code::NodeUnheard`] for a node that a new leader has not heard. An older master takes the call
-    /// for [`Client::drain_node`].
+    /// Those of [`Client::drain_node`], and [`Code::NotDraining`] when the node does not drain, for example because
+    /// its drain was cancelled. [`Code::NodeUnheard`] means that a new leader has not heard the node yet. An older
+    /// master treats the call as [`Client::drain_node`].
     pub async fn go_on_draining(&self, name: &str) -> Result<ReplicaTask, ControlError> {
         self.drain(name, false, true).await
     }
@@ -172,28 +175,33 @@ impl Client {
         read_task(self.inner.control.call(request, call).await?)
     }
 
-    /// Takes a node back into service whose drain [`Client::drain_node`] began. Blocks that have moved stay where
-    /// they are. Returns whether the node drained until now.
+    /// Cancels a drain that [`Client::drain_node`] began. Blocks that have moved stay on their new nodes. Returns
+    /// true if the node was draining.
     ///
     /// # Errors
     ///
-    /// [`ControlError`], and nothing was changed: [`Code::Missing`] for an unknown node, [`Code::NodeStops`] for a node
-    /// that stops, [`Code::Unimplemented`] for a node of an earlier version. [`Code::VersionMismatch`] from a master of
-    /// an earlier version. [`Code::NodeUnheard`] for a node without a session, or that a new leader has not heard.
-    /// [`Code::NodeUnheard`] also when the node did not confirm in time: the message says so, and a repeated call
-    /// waits again.
+    /// [`ControlError`]. After one of these codes nothing was changed:
+    ///
+    /// - [`Code::Missing`]: the node is unknown.
+    /// - [`Code::NodeStops`]: the node stops.
+    /// - [`Code::NodeUnheard`]: the node has no session, or a new leader has not heard it yet.
+    /// - [`Code::Unimplemented`]: the node is older.
+    /// - [`Code::VersionMismatch`]: the master is older.
+    ///
+    /// [`Code::NodeUnheard`] also means that the node did not confirm in time. The message then says so, and a
+    /// repeated call waits again.
     pub async fn undrain_node(&self, name: &str) -> Result<bool, ControlError> {
         let request = UndrainNodeRequest {
             caller: None,
             name: name.to_owned(),
         };
-        // The master waits for the node.
+        // The master answers when the node has confirmed.
         let call = Call::by(self.control_deadline()).waiting();
         let reply = self.inner.control.call(request, call).await?;
         Ok(reply.drained)
     }
 
-    /// The tasks with these ids that the leader knows; every task for no id.
+    /// The tasks with these ids that the leader knows. For an empty list, every task.
     ///
     /// # Errors
     ///
@@ -202,11 +210,11 @@ impl Client {
         self.tasks(ids, false).await
     }
 
-    /// Ends tasks, and returns those that the leader knows. Pulls in progress still end on their own.
+    /// Cancels tasks, and returns those that the leader knows. Pulls in progress are not interrupted.
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`]; [`Code::InvalidArgument`] for no id.
+    /// As [`Client::describe`]; [`Code::InvalidArgument`] for an empty list.
     pub async fn cancel_replica_tasks(
         &self,
         ids: &[u64],
@@ -225,8 +233,8 @@ impl Client {
         reply.tasks.into_iter().map(read_task).collect()
     }
 
-    /// Waits until a task has ended, at most `limit`, and returns how it stands then. `None` when the
-    /// leader does not know the task: there is another leader, and the task has ended with its leader.
+    /// Waits until a task has ended, for at most `limit`, and returns the task's state then. `None` when the
+    /// leader does not know the task. The leader has then changed, and the task ended with its leader.
     ///
     /// # Errors
     ///

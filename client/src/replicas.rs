@@ -1,18 +1,18 @@
-//! Which replica to read next, and what a failed read says.
+//! The choice of the next replica to read, and the consequences of a failed read.
 
 use crate::cache::{Located, LocatedReplica};
 use crate::links::Links;
 use kvpool_transport::{Slice, TransportKind};
 use kvpool_types::{Code, Length, Offset, SegmentId, Version};
 
-/// The replicas of one version of a block, and over which transports they have failed.
+/// The replicas of one version of a block, with the transports over which each has failed.
 #[derive(Debug, Default)]
 pub(crate) struct Tried {
     version: Version,
     failed: Vec<(SegmentId, TransportKind)>,
 }
 
-/// The replica to read next, over the first of `ways` that can be had.
+/// The replica to read next, over the first transport in `ways` that can be opened.
 #[derive(Clone, Debug)]
 pub(crate) struct Choice {
     pub(crate) replica: LocatedReplica,
@@ -20,14 +20,14 @@ pub(crate) struct Choice {
 }
 
 impl Tried {
-    /// Records that `segment` failed over `kind`.
+    /// Records that reading `segment` over `kind` failed.
     pub(crate) fn fail(&mut self, segment: SegmentId, kind: TransportKind) {
         if !self.failed.contains(&(segment, kind)) {
             self.failed.push((segment, kind));
         }
     }
 
-    /// Begins anew: with another version, or with all replicas of this one.
+    /// Forgets the failures if `version` is another version, or if `exhausted`: all replicas have failed.
     pub(crate) fn renew(&mut self, version: Version, exhausted: bool) {
         if self.version != version || exhausted {
             self.version = version;
@@ -35,9 +35,9 @@ impl Tried {
         }
     }
 
-    /// The replica to read next; `None` when every replica has failed over every transport. The order:
-    /// replicas that have not failed; nodes that are not deprioritized; shared memory before TCP; at
-    /// random.
+    /// The replica to read next; `None` when every replica has failed over every transport. Replicas that
+    /// have not failed come first, then nodes that are not deprioritized, then shared memory before TCP.
+    /// Among equals the choice is random.
     pub(crate) fn choose(&self, located: &Located, links: &Links) -> Option<Choice> {
         located
             .replicas
@@ -65,7 +65,7 @@ impl Tried {
             })
     }
 
-    /// How many replicas have not failed at all.
+    /// The number of replicas that have not failed over any transport.
     pub(crate) fn untried(&self, located: &Located) -> u32 {
         let untried = located
             .replicas
@@ -80,21 +80,21 @@ impl Tried {
     }
 }
 
-/// What a failed read says about where to go on.
+/// What a client does after a failed read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// The node is in trouble: another replica, and the master is told.
+    /// The node is at fault: read another replica, and report to the master.
     ReportUnreachable,
-    /// The bytes are wrong: another replica, and the master is told.
+    /// The bytes are wrong: read another replica, and report to the master.
     ReportMismatch,
-    /// The location is out of date: the master is asked again.
+    /// The location is out of date: ask the master again.
     Relocate,
-    /// Only this replica is in trouble: another one.
+    /// Only this replica is at fault: read another one.
     Another,
 }
 
 impl Next {
-    /// What to do after a read failed with `code`.
+    /// The consequence of a read that failed with `code`.
     pub(crate) const fn after(code: Code) -> Self {
         match code {
             Code::Unreachable | Code::DeadlineExceeded => Self::ReportUnreachable,
@@ -111,7 +111,7 @@ impl Next {
         }
     }
 
-    /// What the master is to be told, if anything.
+    /// The code to report to the master, if any.
     pub(crate) const fn report(self) -> Option<Code> {
         match self {
             Self::ReportUnreachable => Some(Code::Unreachable),
@@ -121,8 +121,7 @@ impl Next {
     }
 }
 
-/// The part of `slices` that begins `from` bytes in and is `length` long; `None` when they are
-/// shorter.
+/// The part of `slices` from offset `from` with `length` bytes; `None` when the slices end before.
 pub(crate) fn part_of(slices: &[Slice], from: Offset, length: Length) -> Option<Vec<Slice>> {
     let mut skip = from.0;
     let mut left = length.0;

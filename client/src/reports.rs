@@ -1,4 +1,4 @@
-//! What the master is told of replicas that could not be read.
+//! Reports to the master on replicas that could not be read.
 
 use crate::clock::Deadline;
 use crate::control::{Call, Control};
@@ -7,7 +7,7 @@ use kvpool_types::wire::keys::pack;
 use kvpool_types::{Code, Key, Length, SegmentId, Version};
 use std::sync::Arc;
 
-/// One replica that failed a read.
+/// One replica whose read failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) key: Key,
@@ -16,7 +16,7 @@ pub(crate) struct Report {
     pub(crate) code: Code,
 }
 
-/// Tells the master. A report that does not arrive is no harm: the next reader makes it again.
+/// Sends reports to the master. A lost report does no harm, since the next reader reports the replica again.
 pub(crate) async fn send(control: &Control, reports: Vec<Report>, call: Call) {
     if reports.is_empty() {
         return;
@@ -38,9 +38,9 @@ pub(crate) async fn send(control: &Control, reports: Vec<Report>, call: Call) {
     }
 }
 
-/// Reports failed replicas to the master before a block is looked up again. For a checksum mismatch it waits
-/// for the answer, since the master hides that replica at once and the lookup must see this. An
-/// unreachable replica stays until its node falls silent, so that report is not waited for.
+/// Reports failed replicas to the master before a block is looked up again. A report of a checksum mismatch
+/// is waited for: the master hides that replica at once, and the lookup must see this. A report of an
+/// unreachable replica is not waited for, since this replica stays until its node is suspect.
 pub(crate) async fn send_before_lookup(
     control: &Arc<Control>,
     reports: Vec<Report>,
@@ -53,7 +53,7 @@ pub(crate) async fn send_before_lookup(
     send(control, wrong, Call::by(deadline.share(2, Length(0)))).await;
 }
 
-/// The same, without waiting for it.
+/// Reports failed replicas in the background.
 pub(crate) fn send_soon(control: &Arc<Control>, reports: Vec<Report>, deadline: Deadline) {
     if !reports.is_empty() {
         let (telling, call) = (Arc::clone(control), Call::by(deadline).aside());

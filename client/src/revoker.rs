@@ -1,4 +1,4 @@
-//! Reservations given back that no put uses: its write failed, or its caller is gone.
+//! Revokes reservations that no put uses, because the write failed or the caller has left.
 
 use crate::clock::Deadline;
 use crate::control::{Call, Control};
@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// How many reservations may wait to be given back. Beyond it they are left to expire.
+/// The most reservations that wait to be revoked. Further ones are left to expire.
 const QUEUE: usize = 4096;
-/// The most that one call gives back.
+/// The most reservations that one call revokes.
 const REVOKED_AT_ONCE: usize = 512;
-/// How long one call may take.
+/// The time limit of one call.
 const REVOKE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What identifies a reservation to the master that gave it.
+/// The identity of a reservation at the master that gave it.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub(crate) key: Key,
@@ -25,13 +25,13 @@ pub(crate) struct Ticket {
     pub(crate) epoch: Epoch,
 }
 
-/// Gives reservations back, many in one call, on a task of its own. The task ends when the last
-/// clone is dropped and the queue is empty.
+/// Revokes reservations, many in one call, on a task of its own. The task ends when the last clone is dropped
+/// and the queue is empty.
 #[derive(Clone, Debug)]
 pub(crate) struct Revoker(mpsc::Sender<Ticket>);
 
 impl Revoker {
-    /// Starts the task.
+    /// Starts the task that revokes.
     pub(crate) fn start(control: &Arc<Control>) -> Self {
         let (sender, mut queue) = mpsc::channel(QUEUE);
         let revoking = Arc::clone(control);
@@ -44,7 +44,7 @@ impl Revoker {
         Self(sender)
     }
 
-    /// Gives one reservation back. If the queue is full, the reservation is left to expire, as it is when a
+    /// Revokes one reservation. If the queue is full, the reservation is left to expire, as it is when a
     /// client dies.
     pub(crate) fn give_back(&self, ticket: Ticket) {
         let _ = self.0.try_send(ticket);

@@ -1,5 +1,5 @@
-//! The client in a simulation: its calls go over a network without sockets. Its links come from a
-//! dialer of the simulation. All else is the client as it is.
+//! The client in a simulation. Its calls go over a simulated network, and its links come from the
+//! simulation's dialer. All other code is the same as in production.
 
 use crate::cache::KnownNode;
 use crate::clock::Deadline;
@@ -19,15 +19,15 @@ use tokio::runtime::Handle;
 /// Why a call has no reply.
 #[derive(Debug)]
 pub enum Unanswered {
-    /// There is no way to the master, so it has not got the call.
+    /// The master cannot be reached and has not received the call.
     NoWay(String),
-    /// The master answered so, or the connection broke.
+    /// The master answered with this status, or the connection broke.
     Failed(tonic::Status),
 }
 
-/// The network of one client.
+/// The simulated network of one client.
 pub trait Network: Send + Sync + Debug + 'static {
-    /// Calls `method` of the master at `address` with an encoded request; the encoded reply.
+    /// Calls `method` of the master at `address` with an encoded request, and returns the encoded reply.
     fn call(
         &self,
         address: &str,

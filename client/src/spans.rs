@@ -1,4 +1,4 @@
-//! The spans of transfers; fields are evaluated only where somebody wants spans.
+//! The spans of transfers. Their fields are computed only if a subscriber wants spans.
 
 use crate::cache::KnownNode;
 use kvpool_transport::TransportKind;
@@ -24,7 +24,7 @@ pub(crate) fn transfer(
     )
 }
 
-/// The span of a read that the calling thread does at once, which asks no node.
+/// The span of a read that the calling thread does at once, without a message to the node.
 pub(crate) fn inline_read(kind: TransportKind, node: &KnownNode, blocks: usize) -> Span {
     kvpool_trace::span!(
         "read inline",

@@ -1,7 +1,7 @@
-//! A pool in one process, for tests of what a real pool does only by accident.
+//! A pool in one process, for tests of faults that a real pool shows only by accident.
 //!
-//! The master is the real one, behind a layer that delays, drops or changes answers. The nodes are in memory,
-//! and hang, lie or fail on command.
+//! The master is the real one, behind a layer that delays, drops or changes answers. The nodes are in memory.
+//! A test makes them hang, fail, or return wrong bytes.
 //!
 //! ```text
 //!  Client ─ Wire ─► Master (the layer) ─► kvpool_master's PoolService ─► Pool
@@ -36,7 +36,7 @@ pub(crate) async fn pool() -> Pool {
     pool_with(|_, _| {}).await
 }
 
-/// Starts a pool of other settings and connects to it with other options.
+/// Starts a pool with changed settings, and connects to it with changed options.
 pub(crate) async fn pool_with(change: impl FnOnce(&mut Setup, &mut Options)) -> Pool {
     let (mut setup, mut options) = (Setup::default(), options(Vec::new()));
     change(&mut setup, &mut options);
@@ -57,7 +57,7 @@ pub(crate) async fn leader(setup: Setup) -> Arc<Master> {
     master
 }
 
-/// Options with which nothing takes long.
+/// Client options with short timeouts.
 pub(crate) fn options(masters: Vec<String>) -> Options {
     Options {
         masters,

@@ -1,4 +1,4 @@
-//! Whole operations against a pool that fails on command.
+//! Whole operations against a pool with injected faults.
 
 mod announced;
 mod control;

@@ -1,4 +1,4 @@
-//! Views: a block read in place, in the memory of a node on the same host.
+//! Views: blocks that are read in place, in the memory of a node on the same host.
 
 use crate::api::ViewOptions;
 use crate::clock::{BootTime, Deadline};
@@ -10,8 +10,9 @@ use kvpool_transport::checksum::sum_shared;
 use kvpool_transport::{Slice, TransferError, TransportKind};
 use kvpool_types::{Code, Key, Length, Offset, Version};
 
-/// A block that is read in place, without a copy. The node keeps the extent while the view or a clone of
-/// it lives, even after the lease has expired. Drop a view soon: its extent cannot be reused before.
+/// A block that the caller reads in place, without a copy. The node does not reuse the extent while the view
+/// or a clone of it exists, even after the lease has expired. Drop a view soon, so that the node can reuse
+/// its extent.
 #[derive(Clone, Debug)]
 pub struct View {
     memory: Slice,
@@ -24,12 +25,12 @@ impl View {
         self.memory.length()
     }
 
-    /// Which committed value of the key it is.
+    /// The version of the block.
     pub const fn version(&self) -> Version {
         self.version
     }
 
-    /// Copies bytes out, from `from` on. Panics unless they lie inside the block.
+    /// Copies the bytes from offset `from` into `out`. Panics unless the range lies inside the block.
     pub fn read_at(&self, from: Offset, out: &mut [u8]) {
         self.memory.read_at(from, out);
     }
@@ -39,7 +40,7 @@ impl View {
         self.memory.to_vec()
     }
 
-    /// The memory, read-only; a clone of it keeps the view alive.
+    /// The block's memory, read-only. A clone of the slice keeps the view alive.
     pub const fn memory(&self) -> &Slice {
         &self.memory
     }
@@ -60,8 +61,8 @@ pub(crate) async fn get_view(
             return Ok(None);
         };
         let Some(lease) = target.located.lease else {
-            // A leader that may no longer lead leases nothing; without a lease the pin could come
-            // after the extent was freed.
+            // A leader that is read-only gives no lease. Without a lease the pin could come after the extent
+            // was freed.
             return Err(GetError::Failed {
                 code: Code::NotLeader,
                 message: "the master is read-only and gives no leases; a view needs a lease"
@@ -87,8 +88,8 @@ pub(crate) async fn get_view(
             },
             Err(error) => Err(error),
         };
-        // The pin was in place before the master could free the extent only if the lease still runs
-        // now that it is.
+        // The lease must still run after the pin is in place. Otherwise the master may have freed the extent
+        // before the pin.
         let in_time = lease.runs(BootTime::now());
         let memory = match pinned {
             Ok(memory) if in_time => memory,
@@ -103,7 +104,7 @@ pub(crate) async fn get_view(
         };
         if !options.unverified {
             let shared = memory.clone();
-            // Megabytes are summed: not on a thread that others wait for.
+            // Summing megabytes must not block a thread on which other tasks wait.
             let summed = kvpool_seams::blocking(move || sum_shared(&shared).whole);
             let summed = match deadline.run(summed).await {
                 Ok(Ok(sum)) => sum,
@@ -129,7 +130,7 @@ pub(crate) async fn get_view(
         }
         Counting::one(&inner.counting.hits);
         Counting::one(&inner.counting.views);
-        // The pin keeps the bytes from here on.
+        // From here on the pin keeps the bytes.
         retry.pinned(&target);
         retry.done();
         return Ok(Some(View {

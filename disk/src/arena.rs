@@ -1,4 +1,4 @@
-//! Memory for I/O: one page-aligned mapping, cut into buffers.
+//! Memory for I/O: one page-aligned mapping, from which buffers are taken.
 
 // UNSAFETY: this module owns one anonymous mapping. A buffer covers a range of it that no other
 // buffer covers, from `take` until its drop.
@@ -30,11 +30,11 @@ unsafe impl Sync for Arena {}
 
 #[derive(Debug, Default)]
 struct State {
-    /// Lengths of free ranges by their starts. No two touch.
+    /// The lengths of free ranges, by their starts. No two ranges touch.
     free: BTreeMap<usize, usize>,
     free_bytes: usize,
     next_turn: u64,
-    /// Callers that wait for room, first come first.
+    /// Callers that wait for free bytes, in the order of their calls.
     waiting: VecDeque<u64>,
 }
 
@@ -66,7 +66,7 @@ impl State {
 }
 
 impl Arena {
-    /// Maps `bytes` bytes, rounded up to granules.
+    /// Maps an arena of `bytes` bytes, rounded up to whole granules.
     ///
     /// # Errors
     ///
@@ -98,7 +98,7 @@ impl Arena {
         self.size
     }
 
-    /// The bytes without a buffer, in one or more ranges.
+    /// The bytes that no buffer covers, in one or more ranges.
     pub fn free(&self) -> usize {
         self.state.lock().free_bytes
     }
@@ -108,8 +108,8 @@ impl Arena {
         self.start
     }
 
-    /// Takes a buffer of `bytes` bytes, rounded up to granules. `None` when there is no contiguous
-    /// room, or when others wait for room.
+    /// Takes a buffer of `bytes` bytes, rounded up to whole granules. `None` when no free range is long
+    /// enough, or when other callers wait.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Option<Buffer> {
         let length = Self::rounded(bytes)?;
         let mut state = self.state.lock();
@@ -120,15 +120,15 @@ impl Arena {
         Some(self.buffer(start, length))
     }
 
-    /// Takes a buffer as [`take`](Self::take) does, also before others that wait for room.
+    /// Takes a buffer as [`take`](Self::take) does, but ahead of callers that wait.
     pub fn take_first(self: &Arc<Self>, bytes: usize) -> Option<Buffer> {
         let length = Self::rounded(bytes)?;
         let start = self.state.lock().take(length)?;
         Some(self.buffer(start, length))
     }
 
-    /// Takes a buffer, and waits for room until `until`, in the order of the calls. `None` at that
-    /// time, and at once for more bytes than the arena has.
+    /// Takes a buffer, and waits for free bytes until `until`, in the order of the calls. `None` when the
+    /// time has passed, and at once for more bytes than the arena has.
     pub fn take_within(self: &Arc<Self>, bytes: usize, until: Instant) -> Option<Buffer> {
         let length = Self::rounded(bytes).filter(|length| *length <= self.size)?;
         let mut state = self.state.lock();
@@ -140,7 +140,7 @@ impl Arena {
                 && let Some(start) = state.take(length)
             {
                 state.waiting.pop_front();
-                // There may be room for the next one too.
+                // The next caller may find enough free bytes too.
                 self.room.notify_all();
                 return Some(self.buffer(start, length));
             }
@@ -186,7 +186,7 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// A part of an arena with one holder. Its bytes are those of an earlier holder until it is filled.
+/// A range of an arena with one holder. Until it is filled, it has the bytes of an earlier holder.
 pub struct Buffer {
     arena: Arc<Arena>,
     start: usize,
@@ -200,7 +200,7 @@ impl Buffer {
         unsafe { self.arena.start.as_ptr().add(self.start) }
     }
 
-    /// True for a buffer of this arena.
+    /// Whether the buffer belongs to this arena.
     pub(crate) fn is_of(&self, arena: &Arc<Arena>) -> bool {
         Arc::ptr_eq(&self.arena, arena)
     }

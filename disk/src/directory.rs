@@ -1,8 +1,8 @@
-//! A directory that several processes share: each takes a file of its own.
+//! A directory of media that several processes share. Each process takes a file of its own.
 //!
-//! The files are `kvpool-0.ssd`, `kvpool-1.ssd` and so on. A process takes the first file that no
-//! process has locked, and makes a file when there is none. So a process that starts again finds a file
-//! with its blocks, or with those of a sibling: both belong to the pool.
+//! The files are `kvpool-0.ssd`, `kvpool-1.ssd` and so on. A process takes the first file that no other
+//! process has locked, and creates a file if there is none. So a restarted process finds a file with its own
+//! blocks, or with those of a sibling. Both belong to the pool.
 
 use crate::GRANULE;
 use crate::arena::Arena;
@@ -17,31 +17,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A new file takes one in this many bytes of the free room, if no size is given.
+/// Without a given size, a new file takes this fraction of the free space: one in `SHARE` bytes.
 const SHARE: u64 = 10;
-/// A share smaller than this is of no use.
+/// The least size of a new file in bytes. A smaller one is of no use.
 const LEAST: u64 = 64 << 20;
-/// The most that a share comes to.
+/// The greatest size of a new file in bytes.
 const MOST: u64 = 2 << 40;
-/// How long another process may take for its choice.
+/// How long this process waits while another process chooses its file.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often it is looked whether that process is done.
+/// The interval at which this process tries the lock of the directory again.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Opens the first file of `directory` that no process has, and makes one if there is none. A file
-/// that is there keeps its size if `options` gives none. A new one then takes a tenth of the free
-/// room, at most 2 TiB.
+/// Opens the first file of `directory` that no other process has locked, and creates a file if there is none.
+/// If `options` gives no size, an existing file keeps its size. A new file then takes a tenth of the free
+/// space, at most 2 TiB.
 ///
 /// # Errors
 ///
-/// Every variant of [`OpenError`] but `Busy`. A file that could not be made is removed.
+/// Every variant of [`OpenError`] but `Busy`. A file whose creation failed is removed, unless the directory
+/// could not be locked.
 pub fn open_in(
     directory: &Path,
     options: &Options,
     arena: &Arc<Arena>,
 ) -> Result<(PathBuf, Arc<dyn Engine>), OpenError> {
     let choice = Choosing::begin(directory)?;
-    // A file that is in use is another process's.
+    // A locked file belongs to another process, so this does not wait for the lock.
     let options = &Options {
         patience: Duration::ZERO,
         ..*options
@@ -49,7 +50,7 @@ pub fn open_in(
     let present = present(directory).map_err(system("list", directory))?;
     for number in &present {
         let path = file(directory, *number);
-        // A file without bytes is left of a process that died while it made the file.
+        // An empty file remains from a process that died while it created the file.
         let is_empty = std::fs::metadata(&path).is_ok_and(|found| found.len() == 0);
         let size = match options.size {
             None if is_empty => Some(share(directory)?),
@@ -69,16 +70,17 @@ pub fn open_in(
         let path = file(directory, number);
         match open(&path, &Options { size, ..*options }, arena) {
             Ok(engine) => {
-                // The name must survive a crash, as the blocks do.
+                // The file's name must survive a crash, as its blocks do.
                 rustix::fs::fsync(&choice.directory)
                     .map_err(|errno| system("sync", directory)(errno.into()))?;
                 return Ok((path, engine));
             }
-            // Another process made it meanwhile: it did not wait for this one's choice.
+            // Another process created the file meanwhile: it did not wait for the directory's lock.
             Err(OpenError::Busy { .. }) => {}
             Err(error) => {
                 if choice.is_locked {
-                    // It may hold part of the room. If it was not even made, nothing is to be removed.
+                    // The file may hold part of the free space. If it was never created, there is nothing to
+                    // remove.
                     let _not_there = std::fs::remove_file(&path);
                 }
                 return Err(error);
@@ -90,7 +92,7 @@ pub fn open_in(
     })
 }
 
-/// A directory in which this process alone chooses, so that no two take a share of the same free room.
+/// The lock of a directory. While a process holds it, no other process takes a share of the same free space.
 struct Choosing {
     directory: OwnedFd,
     is_locked: bool,
@@ -111,7 +113,7 @@ impl Choosing {
                         continue;
                     }
                     Err(errno) => {
-                        // Each file has a lock of its own: only the shares may overlap.
+                        // Every file has a lock of its own, so at worst the shares of two processes overlap.
                         tracing::warn!(path = %path.display(), error = %io::Error::from(errno),
                         "the directory is not locked while a file is chosen");
                         false
@@ -128,7 +130,7 @@ impl Choosing {
 impl Drop for Choosing {
     fn drop(&mut self) {
         if self.is_locked {
-            // A child made by fork has the descriptor too, and would keep the lock.
+            // A forked child has the descriptor too, and would keep the lock.
             let _unlocked = rustix::fs::flock(&self.directory, FlockOperation::Unlock);
         }
     }
@@ -138,7 +140,7 @@ fn file(directory: &Path, number: u32) -> PathBuf {
     directory.join(format!("kvpool-{number}.ssd"))
 }
 
-/// The numbers of the files that are there.
+/// The numbers of the existing files.
 fn present(directory: &Path) -> io::Result<BTreeSet<u32>> {
     let mut numbers = BTreeSet::new();
     for entry in std::fs::read_dir(directory)? {
@@ -155,7 +157,7 @@ fn present(directory: &Path) -> io::Result<BTreeSet<u32>> {
     Ok(numbers)
 }
 
-/// The size of a new file that is given none.
+/// The size of a new file, if none is given.
 fn share(directory: &Path) -> Result<u64, OpenError> {
     let room = rustix::fs::statvfs(directory)
         .map_err(|errno| system("measure", directory)(errno.into()))?;

@@ -1,4 +1,4 @@
-//! What an engine does: requests, their ends, and their errors.
+//! The interface of an engine: requests, completions and errors.
 
 use crate::GRANULE;
 use crate::arena::Buffer;
@@ -6,30 +6,30 @@ use rustix::io::Errno;
 use std::fmt;
 use std::io;
 
-/// What to do at an offset.
+/// The operation of a request.
 #[derive(Debug)]
 pub enum Op {
     /// Fill the buffer.
     Read(Buffer),
     /// Write the whole buffer.
     Write(Buffer),
-    /// Make every write durable whose completion came before this was submitted.
+    /// Make durable every write that was completed before this request was submitted.
     Flush,
-    /// Tell the device that a range is no longer needed. A device or file that cannot be told does
-    /// nothing. The range then reads as anything.
+    /// Tell the device that a range is no longer needed. Its content is then undefined. This has no effect on
+    /// a device or file without discard.
     Discard {
         /// The bytes of the range.
         length: u64,
     },
 }
 
-/// One piece of work for an engine.
+/// One request to an engine.
 pub struct Request {
     /// What to do.
     pub op: Op,
-    /// Where it begins, in bytes; 0 for a flush.
+    /// The first byte, as an offset into the device; 0 for a flush.
     pub offset: u64,
-    /// Called once with the outcome, on a thread of the engine. It must not block.
+    /// Called once with the outcome, on a thread of the engine. The function must not block.
     pub done: Box<dyn FnOnce(Completion) + Send>,
 }
 
@@ -39,12 +39,12 @@ impl fmt::Debug for Request {
     }
 }
 
-/// The end of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 pub struct Completion {
-    /// The buffer of a read or write, also after an error. `None` when the kernel may still use it.
+    /// The buffer of a read or write, also after an error. `None` when the kernel may still use the buffer.
     pub buffer: Option<Buffer>,
-    /// The outcome. After an error a read's buffer holds anything, and a write's range too.
+    /// The result. After an error the contents of a read's buffer, or of a write's range, are undefined.
     pub result: Result<(), IoError>,
 }
 
@@ -60,10 +60,10 @@ pub enum IoError {
         /// The bytes that were transferred.
         done: u64,
     },
-    /// The filesystem has no room for the write, in spite of preallocation.
+    /// The filesystem has no space for the write, in spite of preallocation.
     #[error("no space is left for the write")]
     NoSpace,
-    /// The device, file or filesystem takes no writes.
+    /// The device, file or filesystem is read-only.
     #[error("the device is read-only")]
     ReadOnly,
     /// The device could not read or write the range.
@@ -89,7 +89,8 @@ impl From<Errno> for IoError {
         match errno {
             Errno::NOSPC | Errno::DQUOT | Errno::FBIG => Self::NoSpace,
             Errno::ROFS | Errno::PERM => Self::ReadOnly,
-            // The descriptor is the engine's own, so a write to it is refused for its mode alone.
+            // The descriptor is the engine's own and open, so this error means that it is not open for
+            // writing.
             Errno::BADF => Self::ReadOnly,
             Errno::IO | Errno::ILSEQ | Errno::NODATA | Errno::TIMEDOUT | Errno::REMOTEIO => {
                 Self::Medium(error)
@@ -102,7 +103,7 @@ impl From<Errno> for IoError {
     }
 }
 
-/// Which engine does the work.
+/// The kind of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EngineKind {
@@ -114,24 +115,24 @@ pub enum EngineKind {
     Memory,
 }
 
-/// Does requests, in any order.
+/// Serves requests on one device, in any order.
 pub trait Engine: Send + Sync + fmt::Debug {
-    /// Takes a request. It never waits for the device. Every request ends with one call of its
-    /// `done`, also when the engine is dropped.
+    /// Takes a request, without waiting for the device. Every request ends with one call of its `done`, also
+    /// when the engine is dropped.
     fn submit(&self, request: Request);
 
-    /// The bytes of the device.
+    /// The size of the device in bytes.
     fn size(&self) -> u64;
 
-    /// Which engine it is.
+    /// The kind of this engine.
     fn kind(&self) -> EngineKind;
 
-    /// Requests that have not ended.
+    /// The number of requests that have not ended.
     fn in_flight(&self) -> usize;
 }
 
 impl Request {
-    /// Ends the request.
+    /// Ends the request with `result`.
     pub(crate) fn end(self, result: Result<(), IoError>) {
         let buffer = match self.op {
             Op::Read(buffer) | Op::Write(buffer) => Some(buffer),

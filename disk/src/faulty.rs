@@ -1,4 +1,4 @@
-//! An engine that goes wrong where a test says so.
+//! An engine for tests that injects faults into another engine.
 
 use crate::engine::{Completion, Engine, EngineKind, IoError, Op, Request};
 use parking_lot::{Condvar, Mutex};
@@ -9,18 +9,18 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What goes wrong with a request.
+/// A fault of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The request fails with this error number, and nothing is transferred.
+    /// The request fails with this error number. Nothing is transferred.
     Errno(i32),
-    /// The device ends after so many bytes.
+    /// The request transfers only this many bytes, as if the device ended there.
     Short(u64),
-    /// The request is done, this much later.
+    /// The request is served later by this time.
     Delay(Duration),
-    /// One bit of a read is wrong: the bit's number from the range's start.
+    /// One bit of a read is inverted. The number counts bits from the start of the range.
     Flip(u64),
-    /// The request ends well, and nothing was transferred.
+    /// The request succeeds, but nothing is transferred.
     Lost,
 }
 
@@ -30,7 +30,7 @@ struct Rule {
     reads: bool,
     writes: bool,
     range: Range<u64>,
-    /// How often the fault still happens.
+    /// The number of requests that the fault will still hit.
     left: u64,
     fault: Fault,
 }
@@ -45,7 +45,7 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    /// An engine without faults so far.
+    /// Wraps `inner`, without faults at first.
     pub fn new(inner: Arc<dyn Engine>) -> Self {
         let late = Arc::new(Late::default());
         let (engine, requests) = (Arc::clone(&inner), Arc::clone(&late));
@@ -58,23 +58,23 @@ impl Faulty {
         }
     }
 
-    /// The next `times` reads that touch the range go wrong.
+    /// Injects `fault` into the next `times` reads that touch `range`.
     pub fn on_reads(&self, range: Range<u64>, times: u64, fault: Fault) {
         self.add(true, false, range, times, fault);
     }
 
-    /// The next `times` writes, flushes and discards that touch the range go wrong. A flush touches
+    /// Injects `fault` into the next `times` writes, flushes and discards that touch `range`. A flush touches
     /// every range.
     pub fn on_writes(&self, range: Range<u64>, times: u64, fault: Fault) {
         self.add(false, true, range, times, fault);
     }
 
-    /// Every request goes wrong from now on.
+    /// Injects `fault` into every request from now on.
     pub fn on_all(&self, fault: Fault) {
         self.add(true, true, 0..u64::MAX, u64::MAX, fault);
     }
 
-    /// Nothing goes wrong any more.
+    /// Ends all faults.
     pub fn mend(&self) {
         self.rules.lock().clear();
     }
@@ -163,7 +163,7 @@ impl Drop for Faulty {
     }
 }
 
-/// Requests that wait for their time.
+/// Requests that are delayed.
 #[derive(Debug, Default)]
 struct Late {
     queue: Mutex<LateQueue>,
@@ -182,7 +182,7 @@ impl Late {
         self.wake.notify_all();
     }
 
-    /// Passes requests on when their time has come, or at the end.
+    /// Passes delayed requests on when their time has come, or when the engine ends.
     fn run(&self, engine: &dyn Engine) {
         let mut queue = self.queue.lock();
         loop {

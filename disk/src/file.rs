@@ -13,16 +13,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The time between two looks at a lock that another process has.
+/// The interval of tries to take a lock that another process has.
 const POLL: Duration = Duration::from_millis(20);
 
 /// Which engine to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// io_uring, or threads where it is blocked.
+    /// io_uring; threads if io_uring is not permitted.
     #[default]
     Auto,
-    /// io_uring, or an error.
+    /// io_uring; an error if it is not permitted.
     Uring,
     /// Threads.
     Threads,
@@ -31,17 +31,17 @@ pub enum Choice {
 /// How to open a device or file.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// For a file: its bytes. A missing file is created, and all its room is taken at once. `None`
-    /// opens a device or file as it is.
+    /// The size in bytes, for a file. A missing file is created, and all its space is allocated at once.
+    /// `None` opens a device or file as it is.
     pub size: Option<u64>,
     /// The engine.
     pub engine: Choice,
-    /// Use the page cache even where direct I/O is possible.
+    /// Whether to use the page cache even if direct I/O is possible.
     pub buffered: bool,
-    /// The most transfers in progress.
+    /// The most transfers in progress at a time.
     pub depth: u32,
-    /// How long another process may keep the device or file. The last requests of a process that was
-    /// killed keep it until they end.
+    /// How long to wait for another process to release the device or file. The last requests of a killed
+    /// process hold it until they end.
     pub patience: Duration,
 }
 
@@ -77,7 +77,7 @@ pub enum OpenError {
         /// The device or file.
         path: PathBuf,
     },
-    /// Another process has it.
+    /// Another process has locked it.
     #[error("{} is in use by another process", path.display())]
     Busy {
         /// The device or file.
@@ -92,7 +92,7 @@ pub enum OpenError {
     /// It is neither a file nor a block device.
     #[error("{} is neither a file nor a block device", path.display())]
     Kind {
-        /// What it is not.
+        /// The path.
         path: PathBuf,
     },
     /// A file must have a size, and a device has its own.
@@ -100,7 +100,7 @@ pub enum OpenError {
     Size {
         /// The device or file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault of the size.
         reason: String,
     },
 }
@@ -110,13 +110,13 @@ pub enum OpenError {
 pub(crate) struct File {
     pub(crate) fd: OwnedFd,
     pub(crate) size: u64,
-    /// True when transfers go around the page cache.
+    /// Whether transfers bypass the page cache.
     pub(crate) is_direct: bool,
-    /// True for a block device.
+    /// Whether this is a block device.
     pub(crate) is_device: bool,
 }
 
-/// Opens a device or file, and starts an engine for it. Buffers of requests should be of `arena`,
+/// Opens a device or file, and starts an engine for it. The buffers of requests should come from `arena`,
 /// which io_uring registers once.
 ///
 /// # Errors
@@ -165,7 +165,7 @@ impl EngineKind {
     }
 }
 
-/// Takes the lock of a device or file, and waits for it at most `patience`.
+/// Locks a device or file. Waits at most `patience` for another process to release it.
 fn lock(fd: &OwnedFd, path: &Path, patience: Duration) -> Result<(), OpenError> {
     let until = Instant::now() + patience;
     let mut is_said = false;
@@ -212,7 +212,8 @@ impl File {
         let there = rustix::fs::stat(path).map(|found| FileType::from_raw_mode(found.st_mode));
         match there {
             Err(Errno::NOENT) if options.size.is_some() => flags |= OFlags::CREATE,
-            // The kernel then keeps the device for this process: nobody mounts or formats it meanwhile.
+            // The kernel then reserves the device for this process, so that no process mounts or formats it
+            // meanwhile.
             Ok(FileType::BlockDevice) => flags |= OFlags::EXCL,
             _ => {}
         }
@@ -280,12 +281,12 @@ impl File {
                 let room = rustix::fs::fstatvfs(&fd).map_err(system("measure"))?;
                 let free = room.f_bavail.saturating_mul(room.f_frsize);
                 if wanted - present > free {
-                    // Asked for more, a filesystem may fill up before it refuses.
+                    // A filesystem may fill up completely before it refuses a request for too much space.
                     return Err(size(format!(
                         "the filesystem has {free} bytes free, and size= asks for {wanted}: lower it"
                     )));
                 }
-                // All room is taken now: a write must not fail for it later.
+                // All space is allocated now, so that no later write fails for want of space.
                 rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, wanted)
                     .map_err(system("take the room of"))?;
                 rustix::fs::fsync(&fd).map_err(system("sync"))?;

@@ -9,12 +9,12 @@
 //!  Arena ─ take ─► Buffer     page-aligned memory, the only memory that an engine touches
 //! ```
 //!
-//! The crate knows no asynchronous runtime: a request carries the function that its end calls.
+//! The crate does not depend on an async runtime: a request carries the function that its completion calls.
 //!
-//! **Architecture Invariant:** a buffer belongs to its request until the request's completion. So no
-//! device writes to memory that has another holder.
+//! **Architecture Invariant:** a buffer belongs to its request until the request's completion. So no device
+//! writes to memory with another holder.
 //!
-//! ADR 0035 says why there is one ring a disk and no runtime.
+//! ADR 0035 says why there is one ring per disk and no runtime.
 
 pub mod arena;
 mod directory;

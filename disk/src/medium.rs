@@ -1,21 +1,21 @@
-//! What lies on a disk, and what is believed of it.
+//! The layout of a medium on a disk, and the proof of every block that is read from it.
 //!
 //! ```text
 //! 0          4 KiB      8 KiB          1 MiB (DATA_START)
 //! superblock superblock zeros, kept ...| extents: header, data, padding; each whole granules ...
 //! ```
 //!
-//! The master decides which extent lies where and remembers it. The medium keeps no directory: it
-//! is asked for extents that the master names, and proves that it holds them. So a lost or torn
-//! write costs a miss, and never gives wrong bytes:
+//! The master decides the offset of each extent and remembers it. The medium has no directory of its own. A
+//! caller names an extent, and the bytes on the disk must prove that they are the expected block. So a lost
+//! or torn write costs a miss, and never gives wrong bytes:
 //!
-//! - [`Superblock`] says whose medium this is. [`judge()`] says whether the master believes it.
+//! - [`Superblock`] says to which pool the medium belongs. [`judge()`] says whether the master accepts it.
 //! - [`Medium::store`] writes header and data in one request.
-//! - [`Medium::load`] reads. [`Arrival::verify`] gives bytes only where the header is the expected
-//!   block's at this place of this medium, and every chunk has its checksum. The chunks' checksums
-//!   combine to the block's checksum, which the master names. So every range is as well proved as
-//!   the whole block.
-//! - [`Scan`] reads what lies in a zone.
+//! - [`Medium::load`] reads. [`Arrival::verify`] returns bytes only if two conditions hold. The header is the
+//!   expected block's, at this offset of this medium. Every chunk has its checksum. The checksums of all
+//!   chunks combine to the block's checksum, which the master names. So a range of a block is proved as well
+//!   as the whole block.
+//! - [`Scan`] reports the extents in a zone.
 //!
 //! ```text
 //! open ─► Blank ──► format ─┐
@@ -59,16 +59,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// What a device holds.
+/// The content of a device.
 #[derive(Debug)]
 pub enum Opened {
-    /// The whole room for superblocks is zero: a new device or file.
+    /// The whole space for superblocks is zero: this is a new device or file.
     Blank,
     /// A medium of kvpool.
     Formatted(Formatted),
 }
 
-/// A medium whose superblock was read or written, and which nobody uses yet.
+/// A medium whose superblock was read or written, and which is not attached yet.
 #[derive(Debug)]
 pub struct Formatted {
     copies: Copies,
@@ -76,12 +76,12 @@ pub struct Formatted {
 }
 
 impl Formatted {
-    /// Reads what a device holds. This and all of `Formatted` block on the device.
+    /// Reads the superblocks of a device. This and all methods of `Formatted` block on the device.
     pub fn open(engine: Arc<dyn Engine>, arena: Arc<Arena>) -> Result<Opened, MediumRefused> {
         Self::open_until(engine, arena, None)
     }
 
-    /// Like [`open`](Self::open), and gives up at `until`. The request that took too long goes on.
+    /// [`open`](Self::open) that gives up at `until`. The late request continues in the background.
     pub fn open_until(
         engine: Arc<dyn Engine>,
         arena: Arc<Arena>,
@@ -105,8 +105,9 @@ impl Formatted {
         Ok(Opened::Formatted(Self { copies, superblock }))
     }
 
-    /// Makes the device a new medium of this cluster, with a new id, whatever it held before. The
-    /// caller has asked for that, or has found it blank. Bad ranges of a former medium stay bad.
+    /// Formats the device as a new medium of this cluster, with a new id, whatever the device held before.
+    /// Call this only for a blank device, or when the operator has asked for it. The bad ranges of a former
+    /// medium stay bad.
     pub fn format(
         engine: Arc<dyn Engine>,
         arena: Arc<Arena>,
@@ -116,7 +117,7 @@ impl Formatted {
         Self::format_until(engine, arena, cluster, medium, None)
     }
 
-    /// Like [`format`](Self::format), and gives up at `until`. The request that took too long goes on.
+    /// [`format`](Self::format) that gives up at `until`. The late request continues in the background.
     pub fn format_until(
         engine: Arc<dyn Engine>,
         arena: Arc<Arena>,
@@ -140,13 +141,13 @@ impl Formatted {
         Ok(Self { copies, superblock })
     }
 
-    /// What the medium says of itself.
+    /// The superblock of the medium.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }
 
-    /// Begins to use the medium in this generation. It returns after the generation is durable and
-    /// the medium is marked as in use.
+    /// Attaches the medium in this generation. On return the generation is durable, and the medium is marked
+    /// as in use.
     pub fn attach(
         self,
         cluster: ClusterId,
@@ -155,7 +156,7 @@ impl Formatted {
         self.attach_until(cluster, generation, None)
     }
 
-    /// Like [`attach`](Self::attach), and gives up at `until`. The request that took too long goes on.
+    /// [`attach`](Self::attach) that gives up at `until`. The late request continues in the background.
     pub fn attach_until(
         mut self,
         cluster: ClusterId,
@@ -188,14 +189,14 @@ impl Formatted {
         })
     }
 
-    /// Reads what lies in a range; `None` when the arena has no room.
+    /// A scan for extents in a range; `None` when the arena has no free buffer.
     pub fn scan(&self, range: Range<u64>) -> Option<Scan> {
         let Copies { engine, arena, .. } = &self.copies;
         Scan::new(Arc::clone(engine), arena, self.superblock.medium, range)
     }
 }
 
-/// The bytes of the device in whole granules, if it is large enough for a medium.
+/// The bytes of the device in whole granules. An error if the device is too small for a medium.
 fn usable(engine: &dyn Engine) -> Result<u64, MediumRefused> {
     let size = engine.size() / GRANULE as u64 * GRANULE as u64;
     (size > DATA_START)
@@ -208,11 +209,11 @@ fn usable(engine: &dyn Engine) -> Result<u64, MediumRefused> {
 pub struct Medium {
     engine: Arc<dyn Engine>,
     shared: Arc<Shared>,
-    /// Held across writes of the superblock, never by stores and loads.
+    /// Locked during writes of the superblock, never by stores and loads.
     formatted: Mutex<Formatted>,
 }
 
-/// What stores and loads in flight share with the medium.
+/// The state that the medium shares with stores and loads in flight.
 #[derive(Debug)]
 struct Shared {
     id: MediumId,
@@ -229,12 +230,12 @@ impl Medium {
         self.shared.id
     }
 
-    /// The bytes of the medium, with the superblocks.
+    /// The size of the medium in bytes, with the superblocks.
     pub fn size(&self) -> u64 {
         self.shared.size
     }
 
-    /// The bytes for extents: the size of the master's segment, whose offset 0 is [`DATA_START`].
+    /// The bytes for extents. This is the size of the master's segment, whose offset 0 is [`DATA_START`].
     pub fn capacity(&self) -> u64 {
         self.shared.size - DATA_START
     }
@@ -245,15 +246,15 @@ impl Medium {
         self.shared.bad.lock().clone()
     }
 
-    /// Failed loads since the attach, by kind.
+    /// The number of failed loads since the attach, by kind.
     pub fn wrong_counts(&self) -> [(&'static str, u64); WRONG_KINDS.len()] {
         self.shared.wrong.read()
     }
 
-    /// Ends the use of the medium: refuses new work, waits for what is in flight, flushes, and
-    /// marks the medium as clean. Blocks until `until` at most.
+    /// Detaches the medium: refuses new stores and loads, waits for those in flight, flushes, and marks the
+    /// medium as clean. Blocks until `until` at most.
     ///
-    /// After an error a write of a superblock may still be under way. Open the device again when its
+    /// After an error a write of a superblock may still be under way. Open the device again only when its
     /// engine has no request in flight.
     pub fn detach(&self, until: Instant) -> Result<(), DetachError> {
         self.shared
@@ -274,15 +275,16 @@ impl Medium {
         Ok(copies.write(superblock)?)
     }
 
-    /// Reads what lies in a range; `None` when the arena has no room. Bad sectors that a scan meets
-    /// are reported and not marked.
+    /// A scan for extents in a range; `None` when the arena has no free buffer. The scan reports bad sectors,
+    /// but does not add them to the bad ranges.
     pub fn scan(&self, range: Range<u64>) -> Option<Scan> {
         self.formatted.lock().scan(range)
     }
 }
 
 impl Shared {
-    /// The bytes of an extent at `offset` for a block of `length` bytes, if it can lie there.
+    /// The byte range on the medium of an extent at `offset` for a block of `length` bytes. An error if the
+    /// extent cannot lie there.
     fn place(&self, offset: u64, length: u64) -> Result<Range<u64>, Invalid> {
         let footprint = footprint(length).ok_or(Invalid::Length(length))?;
         let end = offset.checked_add(footprint);

@@ -1,5 +1,5 @@
-//! A device in memory, which remembers every write and flush: from them a test makes the states that
-//! a power cut may leave.
+//! A device in memory that records every write and flush. A test makes from them the states that a power cut
+//! may leave.
 
 use crate::engine::{Engine, EngineKind, IoError, Op, Request};
 use parking_lot::Mutex;
@@ -16,17 +16,17 @@ struct State {
     log: Vec<Event>,
 }
 
-/// What happened to the device.
+/// A write or flush of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Bytes were written at an offset.
     Write(u64, Vec<u8>),
-    /// Every write before it is durable.
+    /// Every write before this flush is durable.
     Flush,
 }
 
 impl Memory {
-    /// A device of `size` zeros.
+    /// A device of `size` zero bytes.
     pub fn new(size: usize) -> Self {
         Self::from_image(vec![0; size])
     }

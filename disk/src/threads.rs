@@ -1,4 +1,4 @@
-//! The engine of threads: blocking calls, for hosts where io_uring is blocked.
+//! The engine with threads and blocking calls, for hosts that do not permit io_uring.
 
 use crate::engine::{Engine, EngineKind, IoError, Op, Request};
 use crate::file::File;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-/// More threads than this only wait for each other on the device.
+/// The most threads. More threads would only wait for each other on the device.
 const MOST_THREADS: u32 = 16;
 
 /// A pool of threads over one file.
@@ -85,7 +85,7 @@ impl Drop for Threads {
         self.shared.queue.lock().is_closed = true;
         self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
-            // The last reference may be dropped by a completion, on one of these threads.
+            // A completion may drop the last reference on one of these threads.
             if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
                 tracing::error!("a disk thread panicked");
             }
@@ -142,7 +142,7 @@ impl Shared {
     }
 }
 
-/// A discard that the device does not know is no error.
+/// It is no error if the device does not support discard.
 pub(crate) fn discarded(result: Result<(), Errno>) -> Result<(), IoError> {
     match result {
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => Ok(()),
@@ -159,7 +159,7 @@ fn repeat<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     }
 }
 
-/// Repeats a transfer until all bytes are through: a call may transfer a part.
+/// Repeats a transfer until all bytes are transferred, since one call may transfer only a part.
 fn whole(
     wanted: usize,
     mut transfer: impl FnMut(usize) -> Result<usize, Errno>,

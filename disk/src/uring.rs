@@ -1,12 +1,11 @@
-//! The engine of io_uring: one ring and one thread.
+//! The engine with io_uring: one ring and one thread.
 //!
 //! ```text
 //!  submit ─► queue ─ wakes, if it sleeps ─► thread: fill the ring ─► enter and wait ─► completions
 //! ```
 //!
-//! The thread sleeps in the kernel until a transfer ends or an event wakes it, so an idle ring costs
-//! no time. Every completion names its slot and the slot's generation, so no request takes the
-//! result of another.
+//! The thread sleeps in the kernel until a transfer ends or an event wakes it. So an idle ring costs no time.
+//! Every completion names its slot and the slot's generation, so that no request takes the result of another.
 
 // UNSAFETY: entries name memory and descriptors by address. The memory is the buffer that the slot
 // owns until the completion; the descriptors live as long as the ring.
@@ -28,14 +27,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The tag of the read of the wake-up event.
+/// The tag of the entry that reads the wake-up event.
 const WAKE: u64 = u64::MAX;
-/// The most bytes of one entry: the kernel transfers no more at once.
+/// The most bytes of one entry. The kernel transfers no more at once.
 const MOST_BYTES: usize = 1 << 30;
-/// How long the kernel may give a transfer back without a byte: a file that takes none would keep the thread at
-/// work without end.
+/// How long the kernel may interrupt a transfer again and again without a byte. Otherwise a file that
+/// transfers nothing would keep the thread busy forever.
 const GIVEN_BACK: Duration = Duration::from_secs(1);
-/// How long the kernel may refuse every call before a ring that is closed is left to it.
+/// How long the kernel may refuse every call before a closed ring is abandoned.
 const REFUSED: Duration = Duration::from_secs(2);
 /// The pause after a call that the kernel refused.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
@@ -58,7 +57,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Queue {
     requests: VecDeque<Request>,
-    /// True while the thread may sleep without having seen the queue.
+    /// Whether the thread may sleep without having seen the queue.
     sleeps: bool,
     is_closed: bool,
 }
@@ -69,7 +68,7 @@ struct Slot {
     request: Option<Request>,
     /// Bytes transferred by earlier entries.
     done: usize,
-    /// When the kernel first gave the transfer back since its last byte.
+    /// When the kernel first interrupted the transfer since its last byte.
     given_back: Option<Instant>,
 }
 
@@ -150,7 +149,7 @@ fn libc_iovec(arena: &Arc<Arena>) -> [libc::iovec; 1] {
 
 impl Shared {
     fn wake(&self) {
-        // A full counter means that the thread is already woken.
+        // If the counter is full, the thread has already been woken.
         let _woken = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
@@ -190,7 +189,7 @@ impl Drop for Uring {
         self.shared.queue.lock().is_closed = true;
         self.shared.wake();
         if let Some(thread) = self.thread.take()
-            // The last reference may be dropped by a completion, on this thread.
+            // A completion may drop the last reference on this thread.
             && thread.thread().id() != std::thread::current().id()
             && thread.join().is_err()
         {
@@ -206,17 +205,17 @@ struct Driver {
     is_fixed: bool,
     slots: Vec<Slot>,
     vacant: Vec<u32>,
-    /// Slots whose transfer goes on behind a part.
+    /// Slots whose transfer continues after a partial one.
     again: VecDeque<u32>,
-    /// Where the wake-up event is read to.
+    /// The target of the reads of the wake-up event.
     woken: Box<u64>,
-    /// True while the ring has a read of the wake-up event.
+    /// Whether the ring has an entry that reads the wake-up event.
     is_armed: bool,
 }
 
 impl Driver {
     fn run(mut self) {
-        // Since when the kernel has refused every call.
+        // The time since which the kernel has refused every call.
         let mut refused: Option<Instant> = None;
         loop {
             self.arm();
@@ -227,7 +226,7 @@ impl Driver {
                 if queue.is_closed && is_idle && queue.requests.is_empty() {
                     return;
                 }
-                // Requests that found no slot wait for a completion, not for the event.
+                // Requests that found no free slot wait for a completion, not for the event.
                 queue.sleeps = queue.requests.is_empty();
                 if !queue.requests.is_empty() && !self.vacant.is_empty() {
                     continue;
@@ -235,14 +234,14 @@ impl Driver {
             }
             match self.ring.submit_and_wait(1) {
                 Ok(_) => refused = None,
-                // A signal, or a full completion queue, which is read below.
+                // A signal came, or the completion queue is full. The queue is read below.
                 Err(error)
                     if matches!(
                         Errno::from_io_error(&error),
                         Some(Errno::INTR | Errno::BUSY | Errno::AGAIN)
                     ) => {}
                 Err(error) => {
-                    // Nothing else can be done with the ring: entries in progress keep their memory.
+                    // The ring cannot be used otherwise: the memory of entries in progress must be kept.
                     if refused.is_none() {
                         tracing::error!(%error, "io_uring refuses all calls: the disk does nothing more");
                     }
@@ -258,8 +257,8 @@ impl Driver {
         }
     }
 
-    /// Ends all requests with an error, and leaves the ring to the kernel. No call tells when the kernel
-    /// is done with the memory that the entries name, so that memory is never freed.
+    /// Ends all requests with an error, and abandons the ring. No call tells when the kernel has finished
+    /// with the memory that the entries name. So that memory is never freed.
     fn leave(mut self, errno: Errno) {
         tracing::error!(
             error = %io::Error::from(errno),
@@ -419,14 +418,14 @@ impl Driver {
 }
 
 enum Step {
-    /// The rest must be transferred.
+    /// The rest must still be transferred.
     Again,
     /// The request has ended.
     Ended(Result<(), IoError>),
 }
 
 impl Slot {
-    /// Takes an entry's result: bytes, or a negative error number.
+    /// Takes the result of an entry: a number of bytes, or a negative error number.
     fn take(&mut self, result: i32, now: Instant) -> Step {
         let Some(request) = &self.request else {
             return Step::Ended(Ok(()));
@@ -466,7 +465,7 @@ impl Slot {
     }
 }
 
-/// The tag of a slot's entry.
+/// The tag of a slot's entry: its generation and number.
 fn joined(generation: u32, number: u32) -> u64 {
     u64::from(generation) << 32 | u64::from(number)
 }

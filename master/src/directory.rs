@@ -5,16 +5,16 @@
 //!                                                           └─► lineage: its parent and children
 //! ```
 //!
-//! The directory never waits, reads no clock, and does no I/O: callers pass times and ticks. A
-//! block or replica that leaves is returned as [`Removed`] or [`Dropped`]. The caller makes the
-//! removal durable and frees the extents.
+//! The directory never waits, reads no clock, and does no I/O: callers pass times and ticks. It returns a
+//! block that leaves as [`Removed`], and a replica that leaves as [`Dropped`]. The caller makes the removal
+//! durable and frees the extents.
 //!
-//! **Architecture Invariant:** a thread that locks several stripes (a batch of lookups locks up to
-//! 16) locks them in the order of their numbers. After them it locks at most one of lineage and
-//! interner. Callbacks run under a stripe's lock and must not call the directory.
+//! **Architecture Invariant:** a thread that locks several stripes locks them in the order of their numbers. A
+//! batch of lookups locks up to 16. After the stripes the thread locks lineage or interner, but not both.
+//! Callbacks run under a stripe's lock and must not call the directory.
 //!
-//! **Architecture Invariant:** a block with children is in no eviction queue, so nothing is evicted
-//! before its descendants. The block returns to a queue when its last child leaves.
+//! **Architecture Invariant:** a block with children is in no eviction queue, so nothing is evicted before its
+//! descendants. The block returns to a queue when its last child leaves.
 
 mod block;
 mod cell;
@@ -89,7 +89,7 @@ const STRIPES_PER_CORE: usize = 8;
 pub struct Options {
     /// The number of lock stripes, rounded up to a power of two, at most [`SHARDS`].
     pub stripes: usize,
-    /// How many affixes of keys the directory may intern.
+    /// The most affixes of keys that the directory interns.
     pub interner: InternerLimit,
     /// The eviction order.
     pub policy: Policy,
@@ -148,8 +148,8 @@ impl Directory {
         }
     }
 
-    /// This empty directory for the copies on media of the blocks in `memory`. Uses in both have
-    /// one order, and its entries count as copies in the accounts of the other.
+    /// This empty directory, for the copies on media of the blocks in `memory`. Both directories share one
+    /// order of uses, and one set of accounts, in which these entries count as copies.
     pub fn as_tier_of(mut self, memory: &Self) -> Self {
         self.next_tick = Arc::clone(&memory.next_tick);
         self.common.accounts = Arc::clone(memory.accounts());
@@ -157,18 +157,18 @@ impl Directory {
         self
     }
 
-    /// This empty directory with the accounts of an earlier one, which is empty too.
+    /// This empty directory with the accounts of `earlier`, which is empty too.
     pub fn in_place_of(mut self, earlier: &Self) -> Self {
         self.common.accounts = Arc::clone(earlier.accounts());
         self
     }
 
-    /// What each namespace uses.
+    /// The accounts of the namespaces.
     pub const fn accounts(&self) -> &Arc<Accounts> {
         &self.common.accounts
     }
 
-    /// The next tick: every use so far has an earlier one.
+    /// The next tick, which is later than every use so far.
     pub fn next_tick(&self) -> Tick {
         Tick(self.next_tick.load(Ordering::Relaxed))
     }

@@ -9,8 +9,8 @@
 //!                      draining ── goodbye / new incarnation ──► gone (its blocks are dropped)
 //! ```
 //!
-//! A draining node becomes suspect like a live one, and draining again when it speaks.
-//! A node that is silent when its drain begins is draining once it speaks.
+//! A draining node becomes suspect like a live one. When it speaks, it is draining again.
+//! A node that is silent when its drain begins becomes draining when it speaks.
 //! An operator may cancel a drain that an operator began: the node is live again, or suspect if it is silent.
 //!
 //! **Architecture Invariant:** a slow peer is not a dead peer. Silence alone never drops a block
@@ -40,9 +40,9 @@ pub enum NodeState {
     Live = 1,
     /// Silent for too long: no new blocks and no reads, but its blocks are kept.
     Suspect = 2,
-    /// Shutting down: its blocks are read, and it takes no new ones.
+    /// About to leave: its blocks may be read, and it takes no new blocks.
     Draining = 3,
-    /// Dropped with its blocks.
+    /// Dropped from the pool, together with its blocks.
     Gone = 4,
 }
 
@@ -55,10 +55,10 @@ impl NodeState {
         Self::Gone,
     ];
 
-    /// The label of a draining node with nothing left to move: it may stop.
+    /// The label of a draining node with nothing left to move. Such a node may stop.
     pub const DRAINED: &str = "drained";
 
-    /// The labels of the nodes in the table; a node that is gone has left it.
+    /// The labels of the nodes in the table. A node that is gone is not in the table.
     pub const PRESENT: [&str; 5] = [
         Self::Unreported.label(),
         Self::Live.label(),
@@ -84,7 +84,7 @@ impl NodeState {
 pub struct Address {
     /// `host:port` of the data port.
     pub data: String,
-    /// The path of the Unix socket; empty for none.
+    /// The path of the Unix socket; empty if the node has none.
     pub shm_path: String,
     /// The machine of the node.
     pub host: HostId,
@@ -93,9 +93,9 @@ pub struct Address {
 /// The channel of messages to the node of a session.
 pub type Outbox = UnboundedSender<Result<proto::MasterMessage, tonic::Status>>;
 
-/// The problems that are kept of a node.
+/// The most problems that are kept of a node.
 const MOST_PROBLEMS: usize = 4;
-/// The characters that are kept of each.
+/// The most characters that are kept of one problem.
 const LONGEST_PROBLEM: usize = 500;
 
 /// The figures of the last heartbeat.
@@ -117,9 +117,9 @@ enum Silence {
     /// It is too short, or the session had ended before.
     #[default]
     Plain,
-    /// The node became suspect with its session open: it may be the master that was cut off.
+    /// The node became suspect while its session was open. The master itself may have been cut off.
     Open,
-    /// The master was cut off, and has waited once more.
+    /// The master was cut off, and the node has got its one extension.
     Excused,
 }
 
@@ -127,27 +127,27 @@ enum Silence {
 #[derive(Clone, Copy, Debug, Default)]
 struct Cancellations {
     made: u64,
-    /// The last one that the node has confirmed.
+    /// The number of the last cancellation that the node has confirmed.
     confirmed: u64,
 }
 
 impl Cancellations {
-    /// The cancellation that the node has not confirmed.
+    /// The number of the latest cancellation, unless the node has confirmed it.
     fn open(self) -> Option<u64> {
         (self.confirmed < self.made).then_some(self.made)
     }
 }
 
-/// What a cancellation of a node's drain found.
+/// The outcome of the cancellation of a node's drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UndrainOutcome {
-    /// The node stops on its own account, and drains on.
+    /// The node itself is shutting down, so it continues to drain.
     Stops,
-    /// The node drained, and is told that it is back in service.
+    /// The node was draining. It is told that it is back in service.
     Now,
     /// Another call has cancelled the drain, and the node has not confirmed it.
     Unconfirmed,
-    /// The node did not drain.
+    /// The node was not draining.
     Before,
 }
 
@@ -184,13 +184,13 @@ pub struct StoreNode {
     address: RwLock<Address>,
     segments: RwLock<Vec<SegmentId>>,
     state: AtomicU8,
-    /// True while the node is about to leave, on its own account or an operator's.
+    /// True while the node is about to leave, because it stops or because an operator drains it.
     drains: AtomicBool,
     /// True once the node has announced its shutdown. An incarnation never revokes that.
     stops: AtomicBool,
     /// True when the node understands the order to end a drain.
     can_undrain: AtomicBool,
-    /// Held while a drain begins or is cancelled, and while the node is told of it.
+    /// The cancelled drains. The lock is held while a drain begins or is cancelled, and while the node is told.
     cancellations: Mutex<Cancellations>,
     /// True once the node has said that it waits until its blocks have moved to other nodes.
     waits_for_moves: AtomicBool,
@@ -202,15 +202,17 @@ pub struct StoreNode {
     wants_signed_reads: AtomicBool,
     /// True once an operator takes the node out of service.
     leaves: AtomicBool,
-    /// True once its drain has begun, and the node is to know of it.
+    /// True once the drain has begun and the node must be told.
     is_told_to_leave: AtomicBool,
-    /// One more than the pool's doubts before the last look that found nothing left to move; 0 if it found something.
+    /// The number of the pool's doubts before the last check, plus one, if that check found nothing left to move;
+    /// 0 if it found something.
     nothing_left_at: AtomicU64,
-    /// One more than the blocks that a stop would lose, as of the last look that counted them; 0 for no such look.
+    /// The number of blocks that a stop would lose, plus one, when they were last counted; 0 if they are not
+    /// counted.
     left: AtomicU64,
     session: Mutex<NodeSession>,
     next_session: AtomicU64,
-    /// What the node says is wrong with its files of tokens and keys.
+    /// The faults that the node reports of its token, key and certificate files.
     problems: RwLock<Vec<String>>,
 }
 
@@ -264,8 +266,8 @@ impl StoreNode {
     /// Changes the state, unless it is no longer `from`.
     pub(crate) fn change_state(&self, from: NodeState, to: NodeState) -> bool {
         let (from, to) = (from as u8, to as u8);
-        // `drain` and `undrain` set the flag and then look at the state. `end_silence` changes the state and then
-        // looks at the flag. In one order of all four accesses, one of the two sees the other's write.
+        // `drain` and `undrain` set the flag and then read the state. `end_silence` changes the state and then
+        // reads the flag. Since all four accesses have one order, one of the two sees the other's write.
         let order = Ordering::SeqCst;
         let changed = self.state.compare_exchange(from, to, order, order);
         changed.is_ok()
@@ -278,16 +280,20 @@ impl StoreNode {
         self.begin_drain();
     }
 
-    /// Records that the node is about to leave. A node that is silent stays so: its blocks are no more readable
-    /// than before, and [`StoreNode::heard`] finds the flag. The caller holds `cancellations`.
+    /// Records that the node is about to leave. The caller holds `cancellations`.
+    ///
+    /// The state of a silent node does not change, so its blocks do not become readable.
+    /// [`StoreNode::heard`] finds the flag later.
     fn begin_drain(&self) {
         self.drains.store(true, Ordering::SeqCst);
         self.change_state(NodeState::Live, NodeState::Draining);
     }
 
-    /// Records the node's own word that it drains. `session`: an operator takes it out of service, as it says in this
-    /// session; `None`: it stops. `moves`: it waits until its blocks have moved. False for a word that is out of date:
-    /// the node had not heard of a cancellation, or the word comes late from an earlier session.
+    /// Records the node's own report that it drains.
+    ///
+    /// `session` is the session of the report if an operator takes the node out of service, and `None` if the node
+    /// stops. `moves` is true if the node waits until its blocks have moved. Returns false if the report is out of
+    /// date: the node did not know of a cancellation, or the report is of an earlier session.
     pub(crate) fn says_it_drains(&self, session: Option<u64>, moves: bool) -> bool {
         let stops = session.is_none();
         let cancellations = self.cancellations.lock();
@@ -303,7 +309,7 @@ impl StoreNode {
         if moves {
             self.waits_for_moves.store(true, Ordering::Release);
         }
-        // Each session asks anew: the answer may have been lost with an earlier one.
+        // The node asks again in each session, since an earlier session may have lost the answer.
         self.await_word(true);
         self.begin_drain();
         true
@@ -337,14 +343,14 @@ impl StoreNode {
         self.send(proto::master_message::Body::Undrain(order));
     }
 
-    /// Records that the node has heard of a cancellation.
+    /// Records that the node has confirmed a cancellation.
     pub(crate) fn confirm_undrain(&self, number: u64) {
         let mut cancellations = self.cancellations.lock();
         let number = number.min(cancellations.made);
         cancellations.confirmed = cancellations.confirmed.max(number);
     }
 
-    /// Whether the node has heard of every cancellation. Its next leader then learns of no cancelled drain.
+    /// True if the node has confirmed every cancellation. It then reports no cancelled drain to the next leader.
     pub(crate) fn knows_cancellations(&self) -> bool {
         self.cancellations.lock().open().is_none()
     }
@@ -369,7 +375,7 @@ impl StoreNode {
         self.can_undrain.store(can_undrain, Ordering::Release);
     }
 
-    /// True once the node is about to leave, on its own account or an operator's.
+    /// True while the node is about to leave, because it stops or because an operator drains it.
     pub fn drains(&self) -> bool {
         self.drains.load(Ordering::SeqCst)
     }
@@ -401,8 +407,8 @@ impl StoreNode {
         cancellations.made
     }
 
-    /// Tells the node that it is out of service, in this session and at the begin of each later one. Not if this
-    /// drain was cancelled.
+    /// Tells the node that it is out of service, now and at the beginning of each later session. If this drain
+    /// was cancelled, nothing happens.
     pub(crate) fn tell_to_leave(&self, drain: u64) {
         let cancellations = self.cancellations.lock();
         if cancellations.made == drain {
@@ -411,8 +417,8 @@ impl StoreNode {
         }
     }
 
-    /// Tells the node that no block of it waits any more, and how many leave with it. Not if this drain was cancelled:
-    /// a node that stops since would take the word for its own.
+    /// Tells the node that no block of it waits any more, and how many blocks leave with it. Sends nothing if this
+    /// drain was cancelled: a node that stops since would take the message for its own.
     pub(crate) fn tell_left(&self, drain: u64, left: u64) {
         let cancellations = self.cancellations.lock();
         if cancellations.made == drain && self.drains() {
@@ -422,7 +428,7 @@ impl StoreNode {
         }
     }
 
-    /// Tells the node in a new session what may have been lost with the one before.
+    /// Repeats to the node, in a new session, the orders that an earlier session may have lost.
     pub(crate) fn repeat_orders(&self) {
         let cancellations = self.cancellations.lock();
         if let Some(number) = cancellations.open() {
@@ -437,26 +443,28 @@ impl StoreNode {
         self.is_told_to_leave.load(Ordering::Acquire)
     }
 
-    /// Notes whether a look, which began after so many doubts of the pool, found nothing left to move.
+    /// Records whether a check found nothing left to move. The pool had `doubts` doubts when the check began.
     pub(crate) fn note_left(&self, is_nothing_left: bool, doubts: u64) {
         let nothing_left_at = if is_nothing_left { doubts + 1 } else { 0 };
         self.nothing_left_at
             .store(nothing_left_at, Ordering::Release);
     }
 
-    /// Notes how many blocks a stop would lose; `None` if they are not counted.
+    /// Records how many blocks a stop would lose; `None` if they are not counted.
     pub(crate) fn note_count(&self, left: Option<u64>) {
         let left = left.map_or(0, |left| left + 1);
         self.left.store(left, Ordering::Release);
     }
 
-    /// The blocks that a stop of a draining node would lose, as of the last look that counted them.
+    /// The number of blocks that a stop of this draining node would lose, when they were last counted. `None` if
+    /// they are not counted, or the node does not drain.
     pub fn left_blocks(&self) -> Option<u64> {
         let left = self.left.load(Ordering::Acquire).checked_sub(1);
         left.filter(|_| self.drains())
     }
 
-    /// True for a draining node with nothing left to move. A look before the latest of `doubts` does not count.
+    /// True for a draining node with nothing left to move. A check that began before the latest of `doubts` does
+    /// not count.
     pub(crate) fn is_drained(&self, doubts: u64) -> bool {
         let nothing_left_at = self.nothing_left_at.load(Ordering::Acquire);
         self.state() == NodeState::Draining && nothing_left_at == doubts + 1
@@ -495,7 +503,7 @@ impl StoreNode {
         self.wants_signed_reads.store(wants, Ordering::Release);
     }
 
-    /// What signs the permissions to read this node's extents in `epoch`; `None` when the node asks for none.
+    /// The signer of permissions to read this node's extents in `epoch`; `None` if the node asks for none.
     pub(crate) fn read_signer(&self, epoch: Epoch) -> Option<ReadSigner> {
         let wants = self.wants_signed_reads.load(Ordering::Acquire);
         wants.then(|| self.signer.for_reads(self.incarnation, epoch))
@@ -521,7 +529,7 @@ impl StoreNode {
         self.segments.write().push(id);
     }
 
-    /// The time of the last message.
+    /// The time of the node's last message.
     pub fn last_heard(&self) -> BootInstant {
         self.session.lock().last_heard
     }
@@ -557,8 +565,9 @@ impl StoreNode {
     }
 
     /// Gives a suspect node time until its next session, because the master was cut off from `since` until `now`.
-    /// Once only, and not if the node was silent before that for `suspect_after`, or its session ended first. True
-    /// when its state changed.
+    ///
+    /// A node gets this time at most once before it speaks again. It gets none if it was already silent for
+    /// `suspect_after` at `since`, or if its session ended first. Returns true if the state changed.
     pub(crate) fn excuse(
         &self,
         since: BootInstant,
@@ -581,12 +590,13 @@ impl StoreNode {
         self.session.lock().reported
     }
 
-    /// What the node says is wrong with its files of tokens and keys, one sentence each.
+    /// The faults that the node reports of its token, key and certificate files, one sentence each.
     pub fn problems(&self) -> Vec<String> {
         self.problems.read().clone()
     }
 
-    /// Notes what a heartbeat says is wrong. Operators read it, so it is short and has no control characters.
+    /// Records the problems in a heartbeat. Operators read them, so they are cut short and have no control
+    /// characters.
     pub(crate) fn note_problems(&self, said: Vec<String>) {
         if said.is_empty() && self.problems.read().is_empty() {
             return;
@@ -660,14 +670,13 @@ impl StoreNode {
         }
     }
 
-    /// Changes the state of a silent node to `state`, which was chosen a moment ago. False if another
-    /// thread has changed it.
+    /// Changes the state of a silent node from `before` to `state`. Returns false if another thread has changed it.
     fn end_silence(&self, before: NodeState, state: NodeState) -> bool {
         let has_changed = self.change_state(before, state);
         if !has_changed {
             return false;
         }
-        // A drain that began meanwhile did not find the node live. One that was cancelled did not find it draining.
+        // A drain that began meanwhile did not find the node live. A cancelled drain did not find it draining.
         loop {
             let drains = self.drains();
             match drains {

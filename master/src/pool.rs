@@ -91,8 +91,8 @@ use tokio::sync::Notify;
 /// How long a new term delays its answers until the nodes of the last term return.
 const NODE_RETURN_WAIT: Duration = Duration::from_secs(2);
 
-/// A replica's place and its block's version. The place alone may have another block before the node has
-/// re-verified the replica.
+/// The location of a replica, and its block's version. Another block may be at this location before the node
+/// has verified the replica again.
 type HiddenReplica = (SegmentId, Offset, Version);
 
 /// One term of one kvmaster: the state that its operations share.
@@ -425,8 +425,8 @@ impl Pool {
         }
     }
 
-    /// Notes that memory has lost a block under leases. Its copy on a medium may come back to another place, and
-    /// then these leases are not of that place, and not counted there.
+    /// Records that memory has lost a block under leases. Its copy on a medium may be loaded to another
+    /// extent. These leases are then not on that extent, and not counted there.
     fn note_leased(&self, version: Version, lease_until: BootInstant) {
         if self.has_media() && lease_until > self.now() {
             let moved = &self.quarantine.moved;

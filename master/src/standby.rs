@@ -1,5 +1,4 @@
-//! The standby: the state that the log and the snapshots describe, in memory. A term begins with
-//! it.
+//! The standby: the state that the log and the snapshots describe, in memory. A term begins from it.
 //!
 //! ```text
 //!  store ─ load ─► Loading ─ restore ─► Standby ─ lead ─► Pool       a term begins
@@ -7,7 +6,7 @@
 //!               log, as it grows ─ apply ─┘                          a standby follows
 //! ```
 //!
-//! A standby grants nothing and answers nothing. It knows the durable metadata but no leases.
+//! A standby grants nothing and answers no lookup. It knows the durable metadata but no leases.
 //!
 //! **Architecture Invariant:** groups are applied in the order of the log, each once. So a standby
 //! is the log's state at [`Standby::applied`].
@@ -37,16 +36,16 @@ use recently_freed::RecentlyFreed;
 use std::sync::Arc;
 use sweeps::Sweeps;
 
-/// The durable metadata, as far as the log has been applied.
+/// The durable metadata up to the last applied group of the log.
 pub struct Standby {
     pub(crate) directory: Directory,
     pub(crate) tier: Tier,
     pub(crate) namespaces: Namespaces,
     pub(crate) members: Members,
     pub(crate) placement: Placement,
-    /// The secret of the directory's hashes.
+    /// The secret seed of the directory's hashes.
     pub(crate) seed: u64,
-    /// True when the log contains the secret.
+    /// Whether the log contains the seed.
     pub(crate) is_seed_stored: bool,
     /// Versions below this one may have been granted.
     pub(crate) versions: Version,
@@ -71,7 +70,7 @@ impl std::fmt::Debug for Standby {
     }
 }
 
-/// The reason that a standby cannot apply a group of the log.
+/// Why a standby cannot apply a group of the log.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApplyError {
@@ -91,7 +90,7 @@ pub enum ApplyError {
         /// The reason.
         source: RecordError,
     },
-    /// The group changes the secret of the directory's hashes although blocks are present.
+    /// The group changes the seed of the directory's hashes although blocks are present.
     #[error("group {seq} changes the directory's secret although blocks are present")]
     Reseeded {
         /// The group.
@@ -154,7 +153,7 @@ impl Standby {
             let members = &standby.members;
             members.drop_incarnation(&dropped.node, dropped.incarnation);
         }
-        // By id, which is the order in which a node offers its segments.
+        // Sorted by id, which is the order in which a node offers its segments.
         for segment in segments.into_values() {
             standby.add_segment(segment);
         }
@@ -176,7 +175,7 @@ impl Standby {
         Ok(standby)
     }
 
-    /// Takes changed settings over into the accounts.
+    /// Applies changed settings of namespaces to the accounts.
     fn set_accounts(&self, record: &Record) {
         let accounts = self.directory.accounts();
         match record {

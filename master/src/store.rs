@@ -129,11 +129,11 @@ pub trait MetadataStore: Send + Sync + 'static {
     /// Appends a group at the next position.
     async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError>;
 
-    /// Does the work that no caller of an append waits for. The journal calls it after the callers
-    /// have their answers.
+    /// Does work for which no caller of an append waits. The journal calls it after the callers have their
+    /// answers.
     fn tidy_after_append(&self) {}
 
-    /// Ensures room for the next append of `bytes`, where the store can tell beforehand.
+    /// Makes room for the next append of `bytes`, if the store can tell beforehand.
     async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
         let _any = bytes;
         Ok(())

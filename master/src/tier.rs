@@ -151,9 +151,10 @@ impl Tier {
         copies
     }
 
-    /// Enters a copy at its logged place. It replaces the key's copy of this version or of an earlier
-    /// one. Readers find one of the two at every moment, unless the copy lies at that place already: a
-    /// standby reads records again. False when the key has a later copy, or when the place is not free.
+    /// Adds a copy at its logged extent. It replaces the key's copy of this version or of an earlier one.
+    /// Readers find one of the two copies at every moment. The exception is a copy that is at that extent
+    /// already, since a standby may read a record twice. Returns false when the key has a later copy, or when
+    /// the extent is not free.
     pub fn publish(&self, commit: Commit) -> bool {
         let Some((segment, offset)) = commit.replicas.first().copied() else {
             return false;
@@ -169,7 +170,7 @@ impl Tier {
         let namespace = commit.namespace;
         let take = || medium.allocate_at(offset, commit.length, namespace);
         let take_from_itself = || {
-            // A record that is read again finds the copy at its place.
+            // If a record is read again, the copy is already at this extent.
             self.remove(namespace, key.as_ref(), |other| other <= version);
             take()
         };

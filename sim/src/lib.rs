@@ -55,7 +55,7 @@ mod whole;
 mod world;
 
 pub use plan::{
-    Ambush, DiskFault, Fault, Logged, Moment, Noise, Plan, Process, Said, Tenant, Trick,
+    Ambush, Call, DiskFault, Fault, Logged, Mix, Moment, Noise, Plan, Process, Said, Tenant, Trick,
 };
 pub use shrink::shrink;
 pub use world::{Report, run};

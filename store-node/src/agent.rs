@@ -1,8 +1,7 @@
 //! The node's side of its session with a master.
 //!
-//! It runs on a thread of its own, with a runtime of its own: however busy the data port is,
-//! heartbeats leave on time and fences are heard. Whatever takes long (checking a block again) goes
-//! to another thread.
+//! The session runs on a thread with a runtime of its own. However busy the data port is, heartbeats are sent
+//! on time and fences are received. Slow work, such as verifying a block again, goes to other threads.
 //!
 //! ```text
 //!            ┌────────────────────────── broken, silent, ended ───────────────────────┐
@@ -39,36 +38,36 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use tokio::sync::{Semaphore, watch};
 
-/// How much sooner than others the agent's thread runs, where the system permits it.
+/// The nice value of the agent's thread, if the system permits it.
 const NICE: i32 = -10;
-/// Blocks that are checked again at the same time: more would take too much from the data port.
+/// The most blocks that are verified at a time. More would slow down the data port.
 const VERIFIERS: usize = 2;
-/// Names that are looked up at the same time. A lookup that hangs keeps its thread.
+/// The most names that are resolved at a time. A lookup that hangs keeps its thread.
 const LOOKUPS: usize = 128;
 
-/// What the agent needs to know.
+/// The parameters of the agent.
 pub(crate) struct Options {
-    /// Where masters may be, `http://host:port` each; at least one.
+    /// The masters as `http://host:port`, or the etcd locations that announce them; at least one.
     pub(crate) masters: Vec<String>,
     /// The node's token.
     pub(crate) credentials: Credentials,
-    /// For masters whose address asks for TLS.
+    /// The TLS settings for masters whose address requires TLS.
     pub(crate) tls: Option<ClientTls>,
-    /// Where clients reach the data port.
+    /// The address at which clients reach the data port.
     pub(crate) data_address: String,
-    /// The Unix socket; empty for none.
+    /// The path of the Unix socket; empty for none.
     pub(crate) shm_path: String,
-    /// The media, if there are any.
+    /// The media, if the node has any.
     pub(crate) media: Option<Arc<Media>>,
-    /// Copies of blocks from other nodes.
+    /// Copies blocks from other nodes into this one.
     pub(crate) pulls: Pulls,
     /// Whether a node that stops waits until its blocks are elsewhere.
     pub(crate) moves_blocks: bool,
-    /// How many data connections are open.
+    /// Returns the number of open data connections.
     pub(crate) connections: Box<dyn Fn() -> usize + Send>,
-    /// What is wrong with the files of tokens, keys and the policy, one sentence each.
+    /// Returns the faults of the token, key and policy files, one sentence each.
     pub(crate) problems: Box<dyn Fn() -> Vec<String> + Send>,
-    /// Opens sessions in a simulation; else gRPC does.
+    /// Opens sessions in a simulation; `None` uses gRPC.
     pub(crate) connect: Option<Connect>,
 }
 
@@ -83,7 +82,7 @@ enum Phase {
     Leaving,
 }
 
-/// The running agent. Dropping it ends the session without a word, as a crash would.
+/// The running agent. The drop ends the session without a message, as a crash would.
 #[derive(Debug)]
 pub(crate) struct Agent {
     phase: watch::Sender<Phase>,
@@ -104,14 +103,14 @@ impl Agent {
         let thread = kvpool_seams::thread("kvnode-agent", move || {
             run_sooner();
             runtime.block_on(context.run());
-            // A verification that is still reading must not hold up the end.
+            // The end must not wait for a verification that is still reading.
             runtime.shutdown_background();
         })?;
         agent.thread = Some(thread);
         Ok(agent)
     }
 
-    /// An agent whose session another one runs.
+    /// An agent whose session the caller runs, in the returned context.
     fn of(store: Store, options: Options) -> (Self, Context) {
         let (phase, phases) = watch::channel(Phase::Serving);
         let connected = Arc::new(AtomicBool::new(false));
@@ -137,13 +136,14 @@ impl Agent {
         (agent, context)
     }
 
-    /// Has the session say goodbye and end.
+    /// Makes the session say goodbye and end.
     #[cfg(feature = "simulation")]
     pub(crate) fn say_goodbye(&self) {
         self.phase.send_replace(Phase::Leaving);
     }
 
-    /// An agent without a thread, and its session, which ends when the node leaves.
+    /// An agent without a thread, and its session, which the caller must poll. The session ends when the node
+    /// leaves.
     #[cfg(feature = "simulation")]
     pub(crate) fn simulated(
         store: Store,
@@ -153,7 +153,7 @@ impl Agent {
         (agent, context.run())
     }
 
-    /// Whether a master has welcomed the node and hears it.
+    /// Whether a master has welcomed the node and the session is open.
     pub(crate) fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)
     }
@@ -190,8 +190,8 @@ impl Agent {
     }
 }
 
-/// Asks for a better place in the scheduler's queue for the calling thread. Many hosts do not grant
-/// it; the thread's own runtime is what keeps it apart from the data port.
+/// Raises the scheduling priority of the calling thread. Many hosts do not permit this. The thread's own
+/// runtime keeps it apart from the data port in any case.
 fn run_sooner() {
     match rustix::process::setpriority_process(None, NICE) {
         Ok(()) => tracing::debug!(
@@ -204,7 +204,7 @@ fn run_sooner() {
     }
 }
 
-/// What the thread works with.
+/// The state of the agent's thread.
 struct Context {
     store: Store,
     options: Options,
@@ -218,7 +218,7 @@ struct Context {
     /// Whether more than one master is known.
     has_several: bool,
     names: Arc<Names>,
-    /// One permit for each block that is checked again. A check goes on when its session has ended.
+    /// One permit for each verification. A verification continues after its session has ended.
     verifiers: Arc<Semaphore>,
 }
 
@@ -271,7 +271,7 @@ impl Context {
         }
     }
 
-    /// What the node says of itself now.
+    /// The node's present description of itself, for a registration.
     fn introduction(&self) -> Introduction {
         let snapshot = self.store.snapshot();
         Introduction {

@@ -1,4 +1,4 @@
-//! What can be set on a kvstore-node, and what it is when it is not.
+//! The settings of a kvstore-node, with their defaults and checks.
 
 use crate::media::SsdConfig;
 use bytesize::ByteSize;
@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The longest path that a Unix socket can have, in bytes, its terminating zero not counted.
+/// The longest path of a Unix socket in bytes, without the terminating zero.
 const MAX_SOCKET_PATH: usize = 107;
-/// What every segment is a multiple of, in bytes: a page.
+/// Every segment is a multiple of this length in bytes: a page.
 const PAGE: u64 = 4096;
-/// What a segment in hugepages is a multiple of, in bytes.
+/// Every segment in hugepages is a multiple of this length in bytes.
 const HUGEPAGE: u64 = 2 << 20;
 
 /// The settings of one kvstore-node. Every field has a flag, an environment variable
@@ -25,68 +25,69 @@ const HUGEPAGE: u64 = 2 << 20;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Where kvmasters serve gRPC, as `host:port` or `http://host:port`, or where they are announced, as
-    /// `etcd://host:port[,host:port...]/cluster`; the node keeps a session with the one that leads. The default is
-    /// what the environment variable `KVPOOL_MASTER` names.
+    /// The addresses at which kvmasters serve gRPC, as `host:port` or `http://host:port`. Or the etcd key
+    /// under which they are announced, as `etcd://host:port[,host:port...]/cluster`. The node keeps a session
+    /// with the leader. The default is the value of the environment variable `KVPOOL_MASTER`.
     pub master: Vec<String>,
     /// The file with the node's token, which is read again when it changes.
     pub token_file: Option<PathBuf>,
-    /// What the node is called, the same over its lives; empty for host name and data port.
+    /// The node's name, the same in all its incarnations; empty for host name and data port.
     pub name: String,
-    /// The sizes of the memory segments that it contributes.
+    /// The sizes of the memory segments that the node contributes.
     #[serde(with = "exact::sizes")]
     pub segment: Vec<ByteSize>,
     /// The disks, partitions or files that keep blocks which leave memory, each as
     /// `path=PATH[,size=SIZE][,reset]` or `dir=DIRECTORY[,size=SIZE]`, split at the commas.
     pub ssd: Vec<String>,
-    /// Whether the segments are made of 2 MiB pages that the host has set aside.
+    /// Whether the segments use 2 MiB pages that the host has reserved.
     pub hugepages: bool,
-    /// Where the data port listens, `host:port`.
+    /// The listening address of the data port, `host:port`.
     pub listen: String,
-    /// What others are told to connect to, `host:port` or `host`; empty for the listening address.
+    /// The address that the node advertises to others, `host:port` or `host`; empty for the listening
+    /// address.
     pub advertise: String,
-    /// Where `/metrics`, `/healthz` and `/readyz` are served, `host:port`.
+    /// The listening address for `/metrics`, `/healthz` and `/readyz`, `host:port`.
     pub http_listen: String,
-    /// The Unix socket by which processes of this host get the memory itself; empty for
+    /// The Unix socket over which processes of this host map the memory. Empty for
     /// `$XDG_RUNTIME_DIR/kvpool/NAME.sock`, or `/tmp/kvpool-UID/NAME.sock`.
     pub shm_path: PathBuf,
-    /// Serve no shared memory.
+    /// Whether to serve no shared memory.
     pub no_shm: bool,
-    /// Serve no RDMA, also where there is a device.
+    /// Whether to serve no RDMA, even with a device.
     pub no_rdma: bool,
-    /// The RDMA devices to serve over, as `name` or `name:port`; empty for every active port, if there
-    /// is any. One that is named must be there.
+    /// The RDMA devices to serve over, as `name` or `name:port`. Empty for every active port, if there is
+    /// any. A named device must exist.
     pub rdma_device: Vec<String>,
-    /// Which entry of the ports' GID tables is used; `None` picks by type, RoCE v2 first.
+    /// The index into the ports' GID tables; `None` chooses by type, RoCE v2 first.
     pub rdma_gid_index: Option<u8>,
     /// The path MTU of RDMA in bytes; `None` takes the port's.
     pub rdma_mtu: Option<u32>,
     /// The traffic class of RDMA.
     pub rdma_traffic_class: u8,
-    /// How much of the node's memory one client may hold by writes through shared memory and by
-    /// views, as a share; one block may be larger.
+    /// The share of the node's memory that one client may hold by views and by writes through shared memory.
+    /// One larger block is allowed.
     pub max_held_ratio: f64,
     /// The most data connections at once.
     pub max_connections: usize,
-    /// Who may reach the memory itself, over shared memory or RDMA.
+    /// Which callers may access the memory directly, over shared memory or RDMA.
     pub isolation: Isolation,
-    /// The public keys that verify tokens: a JWKS file. Without it nobody needs a token.
+    /// The public keys that verify tokens, a JWKS file. Without it no caller needs a token.
     pub auth_jwks: Option<PathBuf>,
-    /// The issuer of tokens: their claim `iss`.
+    /// The issuer of tokens, as in their claim `iss`.
     pub auth_issuer: String,
-    /// The audience of tokens: one of their claim `aud`.
+    /// The audience of tokens, which must be in their claim `aud`.
     pub auth_audience: String,
-    /// The policy that gives roles to tokens: a TOML file.
+    /// The policy that maps tokens to roles, a TOML file.
     pub auth_policy: Option<PathBuf>,
     /// The HTTP paths that need no token.
     pub auth_http_open: Vec<HttpOpen>,
-    /// How long work in progress may go on after SIGTERM.
+    /// How long work in progress may continue after SIGTERM.
     #[serde(with = "humantime_serde")]
     pub drain_timeout: Duration,
     /// How long a stopping node may copy blocks from its memory to its media.
     #[serde(with = "humantime_serde")]
     pub ssd_drain_timeout: Duration,
-    /// How long a stopping node may have its blocks moved to other nodes; zero for not at all.
+    /// How long a stopping node may have its blocks moved to other nodes; zero disables it.
     #[serde(with = "humantime_serde")]
     pub move_drain_timeout: Duration,
     /// The certificate of every port, PEM. Without one the ports are plain.
@@ -103,9 +104,9 @@ pub struct Config {
     pub tls_min_version: Version,
     /// Whether ports may be open to other hosts without TLS and without tokens.
     pub insecure: bool,
-    /// Once the node serves, its addresses are written to this file as JSON.
+    /// The file to which the node writes its addresses as JSON, once it serves.
     pub ready_file: Option<PathBuf>,
-    /// How log lines are written.
+    /// The format of log lines.
     pub log_format: LogFormat,
     /// The URL of the OpenTelemetry collector that gets the node's spans.
     pub otlp_endpoint: Option<String>,
@@ -155,19 +156,19 @@ impl Default for Config {
     }
 }
 
-/// Who may reach the memory of a node itself. Whoever maps a segment, or has its RDMA registration, reaches every block
-/// in it.
+/// Which callers may access the memory of a node directly. A caller that maps a segment, or has its RDMA
+/// registration, can access every block in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolation {
     /// Every caller.
     #[default]
     Shared,
-    /// Callers that may write in every namespace; the others use TCP.
+    /// Callers that may write in every namespace. The others use TCP.
     Strict,
 }
 
-/// Why settings cannot be used.
+/// Why the settings cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{setting}: {problem}")]
 pub struct InvalidSetting {
@@ -188,7 +189,7 @@ impl Config {
         }
     }
 
-    /// Checks what no single field's type can.
+    /// Checks the rules that the type of a single field cannot express.
     pub fn validate(&self) -> Result<(), InvalidSetting> {
         self.check_segments()?;
         self.media()?;
@@ -233,14 +234,14 @@ impl Config {
         Ok(())
     }
 
-    /// What is set of tokens; `None` while they are off.
+    /// The settings of tokens; `None` while tokens are off.
     pub(crate) fn auth(&self) -> Result<Option<AuthSettings>, InvalidSetting> {
         let (jwks, policy) = (self.auth_jwks.as_ref(), self.auth_policy.as_ref());
         AuthSettings::from_parts(jwks, &self.auth_issuer, &self.auth_audience, policy)
             .map_err(|(setting, problem)| InvalidSetting { setting, problem })
     }
 
-    /// How RDMA is used.
+    /// The settings of RDMA.
     pub(crate) fn rdma_options(&self) -> RdmaOptions {
         RdmaOptions {
             devices: self.rdma_device.clone(),
@@ -292,7 +293,7 @@ impl Config {
         Ok(())
     }
 
-    /// The masters as the node calls them.
+    /// The masters' addresses in the form in which the node calls them.
     pub(crate) fn masters(&self) -> Result<Vec<String>, InvalidSetting> {
         let bad = |problem: String| InvalidSetting {
             setting: "master",
@@ -307,7 +308,7 @@ impl Config {
     }
 }
 
-/// The name of a node that was given none.
+/// The name of a node without a configured name.
 pub(crate) fn default_name(port: u16) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = match host.trim() {
@@ -317,7 +318,7 @@ pub(crate) fn default_name(port: u16) -> String {
     format!("{host}-{port}")
 }
 
-/// Where the Unix socket of a node lies that was given no path.
+/// The path of the Unix socket of a node without a configured path.
 pub(crate) fn default_socket(name: &str) -> PathBuf {
     let directory = match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(directory) if !directory.is_empty() => Path::new(&directory).join("kvpool"),
@@ -329,7 +330,7 @@ pub(crate) fn default_socket(name: &str) -> PathBuf {
     directory.join(format!("{name}.sock"))
 }
 
-/// Names go into file names, labels and log lines.
+/// Checks a name, since names go into file names, labels and log lines.
 fn check_name(name: &str) -> Result<(), InvalidSetting> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
     if name.len() > 64 || name.starts_with('.') || !name.chars().all(fits) {

@@ -1,8 +1,8 @@
-//! Who may touch which bytes, and when an extent can no longer be touched.
+//! Decides which process or device may touch which bytes, and when an extent can no longer be touched.
 //!
-//! One [`Fence`] holds the state by which a node keeps the pool's third invariant: no extent is reused
-//! while anything can still read or write it. It is plain state behind the caller's lock. It does no
-//! I/O and reads no clock.
+//! One [`Fence`] holds the state by which a node keeps the pool's third invariant: no extent is reused while
+//! anything can still read or write it. The caller's lock protects this state. The fence does no I/O. It reads
+//! the clock only to find reads that take too long.
 //!
 //! ```text
 //!              prove (mac, term)      admitted             finished
@@ -21,8 +21,8 @@
 //! waits for a pin. An extent that a board names is never reported fenced. A client that pins more than
 //! its share is counted, and the node refuses its requests.
 //!
-//! All state is kept by the place in the node's own memory, not by the master's segment numbers. A
-//! new incarnation gets new numbers, but who holds the memory holds it still.
+//! All state is kept by segment index and offset in the node's own memory, not by the master's segment
+//! numbers. A new incarnation gets new segment numbers, but processes still hold the same memory.
 //!
 //! ADR 0004 says why every extent is freed by one rule.
 
@@ -61,7 +61,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use touch::{Held, Touch, Toucher};
 
-/// Which of the node's own segments, in the order of its configuration.
+/// The index of one of the node's own segments, in the order of its configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SegmentIndex(pub(crate) usize);
 
@@ -70,74 +70,76 @@ pub(crate) struct SegmentIndex(pub(crate) usize);
 pub(crate) struct Span {
     /// The segment.
     pub(crate) segment: SegmentIndex,
-    /// The bytes of it.
+    /// The bytes of the segment.
     pub(crate) range: Range,
 }
 
 impl Span {
-    /// Whether the two share a byte.
+    /// Whether the two spans share a byte.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         let (one, two) = (self.range, other.range);
         self.segment == other.segment && one.start < two.end && two.start < one.end
     }
 }
 
-/// What a master's welcome sets.
+/// The state that a master's welcome sets.
 #[derive(Clone, Debug)]
 pub(crate) struct Term {
     /// The epoch that the node is now in.
     pub(crate) epoch: Epoch,
-    /// What the grants of the epoch are signed with.
+    /// The signer with the key of the epoch's grants.
     pub(crate) signer: GrantSigner,
-    /// The number of each of the node's segments, in order.
+    /// The master's number for each of the node's segments, in order.
     pub(crate) segments: Vec<SegmentId>,
-    /// By how many milliseconds the master's clock is ahead; `None`: the master signs no locations.
+    /// How many milliseconds the master's clock is ahead of this node's. `None`: the master signs no
+    /// locations.
     pub(crate) ahead_ms: Option<i64>,
-    /// Whether the master says which loads have durable records.
+    /// Whether the master reports which loads have durable records.
     pub(crate) says_what_is_recorded: bool,
 }
 
-/// Why a welcome is not accepted.
+/// Why a welcome is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TermError {
-    /// The master's term is over: another has been seen.
+    /// The master's term is over: the node has seen a later one.
     #[error("epoch {offered} is below epoch {seen}, which this node has seen")]
     Deposed {
         /// The epoch in the welcome.
         offered: Epoch,
-        /// The highest that the node was welcomed to.
+        /// The highest epoch that the node was welcomed to.
         seen: Epoch,
     },
-    /// The numbers do not belong to the node's segments.
+    /// The welcome numbers another count of segments than the node has.
     #[error("the master numbers {theirs} segments, this node offered {ours}")]
     SegmentCount {
-        /// How many the welcome numbers.
+        /// The count in the welcome.
         theirs: usize,
-        /// How many the node has.
+        /// The node's count.
         ours: usize,
     },
-    /// The master numbers this incarnation's segments anew: it does not know its blocks.
+    /// The master gives this incarnation's segments other numbers, so it does not know their blocks.
     #[error("the master has given other numbers to this node's segments")]
     Renumbered,
 }
 
-/// One extent to close.
+/// One extent to fence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FenceItem {
-    /// The master's number for the answer.
+    /// The master's number for this request, which the answer repeats.
     pub(crate) ticket: u64,
     /// The grant to close, if any.
     pub(crate) grant: Option<GrantId>,
-    /// Grants on the extent from this one on are given after the answer; `None`: the master does not say.
+    /// The first grant on the extent that the master gives only after the answer. `None`: the master does not
+    /// say.
     pub(crate) before: Option<GrantId>,
-    /// Where.
+    /// The extent to fence.
     pub(crate) extent: Extent,
 }
 
-/// Receives to abort: done by the caller once it has let go of the lock.
+/// Receives to abort. The caller aborts them after it has released the lock.
 pub(crate) type Aborts = Vec<Arc<dyn Abort>>;
 
-/// One segment's bytes.
+/// The state of one segment's bytes.
 #[derive(Debug)]
 struct Space {
     size: Length,
@@ -147,11 +149,11 @@ struct Space {
 }
 
 impl Space {
-    /// Whether `range` was written, or is, under a grant of `epoch` from `before` on.
+    /// Whether `range` was or is being written under a grant of `epoch` whose id is at least `before`.
     fn is_granted_since(&self, before: GrantId, range: Range, epoch: Epoch) -> bool {
         let mut records = self.records.overlapping(range);
         let mut touches = self.touches.overlapping(range);
-        // A grant of another epoch, or of another pool, is closed, whatever its number.
+        // A grant of another epoch or another pool is closed, whatever its number.
         records.any(|(_, record)| record.epoch == epoch && record.grant >= before)
             || touches.any(|(_, touch)| !touch.closed && touch.grant >= before)
     }
@@ -164,17 +166,17 @@ pub(crate) struct Limits {
     pub(crate) held_per_client: Length,
 }
 
-/// How much is going on.
+/// The number of touches, tickets and records of a fence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Census {
     /// Receives over TCP in progress.
     pub(crate) receives: u64,
     /// Announced shared-memory writes.
     pub(crate) holds: u64,
-    /// Pins of views, each counted, those on boards with the others.
+    /// Pins of views, each counted: those that the node was asked for, and those on boards.
     pub(crate) pins: u64,
-    /// The bytes of announced writes and pinned extents, one count a process, and of pins on boards,
-    /// each counted.
+    /// The bytes that processes hold. An announced write or a pinned extent counts once per process. A pin on
+    /// a board always counts.
     pub(crate) held: Length,
     /// Pin boards.
     pub(crate) boards: u64,
@@ -184,7 +186,7 @@ pub(crate) struct Census {
     pub(crate) tickets: u64,
     /// Written extents.
     pub(crate) records: u64,
-    /// Ranges kept to refuse closed grants.
+    /// Ranges with floors, which refuse closed grants.
     pub(crate) floors: u64,
 }
 
@@ -194,22 +196,23 @@ pub(crate) struct Fence {
     limits: Limits,
     incarnation: Incarnation,
     term: Option<Term>,
-    /// What permissions to read are judged by, while the term's master signs them.
+    /// The key and clock for judging read rights, while the term's master signs them.
     reads: Option<ReadTerm>,
-    /// Whether permissions are asked for.
+    /// Whether reads need a right.
     wants_rights: bool,
-    /// The reads under way, while permissions are asked for.
+    /// The reads under way, recorded while reads need rights.
     reading: Arc<Reading>,
     /// Loads whose records may not be durable.
     unrecorded: Unrecorded,
-    /// Every number that a segment has had in this process, and the incarnation in which it had it. Another
-    /// pool may give the number to another segment. A pin names the segment by its number at that time.
+    /// Every number that a segment has had in this process, with the incarnation in which it had it. Another
+    /// pool may give the number to another segment. A pin names the segment by its number at the time of the
+    /// pin.
     numbers: HashMap<(Incarnation, SegmentId), SegmentIndex>,
     spaces: Vec<Space>,
     peers: HashMap<PeerKey, Held>,
     boards: Boards,
     waiting: HashMap<u64, Span>,
-    /// Those that wait for a pin on a board, or for a read.
+    /// The tickets that wait for a pin on a board, or for a read.
     on_boards: Vec<u64>,
     fenced: Vec<u64>,
     draining: bool,
@@ -217,7 +220,7 @@ pub(crate) struct Fence {
 }
 
 impl Fence {
-    /// The fence of segments of these sizes. Nothing is admitted before a welcome.
+    /// The fence of segments with these sizes. It admits nothing before a welcome.
     pub(crate) fn new(incarnation: Incarnation, sizes: &[Length], limits: Limits) -> Self {
         let spaces = sizes.iter().map(|&size| Space {
             size,
@@ -254,7 +257,7 @@ impl Fence {
         self.term.as_ref().map_or(Epoch(0), |term| term.epoch)
     }
 
-    /// The numbers that the master gave to the segments; none before the first welcome.
+    /// The master's numbers of the segments; empty before the first welcome.
     pub(crate) fn segment_ids(&self) -> &[SegmentId] {
         self.term.as_ref().map_or(&[], |term| &term.segments)
     }
@@ -278,8 +281,8 @@ impl Fence {
         census
     }
 
-    /// Enters a term. A higher epoch ends all grants of the one before: their receives are aborted, and what their
-    /// holders write does not count any more. Reads of signed locations are aborted too.
+    /// Enters a term. A higher epoch ends all grants of the previous one. Their receives are aborted, and
+    /// bytes that their holders still write do not count. Reads of signed locations are aborted too.
     pub(crate) fn enter(&mut self, term: Term) -> Result<Aborts, TermError> {
         if term.segments.len() != self.spaces.len() {
             return Err(TermError::SegmentCount {
@@ -315,8 +318,8 @@ impl Fence {
         Ok(aborts)
     }
 
-    /// Begins a new incarnation: no block of the old one is known any more, no grant of it counts.
-    /// What processes still hold stays held.
+    /// Begins a new incarnation, which knows no block and no grant of the old one. Extents that processes
+    /// still hold stay held.
     pub(crate) fn renew(&mut self, incarnation: Incarnation) -> Aborts {
         self.boards.close();
         self.incarnation = incarnation;
@@ -331,7 +334,7 @@ impl Fence {
         aborts
     }
 
-    /// Closes every grant of the present epoch and forgets its tickets: they were the numbers of
+    /// Closes every grant of the present epoch and forgets its tickets, since the ticket numbers belong to
     /// that term's master.
     fn close_everything(&mut self) -> Aborts {
         self.waiting.clear();
@@ -354,22 +357,22 @@ impl Fence {
         self.boards.close();
     }
 
-    /// Closes grants and forgets what was written under them. Each ticket is reported by
-    /// [`Fence::take_fenced`] once nothing touches its extent any more.
+    /// Fences extents: closes their grants and forgets what was written under them. [`Fence::take_fenced`]
+    /// reports each ticket once nothing touches its extent any more.
     ///
-    /// A master repeats its unanswered tickets in a new session. It may then hear the answer of the old session,
-    /// and give the extent to another block, before the repeated ticket is here. That block must stay.
+    /// A master repeats unanswered tickets in a new session. It may receive the answer of the old session
+    /// first, and grant the extent to another block. The repeated ticket must not remove that block.
     pub(crate) fn fence(&mut self, items: &[FenceItem]) -> Aborts {
         let epoch = self.epoch();
         let mut aborts = Vec::new();
-        // Whatever was pinned before the master freed these extents is seen by this look.
+        // This call of `look` sees every pin that was taken before the master freed these extents.
         let pinned = self.look();
         for item in items {
             let here = self.clamp(&item.extent);
             let Some((span, space)) =
                 here.and_then(|span| Some((span, self.spaces.get_mut(span.segment.0)?)))
             else {
-                // No such bytes are here, so nothing can touch them.
+                // The extent does not lie in this node, so nothing can touch it.
                 self.fenced.push(item.ticket);
                 continue;
             };
@@ -417,7 +420,7 @@ impl Fence {
                 held.map(move |(range, _)| extent(segment, range))
             })
             .collect();
-        // Each once. Some overlap others.
+        // Each extent is listed once. Some extents overlap others.
         let mut seen: HashSet<Extent> = extents.iter().copied().collect();
         self.each_board_pin(|_, span| {
             let id = ids.get(span.segment.0);
@@ -427,7 +430,7 @@ impl Fence {
         extents
     }
 
-    /// Reports the ticket, or lets it wait for something that touches its extent.
+    /// Reports the ticket, or makes it wait for a touch of its extent.
     fn settle(&mut self, ticket: u64, span: Span, pinned: &Pinned) {
         let blocker = self
             .spaces
@@ -451,7 +454,7 @@ impl Fence {
         }
     }
 
-    /// Takes a touch out and settles the tickets that waited for it.
+    /// Removes a touch and settles the tickets that waited for it.
     fn untouch(&mut self, span: Span) -> Option<Touch> {
         let space = self.spaces.get_mut(span.segment.0)?;
         let mut touch = space.touches.remove(span.range)?;
@@ -472,7 +475,7 @@ impl Fence {
         Some(touch)
     }
 
-    /// Keeps the record of a whole extent, unless its grant was closed while it was written.
+    /// Records a whole written extent, unless its grant was closed during the write.
     fn record(&mut self, span: Span, touch: &Touch, sums: Vec<Checksum>) -> Code {
         if touch.closed {
             return Code::GrantEnded;
@@ -480,7 +483,7 @@ impl Fence {
         self.keep(span, touch.grant, sums.len(), sums.into())
     }
 
-    /// Keeps the record of a whole extent that was written under `grant`.
+    /// Records a whole extent that was written under `grant`.
     fn keep(&mut self, span: Span, grant: GrantId, count: usize, sums: Sums) -> Code {
         if count as u64 != span.range.length().chunks() {
             return Code::InvalidArgument;
@@ -489,7 +492,7 @@ impl Fence {
         let Some(space) = self.spaces.get_mut(span.segment.0) else {
             return Code::OutOfRange;
         };
-        // The record refuses every other grant of this epoch from now on.
+        // The record itself refuses every other grant of this epoch from now on.
         space.floors.forget(span.range);
         let record = Record {
             epoch,
@@ -501,7 +504,7 @@ impl Fence {
         Code::Ok
     }
 
-    /// Where an extent lies in the node's own memory.
+    /// The span of an extent in the node's own memory.
     pub(crate) fn locate(&self, extent: &Extent) -> Result<Span, Refused> {
         let segment = self.segment(extent.segment)?;
         let size = self.spaces.get(segment.0).map_or(Length(0), |s| s.size);
@@ -521,7 +524,7 @@ impl Fence {
         }
     }
 
-    /// What of an extent lies in the node's own memory.
+    /// The span of the part of an extent that lies in the node's own memory.
     fn clamp(&self, extent: &Extent) -> Option<Span> {
         let segment = self.segment(extent.segment).ok()?;
         let size = self.spaces.get(segment.0)?.size;
@@ -533,7 +536,7 @@ impl Fence {
         (range.length() > Length(0)).then_some(Span { segment, range })
     }
 
-    /// Which of the node's own segments the master's number means.
+    /// The index of the segment that the master's number means.
     pub(crate) fn segment(&self, id: SegmentId) -> Result<SegmentIndex, Refused> {
         let position = self.segment_ids().iter().position(|&ours| ours == id);
         position.map(SegmentIndex).ok_or_else(|| {
@@ -553,7 +556,7 @@ fn extent(segment: SegmentId, range: Range) -> Extent {
     }
 }
 
-/// Ends the grant that a touch writes under, and collects what stops it.
+/// Closes the grant under which a touch writes, and collects the abort of a receive.
 fn close(touch: &mut Touch, aborts: &mut Aborts) {
     touch.closed = true;
     if let Toucher::Receive { abort } = &touch.toucher {

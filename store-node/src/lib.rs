@@ -10,8 +10,8 @@
 //!                                         └────────────────┘
 //! ```
 //!
-//! The node decides nothing about what is kept: it owns memory, moves bytes, and keeps the promise
-//! that an extent is not reused while anything can still touch it. It knows no keys and no leases.
+//! The node does not decide which blocks are kept. It owns memory, moves bytes, and guarantees that an extent
+//! is not reused while anything can still touch it. It knows no keys and no leases.
 //!
 //! A worker can embed it: [`Node::start`] with a [`Config`], [`Node::drain`] at the end.
 

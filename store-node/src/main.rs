@@ -15,7 +15,7 @@ fn main() -> ExitCode {
         .map_err(anyhow::Error::from)
         .and_then(|runtime| {
             let ended = runtime.block_on(run());
-            // Memory that a start that was broken off still touches is not waited for.
+            // A failed start may leave threads that still touch memory. The exit does not wait for them.
             runtime.shutdown_background();
             ended
         });

@@ -7,19 +7,19 @@
 //!          ─ loads ──────► medium ─► worker: verified ─► memory, under a grant
 //! ```
 //!
-//! A reader waits for a load. So a load begins on the session's thread where nothing is to be waited
-//! for, and a short one that is alone ends on the disk's thread.
+//! A reader waits for a load. So a load begins on the session's thread if nothing has to be waited for. A
+//! short load without concurrent transfers also ends on the disk's thread.
 //!
-//! Whoever offers or attaches a medium may have to wait for its disk, for seconds. So these threads do nothing
+//! To offer or attach a medium may mean to wait for its disk, for seconds. So the attacher threads do nothing
 //! else, and there is one more of them than disks.
 //!
-//! The master decides what moves. The node keeps no index of a medium. Work on media has threads of
-//! its own, so neither heartbeats nor the data port wait for a disk. An answer goes to the session
-//! that ordered the work, and to no other.
+//! The master decides which blocks move. The node keeps no index of a medium. Work on media has threads of
+//! its own, so neither heartbeats nor the data port wait for a disk. An answer goes only to the session that
+//! ordered the work.
 //!
-//! **Architecture Invariant:** no chunk reaches memory from a medium before the header and its checksum
-//! prove it, and no block can be read before all of its chunks have. Nothing is stored that does not
-//! have the checksum of its commit.
+//! **Architecture Invariant:** no chunk reaches memory from a medium before the header and its checksum prove
+//! it. No block can be read before all of its chunks are proved. No block is stored without the checksum of
+//! its commit.
 
 mod config;
 mod disk;
@@ -49,21 +49,21 @@ use transfer::{Arrived, Order, ROOM};
 
 /// Threads that serve the session and verify loads. The disk's own thread waits for the device.
 const WORKERS: usize = 2;
-/// Threads that offer and attach media, beyond one for each disk: it is free while every disk hangs.
+/// Attacher threads beyond one for each disk. One thread is free even while every disk hangs.
 const SPARE_ATTACHERS: usize = 1;
-/// Threads that copy blocks to media. They yield to all others: puts and gets do not wait for a copy.
+/// Threads that copy blocks to media. They have a low priority, so that puts and gets do not wait for a copy.
 const COPIERS: usize = 2;
-/// How nice the copiers are.
+/// The nice value of the copier threads.
 const NICE: i32 = 10;
-/// How long the last writes of a life that was killed may keep a medium.
+/// How long to wait for a medium that the last writes of a killed process still lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
-/// The memory for transfers in progress, over all media.
+/// The memory in bytes for transfers in progress, over all media.
 const ARENA: usize = 256 << 20;
-/// How long a thread waits for a disk that another one works with.
+/// How long a thread waits for a disk on which another thread works.
 const BRIEFLY: Duration = Duration::from_millis(20);
-/// A first offer that takes longer waits for a disk that hangs. Another thread then offers the rest.
+/// If the first offer takes longer than this, a disk hangs. Another thread then offers the other disks.
 const SLOW_OFFER: Duration = Duration::from_secs(2);
-/// How often what was stored is flushed, and changes of a medium's state are sent.
+/// The interval at which stores are flushed, and changed states of media are sent.
 const TEND: Duration = Duration::from_millis(500);
 
 /// Why the media cannot be opened.
@@ -73,38 +73,38 @@ pub enum MediaError {
     /// A device or file cannot be opened.
     #[error(transparent)]
     Open(#[from] kvpool_disk::OpenError),
-    /// What it holds cannot be used.
+    /// The content of a device or file cannot be used.
     #[error("{}: {source}", path.display())]
     Refused {
         /// The device or file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: MediumRefused,
     },
-    /// Two of them hold one medium.
+    /// Two devices or files hold the same medium.
     #[error("{} and {} hold the same medium {medium}: one is a copy of the other; take the copy out of --ssd",
         first.display(), second.display())]
     Twins {
         /// A device or file.
         first: PathBuf,
-        /// The other one.
+        /// The other device or file.
         second: PathBuf,
-        /// The medium.
+        /// The id of the medium.
         medium: MediumId,
     },
-    /// There is no memory, or no thread.
+    /// The system has no memory or no thread left.
     #[error("media need memory and threads: {0}")]
     System(#[from] std::io::Error),
 }
 
-/// Whether a medium is in use.
+/// Whether a medium is attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attachment {
     /// No master has answered the node's offer yet.
     Pending,
-    /// Blocks are copied to the medium, and read from it.
+    /// The medium is attached: blocks are copied to it and loaded from it.
     Attached,
-    /// It is not used, for this reason.
+    /// The medium is not used, for this reason.
     Refused(String),
 }
 
@@ -113,11 +113,11 @@ pub enum Attachment {
 pub struct MediumStatus {
     /// The device or file; in a directory, the file that the node took.
     pub path: PathBuf,
-    /// Whether it is in use.
+    /// The state of its attachment.
     pub attachment: Attachment,
 }
 
-/// Where answers of one session go.
+/// Sends the answers of one session.
 pub(crate) type Answers = UnboundedSender<ToMaster>;
 
 /// All media of the node.
@@ -132,26 +132,26 @@ struct Shared {
     store: Store,
     arena: Arc<Arena>,
     disks: Vec<Mutex<Disk>>,
-    /// Of each disk, reachable while the disk is busy.
+    /// The part of each disk that can be read while the disk is locked.
     fronts: Vec<Arc<Front>>,
     work: Mutex<Work>,
-    /// The session that was offered the media, and the states that it knows.
+    /// The session to which the media were offered, and the states that it knows.
     told: Mutex<Option<Told>>,
     changed: Changed,
 }
 
-/// Wakes those who do the jobs.
+/// Wakes the threads that do the jobs.
 #[derive(Debug, Default)]
 struct Changed {
     threads: Condvar,
-    /// Those that offer and attach media, and that tend them.
+    /// Wakes the threads that offer and attach media, and the thread that tends them.
     attachers: Condvar,
     #[cfg(feature = "simulation")]
     tasks: tokio::sync::watch::Sender<()>,
 }
 
 impl Changed {
-    /// Wakes those of this duty. Loads are frequent, so their ends do not wake the attachers.
+    /// Wakes the threads of this duty. Loads are frequent, so their ends do not wake the attachers.
     fn notify(&self, duty: Duty) {
         self.of(duty).notify_all();
         #[cfg(feature = "simulation")]
@@ -171,28 +171,28 @@ struct Told {
     cluster: ClusterId,
     answers: Answers,
     states: Vec<proto::MediumState>,
-    /// How many media it was offered.
+    /// The number of media that the session was offered.
     offered: usize,
-    /// Whether a disk could not say yet what it holds.
+    /// Whether some disk could not report its content yet.
     is_partial: bool,
-    /// Whether it is to get an offer also without more media: the first one, and after a change of a state.
+    /// Whether an offer is due even without further media: the first offer, and one after a change of state.
     is_due: bool,
-    /// When its first offer was begun.
+    /// When the first offer to the session was begun.
     begun: tokio::time::Instant,
 }
 
 #[derive(Debug, Default)]
 struct Work {
     jobs: VecDeque<Job>,
-    /// Orders for disks that did not answer. They are tried again from time to time.
+    /// Orders for disks that did not answer, which are repeated at intervals.
     later: Vec<Job>,
-    /// Loads that found no room in the arena, in the order in which they get it.
+    /// Loads that wait for arena memory, in the order in which they get it.
     without_room: VecDeque<Box<Order>>,
     /// Transfers that have begun and not ended.
     in_flight: usize,
-    /// Transfers that have ended. Each of them gave room back.
+    /// The number of transfers that have ended. Each returned its memory to the arena.
     ended: u64,
-    /// How many had ended when a load last found no room.
+    /// The value of `ended` when a load last found no memory.
     ended_at_try: u64,
     is_closed: bool,
 }
@@ -200,24 +200,24 @@ struct Work {
 #[derive(Debug)]
 enum Job {
     Offer(ClusterId, Answers),
-    /// Offers the media again to the session that was offered them.
+    /// Offers the media again to the session to which they were offered last.
     OfferAgain,
     Attach(ClusterId, proto::AttachMedium, Answers),
     Reset(ClusterId, MediumId, Answers),
     Transfer(Box<Order>),
-    /// A load that found no room before.
+    /// A load that found no arena memory before.
     Again(Box<Order>),
     Arrived(Box<Arrived>),
 }
 
-/// Which threads do a job.
+/// The group of threads that does a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Duty {
     Serve,
     Copy,
-    /// Offers, attaches and formats media: may wait for a disk.
+    /// Offers, attaches and formats media. May wait for a disk.
     Attach,
-    /// Does no job, and what is due from time to time. Waits for no disk.
+    /// Does the periodic work, and no jobs. Waits for no disk.
     Tend,
 }
 
@@ -232,7 +232,7 @@ impl Job {
 }
 
 impl Job {
-    /// Whether the session of an order goes on.
+    /// Whether the session of an order still exists.
     fn is_wanted(&self) -> bool {
         match self {
             Self::Attach(_, _, answers) | Self::Reset(_, _, answers) => !answers.is_closed(),
@@ -242,7 +242,7 @@ impl Job {
 }
 
 impl Work {
-    /// The first job that can be done now. What gives room back comes before what takes room.
+    /// The first job that can be done now. Jobs that free arena memory come before jobs that take it.
     fn take(&mut self, duty: Duty) -> Option<Job> {
         if duty == Duty::Serve {
             let mut jobs = self.jobs.iter();
@@ -255,7 +255,8 @@ impl Work {
                 return Some(Job::Again(order));
             }
         }
-        // An offer waits for the transfers of earlier sessions; what is behind it does not.
+        // An offer waits until the transfers of earlier sessions have ended. Later jobs do not wait for the
+        // offer.
         let is_ready = |job: &Job| {
             job.duty() == duty && (!matches!(job, Job::Offer(..)) || self.in_flight == 0)
         };
@@ -317,7 +318,7 @@ impl Media {
         Ok(())
     }
 
-    /// The media on these disks, and nobody who does the jobs.
+    /// The media on these disks, without threads.
     fn of(disks: Vec<Disk>, arena: Arc<Arena>, store: Store) -> Self {
         let fronts = disks.iter().map(|disk| Arc::clone(&disk.front));
         let shared = Shared {
@@ -341,19 +342,19 @@ impl Media {
         self.shared.push(Job::Offer(cluster, answers));
     }
 
-    /// Takes an order of the master.
+    /// Queues an order of the master to attach a medium.
     pub(crate) fn attach(&self, cluster: ClusterId, order: proto::AttachMedium, answers: Answers) {
         self.shared.push(Job::Attach(cluster, order, answers));
     }
 
-    /// Takes an order of the master.
+    /// Queues an order of the master to format a medium.
     pub(crate) fn reset(&self, cluster: ClusterId, medium: &[u8], answers: Answers) {
         if let Some(medium) = MediumId::from_slice(medium) {
             self.shared.push(Job::Reset(cluster, medium, answers));
         }
     }
 
-    /// Takes orders of the master.
+    /// Begins or queues transfers that the master orders.
     pub(crate) fn transfer(
         &self,
         incarnation: Incarnation,
@@ -372,19 +373,19 @@ impl Media {
                 until,
             })
         });
-        // A reader waits for a load: it begins here, without another thread.
+        // A reader waits for a load, so the load begins here, without another thread.
         let rest = orders.filter_map(|order| self.shared.begin_at_once(order));
         let rest: Vec<_> = rest.collect();
         if !rest.is_empty() {
             let mut work = self.shared.work.lock();
             work.jobs.extend(rest.into_iter().map(Job::Transfer));
             drop(work);
-            // Those who copy hear it too.
+            // Copiers and workers share this condition variable.
             self.shared.changed.notify(Duty::Serve);
         }
     }
 
-    /// Whether a medium is attached. One whose disk is busy counts.
+    /// Whether a medium is attached. A medium whose disk is busy counts as attached.
     pub(crate) fn is_attached(&self) -> bool {
         self.shared.disks.iter().any(|disk| {
             disk.try_lock()
@@ -392,14 +393,15 @@ impl Media {
         })
     }
 
-    /// Whether a medium is attached, or may be attached yet. A refused one may not.
+    /// Whether a medium is attached or may still be attached. A refused medium may not.
     pub(crate) fn may_be_attached(&self) -> bool {
         let status = self.status();
         let refused = |medium: &MediumStatus| matches!(medium.attachment, Attachment::Refused(_));
         !status.iter().all(refused)
     }
 
-    /// Each medium, in the order of the settings. A disk that is busy counts as pending.
+    /// The status of each medium, in the order of the settings. A medium whose disk is busy counts as
+    /// pending.
     pub(crate) fn status(&self) -> Vec<MediumStatus> {
         let disks = self.shared.disks.iter().zip(&self.shared.fronts);
         let status = disks.map(|(disk, front)| MediumStatus {
@@ -411,9 +413,8 @@ impl Media {
         status.collect()
     }
 
-    /// Ends the use of the media. What was stored is flushed, and the media are marked as clean.
-    /// Blocks until `until` at most. False when a disk has not answered by then: who drops the media waits
-    /// for that disk.
+    /// Detaches the media: flushes the stores and marks the media as clean. Blocks until `until` at most.
+    /// Returns false when a disk has not answered by then. The drop of the media waits for that disk.
     pub(crate) fn detach(&self, until: Instant) -> bool {
         let mut have_ended = true;
         for disk in &self.shared.disks {
@@ -426,7 +427,8 @@ impl Media {
     }
 }
 
-/// Refuses a medium that another of the node's disks holds too. The master could not tell them apart.
+/// Refuses a medium that another of the node's disks holds too, since the master could not tell the two
+/// apart.
 fn refuse_twin(disks: &[Disk], disk: &Disk) -> Result<(), MediaError> {
     let Some(medium) = disk.id() else {
         return Ok(());
@@ -441,8 +443,8 @@ fn refuse_twin(disks: &[Disk], disk: &Disk) -> Result<(), MediaError> {
     }
 }
 
-/// Opens a device or file. A file that holds bytes grows only after a look at them: what is not kvpool's
-/// stays as it is.
+/// Opens a device or file. A file with content grows only after the content was checked. A file that is not
+/// kvpool's stays unchanged.
 fn open_file(
     one: &SsdConfig,
     options: &Options,
@@ -495,11 +497,11 @@ impl Shared {
     fn push(&self, job: Job) {
         let duty = job.duty();
         self.work.lock().jobs.push_back(job);
-        // Not every thread does every job.
+        // Each thread does only the jobs of its duty.
         self.changed.notify(duty);
     }
 
-    /// How many do the duty of attachers.
+    /// The number of attacher threads.
     fn attachers(&self) -> usize {
         self.disks.len() + SPARE_ATTACHERS
     }
@@ -518,7 +520,7 @@ impl Shared {
         }
     }
 
-    /// Flushes what was stored, and has the master told of media whose state has changed. Waits for no disk.
+    /// Flushes stores, and sends the changed states of media to the master. Waits for no disk.
     fn tend(&self) {
         self.give_up_without_room();
         self.try_again();
@@ -636,8 +638,8 @@ impl Shared {
         self.send_offers();
     }
 
-    /// Works with the disk that has this medium; `None` without one. No thread waits for a disk that another
-    /// one works with: it may hang.
+    /// Calls `work` with the disk that has this medium; `None` if there is none. If another thread works with
+    /// the disk, the result is [`NotYet`] after a short wait, since the disk may hang.
     fn with_disk<T>(
         &self,
         medium: Option<MediumId>,
@@ -651,12 +653,12 @@ impl Shared {
         (disk.id() == medium).then(|| work(&mut disk))
     }
 
-    /// Has a job done again later, unless its session ends.
+    /// Queues a job for a later attempt, unless its session ends.
     fn put_off(&self, job: Job) {
         self.work.lock().later.push(job);
     }
 
-    /// Queues the jobs that were put off.
+    /// Queues the jobs that were put off again.
     fn try_again(&self) {
         let mut work = self.work.lock();
         let later = std::mem::take(&mut work.later);
@@ -668,8 +670,8 @@ impl Shared {
         self.changed.notify(Duty::Attach);
     }
 
-    /// Offers the media to the session that is told of them, if that is due or there are more. Several may do
-    /// this at once, where a disk hangs.
+    /// Offers the media to the present session, if an offer is due or more media can be offered. Several
+    /// threads may do this at once while a disk hangs.
     fn send_offers(&self) {
         let told = self.told.lock();
         let session = told.as_ref();
@@ -702,7 +704,8 @@ impl Shared {
             let media = media
                 .into_iter()
                 .map(|(front, offered)| proto::OfferedMedium {
-                    // As it is now: an offer that waited for a disk comes after later ones.
+                    // The state is read now, since an offer that waited for a disk may be sent after later
+                    // ones.
                     state: front.health.state(now).into(),
                     ..offered
                 });
@@ -711,12 +714,12 @@ impl Shared {
         }
     }
 
-    /// Whether one transfer is in progress, and no other.
+    /// Whether exactly one transfer is in progress.
     fn is_last(&self) -> bool {
         self.work.lock().in_flight == 1
     }
 
-    /// Ends a transfer: the next offer may have waited for it, and loads for its room.
+    /// Ends a transfer. The next offer may have waited for its end, and a load for its arena memory.
     fn ended(&self) {
         let mut work = self.work.lock();
         work.in_flight -= 1;

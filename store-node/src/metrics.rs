@@ -1,5 +1,5 @@
-//! What the node counts. One registry, owned; every name begins with `kvpool_node_`.
-//! `docs/operations/metrics.md` lists them.
+//! The node's metrics, in one registry. Every name begins with `kvpool_node_`. `docs/operations/metrics.md`
+//! lists them.
 
 use crate::fence::Census;
 use crate::serve::Store;
@@ -26,7 +26,7 @@ const REQUESTS: [&str; 11] = [
     "rdma_locate",
 ];
 
-/// The counters that code increments where things happen.
+/// The counters that the code increments at each event.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
@@ -125,7 +125,8 @@ impl Metrics {
             Box::new(metrics.segment_bytes.clone()),
             metrics.requests.collector(),
         ];
-        // From zero on: a series that appears at its first event has no rate for that event.
+        // All series start at zero. A series that appears with its first event would have no rate for this
+        // event.
         for code in Code::ALL.iter().filter(|code| **code != Code::Ok) {
             metrics.refused.with_label_values(&[code.label()]);
         }
@@ -141,7 +142,7 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Adds what is read from the store at every scrape.
+    /// Adds the gauges that are read from the store at every scrape.
     pub(crate) fn watch(
         &self,
         store: &Store,
@@ -243,7 +244,7 @@ const READINGS: [(&str, &str, Reading); 9] = [
     ),
 ];
 
-/// Gauges that are read from the store when they are asked for.
+/// Gauges that read the store at every scrape.
 struct Watch {
     store: Store,
     epoch: IntGauge,

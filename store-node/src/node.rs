@@ -1,4 +1,4 @@
-//! A running store node: its parts put together, and taken apart again in order.
+//! A running store node: starts its parts, and stops them in order.
 
 use crate::agent::{Agent, Options};
 use crate::config::{self, Config, InvalidSetting};
@@ -44,74 +44,74 @@ const LAST_ANSWERS: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// A setting cannot be used.
+    /// The value of a setting cannot be used.
     #[error(transparent)]
     Setting(#[from] InvalidSetting),
-    /// There is no memory for a segment.
+    /// There is too little memory for a segment.
     #[error("cannot allocate segment {index} ({size}): {source}")]
     Segment {
-        /// Which of the configured segments, from 0 on.
+        /// The index of the configured segment, from 0.
         index: usize,
-        /// Its size.
+        /// The segment's size.
         size: ByteSize,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file of TLS cannot be used.
+    /// A TLS certificate or key file cannot be used.
     #[error(transparent)]
     Tls(#[from] kvpool_tls::TlsError),
-    /// A port is open to other hosts, and nothing guards it.
+    /// A port is open to other hosts without TLS, tokens or another guard.
     #[error(transparent)]
     Exposed(#[from] Exposed),
-    /// A port cannot be listened on.
+    /// The node cannot listen on a port.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// There is no address to tell clients.
+    /// The node has no address that clients could reach.
     #[error(transparent)]
     Advertise(#[from] AdvertiseError),
-    /// Only this host reaches the node, and a master is on another.
+    /// Only this host can reach the node, and a master runs on another host.
     #[error(
         "{advertised} is reachable from this host only, and the master {master} is on another: pass --listen \
          0.0.0.0:{port} and --advertise HOST, the name or address by which others reach this host, with \
          TLS or --insecure; or --advertise {advertised} if all workers are on this host"
     )]
     OutOfReach {
-        /// What others would be told to connect to.
+        /// The address that the node would advertise.
         advertised: String,
-        /// The port that is listened on.
+        /// The port on which the node listens.
         port: u16,
-        /// The master, as it was given.
+        /// The master's address, as the settings give it.
         master: String,
     },
-    /// The Unix socket cannot be served.
+    /// The Unix socket cannot be created.
     #[error("cannot serve the Unix socket {}: {source}; set --shm-path, or --no-shm", path.display())]
     Socket {
-        /// Where it was to be.
+        /// The path of the socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// RDMA was asked for and cannot be had.
+    /// The settings require RDMA, and it cannot be used.
     #[error("cannot use RDMA as configured: {0}; check --rdma-device, or pass --no-rdma")]
     Rdma(String),
-    /// The machine's boot id, by which clients know that they share memory with the node, is missing.
+    /// The machine's boot id cannot be read. Clients compare it to find nodes on their own host.
     #[error("{0}")]
     HostId(io::Error),
-    /// A file or a thread that the node needs cannot be had.
+    /// The system refuses a file or a thread that the node needs.
     #[error("{what}: {source}")]
     System {
-        /// What for.
+        /// The purpose of the file or thread.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The keys or the policy of tokens cannot be used.
+    /// The keys or the policy for tokens cannot be used.
     #[error("cannot judge tokens: {0}")]
     Authority(#[from] AuthorityError),
     /// A medium cannot be opened.
     #[error("cannot use --ssd: {0}")]
     Media(#[from] crate::media::MediaError),
-    /// Two metrics have one name.
+    /// Two metrics have the same name.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
 }
@@ -120,7 +120,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
     move |source| StartError::System { what, source }
 }
 
-/// A running node. Dropping it ends it as a crash would; [`Node::drain`] ends it in order.
+/// A running node. The drop ends it as a crash would; [`Node::drain`] ends it in order.
 #[derive(Debug)]
 pub struct Node {
     store: Store,
@@ -137,8 +137,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Takes the memory, starts to serve, and keeps a session with a master from then on. Does not
-    /// wait for a welcome: see [`Node::is_ready`].
+    /// Allocates the memory, starts to serve, and keeps a session with a master from then on. Does not wait
+    /// for a master's welcome: see [`Node::is_ready`].
     pub async fn start(config: Config) -> Result<Self, StartError> {
         config.validate()?;
         let masters = config.masters()?;
@@ -172,7 +172,7 @@ impl Node {
         let token_file = token_file.or_else(kvpool_auth::token_file_of_environment);
         let credentials = token_file.as_deref();
         let credentials = credentials.map_or_else(Credentials::default, Credentials::file);
-        // HTTP ports ask for no certificate.
+        // HTTP ports do not verify client certificates.
         let by_token = Guards {
             tls: tls.server.is_some(),
             tokens: authority.is_some(),
@@ -278,7 +278,7 @@ impl Node {
             probe::redirect_grpc(router, elsewhere),
             tls.server.clone(),
             async move {
-                // An error means that the node is gone, which is the same.
+                // An error means that the node has been dropped, which has the same meaning here.
                 let _ = stopped.wait_for(|stopped| *stopped).await;
             },
         ));
@@ -316,27 +316,28 @@ impl Node {
         &self.store.identity().name
     }
 
-    /// Where the data port listens.
+    /// The address of the data port.
     pub fn data_address(&self) -> SocketAddr {
         self.tcp.local_addr()
     }
 
-    /// Where HTTP is served.
+    /// The address of the HTTP port.
     pub fn http_address(&self) -> SocketAddr {
         self.http
     }
 
-    /// Where the Unix socket is, if there is one.
+    /// The path of the Unix socket, if there is one.
     pub fn shm_path(&self) -> Option<&Path> {
         self.shm.as_ref().map(shm::ServerHandle::path)
     }
 
-    /// Whether a master has welcomed the node and hears it.
+    /// Whether a master has welcomed the node and the session is open.
     pub fn is_ready(&self) -> bool {
         self.agent.read().as_ref().is_some_and(Agent::is_connected)
     }
 
-    /// The media of the node. Offered when a master welcomes it, they are attached soon after.
+    /// The status of the node's media. They are offered when a master welcomes the node, and attached soon
+    /// after.
     pub fn media(&self) -> Vec<MediumStatus> {
         let media = self.media.as_ref();
         media.map_or_else(Vec::new, |media| media.status())
@@ -476,7 +477,7 @@ impl Drop for Node {
     }
 }
 
-/// What the probes know of the node.
+/// The state that the probes report.
 struct Probes {
     store: Store,
     agent: Arc<parking_lot::RwLock<Option<Agent>>>,
@@ -501,7 +502,7 @@ impl Health for Probes {
     }
 }
 
-/// Opens the media of `--ssd`; `None` without any.
+/// Opens the media of `--ssd`; `None` if there are none.
 async fn open_media(config: &Config, store: &Store) -> Result<Option<Arc<Media>>, StartError> {
     let media = config.media()?;
     if media.is_empty() {
@@ -558,8 +559,8 @@ fn serve_tcp(
     tcp::Server::start(listener, host, options)
 }
 
-/// Opens the RDMA ports and registers the memory with them. Where there is none, or the memory cannot
-/// be locked, that is said once, and is no fault unless a device was asked for by name.
+/// Opens the RDMA ports and registers the memory with them. If there is no port, or the memory cannot be
+/// locked, the node logs this once. It is an error only if the settings name a device.
 async fn serve_rdma(store: &Store, config: &Config) -> Result<Option<Arc<Serving>>, StartError> {
     if config.no_rdma {
         return Ok(None);
@@ -609,13 +610,13 @@ fn serve_shm(
         ..shm::ServerOptions::default()
     };
     let served = make_private_directory(&path)
-        // Clients find the socket by this path from wherever they run.
+        // The path must be absolute, since clients open the socket from any directory.
         .and_then(|()| std::path::absolute(&path))
         .and_then(|path| shm::Server::start(&path, host, options));
     served.map_err(|source| StartError::Socket { path, source })
 }
 
-/// Makes the socket's directory, if there is none, for this user alone.
+/// Creates the socket's directory, readable for this user only, if it does not exist.
 fn make_private_directory(socket: &Path) -> io::Result<()> {
     match socket.parent() {
         Some(directory) if !directory.as_os_str().is_empty() => std::fs::DirBuilder::new()

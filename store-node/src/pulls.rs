@@ -30,33 +30,33 @@ use std::net::ToSocketAddrs;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Blocks that are pulled at once.
+/// The most blocks that are pulled at a time.
 const WORKERS: usize = 4;
-/// Blocks that are pulled at once from one node while others wait for their turn: a node that hangs takes no more
-/// workers than these.
+/// The most blocks that are pulled at a time from one node while other orders wait. So a node that hangs
+/// leaves a worker to the others.
 const MOST_OF_A_SOURCE: usize = WORKERS - 1;
-/// How long an order may wait. The master gives it up a little later.
+/// How long an order may wait in the queue. The master gives it up a little later.
 const LONGEST_WAIT: Duration = Duration::from_secs(25);
 /// Connections to one other node.
 const CONNECTIONS: usize = 2;
-/// How long the read of one block may take.
+/// The time limit for reading one block.
 const LONGEST: Duration = Duration::from_secs(5);
-/// How long opening a link may take.
+/// The time limit for opening a link.
 const CONNECT: Duration = Duration::from_secs(1);
-/// Orders that wait. A master has fewer in progress.
+/// The most orders that wait. A master has fewer in progress.
 const MOST_WAITING: usize = 16_384;
-/// Bytes that are copied and summed at a time, while they are in the cache.
+/// The bytes that are copied and summed at a time, while they are in the cache.
 const PIECE: usize = 64 << 10;
-/// Links that are kept.
+/// The most links that are kept.
 const MOST_LINKS: usize = 64;
 
-/// The way to other nodes, where there are no sockets.
+/// Opens links to other nodes in a simulation, which has no sockets.
 #[cfg_attr(
     not(feature = "simulation"),
     expect(unreachable_pub, reason = "only a simulation exports the trait")
 )]
 pub trait Dial: Send + Sync + std::fmt::Debug {
-    /// Opens a link to a life of the node at `address`.
+    /// Opens a link to an incarnation of the node at `address`.
     fn dial(
         &self,
         address: &str,
@@ -65,10 +65,10 @@ pub trait Dial: Send + Sync + std::fmt::Debug {
     ) -> BoxFuture<'static, Result<Arc<dyn Link>, TransferError>>;
 }
 
-/// Where answers of one session go.
+/// Sends the answers of one session.
 pub(crate) type Answers = tokio::sync::mpsc::UnboundedSender<ToMaster>;
 
-/// The session that orders come from.
+/// The session that gave the orders.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
     pub(crate) cluster: ClusterId,
@@ -77,7 +77,7 @@ pub(crate) struct Session {
     pub(crate) answers: Answers,
 }
 
-/// The node's pulls. Threads start with the first order. In a simulation each order is a task instead.
+/// The node's pulls. The first order starts the threads. In a simulation each order is a task instead.
 #[derive(Debug)]
 pub(crate) struct Pulls {
     shared: Arc<Shared>,
@@ -87,10 +87,10 @@ pub(crate) struct Pulls {
 #[derive(Debug)]
 struct Shared {
     store: Store,
-    /// The node's token, which other nodes may ask for.
+    /// The node's token, which other nodes may require.
     credentials: Credentials,
     tls: Option<ClientTls>,
-    /// In a simulation.
+    /// Opens links in a simulation.
     dialer: Option<Arc<dyn Dial>>,
     client: ClientId,
     queue: Mutex<Queue>,
@@ -101,7 +101,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Queue {
     orders: VecDeque<Order>,
-    /// How many orders are carried out, by the node that they read from.
+    /// The number of orders in progress, by their source node.
     busy: HashMap<bytes::Bytes, usize>,
     is_closed: bool,
 }
@@ -114,7 +114,8 @@ struct Order {
 }
 
 impl Queue {
-    /// Takes the first order whose source has a worker left; the first of all where there is none.
+    /// Takes the first order whose source has less than [`MOST_OF_A_SOURCE`] orders in progress. If there is
+    /// none, takes the first order.
     fn next(&mut self) -> Option<Order> {
         let has_worker = |order: &Order| {
             let busy = self.busy.get(&order.pull.from_incarnation);
@@ -127,7 +128,7 @@ impl Queue {
         Some(order)
     }
 
-    /// An order that was taken has ended.
+    /// Records that an order has ended.
     fn ended(&mut self, order: &Order) {
         let source = &order.pull.from_incarnation;
         if let Some(busy) = self.busy.get_mut(source) {
@@ -139,7 +140,7 @@ impl Queue {
     }
 }
 
-/// A copy into memory is short, so it is not interrupted: the fence waits for its end.
+/// The abort of a copy into memory does nothing. The copy is short, and the fence waits for its end.
 struct Short;
 
 impl Abort for Short {
@@ -147,7 +148,7 @@ impl Abort for Short {
 }
 
 impl Pulls {
-    /// Nodes whose address asks for TLS are called with `tls`.
+    /// Pulls that use `tls` for nodes whose address requires TLS.
     pub(crate) fn new(store: Store, credentials: Credentials, tls: Option<ClientTls>) -> Self {
         Self::over(store, credentials, tls, None)
     }
@@ -211,7 +212,7 @@ impl Pulls {
         }
     }
 
-    /// Starts the workers. False when the system gives no thread.
+    /// Starts the workers. Returns false when the system gives no thread.
     fn start(&self) -> bool {
         (0..WORKERS).all(|number| {
             let shared = Arc::clone(&self.shared);
@@ -226,7 +227,7 @@ impl Pulls {
 
 impl Drop for Pulls {
     fn drop(&mut self) {
-        // A worker that reads ends by its deadline. Nobody waits for it.
+        // A worker that is reading ends by its deadline, and the drop does not wait for it.
         self.shared.queue.lock().is_closed = true;
         self.shared.changed.notify_all();
     }
@@ -256,7 +257,7 @@ impl Shared {
     }
 
     async fn carry_out(&self, order: &proto::Pull, session: &Session) {
-        // The master gave the order up when the session ended.
+        // When the session ended, the master gave up the order.
         if !session.answers.is_closed() {
             let pulled = self.pull(order, session).await;
             answer(session, order.ticket, pulled.unwrap_or_else(|code| code));
@@ -294,7 +295,7 @@ impl Shared {
             }
             None => return Err(Code::Internal),
         }
-        // Admitted only now: a fence of the extent never waits for another node.
+        // The write is admitted only after the read. So a fence of the extent never waits for another node.
         let admission = self
             .store
             .admit_write(session.incarnation, &grant, Arc::new(Short));
@@ -326,8 +327,8 @@ impl Shared {
         Ok(code)
     }
 
-    /// The link to a life of another node, opened if need be. If that node refuses the token, the token's file
-    /// is read again.
+    /// The link to an incarnation of another node, which is opened if need be. If that node refuses the
+    /// token, the token's file is read again.
     async fn link(
         &self,
         node: Incarnation,
@@ -349,7 +350,7 @@ impl Shared {
         if links.len() >= MOST_LINKS {
             links.clear();
         }
-        // Another worker may have opened one too. The later link serves from here on.
+        // Another worker may have opened a link too. The later one is used from here on.
         links.insert(node, Arc::clone(&link));
         Ok(link)
     }
@@ -406,7 +407,7 @@ impl Shared {
                 Ok((link, _)) => return Ok(link),
                 Err(error) => {
                     tracing::debug!(%address, %error, "no link to another node");
-                    // A node of another pool has the address of one that is gone.
+                    // A node of another pool has the address of a node that is gone.
                     failed = match error.code {
                         Code::WrongCluster => Code::Unreachable,
                         code => code,
@@ -418,7 +419,7 @@ impl Shared {
     }
 }
 
-/// The time of the transports' deadlines, which a simulation owns.
+/// The present time for the transports' deadlines. A simulation replaces it.
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
@@ -432,7 +433,7 @@ fn extent(range: Option<proto::ExtentRange>) -> Result<Extent, Code> {
     })
 }
 
-/// The permission to read the other node's extent, if the master signed one.
+/// The read right for the other node's extent, if the master signed one.
 fn right(order: &proto::Pull) -> Option<ReadRight> {
     Some(ReadRight {
         version: Version(order.version),
@@ -449,7 +450,7 @@ fn answer(session: &Session, ticket: u64, code: Code) {
     let done = proto::TransfersDone {
         transfers: vec![done],
     };
-    // A failure means that the session has ended, and the ticket with it.
+    // A failure means that the session has ended, so the master has dropped the ticket.
     let _ended = session.answers.send(ToMaster::Pulled(done));
 }
 

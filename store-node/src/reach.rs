@@ -1,15 +1,15 @@
-//! Whether a node that only its own host reaches could be of use to the pool.
+//! Checks whether a node that only its own host can reach could serve the pool.
 
 use kvpool_etcd::discover::Location;
 use std::time::Duration;
 use tokio::time::timeout;
 use tonic::transport::Uri;
 
-/// How long names may take to be resolved, all together.
+/// The time limit for resolving all names together.
 const RESOLVE: Duration = Duration::from_secs(2);
 
-/// The first of `masters` that is beyond loopback, or whose etcd is. A name that is not resolved in time
-/// says nothing, and counts as here.
+/// The first of `masters` whose address, or whose etcd's address, is not loopback. A name that is not
+/// resolved in time counts as loopback.
 pub(crate) async fn elsewhere(masters: &[String]) -> Option<&str> {
     let look = async {
         for master in masters {

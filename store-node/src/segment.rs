@@ -1,4 +1,4 @@
-//! The memory that a node contributes, cut into segments. Disks are in `media`.
+//! The memory that a node contributes, divided into segments. Disks are in `media`.
 
 mod dram;
 
@@ -10,13 +10,12 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// A contiguous range of the node's storage. What lies where in it, and who may touch it, is not a
-/// segment's business.
+/// A contiguous range of the node's memory. A segment does not know its extents or who may touch them.
 pub(crate) trait Segment: Send + Sync + fmt::Debug {
-    /// Its bytes.
+    /// The size of the segment in bytes.
     fn size(&self) -> Length;
 
-    /// The memory of a part of it; `None` when the part does not lie inside.
+    /// The memory of a part of the segment; `None` when the part exceeds the segment.
     fn memory(&self, from: Offset, length: Length) -> Option<Slice>;
 
     /// A descriptor that another process of this host can map, read-only unless `writable`.

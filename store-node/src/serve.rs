@@ -1,5 +1,5 @@
-//! The node as its transports see it: every request is judged by the [`Fence`], and what is let in
-//! gets its part of a segment.
+//! The node as its transports see it. The [`Fence`] judges every request. An admitted request gets its part
+//! of a segment.
 
 use crate::clock::{ahead_ms, boot_ms};
 use crate::config::Isolation;
@@ -29,10 +29,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 const ALGORITHM: ChecksumAlgorithm = ChecksumAlgorithm::Crc64Nvme;
-/// Who moves bytes of blocks: clients, and nodes that copy blocks from each other.
+/// The roles that move bytes of blocks: clients, and nodes that copy blocks from each other.
 const MOVERS: Roles = Roles::of(&[Role::Reader, Role::Writer, Role::Admin, Role::Node]);
 
-/// Who the node is, in all its lives.
+/// The identity of the node, the same in all its incarnations.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     /// Its name.
@@ -41,17 +41,17 @@ pub(crate) struct Identity {
     pub(crate) host: HostId,
 }
 
-/// What a node says of itself when it registers.
+/// The part of a registration that the store knows.
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
     pub(crate) cluster: Option<ClusterId>,
     pub(crate) incarnation: Incarnation,
-    /// What shows that it is this life.
+    /// The secret that proves this incarnation.
     pub(crate) secret: IncarnationSecret,
-    /// Each segment's size, and its number once a master has given it one.
+    /// Each segment's size, and its number if a master has given it one.
     pub(crate) segments: Vec<(Length, Option<SegmentId>)>,
     pub(crate) held: Vec<Extent>,
-    /// Whether it asks readers for the master's permission.
+    /// Whether readers need a right that the master signed.
     pub(crate) wants_rights: bool,
 }
 
@@ -67,15 +67,16 @@ struct Shared {
     segments: Vec<Box<dyn Segment>>,
     fence: RwLock<Fence>,
     cluster: RwLock<Option<ClusterId>>,
-    /// The secret of the present life. Changed with the fence's incarnation, under its lock.
+    /// The secret of the present incarnation. It changes together with the fence's incarnation, under the
+    /// fence's lock.
     secret: Mutex<IncarnationSecret>,
     fenced: Notify,
-    /// The connections whose devices may touch the memory.
+    /// The connections whose RDMA devices may touch the memory.
     touching: Mutex<Vec<Weak<dyn Abort>>>,
     metrics: Metrics,
-    /// What judges the tokens of those who connect.
+    /// Judges the tokens of connecting callers.
     authority: OnceLock<Arc<Authority>>,
-    /// Who may reach the memory itself.
+    /// Which callers may access the memory directly.
     isolation: Isolation,
 }
 
@@ -105,7 +106,7 @@ impl Store {
         }
     }
 
-    /// The same, whose connections need a token that `authority` knows, and whose reads need the master's permission.
+    /// The same store with tokens: connections need a token that `authority` accepts, and reads need a right.
     pub(crate) fn guarded(self, authority: Option<Arc<Authority>>) -> Self {
         if let Some(authority) = authority {
             self.demand_rights();
@@ -114,12 +115,13 @@ impl Store {
         self
     }
 
-    /// Asks whoever reads for the master's permission.
+    /// Requires a read right that the master signed, from every reader.
     pub(crate) fn demand_rights(&self) {
         self.shared.fence.write().demand_rights();
     }
 
-    /// Whether the token of a hello lets its sender in. Grants and locations say what it may touch.
+    /// Whether the token of a hello permits the connection. Grants and locations then decide which extents
+    /// the caller may touch.
     fn judge_token(&self, token: &Token) -> Result<(), Refused> {
         let Some(authority) = self.shared.authority.get() else {
             return Ok(());
@@ -181,14 +183,14 @@ impl Store {
         Ok(())
     }
 
-    /// Notes the master's clock, as an answer to a heartbeat says it.
+    /// Records the master's clock from an answer to a heartbeat.
     pub(crate) fn hear_clock(&self, clock_ms: u64) {
         if let Some(ahead) = ahead_ms(clock_ms) {
             self.shared.fence.read().hear_clock(ahead);
         }
     }
 
-    /// Notes below which grant loads need no mention, as a master says it in an answer to a heartbeat.
+    /// Records below which grant id all loads have durable records, from an answer to a heartbeat.
     pub(crate) fn loads_recorded(&self, below: GrantId) {
         self.shared.fence.write().loads_recorded(below);
     }
@@ -198,19 +200,19 @@ impl Store {
         self.shared.fence.read().loaded()
     }
 
-    /// Notes that a copy of `version` was loaded from a medium to `extent` under `grant`.
+    /// Records that a copy of `version` was loaded from a medium to `extent` under `grant`.
     pub(crate) fn is_load_of(&self, extent: &Extent, grant: GrantId, version: Version) {
         let mut fence = self.shared.fence.write();
         fence.is_load_of(extent, grant, version);
     }
 
-    /// Notes that a copy of `version` was written to `extent` under `grant`.
+    /// Records that a copy of `version` was written to `extent` under `grant`.
     pub(crate) fn is_copy_of(&self, extent: &Extent, grant: GrantId, version: Version) {
         let mut fence = self.shared.fence.write();
         fence.is_copy_of(extent, grant, version);
     }
 
-    /// Begins a new life: the old one's blocks are forgotten and its grants closed.
+    /// Begins a new incarnation: forgets the blocks of the old one and closes its grants.
     pub(crate) fn renew(&self, keep_cluster: bool) {
         let secret = IncarnationSecret::new(kvpool_seams::random());
         abort_all(self.change(|fence| {
@@ -225,17 +227,17 @@ impl Store {
         }
     }
 
-    /// Closes grants; the tickets come out of [`Store::take_fenced`].
+    /// Fences extents. [`Store::take_fenced`] returns the tickets.
     pub(crate) fn fence(&self, items: &[FenceItem]) {
         abort_all(self.change(|fence| fence.fence(items)));
     }
 
-    /// Whether [`Store::look_again`] is to be called soon.
+    /// Whether [`Store::look_again`] must be called soon.
     pub(crate) fn waits_for_boards(&self) -> bool {
         self.shared.fence.read().waits_for_boards()
     }
 
-    /// Looks whether what tickets wait for on pin boards is gone.
+    /// Settles the tickets whose pins on boards, or reads, have ended.
     pub(crate) fn look_again(&self) {
         abort_all(self.change(Fence::look_again));
     }
@@ -245,7 +247,7 @@ impl Store {
         self.shared.fence.write().take_fenced()
     }
 
-    /// Ends when there may be fenced tickets to take.
+    /// Returns when there may be fenced tickets to take.
     pub(crate) async fn fenced(&self) {
         self.shared.fenced.notified().await;
     }
@@ -259,14 +261,14 @@ impl Store {
         self.shared.fence.read().is_draining()
     }
 
-    /// Whether a written extent's bytes have this checksum. Reads all of them: not for the agent's
-    /// own thread.
+    /// Whether the bytes of a written extent have this checksum. Reads all the bytes, so the agent's own
+    /// thread must not call it.
     pub(crate) fn verify(&self, extent: &Extent, checksum: Checksum) -> bool {
         let memory = self.written(extent);
         memory.is_ok_and(|memory| sum_shared(&memory).whole == checksum)
     }
 
-    /// The memory of a written extent. Nothing keeps its bytes in place.
+    /// The memory of a written extent. The extent may get another block at any time.
     pub(crate) fn written(&self, extent: &Extent) -> Result<Slice, Refused> {
         let whole = ReadItem::whole(*extent);
         let span = {
@@ -276,7 +278,7 @@ impl Store {
         span.and_then(|span| self.memory(span))
     }
 
-    /// Changes the fence, and wakes the agent when tickets were fenced by it.
+    /// Changes the fence. Wakes the agent if this fenced tickets.
     fn change<T>(&self, change: impl FnOnce(&mut Fence) -> T) -> T {
         let (outcome, fenced) = {
             let mut fence = self.shared.fence.write();
@@ -289,7 +291,7 @@ impl Store {
         outcome
     }
 
-    /// Checks the proofs of grants, which takes longer than the rest: under a lock that is shared.
+    /// Checks the proofs of grants under a shared lock, because this takes longer than the other checks.
     fn prove(&self, incarnation: Incarnation, grants: &[Grant]) -> Vec<Result<Proven, Refused>> {
         let fence = self.shared.fence.read();
         let prove = |grant| fence.prove(incarnation, grant);
@@ -313,7 +315,7 @@ impl Store {
         refused
     }
 
-    /// Counts an outcome and gives its code.
+    /// Counts an outcome and returns its code.
     fn answer(&self, outcome: Result<(), Refused>) -> Code {
         match outcome {
             Ok(()) => Code::Ok,
@@ -321,8 +323,8 @@ impl Store {
         }
     }
 
-    /// A frame may arrive after the death of its process was noticed. This check frees what the frame took; a
-    /// later death is noticed later.
+    /// Frees what a frame took if its process has already ended, since the frame may arrive after the death
+    /// was noticed. A later death is noticed later.
     fn sweep_if_dead(&self, peer: &Peer) {
         let mut poll = [PollFd::new(&peer.process, PollFlags::IN)];
         let now = Timespec {
@@ -403,7 +405,7 @@ impl Host for Store {
             (Isolation::Strict, Some(authority)) => authority,
             _ => return Ok(()),
         };
-        // A mapping or a registration reaches every block of a segment, to read and to write.
+        // A mapping or a registration gives access to every block of a segment, for reading and writing.
         match authority.judge(hello.token.as_str()) {
             Ok(known) if known.pool_roles().has_any(Roles::WRITERS) => Ok(()),
             Ok(_) => Err(Refused {
@@ -474,8 +476,8 @@ impl Host for Store {
 
     fn write_now(&self, request: &WriteRequest, payload: &[u8]) -> Vec<Code> {
         let proven = self.prove(request.incarnation, &request.grants);
-        // Nothing can come between the judgement, the bytes and the record: all three are done under
-        // the lock, which is why only small blocks are written this way.
+        // The admission, the copy and the record happen under one lock, so nothing can come between them.
+        // This is why only small blocks are written this way.
         let written: Vec<Result<(), Refused>> = self.change(|fence| {
             let blocks = request.blocks(payload).zip(proven);
             blocks
@@ -646,7 +648,7 @@ impl ShmHost for Store {
     }
 }
 
-/// A receive in progress. The fence waits for it, so that it ends, come what may, with the guard.
+/// A receive in progress. The fence waits for it. The drop of this guard ends it in every case.
 struct Receive {
     store: Store,
     span: Option<Span>,

@@ -1,5 +1,5 @@
-//! The node in a simulation: its fence, its memory and its session with the master are the node as it
-//! is. Sockets, and threads, are not there.
+//! The node in a simulation. Its fence, its memory and its session with the master are the same code as in
+//! production. It has no sockets and no threads.
 
 use crate::agent::{Agent, Connect, Options};
 use crate::config::Isolation;
@@ -27,7 +27,7 @@ pub type Inbox = crate::agent::Inbox;
 /// The node's messages to a master.
 pub type Outgoing = crate::agent::Outgoing;
 
-/// What a node is.
+/// The parameters of a simulated node.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Its name.
@@ -48,7 +48,7 @@ pub struct Setup {
     pub disks: Vec<Disk>,
 }
 
-/// A segment that only this process uses. It gets its pages as they are written.
+/// A segment that only this process uses. Its pages are allocated as they are written.
 #[derive(Debug)]
 struct Memory(Region);
 
@@ -66,16 +66,16 @@ impl Segment for Memory {
     }
 }
 
-/// A device for blocks that leave memory.
+/// A device for media.
 #[derive(Clone, Debug)]
 pub struct Disk {
-    /// The device. It answers at once about superblocks and flushes: these block.
+    /// The device. It must answer requests for superblocks and flushes at once, since these block.
     pub engine: Arc<dyn Engine>,
     /// Drive writes per day; `None` for no limit.
     pub writes_per_day: Option<f64>,
 }
 
-/// What goes on at a node.
+/// The number of touches, tickets and records at a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
     /// Receives in progress.
@@ -90,7 +90,7 @@ pub struct Census {
     pub floors: u64,
 }
 
-/// One life of a node's process. The process ends when this and its session are dropped.
+/// One life of a node's process. It ends when this value and its session are dropped.
 #[derive(Debug)]
 pub struct Node {
     store: Store,
@@ -99,12 +99,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node, and its work, which somebody must poll: the session with the masters, and transfers to and
-    /// from disks. `connect` opens a session, and `dialer` links to other nodes.
+    /// A node, and its work as a future that the caller must poll: the session with the masters, and the
+    /// transfers to and from disks. `connect` opens a session, and `dialer` opens links to other nodes.
     ///
     /// # Errors
     ///
-    /// The system's, when there is no memory; a disk's, when what it holds cannot be used.
+    /// The system's error when there is no memory. A disk's error when its content cannot be used.
     pub fn start(
         setup: &Setup,
         connect: Connect,
@@ -156,13 +156,13 @@ impl Node {
         Ok((node, work))
     }
 
-    /// Whether a medium is in use.
+    /// Whether a medium is attached.
     pub fn has_attached(&self) -> bool {
         let mut status = self.media.iter().flat_map(|media| media.status());
         status.any(|medium| medium.attachment == Attachment::Attached)
     }
 
-    /// What the node's transports ask.
+    /// The host that the node's transports call.
     pub fn host(&self) -> Arc<dyn Host> {
         Arc::new(self.store.clone())
     }
@@ -188,7 +188,7 @@ impl Node {
         self.agent.saved()
     }
 
-    /// Tells the master that this incarnation is over. The session ends then.
+    /// Tells the master that this incarnation is over. The session then ends.
     pub fn leave(&self) {
         self.store.drain();
         self.agent.say_goodbye();
@@ -201,7 +201,7 @@ impl Node {
         }
     }
 
-    /// What goes on.
+    /// The present counts.
     pub fn census(&self) -> Census {
         let census = self.store.census();
         Census {
@@ -214,7 +214,7 @@ impl Node {
     }
 }
 
-/// The media on these disks, and the work on them.
+/// The media on these disks, and their work as a future.
 fn open_media(
     disks: &[Disk],
     store: &Store,

@@ -6,12 +6,11 @@
 //!  call ──► write to the socket ──► register, wait ──┘  for itself and for the others
 //! ```
 //!
-//! Waking a thread costs more than the rest of a small request, so a channel wakes only callers
-//! that wait for an answer. Each call writes its own frame. Waiting calls share one reader: the
-//! call that was polled last. When the reader leaves, answered or dropped, it passes the role to
-//! another waiting call. So does a thread that stops polling its call for a while, with
-//! [`WaitedOn`]. Frames with much payload belong on the connections of [`crate::tcp`],
-//! which have threads.
+//! Waking a thread costs more than the rest of a small request, so a channel wakes only callers that wait for
+//! an answer. Each call writes its own frame. Waiting calls share one reader: the call that was polled last.
+//! A reader that has its answer, or is dropped, passes the role to another waiting call. A thread that stops
+//! polling its call for a while must pass the role too, with [`WaitedOn`]. Frames with much payload belong on
+//! the connections of [`crate::tcp`], which have threads.
 //!
 //! A channel belongs to the tokio runtime that created it and works only while that runtime runs.
 //!
@@ -52,7 +51,7 @@ pub struct Channel {
     /// Held while a frame is written, so that frames do not interleave.
     writing: tokio::sync::Mutex<()>,
     spin: Duration,
-    /// Of the node at the other end.
+    /// The features of the node at the other end.
     features: Features,
 }
 
@@ -63,7 +62,7 @@ impl Channel {
     ///
     /// The error of the socket call that failed.
     pub async fn connect(address: SocketAddr, spin: Duration) -> io::Result<Self> {
-        // To a master, whose requests carry the context of a trace in themselves.
+        // Such a channel leads to a master, whose requests carry the trace context in themselves.
         Ok(Self::over(
             Stream::connect(address).await?,
             spin,
@@ -217,8 +216,8 @@ impl Channel {
                 return Poll::Ready(answer);
             }
             absence::note(&self.inbox);
-            // The waker must be set before the try: a reader that gives up the role wakes a set
-            // waker.
+            // The waker must be set before the attempt: a reader that gives up the role wakes a call whose
+            // waker is set.
             waiter.wake_with(context.waker());
             let Some(mut reader) = self.inbox.try_read() else {
                 // Another reader may have stored the answer since.
@@ -249,7 +248,7 @@ impl Channel {
         .await
     }
 
-    /// Polls without sleep until `spin` has passed.
+    /// Polls without sleeping until `spin` has passed.
     fn poll_busily(&self, waiter: &Waiter<'_>) -> Option<Result<Reply, TransferError>> {
         let until = Instant::now() + self.spin;
         loop {
@@ -287,7 +286,7 @@ impl Reply {
         })
     }
 
-    /// Decodes the meta of an answer that must be an `op`.
+    /// Decodes the meta of an answer whose operation must be `op`.
     pub(crate) fn decode<M: Meta>(&self, op: Op) -> Result<M, TransferError> {
         self.expect(op)?;
         M::decode(&self.meta).map_err(|error| TransferError {
@@ -297,8 +296,8 @@ impl Reply {
     }
 }
 
-/// A frame that is being written. A half-written frame makes all that follows unreadable, so
-/// dropping this ends the connection.
+/// A frame that is being written. If this is dropped, the frame is incomplete and the peer cannot read any
+/// later frame. So the drop ends the connection.
 struct Partial<'a> {
     channel: &'a Channel,
     broken: bool,

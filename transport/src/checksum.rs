@@ -14,12 +14,12 @@ use crate::memory::{Slice, streaming, total_length};
 use crc_fast::{CrcAlgorithm, Digest};
 use kvpool_types::{CHUNK, Checksum, Length, Offset};
 
-/// Bytes that are copied and then summed while they are in the cache. Divides a chunk.
+/// The bytes that are copied and then summed while they are in the cache. A chunk is a multiple of this.
 const PIECE: u64 = 32 << 10;
-/// Bytes between two calls of `go_on`. A call for every piece would cost as much as summing a small
+/// The bytes between two calls of `go_on`. A call for every piece would cost as much as the sum of a small
 /// piece.
 const RUN: u64 = 256 << 10;
-/// Blocks of at least this size are written past the caches, where they would only evict useful
+/// The least size in bytes of blocks whose copies bypass the caches. They would only evict useful cache
 /// lines.
 const STREAMED: u64 = 256 << 10;
 
@@ -154,8 +154,8 @@ pub fn copy_with_sum(
     copy_pieces(from, to, private, go_on, |bytes| sum.update(bytes)).then(|| sum.finish())
 }
 
-/// Like [`copy_with_sum`], without the checksums of the chunks. This saves their combination and
-/// their memory.
+/// [`copy_with_sum`] without the checksums of the chunks, which saves the memory for them and their
+/// combination.
 pub fn copy_with_whole_sum(
     from: &[Slice],
     to: &[Slice],
@@ -228,14 +228,14 @@ pub fn sum_shared(slice: &Slice) -> BlockSums {
     sum.finish()
 }
 
-/// As [`sum_shared`], of scattered memory, for the chunks alone.
+/// [`sum_shared`] of scattered memory, for the chunks only.
 pub(crate) fn chunk_sums_shared(parts: &[Slice]) -> Vec<Checksum> {
     let mut sum = ChunkedSum::for_length(total_length(parts));
     with_copies(parts, |copy| sum.update(copy));
     sum.finish_chunks()
 }
 
-/// As [`sum_shared`], of scattered memory, for all bytes together.
+/// [`sum_shared`] of scattered memory, for all bytes together.
 pub(crate) fn whole_sum_shared(parts: &[Slice]) -> Checksum {
     let mut sum = Sum::default();
     with_copies(parts, |copy| sum.update(copy));

@@ -52,8 +52,8 @@ struct ControlShared {
 }
 
 struct ControlState {
-    /// Frames to send, in order. The first may be the unsent end of a frame. It is empty when that end is
-    /// encrypted already, and waits in the TLS session.
+    /// Frames to send, in order. The first may be the unsent rest of a frame. That rest is empty if its bytes
+    /// are encrypted already and wait in the TLS session.
     queue: VecDeque<Vec<u8>>,
     /// Whether a thread is sending. Other threads then only queue.
     sending: bool,
@@ -117,7 +117,7 @@ impl Control {
         if let Err(error) =
             threads::start(&format!("kvpool-{name}-send"), move || sender.send_all())
         {
-            // The receiving thread would wait for as long as the node keeps the connection.
+            // The receiving thread would otherwise wait as long as the node keeps the connection.
             shared.fail(&unreachable(&error));
             return Err(error);
         }
@@ -301,9 +301,9 @@ impl Drop for Control {
 }
 
 impl ControlShared {
-    /// Sends as much of a frame as the socket takes. The sending thread sends the rest, and what
-    /// others queued meanwhile. An error is left to that thread, which meets it again: other
-    /// requests' callbacks must not run here.
+    /// Sends as much of a frame as the socket takes. The sending thread sends the rest, and the frames that
+    /// were queued meanwhile. An error is left to that thread, which meets it again. The callbacks of other
+    /// requests must not run here.
     fn send_at_once(&self, mut frame: Vec<u8>) {
         let sent = send_some(&self.socket, &frame);
         frame.drain(..sent);

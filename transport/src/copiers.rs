@@ -1,5 +1,5 @@
-//! Threads that copy and sum callers' memory, so that no runtime thread does, and the division of a
-//! batch into jobs.
+//! Threads that copy and checksum callers' memory, so that no runtime thread has to. Also divides a batch
+//! into jobs.
 
 use kvpool_types::{Length, SegmentId};
 use parking_lot::{Condvar, Mutex};

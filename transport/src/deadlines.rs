@@ -1,4 +1,4 @@
-//! The work that a link has in progress, and the timer that ends it at its deadline.
+//! Ends the work of a link at its deadline.
 
 use crate::outcomes::{Batch, Outcomes};
 use crate::timer::Timer;

@@ -68,7 +68,7 @@ pub(crate) fn encode_head(
     Ok(out)
 }
 
-/// Like [`encode_head`], of a request that carries `trace` if there is one.
+/// [`encode_head`] for a request, which carries the trace context `trace` if there is one.
 pub(crate) fn encode_request(
     (op, request, epoch): (Op, u64, Epoch),
     payload: u64,
@@ -88,7 +88,7 @@ pub(crate) fn encode_request(
     Ok(frame)
 }
 
-/// The context for a request to a node with these features: of the current span.
+/// The trace context of the current span, for a request to a node with these features.
 pub(crate) fn trace_for(features: Features) -> Option<Context> {
     if features.has(Features::TRACE) {
         kvpool_trace::current()
@@ -97,8 +97,8 @@ pub(crate) fn trace_for(features: Features) -> Option<Context> {
     }
 }
 
-/// The span of a request that a node serves, below the client's span if the request carries one. Takes the
-/// context off `meta`.
+/// The span of a request that a node serves. It is a child of the client's span if the request carries a
+/// trace context, which is removed from `meta`.
 pub(crate) fn serve_span(
     head: &[u8; HEADER_BYTES],
     header: &Header,
@@ -171,14 +171,14 @@ pub(crate) fn decode_header(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Receiv
     })
 }
 
-/// What a meta part begins with, in bytes: most parts are shorter. It doubles while bytes come, so that memory
-/// is used for what a peer sent, not for what it announced.
+/// The first length of a meta buffer, in bytes. Most meta parts are shorter. The buffer doubles as bytes
+/// arrive. So a peer that announces much and sends little takes little memory.
 const META_STEP: usize = 64 << 10;
 
 /// The most bytes that a connection keeps for the next meta part.
 const META_KEPT: usize = 1 << 20;
 
-/// Gives memory back before a connection waits for its next frame.
+/// Frees memory beyond [`META_KEPT`] before a connection waits for its next frame.
 pub(crate) fn rest(meta: &mut Vec<u8>) {
     meta.clear();
     meta.shrink_to(META_KEPT);
@@ -250,7 +250,7 @@ fn receive_slowly<'s>(
         match scatter.receive_by(wire, deadline) {
             Ok(0) => return Err(ReceiveError::Closed),
             Ok(_) => {}
-            // The next look at the deadline says whether it is over.
+            // The next check of the deadline ends the loop if it has passed.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error.into()),
         }
@@ -258,8 +258,8 @@ fn receive_slowly<'s>(
     Ok(())
 }
 
-/// Sends the reason and waits a moment for the peer to read it. Closing at once with unread bytes
-/// would make the kernel discard the answer.
+/// Sends the reason and waits [`LINGER`] for the peer to read it. If a socket with unread bytes were closed
+/// at once, the kernel would discard the answer.
 pub(crate) fn refuse<'s>(
     socket: impl Into<WireRef<'s>>,
     request: u64,
@@ -307,7 +307,7 @@ pub(crate) fn skip<'s>(socket: impl Into<WireRef<'s>>, mut left: u64) -> Result<
     Ok(())
 }
 
-/// The answer to an operation of a later version.
+/// The answer to an unknown operation of a later version.
 pub(crate) fn unimplemented() -> Failure {
     Failure {
         code: Code::Unimplemented,

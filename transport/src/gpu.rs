@@ -36,7 +36,7 @@ pub struct DeviceRange {
     pub length: Length,
 }
 
-/// The bytes of one block in two places: pieces of device memory, in order, and host memory.
+/// The bytes of one block in two memories: pieces of device memory, in order, and host memory.
 #[derive(Clone, Debug)]
 pub struct DeviceCopy {
     /// The pieces, in the order of the bytes.
@@ -49,14 +49,14 @@ pub struct DeviceCopy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Device(pub u32);
 
-/// Whose memory a range is.
+/// The owner of a range of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The host's, as far as the GPUs' driver knows.
+    /// The host, as far as the GPUs' driver knows.
     Host,
-    /// All of it is this GPU's.
+    /// This GPU, for the whole range.
     Gpu(Device),
-    /// The processor must not touch it, and no GPU has all of it.
+    /// No single owner: the processor must not touch the range, and no GPU owns all of it.
     Neither,
 }
 
@@ -97,7 +97,7 @@ pub trait CopyEngine: fmt::Debug + Send + Sync {
         }
     }
 
-    /// Whose memory the range is, by its ends. It asks about two addresses.
+    /// The owner of the range, judged by its first and last address.
     fn side_of(&self, range: DeviceRange) -> Side {
         let last = range.length.0.saturating_sub(1);
         let last = range.address.checked_add(last);

@@ -1,4 +1,4 @@
-//! The start of a connection, and the requests that all transports answer alike.
+//! The hello of a connection, and the requests that all transports answer in the same way.
 
 use crate::frame::{self, ReceiveError, receive_by, refuse, send};
 use crate::host::{Host, Refused};
@@ -22,7 +22,7 @@ pub(crate) enum End {
     /// The connection failed, or timed out.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The peer is told why.
+    /// The peer gets a refusal with the reason.
     #[error("{refused}")]
     Refuse {
         /// The request that it answers; 0 for the whole connection.
@@ -76,7 +76,7 @@ pub(crate) struct Admitted {
     pub(crate) request: u64,
     /// The answer to send.
     pub(crate) reply: HelloReply,
-    /// Whether the caller may reach memory itself.
+    /// Whether the caller may access memory directly.
     pub(crate) memory: Result<(), Refused>,
 }
 
@@ -130,7 +130,7 @@ pub(crate) fn say_hello<'s>(
         (Err(ReceiveError::Io(error)), _) if error.kind() == io::ErrorKind::TimedOut => {
             return Err(crate::outcomes::deadline_exceeded());
         }
-        // The port of a node that died may be another program's by now: no node is there.
+        // The port of a dead node may belong to another program now, so there is no node.
         (
             Err(ReceiveError::Decode {
                 error: error @ DecodeError::BadMagic(_),

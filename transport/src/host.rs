@@ -44,7 +44,7 @@ pub trait Abort: Send + Sync {
 pub trait WriteGuard: Send {
     /// The memory to write, in order, exactly as long as the extent.
     fn parts(&self) -> &[Slice];
-    /// Copies bytes to a place in the extent. Panics unless they lie inside.
+    /// Copies bytes to offset `from` of the extent. Panics unless they lie inside.
     fn write_at(&self, from: Offset, bytes: &[u8]) {
         let (mut skip, mut rest) = (from.0, bytes);
         for part in self.parts() {
@@ -82,7 +82,7 @@ pub struct Peer {
     pub client: ClientId,
     /// A pidfd of the process; readable once the process has exited.
     pub process: Arc<OwnedFd>,
-    /// Tells the process from others.
+    /// The identity that tells the process from others.
     pub identity: ProcessIdentity,
     /// The process id, for messages; 0 when the process is in a pid namespace that this host cannot
     /// see.
@@ -108,8 +108,8 @@ pub trait Host: Send + Sync + 'static {
     /// Judges a hello: cluster, versions, checksum algorithm, incarnation, token.
     fn hello(&self, hello: &Hello) -> Result<HelloReply, Refused>;
 
-    /// Whether the caller behind an accepted hello may reach memory itself: map it, or read and write it over RDMA.
-    /// A caller that may not still reads and writes over TCP.
+    /// Whether the caller behind an accepted hello may access memory directly: map it, or read and write it
+    /// over RDMA. Another caller still reads and writes over TCP.
     fn memory_right(&self, hello: &Hello) -> Result<(), Refused> {
         let _ = hello;
         Ok(())
@@ -137,9 +137,9 @@ pub trait Host: Send + Sync + 'static {
         abort: Arc<dyn Abort>,
     ) -> Admission;
 
-    /// Writes blocks whose bytes have arrived. Judges each block like [`Host::admit_write`], copies
-    /// it into place and records it, in one step. Returns one code a grant, in order. `payload` is
-    /// as long as the request says.
+    /// Writes blocks whose bytes have arrived. Each block is judged like [`Host::admit_write`], copied into
+    /// its extent and recorded, in one step. Returns one code per grant, in order. `payload` is as long as
+    /// the request says.
     fn write_now(&self, request: &WriteRequest, payload: &[u8]) -> Vec<Code>;
 
     /// The chunk checksums of the whole extent of `item`, as its writer gave them.
@@ -153,13 +153,13 @@ pub trait Host: Send + Sync + 'static {
     /// Adds to the byte counters of the metrics.
     fn count(&self, read: Length, written: Length);
 
-    /// Notes the time from the end of a request's meta to its answer, for metrics.
+    /// Records the time from the end of a request's meta to its answer, for metrics.
     fn served(&self, op: Op, took: Duration) {
         let _ = (op, took);
     }
 }
 
-/// A host whose memory devices reach: the data port opens RDMA links to it.
+/// A host whose memory RDMA devices can access: the data port opens RDMA links to it.
 pub trait RdmaHost: Host {
     /// The memory of every segment, for registration with devices. [`Host::admit_write`] decides
     /// about writes to it. When the incarnation ends, the host aborts the connection through
@@ -224,8 +224,9 @@ pub trait ShmHost: Host {
     /// Removes one pin that was taken in this incarnation, which may be over.
     fn unpin(&self, peer: &Peer, incarnation: Incarnation, extent: &Extent) -> Code;
 
-    /// Says of each of these clients whether it still holds or has pinned anything. None of them has a
-    /// connection, and none gets one during the call. So a client that holds nothing takes nothing more.
+    /// Returns for each of these clients whether it still holds or has pinned anything. None of the clients
+    /// has a connection, and none gets one during the call. So a client that holds nothing cannot take
+    /// anything either.
     ///
     /// The caller holds a lock: the host must not wait for one of its connections.
     fn still_hold(&self, peers: &[Peer]) -> Vec<bool>;

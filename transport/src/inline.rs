@@ -1,4 +1,4 @@
-//! Small batches over a [`Channel`]: one frame in each direction, and no other thread is woken.
+//! Small batches over a [`Channel`]: one frame in each direction, without waking another thread.
 //!
 //! The bytes of a small batch pass through the frame's own buffer. Copying 64 KiB costs less than
 //! the system calls that would avoid the copy.

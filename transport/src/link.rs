@@ -1,8 +1,8 @@
 //! The client's side of every transport.
 //!
-//! A link joins one client to one incarnation of one node over one transport. All work is given in
-//! batches, and every item of a batch gets its own outcome. A link keeps the regions it was given
-//! alive until the I/O on them has ended.
+//! A link joins one client to one incarnation of one node over one transport. All work is given in batches,
+//! and every item of a batch gets its own outcome. A link keeps the regions of a batch alive until the I/O on
+//! them has ended.
 //!
 //! Cancellation: dropping a returned future detaches the transfer. The transfer continues to its
 //! end or its deadline; dropping never frees memory in use.
@@ -32,7 +32,7 @@ pub struct ReadOp {
     pub from: Offset,
     /// The destination, in order. Its total length is the length of the read.
     pub into: Vec<Slice>,
-    /// The permission, from a node that asks for it.
+    /// The permission to read, for a node that requires one.
     pub right: Option<ReadRight>,
 }
 
@@ -41,12 +41,12 @@ pub struct ReadOp {
 pub struct SumsOp {
     /// The whole extent, as the master named it.
     pub extent: Extent,
-    /// The permission to read it, from a node that asks for it.
+    /// The permission to read the extent, for a node that requires one.
     pub right: Option<ReadRight>,
 }
 
 impl From<Extent> for SumsOp {
-    /// Without a permission.
+    /// A request for the checksums of `extent` without a permission.
     fn from(extent: Extent) -> Self {
         Self {
             extent,
@@ -77,15 +77,15 @@ pub struct TransferError {
 /// The outcome of one item: the checksum of all moved bytes.
 pub type TransferResult = Result<Checksum, TransferError>;
 
-/// One client's path to one incarnation of one node.
+/// The connections of one client to one incarnation of one node.
 ///
 /// The suite `tests/conformance` holds every implementation to this contract.
 pub trait Link: Send + Sync + std::fmt::Debug {
     /// The transport.
     fn kind(&self) -> TransportKind;
 
-    /// Reads ranges. The outcome's checksum is of the bytes now in `into`; the caller compares it.
-    /// Every item ends by `deadline`, and after it the link writes nothing to any `into`.
+    /// Reads ranges. The outcome is the checksum of the bytes in `into`, which the caller compares with the
+    /// expected one. Every item ends by `deadline`, and after it the link writes nothing to any `into`.
     ///
     /// # Errors
     ///
@@ -98,8 +98,8 @@ pub trait Link: Send + Sync + std::fmt::Debug {
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<TransferResult>>;
 
-    /// Reads a small batch (64 KiB in all) on the calling thread, if that takes no waiting. `None`
-    /// means that the caller must use [`Link::read`]. The outcomes equal those of `read`.
+    /// Reads a small batch (64 KiB in all) on the calling thread, if no wait is needed. `None` means that the
+    /// caller must use [`Link::read`]. The outcomes are the same as those of `read`.
     fn read_now(
         &self,
         epoch: Epoch,
@@ -146,9 +146,9 @@ pub trait Link: Send + Sync + std::fmt::Debug {
         deadline: Instant,
     ) -> BoxFuture<'static, Result<Slice, TransferError>>;
 
-    /// Pins like [`Link::pin`], at once and without asking the node. `None` means that the caller
-    /// must use `pin`, which gives the reason. The pin protects the bytes only if the caller's
-    /// lease still runs *after* this returns: see [`crate::shm::board`].
+    /// Pins like [`Link::pin`], at once and without a request to the node. `None` means that the caller must
+    /// use `pin`, which returns the reason. The pin protects the bytes only if the caller's lease still runs
+    /// *after* the return: see [`crate::shm::board`].
     fn pin_now(&self, epoch: Epoch, extent: Extent) -> Option<Slice> {
         let _ = (epoch, extent);
         None
@@ -157,9 +157,9 @@ pub trait Link: Send + Sync + std::fmt::Debug {
     /// Whether the link still works. A failed link stays failed: open another.
     fn is_open(&self) -> bool;
 
-    /// Ends the link, for a caller that knows the node to be gone: what is under way fails with
-    /// [`Code::Unreachable`] at once, instead of waiting for a new connection. Without effect on a link
-    /// that makes no new connection.
+    /// Ends the link, for a caller that knows the node to be gone. Transfers under way fail with
+    /// [`Code::Unreachable`] at once, without waiting for a new connection. This has no effect on a link that
+    /// never reconnects.
     fn close(&self) {}
 }
 

@@ -243,7 +243,7 @@ impl Region {
         self.whole().slice(from, length)
     }
 
-    /// A number that is unique among regions while this region, or a [`WeakRegion`] of it, exists.
+    /// A number that is unique among regions as long as this region, or a [`WeakRegion`] of it, exists.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.owned).addr()
     }
@@ -387,8 +387,8 @@ impl Slice {
         }
     }
 
-    /// Like [`Slice::copy_to`], past the caches, for a target that is not read soon. Other threads
-    /// see the bytes before anything written after [`streaming::fence`].
+    /// [`Slice::copy_to`] with stores that bypass the caches, for a target that is not read soon. Other
+    /// threads see the bytes before anything written after [`streaming::fence`].
     pub(crate) fn stream_to(&self, from: Offset, target: &Slice, to: Offset, length: usize) {
         let (start, end) = (self.at(from.as_usize()), target.at(to.as_usize()));
         if start.addr().abs_diff(end.addr()) < length {

@@ -171,7 +171,7 @@ impl<T> BatchState<T> {
                     }
                 })
                 .collect();
-            // A dropped future has detached the transfer, so nobody receives.
+            // If the future was dropped, the transfer is detached and has no receiver.
             drop(done.send(outcomes));
         }
     }

@@ -1,5 +1,5 @@
-//! Shared by the servers of all transports: the [`acceptor`] admits callers, each admitted
-//! connection has a thread, and a drain or an abort ends them.
+//! The part of the servers that all transports share. The [`acceptor`] admits callers, each admitted
+//! connection has a thread, and a drain or an abort ends the connections.
 //!
 //! ```text
 //! idle ──begin──► busy ──finish──► idle        drain: idle ones end now, busy ones when they finish

@@ -1,7 +1,7 @@
 //! Sends from and receives into scattered memory.
 //!
-//! The kernel controls socket buffers and congestion. Its sizing follows the path, and a receive
-//! buffer that shrinks drops bytes that the peer was allowed to send.
+//! The kernel sizes socket buffers and controls congestion, because it knows the path. A receive buffer that
+//! shrinks would drop bytes that the peer was allowed to send.
 //!
 //! ADR 0029 says why kvpool leaves TCP to the kernel.
 
@@ -314,10 +314,11 @@ pub(crate) fn wait_to_receive<'s>(socket: impl Into<WireRef<'s>>) -> io::Result<
     }
 }
 
-/// Sends what the socket takes without blocking. Returns the number of bytes.
+/// Sends as many bytes as the socket takes without blocking. Returns their number.
 ///
 /// With TLS, encrypted bytes that the socket did not take count as sent. They wait in the session: see
-/// [`has_unsent`] and [`flush`]. To poll for room first would not do: the kernel promises less room than a record has.
+/// [`has_unsent`] and [`flush`]. A poll for writability beforehand would not help: the kernel promises less
+/// space than a TLS record takes.
 pub(crate) fn send_some<'s>(socket: impl Into<WireRef<'s>>, mut bytes: &[u8]) -> usize {
     let wire = socket.into();
     let socket = wire.socket();
@@ -339,7 +340,7 @@ pub(crate) fn has_unsent<'s>(socket: impl Into<WireRef<'s>>) -> bool {
     socket.into().tls().is_some_and(Session::has_unsent)
 }
 
-/// Sends what waits in a TLS session. Fails as [`Gather::send_all`] does.
+/// Sends the bytes that wait in a TLS session. Fails as [`Gather::send_all`] does.
 pub(crate) fn flush<'s>(socket: impl Into<WireRef<'s>>) -> io::Result<()> {
     let wire = socket.into();
     let Some(tls) = wire.tls() else {
@@ -351,8 +352,8 @@ pub(crate) fn flush<'s>(socket: impl Into<WireRef<'s>>) -> io::Result<()> {
     })
 }
 
-/// Sends a frame if the socket takes all of it at once, and never waits. Otherwise the peer gets a part at most,
-/// and the connection is of no use any more.
+/// Sends a frame if the socket takes all of it at once, and never waits. Otherwise the peer gets at most a
+/// part of the frame, and the connection cannot be used any more.
 pub(crate) fn send_whole_now<'s>(socket: impl Into<WireRef<'s>>, bytes: &[u8]) -> bool {
     let wire = socket.into();
     send_some(wire, bytes) == bytes.len() && !has_unsent(wire)
@@ -362,7 +363,7 @@ fn moved(count: isize) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Sets the timeout of each send and receive; `None` waits forever.
+/// Sets the timeout of each send and receive; `None` means no timeout.
 pub(crate) fn set_timeouts(socket: BorrowedFd<'_>, limit: Option<Duration>) -> io::Result<()> {
     // The kernel takes a limit of zero as no limit.
     let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));

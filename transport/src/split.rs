@@ -128,8 +128,8 @@ pub(crate) fn write_payload(write: &WriteOp) -> Result<u64, TransferError> {
     Ok(payload)
 }
 
-/// Packs weighted things into frames, in order. Each frame holds at least one thing and ends when
-/// it is full.
+/// Packs items with weights into frames, in order. Each frame holds at least one item and ends when it is
+/// full.
 pub(crate) fn pack<T>(things: Vec<(u64, T)>, limit: u64, mut frame: impl FnMut(u64, Vec<T>)) {
     let mut open = Vec::new();
     let mut weight = 0u64;
@@ -146,9 +146,9 @@ pub(crate) fn pack<T>(things: Vec<(u64, T)>, limit: u64, mut frame: impl FnMut(u
     }
 }
 
-/// Like [`pack`] into frames of at most [`FRAME_BYTES`], for `ways` parallel connections. Each
-/// connection gets as many frames as the others, of weights as equal as the things allow. So all
-/// connections finish at about the same time.
+/// [`pack`] into frames of at most [`FRAME_BYTES`], for `ways` parallel connections. Each connection gets the
+/// same number of frames, with weights as equal as the items allow. So all connections finish at about the
+/// same time.
 pub(crate) fn spread<T>(things: Vec<(u64, T)>, ways: usize, mut frame: impl FnMut(Vec<T>)) {
     let total = things
         .iter()
@@ -162,7 +162,7 @@ pub(crate) fn spread<T>(things: Vec<(u64, T)>, ways: usize, mut frame: impl FnMu
     let mut open = Vec::new();
     let (mut weight, mut done, mut current) = (0, 0u64, 0);
     for (bytes, thing) in things {
-        // A thing belongs to the share that holds its middle.
+        // An item belongs to the share that holds its middle byte.
         let belongs = done.saturating_add(bytes / 2) / share;
         let is_full = bytes.saturating_add(weight) > FRAME_BYTES || open.len() == FRAME_ITEMS;
         if !open.is_empty() && (belongs != current || is_full) {
@@ -179,8 +179,8 @@ pub(crate) fn spread<T>(things: Vec<(u64, T)>, ways: usize, mut frame: impl FnMu
     }
 }
 
-/// Joins the outcomes of parts, which are in order, into those of the operations. `early` holds the
-/// errors of operations that were not sent.
+/// Combines the outcomes of parts, in order, into the outcomes of the operations. `early` holds the errors of
+/// operations that were not sent.
 pub(crate) fn join_parts(
     early: Vec<Option<TransferError>>,
     parts: Vec<(usize, Length)>,

@@ -1,8 +1,9 @@
-//! Starts threads. A test can make that fail, as it does where a process may have no more of them.
+//! Starts threads. A test can make a start fail, as it does when the process has reached its limit of
+//! threads.
 
 use std::io;
 
-/// Starts a thread that nobody joins.
+/// Starts a thread that is never joined.
 pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     #[cfg(test)]
     testing::take_turn()?;
@@ -18,11 +19,11 @@ pub(crate) mod testing {
     use std::io;
 
     thread_local! {
-        /// How many more threads this one may start.
+        /// The number of threads that this test thread may still start.
         static LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
     }
 
-    /// Lets `work` start `most` threads and no more.
+    /// Lets `work` start at most `most` threads.
     pub(crate) fn at_most<T>(most: usize, work: impl FnOnce() -> T) -> T {
         LEFT.set(most);
         let done = work();

@@ -1,4 +1,4 @@
-//! A thread that ends late work, whatever the peer does.
+//! A thread that ends work at its deadline, whatever the peer does.
 
 use parking_lot::{Condvar, Mutex};
 use std::io;

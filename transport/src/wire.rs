@@ -1,8 +1,8 @@
 //! A connected stream socket, plain or with a TLS session over it.
 //!
-//! All I/O on a socket goes by [`WireRef`], so that no other module knows TLS. A plain socket costs one
-//! branch a call. A TLS socket copies through a buffer that stays in a core's cache: no reference to
-//! shared memory is formed.
+//! All I/O on a socket uses [`WireRef`], so that no other module depends on TLS. For a plain socket this
+//! costs one branch per call. A TLS socket copies through a buffer that stays in a core's cache: no reference
+//! to shared memory is formed.
 //!
 //! ADR 0046 says why bytes are encrypted in user space, and what kernel TLS would need.
 
@@ -30,20 +30,20 @@ pub(crate) struct WireRef<'a> {
 }
 
 impl Wire {
-    /// All bytes pass through the session from here on.
+    /// Adds a TLS session. All later bytes pass through it.
     pub(crate) fn begin_session(&mut self, session: Session) {
         self.tls = Some(Box::new(session));
     }
 
-    /// The peer is known from here on, and may send much.
+    /// Records that the peer is known, and may send large records from now on.
     pub(crate) fn widen(&self) {
         if let Some(session) = &self.tls {
             session.widen();
         }
     }
 
-    /// Reads what has arrived and never waits. Takes at most `budget` bytes from the socket, and lowers it:
-    /// records without plaintext must not keep the caller busy.
+    /// Reads what has arrived, without waiting. Takes at most `budget` bytes from the socket, and lowers
+    /// `budget`. Otherwise TLS records without plaintext could keep the caller busy.
     pub(crate) fn receive_now(&self, room: &mut [u8], budget: &mut usize) -> io::Result<usize> {
         let mut receive = |room: &mut [u8]| {
             let most = room.len().min(*budget);
@@ -109,7 +109,7 @@ impl<'a> From<BorrowedFd<'a>> for WireRef<'a> {
     }
 }
 
-/// How a node's data port is spoken to with TLS.
+/// The TLS settings for a node's data port.
 #[derive(Clone, Debug)]
 pub struct DataTls {
     tls: ClientTls,
@@ -117,8 +117,8 @@ pub struct DataTls {
 }
 
 impl DataTls {
-    /// Reads the address of a data port, `host:port` or `tls://host:port`. Returns `host:port`, and how
-    /// TLS is spoken there.
+    /// Parses the address of a data port, `host:port` or `tls://host:port`. Returns `host:port`, and the TLS
+    /// settings for this port.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ impl DataTls {
         Ok((authority, Some(Self { tls, name })))
     }
 
-    /// Makes the handshake on a connected socket, by `deadline`.
+    /// Performs the TLS handshake on a connected socket, by `deadline`.
     pub(crate) fn handshake(
         &self,
         socket: OwnedFd,
@@ -168,7 +168,7 @@ impl DataTls {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 Err(crate::outcomes::deadline_exceeded())
             }
-            // A certificate that is wrong now is wrong at the next attempt too, and the node is healthy.
+            // A certificate that is refused now is refused at the next attempt too, and the node is healthy.
             Err(error) if kvpool_tls::is_certificate_refusal(&error) => {
                 Err(invalid(format!("TLS with {address}: {error}")))
             }

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-/// An error and its causes in one line. A cause that an error before it has named is left out.
+/// An error and its causes in one line. A cause is left out if an earlier message already contains its text.
 #[derive(Debug)]
 pub struct Causes<'e>(pub &'e (dyn Error + 'static));
 

@@ -12,19 +12,19 @@ use crate::key::{Digest, Key};
 use sha2::{Digest as _, Sha256};
 use std::num::NonZeroUsize;
 
-/// A chain that grows with the tokens of a request.
+/// A chain of block keys that grows with the tokens of a request.
 #[derive(Clone, Debug)]
 pub struct Chain {
     block_tokens: NonZeroUsize,
     last: Digest,
-    /// Has absorbed `last` and the tokens of the partial block.
+    /// The hash state of the partial block: it has absorbed `last` and the tokens since.
     hasher: Sha256,
     pending: usize,
 }
 
 impl Chain {
-    /// A chain of blocks of `block_tokens` tokens. `seed` is [`crate::namespace::Namespace::seed`],
-    /// or the digest of a full block, to continue after it.
+    /// A chain whose blocks have `block_tokens` tokens. `seed` is [`crate::namespace::Namespace::seed`]. To
+    /// continue a chain, `seed` is the digest of its last full block.
     pub fn new(seed: Digest, block_tokens: NonZeroUsize) -> Self {
         Self {
             block_tokens,

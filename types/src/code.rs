@@ -4,7 +4,8 @@ use std::fmt;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $label:literal, $retry:literal;)*) => {
-        /// One outcome. Its number is the same on every wire and in every version.
+        /// The outcome of a call or of one item. The number of a code is the same on every wire and in every
+        /// version.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u16)]
         pub enum Code {
@@ -30,7 +31,7 @@ macro_rules! codes {
                 }
             }
 
-            /// Whether the same call may succeed later although the caller changes nothing.
+            /// Whether the same call, unchanged, may succeed later.
             pub const fn is_retryable(self) -> bool {
                 match self {
                     $(Self::$name => $retry,)*
@@ -109,9 +110,9 @@ codes! {
     Unauthenticated = 32, "unauthenticated", false;
     /// The caller's token has expired. The caller may try again with a new one.
     TokenExpired = 33, "token_expired", false;
-    /// The caller's token is valid and does not give the right to this.
+    /// The caller's token is valid, but does not permit this call.
     Forbidden = 34, "forbidden", false;
-    /// The read shows no location that the master signed for this extent.
+    /// The read carries no location that the master signed for this extent.
     LocationRefused = 35, "location_refused", false;
     /// The deadline of a signed location has passed. The master gives a new one.
     LocationExpired = 36, "location_expired", true;
@@ -119,13 +120,13 @@ codes! {
     MemoryQuota = 40, "memory_quota", true;
     /// The namespace is at its hard quota of blocks, and none of its own blocks could leave.
     BlocksQuota = 41, "blocks_quota", true;
-    /// The namespace made as many calls as it may in this time.
+    /// The namespace has reached its limit of calls per second.
     RequestRate = 42, "request_rate", true;
-    /// The namespace moved as many bytes as it may in this time.
+    /// The namespace has reached its limit of bytes per second.
     ByteRate = 43, "byte_rate", true;
-    /// The namespace has blocks, so it is not deleted without `--blocks`.
+    /// The namespace has blocks. It is deleted only with `--blocks`.
     NamespaceInUse = 44, "namespace_in_use", false;
-    /// The node is the last one that takes blocks, and has blocks, so it is not drained without `--force`.
+    /// No other node takes blocks, and this node has blocks. It is drained only with `--force`.
     LastNode = 45, "last_node", false;
     /// The block alone exceeds a hard quota of its namespace.
     OverQuota = 46, "over_quota", false;
@@ -140,8 +141,8 @@ codes! {
 }
 
 impl Code {
-    /// The code that a peer sent. A code of a later version is an [`Code::Internal`] failure: whatever
-    /// it means, the call did not succeed, and repeating it need not help.
+    /// The code that a peer sent. An unknown code of a later version becomes [`Code::Internal`]: the call did
+    /// not succeed, and repeating it need not help.
     pub fn from_peer(raw: u32) -> Self {
         let known = u16::try_from(raw).ok().and_then(Self::from_wire);
         known.unwrap_or(Self::Internal)

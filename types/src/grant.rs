@@ -1,4 +1,4 @@
-//! The permission to write one extent, signed by the master, so that a node need not ask the
+//! The permission to write one extent. The master signs it, and the store node verifies it without asking the
 //! master.
 
 use crate::{Epoch, Extent, GrantId, Incarnation};
@@ -9,13 +9,13 @@ use std::fmt;
 /// The length of a grant's authentication code: HMAC-SHA-256, truncated to 16 bytes.
 pub const MAC_BYTES: usize = 16;
 
-/// The permission to write `extent` of one incarnation of one node, in one epoch, until the grant
-/// is fenced.
+/// The permission to write `extent` of one incarnation of one node. It is valid in one epoch, until the
+/// extent is fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The range to write, exactly as long as the block.
     pub extent: Extent,
-    /// The term of the leader that signed it.
+    /// The epoch of the leader that signed the grant.
     pub epoch: Epoch,
     /// The id, unique within the epoch.
     pub id: GrantId,
@@ -34,7 +34,7 @@ impl fmt::Debug for GrantKey {
 }
 
 impl GrantKey {
-    /// The prepared signer of this key. Creating it costs as much as a signature, so keep it.
+    /// A signer with this key. Its creation costs as much as a signature, so keep it.
     pub fn signer(&self) -> GrantSigner {
         let keyed =
             Hmac::new_from_slice(&self.0).expect("invariant: HMAC takes keys of any length");
@@ -58,7 +58,8 @@ impl GrantKey {
     }
 }
 
-/// A prepared [`GrantKey`]: HMAC-SHA-256 with its key already taken in, so that a signature does not pay for the key.
+/// A [`GrantKey`] in the form that signs: the state of HMAC-SHA-256 after the key. A signature then does not
+/// hash the key again.
 #[derive(Clone)]
 pub struct GrantSigner(pub(crate) Hmac<Sha256>);
 

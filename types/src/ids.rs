@@ -92,7 +92,8 @@ id!(
 );
 
 impl SegmentId {
-    /// Set in the ids of segments on media. So whoever has an id knows what the segment lies on.
+    /// The bit that marks segments on media. So the id alone tells whether a segment lies in memory or on a
+    /// medium.
     pub const ON_MEDIUM: u32 = 1 << 31;
 
     /// True for a segment on a medium, false for a segment in memory.
@@ -100,7 +101,7 @@ impl SegmentId {
         self.0 & Self::ON_MEDIUM != 0
     }
 
-    /// The id's number in the order in which ids are given, over both kinds.
+    /// The id without the bit [`Self::ON_MEDIUM`]. Both kinds of segments share one sequence of numbers.
     pub const fn number(self) -> u32 {
         self.0 & !Self::ON_MEDIUM
     }

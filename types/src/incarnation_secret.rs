@@ -9,13 +9,13 @@ use std::fmt;
 /// The length of a secret, in bytes.
 pub const INCARNATION_SECRET_BYTES: usize = 32;
 
-/// Ends every incarnation that is the hash of a secret. Older nodes draw all 16 bytes at random, so
-/// one in 2^32 of theirs ends like this.
+/// The last bytes of every incarnation that is the hash of a secret. Older nodes draw all 16 bytes at random,
+/// so one in 2^32 of their incarnations ends like this too.
 const MARK: [u8; 4] = *b"kvL1";
 
-/// The secret of one incarnation. The [`Incarnation`] is its hash. Every client knows the
-/// incarnation, but only the node knows the secret, so a client cannot impersonate the node. A
-/// master stores nothing for the check, so a new leader can do it too.
+/// The secret of one incarnation. The [`Incarnation`] is the hash of the secret. Every client knows the
+/// incarnation, but only the node knows the secret, so a client cannot impersonate the node. The master
+/// stores nothing for the check, so every later leader can do it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct IncarnationSecret([u8; INCARNATION_SECRET_BYTES]);
 

@@ -1,9 +1,9 @@
 //! The name of a block.
 //!
-//! A key is a string of 1 byte to 1 KiB. A string that contains 64 lower-case hex digits (a
-//! SHA-256) is stored as those 32 bytes between a prefix and a suffix, which many keys share. Any
-//! other string is stored as text. A block of kvpool's own chains ([`crate::chain`]) is a digest
-//! with empty prefix and suffix.
+//! A key is a string of 1 byte to 1 KiB. Many strings contain 64 lower-case hex digits, a SHA-256. Such a key
+//! is stored as the 32 bytes of the digest, with a prefix and a suffix that many keys share. Any other string
+//! is stored as text. The key of a block in kvpool's own chains ([`crate::chain`]) is a digest with empty
+//! prefix and suffix.
 
 use std::fmt;
 
@@ -74,7 +74,7 @@ impl Key {
         KeyRef::parse(text, &mut [0; 32]).map(KeyRef::to_key)
     }
 
-    /// The key for a log.
+    /// The key in a form that is safe in a log.
     pub fn shown(&self) -> ShownKey<'_> {
         ShownKey(self.as_ref())
     }
@@ -164,7 +164,7 @@ impl KeyRef<'_> {
     }
 }
 
-/// A key as a log shows it: control characters are escaped, so that no key writes a line of its own.
+/// A key as a log shows it. Control characters are escaped, so that a key cannot add lines to the log.
 #[derive(Clone, Copy, Debug)]
 pub struct ShownKey<'a>(KeyRef<'a>);
 

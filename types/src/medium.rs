@@ -10,17 +10,17 @@ use crate::Length;
 pub const GRANULE: u64 = 4096;
 /// The bytes at the start of a medium that hold no blocks.
 pub const DATA_START: u64 = 1 << 20;
-/// The bytes of a block's header, without its chunks' checksums.
+/// The bytes of a block's header without the checksums of its chunks.
 pub const HEADER_FIELDS: u64 = 128;
 
-/// The bytes of the header before a block of this length: fixed fields and one checksum a chunk, in
-/// whole granules.
+/// The bytes of the header of a block of this length, in whole granules. A header has fixed fields and one
+/// checksum per chunk.
 pub const fn header(length: Length) -> u64 {
     (HEADER_FIELDS + 8 * length.chunks()).next_multiple_of(GRANULE)
 }
 
-/// The bytes that a block of this length takes on a medium: the header and the bytes, each in whole
-/// granules. `None` for a block of more than [`Length::MAX_BLOCK`].
+/// The bytes that a block of this length takes on a medium: its header and its data, each in whole granules.
+/// `None` for a length over [`Length::MAX_BLOCK`].
 pub const fn footprint(length: Length) -> Option<Length> {
     if length.0 > Length::MAX_BLOCK.0 {
         return None;

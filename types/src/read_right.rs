@@ -1,4 +1,5 @@
-//! The permission to read one extent, signed by the master, so that a node need not ask the master.
+//! The permission to read one extent. The master signs it, and the store node verifies it without asking the
+//! master.
 
 use crate::grant::{GrantSigner, MAC_BYTES};
 use crate::{Epoch, Extent, Incarnation, Version};
@@ -6,12 +7,12 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use std::fmt;
 
-/// The prefix of the signed bytes. No grant has this prefix. With incarnation and epoch it fills one
-/// block of SHA-256, which a [`ReadSigner`] hashes once.
+/// The prefix of the signed bytes. No signed grant has this prefix. The prefix, the incarnation and the epoch
+/// fill one block of SHA-256, which a [`ReadSigner`] hashes once.
 const TAG: [u8; 40] = *b"kvpool: the permission to read an extent";
 
-/// The permission to read one extent of one incarnation of one node, in one epoch, while the extent
-/// holds `version`. The extent and the epoch travel with the request.
+/// The permission to read one extent of one incarnation of one node. It is valid in one epoch, while the
+/// extent holds `version`. The request carries the extent and the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRight {
     /// The version of the block in the extent.
@@ -22,7 +23,7 @@ pub struct ReadRight {
     pub mac: [u8; MAC_BYTES],
 }
 
-/// The prepared signer of reads of one incarnation in one epoch.
+/// A signer of read permissions for one incarnation in one epoch.
 #[derive(Clone)]
 pub struct ReadSigner(Hmac<Sha256>);
 
@@ -33,8 +34,8 @@ impl fmt::Debug for ReadSigner {
 }
 
 impl GrantSigner {
-    /// The signer of reads of `incarnation` in `epoch`, with the same key. Creating it costs about half
-    /// a signature.
+    /// A signer of read permissions for `incarnation` in `epoch`, with this key. Its creation costs about
+    /// half a signature.
     pub fn for_reads(&self, incarnation: Incarnation, epoch: Epoch) -> ReadSigner {
         let mut mac = self.0.clone();
         mac.update(&TAG);
@@ -57,8 +58,8 @@ impl ReadSigner {
         }
     }
 
-    /// Whether `right` was signed with this key for `extent`. Takes constant time. The caller compares
-    /// version and deadline.
+    /// Whether `right` was signed with this key for `extent`, in constant time. The caller checks version and
+    /// deadline.
     pub fn verify(&self, extent: Extent, right: &ReadRight) -> bool {
         self.mac(extent, right.version, right.deadline_ms)
             .verify_truncated_left(&right.mac)

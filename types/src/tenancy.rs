@@ -47,23 +47,25 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Above this many bytes of memory the namespace's blocks are evicted first.
+    /// The soft quota of memory in bytes. Above it, the namespace's blocks are evicted before those of
+    /// others.
     MemorySoft = 1, "memory_soft";
-    /// The most bytes of memory, with open puts.
+    /// The hard quota of memory in bytes, with open puts.
     MemoryHard = 2, "memory_hard";
-    /// The most bytes on media. Beyond it blocks get no copy.
+    /// The hard quota of media in bytes. At the quota, blocks get no copy.
     MediaHard = 3, "media_hard";
-    /// Above this many blocks in memory the namespace's blocks are evicted first.
+    /// The soft quota of blocks in memory. Above it, the namespace's blocks are evicted before those of
+    /// others.
     BlocksSoft = 4, "blocks_soft";
-    /// The most blocks in memory, with open puts.
+    /// The hard quota of blocks in memory, with open puts.
     BlocksHard = 5, "blocks_hard";
-    /// Bytes of blocks in memory that eviction for other namespaces leaves.
+    /// The bytes of the namespace's blocks in memory that eviction for other namespaces does not take.
     Guaranteed = 6, "guaranteed";
-    /// The class of eviction, 0 to 9: lower ones are evicted first.
+    /// The priority, 0 to 9. Blocks of a lower priority are evicted first.
     Priority = 7, "priority";
-    /// The most calls a second.
+    /// The most calls per second.
     Requests = 8, "requests_per_second";
-    /// The most bytes a second of blocks that puts reserve and lookups find.
+    /// The most bytes per second, counted over blocks that puts reserve and lookups find.
     Bytes = 9, "bytes_per_second";
 }
 
@@ -125,7 +127,7 @@ impl NamespaceSettings {
         self.0[setting.index()] = value;
     }
 
-    /// These settings with one more.
+    /// A copy of the settings with one more value.
     pub const fn with(mut self, setting: Setting, value: u64) -> Self {
         self.set(setting, Some(value));
         self

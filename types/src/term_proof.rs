@@ -1,4 +1,4 @@
-//! Proves that a pool has reached a term.
+//! Proves to a master that its pool has reached a later term.
 //!
 //! ADR 0028 says why a term needs a proof.
 
@@ -10,9 +10,9 @@ use std::fmt;
 /// The length of a proof: HMAC-SHA-256, truncated to 16 bytes.
 pub const TERM_PROOF_BYTES: usize = 16;
 
-/// Creates and verifies proofs of a pool's terms. A registration's reply carries a proof. A node
-/// shows the proof to a master that leads an earlier term, for example one started on an old copy
-/// of its data. All masters of a pool derive the same key from a secret in the pool's metadata.
+/// Creates and verifies proofs of a pool's terms. The reply to a registration carries a proof. A node shows
+/// the proof to a master that leads an earlier term, for example on an old copy of its data. All masters of a
+/// pool derive the same key from a secret in the pool's metadata.
 #[derive(Clone)]
 pub struct TermProver([u8; 32]);
 

@@ -1,4 +1,5 @@
-//! What hello settled. It is settled anew in each term: a master that is restarted may have other limits.
+//! The pool id and the limits that the last hello stated. They are renewed in each term, since a restarted
+//! master may have other limits.
 
 use super::known::{ANOTHER_POOL, Known};
 use super::master::Sending;
@@ -15,17 +16,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// How long a greeting may take that nobody waits for.
+/// The time limit of a hello for which no caller waits.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Agreed {
     known: Arc<Known>,
-    /// The most keys of a message, whatever the master takes.
+    /// The client's own limit on the keys of a message.
     max_batch_keys: usize,
     settled: RwLock<Settled>,
-    /// Whether a greeting is under way that nobody waits for.
+    /// Whether a background hello is under way.
     is_greeting: AtomicBool,
 }
 
@@ -39,7 +40,7 @@ struct Settled {
 }
 
 impl Agreed {
-    /// Nothing is settled yet. No message will have more than `max_batch_keys` keys.
+    /// The state before the first hello. No message will have more than `max_batch_keys` keys.
     pub(super) fn new(known: Arc<Known>, max_batch_keys: usize) -> Self {
         let max_batch_keys = max_batch_keys.max(1);
         let limits = Limits {
@@ -68,7 +69,7 @@ impl Agreed {
         self.settled.read().cluster
     }
 
-    /// Takes over what a master says. What the master of an earlier term says changes nothing.
+    /// Adopts the limits of a hello, unless its term is earlier than that of the last hello.
     pub(super) fn settle(&self, hello: &HelloReply) -> Result<(), ControlError> {
         let read = self.read(hello);
         let mut settled = self.settled.write();
@@ -76,7 +77,7 @@ impl Agreed {
         if epoch < settled.epoch {
             return Ok(());
         }
-        // Also where it cannot be taken over: asked again, the master would say the same.
+        // This also holds for a reply that cannot be read: asked again, the master would answer the same.
         settled.epoch = epoch;
         let (cluster, limits) = read?;
         settled.cluster = Some(cluster);
@@ -126,8 +127,8 @@ impl Agreed {
         Ok((cluster, limits))
     }
 
-    /// Greets the master of `route` again if a later term is known than that of the last hello. Nobody waits
-    /// for it.
+    /// Sends a hello to the master of `route` in the background, if a term after that of the last hello is
+    /// known.
     pub(super) fn renew(self: &Arc<Self>, route: &Route, background: &Handle) {
         let is_outdated = {
             let settled = self.settled.read();

@@ -1,7 +1,7 @@
 //! The framed connection to a master, for the hot calls.
 //!
-//! A master that does not speak the protocol, as those of older versions, is called over gRPC; after a
-//! while the client looks again.
+//! A master of an older version does not speak the protocol and is called over gRPC. The client tries frames
+//! again after [`AGAIN`].
 
 use super::master::{CONNECT_TIMEOUT, PING_INTERVAL, PING_TIMEOUT};
 use crate::clock::Deadline;
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// For how long a master that does not speak the protocol is called over gRPC.
+/// How long a master that does not speak the protocol is called over gRPC.
 const AGAIN: Duration = Duration::from_secs(30);
 /// How long a master may take to answer a ping after a call that was too short for a ping during the call.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(300);
@@ -34,26 +34,26 @@ pub(super) struct Framed {
     address: String,
     spin: Duration,
     credentials: Credentials,
-    /// The number of the token that the master knows of `channel`.
+    /// The number of the last token that the master got over `channel`.
     greeted: AtomicU64,
     /// `None` for a plain connection.
     tls: Option<ClientTls>,
     channel: RwLock<Option<Arc<Channel>>>,
-    /// Whether a call was not answered in its time: the master, or the way to it, may be gone.
+    /// Whether a call got no answer in time. The master, or the network to it, may be gone.
     doubtful: AtomicBool,
     /// Held while the connection is being opened or probed.
     opening: tokio::sync::Mutex<Opening>,
-    /// Whether the log says already that gRPC is used instead. Of all connections to the master.
+    /// Whether the log already says that gRPC is used instead. All connections to the master share this.
     told: Arc<AtomicBool>,
 }
 
-/// What is known of attempts to open the connection, or to hear of the master over it.
+/// The state of attempts to open the connection and to ping the master over it.
 #[derive(Default)]
 struct Opening {
-    /// Until when it is not opened.
+    /// The time before which the connection is not opened again.
     not_before: Option<Instant>,
-    /// A ping whose caller had no time left. Whoever comes next waits for its answer: how long a caller waits says
-    /// nothing of the master.
+    /// A ping whose caller had no time left. The next caller waits for its answer. A caller's short deadline
+    /// proves nothing about the master.
     probe: Option<BoxFuture<'static, bool>>,
 }
 
@@ -66,7 +66,7 @@ impl std::fmt::Debug for Opening {
 }
 
 impl Framed {
-    /// A connection to be opened to `address` when it is first needed.
+    /// A connection to `address`, which is opened at its first use.
     pub(super) fn new(
         address: String,
         spin: Duration,
@@ -87,8 +87,8 @@ impl Framed {
         }
     }
 
-    /// The connection, opened if need be with `greeting`; `None` when the master does not speak the
-    /// protocol.
+    /// The connection, which is first opened with `greeting` if need be. `None` when the master does not
+    /// speak the protocol.
     pub(super) async fn channel(
         &self,
         greeting: impl FnOnce() -> HelloRequest,
@@ -111,7 +111,8 @@ impl Framed {
             if self.has_told_token() {
                 return Ok(Some(channel));
             }
-            // In band, so that calls under way go on. A master that answers otherwise is greeted anew.
+            // The new token goes over the open connection, so calls under way continue. If the master refuses
+            // it, the connection is opened anew.
             let (number, greeting) = self.with_token(greeting());
             match greet(&channel, &greeting, deadline.at_most(CONNECT_TIMEOUT)).await {
                 Ok(()) => {
@@ -119,7 +120,7 @@ impl Framed {
                     return Ok(Some(channel));
                 }
                 Err(error) if refuses_caller(error.code) => return Err(error),
-                // Too little time for the answer, which says nothing of the master.
+                // There was too little time for the answer, which proves nothing about the master.
                 Err(error) if deadline.has_passed() => return Err(error),
                 Err(_) => channel.fail(silent()),
             }
@@ -161,7 +162,7 @@ impl Framed {
         }
     }
 
-    /// Whether the master knows the present token.
+    /// Whether the master has the present token.
     fn has_told_token(&self) -> bool {
         self.credentials.is_none()
             || self.credentials.number() == self.greeted.load(Ordering::Acquire)
@@ -173,14 +174,14 @@ impl Framed {
         (current.number, HelloRequest { token, ..greeting })
     }
 
-    /// A call was not answered in its time: before the next one the master is asked whether it is
-    /// there.
+    /// Records that a call got no answer in time. The next call first pings the master.
     pub(super) fn doubt(&self) {
         self.doubtful.store(true, Ordering::Release);
     }
 
-    /// Whether the master answers on `channel`; without doubt it is not asked. A channel on which it
-    /// does not is ended. A caller without time for the answer uses the channel, and the doubt stays.
+    /// Whether the master answers a ping on `channel`. Without [`Framed::doubt`] no ping is sent. A channel
+    /// without an answer is closed. A caller without time for the answer uses the channel, and the doubt
+    /// stays.
     async fn is_there(
         &self,
         channel: &Arc<Channel>,
@@ -244,7 +245,7 @@ impl Framed {
     }
 }
 
-/// Whether the master understood the hello and does not want its sender.
+/// Whether the master understood the hello and refused the caller.
 const fn refuses_caller(code: Code) -> bool {
     matches!(
         code,
@@ -267,7 +268,7 @@ async fn greet(
                 .map(drop)
                 .map_err(|error| mismatch(error.to_string()))
         }
-        // One that speaks gRPC alone hangs up on what it takes for a bad preface.
+        // A master that speaks gRPC only closes the connection, because it reads the hello as a bad preface.
         Err(error) if matches!(error.code, Code::Unreachable | Code::Malformed) => {
             Err(mismatch(error.message))
         }
@@ -275,8 +276,8 @@ async fn greet(
     }
 }
 
-/// Makes a call and waits for its answer, the protobuf reply, until `deadline`. While it waits long,
-/// it asks now and then whether the master is still there.
+/// Makes a call and waits until `deadline` for its answer, the protobuf reply. During a long wait it pings
+/// the master at intervals.
 pub(super) async fn call(
     channel: &Channel,
     op: Op,
@@ -303,7 +304,7 @@ pub(super) async fn call(
             });
         }
         let there = deadline.at_most(PING_TIMEOUT).run(channel.ping(epoch));
-        // An answer to the call is as good as one to the question.
+        // An answer to the call also proves that the master is there.
         let is_silent = tokio::select! {
             answered = call.as_mut() => return read(answered?),
             there = there => there.is_err(),
@@ -334,7 +335,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
-    /// Takes one request; its number.
+    /// Reads one request and returns its number.
     fn take(stream: &mut TcpStream) -> std::io::Result<u64> {
         let mut head = [0; HEADER_BYTES];
         stream.read_exact(&mut head)?;
@@ -369,8 +370,8 @@ mod tests {
         Framed::new(address, Duration::ZERO, credentials, None, told)
     }
 
-    /// As after a cut of the network: the first connection stays open and nothing comes over it any
-    /// more. Without doubt every later call would wait on it in vain.
+    /// This is like a cut of the network: the first connection stays open, and nothing arrives over it any
+    /// more. Without the doubt, every later call would wait on it in vain.
     #[tokio::test]
     async fn a_connection_that_fell_silent_is_not_used_for_ever() {
         let (listener, address) = listener();
@@ -403,7 +404,8 @@ mod tests {
         serving.join().unwrap();
     }
 
-    /// How long a caller waits says nothing of the master, and others wait for it on the same connection.
+    /// A caller's short deadline proves nothing about the master, and other callers wait on the same
+    /// connection.
     #[tokio::test]
     async fn a_caller_with_little_time_does_not_end_the_connection_of_others() {
         let (listener, address) = listener();
@@ -425,7 +427,7 @@ mod tests {
             };
             stream.write_all(&pong.encode()).unwrap();
             answer(&mut stream, long);
-            // The end of the client ends the connection.
+            // The connection ends when the client closes it.
             let _ended = take(&mut stream);
         });
         let framed = framed(address);
@@ -449,8 +451,8 @@ mod tests {
         serving.join().unwrap();
     }
 
-    /// As where `localhost` stands for two addresses and the master listens at one: another listens at the
-    /// first, or nobody.
+    /// `localhost` may stand for two addresses while the master listens at one. Another program, or none,
+    /// listens at the other.
     #[tokio::test]
     async fn every_address_of_a_master_is_tried() {
         let Ok(wrong) = TcpListener::bind("[::1]:0") else {

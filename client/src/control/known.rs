@@ -1,4 +1,5 @@
-//! Who calls, and which term is known: what every request says and every answer may change.
+//! The caller's identity and the highest epoch seen. Every request carries both, and every reply may raise
+//! the epoch.
 
 use crate::cache::Locations;
 use crate::counters::Counting;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Known {
-    /// The epoch in it is not used.
+    /// The identity; its `epoch` field is not used.
     caller: RwLock<Caller>,
     epoch: AtomicU64,
     locations: Arc<Locations>,
@@ -25,7 +26,7 @@ pub(super) const ANOTHER_POOL: &str = "is of another pool than this client joine
                                        connect anew, or restart this process";
 
 impl Known {
-    /// Of one who knows no term yet.
+    /// A caller that knows no term yet.
     pub(super) const fn new(
         caller: Caller,
         locations: Arc<Locations>,
@@ -44,7 +45,7 @@ impl Known {
         Epoch(self.epoch.load(Ordering::Acquire))
     }
 
-    /// What a request says of who makes it, under `epoch` or else the highest one seen.
+    /// The caller's part of a request, under `epoch` or else the highest epoch seen.
     pub(super) fn caller(&self, epoch: Option<Epoch>) -> Caller {
         let mut caller = self.caller.read().clone();
         caller.epoch = epoch.unwrap_or_else(|| self.epoch()).0;
@@ -54,19 +55,19 @@ impl Known {
         caller
     }
 
-    /// The pool is this one: requests name it from now on.
+    /// Records the pool's id. Later requests carry it.
     pub(super) fn join(&self, cluster: Bytes) {
         self.caller.write().cluster_id = cluster;
     }
 
-    /// Whether an answer that names `cluster` is not of the pool that the client belongs to.
+    /// Whether `cluster` is not the pool that the client belongs to.
     pub(super) fn is_of_another(&self, cluster: &Bytes) -> bool {
         let caller = self.caller.read();
         !caller.cluster_id.is_empty() && !cluster.is_empty() && caller.cluster_id != cluster
     }
 
-    /// Takes note of an epoch that the master at `address` named; the highest seen where that is
-    /// another. A new one ends the use of every location that was remembered.
+    /// Records an epoch that the master at `address` named. An error has the highest epoch seen, which is
+    /// above it. A new highest epoch drops every cached location.
     pub(super) fn hear(&self, epoch: Epoch, address: &str) -> Result<(), Epoch> {
         let before = Epoch(self.epoch.fetch_max(epoch.0, Ordering::AcqRel));
         if epoch < before {

@@ -23,18 +23,18 @@ use tonic::transport::Channel;
 
 /// How long opening a connection to a master may take.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// A master that has not answered for so long, while calls wait on it, is asked whether it is there.
+/// The interval of pings to a master that has calls to answer and sends nothing.
 pub(super) const PING_INTERVAL: Duration = Duration::from_millis(500);
-/// How long it may take to say so.
+/// The time limit of the answer to such a ping.
 pub(super) const PING_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How many framed connections there are at most. A master answers what comes over one of them on one
-/// thread: a large batch in several messages gets two.
+/// The most framed connections to one master. A master answers the calls of one connection on one thread. So
+/// a large batch in several messages uses two connections.
 const CONNECTIONS: usize = 2;
 
-/// A network that is simulated: it carries calls to masters without a socket.
+/// A simulated network, which carries calls to masters without sockets.
 pub(crate) trait Carry: Send + Sync + std::fmt::Debug {
-    /// Calls `method` of the master at `address` with an encoded request; the encoded reply.
+    /// Calls `method` of the master at `address` with an encoded request, and returns the encoded reply.
     fn carry(
         &self,
         address: &str,
@@ -43,16 +43,16 @@ pub(crate) trait Carry: Send + Sync + std::fmt::Debug {
     ) -> BoxFuture<'static, Result<bytes::Bytes, NotCarried>>;
 }
 
-/// Why a simulated network has no reply.
+/// The failure of a call over a simulated network.
 #[cfg_attr(
     not(feature = "simulation"),
     expect(dead_code, reason = "only a simulation makes one")
 )]
 #[derive(Debug)]
 pub(crate) enum NotCarried {
-    /// There is no way to the master, so it has not got the call.
+    /// The master cannot be reached and has not received the call.
     NoWay(String),
-    /// The master answered so, or the connection broke.
+    /// The master answered with this status, or the connection broke.
     Failed(tonic::Status),
 }
 
@@ -63,28 +63,28 @@ pub(super) struct Master {
     pub(super) address: String,
     pool: PoolClient<Channel>,
     credentials: Credentials,
-    /// Opened when they are first called over; all but the first carry only what goes side by side.
+    /// Each is opened at its first call. All but the first carry concurrent calls only.
     framed: [Framed; CONNECTIONS],
-    /// What carries all calls in a simulation.
+    /// The simulated network, if there is one.
     carrier: Option<Arc<dyn Carry>>,
 }
 
-/// How one message is sent.
+/// The options of one message.
 #[derive(Debug)]
 pub(super) struct Sending<'a> {
-    /// When it must have been answered.
+    /// The time by which the message must have been answered.
     pub(super) deadline: Deadline,
-    /// Who opens a framed connection and in which term; `None`: gRPC is used.
+    /// The identity and term for opening a framed connection; `None` to use gRPC.
     pub(super) framed: Option<&'a Known>,
-    /// Over which of the framed connections, counted round and round.
+    /// The number of the framed connection to use, modulo their count.
     pub(super) connection: usize,
 }
 
-/// Why a message was not answered.
+/// The failure of a message without a usable answer.
 #[derive(Debug)]
 pub(super) struct Unanswered {
     pub(super) error: ControlError,
-    /// Whether the master may have got it.
+    /// Whether the master may have received the message.
     pub(super) sent: bool,
 }
 
@@ -129,7 +129,7 @@ impl Master {
                 .initial_stream_window_size(Some(4 << 20))
                 .initial_connection_window_size(Some(16 << 20))
         });
-        // The connection's tasks run where this is.
+        // The connection's tasks run on the runtime that is entered here.
         let _there = background.enter();
         let authority = authority.trim_end_matches('/');
         let told = Arc::new(AtomicBool::new(false));
@@ -147,8 +147,8 @@ impl Master {
         })
     }
 
-    /// Sends a message the quickest way that the master takes. A message whose token was refused is sent
-    /// again at once if there is another token: the file was renewed a moment ago.
+    /// Sends a message the quickest way that the master accepts. If its token was refused and the client has
+    /// a newer token, the message is sent again at once. The token's file may just have been renewed.
     pub(super) async fn send<M: Message>(
         &self,
         message: M,
@@ -162,7 +162,7 @@ impl Master {
             Err(refused)
                 if is_about_the_token(refused.error.code) && self.credentials.renewed(number) =>
             {
-                // Rare, and as large as the first attempt.
+                // This is rare, and as large as the first attempt.
                 Box::pin(self.send_once(message, &sending)).await
             }
             answered => answered,
@@ -263,7 +263,7 @@ impl Master {
         }
     }
 
-    /// Asks who leads.
+    /// Asks which master leads.
     pub(super) async fn ask(
         &self,
         caller: Caller,
@@ -272,7 +272,7 @@ impl Master {
         self.ask_for(caller, false, deadline).await
     }
 
-    /// Asks who leads, and for the overview if `overview`.
+    /// Asks which master leads, and for the overview if `overview` is set.
     pub(super) async fn ask_for(
         &self,
         caller: Caller,

@@ -1,4 +1,4 @@
-//! The masters that are known, and which of them calls go to.
+//! The known masters, and the route that calls take to the leader.
 //!
 //! ```text
 //!                 ┌── a call failed as if it did not lead ──► search (one for all calls) ──┐
@@ -25,34 +25,34 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// The most masters that are known at a time, those that were given aside.
+/// The most masters that are known from other masters. Masters in the options do not count.
 const MOST_LEARNED: usize = 16;
-/// How often a leader that only a standby reaches is tried directly.
+/// How often the client tries to reach directly a leader that only a standby reaches.
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
-/// How often a standby is asked whether the leader that it passes a call on to still leads.
+/// How often a standby is asked whether the leader to which it forwards a call still leads.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
-/// How long etcd may take to say where the masters are, each of its endpoints.
+/// The time limit for each etcd endpoint to name the masters.
 const DISCOVERY: Duration = Duration::from_millis(500);
-/// How often it is asked.
+/// The least time between two such questions.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(1);
 /// The least time between two searches while only a read-only leader is known.
 const SEARCH_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where calls go.
+/// The way that calls take to the leader.
 #[derive(Clone, Debug)]
 pub(super) struct Route {
     /// The master that is called.
     pub(super) master: Arc<Master>,
-    /// The leader, where it does not answer and `master` passes calls on to it.
+    /// The leader, if it cannot be reached directly and `master` forwards calls to it.
     pub(super) leader: Option<Arc<Master>>,
-    /// The leader answers only what changes nothing.
+    /// Whether the leader is read-only: it answers only calls that change nothing.
     pub(super) read_only: bool,
     /// The number of the route; each new route gets the next.
     number: u64,
 }
 
 impl Route {
-    /// A route that has not been taken yet.
+    /// A route that is not in use yet.
     pub(super) const fn to(master: Arc<Master>, leader: Option<Arc<Master>>) -> Self {
         Self {
             master,
@@ -62,7 +62,7 @@ impl Route {
         }
     }
 
-    /// The same to a leader that answers only what changes nothing.
+    /// A route to a read-only leader.
     pub(super) fn to_read_only(master: Arc<Master>) -> Self {
         Self {
             read_only: true,
@@ -70,7 +70,7 @@ impl Route {
         }
     }
 
-    /// Whether both lead to the same place in the same way.
+    /// Whether both routes lead to the same master in the same way.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let leader = |route: &Self| route.leader.as_ref().map(|leader| leader.address.clone());
         self.master.address == other.master.address && leader(self) == leader(other)
@@ -81,49 +81,49 @@ impl Route {
 #[derive(Debug)]
 pub(super) struct Masters {
     known: Arc<Known>,
-    /// Where masters are announced, besides those that were given by address.
+    /// The etcd locations where masters are announced, beside the masters given by address.
     announced: Vec<Location>,
     spin: Duration,
     credentials: Credentials,
     tls: Option<ClientTls>,
     background: Handle,
-    /// What carries all calls in a simulation.
+    /// The simulated network, if there is one.
     carrier: Option<Arc<dyn Carry>>,
     state: Mutex<State>,
-    /// Told whenever a search came to something: to a route, or to nobody. It wakes calls in the order in which they
-    /// began to wait; a watch channel wakes them in random order.
+    /// Notified when a search has found a route or has found no leader. It wakes calls in the order in which
+    /// they began to wait. A watch channel would wake them in random order.
     heard: Notify,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Those that were given, then those that were learned.
+    /// The masters of the options, then the masters that other masters named.
     masters: Vec<Arc<Master>>,
     given: usize,
-    /// `None`: nobody has been found yet.
+    /// The route; `None` before the first leader is found.
     route: Option<Route>,
-    /// How many routes there were.
+    /// The number of routes so far.
     routes: u64,
-    /// Whether calls may take the route; else they wait for the search.
+    /// Whether calls may take the route. If not, they wait for the search.
     usable: bool,
-    /// How the route failed.
+    /// The code with which the route failed.
     failed: Option<Code>,
     seeking: bool,
-    /// How many calls wait for a route.
+    /// The number of calls that wait for a route.
     waiting: usize,
-    /// What the last search that found nobody has to say.
+    /// The result of the last search that found no leader.
     nobody: Option<ControlError>,
-    /// When a leader that is not reached is tried directly again.
+    /// When a leader that only a standby reaches is next tried directly.
     probe_at: Instant,
     searched_at: Option<Instant>,
     discovered_at: Option<Instant>,
-    /// Why master discovery through etcd failed, the last time.
+    /// The reason of the last failed discovery of masters through etcd.
     undiscovered: Option<String>,
-    /// Where the next search begins.
+    /// The offset into `masters` at which the next round of questions begins.
     turn: usize,
 }
 
-/// A call that waits for a route. While there are any the search goes on.
+/// A call that waits for a route. A search goes on while there are such calls.
 struct Waiting<'a>(&'a Masters);
 
 impl Drop for Waiting<'_> {
@@ -135,7 +135,7 @@ impl Drop for Waiting<'_> {
 }
 
 impl Masters {
-    /// The masters at `addresses`. Of several, nobody is called before it is known who leads.
+    /// The masters at `addresses`. If there are several, no call is made before the leader is known.
     pub(super) fn new(
         addresses: &[String],
         spin: Duration,
@@ -173,7 +173,7 @@ impl Masters {
         if addresses.is_empty() {
             return Err(ConnectError::NoMasters);
         }
-        // A single one need not be asked whether it leads before it is called.
+        // A single master can be called without first asking whether it leads.
         let alone = announced.is_empty() && masters.len() == 1;
         let first = masters.first().filter(|_| alone);
         Ok(Arc::new(Self {
@@ -204,12 +204,12 @@ impl Masters {
         }))
     }
 
-    /// How addresses that ask for TLS are called.
+    /// The settings for addresses that require TLS.
     pub(super) const fn tls(&self) -> Option<&ClientTls> {
         self.tls.as_ref()
     }
 
-    /// Where calls go now, after the search for it when there is one.
+    /// The route to the leader. If there is none, this waits for a search.
     pub(super) async fn route(self: &Arc<Self>, deadline: Deadline) -> Result<Route, ControlError> {
         let (_waiting, mut heard) = {
             let mut state = self.state.lock();
@@ -235,39 +235,38 @@ impl Masters {
                     ControlError::new(Code::DeadlineExceeded, why)
                 }));
             }
-            // It ended for want of calls that wait, just before this one did.
+            // The search ended for want of waiting calls just before this call began to wait.
             self.search_on(&mut state);
             heard.set(self.heard.notified());
         }
     }
 
-    /// A call by `route` failed with `code`, as calls do on a master that is gone or does not lead.
-    /// Of all calls that find so, the first begins the search.
+    /// Records that a call over `route` failed with `code`, so that the master may be gone or not lead. The
+    /// first such call of a route starts a search.
     pub(super) fn doubt(self: &Arc<Self>, route: &Route, code: Code) {
         let mut state = self.state.lock();
         if state.number() != route.number {
             return;
         }
-        // What a read-only leader does answer is still asked of it.
+        // A read-only leader still gets the calls that it answers.
         let stays = route.read_only && code == Code::NotLeader;
         state.usable &= stays;
         state.failed = Some(code);
         self.search_on(&mut state);
     }
 
-    /// Whether the leader that calls go to answers only what changes nothing.
+    /// Whether calls go to a read-only leader.
     pub(super) fn are_read_only(&self) -> bool {
         let state = self.state.lock();
         state.usable_route().is_some_and(|route| route.read_only)
     }
 
-    /// Somebody else speaks of a term that no master here has named: they are asked, while calls go
-    /// on.
+    /// Starts a search, because a store node named a term that no master has named. Calls continue meanwhile.
     pub(super) fn look_about(self: &Arc<Self>) {
         self.search_on(&mut self.state.lock());
     }
 
-    /// Returns once `route`, by which a standby passes calls on, is out of date; says why.
+    /// Returns when `route`, over which a standby forwards calls, is out of date. The result is the reason.
     pub(super) async fn outdated(&self, route: &Route) -> String {
         let Some(leader) = &route.leader else {
             return std::future::pending().await;
@@ -283,18 +282,18 @@ impl Masters {
         }
     }
 
-    /// Whether the master at `address` is not called for want of TLS.
+    /// Whether the master at `address` must not be called, because it lacks TLS.
     pub(super) fn refuse(&self, address: &str) -> bool {
         !address.starts_with(TLS_SCHEME) && self.tls.as_ref().is_some_and(ClientTls::refuses_plain)
     }
 
-    /// Who asks, and in which term.
+    /// The caller's identity and the highest epoch seen.
     pub(super) fn known(&self) -> &Known {
         &self.known
     }
 
-    /// The master at `address`, learned of now if need be; `None` for what is no address, and when
-    /// too many are known.
+    /// The master at `address`, which is added if it is new. `None` for a malformed address, and when too
+    /// many masters are known.
     pub(super) fn at(&self, address: &str) -> Option<Arc<Master>> {
         let mut state = self.state.lock();
         let known = state.masters.iter().find(|known| known.address == address);
@@ -320,8 +319,8 @@ impl Masters {
         master.ok()
     }
 
-    /// Takes note of the masters that the one at `by` names. Masters that were learned
-    /// before and that it does not name are forgotten. An empty list changes nothing.
+    /// Adds the masters that the master at `by` names. Masters that were added earlier and that it does not
+    /// name are removed. An empty list changes nothing.
     pub(super) fn learn(&self, by: &str, addresses: &[&str]) {
         if addresses.is_empty() {
             return;
@@ -344,9 +343,9 @@ impl Masters {
         }
     }
 
-    /// The masters in the order to ask them; each call starts with another one. In the first round of a
-    /// search a master that said it does not lead comes first, since it may know the leader. A master
-    /// that did not answer comes last.
+    /// The masters in the order to ask them. Each call starts with another one. In the first round of a
+    /// search, a master that said it does not lead comes first, since it may know the leader. A master that
+    /// did not answer comes last.
     pub(super) fn in_order(&self, first_round: bool) -> Vec<Arc<Master>> {
         let mut state = self.state.lock();
         state.turn = state.turn.wrapping_add(1);
@@ -371,14 +370,14 @@ impl Masters {
         route.map(|route| route.master.address.clone())
     }
 
-    /// A search came to a route.
+    /// Ends a search that found a route.
     pub(super) fn found(&self, route: Route) {
         let mut state = self.state.lock();
         state.seeking = false;
         self.take(&mut state, route);
     }
 
-    /// A search came to nobody. Whether it is to go on: somebody waits for it.
+    /// Ends a round that found no leader. Returns whether the search goes on, because calls wait for it.
     pub(super) fn found_nobody(&self, mut why: ControlError) -> bool {
         let mut state = self.state.lock();
         if let Some(more) = &state.undiscovered {
@@ -393,7 +392,7 @@ impl Masters {
         state.seeking
     }
 
-    /// Calls go by `route` from now on.
+    /// Makes `route` the route of all calls.
     fn take(&self, state: &mut State, route: Route) {
         let before = state.usable_route();
         if before.is_none_or(|before| !before.is_like(&route)) {
@@ -414,7 +413,7 @@ impl Masters {
         self.heard.notify_waiters();
     }
 
-    /// Begins a search unless one is under way.
+    /// Starts a search unless one is under way.
     fn search_on(self: &Arc<Self>, state: &mut State) {
         if state.seeking {
             return;
@@ -433,7 +432,7 @@ impl Masters {
         });
     }
 
-    /// Tries a leader that only a standby reaches, now and then.
+    /// Tries to reach the leader of a forwarded route directly, every [`PROBE_INTERVAL`].
     fn probe_when_due(self: &Arc<Self>, state: &mut State) {
         let route = state.route.as_ref();
         let Some(leader) = route.and_then(|route| route.leader.clone()) else {
@@ -455,8 +454,8 @@ impl Masters {
         });
     }
 
-    /// Asks where masters are announced, when that is due. Returns at once where some are known
-    /// already: those announced are then learned of meanwhile.
+    /// Asks etcd for the announced masters when this is due. If some masters are known already, it returns at
+    /// once, and the answer is added later.
     pub(super) async fn discover(self: &Arc<Self>) {
         let knows_some = {
             let mut state = self.state.lock();
@@ -487,7 +486,7 @@ impl Masters {
             }
         });
         if !knows_some {
-            // It fails only as the runtime shuts down.
+            // It fails only when the runtime shuts down.
             let _ended = asking.await;
         }
     }
@@ -503,7 +502,7 @@ impl State {
         self.route.clone().filter(|_| self.usable)
     }
 
-    /// Which route it is that calls go by, or went.
+    /// The number of the present or last route.
     fn number(&self) -> u64 {
         self.route.as_ref().map_or(0, |route| route.number)
     }

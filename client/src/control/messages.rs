@@ -20,19 +20,19 @@ use tonic::{Request, Response, Status};
 
 /// A request of the pool service.
 pub(crate) trait Message: prost::Message + Clone + 'static {
-    /// What answers it.
+    /// The reply to this request.
     type Reply: prost::Message + Default + 'static;
     /// The method's name, for errors.
     const NAME: &'static str;
-    /// How it is called over a framed connection; `None`: over gRPC only.
+    /// The frame operation of the request; `None` if it goes over gRPC only.
     const OP: Option<Op>;
-    /// Whether its caller settles the pool's limits from the reply.
+    /// Whether the sender itself adopts the pool's limits from the reply.
     const SETTLES: bool = false;
-    /// Says who calls.
+    /// Sets the caller's identity.
     fn set_caller(&mut self, caller: Caller);
     /// The epoch of the master that gave `reply`.
     fn epoch_of(reply: &Self::Reply) -> u64;
-    /// Sends it.
+    /// Sends the request over gRPC.
     fn send(
         pool: PoolClient<Channel>,
         request: Request<Self>,

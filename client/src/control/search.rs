@@ -1,8 +1,8 @@
-//! The search for the leader: rounds of questions to the masters, until one is found that leads.
+//! The search for the leader: rounds of questions to the masters, until the leader is found.
 //!
-//! In a round, the client asks the next master when the previous answer was of no use or is late. A master
-//! that an answer names as leader is asked at once: only its own answer counts, since others may be
-//! behind. If the leader does not answer, the master that named it forwards the calls.
+//! In a round, the client asks the next master when the previous answer was of no use or is late. If an
+//! answer names a leader, that master is asked at once. Only its own answer counts, since other masters may
+//! be behind. If the leader does not answer, the master that named it forwards the calls.
 
 use super::known::{ANOTHER_POOL, Known};
 use super::master::Master;
@@ -19,14 +19,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
-/// How long a master may take to say who leads.
+/// The time limit of the answer to the question which master leads.
 const ASK_TIMEOUT: Duration = Duration::from_millis(400);
-/// After so long without an answer another master is asked too.
+/// After this time without an answer, another master is asked too.
 const STAGGER: Duration = Duration::from_millis(100);
 /// About how long the first pause between two rounds is.
 const FIRST_PAUSE: Duration = Duration::from_millis(40);
 
-/// Asks until somebody leads, or nobody waits for it any more.
+/// Asks until the leader is found, or no call waits for it any more.
 pub(super) async fn search(masters: &Arc<Masters>) {
     let mut backoff = Backoff::from(FIRST_PAUSE);
     let mut thorough = true;
@@ -39,8 +39,8 @@ pub(super) async fn search(masters: &Arc<Masters>) {
         if !masters.found_nobody(words.error()) {
             return;
         }
-        // All have been asked once. From now on one that answers is enough for a round, and each
-        // round begins with another: there may be many clients.
+        // All masters have been asked once. From now on one answer is enough for a round, since there may be
+        // many clients. Each round begins with another master.
         thorough = false;
         tokio::time::sleep(backoff.next()).await;
     }
@@ -61,54 +61,54 @@ async fn ask(known: &Known, master: Arc<Master>) -> (Arc<Master>, Answer) {
     (master, answer)
 }
 
-/// What one answer says.
+/// The meaning of one answer.
 enum Word {
-    /// I lead.
+    /// The answering master leads.
     Leads,
-    /// That one does, in this term.
+    /// This master leads, in this term.
     Names(Epoch, String),
-    /// I cannot tell.
+    /// The answer names no leader.
     Nobody,
-    /// Nothing: there was no answer.
+    /// There was no answer.
     Silence,
 }
 
-/// What has been heard in one round.
+/// The answers of one round.
 #[derive(Default)]
 struct Heard {
-    /// Who named whom.
+    /// The answering masters, with the term and the address of the leader that each named.
     named: Vec<(Arc<Master>, Epoch, String)>,
     silent: Vec<String>,
     read_only: Option<(Epoch, Arc<Master>)>,
-    /// One that refused the question: it is older than the question and may well lead, or it is no
-    /// master, which a call then tells.
+    /// Masters that refused the question. Such a master is older than the question and may lead. Or the
+    /// address serves no master, and a call will fail there.
     refused: Vec<Arc<Master>>,
 }
 
-/// What each master said last, for people.
+/// The last answer of each master, as text for an error message.
 #[derive(Default)]
 struct Words {
     of: BTreeMap<String, String>,
-    /// What the last answer of each that answered was: how it refused the token, or `None` for any other.
+    /// How each master that answered last refused the token; `None` if it did not.
     answered: BTreeMap<String, Option<Code>>,
-    /// The master that last named a leader which only TLS keeps this client from calling.
+    /// The master that last named a leader which this client must not call without TLS.
     plain_leader: Option<String>,
 }
 
 impl Words {
     fn set(&mut self, master: &Master, words: impl Into<String>) {
-        // What it said before does not count any more.
+        // This replaces the master's earlier answer.
         self.plain_leader.take_if(|who| *who == master.address);
         self.of.insert(master.address.clone(), words.into());
     }
 
-    /// Notes that a master answered, and how if it refused the token.
+    /// Records that a master answered; `token_refused` is the code if it refused the token.
     fn note_answer(&mut self, master: &Master, token_refused: Option<Code>) {
         self.answered.insert(master.address.clone(), token_refused);
     }
 
-    /// How the token was refused, if nobody answered anything else. Waiting does not help then. A master that
-    /// does not refuse the token may lead soon.
+    /// The code with which the token was refused, if every answer was such a refusal. Waiting does not help
+    /// then. A master that does not refuse the token may lead soon.
     fn token_refused(&self) -> Option<Code> {
         let refusals = self.answered.values().copied();
         let refusals = refusals.collect::<Option<Vec<Code>>>()?;
@@ -181,8 +181,7 @@ async fn round(masters: &Masters, thorough: bool, words: &mut Words) -> Option<R
 }
 
 impl Heard {
-    /// Reads an answer. Another master's word on who leads is worth something only if it knows of no
-    /// older term than the client does.
+    /// Interprets an answer. It counts only if its epoch is not below the highest epoch seen.
     fn word(
         &mut self,
         masters: &Masters,
@@ -205,8 +204,8 @@ impl Heard {
                     master,
                     format!("answered {}: {}", error.code, error.message),
                 );
-                // The first is how gRPC says that there is no such call, the other one how an HTTP port
-                // says that it serves no pool.
+                // gRPC reports a missing method with the first code. An HTTP port that serves no pool reports
+                // the second code.
                 if matches!(error.code, Code::VersionMismatch | Code::InvalidArgument) {
                     self.refused.push(Arc::clone(master));
                 }
@@ -252,7 +251,7 @@ impl Heard {
         Word::Nobody
     }
 
-    /// The way over a standby to a leader that it names and that does not answer here.
+    /// A route over a standby to the leader that it names, if this leader does not answer this client.
     fn passed_on(&self, masters: &Masters) -> Option<Route> {
         let (standby, _, leader) = self
             .named
@@ -261,8 +260,9 @@ impl Heard {
         Some(Route::to(Arc::clone(standby), Some(masters.at(leader)?)))
     }
 
-    /// The route when no master is left to ask: a read-only leader, or a master whose answer was not
-    /// understood. Such a master is older than the question and is called as a leader.
+    /// The route when all masters were asked without success. It leads to a read-only leader, or to a master
+    /// that did not understand the question. Such a master is older than the question and is called as a
+    /// leader.
     fn conclude(&self, masters: &Masters) -> Option<Route> {
         let read_only = self.read_only.as_ref();
         if let Some((_, master)) = read_only.filter(|(epoch, _)| *epoch >= masters.epoch()) {

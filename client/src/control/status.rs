@@ -7,7 +7,7 @@ use kvpool_types::Code;
 use std::error::Error;
 use tonic::Status;
 
-/// The error that `status`, from the master at `address`, stands for.
+/// The error that stands for `status` from the master at `address`.
 pub(super) fn error(address: &str, method: &str, status: &Status) -> ControlError {
     let code = code(status);
     // gRPC says only that the connection ended.
@@ -17,7 +17,7 @@ pub(super) fn error(address: &str, method: &str, status: &Status) -> ControlErro
     ControlError::new(code, format!("{method} at {address}: {why}"))
 }
 
-/// The master's own code where it gave one; else what gRPC's code says of the connection.
+/// The master's own code if the status has one; else a code for the state of the connection.
 fn code(status: &Status) -> Code {
     let stable = status
         .metadata()
@@ -29,7 +29,7 @@ fn code(status: &Status) -> Code {
         return code;
     }
     match status.code() {
-        // A connection that breaks during a call shows as any of these, depending on where it was.
+        // A connection that breaks during a call shows as any of these codes, depending on the moment.
         tonic::Code::Unavailable
         | tonic::Code::Unknown
         | tonic::Code::Internal
@@ -39,14 +39,14 @@ fn code(status: &Status) -> Code {
         tonic::Code::OutOfRange | tonic::Code::ResourceExhausted => Code::Oversized,
         tonic::Code::InvalidArgument => Code::InvalidArgument,
         tonic::Code::Unimplemented => Code::VersionMismatch,
-        // A proxy, or a later version, refuses the caller.
+        // A proxy, or a master of a later version, refused the caller.
         tonic::Code::Unauthenticated => Code::Unauthenticated,
         tonic::Code::PermissionDenied => Code::Forbidden,
         _ => Code::Internal,
     }
 }
 
-/// Whether the call was not sent, since no connection to the master could be made.
+/// Whether the call was not sent, because no connection to the master could be made.
 pub(super) fn has_no_connection(status: &Status) -> bool {
     let mut cause = status.source();
     while let Some(error) = cause {

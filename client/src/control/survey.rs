@@ -1,4 +1,4 @@
-//! What every master that can be found says of the cluster, whoever leads.
+//! The cluster status as every master that can be found reports it.
 
 use super::master::Master;
 use crate::clock::Deadline;
@@ -13,11 +13,11 @@ use kvpool_types::Code;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// One master's word, or why there is none.
+/// A master's address, and its answer or the reason why it gave none.
 pub(crate) type Said = (String, Result<ClusterReply, ControlError>);
 
-/// Asks the masters at `addresses`, and then those that they name as leaders; with `overview` also for
-/// their overviews. Must be called on a tokio runtime.
+/// Asks the masters at `addresses` for the cluster status, and then the leaders that they name. With
+/// `overview`, each is also asked for its overview. Must be called on a tokio runtime.
 pub(crate) async fn survey(
     addresses: &[String],
     tls: &ClientFiles,
@@ -64,8 +64,8 @@ pub(crate) async fn survey(
     Ok(said)
 }
 
-/// Asks each master. An address that cannot be called is an error if the caller was given it. If others named
-/// it, it is a master without an answer.
+/// Asks each master. An address that cannot be called is an error if the caller gave it. If another master
+/// named it, it counts as a master without an answer.
 async fn ask_all(
     addresses: &[String],
     is_given: impl Fn(&str) -> bool,

@@ -1,21 +1,21 @@
-//! Whether the bytes that a read left behind are the block's.
+//! Decides whether the bytes in a get's buffers are those of the block.
 
 use crate::cache::{Leased, Located};
 use crate::clock::BootTime;
 use kvpool_transport::{TransferError, TransferResult};
 use kvpool_types::Code;
 
-/// What a finished read was worth.
+/// The verdict on a finished read.
 pub(super) enum Judged {
-    /// The bytes are the block's.
+    /// The buffers hold the block's bytes.
     Right,
-    /// The lease ended first: the bytes may be anybody's.
+    /// The lease ended before the read. The bytes may be those of another block.
     Outrun,
-    /// They are not, or the read failed.
+    /// The read failed, or its bytes differ from the block's under a valid lease.
     Wrong(TransferError),
 }
 
-/// Judges a read of `located` that `ended` under `lease`.
+/// Judges the read of `located` that ended at `ended`, under `lease`.
 pub(super) fn judge(
     located: &Located,
     result: TransferResult,
@@ -29,7 +29,7 @@ pub(super) fn judge(
     let right = checksum == located.checksum;
     match lease {
         Some(lease) if !lease.runs(ended) => Judged::Outrun,
-        // Without a lease the extent may have been granted anew meanwhile, which is no fault.
+        // Without a lease the extent may have been granted anew meanwhile. This is no fault.
         None if !right => Judged::Outrun,
         _ if right => Judged::Right,
         _ => Judged::Wrong(TransferError {

@@ -1,4 +1,4 @@
-//! The steps of one batch of gets, run at the same time.
+//! The state machine of one batch of gets. Its steps run concurrently.
 
 use super::judge::{Judged, judge};
 use super::renewal::Renewal;
@@ -29,11 +29,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-/// How long a get that has its outcomes waits until the master has taken the leases back. A master that is
-/// gone must not hold back bytes that are here. The leases then run out by themselves.
+/// How long a get whose outcomes are known waits until the master has released its leases. A master that is
+/// gone must not hold back bytes that have arrived. The leases then expire by themselves.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// One batch of gets; keys may be named more than once.
+/// One batch of gets, in which keys may occur more than once.
 pub(super) struct GetBatch<'a> {
     inner: &'a ClientContext,
     deadline: Deadline,
@@ -41,7 +41,8 @@ pub(super) struct GetBatch<'a> {
     items: Vec<Item>,
     reports: Vec<Report>,
     holding: Holding,
-    /// Blocks on SSDs for which memory has no room. They are asked for again when the others are read.
+    /// Blocks that lie on SSDs and for which memory has no room. They are asked for again when the other
+    /// blocks are read.
     later: Vec<usize>,
     work: FuturesUnordered<BoxFuture<'a, Step>>,
 }
@@ -50,20 +51,20 @@ struct Item {
     key: Key,
     buffers: Vec<Slice>,
     located: Option<Arc<Located>>,
-    /// Whether the location is a remembered one, which no lease protects.
+    /// Whether the location comes from the cache, so that no lease protects it.
     remembered: bool,
     tried: Tried,
     backoff: Backoff,
-    /// Whether the block lay on an SSD, without room for it in memory, when it was last asked for.
+    /// Whether the last lookup found the block on an SSD without room for it in memory.
     is_later: bool,
-    /// Why the last attempt failed.
+    /// The error of the last attempt.
     last: Option<GetError>,
     outcome: Option<Result<GetOutcome, GetError>>,
 }
 
 /// The result of one concurrent step.
 enum Step {
-    /// There was no time left to try these again.
+    /// No time was left to try these blocks again.
     Late(Vec<usize>),
     Located {
         items: Vec<usize>,
@@ -74,7 +75,7 @@ enum Step {
     Read(ReadDone),
 }
 
-/// The blocks that are read from one node in one go.
+/// The blocks that one step reads from one node.
 struct NodeReads {
     node: Arc<KnownNode>,
     ways: Vec<TransportKind>,
@@ -86,7 +87,7 @@ struct NodeReads {
 }
 
 impl NodeReads {
-    /// What became of reads that were done at once over the first of the ways.
+    /// The result of reads that were done at once over the first of `ways`.
     fn done(mut self, results: Vec<TransferResult>, ended: BootTime) -> ReadDone {
         self.ways.truncate(1);
         ReadDone {
@@ -105,16 +106,16 @@ impl NodeReads {
     }
 }
 
-/// What one read from one node came to.
+/// The result of one step that reads from one node.
 struct ReadDone {
     node: Arc<KnownNode>,
     reads: Vec<(usize, Arc<Located>, SegmentId)>,
-    /// The transports that it went over, or that could not be opened.
+    /// The transports that the read used, or that could not be opened.
     ways: Vec<TransportKind>,
     results: Vec<TransferResult>,
     leases: Vec<Option<Leased>>,
     ended: BootTime,
-    /// The link did not keep its deadline: the buffers may still be written to.
+    /// Whether the link did not keep its deadline. The link may then still write to the buffers.
     detached: bool,
 }
 
@@ -151,7 +152,7 @@ impl<'a> GetBatch<'a> {
         }
     }
 
-    /// Runs until every block came to an outcome.
+    /// Runs until every block has an outcome.
     pub(super) async fn run(mut self) -> Vec<Result<GetOutcome, GetError>> {
         self.begin();
         while let Some(step) = self.work.next().await {
@@ -198,7 +199,7 @@ impl<'a> GetBatch<'a> {
             .collect()
     }
 
-    /// What dropped leases hold of the blocks that were read is given back.
+    /// Releases the leases that dropped [`crate::Lease`]s hold on the blocks that were read.
     fn end_dropped_leases(&self) {
         let releases = &self.inner.releases;
         if releases.remembers() {
@@ -214,7 +215,7 @@ impl<'a> GetBatch<'a> {
             .expect("invariant: steps name only items of their batch")
     }
 
-    /// Takes from the cache what it has, and asks for the rest.
+    /// Takes locations from the cache, and asks the master for the others.
     fn begin(&mut self) {
         let now = BootTime::now();
         let epoch = self.inner.control.epoch();
@@ -239,7 +240,8 @@ impl<'a> GetBatch<'a> {
         self.dispatch(known);
     }
 
-    /// Asks the master, after a pause when there is one, and after telling it what failed.
+    /// Reports the failures in `reports` to the master, pauses if there is a pause, and then asks for
+    /// locations.
     fn locate(&mut self, items: Vec<usize>, reports: Vec<Report>, pause: Option<Duration>) {
         if items.is_empty() {
             return;
@@ -323,8 +325,8 @@ impl<'a> GetBatch<'a> {
         self.again(again);
     }
 
-    /// Notes where a block lies. When all its replicas have failed they are tried once more: the
-    /// master, told of the failures, still names them.
+    /// Sets the location of a block. If all its replicas have failed, they are tried once more: the master
+    /// knows of the failures and still names these replicas.
     fn take(&mut self, at: usize, located: Arc<Located>) {
         let inner = self.inner;
         let item = self.item(at);
@@ -337,7 +339,7 @@ impl<'a> GetBatch<'a> {
         item.is_later = false;
     }
 
-    /// Starts the reads of located blocks, those of one node together.
+    /// Starts the reads of located blocks, one step per node.
     fn dispatch(&mut self, items: Vec<usize>) {
         type Group = (Incarnation, Vec<TransportKind>, Epoch);
         let mut groups: HashMap<Group, NodeReads> = HashMap::default();
@@ -400,7 +402,7 @@ impl<'a> GetBatch<'a> {
         self.again(again);
     }
 
-    /// Reads at once what the best way to its node can read without waiting.
+    /// Reads without waiting, if the best transport to the node can do so.
     fn read_now(&self, group: &NodeReads) -> Option<Vec<TransferResult>> {
         let link = self.inner.links.opened(&group.node, *group.ways.first()?)?;
         let _span = spans::inline_read(link.kind(), &group.node, group.ops.len()).entered();
@@ -513,8 +515,9 @@ impl<'a> GetBatch<'a> {
             Counting::one(&self.inner.counting.transfer_retries);
             let version = located.version;
             let item = self.item(at);
-            // Other bytes at a remembered place say nothing of the replica: its extent may have been granted
-            // anew. Only a read under a lease finds out whether it is corrupt.
+            // The location came from the cache, without a lease. Other bytes there prove no fault of the
+            // replica, since the extent may have been granted anew. Only a read under a lease can find a
+            // replica corrupt.
             if !(item.remembered && error.code == Code::LeaseEnded) {
                 for way in &done.ways {
                     item.tried.fail(segment, *way);
@@ -551,7 +554,7 @@ impl<'a> GetBatch<'a> {
         self.again(again);
     }
 
-    /// Records a failed read. False when there is no time for another: the block is then settled.
+    /// Records a failed read. Returns false when no time is left for another; the block then has its outcome.
     fn note(&mut self, at: usize, error: TransferError) -> bool {
         let error = failed(error.code, error.message);
         if self.deadline.has_passed() {
@@ -562,13 +565,13 @@ impl<'a> GetBatch<'a> {
         true
     }
 
-    /// Records a failed lookup. Whether it is to be repeated; else the block is settled.
+    /// Records a failed lookup. Returns whether to repeat it; if not, the block has its outcome.
     fn try_again(&mut self, at: usize, error: GetError) -> bool {
         if !error.is_retryable() {
             self.settle(at, Err(error));
             return false;
         }
-        // What a replica said goes before what kept the master from being asked again.
+        // The failure of a replica says more than the failure of the lookup after it.
         self.item(at).last.get_or_insert(error);
         let over = self.deadline.has_passed();
         if over {
@@ -577,7 +580,7 @@ impl<'a> GetBatch<'a> {
         !over
     }
 
-    /// Settles a block for which no time is left with what kept it from being read until now.
+    /// Ends a block for which no time is left. Its outcome is the last failure.
     fn late(&mut self, at: usize) {
         let item = self.item(at);
         let last = item.last.take();
@@ -588,8 +591,8 @@ impl<'a> GetBatch<'a> {
         self.settle(at, Err(last.unwrap_or_else(late)));
     }
 
-    /// Asks again for blocks that had no room. Those that were read need theirs no longer, so their leases
-    /// go back first.
+    /// Asks again for blocks on SSDs that had no room in memory. The blocks that were read no longer need
+    /// their room, so their leases are released first.
     fn ask_again_for_later(&mut self) {
         let items = std::mem::take(&mut self.later);
         if !items.is_empty() {

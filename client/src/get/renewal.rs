@@ -1,4 +1,4 @@
-//! Leases kept alive while a long read runs under them.
+//! Renews the leases of blocks during a long read.
 
 use crate::cache::{Leased, Located};
 use crate::clock::{BootTime, Deadline};
@@ -17,7 +17,7 @@ use std::time::Duration;
 pub(crate) struct Renewal<'a> {
     control: &'a Control,
     keys: Vec<Key>,
-    /// The version that is read of each: the lease on a later one is another reader's.
+    /// The version of each block that is read. A lease on a later version belongs to another reader.
     versions: Vec<u64>,
     leases: Mutex<Vec<Option<Held>>>,
 }
@@ -26,7 +26,7 @@ pub(crate) struct Renewal<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Held {
     lease: Leased,
-    /// The master did not renew it: it runs out, and is no longer asked for.
+    /// Whether the master has refused to renew the lease, which then expires.
     ends: bool,
 }
 
@@ -35,7 +35,7 @@ impl Held {
         Self { lease, ends: false }
     }
 
-    /// Whether it is to be renewed when it is due.
+    /// Whether the lease is to be renewed when it is due.
     fn goes_on(&self, now: BootTime) -> bool {
         !self.ends && self.lease.runs(now)
     }
@@ -61,7 +61,7 @@ impl<'a> Renewal<'a> {
         }
     }
 
-    /// Awaits `work`, and renews the leases meanwhile, each when half of it has passed.
+    /// Awaits `work`. Meanwhile it renews each lease when half of the lease has passed.
     pub(crate) async fn during<F: Future>(&self, work: F, deadline: Deadline) -> F::Output {
         tokio::select! {
             biased;
@@ -70,7 +70,7 @@ impl<'a> Renewal<'a> {
         }
     }
 
-    /// The lease of each block as it stands now; `None` for those that had none.
+    /// The present lease of each block; `None` for a block that had none.
     pub(crate) fn leases(&self) -> Vec<Option<Leased>> {
         let leases = self.leases.lock();
         leases
@@ -91,7 +91,7 @@ impl<'a> Renewal<'a> {
         }
     }
 
-    /// How long until the first lease is half over; `None` when none is left that goes on.
+    /// The time until the first lease is half over; `None` when no lease is to be renewed.
     fn next_due(&self, now: BootTime) -> Option<Duration> {
         self.leases
             .lock()
@@ -102,8 +102,8 @@ impl<'a> Renewal<'a> {
             .min()
     }
 
-    /// Renews those that are half over. A lease that the master does not renew expires, and its
-    /// block is read again under a new lease. False when the call failed, so that all expire.
+    /// Renews the leases that are half over. A lease that the master does not renew expires, and its block is
+    /// read again under a new lease. Returns false when the call failed, so that all these leases expire.
     async fn renew_due(&self, deadline: Deadline) -> bool {
         let now = BootTime::now();
         let mut due: HashMap<u64, Vec<usize>> = HashMap::default();
@@ -121,7 +121,7 @@ impl<'a> Renewal<'a> {
             let Some(lease) = leased.get(&token) else {
                 continue;
             };
-            // A key that is read twice is leased once.
+            // A key that occurs twice in the read is leased once.
             let mut of_key: HashMap<&Key, usize> = HashMap::default();
             let (mut distinct, mut versions) = (Vec::new(), Vec::new());
             for at in &places {
@@ -159,7 +159,7 @@ impl<'a> Renewal<'a> {
     }
 }
 
-/// How long until half of the lease has passed.
+/// The time until half of the lease has passed.
 fn half_left(lease: &Leased, now: BootTime) -> Duration {
     lease.until.left(now).saturating_sub(lease.ttl / 2)
 }

@@ -1,4 +1,4 @@
-//! Pinned host memory that blocks of a GPU pass through: bounded, and used again.
+//! Pinned host memory through which the blocks of GPUs pass. It is bounded and reused.
 
 use crate::clock::Deadline;
 use kvpool_transport::gpu::{CopyEngine, Device, GpuError};
@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The unit that the budget is counted in.
+/// The unit of the budget, in bytes.
 const PAGE: u64 = 4096;
-/// The smallest piece: allocating pinned memory is slow, so small pieces are not worth having.
+/// The smallest piece in bytes. Allocation of pinned memory is slow, so smaller pieces are not worth it.
 const SMALLEST: u64 = 1 << 20;
 
 /// The staging memory of a client.
@@ -19,18 +19,18 @@ const SMALLEST: u64 = 1 << 20;
 pub(crate) struct Staging {
     engine: Arc<dyn CopyEngine>,
     budget: Length,
-    /// What may still be taken, in pages.
+    /// The unused part of the budget, in units of [`PAGE`].
     room: Arc<Semaphore>,
     pieces: Mutex<Pieces>,
-    /// The RDMA ports that pieces are registered with, once each.
+    /// The RDMA ports. Each piece is registered with them once.
     fabric: Option<Arc<Fabric>>,
 }
 
 #[derive(Debug, Default)]
 struct Pieces {
-    /// What nobody uses at present.
+    /// The pieces that are not in use.
     idle: Vec<Piece>,
-    /// The length of all there are.
+    /// The total length of all pieces in bytes.
     allocated: u64,
 }
 
@@ -40,12 +40,12 @@ struct Piece {
     _with_ports: RegisteredBuffer,
 }
 
-/// A piece in use: by its taker, by copies, and by transfers, which may outlive the call that made them.
+/// A piece in use by its taker, by copies, or by transfers. Transfers may outlive the call that made them.
 pub(super) struct Staged {
     taken: Arc<Taken>,
 }
 
-/// Counted by all who use the piece; with the last of them it goes back.
+/// Shared by all users of a piece. The drop of the last one returns the piece to the idle pieces.
 struct Taken {
     piece: Option<Piece>,
     device: Device,
@@ -61,7 +61,7 @@ pub(super) struct NotStaged {
 }
 
 impl Staging {
-    /// Staging memory of at most `budget` at a time.
+    /// Staging memory of which at most `budget` bytes are in use at a time.
     pub(crate) fn new(
         engine: Arc<dyn CopyEngine>,
         budget: Length,
@@ -77,12 +77,12 @@ impl Staging {
         }
     }
 
-    /// How much may be in use at a time.
+    /// The most bytes that are in use at a time.
     pub(super) const fn budget(&self) -> Length {
         self.budget
     }
 
-    /// Takes a piece of at least `length` bytes; waits until `deadline` for others to give theirs back.
+    /// Takes a piece of at least `length` bytes. Waits until `deadline` for other users to return pieces.
     pub(super) async fn take(
         self: &Arc<Self>,
         device: Device,
@@ -90,7 +90,7 @@ impl Staging {
         deadline: Deadline,
     ) -> Result<Staged, NotStaged> {
         let wanted = length.0.max(SMALLEST).checked_next_power_of_two();
-        // A block over half the budget is not rounded up beyond it.
+        // A block over half the budget is not rounded up beyond the budget.
         let wanted = wanted.unwrap_or(u64::MAX).min(self.budget.0.max(length.0));
         let pages = u32::try_from(wanted.div_ceil(PAGE)).unwrap_or(u32::MAX);
         if wanted > self.budget.0 {
@@ -122,7 +122,8 @@ impl Staging {
             Some(piece) => taken(piece),
             None => {
                 let staging = Arc::clone(self);
-                // If the caller is gone meanwhile, the piece goes back with the answer, and then its room.
+                // If the caller has left meanwhile, the result is dropped. So the piece becomes idle, and
+                // then its permits return.
                 let allocate = move || staging.allocate(device, wanted).map(taken);
                 let allocated = tokio::task::spawn_blocking(allocate).await;
                 allocated.unwrap_or_else(|error| Err(panicked(&error)))?
@@ -134,7 +135,7 @@ impl Staging {
     }
 
     fn allocate(&self, device: Device, length: u64) -> Result<Piece, NotStaged> {
-        // Whoever allocates has room for it, so dropping idle pieces is all it can take.
+        // The caller holds permits for the new piece, so it is enough to drop idle pieces.
         let dropped = self.pieces.lock().reserve(length, self.budget.0);
         drop(dropped);
         let allocated = self.allocate_now(device, Length(length));
@@ -163,14 +164,14 @@ impl Staging {
 }
 
 impl Pieces {
-    /// An idle piece of just this length, which is what its taker has room for.
+    /// An idle piece of exactly this length, for which the taker holds permits.
     fn find(&mut self, length: u64) -> Option<Piece> {
         let fits = |piece: &Piece| piece.memory.length().0 == length;
         let at = self.idle.iter().position(fits)?;
         Some(self.idle.swap_remove(at))
     }
 
-    /// Counts a new piece, and gives the idle ones that it has no room beside.
+    /// Counts a new piece. Returns the idle pieces that must be freed to stay within the budget.
     fn reserve(&mut self, length: u64, budget: u64) -> Vec<Piece> {
         let mut dropped = Vec::new();
         while self.allocated + length > budget
@@ -181,7 +182,7 @@ impl Pieces {
             dropped.push(piece);
         }
         self.allocated += length;
-        // Pieces in use have permits of the budget, and so has the new one.
+        // All pieces in use, and the new one, hold permits of the budget.
         debug_assert!(
             self.allocated <= budget,
             "{} bytes of a staging budget of {budget}",
@@ -192,7 +193,7 @@ impl Pieces {
 }
 
 impl Staged {
-    /// A part of the piece, which is in use for as long as the part is.
+    /// A part of the piece. The piece stays in use as long as the part exists.
     pub(super) fn part(&self, from: Offset, length: Length) -> Result<Slice, NotStaged> {
         let memory = self.taken.piece.as_ref().map(|piece| &piece.memory);
         let part = memory.and_then(|memory| memory.slice(from, length));
@@ -202,8 +203,8 @@ impl Staged {
         Ok(part.with_hook(Arc::clone(&self.taken) as Arc<_>))
     }
 
-    /// Runs `copy` where blocking harms nobody, unless the deadline has passed, and awaits its end: after
-    /// the return nothing of the caller's is touched.
+    /// Runs `copy` on a thread for blocking work, unless the deadline has passed, and awaits its end. After
+    /// the return, nothing touches the caller's memory.
     pub(super) async fn copy(
         &self,
         copy: impl FnOnce(&dyn CopyEngine, Device) -> Result<(), GpuError> + Send + 'static,
@@ -258,7 +259,7 @@ mod tests {
     use kvpool_transport::gpu::DeviceCopy;
     use std::time::Duration;
 
-    /// Host memory that stands for pinned memory; nothing is copied.
+    /// An engine whose host memory is not pinned, and which copies nothing.
     #[derive(Debug, Default)]
     struct Heap {
         /// How long it takes to pin memory.
@@ -298,7 +299,7 @@ mod tests {
         let staged = take(1000).await.unwrap();
         let part = staged.part(Offset(0), Length(100)).unwrap();
         let address = part.as_ptr();
-        // The call is over, and a transfer that it began is not.
+        // The call has ended, but a transfer that it began has not.
         drop(staged);
         let refused = take(50).await.err().unwrap();
         assert_eq!(refused.code, Code::DeadlineExceeded);
@@ -321,7 +322,7 @@ mod tests {
         for _ in 0..5 {
             drop(tokio::time::timeout(Duration::from_millis(20), take()).await);
         }
-        // All of the room is back when the last piece is.
+        // When the last piece is returned, all of the budget is free.
         let all = u32::try_from(8 * SMALLEST / PAGE).unwrap();
         drop(staging.room.acquire_many(all).await.unwrap());
         let idle = || {

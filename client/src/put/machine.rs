@@ -1,4 +1,4 @@
-//! The steps of one batch of puts, run at the same time.
+//! The state machine of one batch of puts. Its steps run concurrently.
 
 use super::requests::{Bounds, Reservations, reserve_request, wait_for_room};
 use super::stages::{Reserved, Written};
@@ -28,63 +28,64 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-/// How long another node is looked for when this client refuses the certificate of one.
+/// How long a put looks for another node after this client refused a node's certificate or address.
 const ELSEWHERE: Duration = Duration::from_millis(1_500);
 
-/// Below this remaining time a failed connection does not prove that no master is there.
+/// If less time than this remains, a failed connection does not prove that no master is there.
 const HURRY: Duration = Duration::from_millis(100);
-/// The time limit of an answer to a reserve, beyond its wait for room.
+/// The time limit of a reserve's answer, beyond its wait for room.
 const RESERVE_MARGIN: Duration = Duration::from_secs(1);
 
 /// One batch of blocks with distinct keys, small enough for one message.
 pub(super) struct PutBatch<'a> {
     inner: &'a ClientContext,
-    /// Which it is of those that run side by side.
+    /// The number of this batch among the concurrent batches of one call.
     number: usize,
     options: &'a PutOptions,
     deadline: Deadline,
     items: Vec<Item<'a>>,
     work: FuturesUnordered<BoxFuture<'a, Step<'a>>>,
-    /// The term of the master that answered in columns last: it takes commits in columns.
+    /// The term of the last master that answered in columns. This master also accepts commits in columns.
     columns: Option<Epoch>,
 }
 
 struct Item<'a> {
     key: Key,
     parent: Option<Key>,
-    /// The parent's place, when it is in this batch.
+    /// The parent's index, if the parent is in this batch.
     parent_at: Option<usize>,
     buffers: Vec<Slice>,
     length: Length,
     stage: Stage<'a>,
     backoff: Backoff,
-    /// Why the last attempt failed.
+    /// The error of the last attempt.
     last: Option<PutError>,
-    /// When a node was first met whose certificate or address this client refuses.
+    /// When this client first refused a node's certificate or address.
     untrusted_since: Option<Instant>,
-    /// Whether the answer to a commit was lost: the block may be visible, whatever comes after.
+    /// Whether the answer to a commit was lost. The block may then be visible, whatever happens later.
     unknown: bool,
-    /// The requests under which the master may hold a grant for the key: the one of the present grant, and those
-    /// whose reply was lost. The next request names them, and takes the place of their grants.
+    /// The ids of the requests under which the master may hold a grant for the key: the request of the
+    /// present grant, and requests whose reply was lost. The next request names them, and its grants replace
+    /// theirs.
     granted_by: Vec<u64>,
 }
 
 enum Stage<'a> {
-    /// A reservation is asked for, or will be.
+    /// The block has no reservation. A request for one is under way or will be sent.
     Waiting,
-    /// Bytes are on the way.
+    /// The replicas are being written.
     Writing(Reserved<'a>),
-    /// The bytes are in place; the commit is due.
+    /// The replicas are written, and the commit is not sent yet.
     Written(Written<'a>),
-    /// The commit is on the way.
+    /// The commit is under way.
     Committing,
-    /// It is over.
+    /// The block has its outcome.
     Settled(Result<PutOutcome, PutError>),
 }
 
 /// The result of one concurrent step.
 enum Step<'a> {
-    /// There was no time left to try these again.
+    /// No time was left to try these blocks again.
     Late(Vec<usize>),
     Reserved {
         items: Vec<usize>,
@@ -96,13 +97,13 @@ enum Step<'a> {
         node: Arc<KnownNode>,
         writes: NodeWrites,
         results: Vec<TransferResult>,
-        /// There was no time left for the pause before it.
+        /// Whether no time was left for the pause before the writes.
         late: bool,
     },
     Committed {
         items: Vec<(usize, Written<'a>)>,
         codes: Result<Vec<Code>, ControlError>,
-        /// Whether it may have been done without the client being told.
+        /// Whether the master may have done the commit without an answer.
         unknown: bool,
     },
 }
@@ -118,7 +119,7 @@ impl<'a> PutBatch<'a> {
         options: &'a PutOptions,
         deadline: Deadline,
     ) -> Self {
-        // Only chained blocks need the index of their parent.
+        // Only blocks with parents need the index of the parent.
         let chained = blocks.iter().any(|block| block.parent.is_some());
         let places: HashMap<Key, usize> = blocks
             .iter()
@@ -157,7 +158,7 @@ impl<'a> PutBatch<'a> {
         }
     }
 
-    /// Runs until every block came to an outcome.
+    /// Runs until every block has an outcome.
     pub(super) async fn run(mut self) -> Vec<Result<PutOutcome, PutError>> {
         self.reserve((0..self.items.len()).collect(), None);
         while let Some(step) = self.work.next().await {
@@ -196,7 +197,7 @@ impl<'a> PutBatch<'a> {
             .expect("invariant: steps name only items of their batch")
     }
 
-    /// Asks for reservations, after a pause when there is one.
+    /// Asks for reservations, after a pause if there is one.
     fn reserve(&mut self, items: Vec<usize>, pause: Option<Duration>) {
         if items.is_empty() {
             return;
@@ -214,7 +215,7 @@ impl<'a> PutBatch<'a> {
             if !deadline.pause(pause.unwrap_or_default()).await {
                 return Step::Late(items);
             }
-            // What is left is counted from when there is somebody to ask.
+            // The remaining time is computed only when a master can be called.
             if let Err(error) = inner.control.ready(deadline).await {
                 let reply = Err(error);
                 let request = None;
@@ -228,7 +229,7 @@ impl<'a> PutBatch<'a> {
             let wait = wait_for_room(left, many);
             let request = reserve_request(keys, lengths, options, wait, left, instead_of);
             let name = request.request;
-            // Not repeated as it is: the wait that it names must fit what is left.
+            // The call is not repeated unchanged, because its wait for room must fit the time that is left.
             let call = Call::by(deadline.at_most(wait + RESERVE_MARGIN))
                 .once()
                 .waiting()
@@ -315,12 +316,12 @@ impl<'a> PutBatch<'a> {
         if writes.is_empty() {
             again.append(&mut waits);
         } else {
-            // The master did not wait for these keys: it answers at once where it grants anything. So the
-            // client asks again without a pause, and the master makes room while the client writes.
+            // The master does not wait for these keys, since it answers at once if it grants anything. So the
+            // client asks again without a pause. The master makes room while the client writes.
             self.reserve(waits, None);
         }
         for (node, writes) in writes {
-            // Its place was checked with the grants.
+            // The index was checked together with the grants.
             if let Ok(node) = node_at(&nodes, node) {
                 self.write(node, writes, None);
             }
@@ -328,7 +329,7 @@ impl<'a> PutBatch<'a> {
         self.again(again);
     }
 
-    /// Moves the bytes of replicas that lie on one node, after a pause when there is one.
+    /// Writes the replicas on one node, after a pause if there is one.
     fn write(&mut self, node: Arc<KnownNode>, writes: NodeWrites, pause: Option<Duration>) {
         let ops: Vec<WriteOp> = writes
             .iter()
@@ -405,11 +406,11 @@ impl<'a> PutBatch<'a> {
         results: Vec<TransferResult>,
         late: bool,
     ) {
-        // Holding a late write back would end at once, and spin until the deadline.
+        // Another attempt of a late write would end at once, and the loop would spin until the deadline.
         let is_over = late || self.deadline.has_passed();
         let mut again = Vec::new();
-        // A node lets a client hold some of its bytes at a time. These grants stay good: their writes take their
-        // turn after the writes that went through.
+        // A node limits the bytes that one client holds at a time. The grants of these writes stay valid. The
+        // writes are repeated after the writes that succeeded.
         let mut held_back = NodeWrites::new();
         for ((at, grant), result) in writes.iter().copied().zip(results) {
             let waits = |error: &TransferError| error.code == Code::TooManyHeld && !is_over;
@@ -446,7 +447,7 @@ impl<'a> PutBatch<'a> {
             }
         }
         if let Some((first, _)) = held_back.first() {
-            // If no write succeeded, other operations of this client use its byte limit at the node.
+            // If no write succeeded, other operations of this client use up its limit at the node.
             let none_went = held_back.len() == writes.len();
             let pause = none_went.then(|| self.item(*first).backoff.next());
             self.write(node, held_back, pause);
@@ -455,12 +456,12 @@ impl<'a> PutBatch<'a> {
         self.commit();
     }
 
-    /// Commits what is written, but nothing before its parent while that is still on its way.
+    /// Commits the written blocks. A block whose parent is still being written or committed waits.
     fn commit(&mut self) {
         let mut ready: Vec<usize> = (0..self.items.len())
             .filter(|at| matches!(self.item(*at).stage, Stage::Written(_)))
             .collect();
-        // Holding one block back may hold back its children, so this goes on until nothing changes.
+        // A block that waits may make its children wait, so this repeats until nothing changes.
         loop {
             let goes = |at: &usize| {
                 let parent = self.items.get(*at).and_then(|item| item.parent_at);
@@ -495,7 +496,8 @@ impl<'a> PutBatch<'a> {
             let request = self.commit_request(epoch, &items);
             let (inner, deadline, number) = (self.inner, self.deadline, self.number);
             self.work.push(Box::pin(async move {
-                // With an eighth left, putting again can still tell what became of a commit.
+                // The last eighth of the time is kept for another put, which can tell whether an unanswered
+                // commit succeeded.
                 let call = Call::by(deadline.leaving_rest()).under(epoch).over(number);
                 let mut unknown = false;
                 let reply = inner.control.call_noting(request, call, &mut unknown);
@@ -561,7 +563,7 @@ impl<'a> PutBatch<'a> {
         let changed = items.iter().filter_map(|(at, _)| self.items.get(*at));
         let changed = changed.map(|item| &item.key);
         let viewed = changed.clone();
-        // The caller's own upsert is seen by the caller's next get.
+        // The caller's next get must see the caller's own upsert.
         if self.options.upsert {
             self.inner.locations.purge(changed);
         } else {
@@ -577,8 +579,8 @@ impl<'a> PutBatch<'a> {
                         Code::Ok => self.settle(at, Ok(PutOutcome::Stored { replicas })),
                         Code::Exists => self.settle(at, Ok(PutOutcome::Present)),
                         code => {
-                            // The store may have it all the same; so may it after an attempt without an
-                            // answer, which the master may still be carrying out.
+                            // The store may have recorded the commit all the same. So may it after an attempt
+                            // without an answer, which the master may still carry out.
                             self.item(at).unknown |= unknown || code == Code::StoreFailed;
                             if self.failed(at, self.refused(at, code, &Bounds::default())) {
                                 again.push(at);
@@ -587,8 +589,8 @@ impl<'a> PutBatch<'a> {
                     }
                 }
             }
-            // Under a new term the grants are void. After other errors nobody may know what became of the
-            // commit. So the client puts the block again; if it was committed, it is present.
+            // Under a new term the grants are void. After other errors the outcome of the commit is unknown.
+            // So the client puts the block again, and a committed block is then present.
             Err(error) => {
                 for (at, written) in items {
                     if error.code == Code::StaleEpoch {
@@ -607,8 +609,8 @@ impl<'a> PutBatch<'a> {
         self.commit();
     }
 
-    /// Whether a write is tried again that failed because this client refuses the node's certificate or address. The
-    /// node stays as it is, and another one may be right. Where none is, the put ends soon.
+    /// Whether to repeat a write that failed because this client refuses the node's certificate or address.
+    /// This node will not change, but another node may be acceptable. If there is none, the put ends soon.
     fn may_be_trusted_elsewhere(&mut self, at: usize, error: &PutError) -> bool {
         let has_time = !self.deadline.has_passed();
         let since = &mut self.item(at).untrusted_since;
@@ -617,19 +619,19 @@ impl<'a> PutBatch<'a> {
             && since.get_or_insert_with(Instant::now).elapsed() < ELSEWHERE
     }
 
-    /// Records a failed attempt. Whether the block is to be put again; else it is settled.
+    /// Records a failed attempt. Returns whether to put the block again; if not, the block has its outcome.
     fn failed(&mut self, at: usize, error: PutError) -> bool {
         if !error.is_retryable() {
             self.settle(at, Err(error));
             return false;
         }
-        // What keeps the block from being put is something else now.
+        // The block now fails for another reason than a refused certificate or address.
         self.item(at).untrusted_since = None;
         let over = self.deadline.has_passed();
         let hurried = self.deadline.left() < HURRY;
         let item = self.item(at);
         item.stage = Stage::Waiting;
-        // That a call was not answered in time says less than what was answered before.
+        // A call without an answer says less than an earlier answer.
         let says_little = match error.code() {
             Code::DeadlineExceeded => true,
             Code::Unreachable => hurried,
@@ -644,7 +646,7 @@ impl<'a> PutBatch<'a> {
         !over
     }
 
-    /// Settles a block for which no time is left with what kept it from being put until now.
+    /// Ends a block for which no time is left. Its outcome is the last failure.
     fn late(&mut self, at: usize) {
         let last = self.item(at).last.take();
         let outcome = last.unwrap_or_else(|| PutError::Failed {
@@ -665,7 +667,7 @@ impl<'a> PutBatch<'a> {
         item.stage = Stage::Settled(outcome);
     }
 
-    /// The error of a block that kvmaster refused.
+    /// The error of a block for which kvmaster answered `code`.
     fn refused(&self, at: usize, code: Code, bounds: &Bounds) -> PutError {
         let message = match (code, self.items.get(at)) {
             (Code::TooLarge, Some(item)) => bounds.too_large(item.length),
@@ -698,7 +700,7 @@ fn columns_for(count: usize) -> CommitColumns {
     }
 }
 
-/// Whether a failure says that its node, rather than the block, is the trouble.
+/// Whether a failure is the node's fault rather than the block's.
 fn node_failed(error: Option<&TransferError>) -> bool {
     error.is_some_and(|error| {
         matches!(
@@ -708,7 +710,8 @@ fn node_failed(error: Option<&TransferError>) -> bool {
     })
 }
 
-/// A write that failed may work elsewhere or under another grant, unless it was wrong in itself.
+/// The put's error for a failed write. A write whose grant was refused or has ended may succeed under another
+/// grant, so its code becomes the retryable `GrantEnded`.
 fn transfer_failed(error: TransferError) -> PutError {
     let code = match error.code {
         Code::GrantRefused | Code::AlreadyWritten | Code::IncarnationDropped => Code::GrantEnded,

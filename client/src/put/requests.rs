@@ -1,4 +1,4 @@
-//! What a put asks of the master, and how its answer is read.
+//! The requests of a put, and the decoding of their replies.
 
 use crate::api::PutOptions;
 use crate::cache::KnownNode;
@@ -12,11 +12,10 @@ use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the master may wait for room on behalf of several keys: while it waits, those that were
-/// granted already wait too.
+/// How long the master may wait for room for several keys. Keys that are granted already wait as long.
 const SHARED_WAIT: Duration = Duration::from_millis(500);
 
-/// How long the master may wait for room when `left` is left; some of it is kept for the writing.
+/// How long the master may wait for room when `left` is left. The rest is kept for the writes.
 pub(super) fn wait_for_room(left: Duration, many: bool) -> Duration {
     if many {
         (left / 4).min(SHARED_WAIT)
@@ -25,7 +24,7 @@ pub(super) fn wait_for_room(left: Duration, many: bool) -> Duration {
     }
 }
 
-/// Asks for reservations.
+/// Builds a request for reservations.
 pub(super) fn reserve_request(
     keys: Vec<u8>,
     lengths: Vec<u64>,
@@ -52,7 +51,7 @@ pub(super) fn reserve_request(
     }
 }
 
-/// What a reply says about the blocks that the pool never takes.
+/// The limits that a reply gives for the blocks that the pool never takes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Bounds {
     longest: u64,
@@ -62,7 +61,7 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// Reads them from a reply. A master of an earlier version says nothing.
+    /// Reads the limits from a reply. The reply of an older master has none.
     pub(super) const fn of(reply: &ReserveReply) -> Self {
         Self {
             longest: reply.longest_block,
@@ -71,7 +70,7 @@ impl Bounds {
         }
     }
 
-    /// The reason that a block is too large, for people.
+    /// The error text for a block that is too large.
     pub(super) fn too_large(&self, length: Length) -> String {
         let most = match self.longest {
             0 => String::new(),
@@ -84,7 +83,7 @@ impl Bounds {
         )
     }
 
-    /// The reason that a block exceeds a hard quota, for people.
+    /// The error text for a block that exceeds a hard quota.
     pub(super) fn over_quota(&self, length: Length) -> String {
         match Setting::from_wire(self.quota) {
             Some(quota @ Setting::BlocksHard) => format!(
@@ -104,18 +103,18 @@ impl Bounds {
     }
 }
 
-/// What a reserve was answered, in either form.
+/// The reservations in a reply, in either form.
 #[derive(Debug)]
 pub(super) enum Reservations {
     Each(Vec<Reservation>),
     Columns(ReservationColumns),
 }
 
-/// What one key was granted: the grants, each with its node's place in the reply.
+/// The grants of one key, each with the index of its node in the reply.
 pub(super) type Granted = SmallVec<[(u32, Grant); 1]>;
 
 impl Reservations {
-    /// Takes them out of a reply, and checks that it has `asked` of them.
+    /// Takes the reservations out of a reply, and checks that there are `asked` of them.
     pub(super) fn take(reply: &mut ReserveReply, asked: usize) -> Result<Self, ControlError> {
         let Some(columns) = reply.columns.take() else {
             expect_answers(reply.reservations.len(), asked)?;
@@ -147,7 +146,7 @@ impl Reservations {
         }
     }
 
-    /// What a key was granted, and the version that it is granted for.
+    /// The grants of one key, and the version that they are for.
     pub(super) fn granted(
         &self,
         at: usize,
@@ -204,7 +203,7 @@ impl Reservations {
     }
 }
 
-/// What stands at `at` of a column; columns are as long as the batch.
+/// The item at `at` of a column; the default if the column is shorter.
 fn of<T: Copy + Default>(column: &[T], at: usize) -> T {
     column.get(at).copied().unwrap_or_default()
 }

@@ -1,7 +1,7 @@
-//! The stages of one put, each a type: what may be done next is what the type offers.
+//! The stages of one put, each a type that offers only the operations of this stage.
 //!
-//! A stage that is dropped before its block is committed gives the grants back. So the space and the key are
-//! free again before the reservation expires.
+//! A stage that is dropped before its block is committed revokes its grants. So the space and the key are
+//! free before the reservation expires.
 
 use crate::revoker::{Revoker, Ticket};
 use kvpool_proto::{CommitColumns, CommitItem};
@@ -9,7 +9,7 @@ use kvpool_transport::{TransferError, TransferResult};
 use kvpool_types::{Checksum, Code, Epoch, Key, Length, SegmentId, Version};
 use smallvec::SmallVec;
 
-/// A reservation that is given back unless it is used up.
+/// A reservation that is revoked on drop unless it is used up.
 #[derive(Debug)]
 struct Claim<'a> {
     ticket: Option<Ticket>,
@@ -36,7 +36,7 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// Space is granted for the block's replicas; their bytes are on the way.
+/// Space is granted for the block's replicas, and the replicas are being written.
 #[derive(Debug)]
 pub(super) struct Reserved<'a> {
     claim: Claim<'a>,
@@ -45,7 +45,7 @@ pub(super) struct Reserved<'a> {
     failed: Option<TransferError>,
 }
 
-/// At least one replica's bytes are all in place.
+/// At least one replica is fully written.
 #[derive(Debug)]
 pub(super) struct Written<'a> {
     claim: Claim<'a>,
@@ -54,7 +54,7 @@ pub(super) struct Written<'a> {
 }
 
 impl<'a> Reserved<'a> {
-    /// A reservation of `replicas` for `key`.
+    /// A reservation of `replicas` extents for `key`.
     pub(super) fn new(
         key: Key,
         version: Version,
@@ -77,7 +77,7 @@ impl<'a> Reserved<'a> {
         }
     }
 
-    /// Records what became of one replica.
+    /// Records the result of one replica's write.
     pub(super) fn record(&mut self, segment: SegmentId, result: TransferResult) {
         debug_assert!(
             self.outstanding > 0,
@@ -90,14 +90,14 @@ impl<'a> Reserved<'a> {
         }
     }
 
-    /// Whether every replica came to its end.
+    /// Whether every replica has a result.
     pub(super) const fn is_done(&self) -> bool {
         self.outstanding == 0
     }
 
-    /// The next stage, when at least one replica was written; else the last failure.
+    /// The next stage, if at least one replica was written; else the last failure.
     ///
-    /// Replicas whose bytes differ can only come from a buffer that changed meanwhile. Those that
+    /// Replicas whose bytes differ can only come from a buffer that changed meanwhile. The replicas that
     /// agree with the first one are kept.
     pub(super) fn finish(self) -> Result<Written<'a>, TransferError> {
         let Some((_, checksum)) = self.written.first().copied() else {
@@ -120,12 +120,12 @@ impl<'a> Reserved<'a> {
 }
 
 impl Written<'_> {
-    /// The epoch that granted it: the only one that can commit it.
+    /// The epoch that granted the reservation. Only this epoch can commit it.
     pub(super) fn epoch(&self) -> Epoch {
         self.claim.epoch()
     }
 
-    /// What the commit says of it; `parent` counts from 1 among the keys of the call, 0 for none.
+    /// The block's entry in a commit. `parent` is the parent's index in the commit plus 1, or 0 for none.
     pub(super) fn item(&self, length: Length, parent: u32) -> CommitItem {
         CommitItem {
             version: self.claim.version().0,
@@ -136,12 +136,12 @@ impl Written<'_> {
         }
     }
 
-    /// Whether it was written to one segment.
+    /// Whether exactly one segment was written.
     pub(super) fn is_on_one(&self) -> bool {
         self.segments.len() == 1
     }
 
-    /// The same as [`Written::item`], as the next one of columns.
+    /// Appends the entry of [`Written::item`] to a commit in columns.
     pub(super) fn add_to(&self, columns: &mut CommitColumns, length: Length, parent: u32) {
         columns.versions.push(self.claim.version().0);
         columns.lengths.push(length.0);
@@ -152,7 +152,7 @@ impl Written<'_> {
         columns.parents.push(parent);
     }
 
-    /// The reservation is used up: nothing is given back. How many replicas it was.
+    /// Marks the reservation as used up, so that nothing is revoked. Returns its number of replicas.
     pub(super) fn used_up(mut self) -> usize {
         self.claim.ticket = None;
         self.segments.len()

@@ -1,4 +1,4 @@
-//! What the masters of one pool share: the metadata store, the clock, and the nodes.
+//! The state that the masters of one pool share: the metadata store, the clock, and the nodes.
 
 use super::Nodes;
 use kvpool_master::Config;
@@ -23,9 +23,9 @@ pub(crate) struct Setup {
     pub(crate) id: ClusterId,
     /// The epoch of the first term.
     pub(crate) epoch: u64,
-    /// Whether the nodes say that they are on the client's host.
+    /// Whether the nodes register with the client's host id.
     pub(crate) is_near: bool,
-    /// The bytes of each node's one segment. Only written blocks take memory.
+    /// The bytes of the single segment of each node. Only written blocks take memory.
     pub(crate) segment_bytes: u64,
 }
 
@@ -34,7 +34,7 @@ impl Default for Setup {
         Self {
             config: Config {
                 lease_ttl: Duration::from_secs(60),
-                // The nodes send one heartbeat a term.
+                // The nodes send one heartbeat per term.
                 suspect_after: 10 * TERM,
                 drop_after: 20 * TERM,
                 ..Config::default()
@@ -84,7 +84,7 @@ impl Cluster {
         })
     }
 
-    /// Begins the next term, and has the nodes register in it.
+    /// Begins the next term, and registers the nodes in it.
     pub(super) async fn begin_term(&self) -> Arc<Pool> {
         let clock = Arc::clone(&self.clock) as Arc<dyn Clock>;
         let epoch = self.store.begin_epoch(Epoch(1)).await.unwrap();
@@ -110,13 +110,13 @@ impl Cluster {
         self.store.epoch().await.unwrap()
     }
 
-    /// Moves the clock past the end of the term: its leader may not lead until the term is confirmed.
+    /// Moves the clock past the end of the term. The leader may not lead until the term is confirmed.
     pub(crate) fn outlast_term(&self) {
         let by = u64::try_from(2 * TERM.as_millis()).unwrap();
         self.clock.0.fetch_add(by, Ordering::AcqRel);
     }
 
-    /// Confirms the term of `pool` anew.
+    /// Confirms the term of `pool` again.
     pub(crate) fn confirm_term(&self, pool: &Pool) {
         pool.term.renew(self.clock.now().after(TERM));
     }

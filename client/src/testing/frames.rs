@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 
-/// Serves one connection until it ends. Calls that wait hold up none behind them.
+/// Serves one connection until it ends. A call that waits does not delay later calls.
 pub(super) async fn serve(master: Arc<Master>, stream: TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let (mut from, to) = stream.into_split();
@@ -36,7 +36,7 @@ pub(super) async fn serve(master: Arc<Master>, stream: TcpStream) -> std::io::Re
                 payload: 0,
             };
             let frame = [head.encode().to_vec(), meta].concat();
-            // The client may have gone.
+            // The client may have closed the connection.
             let _ = to.lock().await.write_all(&frame).await;
         });
     }

@@ -22,16 +22,16 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status};
 
-/// What goes wrong with a call.
+/// The fault of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// The master carries the call out after so long.
+    /// The master carries out the call after this time.
     Late(Duration),
-    /// The master carries the call out, and the answer is lost.
+    /// The master carries out the call, and the answer is lost.
     AnswerLost,
-    /// The master carries the call out, and never answers.
+    /// The master carries out the call, and never answers.
     AnswerHangs,
-    /// The master is of a version that does not know the call.
+    /// The master has a version that does not know the call.
     Unknown,
     /// The master refuses the caller's token.
     TokenRefused,
@@ -54,7 +54,7 @@ pub(crate) struct Master {
     pub(crate) seat: Arc<Seat>,
     service: PoolService,
     own_url: String,
-    /// Where clients are told to find it.
+    /// The address at which clients are told to find the master.
     url: Mutex<String>,
     script: Mutex<Script>,
 }
@@ -86,12 +86,12 @@ impl Master {
         master
     }
 
-    /// Where clients are told to find this master.
+    /// The address at which clients are told to find this master.
     pub(crate) fn url(&self) -> String {
         self.url.lock().clone()
     }
 
-    /// Where it listens.
+    /// The address on which the master listens.
     pub(crate) fn own_url(&self) -> &str {
         &self.own_url
     }
@@ -100,13 +100,14 @@ impl Master {
         url.clone_into(&mut self.url.lock());
     }
 
-    /// Leads from now on, in a new term.
+    /// Begins a new term, in which this master leads.
     pub(crate) async fn lead(&self) {
         let pool = self.cluster.begin_term().await;
         self.seat.lead(pool, &self.url());
     }
 
-    /// Ends the term that is led here, if one is, and stands by. Names `leader` to clients; empty: nobody.
+    /// Ends this master's term, if it leads, and makes it a standby. Names `leader` to clients; empty for no
+    /// leader.
     pub(crate) async fn resign_to(&self, leader: &str) {
         if let Some(pool) = self.seat.step_down("") {
             pool.retire().await;
@@ -119,7 +120,7 @@ impl Master {
         self.seat.learn(leader, epoch);
     }
 
-    /// The masters that this one names to clients.
+    /// Sets the masters that this one names to clients.
     pub(crate) fn name_members(&self, addresses: &[String]) {
         let members = addresses.iter().map(|address| MasterMember {
             address: address.clone(),
@@ -135,12 +136,12 @@ impl Master {
         });
     }
 
-    /// The pool that is led here.
+    /// The pool of this leader.
     pub(crate) fn pool(&self) -> Arc<pool::Pool> {
         self.seat.pool().unwrap()
     }
 
-    /// What the pool knows of a block.
+    /// The pool's description of a block.
     pub(crate) fn described(&self, name: &str) -> Option<Described> {
         let keys = [Key::parse(name).unwrap()];
         self.pool()
@@ -154,7 +155,7 @@ impl Master {
         block.replicas.into_iter().map(|r| r.node.0).collect()
     }
 
-    /// Another client begins to write `name` and does not end.
+    /// Lets another client begin to write `name` and never end.
     pub(crate) async fn hold(&self, name: &str) {
         let key = Key::parse(name).unwrap();
         let (keys, lengths) = ([key.as_ref()], [Length(1)]);
@@ -164,13 +165,13 @@ impl Master {
         granted.await.remove(0).unwrap();
     }
 
-    /// How often a method was called here. "refused": calls that this master, a standby, refused; "passed
-    /// on": calls that it passed on to the leader.
+    /// How often a method was called here. "refused" counts calls that this master refused as a standby.
+    /// "passed on" counts calls that it forwarded to the leader.
     pub(crate) fn calls(&self, method: &'static str) -> usize {
         self.script.lock().calls.get(method).copied().unwrap_or(0)
     }
 
-    /// What becomes of the next calls of a method.
+    /// Sets the faults of the next calls of a method.
     pub(crate) fn next<F: Into<Option<Fault>>>(
         &self,
         method: &'static str,
@@ -181,12 +182,12 @@ impl Master {
         script.next.entry(method).or_default().extend(faults);
     }
 
-    /// Nothing more is to go wrong with the next calls of a method.
+    /// Drops the faults of the next calls of a method.
     pub(crate) fn forget_next(&self, method: &'static str) {
         self.script.lock().next.remove(method);
     }
 
-    /// What becomes of every call of a method; `None`: nothing.
+    /// Sets the fault of every call of a method; `None` for no fault.
     pub(crate) fn always(&self, method: &'static str, fault: impl Into<Option<Fault>>) {
         let always = &mut self.script.lock().always;
         match fault.into() {
@@ -195,7 +196,7 @@ impl Master {
         };
     }
 
-    /// Shows each request of a method to `change` before the master has it.
+    /// Passes each request of a method to `change` before the master gets it.
     pub(crate) fn on_request<M: 'static>(
         &self,
         method: &'static str,
@@ -205,7 +206,7 @@ impl Master {
         self.script.lock().requests.insert(method, change);
     }
 
-    /// Shows each answer of a method to `change` before the client has it.
+    /// Passes each answer of a method to `change` before the client gets it.
     pub(crate) fn on_answer<M: 'static>(
         &self,
         method: &'static str,
@@ -219,7 +220,7 @@ impl Master {
         *self.script.lock().calls.entry(method).or_default() += 1;
     }
 
-    /// Counts a call, changes its request, and says what is to go wrong.
+    /// Counts a call, changes its request, and returns its fault.
     fn meet<M: 'static>(&self, method: &'static str, request: &mut M) -> Option<Fault> {
         let mut script = self.script.lock();
         *script.calls.entry(method).or_default() += 1;
@@ -261,7 +262,7 @@ impl Master {
     }
 }
 
-/// The calls of clients, each by way of the script.
+/// The calls of clients, each with the faults of the script.
 macro_rules! calls {
     ($($method:ident($request:ty) -> $reply:ty;)*) => {
         #[tonic::async_trait]
@@ -322,7 +323,7 @@ fn serve(master: Arc<Master>, listener: TcpListener) {
                     return;
                 }
                 if &first == b"KVP1" {
-                    // It ends as the client ends it.
+                    // It ends when the client ends it.
                     let _ = frames::serve(master, stream).await;
                 } else {
                     let _ = grpc.send(Ok(stream)).await;

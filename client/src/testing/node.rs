@@ -1,4 +1,4 @@
-//! Nodes in memory, which behave as they are told.
+//! Nodes in memory, which behave as a test sets them.
 
 use super::Setup;
 use crate::cache::KnownNode;
@@ -22,27 +22,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// How a node answers.
+/// The behaviour of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mode {
     #[default]
     Well,
-    /// Nothing is answered before the deadline.
+    /// No request is answered before its deadline.
     Hangs,
-    /// Bytes come back wrong.
+    /// Reads return wrong bytes.
     Lies,
-    /// Every transfer fails with this.
+    /// Every transfer fails with this code.
     Fails(Code),
-    /// Transfers take so long.
+    /// Every transfer takes this time.
     Slow(Duration),
-    /// Of each batch of writes so many go through, and the others are over the client's cap.
+    /// Of each batch of writes, this number succeeds. The others exceed the client's limit.
     HoldsAtMost(usize),
 }
 
 /// The incarnations of the nodes, which are named `n1` and `n2`.
 const NODES: [u128; 2] = [1, 2];
 
-/// The nodes of a pool: registered with the real master, their bytes in one table.
+/// The nodes of a pool. They are registered with the real master, and keep their bytes in one table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Nodes(Arc<Mutex<State>>);
 
@@ -60,7 +60,7 @@ impl Nodes {
         self.0.lock().modes.insert(Incarnation(node), mode);
     }
 
-    /// How many blocks were asked of a node.
+    /// The number of blocks that were read from a node.
     pub(crate) fn reads(&self, node: u128) -> usize {
         let state = self.0.lock();
         state.reads.get(&Incarnation(node)).copied().unwrap_or(0)
@@ -75,7 +75,7 @@ impl Nodes {
         state.bytes.get(&(extent.segment, extent.offset)).cloned()
     }
 
-    /// Registers the nodes with a new term, whose requests they answer from then on.
+    /// Registers the nodes in a new term. From then on they answer requests of that term.
     pub(super) async fn register(&self, pool: &Arc<Pool>, setup: &Setup) {
         let (host, socket) = match setup.is_near {
             true => (kvpool_transport::machine::host_id().unwrap(), "socket"),
@@ -113,7 +113,7 @@ impl Nodes {
         }
     }
 
-    /// Does what the master asks of a node.
+    /// Carries out a request of the master to a node.
     fn obey(&self, pool: &Arc<Pool>, node: &StoreNode, asked: Option<Body>) {
         match asked {
             Some(Body::Fence(fence)) => {
@@ -174,7 +174,7 @@ struct FakeLink {
 }
 
 impl FakeLink {
-    /// Waits as the node's mode says; an error when that says so.
+    /// Waits, or returns an error, according to the node's mode.
     async fn behave(&self, deadline: Instant) -> Result<(), TransferError> {
         match self.nodes.mode(self.node) {
             Mode::Well | Mode::Lies | Mode::HoldsAtMost(_) => Ok(()),

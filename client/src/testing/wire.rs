@@ -1,4 +1,4 @@
-//! The way to a master, which a test may cut. A client meets here the same as when a process is killed,
+//! The connection to a master, which a test may cut. The client sees the same as when a process is killed,
 //! stopped, or cut off.
 
 use super::Master;
@@ -8,13 +8,13 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// What becomes of bytes on the way.
+/// The state of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passage {
     Open,
-    /// Connections are taken, and nothing comes over them any more: a stopped process, or a cut.
+    /// Connections are accepted, but carry no bytes any more, as with a stopped process or a cut.
     Silent,
-    /// Connections end, and new ones are refused: a process that died.
+    /// Connections end, and new ones are refused, as with a dead process.
     Dead,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// A way to `master`, which is where clients are told to find it.
+    /// A connection to `master`. Clients are told to use it.
     pub(crate) async fn to(master: &Master) -> Self {
         let to = master.own_url().strip_prefix("http://").unwrap();
         let to = to.parse().unwrap();

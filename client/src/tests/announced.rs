@@ -1,4 +1,4 @@
-//! Masters that are found where they announce themselves: in a real etcd.
+//! Masters that are found through a real etcd, in which they announce themselves.
 
 use super::{assert_soon, block, key};
 use crate::testing::{Cluster, Master, Passage, Setup, Wire, connect, options};
@@ -49,7 +49,7 @@ async fn masters_are_found_in_etcd_and_found_again_when_they_are_others() {
     assert_eq!(outcome, [Ok(PutOutcome::Stored { replicas: 1 })]);
     assert_soon(left, Duration::from_secs(2));
 
-    // Whoever has been found needs etcd no more.
+    // After a master is found, etcd is no longer needed.
     etcd.kill().unwrap();
     to_b.set(Passage::Dead);
     to_b.set(Passage::Open);

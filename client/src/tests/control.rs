@@ -29,7 +29,7 @@ async fn a_new_term_ends_the_use_of_what_was_remembered() {
     assert_eq!(pool.master.calls("lookup"), 1);
     pool.master.resign_to("").await;
     pool.master.lead().await;
-    // Any answer tells of the new term.
+    // Any answer carries the new term.
     assert_eq!(pool.client.is_exist(&[key("a")]).await.unwrap(), [true]);
     assert!(matches!(
         get_one(&pool, "a", 5).await.0,
@@ -77,7 +77,7 @@ async fn a_batch_over_the_limit_is_split_and_put_back_in_order() {
 #[tokio::test]
 async fn a_hello_that_tells_of_a_new_term_is_the_only_one() {
     let pool = pool().await;
-    // Enough for the connection's own greeting.
+    // This is enough for the greeting of the connection itself.
     pool.client.is_exist(&[key("a")]).await.unwrap();
     let greeted = pool.master.calls("hello");
     let epoch = pool.client.epoch();
@@ -157,7 +157,7 @@ async fn the_next_master_is_asked_when_one_is_gone() {
     assert_eq!(client.is_exist(&[key("a")]).await.unwrap(), [false]);
 }
 
-/// What a master of version 1 answered to a greeting, as its own code wrote it.
+/// The encoded answer of a master of version 1 to a greeting.
 fn hello_of_version_1() -> Vec<u8> {
     let digits = include_str!("../../../proto/fixtures/v1/hello_reply.hex");
     let digits: Vec<u8> = digits.bytes().filter(u8::is_ascii_hexdigit).collect();
@@ -181,7 +181,7 @@ async fn a_master_of_the_version_before_is_a_master() {
     });
     master.always("cluster", Fault::Unknown);
     let address = master.url();
-    // Also where it is one of two, and so first asked what it does not know.
+    // The same holds for one of two masters, which is first asked a question that it does not know.
     for masters in [
         vec![address.clone()],
         vec!["http://127.0.0.1:1".to_owned(), address],

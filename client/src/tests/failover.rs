@@ -1,5 +1,5 @@
-//! Several masters, of which one leads: it is found from any of them, followed when it changes, and
-//! left when it hangs.
+//! Several masters, of which one leads. The client finds the leader from any of them, follows it when it
+//! changes, and leaves it when it hangs.
 
 use super::put::refuse_commits;
 use super::{assert_soon, block, key};
@@ -46,19 +46,19 @@ impl Two {
         connect(&self.a, options(self.urls())).await
     }
 
-    /// Nobody leads any more.
+    /// Makes neither master lead.
     async fn depose(&self) {
         self.a.resign_to("").await;
         self.b.resign_to("").await;
     }
 
-    /// The second master leads from now on, in a new term.
+    /// Makes the second master lead, in a new term.
     async fn promote(&self) {
         self.a.resign_to("").await;
         self.b.lead().await;
     }
 
-    /// The same later.
+    /// Makes the second master lead after `pause`.
     fn promote_after(self: &Arc<Self>, pause: Duration) {
         let two = Arc::clone(self);
         tokio::spawn(async move {
@@ -67,14 +67,14 @@ impl Two {
         });
     }
 
-    /// The first master leads again.
+    /// Makes the first master lead again.
     async fn give_back(&self) {
         self.b.resign_to(&self.to_a.url).await;
         self.a.lead().await;
         self.to_a.set(Passage::Open);
     }
 
-    /// The second master reaches the first, whatever clients do.
+    /// Lets the second master reach the first, whatever clients can reach.
     async fn let_b_reach_a(&self) {
         self.b.resign_to(self.a.own_url()).await;
         let url = self.to_a.url.clone();
@@ -124,7 +124,7 @@ async fn a_standby_leads_to_a_leader_that_was_not_given() {
     let two = Two::start().await;
     let client = connect(&two.a, options(vec![two.to_b.url.clone()])).await;
     assert_eq!(put(&client, "a").await, STORED);
-    // No call but the question went to the standby after the one that it refused.
+    // The standby refused one call. After that it was only asked who leads.
     assert_eq!(two.b.calls("refused"), 1);
     assert_eq!(two.b.calls("passed on"), 0);
 }
@@ -135,7 +135,7 @@ async fn masters_that_were_not_given_are_learned() {
     two.a.name_members(&two.urls());
     let client = connect(&two.a, options(vec![two.to_a.url.clone()])).await;
     assert_eq!(put(&client, "a").await, STORED);
-    // It says whom else there is when it is asked who leads.
+    // When asked who leads, it also names the other masters.
     two.depose().await;
     assert!(
         put_within(&client, "b", Duration::from_millis(300))
@@ -159,7 +159,7 @@ async fn a_standby_passes_calls_on_to_a_leader_that_only_it_reaches() {
     assert_eq!(put(&client, "b").await, STORED);
     assert_soon(cut, Duration::from_millis(500));
     assert!(two.b.calls("passed on") >= 2);
-    // The leader is tried directly now and then, and called so as soon as it answers.
+    // The leader is tried directly at intervals, and called directly as soon as it answers.
     two.to_a.set(Passage::Open);
     let back = Instant::now();
     loop {
@@ -198,7 +198,7 @@ async fn a_leader_that_hangs_is_left_within_two_seconds() {
         two.promote().await;
         let hung = Instant::now();
         if grpc {
-            // Its deadline would let an attempt wait as long; another is what ends it.
+            // The call's deadline would allow a longer wait, so it is not the deadline that ends the attempt.
             client.describe(&[key("a")]).await.unwrap();
         } else {
             let timeout = Duration::from_secs(10);
@@ -238,7 +238,7 @@ async fn a_put_waits_for_a_leader_to_its_deadline_and_says_who_there_is() {
     );
 }
 
-/// One master has the wrong key, say, and the next leader the right one.
+/// One master may have a wrong key, and the next leader the right one.
 #[tokio::test]
 async fn while_nobody_leads_one_master_that_refuses_the_token_fails_no_put() {
     let two = Arc::new(Two::start().await);
@@ -306,7 +306,7 @@ async fn masters_that_name_each_other_are_not_called_without_a_pause() {
     assert_eq!(error.code(), Code::NotLeader);
     let refused = two.a.calls("refused") + two.b.calls("refused") - before;
     assert!(refused < 20, "{refused}");
-    // And when the lead comes and goes between them all is put in the end.
+    // Leadership changes between the masters, and all blocks are put in the end.
     two.promote().await;
     for turn in 0..6 {
         let (leads, stands) = match turn % 2 {
@@ -324,7 +324,7 @@ async fn the_word_of_a_master_of_an_older_term_is_not_taken() {
     let two = Two::start_at(5).await;
     let client = two.connect().await;
     assert_eq!(put(&client, "a").await, STORED);
-    // The first is cut off from the others and takes itself for the leader still.
+    // The first master is cut off from the others and still considers itself the leader.
     two.to_a.set(Passage::Dead);
     two.b.lead().await;
     client.is_exist(&[key("a")]).await.unwrap();
@@ -352,12 +352,12 @@ async fn a_master_that_does_not_know_the_question_is_called_as_before() {
     assert_soon(died, Duration::from_millis(600));
 }
 
-/// The node has heard of the new term before the client: the grant is void there.
+/// The node knows the new term before the client does, so the grant is void there.
 #[tokio::test]
 async fn a_put_that_a_node_of_a_newer_term_refuses_is_put_under_that_term() {
     let two = Two::start().await;
     let client = two.connect().await;
-    // The old leader has not noticed: only the other one can tell.
+    // The old leader has not noticed. Only the other master can name the leader.
     two.b.lead().await;
     let promoted = Instant::now();
     assert_eq!(put(&client, "a").await, STORED);
@@ -375,7 +375,7 @@ async fn a_commit_that_the_store_failed_is_put_again() {
     refuse_commits(&two.a, usize::MAX, Code::StoreFailed);
     let timeout = Duration::from_millis(300);
     let error = put_within(&client, "b", timeout).await.unwrap_err();
-    // The store may have kept it: nobody can say that the block is not there.
+    // The store may have kept the commit, so the client cannot report that the block is absent.
     assert!(
         matches!(error, PutError::OutcomeUnknown { .. }),
         "{error:?}"
@@ -383,7 +383,7 @@ async fn a_commit_that_the_store_failed_is_put_again() {
     assert_eq!(error.code(), Code::StoreFailed);
 }
 
-/// A leader whose blocks have 1 KiB at most, and a standby that will take 1 MiB.
+/// A leader with a block limit of 1 KiB, and a standby with a limit of 1 MiB.
 async fn with_limits() -> (Two, Client) {
     let two = Two::start().await;
     for (master, most) in [(&two.a, 1 << 10), (&two.b, 1 << 20)] {
@@ -419,14 +419,14 @@ async fn the_limits_of_a_new_term_are_learned_with_any_answer() {
         assert_soon(asked, Duration::from_secs(2));
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // It is asked for once a term, beside the greeting of the connection.
+    // The limit is asked for once per term, beside the greeting of the connection.
     let greeted = two.b.calls("hello");
     client.is_exist(&[key("a")]).await.unwrap();
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(two.b.calls("hello"), greeted);
 }
 
-/// It was stopped, say, and goes on under a successor that has what it committed.
+/// The old leader may have been stopped, and continue under a successor that has its commits.
 #[tokio::test]
 async fn a_commit_that_a_deposed_leader_answers_may_have_been_made() {
     let two = Two::start().await;
@@ -472,7 +472,7 @@ async fn a_commit_whose_leader_dies_is_not_made_twice() {
     two.to_a.set(Passage::Dead);
     two.promote_after(Duration::from_millis(200));
     assert_eq!(putting.await.unwrap(), STORED);
-    // What the old leader committed is what the new one has.
+    // The new leader has the commits of the old one.
     assert_eq!(two.b.described("a").unwrap().version, committed);
     assert_eq!(client.get(&key("a")).await.unwrap().unwrap(), b"x");
 }
@@ -498,7 +498,7 @@ async fn a_blocking_client_follows_the_leader_too() {
         two.give_back().await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // Its runtimes end where blocking is allowed.
+    // The runtimes of the client must end on a thread that may block.
     tokio::task::spawn_blocking(|| drop(client)).await.unwrap();
 }
 

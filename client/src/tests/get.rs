@@ -25,7 +25,7 @@ async fn bytes_that_do_not_match_are_never_returned() {
     first_replica_is_dropped(&pool, "a", &reports, segment).await;
 }
 
-/// The reports that reach the master from now on.
+/// The reports that reach the master from this call on.
 fn watch_reports(pool: &Pool) -> Arc<Mutex<Vec<ReportedReplica>>> {
     let reports = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&reports);
@@ -79,7 +79,7 @@ async fn a_node_that_hangs_takes_only_its_share_of_the_deadline() {
         assert_eq!(bytes, b"bytes");
         assert_soon(begun, Duration::from_millis(1500));
     }
-    // Once it has hung the client deprioritizes it.
+    // After the node has hung once, the client deprioritizes it.
     assert!(pool.nodes.reads(1) <= 1, "{}", pool.nodes.reads(1));
 }
 
@@ -87,7 +87,7 @@ async fn a_node_that_hangs_takes_only_its_share_of_the_deadline() {
 async fn a_node_that_hangs_holds_up_no_block_of_another() {
     let pool = pool().await;
     let names: Vec<String> = (0..50).map(|n| format!("k{n}")).collect();
-    // Half of the blocks lie on the node that hangs and nowhere else.
+    // Half of the blocks are only on the node that hangs.
     for (at, name) in names.iter().enumerate() {
         put_on(&pool, if at % 2 == 0 { "n2" } else { "n1" }, name).await;
     }
@@ -152,14 +152,14 @@ async fn bytes_read_after_the_lease_are_read_again() {
         pool.nodes.set(node, Mode::Slow(Duration::from_millis(80)));
     }
     let (outcome, _) = get_one(&pool, "a", 5).await;
-    // It is never a hit, and no replica is blamed.
+    // Such a read is never a hit, and no replica is reported.
     assert_eq!(outcome.unwrap_err().code(), Code::LeaseEnded);
     assert!(pool.client.counters().leases_outrun > 1);
     assert_eq!(pool.client.counters().checksum_mismatches, 0);
     assert!(reports.lock().is_empty());
 }
 
-/// The master answers every renewal as it does when it comes too late.
+/// The master answers every renewal as if it came too late.
 fn refuse_renewals(pool: &Pool) {
     pool.master.on_answer("renew", |renewed: &mut RenewReply| {
         renewed.codes.fill(Code::LeaseEnded.to_wire().into());
@@ -210,7 +210,7 @@ async fn a_long_read_renews_the_lease_on_its_own_version_alone() {
 async fn a_lease_that_is_not_renewed_ends_no_other() {
     let ttl = Duration::from_millis(400);
     let pool = pool_with(|setup, _| setup.config.lease_ttl = ttl).await;
-    // One node is read from, under one lease.
+    // All blocks are read from one node, under one lease.
     for name in ["a", "b"] {
         put_on(&pool, "n1", name).await;
     }
@@ -242,7 +242,7 @@ async fn a_lease_that_is_not_renewed_ends_no_other() {
     };
     let outcomes = pool.client.batch_get(gets.collect(), &options).await;
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
-    // The block whose lease ended is read again, and the other is not.
+    // Only the block whose lease ended is read again.
     assert_eq!(pool.client.counters().leases_outrun, 1);
 }
 
@@ -255,7 +255,7 @@ async fn a_location_is_asked_for_once_while_its_lease_runs() {
         assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })));
     }
     assert_eq!(pool.master.calls("lookup"), 1);
-    // A call that takes its leases back leaves nothing behind to be used.
+    // A call that releases its leases leaves no cached location behind.
     let memory = Region::allocate(Length(5));
     put_twice(&pool, "b", b"other").await;
     // The first release is that of "a".
@@ -274,7 +274,7 @@ async fn a_location_is_asked_for_once_while_its_lease_runs() {
     }
 }
 
-/// Waits until the client has sent so many releases, which it does a moment after a get.
+/// Waits until the client has sent this many releases, which it does shortly after a get.
 async fn settled(pool: &Pool, releases: usize) {
     let begun = Instant::now();
     while pool.master.calls("release") < releases {
@@ -300,7 +300,7 @@ async fn a_release_that_is_not_answered_holds_no_bytes_back() {
     assert!(matches!(outcomes[0], Ok(GetOutcome::Hit { .. })));
     assert_eq!(memory.whole().to_vec(), b"bytes");
     assert_eq!(pool.master.calls("release"), 1);
-    // The master is not doubted for it.
+    // The client does not doubt the master for this.
     let hellos = pool.master.calls("hello");
     pool.master.always("release", None);
     let (outcome, _) = get_one(&pool, "a", 5).await;
@@ -322,7 +322,7 @@ async fn a_block_that_was_written_anew_is_got_whole() {
         pool.client.get(&key("a")).await.unwrap().unwrap(),
         b"second, longer"
     );
-    // A lease would keep the block; that of each get ends a moment after it.
+    // A lease would keep the block. The lease of each get ends shortly after it.
     settled(&pool, 2).await;
     let removed = pool
         .client
@@ -417,7 +417,7 @@ async fn a_range_is_verified_by_its_chunks() {
     assert_eq!(outcome.unwrap_err().code(), Code::OutOfRange);
 }
 
-/// From now on the first `times` answers to lookups say that the block is on its way from an SSD.
+/// From now on, the first `times` answers to lookups say that the block is being loaded from an SSD.
 fn comes_later(pool: &Pool, times: usize) {
     let mut told = 0;
     pool.master
@@ -456,7 +456,7 @@ async fn a_get_of_one_block_waits_for_it_to_come_from_an_ssd_until_the_deadline(
     assert_soon(begun, Duration::from_secs(2));
 }
 
-/// Whoever reports without end hides a block once, and not for ever.
+/// A reader that reports again and again hides a block once, not forever.
 #[tokio::test]
 async fn a_replica_that_was_found_right_is_not_hidden_again_at_once() {
     let pool = pool().await;

@@ -1,6 +1,6 @@
 //! Blocks of a GPU, on a device whose memory is this process's own.
 //!
-//! The tests look at what is staged, how much at a time, and what a fault of the device does.
+//! The tests check which bytes are staged, how many at a time, and the effect of a fault of the device.
 //! The driver itself is tested where there is a GPU (`tests/gpu.rs`).
 
 use super::put::{assert_linked, watch_links};
@@ -22,11 +22,11 @@ const BASE: u64 = 0x7f00_0000_0000;
 const DEVICE_BYTES: usize = 64 << 20;
 const MIB: u64 = 1 << 20;
 
-/// Two GPUs, the second's memory right after the first's.
+/// Two GPUs. The memory of the second one directly follows that of the first.
 #[derive(Debug)]
 struct Emulated {
     memory: Mutex<Vec<u8>>,
-    /// How much pinned memory was ever allocated.
+    /// How much pinned memory was allocated in all.
     pinned: AtomicU64,
     is_broken: AtomicBool,
 }
@@ -104,7 +104,7 @@ impl CopyEngine for Emulated {
 async fn with_gpu(staging: u64) -> (Pool, Arc<Emulated>, GpuBuffer) {
     let pool = pool_with(|_, options| {
         options.gpu_staging = Length(staging);
-        // Some of these tests move tens of MiB, beside others.
+        // Some of these tests move tens of MiB, and run beside others.
         options.timeouts.put = Duration::from_secs(30);
         options.timeouts.get = Duration::from_secs(30);
     })
@@ -141,13 +141,13 @@ async fn blocks_go_from_scattered_device_memory_to_scattered_device_memory() {
         .batch_put_gpu(vec![put], &PutOptions::default())
         .await;
     assert_eq!(outcomes, [Ok(PutOutcome::Stored { replicas: 1 })]);
-    // What the pool has is what any other client gets.
+    // Any other client gets these bytes from the pool.
     let (_, on_host) = get_one(&pool, "scattered", 10_000).await;
     assert_eq!(on_host, bytes);
 
     let get = GetBlock {
         key: key("scattered"),
-        // Longer than the block: what lies beyond it stays as it was.
+        // The buffer is longer than the block. Its bytes beyond the block stay unchanged.
         buffers: vec![part(50_000, 7_000), part(60_000, 7_000)],
     };
     gpus.fill(60_000, &[0xAA; 7_000]);
@@ -190,7 +190,7 @@ async fn a_chain_over_several_groups_stays_linked() {
     // Each block is a group of its own, and several groups are under way at once.
     let (pool, _, buffer) = with_gpu(4 * MIB).await;
     let links = watch_links(&pool);
-    // Groups for the other node would be committed before the one with their block's parent.
+    // Groups for the other node would be committed before the group with the parent of their block.
     pool.nodes.set(1, Mode::Slow(Duration::from_millis(30)));
     let names: Vec<String> = (0..12).map(|n| format!("k{n}")).collect();
     let blocks = names.iter().enumerate().map(|(at, name)| {
@@ -207,7 +207,7 @@ async fn a_chain_over_several_groups_stays_linked() {
     assert_linked(&links, &names);
 }
 
-/// A group that is not put does not let the groups behind it overtake those ahead of it.
+/// If a group is not put, the groups behind it do not overtake the groups ahead of it.
 #[tokio::test]
 async fn a_chain_with_a_block_at_fault_stays_linked() {
     let (pool, _, buffer) = with_gpu(4 * MIB).await;
@@ -290,7 +290,7 @@ async fn a_block_at_fault_never_fails_its_neighbours() {
 async fn a_block_without_buffers_has_what_is_left_of_the_batchs_time() {
     let (pool, _, buffer) = with_gpu(4 * MIB).await;
     pool.master.always("lookup", Fault::AnswerHangs);
-    // Each block is a group of its own. The last one begins when the others have used all of the time.
+    // Each block is a group of its own. The last one begins when the others have used up the time.
     let large = (0..3).map(|at| {
         let into = buffer.slice(Offset(at * MIB), Length(MIB)).unwrap();
         GetBlock::new(key(&format!("large-{at}")), into)
@@ -358,7 +358,7 @@ async fn a_device_that_fails_is_an_error_and_stores_nothing() {
         "{outcomes:?}"
     );
     assert_eq!(outcomes[1], Ok(GetOutcome::Miss));
-    // Nothing of it is kept from working again.
+    // Nothing prevents the device from working again.
     gpus.is_broken.store(false, Relaxed);
     let gets = vec![GetBlock::new(key("kept"), slice())];
     let outcomes = pool
@@ -382,7 +382,7 @@ async fn a_put_that_finds_no_staging_memory_ends_by_its_deadline() {
         timeout: Some(Duration::from_millis(200)),
         ..PutOptions::default()
     };
-    // All of the staging memory is with the first, whose transfer hangs.
+    // The first call holds all of the staging memory, because its transfer hangs.
     let first = pool.client.batch_put_gpu(put("hangs"), &options);
     let begun = Instant::now();
     let second = async {

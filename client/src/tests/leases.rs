@@ -1,4 +1,4 @@
-//! Leases end with what they were taken for.
+//! Leases end with the operation for which they were taken.
 
 use super::{assert_soon, get_one, key, put_twice};
 use crate::testing::{Fault, Mode, Pool, pool, pool_with};
@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The leases of a pool as they pass between master and client.
+/// Counts the leases that pass between master and client.
 #[derive(Clone, Default)]
 struct Leases(Arc<Mutex<Passed>>);
 
@@ -25,7 +25,7 @@ struct Passed {
 }
 
 impl Leases {
-    /// Counts from now on.
+    /// Starts to count.
     fn of(pool: &Pool) -> Self {
         let leases = Self::default();
         let take = |leases: &Self, lease: Option<Lease>, blocks: u32| {
@@ -59,8 +59,8 @@ impl Leases {
         leases
     }
 
-    /// Waits until the client holds so many: releases are sent a moment later. Without any, the master
-    /// protects no block of `names` either.
+    /// Waits until the client holds this many leases, since releases are sent a little later. For none, also
+    /// checks that the master protects no block of `names`.
     async fn settle_at(&self, pool: &Pool, holders: i64, names: &[&str]) {
         let begun = Instant::now();
         loop {
@@ -98,10 +98,10 @@ async fn a_gets_lease_ends_with_the_get_and_its_location_stays_known() {
         assert_eq!(bytes, b"bytes");
     }
     leases.settle_at(&pool, 0, &["a"]).await;
-    // Reads at a known location hold nothing, and so give nothing back.
+    // Reads at a cached location hold no lease, and so release none.
     assert_eq!(pool.master.calls("lookup"), 1);
     assert_eq!(pool.master.calls("release"), 1);
-    // The release says which block it means.
+    // The release names the version of the block.
     let version = pool.master.described("a").unwrap().version.0;
     assert_eq!(leases.0.lock().released, [("a".to_owned(), version)]);
 }
@@ -123,7 +123,7 @@ async fn every_way_of_getting_ends_its_lease_once() {
     leases.settle_at(&pool, 0, &["a"]).await;
     assert_eq!(pool.client.get(&key("a")).await.unwrap().unwrap(), b"bytes");
     leases.settle_at(&pool, 0, &["a"]).await;
-    // Too small a buffer, a range, a view that cannot be had, and a get that is given up.
+    // A buffer that is too small, a range, a view that is not possible, and a get that is cancelled.
     let small = memory.slice(Offset(0), Length(1)).unwrap();
     let gets = vec![GetBlock::new(key("a"), small.clone())];
     pool.client.batch_get(gets, &GetOptions::default()).await;
@@ -163,7 +163,7 @@ async fn a_part_of_a_lease_ends_alone() {
     leases.settle_at(&pool, 0, &["a", "b"]).await;
 }
 
-/// The next renewal says so: whoever holds the lease would think that the key is leased.
+/// The next renewal reports this. Otherwise the holder would believe that the key is leased.
 #[tokio::test]
 async fn a_key_that_left_the_lease_in_a_renewal_that_failed_is_counted() {
     let pool = pool_with(|setup, options| {
@@ -190,7 +190,7 @@ async fn a_key_that_left_the_lease_in_a_renewal_that_failed_is_counted() {
     assert_eq!(prefix.lease.len(), 1);
 }
 
-/// Its first message leases a block, and the second one is never answered.
+/// The first message leases a block, and the second one is never answered.
 #[tokio::test]
 async fn a_lookup_that_fails_in_part_gives_back_what_it_leased() {
     let pool = pool_with(|setup, _| setup.config.max_batch_keys = 1).await;
@@ -248,7 +248,7 @@ async fn a_dropped_lease_ends_for_a_key_when_the_client_has_read_it() {
             .await
             .unwrap(),
     );
-    // A lease that the caller keeps is the caller's to end.
+    // The caller must end a lease that it keeps.
     let kept = pool
         .client
         .exist(&[key("a")], Leasing::Lease)
@@ -257,7 +257,7 @@ async fn a_dropped_lease_ends_for_a_key_when_the_client_has_read_it() {
     assert_eq!(leases.0.lock().held, 5);
     get_one(&pool, "a", 5).await.0.unwrap();
     leases.settle_at(&pool, 3, &[]).await;
-    // Of three leases before the get and its own.
+    // The three leases from before the get, and the get's own lease.
     assert_eq!(leases.released(), HashMap::from([("a".to_owned(), 3)]));
     assert!(!pool.master.described("a").unwrap().lease_left.is_zero());
     get_one(&pool, "b", 5).await.0.unwrap();
@@ -271,7 +271,7 @@ async fn a_known_location_that_was_freed_is_asked_for_again_and_no_fault_is_repo
     let pool = pool().await;
     put_twice(&pool, "a", b"bytes").await;
     get_one(&pool, "a", 5).await.0.unwrap();
-    // As after an eviction, and another block's bytes in its place.
+    // This is like an eviction after which another block is in the same extent.
     let (master, freed) = (pool.master.pool(), key("a"));
     let keys = [freed.as_ref()];
     master.remove(NamespaceId(0), &keys, true).await.unwrap();
@@ -298,6 +298,6 @@ async fn a_lookup_does_not_wait_for_the_answer_to_an_unreachable_report() {
     let begun = Instant::now();
     let (outcome, _) = get_one(&pool, "a", 5).await;
     assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
-    // Half of the get's two seconds is what it would wait.
+    // Otherwise the get would wait for half of its two seconds.
     assert_soon(begun, Duration::from_millis(900));
 }

@@ -27,7 +27,7 @@ fn keys(packed: &[u8]) -> Vec<Key> {
     unpack(packed).map(|key| key.unwrap().to_key()).collect()
 }
 
-/// The versions of the puts that a request commits, and whether they came in columns.
+/// The versions of the puts that a request commits, and whether they are in columns.
 fn committed(request: &CommitRequest) -> (Vec<u64>, bool) {
     match &request.columns {
         Some(columns) => (columns.versions.clone(), true),
@@ -35,7 +35,7 @@ fn committed(request: &CommitRequest) -> (Vec<u64>, bool) {
     }
 }
 
-/// The master ends what the next `times` commits are to commit, and answers `code` of each.
+/// The master ends the reservations of the next `times` commits, and answers `code` for each.
 pub(super) fn refuse_commits(master: &Arc<Master>, times: usize, code: Code) {
     let pool = master.pool();
     let left = Arc::new(AtomicUsize::new(times));
@@ -117,11 +117,10 @@ async fn a_block_that_can_never_fit_fails_at_once_and_says_what_bounds_it() {
     assert!(names(600 << 10) && names(1 << 20), "{said}");
     assert!(said.contains("memory_hard"), "{said}");
     assert_eq!(put("b", 600 << 10, 1).await, STORED);
-    let none = pool.client.change_namespace(
-        "default",
-        &NamespaceSettings::default(),
-        &[Setting::MemoryHard],
-    );
+    let no_settings = NamespaceSettings::default();
+    let none = pool
+        .client
+        .change_namespace("default", &no_settings, &[Setting::MemoryHard]);
     none.await.unwrap();
     let refused = put("c", 5 << 20, 1).await.unwrap_err();
     assert_eq!(refused.code(), Code::TooLarge, "{refused}");
@@ -134,7 +133,7 @@ async fn a_block_that_can_never_fit_fails_at_once_and_says_what_bounds_it() {
 #[tokio::test]
 async fn a_batch_that_was_granted_a_part_asks_for_the_rest_without_a_pause() {
     let pool = pool().await;
-    // Of each request the first key finds room, and no other.
+    // Only the first key of each request finds room.
     let cut = Arc::new(AtomicUsize::new(0));
     let open = Arc::clone(&cut);
     pool.master
@@ -160,7 +159,7 @@ async fn a_batch_that_was_granted_a_part_asks_for_the_rest_without_a_pause() {
     let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
     assert!(outcomes.iter().all(|outcome| *outcome == STORED));
     assert_eq!(pool.master.calls("reserve"), 12);
-    // Eleven pauses, each between half of its length and all of it, would take more than 750 ms.
+    // Eleven pauses, each between half and all of its length, would take more than 750 ms.
     assert_soon(begun, Duration::from_millis(400));
 }
 
@@ -192,7 +191,7 @@ async fn a_master_that_answers_in_columns_is_told_in_columns() {
     assert_eq!(pool.master.described("c").unwrap().length.0, 3);
     assert_eq!(pool.master.pool().reservations(), 0);
     assert_eq!(pool.client.get(&key("c")).await.unwrap().unwrap(), b"zzz");
-    // What is granted several extents has no columns.
+    // A reply with several extents per key has no columns.
     let before = columns.load(Relaxed);
     let outcomes = pool.client.batch_put(vec![block("e", b"v")], &two()).await;
     assert_eq!(outcomes, [Ok(PutOutcome::Stored { replicas: 2 })]);
@@ -237,7 +236,7 @@ async fn columns_of_different_lengths_are_refused() {
     assert_eq!(pool.master.calls("commit"), 0);
 }
 
-/// Whatever it was granted would keep the key from the put itself until the grant ends.
+/// A grant from the lost answer would block the key for the put itself until the grant ends.
 #[tokio::test]
 async fn a_reservation_whose_answer_was_lost_is_named_when_it_is_asked_for_again() {
     let pool = pool().await;
@@ -273,7 +272,7 @@ async fn a_reservation_whose_answer_was_lost_is_named_when_it_is_asked_for_again
     assert_eq!(pool.master.pool().reservations(), 0);
 }
 
-/// More blocks than [`crate::revoker`] queues: some of their grants are not given back before they expire.
+/// There are more blocks than [`crate::revoker`] queues. So some grants are not revoked before they expire.
 const MORE_THAN_THE_REVOKER_QUEUES: usize = 10_000;
 
 #[tokio::test]
@@ -351,7 +350,7 @@ async fn puts_that_stay_over_the_clients_cap_leave_the_thread_to_others() {
         timeout: Some(Duration::from_millis(400)),
         ..PutOptions::default()
     };
-    // Pauses are random. Of so many puts, one that spins has much time left to spin in.
+    // Pauses are random. With so many puts, a put that spins would have much time left to spin.
     let puts = (0..24).map(|number| {
         let blocks = vec![block(&format!("k{number}"), b"x")];
         pool.client.batch_put(blocks, &options)
@@ -404,7 +403,7 @@ async fn a_commit_whose_answer_was_lost_is_asked_again() {
     assert_eq!(pool.master.calls("reserve"), 1);
 }
 
-/// Puts a block, and checks that the client does not know what became of it.
+/// Puts a block, and checks that the client reports an unknown outcome.
 async fn assert_claims_nothing(pool: &Pool, timeout: Duration) {
     let options = PutOptions {
         timeout: Some(timeout),
@@ -423,7 +422,7 @@ async fn assert_claims_nothing(pool: &Pool, timeout: Duration) {
 #[tokio::test]
 async fn a_commit_whose_answer_stays_lost_claims_nothing() {
     let pool = pool().await;
-    // Nor can a second reserve tell: another client writes the key by then.
+    // A second reserve cannot tell either, because another client is writing the key by then.
     refuse_commits(&pool.master, usize::MAX, Code::Ok);
     pool.master.always("commit", Fault::AnswerLost);
     let (master, held) = (Arc::clone(&pool.master), AtomicUsize::new(0));
@@ -439,7 +438,7 @@ async fn a_commit_whose_answer_stays_lost_claims_nothing() {
 #[tokio::test]
 async fn a_commit_that_the_master_still_carries_out_claims_nothing() {
     let pool = pool().await;
-    // The first attempt has no answer, and all later ones find it under way.
+    // The first attempt gets no answer, and all later ones find it in progress.
     pool.master.next("commit", [Fault::AnswerLost]);
     refuse_commits(&pool.master, usize::MAX, Code::InProgress);
     assert_claims_nothing(&pool, Duration::from_millis(400)).await;
@@ -543,7 +542,7 @@ async fn a_block_that_was_committed_is_not_given_back() {
 /// The parents of committed blocks.
 pub(super) type Links = Arc<Mutex<HashMap<String, String>>>;
 
-/// Watches which parents commits name that are present by then, or are in the same message.
+/// Records the parents in commits that are present by then, or are in the same message.
 pub(super) fn watch_links(pool: &Pool) -> Links {
     let links = Links::default();
     let (seen, master) = (Arc::clone(&links), pool.master.pool());
@@ -625,7 +624,7 @@ async fn a_block_whose_parent_gets_no_room_is_put_without_it() {
 #[tokio::test]
 async fn a_chain_over_several_messages_stays_linked() {
     let pool = pool_with(|_, options| options.max_batch_keys = 1).await;
-    // Messages for the other node would be done before the one with their block's parent.
+    // Messages for the other node would end before the message with the parent of their block.
     let links = watch_links(&pool);
     pool.nodes.set(1, Mode::Slow(Duration::from_millis(30)));
     let names: Vec<String> = (0..10).map(|n| format!("k{n}")).collect();
@@ -650,7 +649,7 @@ async fn what_is_wrong_with_a_block_is_said_before_anything_is_sent() {
     assert_eq!(pool.client.counters().put_errors, 1);
 }
 
-/// The certificate of one node is wrong, and the rest of the pool goes on.
+/// The certificate of one node is wrong, and the rest of the pool works.
 #[tokio::test]
 async fn a_block_goes_to_another_node_where_one_is_not_trusted() {
     let pool = pool().await;
@@ -673,7 +672,7 @@ async fn a_block_goes_to_another_node_where_one_is_not_trusted() {
     assert_soon(begun, Duration::from_millis(2_500));
 }
 
-/// A later block with a key replaces the earlier one in the same call, as in two calls.
+/// In one call, a later block replaces an earlier one with the same key, as in two calls.
 #[tokio::test]
 async fn of_two_blocks_with_one_key_an_upsert_writes_the_last() {
     let pool = pool().await;

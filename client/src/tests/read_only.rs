@@ -1,4 +1,4 @@
-//! A leader that may not lead much longer: it answers what changes nothing, without leases.
+//! A read-only leader: it answers calls that change nothing, without leases.
 
 use super::{assert_soon, block, get_one, key, put_twice};
 use crate::testing::{Mode, Pool, connect, options, pool, pool_with};
@@ -38,7 +38,7 @@ async fn an_unleased_block_is_copied_and_verified_and_its_location_forgotten() {
     let ranged = pool.client.get_range(&key_a, Offset(1), buffers, &options);
     assert!(ranged.await.unwrap().is_hit());
     assert_eq!(memory.whole().to_vec(), b"yte");
-    // Nothing is held, so there is nothing to extend or to end.
+    // No lease is held, so no lease is extended or released.
     let found = pool
         .client
         .exist(&[key("a")], Leasing::Lease)
@@ -71,13 +71,13 @@ async fn an_unleased_block_gives_no_view() {
 
 #[tokio::test]
 async fn a_put_waits_to_its_deadline_and_says_why_it_is_refused_while_gets_go_on() {
-    // Another master hangs: who leads is asked in vain for a while, again and again.
+    // Another master hangs, so the search for the leader repeatedly fails for a while.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let hung = format!("http://{}", silent.local_addr().unwrap());
     let pool = pool_with(|_, options| options.masters.push(hung)).await;
     put_twice(&pool, "a", b"bytes").await;
     make_read_only(&pool);
-    // The first put finds out.
+    // The first put discovers this.
     let short = PutOptions {
         timeout: Some(Duration::from_millis(700)),
         ..PutOptions::default()

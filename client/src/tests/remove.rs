@@ -16,7 +16,7 @@ async fn put(pool: &Pool, names: &[&str]) {
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
 }
 
-/// Another client may have put the key since, and been told that it is stored.
+/// Another client may have put the key since, with success.
 #[tokio::test]
 async fn a_removal_that_may_have_been_done_is_not_done_again() {
     let pool = pool().await;
@@ -40,7 +40,7 @@ async fn a_removal_that_reached_no_master_is_made_when_one_is_there() {
         tokio::time::sleep(Duration::from_millis(500)).await;
         wire.set(Passage::Open);
     };
-    // The end of the old connection is noticed first.
+    // The client notices the end of the old connection first.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let (removed, ()) = tokio::join!(client.remove(keys(&["a"]), true), restart);
     assert_eq!(removed.unwrap().codes, [Code::Missing]);

@@ -8,16 +8,16 @@ pub const MAX_BAD_RANGES: usize = 240;
 
 const STEP: u64 = GRANULE as u64;
 
-/// Bad ranges in bytes, in whole granules: sorted, apart from each other, at most
-/// [`MAX_BAD_RANGES`].
+/// The bad ranges of a medium in bytes, in whole granules. They are sorted, do not touch each other, and are
+/// at most [`MAX_BAD_RANGES`].
 ///
-/// A range is never forgotten. A list that is full joins the two neighbors with the smallest gap,
-/// so it costs good room instead.
+/// A range is never removed. A full list joins the two neighbours with the smallest gap, which gives up the
+/// good space between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BadRanges(Vec<Range<u64>>);
 
 impl BadRanges {
-    /// Adds every granule that `range` touches. True when the list has changed.
+    /// Adds every granule that `range` touches. Returns whether the list has changed.
     pub fn add(&mut self, range: Range<u64>) -> bool {
         let start = range.start / STEP * STEP;
         let end = range.end.checked_next_multiple_of(STEP);
@@ -56,7 +56,7 @@ impl BadRanges {
         &self.0
     }
 
-    /// The list with these ranges; `None` unless they are what [`as_slice`](Self::as_slice) gives.
+    /// A list of these ranges; `None` unless they have the form of [`as_slice`](Self::as_slice).
     pub(super) fn from_sorted(ranges: Vec<Range<u64>>) -> Option<Self> {
         let aligned = |place: u64| place.is_multiple_of(STEP);
         let whole = |r: &Range<u64>| r.start < r.end && aligned(r.start) && aligned(r.end);

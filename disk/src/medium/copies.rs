@@ -1,4 +1,4 @@
-//! Reading and writing the two copies of the superblock.
+//! Reads and writes the two copies of the superblock.
 
 use super::error::MediumRefused;
 use super::superblock::{Superblock, Unreadable};
@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Instant;
 
-/// The places of the copies, in bytes.
+/// The offsets of the copies in bytes.
 const PLACES: [u64; 2] = [0, GRANULE as u64];
 
-/// Runs one request and waits for it, until `until` where that is given. The engine keeps the
-/// buffer of a request that takes longer. Never call it on the engine's own thread.
+/// Runs one request and waits for it, at most until `until` if that is given. After that the engine keeps the
+/// request's buffer. Never call this on the engine's own thread.
 pub(super) fn perform(
     engine: &dyn Engine,
     op: Op,
@@ -24,7 +24,7 @@ pub(super) fn perform(
         op,
         offset,
         done: Box::new(move |completion| {
-            // The receiver lives until the answer comes.
+            // The receiver may have stopped waiting. Then nobody needs the completion.
             let _ = sender.send(completion);
         }),
     });
@@ -45,16 +45,16 @@ pub(super) fn perform(
 pub(super) struct Copies {
     pub(super) engine: Arc<dyn Engine>,
     pub(super) arena: Arc<Arena>,
-    /// The sequence number in each copy; 0 where the copy says nothing.
+    /// The sequence number of each copy; 0 for an unreadable copy.
     sequences: [u64; 2],
-    /// The places that were read, and hold no superblock.
+    /// Whether each offset was read and holds no superblock.
     empty: [bool; 2],
     /// When requests are given up.
     pub(super) until: Option<Instant>,
 }
 
 impl Copies {
-    /// Reads both copies. Gives what each of them says.
+    /// Reads both copies. Returns the content of each.
     pub(super) fn read(
         engine: Arc<dyn Engine>,
         arena: Arc<Arena>,
@@ -86,16 +86,17 @@ impl Copies {
         }
     }
 
-    /// Numbers the superblock and writes it over the older copy, flushes, and then over the other one.
+    /// Gives the superblock the next sequence number. Writes it over the older copy, flushes, and then writes
+    /// it over the other copy.
     ///
-    /// A copy that cannot be written is logged and tolerated. But nothing is written over the only whole superblock
-    /// while the other place can be read and holds none. After a flush that failed nobody knows what the first copy
-    /// holds, so the other one stays then too.
+    /// A copy that cannot be written is logged and tolerated. There are two exceptions. The only valid
+    /// superblock is not overwritten while the other offset can be read and holds none. After a failed flush
+    /// the content of the first copy is unknown, so the other copy is not overwritten either.
     pub(super) fn write(&mut self, superblock: &mut Superblock) -> Result<(), MediumRefused> {
         self.write_over(superblock, true)
     }
 
-    /// Like [`Copies::write`]. `keeps` says whether the former superblock is worth something.
+    /// [`Copies::write`], where `keeps` says whether the former superblock must survive a failure.
     pub(super) fn write_over(
         &mut self,
         superblock: &mut Superblock,
@@ -128,13 +129,14 @@ impl Copies {
             self.sequences[at] = superblock.sequence;
             self.empty[at] = false;
         }
-        // A first superblock is written twice, or one damaged copy beside zeros would say nothing.
+        // Both copies of a first superblock must be written. Otherwise a damaged copy beside zeros would
+        // count as blank.
         let is_first = first.max(second) == 0;
         failure.filter(|_| is_first || !written).map_or(Ok(()), Err)
     }
 
-    /// Whether a place whose write failed can be read, and holds no superblock. A bad sector cannot be read: without
-    /// the other place no superblock would ever be written beside it.
+    /// Whether an offset whose write failed can be read, and holds no superblock. A bad sector cannot be
+    /// read. Then the other copy is overwritten, since no superblock could ever be written otherwise.
     fn holds_none(&mut self, at: usize) -> bool {
         let found = self.read_one(PLACES[at]);
         self.empty[at] |= found.as_ref().is_ok_and(says_nothing);
@@ -150,7 +152,7 @@ impl Copies {
         written.map_err(MediumRefused::Io)
     }
 
-    /// Makes all writes that were answered outlive a power cut.
+    /// Makes all completed writes survive a power cut.
     pub(super) fn flush(&self) -> Result<(), MediumRefused> {
         perform(&*self.engine, Op::Flush, 0, self.until)
             .1
@@ -173,13 +175,13 @@ impl Copies {
     }
 }
 
-/// Whether a place was read, and holds no superblock.
+/// Whether an offset was read and holds no superblock.
 fn says_nothing(found: &Result<Superblock, Unreadable>) -> bool {
     !matches!(found, Ok(_) | Err(Unreadable::Failed))
 }
 
-/// The superblock to believe; `None` where both copies are zero. So it is where one is zero and the other damaged: a
-/// format that failed after its first write, before anything could be stored.
+/// The valid superblock with the higher sequence number; `None` for a blank device. A device with one zero
+/// copy and one damaged copy counts as blank: its format failed after the first write, before any store.
 pub(super) fn newest(
     copies: [Result<Superblock, Unreadable>; 2],
 ) -> Result<Option<Superblock>, MediumRefused> {

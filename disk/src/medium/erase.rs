@@ -1,4 +1,4 @@
-//! Making a device blank.
+//! Makes a device blank.
 
 use super::DATA_START;
 use super::copies::perform;
@@ -7,11 +7,11 @@ use crate::{Arena, Engine, Op};
 use kvpool_types::Length;
 use std::sync::Arc;
 
-/// Overwrites the superblocks and the room behind them with zeros, and flushes. The device is then
+/// Overwrites the superblocks and the space behind them with zeros, and flushes. The device is then
 /// [`Blank`](super::Opened::Blank), and its bad ranges are forgotten. Blocks on the device.
 ///
-/// Extents of the former medium stay on the device. No later medium believes them: they name the
-/// id of the former one.
+/// The extents of the former medium stay on the device. A later medium does not accept them, because their
+/// headers have the id of the former medium.
 pub fn erase(engine: &dyn Engine, arena: &Arc<Arena>) -> Result<(), MediumRefused> {
     super::usable(engine)?;
     let room = arena.take(Length(DATA_START).as_usize());

@@ -1,4 +1,4 @@
-//! Why a medium, a store or a load was refused.
+//! The errors of media, stores and loads.
 
 use super::header::{HeaderWrong, Order};
 use crate::IoError;
@@ -7,8 +7,11 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 
-/// Why a device was not opened as a medium. Except for `Io`, formatting the device anew is the only
-/// remedy, and it loses all content.
+/// Why a device was not opened as a medium.
+///
+/// `Io` and `NoRoom` say nothing about the content. `NewerFormat` needs a later release, and `TooSmall` a
+/// larger device. For the other variants the only remedy is to format the device anew, which loses all
+/// content.
 #[derive(Debug, Error)]
 pub enum MediumRefused {
     /// The device holds bytes that are not kvpool's.
@@ -48,7 +51,8 @@ pub enum MediumRefused {
 }
 
 impl MediumRefused {
-    /// Whether the same call may succeed later: the device did not answer in time, or others had the arena.
+    /// Whether the same call may succeed later: the device did not answer in time, or the arena had no free
+    /// buffer.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::NoRoom => true,
@@ -58,7 +62,7 @@ impl MediumRefused {
     }
 }
 
-/// Why a medium was not detached as clean. What it holds is still verified on every load.
+/// Why a medium was not marked as clean. Its content is verified on every load anyway.
 #[derive(Debug, Error)]
 pub enum DetachError {
     /// Stores or loads were in flight at the deadline.
@@ -72,7 +76,7 @@ pub enum DetachError {
     Superblock(#[from] MediumRefused),
 }
 
-/// A request that no medium can serve. Nothing was read or written.
+/// An invalid request. Nothing was read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Invalid {
     /// The length is 0 or over [`Length::MAX_BLOCK`](kvpool_types::Length::MAX_BLOCK).
@@ -100,36 +104,36 @@ pub enum Invalid {
     Detached,
 }
 
-/// Why a store did not succeed. The extent holds no believable block, or an older one.
+/// Why a store failed. The extent holds no valid block, or an older one.
 #[derive(Debug, Error)]
 pub enum StoreError {
     /// Nothing was written.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// The device failed. A part may be written.
+    /// The device failed. Part of the extent may be written.
     #[error("the extent was not written: {0}")]
     Io(#[source] IoError),
 }
 
-/// Why a load gives no bytes.
+/// Why a load returned no bytes.
 #[derive(Debug, Error)]
 pub enum Wrong {
-    /// The header cannot be believed.
+    /// The header is not valid.
     #[error("the header is wrong: {0:?}")]
     Header(HeaderWrong),
     /// The chunk with this number does not have its checksum.
     #[error("chunk {0} is damaged")]
     Chunk(u64),
-    /// The extent was written for another place.
+    /// The header was written for another offset.
     #[error("the extent was written for offset {written_for}")]
     Misdirected {
-        /// The place in the header.
+        /// The offset in the header.
         written_for: u64,
     },
-    /// The place holds another version, or another store of it.
+    /// The offset holds another version, or the same version from another store.
     #[error("the extent holds version {version} of store {order:?}")]
     Stale {
-        /// The store in the header.
+        /// The order of the store in the header.
         order: Order,
         /// The version in the header.
         version: Version,
@@ -158,7 +162,7 @@ pub const WRONG_KINDS: [&str; 11] = [
 ];
 
 impl Wrong {
-    /// The kind's place in [`WRONG_KINDS`].
+    /// The index of the kind in [`WRONG_KINDS`].
     const fn index(&self) -> usize {
         match self {
             Self::Header(HeaderWrong::Magic) => 0,
@@ -181,7 +185,7 @@ impl Wrong {
     }
 }
 
-/// Failed loads by kind.
+/// The number of failed loads, by kind.
 #[derive(Debug, Default)]
 pub(super) struct WrongCounts([AtomicU64; WRONG_KINDS.len()]);
 

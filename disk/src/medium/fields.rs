@@ -1,5 +1,5 @@
-//! Little-endian fields of the medium's own structures, and the CRC that ends each structure.
-//! Reading never panics: a field past the end is `None`.
+//! Little-endian fields of the medium's own structures, and the CRC that ends each structure. Reading never
+//! panics: a field beyond the end is `None`.
 
 use kvpool_types::Checksum;
 
@@ -35,7 +35,7 @@ impl Fields<'_> {
     }
 }
 
-/// Pads `fields` with zeros to `size` bytes, of which the last eight are the CRC of all before.
+/// Pads `fields` with zeros to `size` bytes. The last eight bytes are the CRC of all bytes before.
 pub(super) fn close(mut fields: Vec<u8>, size: usize) -> Vec<u8> {
     debug_assert!(fields.len() + CRC <= size, "invariant: the fields fit");
     fields.resize(size.saturating_sub(CRC), 0);
@@ -44,7 +44,7 @@ pub(super) fn close(mut fields: Vec<u8>, size: usize) -> Vec<u8> {
     fields
 }
 
-/// The bytes in front of the CRC; `None` where the CRC does not match.
+/// The bytes before the CRC; `None` if the CRC does not match.
 pub(super) fn open(structure: &[u8]) -> Option<&[u8]> {
     let (fields, crc) = structure.split_last_chunk::<CRC>()?;
     (checksum(fields).0 == u64::from_le_bytes(*crc)).then_some(fields)

@@ -1,4 +1,4 @@
-//! The stores and loads in flight, which a detach waits for.
+//! Counts the stores and loads in flight, for which a detach waits.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ struct State {
     closed: bool,
 }
 
-/// Counts what is in flight, until it is closed.
+/// The number of stores and loads in flight, until the count is closed.
 #[derive(Debug, Default)]
 pub(super) struct Flights {
     state: Mutex<State>,
@@ -22,7 +22,7 @@ pub(super) struct Flights {
 pub(super) struct Flight(Arc<Flights>);
 
 impl Flights {
-    /// Begins one; `None` after [`close`](Self::close).
+    /// Begins a store or load; `None` after [`close`](Self::close).
     pub(super) fn begin(self: &Arc<Self>) -> Option<Flight> {
         let mut state = self.state.lock();
         if state.closed {
@@ -32,7 +32,8 @@ impl Flights {
         Some(Flight(Arc::clone(self)))
     }
 
-    /// Refuses new ones and waits for the rest. The error is how many were left at `until`.
+    /// Refuses new stores and loads, and waits for the others. The error is the number that is left at
+    /// `until`.
     pub(super) fn close(&self, until: Instant) -> Result<(), usize> {
         let mut state = self.state.lock();
         state.closed = true;

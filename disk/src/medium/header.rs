@@ -14,23 +14,23 @@ use kvpool_types::checksum::combine_chunks;
 use kvpool_types::{Checksum, Length, MediumId, Version, medium};
 
 const MAGIC: [u8; 8] = *b"KVPOOLEX";
-/// The bytes in front of the chunks' checksums. The last of them are zero, for later fields.
+/// The bytes before the checksums of the chunks. The last of these bytes are zero, for later fields.
 const FIXED: usize = 120;
-// The master plans with these sizes.
+// The master plans extents with these sizes.
 const _: () = assert!(medium::GRANULE == GRANULE as u64);
 const _: () = assert!(medium::HEADER_FIELDS == (FIXED + fields::CRC) as u64);
 
-/// The number of a store. The master counts stores up, so of two extents in one place the one with
-/// the higher order was written later.
+/// The number of a store. The master numbers stores in order. Of two extents at the same offset, the extent
+/// with the higher order was written later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Order(pub u64);
 
-/// What an extent on the disk says of itself.
+/// The header of an extent on the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The medium for which the extent was written.
     pub medium: MediumId,
-    /// The place for which the extent was written, in bytes from the medium's start.
+    /// The offset for which the extent was written, in bytes from the medium's start.
     pub offset: u64,
     /// The number of the store.
     pub order: Order,
@@ -44,7 +44,7 @@ pub struct Header {
     pub chunks: Vec<Checksum>,
 }
 
-/// Why bytes are not a header that can be believed.
+/// Why bytes are not a valid header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HeaderWrong {
     /// The bytes do not start as a header.
@@ -53,11 +53,11 @@ pub enum HeaderWrong {
     Length,
     /// The header's own CRC does not match.
     Crc,
-    /// The chunks' checksums do not combine to the block's.
+    /// The checksums of the chunks do not combine to the block's checksum.
     Sums,
     /// The extent was written for another medium, or before this one was formatted.
     OtherMedium,
-    /// The extent has the version that was asked for, with another length or checksum.
+    /// The extent has the expected version, with another length or checksum.
     Disagrees,
 }
 
@@ -76,7 +76,7 @@ pub fn footprint(length: u64) -> Option<u64> {
 }
 
 impl Header {
-    /// The bytes of the header; whole granules. `None` for a length that cannot be stored.
+    /// The encoded header in whole granules. `None` for a length that cannot be stored.
     pub fn encode(&self) -> Option<Vec<u8>> {
         let size = usize::try_from(header_bytes(self.length)?).ok()?;
         if self.chunks.len() as u64 != Length(self.length).chunks() {
@@ -101,7 +101,7 @@ impl Header {
         Some(fields::close(out, size))
     }
 
-    /// Reads the header at the start of `bytes`, which may go on after it.
+    /// Decodes the header at the start of `bytes`, which may be longer.
     pub fn decode(bytes: &[u8]) -> Result<Self, HeaderWrong> {
         let size = Self::announced(bytes)?;
         let header = bytes.get(..size).ok_or(HeaderWrong::Length)?;
@@ -113,8 +113,8 @@ impl Header {
         Ok(header)
     }
 
-    /// The size of the header that starts here, by its magic and its length. Nothing else is
-    /// checked.
+    /// The length of the header that starts here, computed from its length field. Only the magic and that
+    /// field are checked.
     pub(super) fn announced(bytes: &[u8]) -> Result<usize, HeaderWrong> {
         if !bytes.starts_with(&MAGIC) {
             return Err(HeaderWrong::Magic);

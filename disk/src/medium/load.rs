@@ -1,4 +1,4 @@
-//! Loading one block, or a range of it: nothing is believed that its checksums do not prove.
+//! Loads one block, or a range of it. The load returns only bytes that the checksums prove.
 
 use super::error::{Invalid, Wrong};
 use super::wanted::{Room, Wanted};
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// Verified bytes of a block. The room goes back to the arena on drop.
+/// Verified bytes of a block. The drop returns their buffer to the arena.
 #[derive(Debug)]
 pub struct Loaded {
     buffer: Buffer,
@@ -26,12 +26,12 @@ impl Deref for Loaded {
 }
 
 impl Loaded {
-    /// The checksums of the chunks that the bytes lie in: the bytes were compared with them.
+    /// The checksums of the chunks that contain the bytes, which match them.
     pub fn chunks(&self) -> &[Checksum] {
         &self.chunks
     }
 
-    /// The buffer and the place of the block's bytes in it.
+    /// The buffer, and the range of the block's bytes in it.
     pub fn into_parts(self) -> (Buffer, Range<usize>) {
         (self.buffer, self.range)
     }
@@ -51,10 +51,10 @@ impl Loaded {
     }
 }
 
-/// What was read, not yet verified. Nobody sees a byte of it before [`verify`](Self::verify).
+/// Bytes that were read and are not verified yet. They are not accessible before [`verify`](Self::verify).
 ///
-/// Verifying 16 MiB takes half a millisecond. A caller that must not hold up the engine's thread
-/// takes the arrival to a thread of its own.
+/// Verification of 16 MiB takes half a millisecond. A caller that must not delay the engine's thread verifies
+/// on a thread of its own.
 #[derive(Debug)]
 #[must_use]
 pub struct Arrival {
@@ -64,8 +64,7 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Gives the bytes where the header and every chunk of the range prove them. A failure is
-    /// counted by its kind.
+    /// Returns the bytes if the header and every chunk of the range prove them. Counts a failure by its kind.
     pub fn verify(self) -> Result<Loaded, Wrong> {
         let Self {
             read,
@@ -79,9 +78,9 @@ impl Arrival {
         loaded.inspect_err(|wrong| shared.wrong.count(wrong))
     }
 
-    /// Gives each chunk of the range to `sink`, with its place in the block, once the header and the
-    /// chunk's checksum prove it. Returns the chunks' checksums. After an error `sink` has some chunks,
-    /// and the block must not be used.
+    /// Passes each chunk of the range to `sink`, with its offset in the block. A chunk is passed once the
+    /// header and its checksum prove it. Returns the checksums of the chunks. After an error `sink` has got
+    /// some chunks, and the block must not be used.
     pub fn deliver(self, sink: impl FnMut(u64, &[u8])) -> Result<Vec<Checksum>, Wrong> {
         let Self {
             read,
@@ -93,7 +92,7 @@ impl Arrival {
     }
 }
 
-/// What the requests of one load share: the second answer continues the load.
+/// The state that the requests of one load share. The completion of the last one continues the load.
 struct Pending<F> {
     head: Option<Buffer>,
     data: Option<Buffer>,
@@ -103,8 +102,8 @@ struct Pending<F> {
 }
 
 impl Medium {
-    /// Reads bytes of a block. `done` is called once: on this thread when nothing was read, else on
-    /// the engine's. `room` must come from `wanted`: another room is a failed load.
+    /// Reads bytes of a block. `done` is called once: on this thread if nothing was read, else on the
+    /// engine's thread. `room` must come from `wanted`; the load fails otherwise.
     pub fn load(&self, wanted: Wanted, room: Room, done: impl FnOnce(Arrival) + Send + 'static) {
         let placed = self.shared.place(wanted.offset, wanted.expected.length);
         let begun = placed.and_then(|_| self.shared.flights.begin().ok_or(Invalid::Detached));
@@ -161,7 +160,7 @@ impl Medium {
 }
 
 impl<F> Pending<F> {
-    /// Takes one answer. The last one gives the room, or the first failure, and what to call.
+    /// Takes one completion. The last one returns the buffers or the first failure, and the function to call.
     fn answer(
         &mut self,
         buffer: Option<Buffer>,

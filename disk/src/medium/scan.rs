@@ -1,4 +1,4 @@
-//! Reading a range of a medium for what lies there, in bounded steps.
+//! Scans a range of a medium for extents, in bounded steps.
 
 use super::DATA_START;
 use super::copies::perform;
@@ -11,50 +11,50 @@ use kvpool_types::{Length, MediumId};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The bytes that one step reads: room for the longest header, and for a chunk.
+/// The bytes that one step reads. They hold the longest header, or a chunk.
 const WINDOW: u64 = 256 << 10;
 const STEP: u64 = GRANULE as u64;
 
-/// One thing found at one granule.
+/// The result of a scan at one granule.
 #[derive(Debug)]
 pub struct Found {
-    /// Its place, in bytes from the medium's start.
+    /// The offset, in bytes from the medium's start.
     pub offset: u64,
-    /// The header, where one could be read.
+    /// The header, if one could be read.
     pub header: Option<Header>,
-    /// Whether the header and every chunk verify.
+    /// Whether the header and every chunk are valid.
     pub verdict: Result<(), Wrong>,
 }
 
-/// What one step gave.
+/// The result of one step.
 #[derive(Debug)]
 pub enum Step {
-    /// Bytes were read, and nothing is known yet.
+    /// Bytes were read; they prove nothing yet.
     Read,
-    /// An extent, whole or damaged, or a window that could not be read.
+    /// An extent, intact or damaged, or a range that could not be read.
     Found(Box<Found>),
-    /// The range is read.
+    /// The end of the range was reached.
     End,
 }
 
-/// Reads a range from front to back. A step makes at most one request of 256 KiB and blocks on it,
-/// so the caller chooses the pace.
+/// Scans a range from front to back. A step makes at most one request of 256 KiB and blocks on it, so the
+/// caller sets the pace.
 ///
-/// The scan follows an intact extent to its end. After anything else it goes on at the next
-/// granule: a newer extent may lie inside the remains of an older one. Extents that are stored
-/// during the scan may appear damaged.
+/// After an intact extent, the scan continues at the extent's end. Otherwise it continues at the next
+/// granule, since a newer extent may lie inside the remains of an older one. Extents that are stored during
+/// the scan may appear damaged.
 #[derive(Debug)]
 pub struct Scan {
     engine: Arc<dyn Engine>,
     medium: MediumId,
-    /// The device's bytes in whole granules.
+    /// The size of the device in bytes, in whole granules.
     size: u64,
-    /// The next granule to look at.
+    /// The offset of the next granule to read.
     at: u64,
-    /// Headers are looked for in front of this place.
+    /// The scan looks for headers before this offset.
     end: u64,
     window: Option<Buffer>,
-    /// The bytes of the medium that the window holds.
+    /// The range of the medium whose bytes the window holds.
     held: Range<u64>,
     /// The extent whose chunks are being verified, and the next chunk.
     checking: Option<(Header, u64)>,
@@ -82,12 +82,12 @@ impl Scan {
         })
     }
 
-    /// The place that the scan has reached, in bytes from the medium's start.
+    /// The offset that the scan has reached, in bytes from the medium's start.
     pub const fn position(&self) -> u64 {
         self.at
     }
 
-    /// Goes on by at most one request.
+    /// Continues the scan, with at most one request.
     pub fn step(&mut self) -> Step {
         while self.checking.is_some() || self.at < self.end {
             let looked = match self.checking.take() {
@@ -140,7 +140,7 @@ impl Scan {
         }
     }
 
-    /// Verifies the chunks from `next` on that the window holds.
+    /// Verifies the chunks from number `next` on that the window holds.
     fn check(&mut self, header: Header, mut next: u64) -> Looked {
         let data = self.at + header_bytes(header.length).unwrap_or(STEP);
         while let Some(sum) = header.chunks.get(Length(next).as_usize()) {
@@ -161,7 +161,7 @@ impl Scan {
         self.found(Some(header), Ok(()))
     }
 
-    /// Reports what lies at the present granule and moves on.
+    /// Reports the extent at the present granule and moves on.
     fn found(&mut self, header: Option<Header>, verdict: Result<(), Wrong>) -> Looked {
         let offset = self.at;
         let length = header.as_ref().filter(|_| verdict.is_ok());
@@ -173,7 +173,7 @@ impl Scan {
         })
     }
 
-    /// Reports a window that the device does not give, and goes on behind it.
+    /// Reports a window that the device cannot read, and continues behind it.
     fn unreadable(&mut self, at: u64, error: IoError) -> Found {
         let offset = self.at;
         let header = self.checking.take().map(|(header, _)| header);
@@ -189,7 +189,7 @@ impl Scan {
         }
     }
 
-    /// The bytes `at..at + length` of the medium, where the window holds all of them.
+    /// The bytes `at..at + length` of the medium, if the window holds all of them.
     fn bytes(&self, at: u64, length: u64) -> Option<&[u8]> {
         let from = at.checked_sub(self.held.start)?;
         let window = self
@@ -199,7 +199,7 @@ impl Scan {
         window.get(Length(from).as_usize()..Length(from + length).as_usize())
     }
 
-    /// Fills the window from `at` on; near the end of the device, so that it ends there.
+    /// Fills the window from `at` on. Near the end of the device, the window ends at the device's end.
     fn read(&mut self, at: u64) -> Result<(), IoError> {
         self.held = 0..0;
         let lost = || IoError::System(std::io::Error::other("the scan has lost its buffer"));
@@ -214,7 +214,7 @@ impl Scan {
     }
 }
 
-/// What the bytes at hand say.
+/// The result of looking at the bytes in the window.
 enum Looked {
     Nothing,
     Found(Found),

@@ -1,4 +1,4 @@
-//! Storing one block: header and data in one write.
+//! Stores one block: header and data in one write.
 
 use super::Medium;
 use super::error::{Invalid, StoreError};
@@ -12,10 +12,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Where a block goes, and which block it is.
+/// The target offset of a store, and the identity of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// The extent's place, in bytes from the medium's start; a multiple of a granule.
+    /// The offset of the extent, in bytes from the medium's start; a multiple of a granule.
     pub offset: u64,
     /// The number of this store.
     pub order: Order,
@@ -25,19 +25,19 @@ pub struct Stamp {
     pub checksum: Checksum,
 }
 
-/// The buffer of a block to store. The caller fills it.
+/// The buffer of a block to be stored. The caller fills it.
 #[derive(Debug)]
 pub struct Staged {
     buffer: Buffer,
     header: usize,
     length: u64,
-    /// The checksums of the chunks, where [`fill`](Self::fill) has summed them.
+    /// The checksums of the chunks, if [`fill`](Self::fill) has computed them.
     chunks: Option<Vec<Checksum>>,
 }
 
 impl Staged {
-    /// Takes the room of a block of `length` bytes from the arena. Waits for room until `until`,
-    /// or not at all. `Ok(None)` means no room.
+    /// Takes a buffer for a block of `length` bytes from the arena. Waits until `until`, or not at all.
+    /// `Ok(None)` means that the arena has no free buffer.
     pub fn take(
         arena: &Arc<Arena>,
         length: u64,
@@ -55,8 +55,8 @@ impl Staged {
         }))
     }
 
-    /// A verified block, to be stored at another place. It keeps its room: who waited for another one
-    /// would keep the room that others wait for.
+    /// A verified block, to be stored at another offset. It keeps its buffer. If it waited for another
+    /// buffer, it would hold the memory for which others wait.
     pub fn from_loaded(loaded: Loaded) -> Result<Self, Invalid> {
         let chunks = loaded.chunks().to_vec();
         let (buffer, Range { start, end }) = loaded.into_parts();
@@ -74,14 +74,15 @@ impl Staged {
         })
     }
 
-    /// The block's bytes. Their first content is undefined: other blocks used the room before.
+    /// The block's bytes. Until they are filled they hold bytes of other blocks, which used the buffer
+    /// before.
     pub fn data(&mut self) -> &mut [u8] {
         self.chunks = None;
         self.bytes()
     }
 
-    /// Fills the block chunk by chunk: `read` gets a chunk's place in the block, and its room. Each
-    /// chunk is summed while it is in the processor's cache.
+    /// Fills the block chunk by chunk: `read` gets a chunk's offset in the block, and the memory to fill.
+    /// Each chunk's checksum is computed while the chunk is in the processor's cache.
     pub fn fill(&mut self, mut read: impl FnMut(u64, &mut [u8])) {
         let chunks = self.bytes().chunks_mut(Length(CHUNK).as_usize());
         let sums = chunks.zip((0u64..).step_by(Length(CHUNK).as_usize()));
@@ -99,7 +100,7 @@ impl Staged {
         data.split_at_mut(length).0
     }
 
-    /// Writes the header and the padding around the data.
+    /// Writes the header before the data and the padding after it.
     fn seal(mut self, medium: MediumId, stamp: &Stamp) -> Result<Buffer, Invalid> {
         let length = self.length;
         let chunks = self.chunks.take().unwrap_or_else(|| {
@@ -121,13 +122,13 @@ impl Staged {
         let header = header.encode().ok_or(Invalid::Length(length))?;
         let (head, data) = self.buffer.split_at_mut(self.header);
         head.copy_from_slice(&header);
-        // The room held other blocks before: their bytes must not reach the disk.
+        // The buffer held other blocks before, whose bytes must not reach the disk.
         data.split_at_mut(Length(length).as_usize()).1.fill(0);
         Ok(self.buffer)
     }
 }
 
-/// Room of the arena, waited for until `until`.
+/// A buffer of the arena. Waits for it until `until`, or not at all.
 pub(super) fn take(arena: &Arc<Arena>, bytes: usize, until: Option<Instant>) -> Option<Buffer> {
     match until {
         Some(until) => arena.take_within(bytes, until),
@@ -136,10 +137,10 @@ pub(super) fn take(arena: &Arc<Arena>, bytes: usize, until: Option<Instant>) -> 
 }
 
 impl Medium {
-    /// Stores a block. `done` is called once: on this thread when nothing was written, else on the
-    /// engine's. A success outlives a power cut after the next [`flush`](Self::flush).
+    /// Stores a block. `done` is called once: on this thread if nothing was written, else on the engine's
+    /// thread. A successful store survives a power cut after the next [`flush`](Self::flush).
     ///
-    /// This sums the block's bytes on the calling thread, unless [`Staged::fill`] did.
+    /// This computes the block's checksum on the calling thread, unless [`Staged::fill`] did.
     pub fn store(
         &self,
         staged: Staged,
@@ -180,11 +181,10 @@ impl Medium {
         Ok((buffer, flight))
     }
 
-    /// Makes every store that succeeded before this call outlive a power cut. `done` is called
-    /// once.
+    /// Makes every store that succeeded before this call survive a power cut. `done` is called once.
     ///
-    /// After a flush that failed, the medium is never detached as clean: the kernel may have
-    /// dropped the bytes of stores that succeeded.
+    /// After a failed flush the medium is never marked as clean: the kernel may have dropped the bytes of
+    /// successful stores.
     pub fn flush(&self, done: impl FnOnce(Result<(), StoreError>) + Send + 'static) {
         let Some(flight) = self.shared.flights.begin() else {
             return done(Err(StoreError::Invalid(Invalid::Detached)));
@@ -203,7 +203,7 @@ impl Medium {
         });
     }
 
-    /// Tells the device that a reclaimed range holds nothing. Loads of it may still find old bytes.
+    /// Tells the device that a reclaimed range is not needed. Loads of it may still find the old bytes.
     pub fn discard(
         &self,
         range: std::ops::Range<u64>,

@@ -1,4 +1,4 @@
-//! The superblock: whose medium it is, how often it was attached, and what of it is bad.
+//! The superblock: the pool of the medium, its generation, and its bad ranges.
 //!
 //! ```text
 //! granule 0, granule 1   two copies of
@@ -6,7 +6,7 @@
 //!   | bad ranges 4 | zero 4 | (start 8, end 8) for each | zeros | CRC-64/NVME 8
 //! ```
 //!
-//! Integers are little-endian. Magic, format and CRC have these places in every format.
+//! Integers are little-endian. Magic, format and CRC have the same offsets in every format.
 
 use super::bad_ranges::BadRanges;
 use super::fields::{self, Fields};
@@ -29,33 +29,33 @@ pub struct Superblock {
     pub medium: MediumId,
     /// The generation of the last attach; 0 before the first.
     pub generation: Generation,
-    /// Whether the last holder detached after all its writes were flushed.
+    /// Whether the last detach succeeded after all writes were flushed.
     pub clean: bool,
-    /// The bytes of the device when the superblock was written.
+    /// The size of the device in bytes when the superblock was written.
     pub size: u64,
-    /// The number of this superblock. The copy with the highest number is believed.
+    /// The sequence number of this superblock. The copy with the highest number is valid.
     pub sequence: u64,
     /// The ranges that must not be used.
     pub bad: BadRanges,
 }
 
-/// Why one copy of a superblock says nothing.
+/// Why one copy has no usable superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
     /// All bytes are zero.
     Zeros,
-    /// No superblock of kvpool.
+    /// The bytes are not a superblock of kvpool.
     Foreign,
     /// A superblock of a later format.
     NewerFormat(u32),
     /// A superblock of kvpool whose bytes are damaged.
     Damaged,
-    /// The device did not read it.
+    /// The device could not read the copy.
     Failed,
 }
 
 impl Superblock {
-    /// One granule of bytes.
+    /// The superblock as one granule of bytes.
     pub fn encode(&self) -> Vec<u8> {
         let bad = self.bad.as_slice();
         let count = u32::try_from(bad.len()).unwrap_or(u32::MAX);
@@ -77,7 +77,7 @@ impl Superblock {
         fields::close(out, GRANULE)
     }
 
-    /// Reads one copy.
+    /// Decodes one copy.
     pub fn decode(granule: &[u8]) -> Result<Self, Unreadable> {
         if granule.iter().all(|byte| *byte == 0) {
             return Err(Unreadable::Zeros);

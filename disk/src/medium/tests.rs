@@ -1,4 +1,4 @@
-//! Tests of the medium. `power` cuts the power, and `corruption` damages what lies on the disk.
+//! Tests of the medium. `power` cuts the power, and `corruption` damages extents on the disk.
 
 mod codec;
 mod corruption;

@@ -1,4 +1,4 @@
-//! Which bytes of which block to load, and what proves them.
+//! The bytes to load, and the values that prove them.
 
 use super::error::{Invalid, Wrong};
 use super::fields::checksum;
@@ -11,18 +11,18 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Data between the header and the first wanted chunk that is read along. Reading it costs about
-/// as much as a second request.
+/// The most bytes between the header and the first wanted chunk that are read along with them. To read more
+/// would cost about as much as a second request.
 const NEAR: u64 = 256 << 10;
 
-/// The block that the directory says an extent holds.
+/// The block that an extent holds according to the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// The number of the store, where the caller knows it.
+    /// The number of the store, if the caller knows it.
     pub order: Option<Order>,
     /// The block's version.
     pub version: Version,
-    /// The block's bytes.
+    /// The block's length in bytes.
     pub length: u64,
     /// The checksum of the whole block.
     pub checksum: Checksum,
@@ -33,21 +33,21 @@ pub struct Expected {
 pub struct Wanted {
     pub(super) offset: u64,
     pub(super) expected: Expected,
-    /// The wanted bytes of the block.
+    /// The wanted range of the block, in bytes.
     pub(super) range: Range<u64>,
-    /// The bytes of the header.
+    /// The length of the header in bytes.
     pub(super) header: u64,
-    /// The bytes of the extent that hold the chunks of the range; whole granules.
+    /// The range of the extent that holds the wanted chunks; whole granules.
     pub(super) data: Range<u64>,
 }
 
 impl Wanted {
-    /// All bytes of the block at `offset`.
+    /// The whole block at `offset`.
     pub fn whole(offset: u64, expected: Expected) -> Result<Self, Invalid> {
         Self::part(offset, expected, 0..expected.length)
     }
 
-    /// The bytes `range` of the block at `offset`. Whole chunks are read and verified.
+    /// The bytes `range` of the block at `offset`. The load reads and verifies whole chunks.
     pub fn part(offset: u64, expected: Expected, range: Range<u64>) -> Result<Self, Invalid> {
         let length = expected.length;
         let header = header_bytes(length).ok_or(Invalid::Length(length))?;
@@ -71,12 +71,12 @@ impl Wanted {
         self.data.start - self.header <= NEAR
     }
 
-    /// Takes the room for this load from the arena. Waits for room until `until`, or not at all.
+    /// Takes the buffers for this load from the arena. Waits for them until `until`, or not at all.
     pub fn take(&self, arena: &Arc<Arena>, until: Option<Instant>) -> Option<Room> {
         self.take_by(|bytes| take(arena, bytes, until))
     }
 
-    /// Takes the room for this load without waiting, also before others that wait for room.
+    /// Takes the buffers for this load without waiting, ahead of callers that wait.
     pub fn take_first(&self, arena: &Arc<Arena>) -> Option<Room> {
         self.take_by(|bytes| arena.take_first(bytes))
     }
@@ -86,7 +86,7 @@ impl Wanted {
             let head = take(Length(self.data.end).as_usize())?;
             return Some(Room { head, data: None });
         }
-        // The small one first: a load that waits then holds little of what others wait for.
+        // The small buffer comes first. A load that then waits holds little memory for which others wait.
         let head = take(Length(self.header).as_usize())?;
         let bytes = Length(self.data.end - self.data.start).as_usize();
         let data = take(bytes)?;
@@ -96,8 +96,8 @@ impl Wanted {
         })
     }
 
-    /// Checks what was read: the header, and each chunk of the range. `proved` gets each chunk at once,
-    /// while it is in the processor's cache, with its place in the block. Gives the chunks' checksums.
+    /// Verifies the header, and each chunk of the range. `proved` gets each valid chunk and its offset in the
+    /// block at once, while the chunk is in the processor's cache. Returns the checksums of the chunks.
     pub(super) fn verify(
         &self,
         medium: MediumId,
@@ -117,7 +117,7 @@ impl Wanted {
             proved(verified, bytes);
             verified += bytes.len() as u64;
         }
-        // Guards the arithmetic above: unverified bytes never leave.
+        // This guards the arithmetic above: the load never returns bytes that are not verified.
         if verified < self.range.end {
             return Err(Wrong::Chunk(verified / CHUNK));
         }
@@ -130,7 +130,7 @@ impl Wanted {
 }
 
 impl Expected {
-    /// Whether this header is the expected block's, at this place of this medium.
+    /// Checks that this header is the expected block's, at this offset of this medium.
     fn check(&self, header: &Header, medium: MediumId, offset: u64) -> Result<(), Wrong> {
         if header.medium != medium {
             return Err(Wrong::Header(HeaderWrong::OtherMedium));
@@ -158,7 +158,7 @@ impl Expected {
 pub struct Room {
     /// The extent from its header on.
     pub(super) head: Buffer,
-    /// The chunks of the range, where they lie far behind the header.
+    /// The chunks of the range, if they lie far behind the header.
     pub(super) data: Option<Buffer>,
 }
 

@@ -87,16 +87,17 @@ pub struct NewBlock {
     pub hard_pin: bool,
     /// The tick of the last use.
     pub tick: Tick,
-    /// The end of the leases on an earlier block of the key, which may have left while the put was open. Unless the
-    /// block replaces that one, it is leased until then: a holder of the earlier block may release it here.
+    /// The end of the leases on an earlier block of the key, which may have left while the put was open.
+    /// Unless this block replaces the earlier one, it is leased until then. So a holder of the earlier block
+    /// may release its lease here.
     pub leased_until: Option<BootInstant>,
 }
 
 /// The outcome of publishing one block.
 #[derive(Clone, Debug)]
 pub struct Published {
-    /// The block's slot. `None` when the directory refused the block. Then the key has a later
-    /// version, or this version at the same place. Or the block has no replica, no bytes, or 4 GiB.
+    /// The block's slot. `None` when the directory refused the block. Then the key has a later version, or
+    /// this version at the same extent. Or the block has no replica, no bytes, or 4 GiB and more.
     pub id: Option<BlockId>,
     /// The earlier version of the key. Its leases and its count of holders continue on the new
     /// version. Its extents may be reused only after its lease ends.
@@ -164,7 +165,7 @@ pub struct Dropped {
 pub struct Holders(super::entry::Holders);
 
 impl Holders {
-    /// Some, and nobody knows how many: the lease runs out by itself.
+    /// Holders of unknown number. The lease ends only by expiry.
     pub const fn unknown() -> Self {
         Self(super::entry::Holders::unknown())
     }
@@ -188,7 +189,7 @@ pub enum Spared {
     Dropped(Box<Dropped>),
     /// The directory has no such block or replica.
     Missing,
-    /// It is the block's only replica, and stays.
+    /// The replica is the block's only one, and stays.
     Last,
 }
 
@@ -280,17 +281,17 @@ impl<'a> BlockRef<'a> {
         self.common.absolute(self.entry().lease_until())
     }
 
-    /// True while a lease runs. Before `floor` every block counts as leased.
+    /// Whether a lease is unexpired. Before `floor` every block counts as leased.
     pub fn is_leased(&self, now: BootInstant, floor: BootInstant) -> bool {
         now < floor || self.lease_until() > now
     }
 
-    /// The end of the soft pin, unless eviction has already seen that it is over.
+    /// The end of the soft pin, unless eviction has already found it expired.
     pub fn soft_pin_until(&self) -> Option<BootInstant> {
         self.stripe.soft_until(self.slot)
     }
 
-    /// True for a block that is never evicted.
+    /// Whether the block is never evicted.
     pub fn is_hard_pinned(&self) -> bool {
         self.entry().is_hard_pinned()
     }
@@ -339,7 +340,7 @@ impl BlockMut<'_> {
         self.view().lease_until()
     }
 
-    /// True while a lease runs. Before `floor` every block counts as leased.
+    /// Whether a lease is unexpired. Before `floor` every block counts as leased.
     pub fn is_leased(&self, now: BootInstant, floor: BootInstant) -> bool {
         self.view().is_leased(now, floor)
     }
@@ -371,21 +372,22 @@ impl BlockMut<'_> {
         }
     }
 
-    /// Ends the hold of a block that was published with [`super::Directory::publish_held`]: it has these holders.
+    /// Sets the holders of a block that was published with [`super::Directory::publish_held`], and ends that
+    /// hold.
     pub fn settle(&mut self, by: Holders) {
         if self.stripe.entries.at_mut(self.slot).settle(by.0) {
             self.stripe.unpark(self.slot);
         }
     }
 
-    /// Takes the holders of a running lease away, for another block of the same content.
+    /// Removes and returns the holders of an unexpired lease, for another block with the same content.
     pub fn take_holders(&mut self, now: BootInstant) -> Holders {
         let now = self.common.relative(now);
         Holders(self.stripe.entries.at_mut(self.slot).take_holders(now))
     }
 
-    /// Extends the lease of the holder whose lease ends at `token`. Returns false for an expired
-    /// token: the block may leave at any time.
+    /// Extends the lease of the holder whose lease ends at `token`. Returns false for an expired token:
+    /// eviction may then take the block at any time.
     pub fn renew(&mut self, token: BootInstant, until: BootInstant, now: BootInstant) -> bool {
         let relative = |moment| self.common.relative(moment);
         let (token, until, now) = (relative(token), relative(until), relative(now));

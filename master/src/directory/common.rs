@@ -1,4 +1,4 @@
-//! What the stripes of a directory share, and the preparation of keys for a lookup.
+//! The state that all stripes of a directory share, and the preparation of keys for a lookup.
 
 use super::entry::MAX_LEASE;
 use super::hash::Seed;
@@ -13,7 +13,7 @@ use kvpool_types::ids::NamespaceId;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// What the stripes of a directory share. Lock order: stripes by number, then one of these.
+/// The state that all stripes of a directory share. Lock order: stripes by number, then one of these locks.
 #[derive(Debug)]
 pub(super) struct Common {
     pub(super) seed: Seed,
@@ -24,7 +24,7 @@ pub(super) struct Common {
     /// The number of low bits of a block's id that name its stripe.
     pub(super) stripe_bits: u32,
     pub(super) accounts: Arc<Accounts>,
-    /// What a block of this directory counts as.
+    /// The item as which the accounts count a block of this directory.
     pub(super) counted_as: Item,
 }
 
@@ -47,7 +47,7 @@ impl Common {
     /// The order of eviction of a namespace's blocks.
     #[inline]
     pub(super) fn order_of(&self, namespace: NamespaceId) -> u32 {
-        // Copies leave in the order of their zones.
+        // Copies have no tenant orders: they leave with their zones.
         let tenant = match self.counted_as {
             Item::Blocks => self.accounts.tenant(namespace),
             _ => None,
@@ -64,8 +64,8 @@ impl Common {
         }
     }
 
-    /// Counts that a block of a namespace has extents of `after` bytes in place of `before`. The block
-    /// is counted all the while.
+    /// Counts that the extents of a namespace's block have `after` bytes instead of `before`. The block stays
+    /// counted in between.
     pub(super) fn count_changed(&self, namespace: NamespaceId, before: u64, after: u64) {
         let account = self.accounts.of(namespace);
         if self.counted_as != Item::Blocks {
@@ -77,7 +77,7 @@ impl Common {
         }
     }
 
-    /// The opposite of [`Common::count_added`].
+    /// Reverses [`Common::count_added`].
     pub(super) fn count_removed(&self, namespace: NamespaceId, bytes: u64) {
         let account = self.accounts.of(namespace);
         account.take_off(self.counted_as, 1);

@@ -120,7 +120,7 @@ impl Entries {
         self.links.at_mut(slot)
     }
 
-    /// Reads a slot, if it exists, only to bring its cache line into the processor's cache.
+    /// Reads a slot, if it exists, to bring its cache line into the processor's cache.
     #[inline]
     pub(super) fn read(&self, slot: u32) -> u32 {
         let entry = self.entries.get(slot).map_or(0, |entry| entry.affixes);

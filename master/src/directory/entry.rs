@@ -6,8 +6,7 @@ use kvpool_types::{Checksum, Version};
 
 /// The latest tick that an entry can store.
 pub(super) const MAX_TICK: u64 = (1 << TICK_BITS) - 1;
-/// The latest lease end that an entry can store, in milliseconds after the directory's start: 34
-/// years.
+/// The latest lease end that an entry can store, in milliseconds after the directory's start. It is 34 years.
 pub(super) const MAX_LEASE: u64 = (1 << 40) - 1;
 /// Offsets from this value on are stored beside the entry.
 pub(super) const MAX_OFFSET: u64 = 1 << 48;
@@ -35,8 +34,8 @@ pub(super) enum QueueState {
     RootWithChildren = 3,
     /// In the set of soft-pinned blocks.
     Soft = 4,
-    /// In no queue: eviction met the block leased, or on a node that takes no blocks. A timer or a
-    /// recall brings it back.
+    /// In no queue: eviction found the block leased, or on a node that takes no blocks. A timer or a recall
+    /// returns it to a queue.
     Parked = 5,
     /// In no queue: the block has children. It returns when the last child leaves.
     Inner = 6,
@@ -120,9 +119,9 @@ impl Links {
     };
 }
 
-/// A saturated count of holders: the lease then lasts until its end.
+/// A count of holders that has overflowed. The lease then ends only by expiry.
 const STICKY: u8 = u8::MAX;
-/// The holders of a block for a moment in which they are not known. No count reaches it.
+/// Stands for unknown holders of a block during a hold. No count reaches this value.
 const HELD: u8 = STICKY - 1;
 
 /// The holders of a lease, and its end.
@@ -133,7 +132,7 @@ pub(super) struct Holders {
 }
 
 impl Holders {
-    /// Nobody knows how many.
+    /// Holders of unknown number.
     pub(super) const fn unknown() -> Self {
         Self {
             count: STICKY,
@@ -316,8 +315,7 @@ impl Entry {
         self.holders == 0
     }
 
-    /// Leases the block until `until` at least, for a moment in which it is not known who holds it. See
-    /// [`Entry::settle`].
+    /// Leases the block until `until` at least, while its holders are not known. See [`Entry::settle`].
     pub(super) fn hold(&mut self, until: u64, now: u64) {
         if until <= now {
             return;
@@ -330,8 +328,8 @@ impl Entry {
         self.set_lease_until(until);
     }
 
-    /// Ends a hold: the block has these holders. If somebody leased it meanwhile, or it was leased before the hold,
-    /// its lease runs out by itself. Returns true when that ended the lease.
+    /// Ends a hold and sets the block's holders. If the block was leased before the hold, or during it, the
+    /// lease ends only by expiry. Returns true when this ended the lease.
     pub(super) fn settle(&mut self, by: Holders) -> bool {
         if self.holders == HELD && by.count < HELD {
             self.holders = by.count;
@@ -345,7 +343,7 @@ impl Entry {
         false
     }
 
-    /// Takes the holders of a running lease away. It has none afterwards.
+    /// Removes and returns the holders of an unexpired lease.
     pub(super) fn take_holders(&mut self, now: u64) -> Holders {
         if !self.is_leased(now) {
             return Holders::default();
@@ -358,8 +356,7 @@ impl Entry {
         taken
     }
 
-    /// Moves the lease's end for a holder whose token has not expired. Returns whether the holder
-    /// has a lease.
+    /// Extends the lease for a holder whose token has not expired. Returns whether the holder has a lease.
     pub(super) fn renew(&mut self, token: u64, until: u64, now: u64) -> bool {
         if token <= now || !self.is_leased(now) {
             return false;

@@ -1,19 +1,20 @@
 //! Eviction of single blocks.
 //!
-//! Each victim is the oldest block over all stripes: a gauge shows each stripe's oldest ticks
-//! without its lock. Roots go first, then ordinary blocks, then soft-pinned blocks.
+//! Each victim is the oldest block of all stripes. A gauge of each stripe shows its oldest ticks without its
+//! lock. Roots go first, then ordinary blocks, then soft-pinned blocks.
 //!
-//! Eviction sets a leased block aside until its lease ends. So a round costs only what it evicts,
-//! and it meets no block twice in vain. A block whose node takes no blocks now (suspect or
-//! draining) makes no usable room. Eviction sets it aside until [`Directory::recall`] names its
-//! segment, so a dead node's blocks cost eviction nothing.
+//! Eviction sets a leased block aside until its lease ends. So a round costs only what it evicts, and no
+//! block is examined twice without result. A block on a node that takes no blocks now (suspect or draining)
+//! gives no usable room. Eviction sets it aside until [`Directory::recall`] names its segment. So a dead
+//! node's blocks cost eviction nothing.
 //!
-//! Only leaves are victims, and a chain lies on several segments. A leaf that gives no room leaves all
-//! the same if an ancestor gives room and its small family may leave. Otherwise the leaf would keep its
-//! ancestors for ever.
+//! Only leaves are victims, and a chain lies on several segments. Eviction also takes a leaf that gives no
+//! room, if an ancestor gives room and all its few descendants may leave. Otherwise the leaf would keep its
+//! ancestors in memory forever.
 //!
-//! [`Directory::evict_before`] takes no block that was used at a tick or later. Such a block ends the
-//! eviction when its turn comes: blocks that a pin or a priority keeps longer must not leave first.
+//! [`Directory::evict_before`] takes no block that was used at a tick or later. Eviction ends when such a
+//! block is next. Otherwise blocks behind it would leave first, although a pin or a priority keeps them
+//! longer.
 
 use super::BlockId;
 use super::Directory;
@@ -40,21 +41,21 @@ pub enum Single {
     Gone,
 }
 
-/// What became of a stripe's next victim.
+/// The outcome for a stripe's next victim.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
-    /// It has left the directory.
+    /// The block has left the directory.
     Evicted(Removed),
-    /// It has left its queue, or there was none.
+    /// The block has left its queue, or there was none.
     Aside,
-    /// It stays where it is.
+    /// The block stays in its queue.
     Kept,
 }
 
-/// What eviction may take.
+/// The limits of an eviction.
 #[derive(Clone, Copy)]
 pub(super) struct Limits<'g> {
-    /// Leases that end later hold.
+    /// Leases that end later than this are respected.
     pub(super) now: BootInstant,
     /// Blocks that were used at this tick or later stay.
     pub(super) before: Tick,
@@ -63,18 +64,18 @@ pub(super) struct Limits<'g> {
 }
 
 impl Limits<'_> {
-    /// True when a block was used too late to leave.
+    /// Whether a block was used too late to leave.
     pub(super) fn is_later(&self, block: &BlockRef<'_>) -> bool {
         block.tick() >= self.before
     }
 }
 
-/// Blocks whose place in their queues changed.
+/// Blocks that moved in their queues.
 type Touched = smallvec::SmallVec<[BlockId; 4]>;
 
-/// An ancestor with a larger family makes no victims of it.
+/// The most descendants of an ancestor for which eviction takes leaves without room.
 const LARGEST_FAMILY: usize = 64;
-/// The number of blocks that one lock of a stripe recalls.
+/// The number of blocks that are recalled under one lock of a stripe.
 const RECALL_STEP: usize = 256;
 
 impl Directory {
@@ -91,7 +92,7 @@ impl Directory {
         self.evict_before(Tick::MAX, goal, now, gives_room)
     }
 
-    /// [`Directory::evict`] of blocks that were used last before a tick.
+    /// [`Directory::evict`] of blocks whose last use is before a tick.
     pub fn evict_before(
         &self,
         before: Tick,
@@ -121,7 +122,7 @@ impl Directory {
             let keeps = |block: &BlockRef<'_>| limits.is_later(block);
             match self.evict_first(stripe, COMMON, rank, &limits, &keeps).0 {
                 Step::Kept if tick >= before.0 => break,
-                // The stripe's oldest block has left or was used. Another stripe may have an older one.
+                // The stripe's oldest block has left or was used. Another stripe may have an older block.
                 Step::Kept | Step::Aside => {}
                 Step::Evicted(removed) => {
                     bytes += removed.footprint_on(&gives_room);
@@ -183,7 +184,7 @@ impl Directory {
         lineage == NONE || children.all(|(child, _)| leaves(child))
     }
 
-    /// Whether a lease, a pin or a guaranteed share keeps a block, or it gives no room.
+    /// Whether a lease, a pin or a guaranteed share keeps the block, or it gives no room.
     fn keeps(
         &self,
         stripe: &super::stripe::Stripe,
@@ -215,8 +216,8 @@ impl Directory {
         Extents::rounded(length).0
     }
 
-    /// The last use of the block that eviction takes next; `None` when nothing can be evicted. A block whose
-    /// lease has expired by `now` counts again.
+    /// The last use of the block that eviction takes next; `None` when no block can be evicted. Blocks whose
+    /// lease has expired by `now` are included.
     pub fn first_tick(&self, now: BootInstant) -> Option<Tick> {
         self.wake(now);
         if self.accounts().has_tenants() {
@@ -257,9 +258,8 @@ impl Directory {
         })
     }
 
-    /// Evicts the first block of a rank of an order of a stripe, or moves it out of the queue. A
-    /// block that `keeps` accepts stays where it is. Also returns the blocks of other stripes whose
-    /// place in their queues changed.
+    /// Evicts the first block of a rank in one order of a stripe, or removes it from its queue. A block that
+    /// `keeps` accepts stays. Also returns the blocks of other stripes that moved in their queues.
     pub(super) fn evict_first(
         &self,
         number: usize,
@@ -300,7 +300,7 @@ impl Directory {
             if !stripe.replicas(slot).iter().any(|r| gives_room(r.segment)) {
                 let node = stripe.entries.rest(slot).lineage;
                 let version = stripe.entries.rest(slot).version;
-                // Ancestors lie in other stripes, which are never locked together with this one.
+                // Ancestors lie in other stripes, which must not be locked together with this one.
                 drop(locked);
                 let frees = self.frees_an_ancestor(node, now, gives_room);
                 locked = self.lock(number);
@@ -336,8 +336,8 @@ impl Directory {
         (Step::Evicted(removed), touched)
     }
 
-    /// Whether an ancestor gives room once its descendants have left, which are few, and none of which is
-    /// leased or pinned. `node` is the place of a leaf in the lineage; no stripe is locked.
+    /// Whether an ancestor gives room once its descendants have left. The descendants must be few, and none
+    /// of them leased or pinned. `node` is the lineage node of a leaf; no stripe is locked.
     fn frees_an_ancestor(
         &self,
         node: u32,
@@ -356,7 +356,7 @@ impl Directory {
                 replicas.iter().any(|replica| gives_room(replica.segment))
             })
         };
-        // The families of those behind the nearest one are larger.
+        // More distant ancestors have more descendants.
         let Some((id, at)) = ancestors.into_iter().find(|(id, _)| gives(*id)) else {
             return false;
         };
@@ -364,7 +364,7 @@ impl Directory {
         family.is_some_and(|family| family.into_iter().all(|id| self.may_leave(id, now)))
     }
 
-    /// Whether only children keep a block from eviction.
+    /// Whether the block could be evicted if it had no children.
     fn may_leave(&self, id: BlockId, now: BootInstant) -> bool {
         self.lock_block(id).is_some_and(|(stripe, slot)| {
             let entry = stripe.entries.at(slot);
@@ -375,7 +375,7 @@ impl Directory {
         })
     }
 
-    /// True when the block's namespace would have less than its guaranteed share without it.
+    /// Whether the block's namespace would fall below its guaranteed share without this block.
     pub(super) fn keeps_share(&self, stripe: &super::stripe::Stripe, slot: u32) -> bool {
         self.accounts().has_tenants() && {
             let namespace = stripe.namespace(slot, &self.common);

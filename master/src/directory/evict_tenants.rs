@@ -2,15 +2,15 @@
 //!
 //! The next victim is the oldest block of the first order that may give one:
 //!
-//! 1. namespaces above a soft quota;
-//! 2. of these, and of the others, those of the lowest priority;
-//! 3. of these, roots, then ordinary blocks, then soft-pinned ones; of these, the oldest.
+//! 1. namespaces above a soft quota come first, then the others;
+//! 2. within each of these groups, the lowest priority comes first;
+//! 3. within a priority, roots come first, then ordinary blocks, then soft-pinned blocks; the oldest first.
 //!
-//! A namespace at its guaranteed share gives none. The namespaces without settings are one order
-//! of the default priority.
+//! A namespace at its guaranteed share gives no block. All namespaces without settings form one order with the
+//! default priority.
 //!
-//! A heap holds the next victims of every order and stripe. Each step of a round builds it once and
-//! then pays for what it evicts. ADR 0048 says why orders are apart.
+//! A heap holds the next victim of every order and stripe. Each step of a round builds the heap once, and then
+//! pays for each evicted block only. ADR 0048 says why orders are separate.
 
 use super::Directory;
 use super::block::{BlockRef, Removed, Tick};
@@ -29,28 +29,28 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// Whose blocks leave.
+/// The namespaces whose blocks may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
-    /// Those of any namespace, in the order of this module.
+    /// All namespaces, in the order of this module.
     Anyone,
-    /// Those of the tenant with this order, for its own puts: its share protects nothing.
+    /// The tenant with this order, for its own puts. Its guaranteed share does not protect it.
     Own(u32),
 }
 
-/// What an eviction must free.
+/// The bytes and blocks that an eviction must free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Goal {
-    /// Bytes of extents.
+    /// The bytes of extents.
     pub bytes: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
 }
 
-/// How early the blocks of an order go. Lower ones go first.
+/// How early the blocks of an order are evicted. Lower values go first.
 pub(super) type Precedence = (bool, u64);
 
-/// A next victim of one order and stripe, as it was when it was looked up.
+/// The next victim of one order and stripe, as it was when it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     precedence: Precedence,
@@ -95,7 +95,7 @@ impl<'d> Choice<'d> {
         }
     }
 
-    /// Adds the next victims of a stripe, of every order or of one.
+    /// Reads the next victims of a stripe into the heap, of every order or of one.
     fn look(&mut self, stripe: usize, only: Option<u32>) {
         let mut found = smallvec::SmallVec::<[Candidate; 8]>::new();
         {
@@ -124,7 +124,7 @@ impl<'d> Choice<'d> {
         }
     }
 
-    /// The first candidate that is still what it was.
+    /// The first candidate that has not changed since it was read.
     fn next(&mut self) -> Option<Candidate> {
         loop {
             let Reverse(candidate) = self.heap.pop()?;
@@ -140,7 +140,7 @@ impl<'d> Choice<'d> {
                 ..candidate
             };
             if now == candidate {
-                // A stripe that was looked at several times left the same candidate each time.
+                // A stripe that was read several times left the same candidate each time.
                 while self.heap.peek() == Some(&Reverse(candidate)) {
                     self.heap.pop();
                 }
@@ -166,7 +166,7 @@ fn precedence(account: &Account, tenant: &Tenant) -> Precedence {
     (!is_above_soft(account, tenant), tenant.priority())
 }
 
-/// How early the blocks of a namespace go.
+/// How early the blocks of a namespace are evicted.
 pub(super) fn precedence_of(accounts: &Accounts, id: NamespaceId) -> Precedence {
     let tenant = accounts.tenant(id);
     tenant.map_or(OF_OTHERS, |tenant| precedence(accounts.of(id), tenant))
@@ -182,7 +182,7 @@ fn is_above_soft(account: &Account, tenant: &Tenant) -> bool {
         )
 }
 
-/// True when a namespace would have less than its guaranteed share without `bytes` of its blocks.
+/// Whether a namespace would fall below its guaranteed share without `bytes` of its blocks.
 pub(super) fn is_guaranteed(accounts: &Accounts, id: NamespaceId, bytes: u64) -> bool {
     let share = accounts
         .tenant(id)
@@ -210,7 +210,7 @@ impl Directory {
                 let keeps_share = whose == Whose::Anyone
                     && next.order != COMMON
                     && is_guaranteed(self.accounts(), block.namespace(), footprint(block));
-                // A block that its share keeps holds up no other.
+                // A block that its namespace's share keeps delays no other block.
                 is_later.set(!keeps_share && limits.is_later(block));
                 keeps_share || is_later.get()
             };
@@ -218,9 +218,9 @@ impl Directory {
                 self.evict_first(next.stripe, next.order, next.rank(), limits, &keeps);
             match step {
                 Step::Kept if is_later.get() && next.tick >= limits.before.0 => break,
-                // The order gives nothing more: its candidates go as they come up.
+                // The order gives nothing more. Its candidates are skipped as they come up.
                 Step::Kept if !is_later.get() => continue,
-                // The candidate has left or was used: the stripe has another one.
+                // The candidate has left or was used. The stripe has another one.
                 Step::Kept | Step::Aside => {}
                 Step::Evicted(removed) => {
                     freed.bytes += removed.footprint_on(limits.gives_room);
@@ -239,7 +239,7 @@ impl Directory {
         evicted
     }
 
-    /// Evicts blocks of one tenant that were used last before a tick, until they reach `goal`, for the
+    /// Evicts blocks of one tenant whose last use is before a tick, until they reach `goal`. This serves the
     /// tenant's own puts.
     pub fn evict_own(
         &self,
@@ -277,8 +277,8 @@ impl Directory {
         }
     }
 
-    /// Moves the blocks of a namespace to its order, after it got its first settings. Reads every block
-    /// when the namespace has any. Returns the number of slots that were read.
+    /// Moves the blocks of a namespace to its order, after it got its first settings. If the namespace has
+    /// any block, this reads every slot. Returns the number of slots that were read.
     pub fn reorder_of(&self, namespace: NamespaceId) -> u64 {
         match self.accounts().of(namespace).get(Item::Blocks) {
             0 => 0,

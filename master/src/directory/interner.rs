@@ -1,9 +1,9 @@
 //! The affixes of digest keys, stored once for all keys that share them.
 //!
-//! An interned entry is a namespace with a prefix and a suffix. The pair without affixes has the
-//! namespace's number and needs no memory. Other pairs have numbers from 2^31 on and a count of the
-//! blocks that use them. A number is never used again: a number found before a stripe is locked
-//! still means the same pair afterwards.
+//! An interned entry is a namespace with a prefix and a suffix. The pair without affixes has the namespace's
+//! number and needs no memory. Other pairs have numbers from 2^31 on, and a count of the blocks that use them.
+//! A number is never reused. So a number that was found before a stripe was locked still means the same pair
+//! afterwards.
 
 use super::hash::Seed;
 use hashbrown::HashTable;

@@ -1,8 +1,8 @@
-//! The parents and children of blocks: a forest over the blocks that have either. It is apart from
-//! the stripes because its links cross them.
+//! The parents and children of blocks, as a forest. Only blocks with a parent or children have a node. The
+//! forest is separate from the stripes because its links cross them.
 //!
-//! A node belongs to its block's entry and leaves with it. Every change happens under the lock of
-//! the stripe of one of the blocks concerned. The other block is recognised by its node.
+//! A node belongs to its block's entry and is removed with it. Every change happens under the lock of the
+//! stripe of one of the blocks concerned. The other block is recognised by its node.
 
 use super::BlockId;
 use crate::slab::{NONE, Slab, Slot};
@@ -11,7 +11,8 @@ use kvpool_types::Version;
 /// The number of ancestors that a check for cycles visits at most.
 const LONGEST_WALK: usize = 4096;
 
-/// In place of a parent: the block is about to be linked. `prev` and `next` then hold its version.
+/// Stands for the parent of a block that is about to be linked. `prev` and `next` then hold the block's
+/// version.
 const PENDING: u32 = u32::MAX - 1;
 
 #[derive(Debug)]

@@ -1,5 +1,5 @@
-//! Filling a directory from the store. Blocks arrive shard by shard in no order, before their
-//! extents are allocated. So recency, extents and parents are set at the end.
+//! Fills a directory from the metadata store. Blocks arrive shard by shard in no order, before their extents
+//! are allocated. So recency, extents and parents are set at the end.
 //!
 //! Each pass below uses a list of 16 bytes a block, a tenth of the directory's own memory.
 
@@ -15,7 +15,7 @@ use kvpool_types::{KeyRef, Length, Offset, SegmentId, Version};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The extent of a replica before its extent is allocated.
+/// The extent of a replica that has none allocated yet.
 pub const UNPLACED: ExtentIndex = ExtentIndex(u32::MAX);
 
 /// The start of a block's replica.
@@ -29,7 +29,7 @@ pub struct ReplicaStart {
     pub block: BlockId,
 }
 
-/// The fields of a block that its placement needs.
+/// The fields of a block that are needed to allocate its extents.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Summary {
     pub(crate) namespace: NamespaceId,
@@ -61,7 +61,7 @@ impl Directory {
         stripe.find(&key).map(|slot| stripe.id(slot))
     }
 
-    /// The blocks behind the block of this version under a key, with their versions.
+    /// The children of the block of this version under a key, with their versions.
     pub(crate) fn children(
         &self,
         namespace: NamespaceId,
@@ -140,7 +140,7 @@ impl Directory {
         }
     }
 
-    /// The fields of a block that its placement needs.
+    /// The fields of a block that are needed to allocate its extents.
     pub(crate) fn summary(&self, block: BlockId) -> Option<Summary> {
         let (stripe, slot) = self.lock_block(block)?;
         let rest = stripe.entries.rest(slot);

@@ -1,8 +1,7 @@
 //! The eviction orders of one stripe: one for all namespaces without settings, and one for each
 //! tenant.
 //!
-//! A block belongs to one order, which its links name. Without tenants there is the common order
-//! alone, and nothing else is looked at.
+//! A block belongs to one order, which its links name. Without tenants only the common order exists.
 
 use super::entries::Entries;
 use super::entry::QueueState;
@@ -18,8 +17,8 @@ pub(super) struct Orders {
     common: Queues,
     /// The queues of order 1 and later ones. They appear with the stripe's first block of an order.
     tenants: Vec<Queues>,
-    /// The next timer of each tenant's order that has one, and the order. The stripe's gauges show the
-    /// first one at every unlock, so nothing walks over all orders for it.
+    /// The next timer of each tenant's order, with the order. The stripe's gauges show the first timer at
+    /// every unlock, without a search over all orders.
     timers: BTreeSet<(u64, u32)>,
 }
 
@@ -102,7 +101,7 @@ impl Orders {
         });
     }
 
-    /// See [`Queues::first_aside`]. It looks at every order.
+    /// See [`Queues::first_aside`]. Searches every order.
     pub(super) fn first_aside(&self, group: u32) -> Option<u32> {
         self.all().find_map(|queues| queues.first_aside(group))
     }

@@ -27,17 +27,16 @@ pub struct Link<'a> {
 }
 
 impl Directory {
-    /// Publishes blocks. A block is refused when its key has a later version, or the same version
-    /// at the same place. Blocks are linked to their parents that are present, including parents
-    /// in the same batch. A block that replaces another keeps the link that it has. Outcomes follow
-    /// the order of the blocks. A batch must not have two blocks of one key and one version, because
-    /// its blocks are published from last to first.
+    /// Publishes blocks. A block is refused when its key has a later version, or the same version at the same
+    /// extent. Blocks are linked to their parents that are present, also in the same batch. A block that
+    /// replaces another keeps the existing link. The outcomes have the order of the blocks. A batch must not
+    /// have two blocks of one key and one version, because its blocks are published from last to first.
     pub fn publish(&self, blocks: impl AsRef<[NewBlock]>) -> Vec<Published> {
         self.publish_until(blocks.as_ref(), None)
     }
 
-    /// Publishes blocks that are leased until `until` from their first moment on, whichever tokens are released. Call
-    /// [`super::BlockMut::settle`] for each.
+    /// Publishes blocks that are leased until `until` from the start, whichever tokens are released. Call
+    /// [`super::BlockMut::settle`] for each block.
     pub fn publish_held(
         &self,
         blocks: &[NewBlock],
@@ -235,8 +234,8 @@ fn has_children_now(stripe: &mut Locked<'_>, slot: u32) {
     }
 }
 
-/// True when the key has a later version, or this version at one of the new places. A block that
-/// came back from a medium has another place under the version that it had.
+/// Whether the key has a later version, or this version at one of the new extents. A block that was loaded
+/// from a medium has the same version at another extent.
 fn is_refused(stripe: &Locked<'_>, slot: u32, block: &NewBlock) -> bool {
     let held = stripe.entries.rest(slot).version;
     let is_known = |new: &Replica| {

@@ -9,8 +9,8 @@
 //!  aside    blocks on nodes that take no blocks, by segment, until that changes
 //! ```
 //!
-//! Blocks with children and hard-pinned blocks are in none of them. A block that eviction met
-//! leased is in the timers only. So eviction never examines the same block twice in vain.
+//! Blocks with children and hard-pinned blocks are in none of them. A block that eviction found leased is in
+//! the timers only. So eviction never examines the same block twice without result.
 
 use super::entries::Entries;
 use super::entry::{Links, QueueState};
@@ -39,8 +39,8 @@ impl Rank {
 pub(super) struct Queues {
     head: u32,
     tail: u32,
-    /// The tick of the block at the list's head, which every use of the stripe reads. The block
-    /// itself is the least likely to be in a processor's cache.
+    /// The tick of the block at the list's head. Every use in the stripe reads it, and the block itself is
+    /// the least likely to be in a processor's cache.
     head_tick: u64,
     /// The tick of the block at the list's tail. Every use of a block compares with it.
     tail_tick: u64,
@@ -54,7 +54,7 @@ pub(super) struct Queues {
     group_of: HashMap<u32, u32>,
 }
 
-/// The group of blocks with several replicas or with a parent: the return of any segment may concern them.
+/// The group of blocks with several replicas or with a parent, which the return of any segment may concern.
 pub(super) const SPREAD: u32 = u32::MAX;
 
 impl Default for Queues {

@@ -82,7 +82,8 @@ impl Directory {
         })
     }
 
-    /// Removes the replicas at these places, and the block with its last one. Those at other places stay.
+    /// Removes the replicas at these extents, and the block with its last one. Replicas at other extents
+    /// stay.
     pub(crate) fn drop_places(
         &self,
         namespace: NamespaceId,
@@ -171,10 +172,10 @@ impl Directory {
         outcome
     }
 
-    /// Removes the replicas on a segment, `limit` slots of its table of extents at a time. Call it
-    /// with slot 0 first, then with the returned slot, until it returns `None`. `extents` locks the
-    /// table, which is never locked together with a stripe. `leaves` is called for each of them before the
-    /// block's stripe is unlocked.
+    /// Removes the replicas on a segment, `limit` slots of its table of extents at a time. Call it with slot
+    /// 0 first, then with the returned slot, until it returns `None`. `extents` locks the table, which is
+    /// never locked together with a stripe. `leaves` is called for each replica before the block's stripe is
+    /// unlocked.
     pub fn drop_segment<T: Deref<Target = Extents>>(
         &self,
         segment: SegmentId,
@@ -229,8 +230,8 @@ impl Directory {
         }
     }
 
-    /// Makes a block that lost its parent a preferred victim. If another block now has the slot,
-    /// that block is evicted early, which does no harm.
+    /// Makes a block that lost its parent a preferred victim. If another block has the slot now, that block
+    /// is evicted early, which does no harm.
     pub(super) fn mark_root(&self, block: BlockId) {
         let Some((mut stripe, slot)) = self.lock_block(block) else {
             return;

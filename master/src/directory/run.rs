@@ -1,5 +1,5 @@
-//! Eviction of neighbouring extents: the cheapest run in a segment, for a block longer than any
-//! free range while enough bytes are free in pieces.
+//! Eviction of neighbouring extents: finds the cheapest run in a segment. This serves a block that is longer
+//! than any free range while enough bytes are free in pieces.
 
 use super::BlockId;
 use super::Directory;
@@ -18,20 +18,20 @@ use kvpool_types::{Length, SegmentId, Setting, Version};
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
 
-/// The number of places of each kind where the search starts.
+/// The number of starting points of each kind.
 const STARTS: usize = 8;
-/// The number of ranges, over all places, after which the search takes the best run so far.
+/// The number of examined ranges, over all starting points, after which the search takes the best run so far.
 const MOST_RANGES: usize = 131_072;
 /// The number of ranges passed under one lock of the table of extents.
 const STEP_RANGES: usize = 4096;
 /// A block with more descendants is never part of a run.
 const LARGEST_FAMILY: usize = 64;
-/// The cost of a byte of the most recent block; a byte of the oldest costs [`OLDEST`]. The cost grows evenly with the
-/// ticks between the two.
+/// The cost of a byte of the most recent block. A byte of the oldest block costs [`OLDEST`]. In between, the
+/// cost grows linearly with the tick.
 const NEWEST: u64 = 1024;
 const OLDEST: u64 = 256;
 
-/// How many times as much a block costs whose namespace is not above a soft quota.
+/// The factor of the cost of blocks whose namespace is not above a soft quota.
 const WITHIN_SOFT: u64 = 16;
 
 /// Blocks of earlier terms count as leased until a time, because this term does not know their
@@ -50,10 +50,10 @@ impl LeaseFloor {
     }
 }
 
-/// The blocks that a run may have.
+/// The limits on the blocks of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunLimits {
-    /// Leases that end later hold.
+    /// Leases that end later than this are respected.
     pub now: BootInstant,
     /// Blocks that count as leased.
     pub floor: LeaseFloor,
@@ -111,7 +111,7 @@ impl Directory {
         let mut best: Option<(u64, Vec<Victim>)> = None;
         let mut looked_at = 0;
         for start in starts {
-            // The search always finishes the first place that has a run.
+            // The search always finishes the first starting point that has a run.
             if looked_at >= MOST_RANGES && best.is_some() {
                 break;
             }
@@ -122,7 +122,8 @@ impl Directory {
         best.map(|(_, victims)| victims)
     }
 
-    /// Evicts the victims that may still leave: no lock was held since they were chosen.
+    /// Evicts the victims that may still leave. No lock was held since they were chosen, so some may have
+    /// changed.
     pub(super) fn evict_planned(&self, victims: Vec<Victim>, now: BootInstant) -> Vec<Removed> {
         let mut evicted = Vec::with_capacity(victims.len());
         let mut aftermath = Aftermath::default();
@@ -144,9 +145,9 @@ impl Directory {
         node != NONE && self.common.lineage.lock().has_children(node)
     }
 
-    /// Extents on `segment` of blocks that are among the next victims, in the order of eviction. Those of
+    /// Extents on `segment` of blocks that are among the next victims, in the order of eviction. Blocks of
     /// namespaces that cannot give `length` bytes come last: a run around them would cross their guaranteed
-    /// shares. Also the tick of the oldest ordinary block of all others, on any segment.
+    /// shares. Also returns the tick of the oldest ordinary block of all other namespaces, on any segment.
     fn oldest_on(&self, segment: SegmentId, length: Length) -> (Vec<ExtentIndex>, u64) {
         let accounts = self.accounts();
         let (mut found, mut oldest, mut oldest_of_all) = (Vec::new(), None, None);
@@ -178,7 +179,7 @@ impl Directory {
         found.sort_unstable();
         let found = found.into_iter().take(STARTS);
         let extents = found.map(|(.., extent)| extent).collect();
-        // Where guaranteed shares keep the oldest block of every queue, ages count from the oldest of these.
+        // If guaranteed shares keep the oldest block of every queue, ages count from the oldest kept block.
         (extents, oldest.or(oldest_of_all).unwrap_or_default())
     }
 }
@@ -210,7 +211,7 @@ fn stretch<T: Deref<Target = Extents>>(
     ranges
 }
 
-/// The ranges on one side of a start. The table is locked for some steps at a time.
+/// The ranges on one side of a start. The lock of the table is released from time to time.
 fn reach<T: Deref<Target = Extents>>(
     extents: &impl Fn() -> T,
     start: Range,
@@ -247,7 +248,8 @@ struct Search<'d> {
     segment: SegmentId,
     limits: &'d RunLimits,
     oldest_tick: u64,
-    /// The ticks from the oldest block to the most recent one. A pool that has run for long has only recent ticks.
+    /// The ticks from the oldest block to the most recent one. A pool that has run for long has high ticks
+    /// only.
     span: u64,
     prices: HashMap<ExtentIndex, Option<Price>>,
 }
@@ -387,7 +389,7 @@ impl<'d> Search<'d> {
     }
 }
 
-/// Blocks whose namespace gives its blocks early cost less.
+/// The factor of the cost of a namespace's blocks. Blocks that are evicted early cost less.
 fn scale((is_within_soft, priority): Precedence) -> u64 {
     let quota = if is_within_soft { WITHIN_SOFT } else { 1 };
     quota.saturating_mul(priority.saturating_add(1))

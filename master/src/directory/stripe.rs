@@ -318,7 +318,7 @@ impl Stripe {
         } else {
             let left: Vec<Replica> = replicas.into_iter().filter(|r| *r != replica).collect();
             self.change_replicas(slot, &left, namespace, common);
-            // It may have been set aside for its segment.
+            // The block may have been set aside for its segment.
             self.unpark(slot);
             None
         };
@@ -410,8 +410,8 @@ impl Stripe {
         self.queues.park(&mut self.entries, slot, until.0);
     }
 
-    /// Sets a block aside until its segment takes blocks again, or any segment if the block has a
-    /// parent: its ancestors may lie there.
+    /// Sets a block aside until its segment takes blocks again. If the block has a parent, any segment
+    /// counts, since ancestors may lie there.
     pub(super) fn set_aside(&mut self, slot: u32, has_parent: bool) {
         let segment = self.only_segment(slot).filter(|_| !has_parent);
         let group = segment.map_or(SPREAD, |segment| segment.0);

@@ -6,7 +6,7 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
 use std::cell::Cell;
 
-/// One prepared key of a batch, without what the batch itself has.
+/// One prepared key of a batch, without the fields that the batch has.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Item {
     pub(super) hash: u64,
@@ -34,8 +34,8 @@ impl Item {
     }
 }
 
-/// A thread's memory for sorting batches. It is kept between batches: otherwise a large batch would
-/// take fresh pages from the kernel each time.
+/// A thread's memory for sorting batches, which is kept between batches. Otherwise each large batch would
+/// take fresh pages from the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     given: Vec<Item>,

@@ -14,7 +14,7 @@ use kvpool_types::wire::keys::KeyBatch;
 use smallvec::SmallVec;
 use std::ops::Deref;
 
-/// Up to this many keys, one lock a key costs less than sorting the keys by stripe.
+/// The largest batch that is not sorted: one lock per key costs less than sorting by stripe.
 const SMALL: usize = 16;
 /// The number of keys looked up together, which locks as many stripes at once. A core can wait for
 /// about as many reads at the same time. Every caller locks stripes in the order of their numbers.
@@ -143,8 +143,7 @@ impl Directory {
             }
             let mut stripe = self.lock(stripe);
             let stripe: &mut Stripe = &mut stripe;
-            // The first lookup says where the blocks were. Blocks that moved since are looked up
-            // again.
+            // The first pass found where the blocks were. Blocks that have moved since are looked up again.
             for (item, slot) in group.iter().zip(slots.iter_mut()) {
                 let key = item.prepared(namespace, &keys);
                 if !stripe.is(*slot, &key) {

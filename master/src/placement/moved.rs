@@ -63,7 +63,7 @@ impl MovedLeases {
         self.count.store(notes.tokens.len(), Ordering::Release);
     }
 
-    /// Whether a lease on this version with this token may be for a place that the replica has left.
+    /// Whether a lease on this version with this token may be for an extent that the replica has left.
     pub fn may_be_elsewhere(&self, version: Version, token: BootInstant) -> bool {
         if self.count.load(Ordering::Acquire) == 0 {
             return false;

@@ -1,5 +1,5 @@
-//! The accounts of a term, compared with what they count. For tests and simulations: it walks over
-//! every block.
+//! Checks of a term's counters against the blocks and extents that they count. The checks scan every block, so they
+//! are for tests and simulations.
 
 use super::Pool;
 use crate::accounts::{Balance, Item};
@@ -13,31 +13,31 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Bytes of a segment, and who has them.
+/// A range of a segment, and its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Use {
     /// The segment.
     pub segment: SegmentId,
-    /// Offsets in bytes, rounded as extents are.
+    /// The offsets in bytes, rounded to the granularity of extents.
     pub range: Range<u64>,
-    /// Who has them.
+    /// The holder of the range.
     pub holder: Holder,
     /// The version of the block or put.
     pub version: Version,
 }
 
-/// Who has bytes of a segment.
+/// The holder of a range in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {
     /// A replica of a block.
     Block,
     /// An open put.
     Put,
-    /// A replica that is being made.
+    /// A replica that a node is copying.
     Pull,
-    /// A block that comes back from a medium.
+    /// A block that is loaded from a medium.
     Load,
-    /// Nobody yet: it was freed, and may be touched still.
+    /// No holder: the range was freed, but may still be read or written.
     Quarantine,
 }
 
@@ -54,14 +54,14 @@ impl std::fmt::Display for Use {
     }
 }
 
-/// What a pool has at one moment.
+/// The content of a pool at one moment.
 #[derive(Clone, Debug)]
 pub struct Survey {
     /// The blocks in memory, without their parents.
     pub blocks: Vec<StoredBlock>,
     /// The copies on media.
     pub copies: Vec<StoredBlock>,
-    /// All bytes of memory that blocks, open puts, pulls and loads have.
+    /// All ranges of memory that blocks, open puts, pulls and loads hold.
     pub uses: Vec<Use>,
 }
 
@@ -74,7 +74,7 @@ fn all_of(directory: &Directory) -> Vec<StoredBlock> {
 }
 
 impl Pool {
-    /// Every block, as it would stand in a snapshot.
+    /// Every block, as a snapshot would record it.
     pub fn stored_blocks(&self) -> Vec<StoredBlock> {
         let shards = 0..SHARDS;
         shards
@@ -82,7 +82,7 @@ impl Pool {
             .collect()
     }
 
-    /// Every copy on a medium, as it would stand in a snapshot.
+    /// Every copy on a medium, as a snapshot would record it.
     pub fn stored_copies(&self) -> Vec<StoredBlock> {
         let shards = 0..SHARDS;
         shards
@@ -95,7 +95,7 @@ impl Pool {
         self.now().0
     }
 
-    /// How long the leases on each block in memory run on, by the block's version.
+    /// The remaining lease time of each block in memory, by the block's version.
     pub fn lease_terms(&self) -> BTreeMap<Version, Duration> {
         let now = self.now();
         let mut terms = BTreeMap::new();
@@ -107,8 +107,8 @@ impl Pool {
         terms
     }
 
-    /// The position of the log at which the store has everything that this term has logged. `None` while records are
-    /// on their way, and once the journal has failed.
+    /// The position in the log of the last record of this term, if every record is durable. `None` while records
+    /// are not yet durable, and once the journal has failed.
     pub fn logged(&self) -> Option<LogSeq> {
         let journal = self.journal();
         let is_whole = journal.is_idle() && journal.has_room().is_ok();
@@ -120,12 +120,12 @@ impl Pool {
         self.namespaces.with_settings()
     }
 
-    /// Orders that no node has answered, loads that have not ended, and removals on their way to the log.
+    /// The number of orders without an answer, loads in progress, and removals that are not yet logged.
     pub fn open_transfers(&self) -> usize {
         self.tiering.open()
     }
 
-    /// Walks over all blocks and copies once. The caller ensures that nothing else runs meanwhile.
+    /// Scans all blocks and copies once. The caller ensures that nothing else runs meanwhile.
     pub fn survey(&self) -> Survey {
         let blocks = all_of(&self.directory);
         Survey {
@@ -164,13 +164,14 @@ impl Pool {
         uses
     }
 
-    /// Compares the used bytes of each segment and medium, and the account of each namespace, with what holds
-    /// them: blocks, open puts, pulls, loads, copies and quarantine. Looks for ranges that two of them have. The
-    /// survey is of this moment.
+    /// Compares the used bytes of each segment and medium, and the account of each namespace, with their holders.
+    /// The holders are blocks, open puts, pulls, loads, copies and the quarantine. Also finds ranges with two holders.
+    ///
+    /// The survey must be of this moment.
     ///
     /// # Errors
     ///
-    /// The first difference, for people.
+    /// A text that describes the first difference.
     pub fn audit(&self, survey: &Survey) -> Result<(), String> {
         let mut uses = survey.uses.clone();
         self.quarantine.each(|extent| {
@@ -267,7 +268,7 @@ impl Pool {
         }
     }
 
-    /// Compares what each namespace pays for with its blocks, open puts and copies.
+    /// Compares the account of each namespace with its blocks, open puts and copies.
     fn audit_accounts(&self, survey: &Survey) -> Result<(), String> {
         let mut sums: BTreeMap<NamespaceId, Balance> = BTreeMap::new();
         for block in &survey.blocks {

@@ -16,10 +16,10 @@
 //! A block larger than the oldest blocks needs contiguous room. For such a block the cheapest run
 //! of neighbours is evicted and counts towards the round's goal.
 //!
-//! Beside media the stores that are due are ordered first ([`Pool::order_stores`]). A block that was put
-//! or used since then stays: perhaps nobody has ordered its store.
+//! In a pool with media, the due stores are ordered before blocks leave ([`Pool::order_stores`]). A block that
+//! was put or used since then stays, since its store may not have been ordered.
 //!
-//! ADR 0005 says why the watermark is a cap, ADR 0022 why there is a reserve.
+//! ADR 0005 says why the watermark is a cap. ADR 0022 says why there is a reserve.
 
 use super::Pool;
 use super::put_queue::{QueuedDemand, counted_at_once};
@@ -98,13 +98,13 @@ impl StoreOrders {
         repeats
     }
 
-    /// Notes that blocks have left.
+    /// Records that blocks have left.
     const fn progressed(&mut self) {
         self.are_repeated = false;
     }
 }
 
-/// What was evicted a moment ago, by segment.
+/// The recent evictions of runs, by segment.
 #[derive(Default)]
 struct Runs {
     /// The last search for a put.
@@ -113,11 +113,11 @@ struct Runs {
     for_loads: HashMap<SegmentId, BootInstant>,
     /// The last search for blocks with copies, on segments of nodes that drain.
     copied: HashMap<SegmentId, CopiedSearch>,
-    /// When blocks whose ancestors were leased are looked at again.
+    /// The time at which blocks whose ancestors were leased are examined again.
     recall: BootInstant,
 }
 
-/// What one step has evicted.
+/// The room that one step has made.
 struct Evicted {
     /// The room that the last block gives, in bytes.
     last: u64,
@@ -125,7 +125,7 @@ struct Evicted {
     freed: u64,
 }
 
-/// Where a search for blocks with copies goes on, and not before when.
+/// The position at which a search for blocks with copies continues, and the earliest time for it.
 #[derive(Default)]
 struct CopiedSearch {
     hand: Option<ExtentIndex>,
@@ -485,7 +485,7 @@ impl Pool {
         now
     }
 
-    /// What a run may have now. Before the floor, blocks of earlier terms count as leased.
+    /// The limits of a run now. Before the lease floor, blocks of earlier terms count as leased.
     fn run_limits(self: &Arc<Self>, orders: &mut StoreOrders) -> RunLimits {
         RunLimits {
             before: orders.before(self),

@@ -1,7 +1,7 @@
-//! Puts that failed in the end.
+//! Counts the puts that have finally failed.
 //!
-//! A client asks again for a refused block until the put's timeout, and no call says that it gave up. So a refusal
-//! that may be tried again is a failure once nobody has asked for its key for [`QUIET`]. Any other refusal is one at
+//! A client retries a refused block until the put's timeout. No call reports that it gave up. So a retryable refusal
+//! counts as a failure once nobody has asked for its key for [`QUIET`]. Any other refusal counts as a failure at
 //! once.
 
 use super::Pool;
@@ -16,24 +16,25 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Twenty times the longest pause of a client between two attempts.
+/// The time without an attempt after which a put has failed. It is twenty times the longest pause of a client between
+/// two attempts.
 const QUIET: Duration = Duration::from_secs(5);
-/// The least time between two looks at all refusals.
+/// The least time between two scans of all refusals.
 const LOOK: Duration = Duration::from_secs(1);
 /// The most refusals kept: about 3 MiB. Further ones count as failures at once.
 const MOST: usize = 1 << 16;
 
-/// The refusals that may be tried again.
+/// The retryable refusals.
 #[derive(Debug, Default)]
 pub(super) struct FailedPuts {
     refusals: Mutex<Refusals>,
-    /// Their number, so that a pool without refusals takes no lock.
+    /// The number of refusals. If it is 0, the scan takes no lock.
     count: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct Refusals {
-    /// By the hash of namespace and key. Two keys with one hash count as one.
+    /// The refusals by the hash of namespace and key. Two keys with one hash count as one.
     by_hash: HashMap<u64, Refusal>,
     hasher: RandomState,
     looked: BootInstant,
@@ -52,7 +53,7 @@ impl Refusals {
 }
 
 impl FailedPuts {
-    /// Forgets the refusals of these keys: a put asks for them.
+    /// Forgets the refusals of these keys, because a put asks for them.
     fn begin<'k>(&self, namespace: NamespaceId, keys: impl Iterator<Item = KeyRef<'k>>) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
@@ -65,7 +66,7 @@ impl FailedPuts {
         self.count.store(refusals.by_hash.len(), Ordering::Release);
     }
 
-    /// Notes the refusals among the codes of these keys. Returns the codes of those that are failures now.
+    /// Records the refusals among the codes of these keys. Returns the codes of those that are failures at once.
     fn note<'k>(
         &self,
         namespace: NamespaceId,
@@ -92,7 +93,7 @@ impl FailedPuts {
         failed
     }
 
-    /// Takes the codes of the refusals whose keys nobody asks for any more.
+    /// Removes the refusals whose keys nobody has asked for in [`QUIET`], and returns their codes.
     fn take_failed(&self, now: BootInstant) -> Vec<Code> {
         let mut failed = Vec::new();
         if self.count.load(Ordering::Acquire) == 0 {
@@ -116,12 +117,12 @@ impl FailedPuts {
 }
 
 impl Pool {
-    /// Notes that a put asks for room for these keys, perhaps again.
+    /// Records that a put asks for room for these keys, perhaps again.
     pub(crate) fn put_asks(&self, namespace: NamespaceId, keys: &KeyBatch<'_>) {
         self.failed_puts.begin(namespace, keys.iter());
     }
 
-    /// Notes the answer to a put, one code a key.
+    /// Records the answer to a put, with one code per key.
     pub(crate) fn put_answered(
         &self,
         namespace: NamespaceId,
@@ -133,7 +134,7 @@ impl Pool {
         self.metrics.puts_failed(failed.into_iter());
     }
 
-    /// Counts the puts that failed since the last look.
+    /// Counts the puts that have failed since the last scan.
     pub(super) fn count_failed_puts(&self, now: BootInstant) {
         let failed = self.failed_puts.take_failed(now);
         self.metrics.puts_failed(failed.into_iter());

@@ -1,15 +1,15 @@
-//! Replicas that a report called damaged, and that their nodes found right.
+//! Replicas that a reader reported as damaged, and that their nodes found intact.
 //!
-//! A report hides its replica until the node has read it again. A reader with a broken network, or a hostile one, would
-//! keep a block hidden for ever, and its node busy. So a replica that was found right is not hidden again for a while.
-//! Readers compare checksums all the same.
+//! A report hides its replica until the node has verified it. A reader with a broken network, or a hostile
+//! reader, could keep a block hidden forever, and keep its node busy. So a replica that was found intact is
+//! not hidden again for [`HOLDS`]. Readers compare checksums in any case.
 
 use crate::clock::BootInstant;
 use kvpool_seams::maps::HashMap;
 use kvpool_types::{Offset, SegmentId, Version};
 use std::time::Duration;
 
-/// How long a replica counts as right after its node has read it.
+/// How long a replica counts as intact after its node has verified it.
 pub(super) const HOLDS: Duration = Duration::from_secs(10);
 
 /// See the module's documentation.
@@ -17,13 +17,13 @@ pub(super) const HOLDS: Duration = Duration::from_secs(10);
 pub(super) struct Proven(HashMap<(SegmentId, Offset), (Version, BootInstant)>);
 
 impl Proven {
-    /// A node has found the bytes of `version` at this place right.
+    /// Records that a node has found the bytes of `version` at this location intact.
     pub(super) fn note(&mut self, place: (SegmentId, Offset), version: Version, now: BootInstant) {
         self.0.retain(|_, (_, proven)| now.since(*proven) < HOLDS);
         self.0.insert(place, (version, now));
     }
 
-    /// Whether they were found right lately.
+    /// Whether the bytes of `version` at this location were found intact lately.
     pub(super) fn has(
         &self,
         place: (SegmentId, Offset),

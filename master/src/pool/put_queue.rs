@@ -1,11 +1,11 @@
-//! The queue of waiting puts: puts that wait for room.
+//! The queue of puts that wait for room.
 //!
 //! Puts wait by class, and within a class first come, first served. While a put waits, later puts
 //! take no room. A put is woken when the free room covers its demand and the demands before it. A
 //! woken put makes one pass over its batch. It then leaves the queue, or stays at its position.
 //!
-//! Passes of woken puts run in any order. A put must not take the range that was made for the put before it. So it
-//! is woken behind a woken one only while the longest free range has room for both.
+//! The passes of woken puts run in any order. A put must not take the range that was made for the put before it.
+//! So a second put is woken only while the longest free range has room for both.
 //!
 //! Eviction may be unable to make room for a large demand while leases run. So the put at the head
 //! stays there for at most [`HEAD_WAIT`] after eviction last made room. It is then woken to take
@@ -93,7 +93,7 @@ pub(super) struct PutQueue {
 pub(super) struct QueuedDemand {
     /// The number of the put at the head.
     pub(super) first: u64,
-    /// The number of its passes that did not serve it. Room that was made before the last one is gone.
+    /// The number of that put's passes that did not serve it. Room that was made before the last pass is gone.
     pub(super) passes: u64,
     /// The demand of the put at the head.
     pub(super) demand: Demand,
@@ -170,8 +170,8 @@ impl PutQueue {
         }
     }
 
-    /// The demand of the put at the head, with those behind it as long as their sum is within
-    /// `most`.
+    /// The demand of the put at the head, together with the demands behind it while their sum is at most `most`
+    /// bytes.
     pub(super) fn demanded(&self, most: u64) -> Option<QueuedDemand> {
         let state = self.state.lock();
         let first = state.waiters.front()?;

@@ -73,12 +73,12 @@ impl Holder {
     }
 }
 
-/// What a lease is for.
+/// What a lease protects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseOf {
-    /// The blocks, wherever they lie.
+    /// The presence of the blocks, in whichever extents.
     Presence,
-    /// The places that a lookup gave, too.
+    /// Also the extents that a lookup returned.
     Places,
 }
 
@@ -414,8 +414,8 @@ impl Pool {
         found.map(|_| blocks)
     }
 
-    /// Extends unexpired leases. An expired lease, or a lease on an absent block, gives
-    /// [`Code::LeaseEnded`]. So does a lease of places on a block that has perhaps left its place.
+    /// Extends unexpired leases. The result is [`Code::LeaseEnded`] for an expired lease, for an absent
+    /// block, and for a lease on extents that the block may have left.
     pub fn renew<'k>(
         &self,
         namespace: NamespaceId,

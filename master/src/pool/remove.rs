@@ -426,7 +426,8 @@ impl Pool {
         })
     }
 
-    /// The places that a block left, for its record. Where no block comes back from a medium, nobody asks.
+    /// The extents that a block left, for its record. Empty in a pool without media, in which no block is
+    /// loaded from a medium.
     fn places_of(&self, block: &Removed) -> Places {
         if !self.has_media() {
             return Places::new();

@@ -21,20 +21,20 @@ use std::time::Duration;
 pub struct ReserveOptions {
     /// Where to place the replicas.
     pub hints: PlacementHints,
-    /// Whether a present key gets a new version.
+    /// True if a key that is present gets a new version.
     pub upsert: bool,
-    /// How long to wait for room, or for another writer of a key.
+    /// The longest wait for room, or for another writer of a key.
     pub timeout: Duration,
-    /// How long the write may take.
+    /// The longest time that the write may take.
     pub grant_ttl: Duration,
     /// The length of the soft pin.
     pub soft_pin: Option<Duration>,
-    /// Whether the blocks are hard-pinned, which means never evicted.
+    /// True if the blocks are hard-pinned, which means never evicted.
     pub hard_pin: bool,
     /// The id of the request; 0 for none.
     pub request: u64,
-    /// Ids of earlier requests of the caller, sorted. Their grants for these keys end: the reply was lost, or the
-    /// write failed.
+    /// The sorted ids of earlier requests of the caller. Their grants for these keys end, because the reply was lost or
+    /// the write failed.
     pub instead_of: Vec<u64>,
     /// The client whose last framed connection ends the put; `None` for no client.
     pub writer: Option<ClientId>,
@@ -49,8 +49,7 @@ pub struct Granted {
     pub replicas: Copies,
 }
 
-/// The most other writers of its keys that a put watches at once. The first one that ends lets the
-/// put continue.
+/// The most other writers that a put watches at once. When the first of them ends, the put continues.
 const WATCHED: usize = 32;
 /// The polling interval of a put that waits for nodes.
 const NODES_POLL: Duration = Duration::from_millis(100);
@@ -67,9 +66,9 @@ struct Open {
     largest: u64,
     copies: usize,
     no_nodes: bool,
-    /// What a hard quota of the namespace holds back.
+    /// The blocks and bytes that a hard quota of the namespace holds back.
     over_quota: Goal,
-    /// What the quota must take of the batch before it takes the smallest block that it holds back.
+    /// The smallest `need` of the held-back blocks, by its bytes. See [`Open::note_over_quota`].
     least_over_quota: Option<Goal>,
     /// The ends of other puts of the keys, at most [`WATCHED`].
     writers: Vec<Arc<End>>,
@@ -83,7 +82,8 @@ impl Open {
             && self.writers.is_empty()
     }
 
-    /// Notes a block that a hard quota holds back. With the batch's blocks before it the quota must take `need`.
+    /// Records a block that a hard quota holds back. `need` is the size of this block and of the batch's earlier blocks
+    /// that wait for room.
     fn note_over_quota(&mut self, bytes: u64, need: Goal) {
         self.over_quota.bytes += bytes;
         self.over_quota.blocks += 1;
@@ -93,7 +93,7 @@ impl Open {
         }
     }
 
-    /// Notes a block that waits for room for its copies, each of `rounded` bytes.
+    /// Records a block that waits for room for its copies, each of `rounded` bytes.
     fn note_demand(&mut self, rounded: u64, copies: usize) {
         self.demand += rounded * copies as u64;
         self.blocks += 1;
@@ -105,7 +105,7 @@ impl Open {
 }
 
 impl Pool {
-    /// The lifetime of a grant, from the lifetime requested.
+    /// The lifetime of a grant, given the requested lifetime.
     pub fn grant_ttl(&self, asked: Duration) -> Duration {
         let most = self.config.max_grant_ttl;
         if asked.is_zero() {
@@ -153,7 +153,7 @@ impl Pool {
                 None => queued = Some(self.enqueue_put(Class::default(), demand)),
             }
             self.wait_for_quota(namespace, open.over_quota, &mut waits_for_quota);
-            // Not every way in which a node returns has an event, so this wait also polls.
+            // A node may return without an event, so this wait also polls.
             let pause = match (&waits_for_quota, open.no_nodes) {
                 (_, true) => Some(NODES_POLL),
                 (Some(_), false) => Some(QUOTA_PASS),
@@ -162,7 +162,7 @@ impl Pool {
             let until_poll = pause.map_or(deadline, |pause| {
                 deadline.min(tokio::time::Instant::now() + pause)
             });
-            // In this order: room or a key that comes at the deadline is still taken.
+            // The order matters: room or a key that comes at the deadline is still taken.
             called = tokio::select! {
                 biased;
                 () = turn(queued.as_ref()) => true,
@@ -212,7 +212,7 @@ impl Pool {
         let view = self.view();
         let mut room = view.segments.allocator(&options.hints, namespace);
         let mut reservations = self.reservations.lock();
-        // A drain looks for the puts on its node under this lock.
+        // A drain searches for the puts on its node under this lock.
         room.leave_out_nodes_that_drain();
         let account = self.directory.accounts().of(namespace);
         if account.is_closed() {
@@ -309,8 +309,8 @@ impl Pool {
         self.next_version.load(Ordering::Acquire) < self.versions_until.load(Ordering::Acquire)
     }
 
-    /// Decides the keys that are present on a reachable node. Without `view` none is decided. Returns the open keys
-    /// that have a block all the same.
+    /// Decides the keys that are present on a reachable node. Without `view`, no key is decided. Returns the
+    /// indices of the open keys that have a block nevertheless.
     fn settle_present(
         &self,
         view: Option<&View<'_>>,
@@ -338,8 +338,8 @@ impl Pool {
         had_blocks
     }
 
-    /// Decides the keys that have a readable copy on a medium, if any may be decided. Adds the other ones that have a
-    /// copy.
+    /// Decides the keys that have a readable copy on a medium, if `decides` is true. Adds the indices of the other
+    /// open keys that have a copy to `had_blocks`.
     fn settle_on_media(
         &self,
         decides: bool,
@@ -414,7 +414,7 @@ impl Pool {
     }
 }
 
-/// Waits until a queued put is woken; forever without one.
+/// Waits until a queued put is woken. Without a put, waits forever.
 async fn turn(queued: Option<&QueuedPut<'_>>) {
     match queued {
         Some(queued) => queued.woken().await,
@@ -422,7 +422,7 @@ async fn turn(queued: Option<&QueuedPut<'_>>) {
     }
 }
 
-/// Waits until one of these puts has ended; forever without one.
+/// Waits until one of these puts has ended. Without a put, waits forever.
 async fn any_end(writers: &[Arc<End>]) {
     if writers.is_empty() {
         std::future::pending().await

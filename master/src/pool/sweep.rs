@@ -87,7 +87,7 @@ impl Pool {
         let Some(segment) = sweep.segments.front() else {
             return false;
         };
-        // Before a load brings the block back to another place: leases are not counted there.
+        // This comes before a load can bring the block to another extent, where these leases are not counted.
         let leaves = |dropped: &Dropped| {
             if dropped.removed.is_some() {
                 self.note_leased(dropped.version, dropped.lease_until);

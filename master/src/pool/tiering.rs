@@ -5,15 +5,15 @@
 //!                                      └─ restore (a reader waits) ─ loads ─► block in memory
 //! ```
 //!
-//! A node works on orders only: one ticket a transfer, and the node answers each ticket once. A
-//! ticket belongs to the session that carried it. When the session ends, the outcome of its tickets
-//! is unknown. A store's range is then given up, and a load's extent goes through quarantine like
-//! that of a put which ended. The node offers its media again only when its transfers have ended, so
-//! no transfer of an earlier session meets one of a later session.
+//! A node carries out orders only. Each order is one transfer with a ticket, which the node answers once. A
+//! ticket belongs to the session that carried it. When the session ends, the outcome of its tickets is
+//! unknown. The range of a store is then given up. The extent of a load goes through quarantine, like that of
+//! a put that ended. The node offers its media again only when its transfers have ended. So transfers of an
+//! earlier session never overlap those of a later session.
 //!
-//! **Architecture Invariant:** what a transfer made is recorded only while the key's other copy has
-//! the same version. No removal of the key may be on its way to the log, and no other put of the key may
-//! be open. So the log never brings back a removed or replaced block.
+//! **Architecture Invariant:** the result of a transfer is recorded only while the key's other copy has the
+//! same version. No removal of the key may be on its way to the log, and no other put of the key may be open.
+//! So the log never brings back a removed or replaced block.
 
 mod admission;
 mod attach;
@@ -58,31 +58,31 @@ use transfers::Transfer;
 use unrecorded::Unrecorded;
 use zones::Saving;
 
-/// The bytes of transfers in progress on one medium: enough for the device's queue, and no more
-/// than a node buffers.
+/// The most bytes of transfers in progress on one medium. This fills the device's queue, and fits the buffers
+/// of a node.
 const WINDOW: u64 = 64 << 20;
 
-/// How often copies whose moves failed are listed again before they leave with their zone.
+/// How often the copies whose moves failed are moved again, before they are dropped with their zone.
 const MOST_LISTS_AGAIN: u32 = 2;
 
-/// The state of all traffic.
+/// The state of all media in use and of all transfers.
 #[derive(Debug, Default)]
 pub(super) struct Tiering {
     traffic: Mutex<Traffic>,
     demotions: Mutex<Demotions>,
-    /// Held while stores are ordered.
+    /// Locked while stores are ordered.
     tending: Mutex<()>,
-    /// Held while a put's blocks become visible and enter the lines of blocks that wait for their copies.
+    /// Locked while a put's blocks become visible and are queued for their copies.
     pub(super) queueing: Mutex<()>,
     admission: Admission,
     absent: Mutex<HashMap<SegmentId, Absence>>,
-    /// True when copies were lost, or count no longer: their blocks in memory need others.
+    /// Whether copies were lost or no longer count, so that their blocks in memory need others.
     has_lost_copies: AtomicBool,
-    /// Keys whose removals are on their way to the log, and how many.
+    /// Keys whose removals are on their way to the log, with the number of these removals.
     leaving: Mutex<HashMap<(NamespaceId, Key), u32>>,
-    /// Loads and stores that the log has refused.
+    /// Loads and stores whose records the log has refused.
     refused: Mutex<Vec<Transfer>>,
-    /// The room in memory that loads wait for, by their medium.
+    /// The room in memory that loads wait for, by the medium of their copies.
     wanted_room: Mutex<HashMap<SegmentId, WantedRoom>>,
     /// Notified when a load ends.
     loaded: Notify,
@@ -92,11 +92,11 @@ pub(super) struct Tiering {
 /// A medium that no connected node has, or that its node has not attached.
 #[derive(Debug)]
 struct Absence {
-    /// When the leader first saw it so.
+    /// When the leader first noticed the absence.
     since: BootInstant,
-    /// True when a connected node offers it.
+    /// Whether a connected node offers the medium.
     is_here: bool,
-    /// True while its copies count as copies.
+    /// Whether the copies on the medium still count as copies.
     is_counted: bool,
 }
 
@@ -105,15 +105,17 @@ struct Traffic {
     last_ticket: u64,
     open: HashMap<u64, Transfer>,
     stores: Stores,
-    /// The copies that are being loaded, and where to, until memory has them or gives their places up.
+    /// The copies that are being loaded, each with the extent in memory that it is loaded to. An entry ends
+    /// when the block is published there, or the extent is given up.
     loading: HashMap<(BlockId, Version), (Replica, Length)>,
-    /// The copies whose last load failed on the node, as far as they are remembered.
+    /// The copies whose last load failed on the node. Beyond 4096 all are forgotten.
     failed: HashSet<(BlockId, Version)>,
     unrecorded: Unrecorded,
     uses: HashMap<SegmentId, Use>,
-    /// The number of the last list of media that a node sent.
+    /// The number of the last media list that a node sent.
     last_list: u64,
-    /// By node, session and medium: the latest list that offers the medium, until that list is processed.
+    /// By node, session and medium: the latest media list that offers the medium, until the list is
+    /// processed.
     latest_lists: HashMap<(Incarnation, u64, MediumId), u64>,
 }
 
@@ -123,32 +125,32 @@ struct Use {
     node: Arc<StoreNode>,
     session: u64,
     state: MediumState,
-    /// True when the node has confirmed the generation.
+    /// Whether the node has confirmed the generation.
     is_attached: bool,
     in_flight: u64,
-    /// Transfers in progress, by zone.
+    /// The number of transfers in progress, by zone.
     busy: HashMap<u32, u32>,
-    /// Copies that move to another zone and are not recorded there.
+    /// The number of copies that are moving to another zone and are not recorded there yet.
     forwards: u32,
-    /// True when a copy that should move is where it was, and is right.
+    /// Whether a copy that should have moved is still at its old offset, intact.
     has_unmoved: bool,
-    /// How often the copies of the oldest zone were listed again to be moved.
+    /// How often the moves of the present oldest zone were repeated.
     lists_again: u32,
-    /// The names of the namespaces whose blocks it takes; empty for all.
+    /// The names of the namespaces whose blocks the medium takes; empty for all.
     namespaces: Vec<String>,
     emptying: Emptying,
 }
 
-/// How far the zone behind the cursor is emptied.
+/// The progress of emptying the zone behind the cursor, which has the oldest copies.
 #[derive(Debug)]
 enum Emptying {
-    /// Not begun.
+    /// Emptying has not begun.
     Idle,
-    /// Copies that were used since are moved.
+    /// Copies that were used since the zone was written are moving to the written zone.
     Saving(Saving),
-    /// The removal of its copies is on its way to the log, or records of an earlier session are.
+    /// The removal of the other copies is on its way to the log, or records of an earlier session are.
     Logging,
-    /// Transfers may still touch it.
+    /// Transfers may still touch the zone.
     Draining,
 }
 
@@ -161,12 +163,12 @@ impl Use {
         serves && self.is_attached && self.node.is_readable()
     }
 
-    /// Whether a node offers the medium in this session.
+    /// Whether `node` offers the medium in this session.
     fn is_of(&self, node: &Arc<StoreNode>, session: u64) -> bool {
         self.session == session && Arc::ptr_eq(&self.node, node)
     }
 
-    /// Whether this is the session that its node has now.
+    /// Whether the node still has the session in which it offered the medium.
     fn is_in_session(&self) -> bool {
         self.node.session_number() == Some(self.session)
     }
@@ -175,7 +177,8 @@ impl Use {
         self.stores() == TakesStores::Now
     }
 
-    /// Whether it takes no stores in this life of its node, and none that counts is in progress.
+    /// Whether the medium takes no stores until its node restarts, and no transfer that counts is in
+    /// progress.
     fn has_stopped(&self) -> bool {
         match self.state {
             MediumState::MediumGone => true,
@@ -184,8 +187,8 @@ impl Use {
         }
     }
 
-    /// After the moves out of the oldest zone: true if some failed, and its copies are listed again. A medium that
-    /// fails every move must not keep the zone.
+    /// Whether the copies of the oldest zone must be moved again, because some moves failed. The number of
+    /// repetitions is bounded, so that a medium that fails every move does not block the zone.
     fn moves_again(&mut self) -> bool {
         let has_unmoved = std::mem::take(&mut self.has_unmoved);
         let is_again = has_unmoved && self.lists_again < MOST_LISTS_AGAIN;
@@ -209,11 +212,12 @@ impl Use {
 /// When a medium takes stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum TakesStores {
-    /// Not in this life of its node: it has no room, or it failed.
+    /// Not before it is attached anew: it is read-only or gone, or not attached in the node's present
+    /// session.
     Never,
-    /// It is slow, and is ready again when it has answered.
+    /// Once the medium answers again. It is slow now.
     Later,
-    /// At once.
+    /// Now.
     Now,
 }
 
@@ -232,11 +236,11 @@ impl Tiering {
         readable.map(|(id, _)| *id).collect()
     }
 
-    /// When an attached medium of the node takes stores. `None` when none is attached.
+    /// When the node's media take stores: the earliest of them counts. `None` when no medium is attached.
     fn takes_stores_of(&self, node: &StoreNode) -> Option<TakesStores> {
         let traffic = self.traffic.lock();
         let uses = traffic.uses.values();
-        // In a new session it is attached anew.
+        // A medium must be attached anew in each session.
         let session = node.session_number();
         let attached = uses.filter(|used| {
             used.is_attached
@@ -250,14 +254,15 @@ impl Tiering {
         self.wake.wake();
     }
 
-    /// Passes the place in memory of each block that is being loaded.
+    /// Calls `each` for every block that is being loaded, with its extent in memory.
     pub(super) fn each_load(&self, mut each: impl FnMut(&Replica, Length, Version)) {
         for ((_, version), (replica, length)) in &self.traffic.lock().loading {
             each(replica, *length, *version);
         }
     }
 
-    /// Orders that no node has answered, loads that have not ended, and removals on their way to the log.
+    /// The number of orders without an answer, of loads that have not ended, and of removals on their way to
+    /// the log.
     pub(super) fn open(&self) -> usize {
         let leaving = self.leaving.lock().len();
         let traffic = self.traffic.lock();
@@ -266,13 +271,13 @@ impl Tiering {
 }
 
 impl Pool {
-    /// True when the pool has, or had, a medium.
+    /// Whether the pool has, or had, a medium.
     pub fn has_media(&self) -> bool {
         !self.tier.is_empty()
     }
 
-    /// Runs `submit`, which logs the removal of keys, so that no transfer is recorded behind it.
-    /// Pass the keys to [`Pool::removal_ended`] when the removal has taken effect.
+    /// Runs `submit`, which logs the removal of keys. No transfer of these keys is recorded after it. Pass
+    /// the keys to [`Pool::removal_ended`] when the removal has taken effect.
     pub(super) fn removing(
         &self,
         keys: impl Iterator<Item = (NamespaceId, Key)>,
@@ -284,7 +289,7 @@ impl Pool {
         let mut leaving = self.tiering.leaving.lock();
         let mut traffic = self.tiering.traffic.lock();
         for (namespace, key) in keys {
-            // A store that ends after the removal must leave no copy either.
+            // A store that ends after the removal must not leave a copy either.
             traffic.stores.key_changed(namespace, &key);
             *leaving.entry((namespace, key)).or_default() += 1;
         }
@@ -309,20 +314,22 @@ impl Pool {
         }
     }
 
-    /// Waits for transfers that are being recorded. Of an account that was closed before, none is
-    /// recorded afterwards.
+    /// Waits for transfers that are being recorded. If an account was closed before this call, no transfer of
+    /// it is recorded afterwards.
     pub(super) fn record_no_transfer(&self) {
         drop(self.reservations.lock());
     }
 
-    /// Runs `submit`, which logs a block's transferred copy, unless a put of another version or a removal of
-    /// the key is under way, or its namespace is deleted. Returns whether it was logged, as `submit` says.
+    /// Runs `submit`, which logs the new copy of a transferred block. It does not run during a put of another
+    /// version or a removal of the key, nor when the namespace is deleted. Returns whether the copy was
+    /// logged, as `submit` says.
     fn record_transfer(&self, block: &Moved, submit: impl FnOnce() -> bool) -> bool {
         let (namespace, key) = (block.namespace, &block.key);
         let reservations = self.reservations.lock();
-        // A deletion closes the account first, and then passes this lock.
+        // A deletion closes the account before it takes this lock.
         let is_closed = self.directory.accounts().of(namespace).is_closed();
-        // The block's own put ends a moment after the block is visible. Its record stands before this one.
+        // The block's own put ends a moment after the block is visible. Its record precedes this one in the
+        // log.
         if is_closed || reservations.has_other_put(namespace, key.as_ref(), block.version) {
             return false;
         }
@@ -333,8 +340,8 @@ impl Pool {
         submit()
     }
 
-    /// Takes stores of evicted blocks out, so that they leave no copy: those of some keys, or all.
-    /// Afterwards the tier has every copy that an earlier store left, once the log is flushed.
+    /// Makes stores of evicted blocks leave no copy: the stores of some keys, or all. Once the log is flushed
+    /// after this call, the tier has every copy that an earlier store left.
     pub(super) fn end_stores_of_evicted<'k>(
         &self,
         keys: Option<(NamespaceId, &mut dyn Iterator<Item = KeyRef<'k>>)>,
@@ -354,8 +361,8 @@ impl Pool {
         drop(reservations);
     }
 
-    /// Notes that blocks were evicted from memory. A block without a copy is lost, unless it is
-    /// being copied.
+    /// Records that blocks were evicted from memory. A block without a copy is lost, unless it is being
+    /// stored.
     pub(super) fn note_left_memory(&self, left: &[Removed]) {
         if self.tier.is_empty() {
             return;
@@ -376,7 +383,7 @@ impl Pool {
         }
     }
 
-    /// True when the memory's block under a key has this version.
+    /// Whether memory has a block under this key with this version.
     fn is_in_memory(&self, namespace: NamespaceId, key: &Key, version: Version) -> bool {
         let mut is_it = false;
         self.directory
@@ -386,8 +393,8 @@ impl Pool {
         is_it
     }
 
-    /// True when readers find this version of a block in memory, and will find it there. The directory lists a block
-    /// for a while after its node is gone, and a node that drains takes its memory along.
+    /// Whether readers find this version of a block in memory, and will find it there later. The directory
+    /// lists a block for a while after its node is gone. A draining node takes its memory along.
     fn stays_in_memory(&self, namespace: NamespaceId, key: &Key, version: Version) -> bool {
         let (view, mut is_it) = (self.view(), false);
         self.directory
@@ -398,7 +405,7 @@ impl Pool {
         is_it
     }
 
-    /// True when a key has a copy on a medium.
+    /// Whether the key has a copy on a medium.
     pub(super) fn has_copy(&self, namespace: NamespaceId, key: KeyRef<'_>) -> bool {
         let mut has_copy = false;
         self.tier
@@ -407,7 +414,7 @@ impl Pool {
         has_copy
     }
 
-    /// True when a medium takes blocks of a namespace.
+    /// Whether a medium takes blocks of a namespace.
     fn serves_namespace(&self, medium: SegmentId, namespace: NamespaceId) -> bool {
         let traffic = self.tiering.traffic.lock();
         let names = traffic
@@ -420,8 +427,9 @@ impl Pool {
         })
     }
 
-    /// True when a block's copy will be there after its memory is gone: its medium is not absent for long and did
-    /// not fail. Its node is not out of service, unless it is `node`, which keeps its own copies.
+    /// Whether the block's copy will outlive its memory. The copy's medium must not have failed, nor be
+    /// absent for long. The medium's node must not be out of service, unless it is `node`, whose own copies
+    /// count.
     pub(super) fn has_kept_copy(
         &self,
         namespace: NamespaceId,
@@ -440,7 +448,7 @@ impl Pool {
         medium.is_some_and(|medium| self.keeps_copies(medium, node))
     }
 
-    /// Whether a node has a medium whose copies count as kept.
+    /// Whether the node has a medium whose copies count as kept.
     pub(super) fn keeps_copies_on_own_media(&self, node: &StoreNode) -> bool {
         let own: Vec<SegmentId> = {
             let traffic = self.tiering.traffic.lock();
@@ -464,7 +472,7 @@ impl Pool {
         absent.get(&medium).is_none_or(|absence| absence.is_counted)
     }
 
-    /// True when the tier's copy under a key has this version.
+    /// Whether the tier has a copy under this key with this version.
     pub(super) fn is_on_medium(&self, namespace: NamespaceId, key: &Key, version: Version) -> bool {
         let mut is_it = false;
         self.tier
@@ -476,7 +484,7 @@ impl Pool {
     }
 }
 
-/// Where a transfer reads or writes on a medium.
+/// The location of a copy on a medium: the segment of the medium, and the offset.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     medium: SegmentId,

@@ -1,4 +1,4 @@
-//! Applying the log as it grows.
+//! Applies the log as it grows.
 
 use super::freed_ranges::FreedRanges;
 use super::recently_freed::FreedExtent;
@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 impl Standby {
-    /// Applies the group behind the last one. After an error the standby must be loaded again.
+    /// Applies the group after the last applied one. After an error the standby must be loaded again.
     pub fn apply(&mut self, seq: LogSeq, group: &[u8]) -> Result<(), ApplyError> {
         let applied = self.applied();
         if seq != applied.next() {
@@ -49,9 +49,9 @@ impl Standby {
         Ok(())
     }
 
-    /// Whether a block is committed again, at another place: it comes back from a medium. It may be in memory, or
-    /// among the commits of these versions, which are not published yet. The place that it leaves may be the next
-    /// commit's, so that it is published by itself.
+    /// Whether a block is committed again, at another extent, because it was loaded from a medium. It may be
+    /// in memory, or among the commits of these versions, which are not published yet. The next commit may
+    /// use the extent that the block leaves. So such a commit is published by itself.
     fn comes_back(&self, commit: &Commit, unpublished: &HashSet<Version>) -> bool {
         let found = || {
             let block = self.directory.find(commit.namespace, commit.key.as_ref())?;
@@ -62,7 +62,7 @@ impl Standby {
                 || found().is_some_and(|block| block.version == commit.version))
     }
 
-    /// Forgets the groups that were cut from the log, and records the snapshots that replace them.
+    /// Drops the groups that were cut from the log, and records the snapshots that replace them.
     pub fn note(
         &mut self,
         cut: LogSeq,
@@ -72,8 +72,8 @@ impl Standby {
         self.state.snapshots = snapshots.into_iter().collect();
     }
 
-    /// Forgets the groups that were cut from the log. A standby calls this regularly, because it
-    /// may follow for months.
+    /// Drops the groups that were cut from the log. A standby calls this regularly, because it may follow for
+    /// months.
     pub fn forget(&mut self, cut: LogSeq) {
         if cut > self.state.span.cut {
             self.state.span.cut = cut;
@@ -81,7 +81,7 @@ impl Standby {
         }
     }
 
-    /// The number of remembered runs of the log's groups.
+    /// The number of runs of groups that this standby keeps.
     pub fn remembered(&self) -> usize {
         self.state.runs.len()
     }
@@ -167,7 +167,8 @@ impl Standby {
         Ok(())
     }
 
-    /// Takes a block out of the places that it left. It may be back from a medium at another one.
+    /// Removes a block's replicas from the extents that it left. The block may be in memory again at another
+    /// extent.
     fn leave_places(&mut self, gone: &record::Remove) {
         let key = gone.key.as_ref();
         let left = self
@@ -184,7 +185,7 @@ impl Standby {
         }
     }
 
-    /// The first term makes the secret. A standby loaded before it has only a guess.
+    /// The first term makes the seed. A standby that was loaded earlier has only a guess.
     fn reseed(&mut self, seq: LogSeq, seed: u64) -> Result<(), ApplyError> {
         if seed != self.seed {
             if self.directory.blocks() > 0 {
@@ -203,8 +204,9 @@ impl Standby {
         Ok(())
     }
 
-    /// Ends the version before a block that cannot be placed. A block that came back to a segment which is gone by now
-    /// has left its place before.
+    /// Removes what the key had before a block whose extents cannot be allocated: an earlier version. If all
+    /// segments of the block are gone, the same version is removed too. The block was then loaded from a medium to
+    /// such a segment, and has left its earlier extent.
     pub(super) fn take_out_older(&mut self, block: &Commit) {
         let is_gone = {
             let segments = self.placement.segments();
@@ -238,8 +240,8 @@ impl Standby {
         })
     }
 
-    /// Frees extents without a lease. The node reports extents that a process still holds when it
-    /// registers with the next leader.
+    /// Frees extents without a lease. When a node registers with the next leader, it reports the extents that
+    /// a process still holds.
     fn open(&mut self, copies: &[Replica]) {
         let segments = self.placement.segments();
         for copy in copies {
@@ -257,7 +259,7 @@ impl Standby {
         }
     }
 
-    /// Keeps ranges closed that this standby did not see blocks leave: it was loaded from a snapshot without them.
+    /// Keeps ranges closed that blocks left before the snapshot from which this standby was loaded.
     fn shut_leased(&mut self, leased: &record::LeasedRanges) {
         let mut ranges = FreedRanges::default();
         ranges.add_all(leased);

@@ -1,4 +1,4 @@
-//! The state of a standby, for tests and simulations. Each call walks over every block or segment.
+//! The state of a standby, for tests and simulations. Most calls scan every block or segment.
 
 use super::Standby;
 use crate::directory::{Directory, SHARDS, StoredBlock};
@@ -7,7 +7,7 @@ use kvpool_types::{NamespaceSettings, SegmentId, Version};
 use std::ops::Range;
 
 impl Standby {
-    /// The blocks in memory whose segments are there, with the replicas on these segments.
+    /// The blocks with a replica in a known segment. Replicas in unknown segments are left out.
     pub fn stored_blocks(&self) -> Vec<StoredBlock> {
         let segments = self.placement.segments();
         let mut blocks = all_of(&self.directory);
@@ -24,8 +24,8 @@ impl Standby {
         all_of(self.tier.directory())
     }
 
-    /// The ranges of a segment, in bytes, that a term could grant at once if it began with this state. `None` if there
-    /// is no such segment.
+    /// The free byte ranges of a segment. A term that began with this state could grant them at once. `None` if
+    /// the segment is unknown.
     pub fn free_ranges(&self, segment: SegmentId) -> Option<Vec<Range<u64>>> {
         let segments = self.placement.segments();
         let extents = segments.get(segment)?.extents();

@@ -1,4 +1,4 @@
-//! Ranges that blocks have left according to the log. Leases on them may run. Adjacent ranges are
+//! The ranges that blocks have left according to the log, and on which leases may run. Adjacent ranges are
 //! joined, so a long log of removals needs little memory.
 
 use crate::placement::Extents;
@@ -34,7 +34,7 @@ impl FreedRanges {
         }
     }
 
-    /// Removes a range that was granted again, because its leases were over.
+    /// Removes a range that was granted again, because its leases had ended.
     pub(super) fn take(&mut self, segment: SegmentId, offset: Offset, length: Length) {
         let Some((start, end)) = bounds(offset, length) else {
             return;

@@ -1,11 +1,11 @@
-//! Loading the metadata shard by shard, straight into the directory. No block is in memory twice.
+//! Loads the metadata shard by shard, directly into the directory. No block is in memory twice.
 //!
 //! ```text
 //!  snapshots ─► directory (extents not allocated) ─► parents linked ─► log ─► extents allocated ─► Standby
 //! ```
 //!
-//! Snapshots have different positions. So meanwhile two blocks may claim the same range, or a block
-//! may name a segment that is gone. At the end of the log neither is possible, and the extents are
+//! Snapshots have different positions in the log. So during the load two blocks may claim the same range, or
+//! a block may name a segment that is gone. At the end of the log neither is possible, and the extents are
 //! allocated then.
 //!
 //! ADR 0021 says why extents are allocated last.
@@ -24,10 +24,10 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Key, KeyRef, Length, SegmentId, Version};
 use std::collections::BTreeMap;
 
-/// The number of blocks published at once.
+/// The number of blocks that are published together.
 const BATCH: usize = 1024;
 
-/// The parent of a block from a snapshot. The parent may be in a shard that is not loaded yet.
+/// The parent of a block from a snapshot. The parent's shard may not be loaded yet.
 struct Parent {
     namespace: NamespaceId,
     block: BlockId,
@@ -35,13 +35,13 @@ struct Parent {
     key: Key,
 }
 
-/// The extents on which leases ran at one position of the log. Those of earlier positions are over, or in the log, or
-/// here too.
+/// The extents on which leases ran at one position of the log. Leases of earlier positions have ended, or
+/// their extents are in the log or in this list.
 #[derive(Default)]
 struct Leased {
     at: LogSeq,
     ranges: Vec<LeasedRanges>,
-    /// Whether the load has passed the position, and has added them.
+    /// Whether the load has passed the position and added the extents.
     is_added: bool,
 }
 
@@ -55,31 +55,33 @@ pub(super) struct Loading {
     pub(super) versions: Version,
     pub(super) namespaces: Namespaces,
     pub(super) segments: BTreeMap<SegmentId, record::Segment>,
-    /// True when a copy on a medium was found.
+    /// Whether the load has found a copy on a medium.
     has_copies: bool,
     pub(super) media: BTreeMap<SegmentId, record::Medium>,
     pub(super) next_segment: u32,
     pub(super) dropped: Vec<record::IncarnationDropped>,
-    /// Extents of removed blocks, as far as the log and the snapshots still tell. Leases on them may run.
+    /// The extents of removed blocks that the log and the snapshots still name. Leases on them may run.
     pub(super) left: FreedRanges,
-    /// The list of the latest snapshot.
+    /// The list of the latest snapshot that has one.
     leased: Leased,
-    /// The list of the snapshot that is being read.
+    /// The list in the snapshot that is being read.
     leased_there: Vec<LeasedRanges>,
-    /// Parents of the blocks in each shard's snapshot.
+    /// The parents of the blocks in each shard's snapshot.
     parents: BTreeMap<ShardIndex, Vec<Parent>>,
-    /// Those that are in no snapshot. The log may have them: a shard's snapshot may be older than its children's.
+    /// The parents that are in no snapshot. The log may have them, since a shard's snapshot may be older than
+    /// that of its children.
     absent_parents: Vec<Parent>,
-    /// Commits to publish together.
+    /// The commits that are published next, together.
     batch: Vec<Commit>,
-    /// The highest version in the batch. The log has commits in the order in which they ended.
+    /// The highest version in the batch. The log has commits in the order in which they ended, not of their
+    /// versions.
     highest: Version,
-    /// The shard whose snapshot contains the batch; `None` for the log.
+    /// The shard whose snapshot the batch is from; `None` for the log.
     batch_of: Option<ShardIndex>,
 }
 
 impl Loading {
-    /// An empty load. The directory's secret is `guess` until a stored one is read.
+    /// An empty load. The directory's seed is `guess` until a stored seed is read.
     pub(super) fn new(options: directory::Options, start: BootInstant) -> Self {
         let directory = Directory::new(options, start);
         Self {
@@ -106,7 +108,7 @@ impl Loading {
         }
     }
 
-    /// Publishes the gathered commits.
+    /// Publishes the remaining commits.
     pub(super) fn finish(&mut self) {
         self.flush();
         let absent = std::mem::take(&mut self.absent_parents);
@@ -114,10 +116,11 @@ impl Loading {
         self.add_leased();
     }
 
-    /// Links blocks to their parents, as far as these are there.
+    /// Links blocks to their parents, if the parents are loaded.
     fn link_parents(&mut self, parents: impl Iterator<Item = Vec<Parent>>) {
         let found = parents.map(|of_shard| {
-            // A separate list: a list collected in place would keep the memory of the keys.
+            // The matches get a list of their own. A list that is filtered in place would keep the memory of
+            // all keys.
             let mut found = Vec::with_capacity(of_shard.len());
             for parent in of_shard {
                 match self.directory.find(parent.namespace, parent.key.as_ref()) {
@@ -131,7 +134,7 @@ impl Loading {
         self.directory.link_found(found);
     }
 
-    /// Adds the list of the latest snapshot to the extents that blocks have left.
+    /// Adds the extents in the list of the latest snapshot to the extents that blocks have left.
     fn add_leased(&mut self) {
         if !std::mem::replace(&mut self.leased.is_added, true) {
             for leased in &self.leased.ranges {
@@ -140,23 +143,22 @@ impl Loading {
         }
     }
 
-    /// Opens ranges that removed blocks left without a lease. The blocks' removals come before this record, the next
-    /// blocks of these ranges after it.
+    /// Opens ranges that removed blocks left without a lease. In the log, the removals precede this record,
+    /// and the next blocks in these ranges follow it.
     fn open(&mut self, unleased: &UnleasedRanges) {
-        // Blocks that were replaced before this record leave their ranges before it.
+        // Blocks that were replaced before this record must leave their ranges before it.
         self.flush();
         for (offset, length) in &unleased.ranges {
             self.left.take(unleased.segment, *offset, *length);
         }
     }
 
-    /// Records that a segment id was given. Metadata from before ids were reserved has no other
-    /// evidence.
+    /// Records that a segment id was used. Metadata from before ids were reserved has no other evidence.
     fn given(&mut self, id: SegmentId) {
         self.next_segment = self.next_segment.max(id.number().saturating_add(1));
     }
 
-    /// Sets the stored secret; false when blocks were already placed under another one.
+    /// Sets the stored seed. Returns false when blocks were already added under another one.
     fn reseed(&mut self, seed: u64) -> bool {
         if self.seed == Some(seed) {
             return true;
@@ -209,8 +211,8 @@ impl Loading {
 
     /// Adds a commit to the batch.
     fn gather(&mut self, of: Option<ShardIndex>, commit: Commit) {
-        // A block that came back from a medium is committed again under its version, and only the
-        // later of the two commits counts. A batch is published in no order.
+        // A block that was loaded from a medium is committed again under its version, and only the later
+        // commit counts. The commits of one batch are published in no particular order.
         let may_repeat = self.has_copies && commit.version <= self.highest;
         if self.batch_of != of || self.batch.len() >= BATCH || may_repeat {
             self.flush();
@@ -253,9 +255,9 @@ impl Loading {
                 parent,
                 soft_pin_until: None,
                 hard_pin: commit.hard_pin,
-                // A shard loads its blocks from last to first. Later ticks for the first blocks
-                // keep all of them in the list. A tick that does not fit there costs 30 bytes in a
-                // set until the order is set.
+                // A shard loads its blocks from last to first. The first blocks get later ticks, so that all
+                // of them stay in the list. A tick that does not fit the list costs 30 bytes in a set until
+                // the order is built.
                 tick: ticks.of(at),
                 leased_until: None,
             });
@@ -274,8 +276,8 @@ impl Loading {
             }));
         }
         if of.is_none() {
-            // The range was granted again, so leases on its last block are over. If one of these
-            // blocks has left since, its removal follows in the log.
+            // The range was granted again, so the leases on its last block have ended. If one of these blocks
+            // has left since, its removal follows in the log.
             for block in &blocks {
                 self.takes(block);
             }
@@ -291,7 +293,7 @@ impl Loading {
         }
     }
 
-    /// Enters a copy on a medium. Its range is taken when all records are read.
+    /// Adds a copy on a medium. Its range is allocated when all records are read.
     fn copy_found(&mut self, commit: Commit) {
         for (id, _) in &commit.replicas {
             self.given(*id);
@@ -337,8 +339,9 @@ impl Loading {
                 for (id, _) in &commit.replicas {
                     self.given(*id);
                 }
-                // Its segments may be gone: the system's snapshot is perhaps later than this record. The block stays
-                // until all records are read, because another replica may follow.
+                // The segments of the block may be gone: the snapshot of the system shard may be later than
+                // this record. The block stays until all records are read, because another replica may
+                // follow.
                 self.gather(None, commit);
             }
             Record::Remove(gone) => {
@@ -363,7 +366,7 @@ impl Loading {
                     .directory
                     .remove(gone.namespace, &[gone.key.as_ref()], is_it);
                 for outcome in outcomes {
-                    // The node reports the extents that a process still holds.
+                    // When a node registers, it reports the extents that a process still holds.
                     if let Removal::Removed(removed) = outcome
                         && !gone.unleased
                     {
@@ -397,13 +400,15 @@ impl Loading {
         }
     }
 
-    /// Takes a block out of the places that it left. It may be back from a medium at another one.
+    /// Removes a block's replicas from the extents that it left. The block may be in memory again at another
+    /// extent.
     fn leave_places(&mut self, gone: &record::Remove) {
         let key = gone.key.as_ref();
         let left = self
             .directory
             .drop_places(gone.namespace, key, gone.version, &gone.places);
-        // Of a block without a lease, the node reports the extents that a process still holds.
+        // If the block had no lease, the extents can be free. A registering node reports those that a process
+        // still holds.
         for dropped in left.into_iter().filter(|_| !gone.unleased) {
             let replica = dropped.replica;
             self.left
@@ -411,8 +416,8 @@ impl Loading {
         }
     }
 
-    /// A block leaves. Blocks behind it may be from later snapshots: their parent is then the next block of its key,
-    /// which the log has later.
+    /// Records the children of a block that leaves. They may be from later snapshots. Their parent is then
+    /// the key's next block, which comes later in the log.
     fn orphans(&mut self, gone: &record::Remove) {
         let (namespace, key) = (gone.namespace, gone.key.as_ref());
         let children = self.directory.children(namespace, key, gone.version);
@@ -451,8 +456,8 @@ impl Target for Loading {
     fn forget(&mut self, shard: ShardIndex) {
         self.flush();
         if shard == ShardIndex::SYSTEM {
-            // The next snapshot contains all of these that are left. A namespace that was deleted meanwhile would
-            // keep its name from the next one of this name.
+            // The next snapshot contains all namespaces that are left. If a deleted namespace stayed here, it
+            // would keep its name from the next namespace of this name.
             self.namespaces = Namespaces::default();
             self.segments.clear();
             self.media.clear();
@@ -470,7 +475,7 @@ impl Target for Loading {
     fn snapshot(&mut self, shard: ShardIndex, record: Record) {
         match record {
             Record::Seed(secret) => {
-                // There is one such record. A second one would repeat it.
+                // There is one such record. A second record would repeat it.
                 self.reseed(secret.seed);
             }
             Record::LeasedRanges(leased) => self.leased_there.push(leased),
@@ -502,14 +507,14 @@ impl Target for Loading {
 
     fn snapshots_end(&mut self) {
         self.flush();
-        // The keys of each shard are dropped as their blocks are found.
+        // The keys of each shard are freed as soon as their blocks are found.
         let parents = std::mem::take(&mut self.parents);
         self.link_parents(parents.into_values());
     }
 
     fn logged(&mut self, seq: LogSeq, record: Record) -> Result<(), RecoveryError> {
         if seq > self.leased.at && !self.leased.is_added {
-            // Not before: earlier records would take these ranges out again.
+            // This must not happen earlier: earlier records would remove these ranges again.
             self.flush();
             self.add_leased();
         }
@@ -535,7 +540,7 @@ impl Target for Loading {
             Record::Segment(segment) => self.given(segment.id),
             Record::SegmentGone(gone) => self.given(gone.id),
             Record::Medium(medium) => self.given(medium.id),
-            // The removal may be in a shard whose snapshot is earlier.
+            // The removal may be in a shard with an earlier snapshot.
             Record::UnleasedRanges(unleased) => self.open(unleased),
             _ => {}
         }

@@ -1,8 +1,8 @@
-//! Freed extents on which leases may run.
+//! The freed extents on which leases may run.
 //!
-//! A leader keeps a freed extent closed until its leases are over. It does not log leases, so a
-//! standby keeps every freed extent closed for one lease TTL. If the leader grants the extent
-//! earlier, its leases were over earlier.
+//! A leader keeps a freed extent closed until its leases have ended. It does not log leases. So a standby
+//! keeps every freed extent closed for one lease TTL. If the leader grants the extent earlier, its leases had
+//! ended.
 
 use super::freed_ranges::FreedRanges;
 use crate::clock::BootInstant;
@@ -19,16 +19,16 @@ pub(crate) struct FreedExtent {
     pub(crate) index: ExtentIndex,
     pub(crate) offset: Offset,
     pub(crate) length: Length,
-    /// The time at which the standby applied the removal.
+    /// When the standby applied the removal.
     pub(crate) since: BootInstant,
 }
 
-/// The freed extents. They count as quarantined in their segments.
+/// The freed extents that are kept closed. They count as quarantined in their segments.
 #[derive(Debug)]
 pub(crate) struct RecentlyFreed {
     lease_ttl: Duration,
     left: BTreeMap<(SegmentId, Offset), FreedExtent>,
-    /// The time of the last check.
+    /// When expired entries were last freed.
     looked: BootInstant,
 }
 
@@ -47,14 +47,14 @@ impl RecentlyFreed {
         self.keep_quarantined(left);
     }
 
-    /// Keeps an extent closed that is quarantined already.
+    /// Keeps an extent closed that already counts as quarantined.
     pub(super) fn keep_quarantined(&mut self, left: FreedExtent) {
         let place = (left.segment.id, left.offset);
         let before = self.left.insert(place, left);
         debug_assert!(before.is_none(), "invariant: freed extents do not overlap");
     }
 
-    /// Frees the extents that overlap a range which the leader has granted again.
+    /// Drops the extents that overlap a range which the leader has granted again.
     pub(super) fn give_up(&mut self, segment: SegmentId, offset: Offset, length: Length) {
         let end = Offset(offset.0.saturating_add(Extents::rounded(length).0));
         // Extents do not overlap each other, so their ends have the same order as their starts.
@@ -75,7 +75,7 @@ impl RecentlyFreed {
         }
     }
 
-    /// Takes the extents that are closed already, and that this range overlaps, out of `ranges`.
+    /// Removes from `ranges` the parts that are closed already and that this range overlaps.
     pub(super) fn leave_out(
         &self,
         ranges: &mut FreedRanges,
@@ -92,7 +92,7 @@ impl RecentlyFreed {
         }
     }
 
-    /// Keeps the remainder of a range closed after a part of it was granted again.
+    /// Keeps the rest of a range closed after a part of it was granted again.
     fn keep_rest(&mut self, of: &FreedExtent, start: Offset, end: Offset) {
         let Some(length) = end.0.checked_sub(start.0).filter(|length| *length > 0) else {
             return;
@@ -109,12 +109,12 @@ impl RecentlyFreed {
         }
     }
 
-    /// Forgets the extents of a segment that is gone.
+    /// Drops the extents of a segment that is gone.
     pub(super) fn forget(&mut self, segment: SegmentId) {
         self.left.retain(|(id, _), _| *id != segment);
     }
 
-    /// Frees the extents that were closed for a lease TTL. It checks at most ten times in one TTL.
+    /// Frees the extents that were closed for a lease TTL. Does so at most ten times per TTL.
     pub(super) fn tick(&mut self, now: BootInstant) {
         if self.left.is_empty() || now.since(self.looked) < self.lease_ttl / 10 {
             return;

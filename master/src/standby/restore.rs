@@ -1,4 +1,4 @@
-//! Allocation of blocks' extents: for loaded blocks, and for the blocks of one group of the log.
+//! Allocates the extents of blocks: of loaded blocks, and of the blocks in one group of the log.
 
 use super::Standby;
 use super::freed_ranges::FreedRanges;
@@ -23,14 +23,14 @@ struct Placed {
 }
 
 impl Placed {
-    /// Allocates the extent; false when not all of it is free.
+    /// Allocates the extent. Returns false when a part of it is not free.
     fn take(&mut self, segment: &Segment) -> bool {
         let taken = segment.allocate_at(self.place.offset, self.length, self.namespace);
         self.extent = taken.unwrap_or(UNPLACED);
         taken.is_some()
     }
 
-    /// True when a later block begins within this one.
+    /// Whether a later block begins within this one.
     fn is_older_under(&self, next: &Self) -> bool {
         let end = self.place.offset.0 + Extents::rounded(self.length).0;
         self.version < next.version
@@ -40,9 +40,9 @@ impl Placed {
 }
 
 impl Standby {
-    /// Allocates the extents of all blocks in the order of their addresses. So at most one range of
-    /// a segment is free behind the allocated ones. A range with a block is no longer among the
-    /// freed ranges. Returns the replicas whose segments are gone.
+    /// Allocates the extents of all blocks in the order of their addresses. So each segment has at most one
+    /// free range behind the allocated ones. A range with a block is removed from the freed ranges. Returns
+    /// the replicas whose segments are gone.
     pub(super) fn allocate_extents(&self, left: &mut FreedRanges) -> Vec<ReplicaStart> {
         let mut absent = Vec::new();
         let segments = self.placement.segments();
@@ -121,7 +121,7 @@ impl Standby {
         }
     }
 
-    /// Adds a medium, or changes it.
+    /// Adds or changes a medium.
     pub(super) fn set_medium(&mut self, medium: record::Medium) {
         let behind = medium.id.number().saturating_add(1);
         self.next_segment = self.next_segment.max(behind);
@@ -148,9 +148,9 @@ impl Standby {
         self.placement.insert(Arc::new(segment));
     }
 
-    /// Publishes blocks at their logged locations and returns what each block replaced, in their
-    /// order. The last block counts as the most recently used. A block whose segments are all gone
-    /// only ends the version before it.
+    /// Publishes blocks at their logged extents. Returns the blocks that were replaced, in order. The last
+    /// block counts as the most recently used. A block without an allocated extent is not published, and only
+    /// removes what its key had before.
     pub(super) fn publish(&mut self, commits: Vec<Commit>) -> Vec<Published> {
         let ticks = self.directory.ticks(commits.len());
         let count = commits.len();
@@ -186,7 +186,7 @@ impl Standby {
             });
         segments.set_owners(owned);
         drop(segments);
-        // A later commit has replaced this one, perhaps in the same batch. Its readers may have leases.
+        // A later commit has replaced this block, perhaps in the same batch. Readers may have leases on it.
         for (published, block) in published.iter().zip(&placed) {
             if published.id.is_none() {
                 self.freed_copies(&block.replicas, block.length);
@@ -195,7 +195,7 @@ impl Standby {
         published
     }
 
-    /// Adds a replica to a block that is still there in this version.
+    /// Adds a replica to a block that is still present in this version.
     pub(super) fn add_replica(&mut self, added: &record::ReplicaAdded) {
         let key = added.key.as_ref();
         let block = self.directory.find(added.namespace, key);
@@ -234,7 +234,7 @@ impl Standby {
         let segments = self.placement.segments();
         let mut replicas = Copies::new();
         for (id, offset) in places {
-            // A segment that is absent is gone, and its replica with it.
+            // An absent segment is gone, and the replica with it.
             let Some(segment) = segments.get(*id) else {
                 continue;
             };

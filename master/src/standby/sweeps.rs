@@ -1,8 +1,8 @@
-//! Replicas whose segments are gone, and which are still in the directory.
+//! Replicas that are still in the directory although their segments are gone.
 //!
-//! A leader drops the replicas of a segment some time after it has logged the end of the segment. Until then it adds
-//! replicas to blocks that have no other one. A standby that dropped such a block at once would ignore the replica that
-//! is logged next, and would lose the block.
+//! A leader drops the replicas of a segment some time after it has logged the segment's end. Until then it
+//! adds new replicas to blocks whose only replica is there. If a standby dropped such a block at once, it
+//! would ignore the new replica that is logged next, and lose the block.
 
 use super::Standby;
 use crate::clock::BootInstant;
@@ -12,20 +12,21 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a replica may be late. A leader drops those of a segment within seconds.
+/// How long after a segment's end a replica may be added. A leader drops the segment's replicas within
+/// seconds.
 const LATEST: Duration = Duration::from_secs(30);
-/// A longer pause between two groups counts as this one. The standby itself may have paused, and then gets groups that
-/// the leader logged long ago.
+/// The longest pause between two groups that counts as following. A longer pause counts as this long. The
+/// standby itself may have paused, and then receives groups that the leader logged long ago.
 const FOLLOWS: Duration = Duration::from_secs(1);
-/// The number of slots of a segment's table that one step of dropping the segment examines.
+/// The number of slots of a segment's table that one step examines.
 const STEP: u32 = 4096;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct Sweeps {
-    /// What is to be dropped, oldest first, and how long this standby had followed when it came.
+    /// The replicas to drop, oldest first, each with the value of `followed` when it was added.
     waiting: VecDeque<(Duration, Absent)>,
-    /// How long this standby has followed the log. Pauses count in part.
+    /// How long this standby has followed the log, with long pauses shortened.
     followed: Duration,
     last: BootInstant,
 }
@@ -33,20 +34,20 @@ pub(super) struct Sweeps {
 /// Replicas to drop.
 #[derive(Debug)]
 enum Absent {
-    /// All on this segment.
+    /// All replicas on this segment.
     Segment(Arc<Segment>),
-    /// Those that a load found on segments that were gone.
+    /// Replicas that a load found on segments that were gone.
     Places(Vec<ReplicaStart>),
 }
 
 impl Sweeps {
-    /// The segment is gone.
+    /// Adds the replicas of a segment that is gone.
     pub(super) fn keep_segment(&mut self, segment: Arc<Segment>) {
         let absent = Absent::Segment(segment);
         self.waiting.push_back((self.followed, absent));
     }
 
-    /// The segments of these replicas were gone when they were loaded.
+    /// Adds replicas whose segments were gone when they were loaded.
     pub(super) fn keep_places(&mut self, places: Vec<ReplicaStart>) {
         if !places.is_empty() {
             self.waiting
@@ -54,7 +55,7 @@ impl Sweeps {
         }
     }
 
-    /// A group was applied.
+    /// Records that a group was applied.
     pub(super) fn follow(&mut self, now: BootInstant) {
         self.followed += now.since(self.last).min(FOLLOWS);
         self.last = now;
@@ -71,7 +72,7 @@ impl Sweeps {
 }
 
 impl Standby {
-    /// Drops the replicas that have waited for long enough.
+    /// Drops the replicas that have waited for [`LATEST`].
     pub(super) fn sweep(&mut self) {
         self.sweeps.follow(self.clock.now());
         while let Some(absent) = self.sweeps.due() {
@@ -79,7 +80,7 @@ impl Standby {
         }
     }
 
-    /// Drops all of them: the log has ended.
+    /// Drops all of them, because the log has ended.
     pub(crate) fn sweep_all(&mut self) {
         while let Some((_, absent)) = self.sweeps.waiting.pop_front() {
             self.drop_absent(&absent);
@@ -96,7 +97,8 @@ impl Standby {
                     (_, place) = self.directory.drop_segment(id, extents, from, STEP, |_| {});
                 }
             }
-            // Another block in the same slot has no replica there: nothing comes to a segment that is gone.
+            // A slot may have another block by now. That block has no replica there, since no replica is
+            // added to a segment that is gone.
             Absent::Places(places) => {
                 for place in places {
                     self.directory.drop_replica_at(place);

@@ -32,15 +32,15 @@ enum Change {
     Remove {
         key: u8,
     },
-    /// A replica on the spare node.
+    /// A block gets a replica on the spare node.
     Copy {
         key: u8,
     },
-    /// A replica on the spare node, in place of the other one.
+    /// A block gets a replica on the spare node, in exchange for its other one.
     Move {
         key: u8,
     },
-    /// The same for a version that is not there any more.
+    /// A replica of a version that no longer exists is added.
     CopyLate {
         key: u8,
     },
@@ -68,17 +68,18 @@ fn space(number: u8) -> NamespaceId {
     NamespaceId(u32::from(number) % 3)
 }
 
-/// The part of a leader's state that the test needs.
+/// The part of a leader's state that these tests need.
 #[derive(Default)]
 struct Leader {
     next_version: u64,
     life: u128,
     segment: u32,
     node: Option<SegmentId>,
-    /// The version of each key, and its place on the node; [`MOVED`] for a block on the spare node alone.
+    /// The version of each key, and its extent on the node; [`MOVED`] for a block that is on the spare node
+    /// only.
     live: BTreeMap<u8, (Version, u64)>,
     spare: Option<SegmentId>,
-    /// The places on the spare node.
+    /// The extents on the spare node.
     copies: BTreeMap<u8, u64>,
 }
 
@@ -112,7 +113,7 @@ impl Leader {
         })
     }
 
-    /// A free place on the spare node; `None` without that node.
+    /// A free extent on the spare node; `None` without that node.
     fn free_copy(&self) -> Option<u64> {
         self.spare?;
         let taken: Vec<u64> = self.copies.values().copied().collect();
@@ -250,7 +251,7 @@ async fn load(store: &EmbeddedStore) -> Standby {
     standby
 }
 
-/// A standby for which every earlier lease is over.
+/// A standby for which every earlier lease has expired.
 async fn load_settled(store: &EmbeddedStore) -> Standby {
     let mut standby = load(store).await;
     standby
@@ -301,7 +302,7 @@ async fn compare(all: Vec<Change>, wait: Duration) {
     assert_eq!(follower.applied(), loaded.applied());
     assert_eq!(follower.state.runs, loaded.state.runs);
     assert_eq!(follower.next_segment, loaded.next_segment);
-    // Once every lease is over, the follower has no closed range that a loaded standby would grant.
+    // Once every lease has expired, the follower has no closed range that a loaded standby would grant.
     clock.advance(Config::default().lease_ttl);
     follower.recently_freed.tick(clock.now());
     assert_eq!(follower.recently_freed.len(), 0);
@@ -355,7 +356,7 @@ async fn a_group_out_of_turn_and_a_damaged_one_are_refused() {
     standby.apply(LogSeq(1), &group).unwrap();
 }
 
-/// Readers of the leader may still hold leases on a block removed a moment ago.
+/// Readers of the leader may still hold leases on a block that was just removed.
 #[tokio::test]
 async fn freed_extents_stay_closed_for_a_lease_ttl_unless_the_leader_grants_them() {
     let directory = tempfile::tempdir().unwrap();
@@ -406,8 +407,8 @@ async fn logged(groups: &[Vec<Record>]) -> (tempfile::TempDir, EmbeddedStore, Ep
     (place, store, epoch)
 }
 
-/// Loads a log whose last block is of key 4, behind that of key 1. The snapshot of its shard is at the log's end. These
-/// are of other shards, or of the system. Returns the key of its parent.
+/// Loads a log whose last block has key 4, and key 1 as its parent. The snapshot of its shard is at the log's
+/// end. The arguments are records of other shards, or of the system shard. Returns the key of its parent.
 async fn parent_of_4(
     groups: &[Vec<Record>],
     others: impl Fn(&Directory) -> Vec<(ShardIndex, u64, Vec<Record>)>,
@@ -446,7 +447,7 @@ async fn a_block_keeps_its_parent_when_only_its_own_shard_has_a_snapshot() {
     assert_eq!(parent_of_4(&groups, others).await, Some(key(1)));
 }
 
-/// Its parent was evicted and put again between the two snapshots.
+/// The parent was evicted and put again between the two snapshots.
 #[tokio::test]
 async fn a_block_keeps_its_parent_when_the_snapshot_of_its_own_shard_is_later() {
     let mut leader = Leader::default();
@@ -471,7 +472,7 @@ async fn a_block_keeps_its_parent_when_the_snapshot_of_its_own_shard_is_later() 
     assert_eq!(parent_of_4(&groups, others).await, Some(key(1)));
 }
 
-/// A master that dies and restarts at once has leases to honour too.
+/// A master that restarts at once after its death must respect leases too.
 #[tokio::test]
 async fn freed_extents_in_the_log_stay_closed_for_a_lease_ttl_after_a_load() {
     let directory = tempfile::tempdir().unwrap();
@@ -501,8 +502,8 @@ async fn freed_extents_in_the_log_stay_closed_for_a_lease_ttl_after_a_load() {
     let one = Extents::rounded(Length(100)).0;
     let loaded = load(&store).await;
     assert_eq!(contents(&loaded).len(), 2);
-    // The ranges of the second block and of the third block's first version. The fourth block has
-    // the first block's range.
+    // These are the ranges of the second block and of the first version of the third block. The fourth block
+    // has the range of the first block.
     assert_eq!(
         (loaded.recently_freed.len(), used(&loaded)),
         (2, vec![4 * one])
@@ -514,12 +515,12 @@ async fn freed_extents_in_the_log_stay_closed_for_a_lease_ttl_after_a_load() {
     );
 }
 
-/// Lets the time pass for which freed extents stay closed.
+/// Waits until freed extents are no longer kept closed.
 fn leases_end(standby: &mut Standby) {
     standby.recently_freed.tick(BootInstant(u64::MAX));
 }
 
-/// A master that acknowledges from memory logs both versions together.
+/// A master with `--commit-ack memory` logs both versions together.
 #[tokio::test]
 async fn two_versions_of_a_key_in_one_group_are_one_block() {
     let directory = tempfile::tempdir().unwrap();
@@ -533,7 +534,7 @@ async fn two_versions_of_a_key_in_one_group_are_one_block() {
     let mut group = vec![leader.new_node()];
     group.extend(leader.records(&put));
     group.extend(leader.records(&put));
-    // A namespace that no earlier key used.
+    // No earlier key used this namespace.
     for record in &mut group {
         if let Record::Commit(commit) = record {
             commit.key = Key::parse(&format!("model@{:064x}@0", 1)).unwrap();

@@ -1,4 +1,4 @@
-//! What a store offers to several masters that elect a leader among them.
+//! The operations of a store that several masters use to elect a leader.
 
 use super::etcd::{LeaseId, Maintained, Usage};
 use super::{LogSeq, MetadataStore, StoreError};
@@ -8,57 +8,57 @@ use kvpool_types::Epoch;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What a master that leads says of itself.
+/// The description that a leading master gives of itself.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Which life of which master it is: no two have the same.
+    /// The id of this run of this master. No two runs have the same id.
     pub id: String,
-    /// Where it serves the pool, `http://host:port`.
+    /// The address at which the master serves the pool, `http://host:port`.
     pub address: String,
-    /// Where it serves its metrics and probes.
+    /// The address at which it serves metrics and probes.
     pub http_address: String,
 }
 
 /// The leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leader {
-    /// Its own description of itself.
+    /// The leader's description of itself.
     pub claim: Claim,
     /// The epoch of its term.
     pub epoch: Epoch,
-    /// The lease that its key is bound to; 0 where a term was begun without one.
+    /// The lease to which the leader's key is bound; 0 for a term that began without a lease.
     pub lease: LeaseId,
 }
 
-/// How a campaign ended.
+/// The outcome of a campaign.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Campaign {
     /// A new term has begun, with this epoch.
     Won(Epoch),
-    /// Somebody leads.
+    /// Another master leads.
     Lost(Leader),
 }
 
-/// A store that elects the leader: the master whose key exists, as long as the key's lease lives. Only the
-/// latest leader writes.
+/// A store that elects the leader. The leader is the master whose key exists, and the key exists as long as
+/// its lease. Only the latest leader can write.
 #[async_trait]
 pub trait ElectionStore: MetadataStore {
-    /// Asks for a lease. It has to be renewed within `ttl`, or else it ends with its keys.
+    /// Requests a lease. The lease expires with its keys unless it is renewed within `ttl`.
     async fn grant_lease(&self, ttl: Duration) -> Result<LeaseId, StoreError>;
 
-    /// Renews a lease once: its time from when the store answered, or `None` if it is gone.
+    /// Renews a lease once. Returns its time from the store's answer, or `None` if the lease is gone.
     async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, StoreError>;
 
-    /// Ends a lease and deletes its keys. A lease that is gone already is no error.
+    /// Ends a lease and deletes its keys. It is no error if the lease is gone already.
     async fn revoke_lease(&self, lease: LeaseId) -> Result<(), StoreError>;
 
     /// The current leader.
     async fn leader(&self) -> Result<Option<Leader>, StoreError>;
 
-    /// Tries once to become the leader, as long as the lease lives.
+    /// Tries once to become the leader. The leadership lasts as long as the lease.
     ///
-    /// When it is not known whether that worked it is looked up. An error leaves it open: the key may
-    /// still be put, and another campaign with this lease then finds that it has won.
+    /// If the outcome is unknown, it is read back. After an error it stays open: the key may still be put.
+    /// Another campaign with this lease then finds that it has won.
     async fn campaign(&self, lease: LeaseId, claim: &Claim) -> Result<Campaign, StoreError>;
 
     /// Watches the leader.
@@ -77,11 +77,11 @@ pub trait ElectionStore: MetadataStore {
     /// [`StoreError::Unavailable`]. A request in flight may still take effect until another term begins.
     fn abandon(&self, epoch: Epoch);
 
-    /// Does the maintenance that is due. The leader calls it every few seconds. A candidate calls it with epoch
-    /// 0 when [`StoreError::NoSpace`] keeps it from becoming the leader.
+    /// Does the maintenance that is due. The leader calls this every few seconds. A candidate that
+    /// [`StoreError::NoSpace`] keeps from becoming the leader calls it with epoch 0.
     async fn maintain(&self, epoch: Epoch) -> Result<Maintained, StoreError>;
 
-    /// How much the store holds, and what alarms are up.
+    /// The bytes in the store, and its active alarms.
     async fn usage(&self) -> Result<Usage, StoreError>;
 }
 
@@ -101,7 +101,7 @@ pub trait Leaders: Send {
 pub trait Groups: Send {
     /// The next group, once it is durable. The future may be dropped while it waits.
     ///
-    /// [`StoreError::OutsideLog`]: it has been cut away, and only snapshots contain it. After
-    /// [`StoreError::Unavailable`] this may be called again, and goes on where it was.
+    /// [`StoreError::OutsideLog`]: the group has been cut, and only snapshots contain it. After
+    /// [`StoreError::Unavailable`] this may be called again, and continues at the same position.
     async fn next(&mut self) -> Result<(LogSeq, Bytes), StoreError>;
 }

@@ -6,14 +6,15 @@
 //!  snapshots/SHARD     one file for each shard, replaced whole
 //! ```
 //!
-//! * An append is one write and one flush of bytes that were written before. It needs no room on the disk and
-//!   changes no metadata of the filesystem. A failed flush is undone, durably, before any other write. If that
-//!   fails too, the store writes nothing more.
-//! * A CRC covers every byte. Every file names its store, and every segment names a successor. A file that is
-//!   damaged, missing or foreign is reported with its place, and the store does not open.
-//! * A start writes the last segments again before it believes them: their bytes may be in the page cache only.
-//! * The directory is locked while the store is open. A store whose files were moved has ended
-//!   ([`EmbeddedStore::check`]).
+//! * An append is one write and one flush, over bytes that were written before. It needs no space on the disk
+//! and changes no metadata of the filesystem. A failed flush is undone, durably, before any other write. If
+//! that fails too, the store writes nothing more.
+//! * A CRC covers every byte. Every file names its store, and every segment names its successor. If a file is
+//! damaged, missing or foreign, the error names it and the position, and the store does not open.
+//! * A start writes the last segments again before it accepts them, since their bytes may be in the page
+//! cache only.
+//! * The directory is locked while the store is open. A store whose files were moved stops
+//! ([`EmbeddedStore::check`]).
 //!
 //! Architecture invariant: an existing pool never becomes a new one unless the operator has said so
 //! ([`set_aside`]).
@@ -132,7 +133,7 @@ impl EmbeddedStore {
         self.with(|open| open.place.check(&self.layout, open.log.active()))
     }
 
-    /// Stores another identity.
+    /// Stores a new identity file.
     fn identify(&self, open: &mut Open, identity: Identity) -> Result<(), StoreError> {
         let root = &self.layout.root;
         let failed =
@@ -147,8 +148,8 @@ impl EmbeddedStore {
     }
 }
 
-/// Refuses a snapshot beyond the end of the log. The log has lost groups then, and later groups would get positions
-/// that the snapshot contains.
+/// Refuses a snapshot beyond the end of the log. The log has then lost groups, and later groups would get
+/// positions that the snapshot already contains.
 fn check_reach(layout: &Layout, log: LogSpan, snapshots: &Snapshots) -> Result<(), StoreError> {
     let positions = snapshots.positions().iter();
     let beyond = positions.filter(|(_, (seq, _))| *seq > log.last).max();
@@ -218,8 +219,8 @@ impl MetadataStore for EmbeddedStore {
                 ..open.identity
             };
             match self.identify(open, identity) {
-                // A kvmaster that starts on a full disk still serves gets. The log has reserved
-                // room for a term.
+                // A kvmaster that starts on a full disk must still serve gets. The log has reserved space for
+                // a term.
                 Err(StoreError::DirectoryFull { .. }) => {
                     open.log.begin_epoch(identity.epoch)?;
                     open.identity.epoch = identity.epoch;
@@ -245,7 +246,7 @@ impl MetadataStore for EmbeddedStore {
     }
 
     fn tidy_after_append(&self) {
-        // The thread that holds the lock appends, and tidies up afterwards.
+        // The thread that holds the lock is appending, and will tidy up afterwards.
         if let Some(mut open) = self.open.try_lock()
             && let Some(open) = open.as_mut()
         {
@@ -266,7 +267,7 @@ impl MetadataStore for EmbeddedStore {
         after: LogSeq,
         limit_bytes: u64,
     ) -> Result<Vec<(LogSeq, Bytes)>, StoreError> {
-        // Under the lock, so that no segment is reused meanwhile.
+        // The lock is held, so that no segment is reused meanwhile.
         self.with(|open| open.log.read(after, limit_bytes))
     }
 

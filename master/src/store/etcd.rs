@@ -6,17 +6,17 @@
 //! ```
 //!
 //! `docs/operations/etcd.md` lists the keys. The leader's key is bound to its lease. A term's epoch is the
-//! revision at which that key was created: it only grows, and a transaction can compare it. `epoch_floor`
-//! is added to it, for a new etcd behind nodes that know higher epochs. The log has one key for each group.
-//! Its first key marks the cut, so a cut only deletes keys, which a full etcd still allows.
+//! revision at which that key was created: revisions only grow, and a transaction can compare them.
+//! `epoch_floor` is added to the revision, for a new etcd whose nodes know higher epochs. The log has one key
+//! for each group. Its first key marks the cut. So a cut only deletes keys, which a full etcd still allows.
 //!
 //! * `write` has the fenced transaction. While its outcome is unknown, the store repeats it until the term is
 //!   abandoned. Every transaction is idempotent.
 //! * `log`, `snapshots`: the log and the snapshots. `election`: leases, the leader, the members.
 //! * `follow`: the log as it grows, for a standby. `maintenance`: keeps etcd small.
 //!
-//! Architecture invariant: nothing of a term is written after another has begun, and a group that was
-//! acknowledged stands in the log once.
+//! Architecture invariant: no write of a term takes effect after another term has begun. An acknowledged
+//! group is in the log exactly once.
 
 mod election;
 mod follow;
@@ -58,28 +58,28 @@ const STEP_BYTES: usize = 1 << 20;
 /// The most keys that one transaction puts or ranges that it deletes. etcd takes 128 by
 /// default.
 const STEP_KEYS: usize = 100;
-/// How long is waited before what failed is tried again, at first and at most.
+/// The first and the longest pause before a failed request is repeated.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 
-/// How the store is reached and kept.
+/// The options of an etcd store.
 #[derive(Clone)]
 pub struct EtcdOptions {
     /// The client addresses of etcd.
     pub endpoints: Vec<String>,
-    /// The name of the cluster: what its keys lie under.
+    /// The name of the cluster, which is the prefix of its keys.
     pub cluster: String,
-    /// User name and password, where etcd asks for them.
+    /// User name and password, if etcd requires them.
     pub user: Option<(String, String)>,
-    /// The certificates, where etcd speaks TLS.
+    /// The certificates, if etcd uses TLS.
     pub tls: Option<TlsOptions>,
-    /// How long one endpoint may take for one request.
+    /// The time limit of one request to one endpoint.
     pub request_timeout: Duration,
-    /// How long [`EtcdStore::open`] tries.
+    /// How long [`EtcdStore::open`] tries to reach etcd.
     pub connect_timeout: Duration,
     /// The size of an endpoint's file above which it is defragmented, if half of it is free.
     pub defragment_above: ByteSize,
-    /// Whether etcd's history is compacted, its files are defragmented and its alarm of a full disk is
-    /// taken back. All that is of the whole etcd: switch it off where others share it.
+    /// Whether this store compacts etcd's history, defragments its files and disarms its alarm of a full
+    /// disk. All of this concerns the whole etcd: switch it off if others share that etcd.
     pub compact: bool,
 }
 
@@ -119,27 +119,27 @@ impl fmt::Debug for EtcdOptions {
 
 /// A [`MetadataStore`] in etcd. Any number of processes may have it open.
 ///
-/// Its connections live in the runtime in which it was opened, which has to run for as long; calls may
-/// be made from others.
+/// The connections belong to the runtime in which the store was opened, which must run as long as the store
+/// is used. Other runtimes may make calls.
 #[derive(Debug)]
 pub struct EtcdStore {
     client: Client,
     keys: Keys,
     options: EtcdOptions,
     stop: watch::Sender<write::Stop>,
-    /// The term that was begun here last.
+    /// The last term that this process began.
     standing: Mutex<Option<election::Standing>>,
     stall: Mutex<Option<write::Stall>>,
-    /// How many writes wait until etcd has space.
+    /// The number of writes that wait until etcd has space.
     space_waits: AtomicUsize,
-    /// The bytes that were put here.
+    /// The bytes that this process has put.
     written: AtomicU64,
     snapshots: tokio::sync::Mutex<snapshots::State>,
     upkeep: tokio::sync::Mutex<maintenance::Upkeep>,
 }
 
 impl EtcdStore {
-    /// Opens the store, or makes a new one. Tries until `connect_timeout` has passed.
+    /// Opens the store, or creates one. Tries until `connect_timeout` has passed.
     pub async fn open(options: &EtcdOptions) -> Result<Self, OpenError> {
         let refused = |reason: String| OpenError::Refused {
             endpoints: options.endpoints.join(","),
@@ -208,9 +208,9 @@ impl EtcdStore {
     }
 }
 
-/// The stored format. A store that has none is new: it gets this one, and an empty log.
+/// The stored format. A store without a format is new: it gets this format, and an empty log.
 async fn prepare(client: &Client, keys: &Keys) -> Result<Bytes, Error> {
-    // A full etcd refuses a transaction that might put, so it is asked first.
+    // A full etcd refuses every transaction that might put, so the format is read first.
     if let Some(found) = client.get(keys.format()).await? {
         return Ok(found.value);
     }

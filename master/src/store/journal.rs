@@ -1,4 +1,4 @@
-//! The only writer of the log: it groups submitted records, makes each group durable, then calls back.
+//! The only writer of the log. It groups submitted records, makes each group durable, and then calls back.
 //!
 //! ```text
 //!  submit ──► queue (bounded in bytes) ──► [journal thread]  encode ─► append ─► callbacks
@@ -9,19 +9,19 @@
 //! ```
 //!
 //! Every submission that waits when an append ends joins the next group. So any number of callers share one
-//! flush a group. The append thread appends a group for which no caller waits, because its submissions were answered
-//! from memory or are past events. The journal answers later submissions meanwhile.
+//! flush per group. The append thread appends a group for which no caller waits, because its submissions were
+//! answered from memory or concern past events. The journal answers later submissions meanwhile.
 //!
 //! Architecture invariants:
 //! * Each callback runs once, under the journal's lock and in the order of the log. It runs after its group is
-//!   durable, except for [`Ack::Memory`]. A past event holds up no [`Ack::Memory`] behind it.
-//! * A callback runs on the journal's thread. With nothing before it, it runs on the submitter's thread if
-//!   that thread is lent or the answer comes from memory.
+//!   durable, except for [`Ack::Memory`]. A past event delays no [`Ack::Memory`] behind it.
+//! * A callback runs on the journal's thread. If nothing is before it, it runs on the submitter's thread in two
+//!   cases: that thread is lent, or the answer comes from memory.
 //! * A shard is captured while no append is under way and the next group is empty. The callbacks have then
 //!   applied the log through its last position, and nothing else.
 //! * After a failed append the journal appends and acknowledges nothing more.
 //! * A full store changes nothing. The journal then refuses unanswered submissions. It keeps answered ones, and
-//!   records of past events, and appends these first when there is room.
+//!   records of past events, and appends these first when there is space.
 //!
 //! ADR 0002 says why there is one log and one snapshot for each shard.
 
@@ -48,15 +48,16 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 pub enum Ack {
     /// When its records are durable.
     Durable,
-    /// In its turn, before its records are durable. They are appended up to 50 ms later together with others,
-    /// and are lost if the master dies before. While the store stalls, the group in progress and the next group
-    /// are answered so, up to their full size; later submissions wait. A submission behind a durable one waits for
-    /// it, unless that is a past event ([`Journal::insist`]). Room in the queue is returned when the records are
-    /// durable.
+    /// In its turn, before its records are durable. The records are appended together with others up to 50 ms
+    /// later, and are lost if the master dies before.
+    ///
+    /// While the store stalls, the group in progress and the next group are answered so, up to their full size.
+    /// Later submissions wait. A submission behind a durable one waits for it, unless that one is a past event
+    /// ([`Journal::insist`]). Space in the queue is returned when the records are durable.
     Memory,
 }
 
-/// The reason that records were not acknowledged.
+/// Why records were not acknowledged.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {
@@ -67,7 +68,8 @@ pub enum JournalError {
     /// The records were not logged, because the store refused them or an earlier append failed.
     #[error("the metadata log takes no more records: {0}")]
     Refused(Arc<StoreError>),
-    /// The records were not logged: the journal is closed, or the submitter did not wait for room.
+    /// The records were not logged: the journal is closed, or the submitter did not wait for space in the
+    /// queue.
     #[error("the records were abandoned before they were logged")]
     Abandoned,
     /// The journal's thread ended on a fault. Whether the records are durable is unknown.
@@ -81,12 +83,12 @@ impl JournalError {
         self.code().is_retryable()
     }
 
-    /// True when the records may be durable after all.
+    /// Whether the records may be durable after all.
     pub const fn is_outcome_unknown(&self) -> bool {
         matches!(self, Self::Unknown(_) | Self::Died)
     }
 
-    /// The reason alone, for a caller that does not know the log.
+    /// The reason, in words for a caller that does not know the log.
     pub fn told(&self) -> String {
         match self {
             Self::Unknown(error) | Self::Refused(error) => error.to_string(),
@@ -108,28 +110,28 @@ impl JournalError {
     }
 }
 
-/// The reason that a journal could not be started.
+/// Why a journal could not be started.
 #[derive(Debug, thiserror::Error)]
 #[error("the journal's threads cannot be started: {0}")]
 pub struct StartError(#[from] std::io::Error);
 
-/// The state of which a journal takes snapshots: the directory.
+/// The state of which a journal takes snapshots, such as the directory.
 pub trait SnapshotSource: Send + Sync + 'static {
     /// The number of shards.
     fn shards(&self) -> u32;
 
-    /// The records of a shard now. Called on the journal's thread between two groups.
+    /// The present records of a shard. Called on the journal's thread between two groups.
     fn capture(&self, shard: ShardIndex) -> Vec<Record>;
 
-    /// The records without a shard now. Called on the journal's thread between two groups.
+    /// The present records without a shard. Called on the journal's thread between two groups.
     fn capture_system(&self) -> Vec<Record>;
 
-    /// Whether the state is there. One that is gone has no records, and no snapshot may say so.
+    /// Whether the state still exists. A state that is gone has no records, and no snapshot may record that.
     fn is_there(&self) -> bool {
         true
     }
 
-    /// Records that each snapshot ends with, whichever shard it has. Called with the captures.
+    /// The records at the end of each snapshot, whichever shard it has. Called together with the captures.
     fn capture_beside(&self) -> Vec<Record> {
         Vec::new()
     }
@@ -151,10 +153,10 @@ pub struct JournalOptions {
     /// Several shards are captured together up to this size of their snapshots. In a small pool the
     /// flush of a snapshot costs more than its bytes.
     pub capture_bytes: ByteSize,
-    /// Whether every append runs on the append thread, so that the journal gathers the next group meanwhile. It
-    /// costs a wake-up, which pays for a remote store.
+    /// Whether every append runs on the append thread, so that the journal gathers the next group meanwhile.
+    /// This costs a wake-up, which is worth it for a remote store.
     pub appends_aside: bool,
-    /// What the journal runs on. On tasks every append runs aside.
+    /// The threads or tasks on which the journal runs. On tasks every append runs beside the journal.
     pub workers: Workers,
 }
 
@@ -177,9 +179,9 @@ impl Default for JournalOptions {
 const FEW: usize = 32;
 
 thread_local! {
-    /// True while this thread may wait for the disk.
+    /// Whether this thread may wait for the disk.
     static LENT: Cell<bool> = const { Cell::new(false) };
-    /// The store that this thread appended to while it was lent, until [`end_loan`].
+    /// The store to which this thread appended while it was lent, until [`end_loan`].
     static APPENDED: Cell<Option<Arc<dyn MetadataStore>>> = const { Cell::new(None) };
 }
 
@@ -245,7 +247,7 @@ impl std::fmt::Debug for JournalShared {
 struct Sender {
     sender: mpsc::Sender<Message>,
     queued: Arc<AtomicU64>,
-    /// Told of each message where the journal is a task.
+    /// Notified of each message if the journal is a task.
     task: Option<Arc<Notify>>,
 }
 
@@ -273,7 +275,7 @@ impl Drop for JournalShared {
     }
 }
 
-/// The reasons that the journal takes nothing.
+/// The reasons why the journal accepts nothing.
 #[derive(Debug, Default)]
 struct Health {
     /// The permanent reason, if any.
@@ -334,20 +336,22 @@ impl Drop for Callback {
 struct Submission {
     records: Vec<Record>,
     ack: Ack,
-    /// True for records of past events, which the journal keeps until the store has room.
+    /// Whether the records concern past events. The journal keeps such records until the store has space.
     has_happened: bool,
     callback: Callback,
     /// The span of the submitter, if it is exported.
     trace: Option<Context>,
-    /// Room in the queue, given back when the records are durable. `None` for a submission that did not wait.
+    /// The space in the queue, returned when the records are durable. `None` for a submission that did not
+    /// wait for space.
     room: Option<OwnedSemaphorePermit>,
 }
 
 enum Message {
     Submit(Submission),
-    /// The outcome comes through another channel, where it does not wait behind submissions.
+    /// A snapshot has ended. Its outcome comes through another channel, where it does not wait behind
+    /// submissions.
     SnapshotDone,
-    /// The outcome of an append, likewise.
+    /// An append has ended. Its outcome comes through another channel, too.
     Appended,
     Close(Option<oneshot::Sender<()>>),
 }
@@ -508,14 +512,16 @@ impl Journal {
         }
     }
 
-    /// Runs `submit`, which may take locks around its submission. A journal that is free answers behind them, on this
-    /// thread: a wake-up of another thread takes longer. The caller holds no lock.
+    /// Runs `submit`, which may hold locks while it submits. The caller itself holds no lock.
+    ///
+    /// If the journal is free, the callbacks run on this thread after `submit` has returned. This is faster than
+    /// waking another thread.
     pub(crate) fn submit_under<T>(&self, submit: impl FnOnce(&mut Submitter<'_>) -> T) -> T {
         let worker = self.shared.worker.upgrade();
         let free = worker.as_deref().and_then(Mutex::try_lock);
         let mut submitter = Submitter {
             journal: self,
-            // A message sent earlier comes first.
+            // Messages that were sent earlier must be handled first.
             worker: free.filter(|_| self.shared.sender.is_idle()),
             needs_turn: false,
         };
@@ -626,18 +632,18 @@ impl Journal {
     }
 }
 
-/// Takes the records of [`Journal::submit_under`].
+/// Receives the records that are submitted within [`Journal::submit_under`].
 pub(crate) struct Submitter<'j> {
     journal: &'j Journal,
-    /// The journal, if it is free. It takes in nothing else meanwhile.
+    /// The lock of the journal's worker, if the journal was free. While it is held, nothing else is taken in.
     worker: Option<MutexGuard<'j, worker::Worker>>,
-    /// Whether the journal's thread has work afterwards.
+    /// True if the journal's thread has work afterwards.
     needs_turn: bool,
 }
 
 impl Submitter<'_> {
-    /// Submits records that are answered from memory, as [`Journal::submit_now`] does. After a failure of the journal
-    /// the callback runs within this call.
+    /// Submits records and does not wait until they are durable, as [`Journal::submit_now`] with [`Ack::Memory`].
+    /// If the journal has failed, the callback runs within this call.
     pub(crate) fn submit_now(
         &mut self,
         records: Vec<Record>,
@@ -653,7 +659,7 @@ impl Submitter<'_> {
         match entered {
             Ok(needs_turn) => self.needs_turn |= needs_turn,
             Err(submission) => {
-                // What follows must not overtake it.
+                // Later submissions must not overtake this one.
                 self.worker = None;
                 let _told = self.journal.enqueue(submission);
             }

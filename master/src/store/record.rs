@@ -6,12 +6,13 @@
 //! group  = u8:format u8:checksum algorithm varint:shards varint:count record*count u64:CRC-64
 //! record = u8:tag fields [varint:length later fields]
 //!        | u8:EXTENDED|flags varint:kind str:version varint:length fields
-//! place  = varint:entry [varint:namespace u8:form [str:prefix str:suffix]]    of a key
+//! key    = varint:entry [varint:namespace u8:form [str:prefix str:suffix]] digest or text
 //! ```
 //!
 //! A key is the number of an entry in the group's dictionary, then 32 bytes of digest or the text.
-//! An entry has a namespace and the affixes of the digest, spelled out at its first use. A version
-//! is the distance from the version before. So a block with one replica costs about 55 bytes.
+//! An entry has a namespace and the affixes of the digest, which are written at its first use. A
+//! version is written as its distance from the previous version. So a block with one replica costs
+//! about 55 bytes.
 //! `shards` is the number of shards when a snapshot was made; 0 in the log. The CRC covers all
 //! bytes before it.
 //!
@@ -38,7 +39,7 @@ use kvpool_types::{
 };
 use smallvec::SmallVec;
 
-/// The starts of a block's replicas: segments, and offsets in them.
+/// The extents of a block's replicas, each as its segment and its offset there.
 pub type Places = SmallVec<[(SegmentId, Offset); 1]>;
 
 /// A block became visible and replaced any earlier version of its key.
@@ -54,7 +55,7 @@ pub struct Commit {
     pub length: Length,
     /// Checksum of the block's bytes.
     pub checksum: Checksum,
-    /// The starts of its replicas; each spans `length`.
+    /// The extents of its replicas; each spans `length`.
     pub replicas: Places,
     /// Key of the block before this one in the chain, in the same namespace.
     pub parent: Option<Key>,
@@ -71,12 +72,12 @@ pub struct Remove {
     pub key: Key,
     /// The removed version; another version stays.
     pub version: Version,
-    /// True when the block had no lease: after a load its extents need not wait for leases.
+    /// Whether the block had no lease. After a load, its extents then need not wait for leases.
     pub unleased: bool,
-    /// True when the block's copy on a medium left too. An evicted block leaves memory only.
+    /// Whether the block's copy on a medium left too. An evicted block leaves memory only.
     pub everywhere: bool,
-    /// The places in memory that the block left; at others it stays. Empty: it left all. The record of a block that
-    /// came back from a medium may be before the one of the eviction from which it came back.
+    /// The extents in memory that the block left. Replicas at other extents stay. Empty: the block left all
+    /// extents. The log may have the load of a block before the record of its earlier eviction.
     pub places: Places,
 }
 
@@ -91,12 +92,13 @@ pub struct ReplicaGone {
     pub version: Version,
     /// The segment of the replica.
     pub segment: SegmentId,
-    /// Its place there: a replica at another place stays. `None` in records of earlier builds.
+    /// The replica's offset in the segment. A replica at another offset stays. `None` in records of earlier
+    /// builds.
     pub offset: Option<Offset>,
 }
 
 impl ReplicaGone {
-    /// Whether it is this replica.
+    /// Whether `replica` is the replica of this record.
     pub fn is_at(&self, replica: &crate::replica::Replica) -> bool {
         let is_there = self.offset.is_none_or(|offset| offset == replica.offset);
         replica.segment == self.segment && is_there
@@ -195,8 +197,8 @@ pub struct IncarnationDropped {
     pub incarnation: Incarnation,
 }
 
-/// The secret of the directory's hashes. It is made once, so that a key keeps its shard in every
-/// life of the master.
+/// The secret seed of the directory's hashes. It is made once, so that a key keeps its shard after every
+/// restart of the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed {
     /// The secret.
@@ -219,8 +221,9 @@ pub struct SegmentsGranted {
     pub until: SegmentId,
 }
 
-/// Ranges of a segment that blocks have left, while leases on them run. They follow the record with which the blocks
-/// left, because a load may find a snapshot without these blocks. A snapshot lists all such ranges of its moment.
+/// Ranges of a segment that blocks have left, while leases on them run. In the log they follow the record of
+/// the blocks' leaving, because a load may find a snapshot without these blocks. A snapshot lists all such
+/// ranges at its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeasedRanges {
     /// The segment.
@@ -229,8 +232,9 @@ pub struct LeasedRanges {
     pub ranges: Vec<(Offset, Length)>,
 }
 
-/// Ranges of a segment that removed blocks left without a lease. They follow the record of the removal, which is made
-/// while a reader may still take a lease. They precede every record of the next block in these ranges.
+/// Ranges of a segment that removed blocks left without a lease. In the log they follow the record of the
+/// removal, which is made while a reader may still take a lease. They precede every record of the next blocks
+/// in these ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnleasedRanges {
     /// The segment.
@@ -330,7 +334,7 @@ const HARD_PIN: u8 = 0x10;
 const UNLEASED: u8 = 1;
 /// In the same byte: the block's copy on a medium left too.
 const EVERYWHERE: u8 = 2;
-/// In the same byte: the places follow that the block left.
+/// In the same byte: the extents that the block left follow.
 const HAS_PLACES: u8 = 4;
 const HAS_PARENT: u8 = 0x20;
 /// The parent is the key of the commit before, so a chain in order needs no bytes for parents.

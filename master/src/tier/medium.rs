@@ -27,7 +27,8 @@ pub struct Medium {
     /// Extents with an owner. It changes under the lock of `extents`.
     copies: AtomicU64,
     ring: Mutex<Ring>,
-    /// By zone, the tick at which its writing ended. A copy that is used later has earned its place.
+    /// By zone, the tick at which its writing ended. A copy with a later use is kept when the zone is
+    /// emptied.
     sealed: Mutex<Vec<Tick>>,
     holder: Mutex<Holder>,
 }
@@ -164,7 +165,7 @@ impl Medium {
         self.ring.lock().room_for_moves()
     }
 
-    /// Notes that a copy of this length moves to the written zone.
+    /// Takes the range of a copy of this length from the allowance for moves to the written zone.
     pub fn moves(&self, length: Length) {
         let footprint = medium::footprint(length).unwrap_or(length);
         self.ring.lock().moves(footprint);
@@ -181,8 +182,10 @@ impl Medium {
         sealed.get(zone as usize).copied().unwrap_or_default()
     }
 
-    /// The last use of a copy at `offset` whose record comes at `now`. A store may end, and its record come, when its
-    /// zone is full already. That is no use of the copy.
+    /// The last use of a copy at `offset` whose record comes at `now`.
+    ///
+    /// A store may end when its zone is already full. Then the copy counts as last used when the zone was full,
+    /// since the record is no use of the copy.
     pub(super) fn used_at(&self, offset: Offset, now: Tick) -> Tick {
         let ring = self.ring.lock();
         let zone = ring.zone_of(offset);

@@ -19,10 +19,11 @@ use kvpool_types::{Length, Offset};
 /// every master takes.
 const MOST_ZONES: u32 = 1 << 20;
 
-/// The most zones whose bytes of moves are collected. The blocks of a chain lie in few zones and are used together.
+/// The limit of the allowance for moves, in zones. The allowance adds up because the blocks of a chain lie in few
+/// zones and are used together.
 const MOST_COLLECTED: u64 = 2;
 
-/// A place in a medium's order of writes.
+/// The outcome of taking a range in a medium's order of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
     /// The range is taken.
@@ -43,7 +44,7 @@ pub struct Ring {
     at: u64,
     /// True when the zone behind the cursor is empty.
     next_is_empty: bool,
-    /// Bytes of copies that may move out of the oldest zones.
+    /// The allowance for moves: bytes of copies that may still move out of the oldest zones.
     for_moves: u64,
 }
 
@@ -123,13 +124,15 @@ impl Ring {
         !self.next_is_empty && self.at + length.0 >= self.zone / 8
     }
 
-    /// Bytes of copies that may move to the written zone. A zone that is emptied allows half a zone of moves, so a
-    /// medium is written at most twice as much as its new copies need. What is not used collects.
+    /// Bytes of copies that may move to the written zone.
+    ///
+    /// Each emptied zone allows moves of half a zone. So the writes to a medium are at most twice those of its new
+    /// copies. The unused allowance adds up to `MOST_COLLECTED` zones.
     pub fn room_for_moves(&self) -> Length {
         Length(self.room().0.min(self.for_moves))
     }
 
-    /// Notes that a copy moves to the written zone, in a range of `length` bytes.
+    /// Takes `length` bytes from the allowance for a copy that moves to the written zone.
     pub const fn moves(&mut self, length: Length) {
         self.for_moves = self.for_moves.saturating_sub(length.0);
     }

@@ -1,12 +1,12 @@
-//! How long to wait before the next try.
+//! The pauses between attempts.
 
 use std::time::Duration;
 
 /// The first wait is at most this long.
 const FIRST: Duration = Duration::from_millis(100);
 
-/// Waits that double up to a cap. Each is shortened at random to between half and all of its length, so
-/// that the nodes of a pool do not all come back at the same moment.
+/// Pauses that double up to a cap. Each is drawn at random between half and all of its length. So the nodes
+/// of a pool do not all return at the same moment.
 #[derive(Debug)]
 pub(super) struct Backoff {
     limit: Duration,
@@ -19,7 +19,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The next wait, `cap` at most.
+    /// The next pause, at most `cap`.
     pub(super) fn next(&mut self, cap: Duration) -> Duration {
         let limit = self.limit.min(cap);
         self.limit = limit * 2;

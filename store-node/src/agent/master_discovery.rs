@@ -1,9 +1,9 @@
 //! Finds a master that accepts the node's registration.
 //!
-//! The node tries all known masters, each at its own pace, so that one that hangs delays no other. The
-//! attempts also tell a standby that the node is alive while the leader is away. A leader that a standby
-//! names is tried at once. The first welcome ends the discovery and cancels the other attempts. If
-//! masters are announced in etcd, the node asks etcd for them meanwhile.
+//! The node tries all known masters, each with its own pauses, so that a master that hangs delays no other.
+//! The attempts also tell a standby that the node is alive while there is no leader. If a standby names a
+//! leader, that master is tried at once. The first welcome ends the discovery and cancels the other attempts.
+//! If masters are announced in etcd, the node also asks etcd for them.
 
 use super::backoff::Backoff;
 use super::session::{self, End, Failure, Session};
@@ -17,20 +17,20 @@ use tokio::time::{Instant, sleep_until};
 
 /// After this long without a welcome the node also tries the next master.
 const STAGGER: Duration = Duration::from_millis(20);
-/// The longest wait before the next attempt at a master while any master answers as a standby: one of
-/// them will lead soon.
+/// The longest pause before the next attempt at a master while any master answers as a standby. One of the
+/// standbys will lead soon.
 const STANDING_BY: Duration = Duration::from_millis(250);
-/// The longest wait before the next attempt at a master while no standby answers.
+/// The longest pause before the next attempt at a master while no standby answers.
 pub(super) const GONE: Duration = Duration::from_secs(1);
 /// The least time between two attempts at one master, even if another master names it.
 const LEAST_WAIT: Duration = Duration::from_millis(20);
 /// When a node must register again, how long it tries only the master of its last session.
 const ALONE: Duration = Duration::from_millis(500);
-/// How long etcd may take to say where the masters are, each of its endpoints.
+/// The time limit for each etcd endpoint to name the masters.
 const ETCD_TIMEOUT: Duration = Duration::from_millis(500);
-/// How often it is asked.
+/// The least time between two such questions.
 const ETCD_INTERVAL: Duration = Duration::from_secs(1);
-/// The most masters beyond those that were given.
+/// The most masters that are known beyond the given ones.
 const MOST_LEARNED: usize = 16;
 
 /// The masters that are known during one discovery.
@@ -39,9 +39,9 @@ pub(super) struct MasterDiscovery {
     masters: Vec<Master>,
     most: usize,
     announced: Vec<Location>,
-    /// When etcd is asked for masters again.
+    /// When etcd is next asked for masters.
     etcd_due: Instant,
-    /// Why it did not say, as it was logged last.
+    /// The last failure of etcd that was logged.
     undiscovered: Option<String>,
 }
 
@@ -50,34 +50,35 @@ struct Master {
     address: String,
     due: Instant,
     attempted: Option<Instant>,
-    /// Whether its answer is waited for.
+    /// Whether an attempt at this master is under way.
     asked: bool,
     backoff: Backoff,
-    /// It said last that it does not lead.
+    /// Whether its last answer said that it does not lead.
     stands_by: bool,
-    /// What was logged of it last: a master that stays away is worth a line, not one a second.
+    /// The last failure that was logged. A repeated failure is logged once, not at every attempt.
     told: Option<String>,
 }
 
-/// How the session before ended, and with whom.
+/// How the previous session ended, and with which master.
 #[derive(Debug)]
 pub(super) enum Before<'a> {
-    /// There was none.
+    /// There was no previous session.
     Nothing,
-    /// The master is gone, or leads no more.
+    /// The master is gone, or no longer leads.
     Lost(&'a str),
-    /// The node is to register there anew, after a pause.
+    /// The node must register anew at this master, after a pause.
     Anew(&'a str, Duration),
 }
 
 impl MasterDiscovery {
-    /// Among the masters that were given and the one before, which need not be one of them.
+    /// A discovery among the given masters and the master of the previous session, which need not be among
+    /// them.
     pub(super) fn new(given: &[String], before: &Before<'_>) -> Self {
         let now = Instant::now();
         let mut discovery = Self {
             masters: Vec::new(),
             most: given.len() + MOST_LEARNED,
-            // What cannot be read has been refused with the settings.
+            // The settings have already been checked, so a malformed URL does not occur.
             announced: given
                 .iter()
                 .filter_map(|url| Location::parse(url).ok())
@@ -87,7 +88,7 @@ impl MasterDiscovery {
         };
         let (last, wait) = match before {
             Before::Nothing => (None, Duration::ZERO),
-            // It is the likeliest to be away; and alone, it is given a moment.
+            // The lost master is the least likely to answer. A single master also gets a moment to return.
             Before::Lost(master) => (Some(*master), Backoff::default().next(GONE)),
             Before::Anew(master, pause) => (Some(*master), *pause),
         };
@@ -106,13 +107,13 @@ impl MasterDiscovery {
         discovery
     }
 
-    /// Whether there is more than one master to go to.
+    /// Whether more than one master is known.
     pub(super) const fn is_of_several(&self) -> bool {
         self.masters.len() > 1
     }
 
-    /// Knocks until a master welcomes the node; which one it was. Failures that end the incarnation
-    /// or the node end the discovery.
+    /// Tries the masters until one welcomes the node, and returns that master. A failure that ends the
+    /// incarnation or the node also ends the discovery.
     pub(super) async fn run(
         &mut self,
         context: &mut Context,
@@ -161,7 +162,7 @@ impl MasterDiscovery {
             let next = next.chain(etcd_due).min();
             let (address, answer) = tokio::select! {
                 biased;
-                // An error means that whoever would have told is gone.
+                // An error means that the sender is gone, so the node leaves.
                 _ = &mut leaving => return Err((End::Left, String::new())),
                 Some(answered) = attempts.next() => answered,
                 Some(found) = etcd_answers.next() => {
@@ -191,7 +192,8 @@ impl MasterDiscovery {
         });
     }
 
-    /// Settles when the master is attempted at again, and goes to the one that it named.
+    /// Sets the time of the next attempt at a master that failed. If the master named a leader, the leader is
+    /// tried at once.
     fn failed(&mut self, address: &str, failure: &Failure) {
         let now = Instant::now();
         let leader = failure.not_leader();
@@ -223,7 +225,8 @@ impl MasterDiscovery {
         }
     }
 
-    /// Somebody says that this master leads; nothing, for want of knowledge, when it is empty.
+    /// Records that `leader` is said to lead, and tries it at once. An empty address means that no leader is
+    /// known.
     pub(super) fn names(&mut self, leader: &str) {
         let now = Instant::now();
         let has_room = self.masters.len() < self.most;
@@ -235,7 +238,7 @@ impl MasterDiscovery {
         }
     }
 
-    /// Knocks at masters that are announced and were not known.
+    /// Adds announced masters that were not known.
     fn discovered(&mut self, found: Result<Vec<String>, kvpool_etcd::Error>) {
         let problem = match found {
             Ok(addresses) => {
@@ -269,7 +272,7 @@ impl Master {
         !self.asked && self.due <= now
     }
 
-    /// Somebody says that it leads.
+    /// Makes the next attempt as early as permitted, because the master is said to lead.
     fn hurry(&mut self, now: Instant) {
         let soonest = self
             .attempted

@@ -1,4 +1,4 @@
-//! Between the messages of a session and the node's own words.
+//! Converts between the messages of a session and the node's own types.
 
 use super::Options;
 use crate::clock;
@@ -11,23 +11,23 @@ use kvpool_types::{
 };
 use std::time::Duration;
 
-/// A welcome, read.
+/// A decoded welcome.
 pub(super) struct Welcome {
     pub(super) cluster: ClusterId,
     pub(super) term: Term,
     pub(super) heartbeat_interval: Duration,
-    /// What shows later that this term was; empty from masters that give none.
+    /// The proof that this term existed; empty from masters that give none.
     pub(super) proof: Bytes,
 }
 
-/// The highest epoch that the node was welcomed to, and what shows that.
+/// The highest epoch that the node was welcomed to, and the proof of that term.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
     pub(super) epoch: Epoch,
     pub(super) proof: Bytes,
 }
 
-/// What a message of the master holds that it must not.
+/// Why a message of the master is malformed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
     #[error("protocol version {0} is not supported by this node")]
@@ -110,7 +110,7 @@ pub(super) fn fence_item(item: &proto::FenceItem) -> Result<FenceItem, Malformed
     })
 }
 
-/// A grant, where 0 stands for none.
+/// A grant id; `None` for 0.
 pub(super) fn grant(number: u64) -> Option<GrantId> {
     (number != 0).then_some(GrantId(number))
 }

@@ -1,9 +1,9 @@
-//! The addresses of the masters' names.
+//! Resolves the host names of masters.
 //!
-//! A lookup may take longer than a connection, for as long as a name server is away. A node that must come back
-//! does not depend on it: it keeps the last addresses of each name. A lookup that outlasts an attempt at its
-//! master goes on, and the next attempt has its answer. A name takes one thread, and another for
-//! each minute that its lookups hang.
+//! A lookup may take longer than an attempt to connect, as long as a name server is away. A node that
+//! reconnects must not depend on it, so the last addresses of each name are kept. A lookup that outlasts an
+//! attempt at its master continues, and the next attempt has its answer. A name takes one thread, and another
+//! one for each minute in which its lookups hang.
 
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared};
@@ -16,20 +16,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// How long an attempt at a master waits for the addresses of a name that has none yet.
+/// The longest wait for the addresses of a name that has none yet.
 const FIRST_LOOKUP: Duration = Duration::from_secs(5);
-/// The same where the last addresses are known.
+/// The longest wait if the last addresses are known.
 const NEXT_LOOKUP: Duration = Duration::from_secs(1);
-/// A lookup that has taken so long is begun anew. What it finds may be true no more.
+/// A lookup that has taken this long is started again. Its result may be out of date.
 const STALE: Duration = Duration::from_secs(60);
-/// The most names that are kept. Masters name others.
+/// The most names that are kept, since masters name further masters.
 const MOST_NAMES: usize = 64;
 
-/// What a lookup gives.
+/// The result of a lookup.
 pub(super) type Found = Result<Vec<SocketAddr>, Arc<io::Error>>;
 type Lookup = Box<dyn Fn(String) -> BoxFuture<'static, Found> + Send + Sync>;
 
-/// The names that were looked up.
+/// The resolved names.
 pub(super) struct Names {
     lookup: Lookup,
     known: Mutex<HashMap<String, Name>>,
@@ -38,7 +38,7 @@ pub(super) struct Names {
 #[derive(Default)]
 struct Name {
     last: Vec<SocketAddr>,
-    /// The lookup in progress, and when it began.
+    /// The lookup in progress, with the time of its start.
     running: Option<(Instant, Shared<BoxFuture<'static, Found>>)>,
 }
 
@@ -50,7 +50,7 @@ impl Name {
 }
 
 impl Names {
-    /// Names that the system resolves.
+    /// Resolves names with the system's resolver.
     pub(super) fn of_system() -> Self {
         Self::new(|name| {
             let found = async move { addresses::resolve(&name).await.map_err(Arc::new) };
@@ -67,7 +67,7 @@ impl Names {
         }
     }
 
-    /// The addresses of a `host:port`. When the lookup fails or takes long, these are the last that it had.
+    /// The addresses of a `host:port`. If the lookup fails or is slow, this returns the last known addresses.
     pub(super) async fn resolve(&self, name: &str) -> Found {
         let (running, last) = self.begin(name);
         let patience = match last.is_empty() {
@@ -91,7 +91,7 @@ impl Names {
         }
     }
 
-    /// The lookup in progress, or a new one, and the last addresses.
+    /// The lookup in progress, or a new lookup; and the last known addresses.
     fn begin(&self, name: &str) -> (Shared<BoxFuture<'static, Found>>, Vec<SocketAddr>) {
         let mut known = self.known.lock();
         if known.len() >= MOST_NAMES && !known.contains_key(name) {

@@ -1,4 +1,4 @@
-//! Verifications: blocks that the master has the node check again.
+//! Verifications: the master asks the node to verify blocks that a reader has reported as damaged.
 
 use super::message::{self, Malformed};
 use crate::serve::Store;
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// The verifications that a session has asked for, and that are not answered.
+/// The verifications that a session has requested and that are not answered yet.
 ///
-/// One report of a reader has the master ask for thousands. All but a few wait for a permit, so they end with
-/// their session: the next one asks for them again.
+/// One report of a reader can make the master request thousands. All but a few wait for a permit. Those that
+/// wait end with their session, and the next session requests them again.
 pub(super) struct Verifications {
     store: Store,
     permits: Arc<Semaphore>,
@@ -25,7 +25,7 @@ struct Verification {
 }
 
 impl Verifications {
-    /// Each check takes one of `permits`, which all sessions share.
+    /// Each verification takes one of `permits`, which all sessions share.
     pub(super) fn new(store: Store, permits: Arc<Semaphore>) -> Self {
         Self {
             store,
@@ -34,7 +34,7 @@ impl Verifications {
         }
     }
 
-    /// Takes an order of the master.
+    /// Queues a verification that the master requests.
     pub(super) fn push(&mut self, asked: &proto::Verify) -> Result<(), Malformed> {
         let one = Verification {
             ticket: asked.ticket,
@@ -45,7 +45,7 @@ impl Verifications {
         self.asked.spawn(async move {
             let permit = permits.acquire_owned().await.ok()?;
             let work = kvpool_seams::blocking(move || {
-                // A check that outlives its session keeps its permit.
+                // A verification that outlives its session keeps its permit.
                 let _permit = permit;
                 one.run(&store)
             });
@@ -54,11 +54,12 @@ impl Verifications {
         Ok(())
     }
 
-    /// The next verdict; `None` when none is to come. Loses no verdict when it is dropped.
+    /// The next verdict; `None` when no verification is left. Dropping the future loses no verdict.
     pub(super) async fn next(&mut self) -> Option<proto::Verified> {
         loop {
             let ended = self.asked.join_next().await?;
-            // A check that panicked gives no verdict. The master asks again in the next session.
+            // A verification that panicked gives no verdict. The master requests it again in the next
+            // session.
             if let Ok(Some(verdict)) = ended {
                 return Some(verdict);
             }

@@ -1,4 +1,4 @@
-//! What is let in: writes, reads and pins, each judged before a byte moves, and how each ends.
+//! Admits writes, reads and pins, each before a byte moves, and ends them.
 
 use super::touch::{Held, PeerKey, Touch, Toucher};
 use super::{Fence, Range, Span, refused};
@@ -8,9 +8,8 @@ use kvpool_types::{Checksum, Code, Epoch, Extent, Grant, GrantId, Incarnation, L
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-/// A grant whose proof was found good for one incarnation and epoch. Checking a proof is the
-/// slowest step, so it happens under a shared lock. The term is compared again when the write is
-/// admitted.
+/// A grant whose proof is valid for one incarnation and epoch. The check of a proof is the slowest step, so
+/// it runs under a shared lock. The write's admission compares the term again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Proven {
     incarnation: Incarnation,
@@ -44,8 +43,8 @@ impl Fence {
         })
     }
 
-    /// Admits a write whose bytes are put into place before anything else is asked of the fence.
-    /// [`Fence::record_now`] ends it.
+    /// Admits a write whose bytes are copied before the lock of the fence is released. [`Fence::record_now`]
+    /// ends it.
     pub(crate) fn admit_now(&mut self, proven: &Proven) -> Result<Span, Refused> {
         let span = self.admit_write(proven)?;
         if let Some(space) = self.spaces.get_mut(span.segment.0) {
@@ -83,7 +82,7 @@ impl Fence {
         Ok(span)
     }
 
-    /// Ends a receive: with the chunk checksums when all bytes are in place.
+    /// Ends a receive. `sums` has the chunk checksums if all bytes are in place.
     pub(crate) fn end_receive(&mut self, span: Span, sums: Option<Vec<Checksum>>) -> Code {
         let Some(touch) = self.untouch(span) else {
             return Code::GrantEnded;
@@ -100,8 +99,8 @@ impl Fence {
         let span = self.admit_write(proven)?;
         let held = self.peers.get(&peer);
         if held.is_some_and(|held| held.holds.contains_key(&proven.grant)) {
-            // A grant of an earlier epoch with the same number: the end of one could be taken for
-            // the end of the other.
+            // The process still holds a grant of an earlier epoch with the same number. The end of one grant
+            // could be taken for the end of the other.
             return Err(refused(
                 Code::InProgress,
                 format!("{peer} still holds another grant {}", proven.grant),
@@ -117,7 +116,7 @@ impl Fence {
         Ok(())
     }
 
-    /// Ends a hold: with all bytes in place when `sums` is not empty.
+    /// Ends a hold. All bytes are in place if `sums` is not empty.
     pub(crate) fn end_hold(&mut self, peer: PeerKey, grant: GrantId, sums: Vec<Checksum>) -> Code {
         let Entry::Occupied(mut entry) = self.peers.entry(peer) else {
             return Code::GrantEnded;
@@ -139,7 +138,7 @@ impl Fence {
         self.record(span, &touch, sums)
     }
 
-    /// Judges a read and says which bytes it covers.
+    /// Judges a read and returns the span that it covers.
     pub(crate) fn read(
         &self,
         epoch: Epoch,
@@ -182,7 +181,7 @@ impl Fence {
             .unwrap_or_default())
     }
 
-    /// Pins a written extent for a process that reads it in place. Pins count.
+    /// Pins a written extent for a process that reads it in place. Pins of one extent are counted.
     pub(crate) fn pin(
         &mut self,
         peer: PeerKey,
@@ -220,7 +219,7 @@ impl Fence {
         Ok(())
     }
 
-    /// Undoes one pin that was taken in this incarnation, the present one or an earlier one.
+    /// Removes one pin that was taken in this incarnation, which may be the present one or an earlier one.
     pub(crate) fn unpin(
         &mut self,
         peer: PeerKey,
@@ -253,7 +252,7 @@ impl Fence {
         Code::Ok
     }
 
-    /// Frees all that a process held: it is gone, and its mappings with it.
+    /// Frees everything that a process held. The process has ended, and its mappings with it.
     pub(crate) fn peer_gone(&mut self, peer: PeerKey) {
         self.drop_boards(peer);
         let Some(held) = self.peers.remove(&peer) else {
@@ -292,8 +291,8 @@ impl Fence {
         }
     }
 
-    /// The write may leave mixed bytes. So the record of an earlier epoch's write, which was never committed, is
-    /// removed.
+    /// Adds the touch of a write. The write may leave mixed bytes. So it removes the record of an earlier
+    /// epoch's write, which was never committed.
     fn touch_to_write(&mut self, span: Span, touch: Touch) {
         if let Some(space) = self.spaces.get_mut(span.segment.0) {
             space.records.remove_overlapping(span.range);
@@ -301,7 +300,7 @@ impl Fence {
         self.touch(span, touch);
     }
 
-    /// The span of a written extent, for one who knows the present term.
+    /// The span of a written extent. The caller must name the present incarnation, and no earlier epoch.
     fn written(
         &self,
         epoch: Epoch,
@@ -323,7 +322,7 @@ impl Fence {
         Ok(span)
     }
 
-    /// Everything that is asked of a write but its proof.
+    /// Checks every condition of a write except its proof.
     fn admit_write(&self, proven: &Proven) -> Result<Span, Refused> {
         self.check_term(proven.incarnation, proven.epoch)?;
         if self.draining {
@@ -380,7 +379,7 @@ impl Fence {
 
     pub(super) fn check_term(&self, incarnation: Incarnation, epoch: Epoch) -> Result<(), Refused> {
         self.check_incarnation(incarnation)?;
-        // A higher epoch is one that this node is still to be welcomed to.
+        // If the epoch is higher, the master of that term has not welcomed this node yet.
         if self.term.is_none() || epoch != self.epoch() {
             return Err(self.stale(epoch));
         }
@@ -410,8 +409,8 @@ impl Fence {
         )
     }
 
-    /// One extent of any size is always allowed, so every block that fits the node can be put and viewed. The
-    /// limit applies from the second extent on.
+    /// Checks the limit of held bytes per process. The limit applies from a process's second extent on. So
+    /// every block that fits the node can be put and viewed.
     fn check_cap(&self, peer: PeerKey, held: Option<&Held>, more: Length) -> Result<(), Refused> {
         let held = held.map_or(0, |held| held.bytes.0);
         let bytes = held.saturating_add(self.pinned_bytes(peer).0);

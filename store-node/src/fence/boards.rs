@@ -1,8 +1,8 @@
-//! What clients have pinned on their boards: pins that nobody asked the node for.
+//! The pin boards of clients: pins that the node sees without a message.
 //!
-//! The memory-order argument is [`kvpool_transport::shm::board`]'s. This module keeps
-//! the node's side of it. Before a pin of the old term may be ignored, its board is closed or opened
-//! anew. Every decision on an extent reads all boards.
+//! [`kvpool_transport::shm::board`] has the argument about memory order. This module keeps the node's part of
+//! it. Before pins of an old term are ignored, their boards are closed or opened anew. Every decision on an
+//! extent reads all boards.
 
 use super::admit::draining;
 use super::{Aborts, Fence, PeerKey, Range, Span, refused};
@@ -13,23 +13,24 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// The most boards that are kept, so that looking at all of them stays cheap. Who is given none asks
-/// for each pin.
+/// The most boards that are kept, so that reading all of them stays cheap. A client without a board sends a
+/// request for each pin.
 const MOST_BOARDS: usize = 4096;
 
 /// The board of one connection.
 #[derive(Debug)]
 struct Hung {
     peer: PeerKey,
-    /// In which its pins were taken.
+    /// The incarnation in which its pins were taken.
     incarnation: Incarnation,
     board: Arc<Board>,
-    /// Its incarnation is over, or its connection, or the node drains: no pin is taken on it again.
+    /// Whether no new pin can be taken on the board: its incarnation or connection has ended, or the node
+    /// drains.
     over: bool,
 }
 
 impl Hung {
-    /// Whether its connection has ended: nobody else has the board any more.
+    /// Whether the connection has ended, so that only this entry holds the board.
     fn is_left(&self) -> bool {
         Arc::strong_count(&self.board) == 1
     }
@@ -46,14 +47,14 @@ impl Hung {
 pub(super) struct Boards(Vec<Hung>);
 
 impl Boards {
-    /// Pins count for locations of `epoch` from now on.
+    /// Makes new pins count for locations of `epoch` only.
     pub(super) fn open(&self, epoch: Epoch) {
         for hung in self.0.iter().filter(|hung| !hung.over) {
             hung.board.open(epoch);
         }
     }
 
-    /// No pin is taken on any of them again.
+    /// Closes all boards, so that no new pin can be taken.
     pub(super) fn close(&mut self) {
         for hung in &mut self.0 {
             hung.board.close();
@@ -69,7 +70,7 @@ impl Boards {
         self.0.retain(|hung| hung.peer != peer);
     }
 
-    /// The processes that have a connection with a board, or have pinned something.
+    /// The processes with a board that is connected or has pins.
     fn peers(&mut self) -> HashSet<PeerKey> {
         self.sweep();
         self.0.iter().map(|hung| hung.peer).collect()
@@ -89,10 +90,10 @@ impl Boards {
     }
 }
 
-/// What was pinned on all boards, or being read, at the moment of one look.
+/// The ranges that were pinned on boards, or being read, at the moment of one call of [`Fence::look`].
 #[derive(Debug, Default)]
 pub(super) struct Pinned {
-    /// For each segment the pinned ranges, joined where they overlap, lowest first.
+    /// For each segment the pinned ranges, lowest first. Overlapping ranges are joined.
     joined: Vec<Vec<Range>>,
 }
 
@@ -114,7 +115,7 @@ impl Pinned {
         Self { joined }
     }
 
-    /// Whether a byte of `span` is pinned.
+    /// Whether any byte of `span` is pinned or being read.
     pub(super) fn touches(&self, span: Span) -> bool {
         let Some(ranges) = self.joined.get(span.segment.0) else {
             return false;
@@ -127,7 +128,7 @@ impl Pinned {
 }
 
 impl Fence {
-    /// Hangs up the board of a new connection.
+    /// Adds the board of a new connection.
     pub(crate) fn hang(
         &mut self,
         peer: PeerKey,
@@ -145,7 +146,7 @@ impl Fence {
                 format!("this node has its maximum of {MOST_BOARDS} pin boards"),
             ));
         }
-        // Before the first welcome the epoch is 0, in which a board is closed.
+        // Before the first welcome the epoch is 0, and the board is closed.
         board.open(self.epoch());
         self.boards.0.push(Hung {
             peer,
@@ -156,14 +157,14 @@ impl Fence {
         Ok(())
     }
 
-    /// Whether a ticket waits for a pin on a board. If so, call [`Fence::look_again`] from time to time:
-    /// the node gets no message when such a pin ends.
+    /// Whether a ticket waits for a pin on a board or for a read. If so, call [`Fence::look_again`] at
+    /// intervals, since no message tells of the end of a pin.
     pub(crate) fn waits_for_boards(&self) -> bool {
         !self.on_boards.is_empty()
     }
 
-    /// Settles the tickets that wait for pins on boards or for reads, and need wait no more. Returns the reads that
-    /// a ticket has waited for long enough.
+    /// Settles the tickets that no longer have to wait for pins on boards or for reads. Returns the reads to
+    /// abort, for which a ticket has waited too long.
     pub(crate) fn look_again(&mut self) -> Aborts {
         self.boards.sweep();
         let mut aborts = Aborts::new();
@@ -173,7 +174,7 @@ impl Fence {
         }
         let (pinned, now) = (self.look(), Instant::now());
         for ticket in waiting {
-            // Those that are not there were settled when the master asked once more.
+            // A ticket that is missing was settled when the master repeated it.
             if let Some(span) = self.waiting.remove(&ticket) {
                 self.reading.late_in(span, now, &mut aborts);
                 self.settle(ticket, span, &pinned);
@@ -182,21 +183,21 @@ impl Fence {
         aborts
     }
 
-    /// Says of each of these processes whether it holds or has pinned anything. None has a connection.
-    /// Its boards are closed first, so it pins nothing after the answer.
+    /// Returns for each of these processes whether it holds or has pinned anything. The processes have no
+    /// connection. Their boards are closed first, so they cannot pin anything after the answer.
     pub(crate) fn still_hold(&mut self, peers: &[PeerKey]) -> Vec<bool> {
         let with_boards = self.boards.peers();
         let holds = |peer: &PeerKey| self.peers.contains_key(peer) || with_boards.contains(peer);
         peers.iter().map(holds).collect()
     }
 
-    /// Forgets the boards of a process that is gone, and its mappings with it.
+    /// Forgets the boards of a process that has ended.
     pub(super) fn drop_boards(&mut self, peer: PeerKey) {
         self.boards.drop_peer(peer);
         self.look_again();
     }
 
-    /// Looks at all boards.
+    /// Reads all boards, and the table of reads under way.
     pub(super) fn look(&self) -> Pinned {
         let mut spans = Vec::new();
         self.each_board_pin(|_, span| spans.push(span));
@@ -204,7 +205,7 @@ impl Fence {
         Pinned::new(spans, self.spaces.len())
     }
 
-    /// Every pin on a board that lies in the node's memory.
+    /// Calls `pin` for every pin on a board that lies in the node's memory.
     pub(super) fn each_board_pin(&self, mut pin: impl FnMut(PeerKey, Span)) {
         for hung in &self.boards.0 {
             hung.board.look(|extent| {
@@ -215,8 +216,8 @@ impl Fence {
         }
     }
 
-    /// Where an extent lies under the numbers of this incarnation: a pin may be older than the present
-    /// numbers. `None` for what a client has made up.
+    /// The span of a pinned extent, under the segment numbers of the pin's incarnation. `None` for an extent
+    /// that does not exist.
     fn place(&self, incarnation: Incarnation, extent: &Extent) -> Option<Span> {
         let &segment = self.numbers.get(&(incarnation, extent.segment))?;
         let size = self.spaces.get(segment.0)?.size;
@@ -228,7 +229,7 @@ impl Fence {
         })
     }
 
-    /// The bytes that a process has pinned on its boards, each pin counted.
+    /// The bytes that a process has pinned on its boards, with every pin counted.
     pub(super) fn pinned_bytes(&self, peer: PeerKey) -> Length {
         let mut bytes = 0u64;
         self.each_board_pin(|whose, span| {
@@ -239,7 +240,7 @@ impl Fence {
         Length(bytes)
     }
 
-    /// Adds to a census what is on the boards.
+    /// Adds the pins and boards to a census.
     pub(super) fn count_boards(&self, census: &mut super::Census) {
         let mut by_peer: HashMap<PeerKey, u64> = HashMap::new();
         self.each_board_pin(|peer, span| {

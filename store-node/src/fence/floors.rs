@@ -1,14 +1,14 @@
-//! Which grants are closed, in memory that does not grow with their number.
+//! The closed grants of a segment, in memory that does not grow with their number.
 //!
-//! A grant covers one extent, and an extent is granted again only after the grant before it was
-//! fenced, under a higher number. So it is enough to remember, for every byte, the highest number
-//! that was fenced there: whoever comes with that number or a lower one comes too late. The memory
-//! is bounded by how finely the segment can be cut, however many grants have come and gone.
+//! A grant covers one extent. An extent is granted again only after the earlier grant was fenced, and with a
+//! higher number. So it is enough to keep, for every byte, the highest fenced number: its *floor*. A grant
+//! with that number or a lower one is closed. The memory is bounded by the number of ranges in the segment,
+//! however many grants there were.
 
 use super::ranges::{Range, Ranges};
 use kvpool_types::GrantId;
 
-/// The highest closed grant of each byte of a segment, in the present epoch.
+/// The floor of each byte of a segment, in the present epoch.
 #[derive(Debug, Default)]
 pub(super) struct Floors {
     ranges: Ranges<GrantId>,
@@ -50,7 +50,7 @@ impl Floors {
         }
     }
 
-    /// Forgets `range`: what has been written there since refuses other grants by itself.
+    /// Forgets the floors of `range`. A block was written there, and its record refuses other grants.
     pub(super) fn forget(&mut self, range: Range) {
         for (old, floor) in self.ranges.remove_overlapping(range) {
             if old.start < range.start {
@@ -72,17 +72,17 @@ impl Floors {
             .max()
     }
 
-    /// Forgets everything: the epoch is over, and with it all its grants.
+    /// Forgets all floors, because the epoch and its grants have ended.
     pub(super) fn clear(&mut self) {
         self.ranges.clear();
     }
 
-    /// How many ranges are remembered.
+    /// The number of ranges with a floor.
     pub(super) fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Adds a range, joined with neighbours of the same floor.
+    /// Adds a range, joined with neighbours that have the same floor.
     fn join(&mut self, mut range: Range, floor: GrantId) {
         if let Some((before, &same)) = self.ranges.ending_at(range.start)
             && same == floor

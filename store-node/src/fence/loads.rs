@@ -1,25 +1,26 @@
-//! Loads whose records may not be durable.
+//! Loads whose records may not be durable yet.
 //!
-//! A master lets readers at a block as soon as it is back from a medium. The record of its place is durable some
-//! milliseconds later. A master that dies before that leaves a successor that knows neither the place nor the
-//! leases on it. The node knows the place, and says so when it registers.
+//! A master lets readers read a block as soon as it is loaded from a medium. The record of the block's extent
+//! is durable some milliseconds later. If the master dies before that, its successor knows neither the extent
+//! nor the leases on it. The node knows the extent, and names it when it registers.
 //!
-//! A load is named no more when its extent is fenced, when its life ends, or when the master of its term says that its
-//! record is durable. That master says so for all loads below a grant.
+//! The node no longer names a load when its extent is fenced or its incarnation ends. The same holds once the
+//! master of its term reports that the record is durable. The master reports this for all loads below a grant
+//! id.
 
 use super::{Fence, Span, extent};
 use kvpool_types::{Epoch, Extent, GrantId, Version};
 use std::collections::BTreeMap;
 
-/// The most loads that a node remembers here: those under the highest grants.
+/// The most loads that are kept. Of more, those with the lowest grant ids are forgotten.
 const MOST: usize = 1 << 18;
 
-/// Loads whose records may not be durable, by their grants. Those whose extent was fenced or written since are
-/// passed over when they are named.
+/// Loads whose records may not be durable, by grant id. An entry whose extent has been fenced or written
+/// since is skipped when loads are named.
 #[derive(Debug, Default)]
 pub(super) struct Unrecorded {
     loads: BTreeMap<GrantId, (Epoch, Span)>,
-    /// Set when one was forgotten for want of room.
+    /// Whether a load was ever forgotten because of [`MOST`].
     was_full: bool,
 }
 
@@ -37,7 +38,7 @@ impl Unrecorded {
         }
     }
 
-    /// Forgets the loads of a term below a grant. Grants of earlier terms are lower.
+    /// Forgets the loads of a term below a grant id. Grant ids of earlier terms are lower.
     fn end(&mut self, epoch: Epoch, below: GrantId) {
         let lower = self.loads.range(..below);
         let over = lower.filter(|(_, (of, _))| *of == epoch);
@@ -48,7 +49,8 @@ impl Unrecorded {
 }
 
 impl Fence {
-    /// Notes that a copy of `version` was loaded to `extent` under `grant`. Version 0 as in [`Fence::is_copy_of`].
+    /// Records that a copy of `version` was loaded to `extent` under `grant`. Version 0 as in
+    /// [`Fence::is_copy_of`].
     pub(crate) fn is_load_of(&mut self, extent: &Extent, grant: GrantId, version: Version) {
         let noted = self.note_copy(extent, grant, |record| {
             record.version = version;
@@ -63,7 +65,7 @@ impl Fence {
         }
     }
 
-    /// Notes that the master of this term needs no mention of loads below `below`.
+    /// Forgets loads of this term below `below`, whose records are durable.
     pub(crate) fn loads_recorded(&mut self, below: GrantId) {
         let epoch = self.epoch();
         self.unrecorded.end(epoch, below);

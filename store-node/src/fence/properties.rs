@@ -1,5 +1,5 @@
-//! The third invariant under random histories: whatever a master, its clients and late packets do
-//! to a fence, checked against the plainest bookkeeping.
+//! Tests of the third invariant under random histories. A master, clients and late packets act on a fence,
+//! and a simple model checks every result.
 
 use super::*;
 use kvpool_transport::shm::board::{BOARD_BYTES, Board, Pin, Pinner};
@@ -19,38 +19,38 @@ impl Abort for NoSocket {
     fn abort(&self) {}
 }
 
-/// One step of a history. Numbers choose among what there is, modulo how much there is.
+/// One step of a history. A number selects one of the existing objects, modulo their count.
 #[derive(Clone, Debug)]
 enum Step {
-    /// The master grants an extent; it does not care what else is there.
+    /// The master grants an extent, whatever else is there.
     Grant { at: u64, units: u64 },
-    /// Some grant, of whatever age, comes in over TCP.
+    /// A grant of any age is received over TCP.
     Receive(usize),
-    /// Some grant, of whatever age, is announced by a process.
+    /// A process announces a write under a grant of any age.
     Hold { grant: usize, peer: u8 },
-    /// A receive ends, whole or not.
+    /// A receive ends, complete or not.
     EndReceive { which: usize, whole: bool },
-    /// A hold ends, whole or not.
+    /// A hold ends, complete or not.
     EndHold { which: usize, whole: bool },
-    /// A process pins an extent that some grant once named.
+    /// A process pins an extent of an earlier grant.
     Pin { grant: usize, peer: u8 },
-    /// A pin is undone.
+    /// A pin is removed.
     Unpin(usize),
-    /// A process opens a connection and is given a board.
+    /// A process opens a connection and gets a board.
     Hang(u8),
     /// A connection ends.
     Close(usize),
-    /// A process shows a pin on a board, of an extent that some grant once named.
+    /// A process publishes a pin on a board, for an extent of an earlier grant.
     Publish { board: usize, grant: usize },
-    /// It asks whether such a pin counts, and undoes it when not.
+    /// A process asks whether such a pin counts, and removes it if not.
     Confirm(usize),
-    /// A pin on a board is undone.
+    /// A pin on a board is removed.
     Clear(usize),
     /// A process dies.
     Die(u8),
-    /// The master fences a grant's extent, naming the grant or not.
+    /// The master fences a grant's extent. It may or may not name the grant.
     Fence { grant: usize, named: bool },
-    /// A master begins its term.
+    /// A master begins a term.
     Epoch,
     /// The master drops the incarnation.
     Renew,
@@ -80,7 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One connection's board, as the node's side of the connection and the client have it.
+/// The board of one connection, as the node and the client see it.
 struct Connection {
     peer: u8,
     incarnation: Incarnation,
@@ -97,7 +97,7 @@ struct Posted {
     pin: Pin,
 }
 
-/// The plain bookkeeping: what is touched, and which grants are closed.
+/// The model: the extents that are touched, and the grants that are closed.
 struct Model {
     fence: Fence,
     epoch: u64,
@@ -116,7 +116,7 @@ fn peer(number: u8) -> PeerKey {
     PeerKey::new(ClientId(number.into()), 1000 + i32::from(number))
 }
 
-/// A board that no fence knows of, on which the dead may write what they like.
+/// A board that is unknown to every fence. Dead clients write on it.
 fn nobodys() -> Arc<Pinner> {
     let (_, fd) = Board::create(Length(0)).unwrap();
     Arc::new(Pinner::map(fd.as_fd(), BOARD_BYTES).unwrap())
@@ -174,7 +174,7 @@ impl Model {
             .any(|touched| touched.overlaps(extent))
     }
 
-    /// What must hold of every write that is let in.
+    /// Checks the rules for every admitted write.
     fn check_admitted(&self, incarnation: Incarnation, grant: &Grant) {
         assert_eq!(incarnation, self.fence.incarnation());
         assert_eq!(grant.epoch.0, self.epoch);
@@ -303,7 +303,7 @@ impl Model {
                     return;
                 };
                 if open.is_none() {
-                    // The fence may look at the board no more.
+                    // After this the fence may no longer read the board.
                     assert!(
                         !pin.counts(grant.epoch),
                         "a pin without a connection counts"
@@ -348,7 +348,7 @@ impl Model {
                     return;
                 };
                 let (_, grant) = self.grants[at];
-                // The master of the day fences only what it granted itself.
+                // The present master fences only extents that it granted itself.
                 let own = grant.epoch.0 == self.epoch && named;
                 if own {
                     self.closed.insert((grant.epoch.0, grant.id.0));
@@ -372,8 +372,8 @@ impl Model {
         }
     }
 
-    /// Whether a pin counts, which it must in the term that its location comes from, while its
-    /// connection lives, and in no other term.
+    /// Whether a pin counts. It must count in the term of its location while its connection lives, and never
+    /// in another term.
     fn counts(&self, posted: &Posted) -> bool {
         let connection = &self.connections[posted.connection];
         let counts = posted.pin.counts(posted.grant.epoch);
@@ -386,7 +386,7 @@ impl Model {
         counts
     }
 
-    /// What is kept as a block was not closed while it was written.
+    /// Checks that a recorded block was not closed during its write.
     fn check_recorded(&self, grant: &Grant, code: Code) {
         if code == Code::Ok {
             assert_eq!(grant.epoch.0, self.epoch);
@@ -459,7 +459,7 @@ proptest! {
             model.apply(step);
             model.check();
         }
-        // Once all is given up, every ticket is reported.
+        // When everything has ended, every ticket is reported.
         for who in 0..3 {
             model.apply(Step::Die(who));
         }
@@ -471,14 +471,14 @@ proptest! {
     }
 }
 
-/// What refuses closed grants is bounded by the segment, not by how many grants have come and gone.
+/// The state that refuses closed grants is bounded by the segment, however many grants there were.
 #[test]
 fn a_million_grants_leave_no_more_behind_than_the_segment_has_blocks() {
     let mut model = Model::new();
     for id in 1..=1_000_000u64 {
         let item = FenceItem {
             ticket: id,
-            // Other nodes take most numbers of an epoch: those seen here have gaps.
+            // Other nodes get most numbers of an epoch, so the numbers here have gaps.
             grant: Some(GrantId(id * 7)),
             before: Some(GrantId(id * 7 + 1)),
             extent: Extent {

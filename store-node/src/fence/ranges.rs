@@ -1,4 +1,4 @@
-//! Ranges of one segment that do not overlap, with a value each.
+//! A map from ranges of one segment to values. The ranges do not overlap.
 
 use kvpool_types::{Length, Offset};
 use smallvec::SmallVec;
@@ -20,7 +20,7 @@ impl Range {
     }
 }
 
-/// What was taken out of a map: for most extents at most one range.
+/// The entries that were removed from a map, in most cases at most one.
 pub(super) type Removed<T> = SmallVec<[(Range, T); 1]>;
 
 /// A map from disjoint, non-empty ranges to values.
@@ -74,8 +74,8 @@ impl<T> Ranges<T> {
         }
     }
 
-    /// Those that share a byte with `range`, highest first: ranges are disjoint, so behind the first
-    /// that ends before it there is none. Going down from its end takes one way through the tree.
+    /// The ranges that share a byte with `range`, highest first. Ranges are disjoint. So the search ends at
+    /// the first range that ends before `range`, and takes one descent of the tree.
     pub(super) fn overlapping(&self, range: Range) -> impl Iterator<Item = (Range, &T)> {
         self.by_start
             .range(..range.end)
@@ -84,7 +84,7 @@ impl<T> Ranges<T> {
             .take_while(move |(found, _)| found.end > range.start)
     }
 
-    /// Those that share a byte with `range`, highest first.
+    /// The ranges that share a byte with `range`, highest first.
     pub(super) fn overlapping_mut(
         &mut self,
         range: Range,
@@ -96,7 +96,7 @@ impl<T> Ranges<T> {
             .take_while(move |(found, _)| found.end > range.start)
     }
 
-    /// Adds a range that overlaps none.
+    /// Adds a range that overlaps no other.
     pub(super) fn insert(&mut self, range: Range, value: T) {
         debug_assert!(range.start < range.end, "invariant: ranges are not empty");
         debug_assert!(
@@ -106,13 +106,13 @@ impl<T> Ranges<T> {
         self.by_start.insert(range.start, (range.end, value));
     }
 
-    /// Takes exactly this range out.
+    /// Removes exactly this range.
     pub(super) fn remove(&mut self, range: Range) -> Option<T> {
         self.get(range)?;
         self.by_start.remove(&range.start).map(|(_, value)| value)
     }
 
-    /// Takes out all that share a byte with `range`, lowest first.
+    /// Removes all ranges that share a byte with `range`, lowest first.
     pub(super) fn remove_overlapping(&mut self, range: Range) -> Removed<T> {
         let found: SmallVec<[Offset; 1]> = self
             .overlapping(range)

@@ -1,10 +1,11 @@
-//! Reads over TCP that are under way, where locations are signed.
+//! Reads over TCP that are under way, on a node whose readers need signed locations.
 //!
-//! A client may take its bytes slowly. Until it has them, the extent must not get another block: those bytes may be
-//! another tenant's. So a ticket waits for such reads, and reads that take long are aborted. A new term has no tickets
-//! of the term before: it aborts all reads, and no write begins where one has not ended.
+//! A client may receive its bytes slowly. Meanwhile the extent must not get another block, whose bytes may
+//! belong to another tenant. So a ticket waits for such reads, and slow reads are aborted. A new term knows
+//! no tickets of the previous one: it aborts all reads. No write begins where a read is under way.
 //!
-//! Without tokens no read is noted. Whoever reads verifies checksums, and takes no byte of another block for its own.
+//! Without tokens no read is recorded. A reader verifies the checksum, so it does not accept bytes of another
+//! block.
 
 use super::{Aborts, Range, SegmentIndex, Span};
 use kvpool_transport::host::Abort;
@@ -15,8 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long a ticket waits for a read before the read is aborted, counted from the read's begin. The parts of a
-/// large block are read in turn, and each takes less.
+/// How long after its begin a read may delay a ticket before it is aborted. The parts of a large block are
+/// read one after the other, and each takes less.
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
 
 /// See the module's documentation.
@@ -29,7 +30,8 @@ struct Table {
     next: u64,
 }
 
-/// By segment and first byte, so that those within an extent follow each other. The number tells readers apart.
+/// Segment, first byte, and a number that tells readers apart. Reads within one extent are adjacent in this
+/// order.
 type Place = (usize, u64, u64);
 
 struct Read {
@@ -58,7 +60,7 @@ impl Drop for ReadGuard {
 }
 
 impl Reading {
-    /// Notes a read of `span`; `abort` stops its connection.
+    /// Records a read of `span`; `abort` ends its connection.
     pub(super) fn begin(self: &Arc<Self>, span: Span, abort: Arc<dyn Abort>) -> ReadGuard {
         let mut table = self.0.lock();
         table.next += 1;

@@ -1,27 +1,27 @@
-//! What is known of an extent that has been written whole.
+//! The record of an extent that was written as a whole.
 
 use kvpool_types::{Checksum, Epoch, GrantId, Version};
 
 /// A written extent.
 #[derive(Debug)]
 pub(super) struct Record {
-    /// The epoch of the grant that it was written under.
+    /// The epoch of the grant under which the extent was written.
     pub(super) epoch: Epoch,
-    /// That grant.
+    /// The grant's id.
     pub(super) grant: GrantId,
-    /// The version of the block: the number of the grant, unless the block was copied here. 0: not known.
+    /// The version of the block. It equals the grant's id, unless the block was copied here. 0: not known.
     pub(super) version: Version,
-    /// The checksums of its chunks.
+    /// The checksums of the block's chunks.
     pub(super) sums: Sums,
 }
 
-/// The chunk checksums of one extent. Most blocks of small pools have one chunk: it costs no
+/// The chunk checksums of one extent. A block of one chunk, which is the usual case in small pools, needs no
 /// allocation.
 #[derive(Debug)]
 pub(super) enum Sums {
     /// An extent of at most one chunk.
     One(Checksum),
-    /// A longer one.
+    /// A longer extent.
     Many(Box<[Checksum]>),
 }
 

@@ -1,8 +1,8 @@
-//! The permissions to read, which a master signs into the locations that it hands out.
+//! The read rights that a master signs into the locations that it returns.
 //!
-//! A node that judges tokens asks whoever reads over its ports for the permission of each extent, and judges it
-//! before a byte moves. It names the extent, the version in it and a deadline on the master's clock, and is signed
-//! with the key of the grants. A node without tokens asks for none.
+//! A node that judges tokens requires a right for each extent that is read over its ports, and judges it
+//! before a byte moves. A right names the extent, the version in it and a deadline on the master's clock. It
+//! is signed with the key of the grants. A node without tokens requires no rights.
 
 use super::reading::ReadGuard;
 use super::{Fence, Record, Span, refused};
@@ -12,11 +12,11 @@ use kvpool_types::{Code, Epoch, Extent, GrantId, GrantSigner, Incarnation, ReadS
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// What the permissions of one term are judged by.
+/// The key and clock by which the rights of one term are judged.
 #[derive(Debug)]
 pub(super) struct ReadTerm {
     signer: ReadSigner,
-    /// By how many milliseconds the master's clock is ahead of this node's.
+    /// How many milliseconds the master's clock is ahead of this node's.
     ahead_ms: AtomicI64,
 }
 
@@ -35,24 +35,24 @@ impl ReadTerm {
 }
 
 impl Fence {
-    /// Asks for permissions of reads from now on, in every term whose master signs locations.
+    /// Requires rights for reads from now on, in every term whose master signs locations.
     pub(crate) const fn demand_rights(&mut self) {
         self.wants_rights = true;
     }
 
-    /// Whether this fence was told to ask for permissions.
+    /// Whether this fence requires rights.
     pub(crate) const fn wants_rights(&self) -> bool {
         self.wants_rights
     }
 
-    /// Notes by how many milliseconds the master's clock is ahead.
+    /// Records how many milliseconds the master's clock is ahead.
     pub(crate) fn hear_clock(&self, ahead_ms: i64) {
         if let Some(reads) = &self.reads {
             reads.ahead_ms.store(ahead_ms, Ordering::Relaxed);
         }
     }
 
-    /// Judges the permission of a read, where one is asked for. `now_ms` is this node's clock.
+    /// Judges the right of a read, if rights are required. `now_ms` is this node's clock.
     pub(crate) fn prove_read(
         &self,
         epoch: Epoch,
@@ -63,7 +63,7 @@ impl Fence {
         if !self.wants_rights {
             return Ok(());
         }
-        // A permission of another term was signed with another key.
+        // A right of another term was signed with another key.
         self.check_term(incarnation, epoch)?;
         let Some(reads) = &self.reads else {
             return Ok(());
@@ -87,14 +87,13 @@ impl Fence {
         self.check_version(&extent, right.version)
     }
 
-    /// Notes a read that was admitted, where permissions are asked for: its extent gets no other block until the
-    /// read ends.
+    /// Records an admitted read, if rights are required. The extent gets no other block until the read ends.
     pub(crate) fn begin_read(&self, span: Span, abort: &Arc<dyn Abort>) -> Option<ReadGuard> {
         let is_noted = self.wants_rights && span.range.start < span.range.end;
         is_noted.then(|| self.reading.begin(span, Arc::clone(abort)))
     }
 
-    /// Refuses a location whose extent holds another version by now. An extent that holds none is judged later.
+    /// Refuses a location whose extent holds another version now. An extent without a record is judged later.
     fn check_version(&self, extent: &Extent, version: Version) -> Result<(), Refused> {
         let span = self.locate(extent)?;
         let space = self.spaces.get(span.segment.0);
@@ -108,13 +107,14 @@ impl Fence {
         }
     }
 
-    /// Notes that a copy of `version` was written to `extent` under `grant`. Version 0 stands for one that an earlier
-    /// version of the master did not name.
+    /// Records that a copy of `version` was written to `extent` under `grant`. Version 0 means that the
+    /// master, of an earlier release, did not name the version.
     pub(crate) fn is_copy_of(&mut self, extent: &Extent, grant: GrantId, version: Version) {
         self.note_copy(extent, grant, |record| record.version = version);
     }
 
-    /// Changes the record of what was written to `extent` under `grant`. `None` when it is not there any more.
+    /// Changes the record of the block that was written to `extent` under `grant`. `None` if this record no
+    /// longer exists.
     pub(super) fn note_copy<T>(
         &mut self,
         extent: &Extent,

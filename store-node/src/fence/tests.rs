@@ -1,4 +1,4 @@
-//! What is let in and what is kept out, case by case.
+//! Cases of admitted and refused requests.
 
 mod loads;
 mod neighbours;
@@ -208,7 +208,7 @@ fn another_incarnation_is_refused() {
         code(fence.pin(ALICE, EPOCH, other, &block)),
         Code::WrongIncarnation
     );
-    // Proven in time, admitted too late.
+    // The grant was proved in time, but admitted too late.
     let proven = fence
         .prove(INCARNATION, &grant(3, extent(300, 10)))
         .unwrap();
@@ -305,7 +305,7 @@ fn a_grant_is_good_for_one_write() {
         hold(&mut fence, BOB, &grant(5, block)),
         Code::AlreadyWritten
     );
-    // Never granted in one epoch by a sound master: an older and a newer grant of the same bytes.
+    // A correct master never does this in one epoch: an older and a newer grant cover the same bytes.
     assert_eq!(
         write(&mut fence, &grant(4, extent(50, 100))),
         Code::GrantEnded
@@ -343,7 +343,7 @@ fn a_closed_grant_is_refused_for_ever() {
     assert_eq!(close(&mut fence, 1, 10, block), [1]);
     assert_eq!(write(&mut fence, &grant(10, block)), Code::GrantEnded);
     assert_eq!(hold(&mut fence, ALICE, &grant(10, block)), Code::GrantEnded);
-    // The extent lives on under a new grant, and is cut in another way after that.
+    // The extent is granted again, and later divided in another way.
     assert_eq!(write(&mut fence, &grant(11, block)), Code::Ok);
     assert_eq!(write(&mut fence, &grant(10, block)), Code::GrantEnded);
     assert_eq!(close(&mut fence, 2, 11, block), [2]);
@@ -372,21 +372,21 @@ fn a_ticket_that_comes_again_leaves_the_next_block_alone() {
     assert_eq!(write(&mut fence, &grant(8, old)), Code::Ok);
     assert_eq!(close_before(&mut fence, 3, 8, 9, old), [3]);
     assert_eq!(read(&fence, old), Code::Missing);
-    // One is written, the other is on its way.
+    // One extent is written, the other is being written.
     assert_eq!(write(&mut fence, &grant(13, next)), Code::Ok);
     let writing = receive(&mut fence, &grant(14, beside)).unwrap();
     assert_eq!(close_before(&mut fence, 3, 8, 9, old), [3]);
     assert_eq!(read(&fence, next), Code::Ok);
     assert_eq!(fence.end_receive(writing, Some(sums())), Code::Ok);
     assert_eq!(read(&fence, beside), Code::Ok);
-    // Their own tickets close them.
+    // The extents' own tickets close them.
     assert_eq!(close_before(&mut fence, 4, 13, 15, next), [4]);
     assert_eq!(close_before(&mut fence, 5, 14, 15, beside), [5]);
     assert_eq!(read(&fence, next), Code::Missing);
     assert_eq!(read(&fence, beside), Code::Missing);
 }
 
-/// A copy lies under a grant of its own, and is freed under the lower number of its block's version.
+/// A copy has a grant of its own. It is fenced under the lower number of its block's version.
 #[test]
 fn a_ticket_closes_every_grant_before_it_also_one_that_it_does_not_name() {
     let mut fence = fence();
@@ -397,7 +397,7 @@ fn a_ticket_closes_every_grant_before_it_also_one_that_it_does_not_name() {
     assert_eq!(write(&mut fence, &grant(20, block)), Code::GrantEnded);
 }
 
-/// Grants of an earlier term are closed, whatever their numbers: who holds one is waited for.
+/// Grants of an earlier term are closed, whatever their numbers. Tickets wait for processes that hold one.
 #[test]
 fn a_ticket_waits_for_a_hold_of_an_earlier_term_whatever_its_number() {
     let mut fence = fence();
@@ -429,7 +429,7 @@ fn a_receive_is_aborted_and_waited_for() {
     }
     assert_eq!(aborted.0.load(Ordering::Relaxed), 1);
     assert!(fence.take_fenced().is_empty());
-    // The bytes had all come in by the time of the abort: they do not count.
+    // All bytes had arrived before the abort, but they do not count.
     assert_eq!(fence.end_receive(span, Some(sums())), Code::GrantEnded);
     assert_eq!(fence.take_fenced(), [7]);
     assert_eq!(read(&fence, block), Code::Missing);
@@ -622,7 +622,7 @@ fn a_client_holds_no_more_than_it_may() {
         Code::TooManyHeld
     );
     assert_eq!(fence.end_hold(ALICE, GrantId(1), sums()), Code::Ok);
-    // The same extent counts once, however often it is pinned.
+    // An extent counts once, however often it is pinned.
     for _ in 0..9 {
         assert!(fence.pin(ALICE, EPOCH, INCARNATION, &second.extent).is_ok());
     }
@@ -674,7 +674,7 @@ fn a_draining_node_takes_nothing_new_and_lets_the_rest_end() {
     assert_eq!(fence.end_receive(span, Some(sums())), Code::Ok);
 }
 
-/// Writes at once, as small blocks are.
+/// Writes a block at once, as small blocks are written.
 fn write_now(fence: &mut Fence, grant: &Grant, sums: &[Checksum]) -> Code {
     let proven = match fence.prove(INCARNATION, grant) {
         Ok(proven) => proven,
@@ -707,7 +707,7 @@ fn a_write_at_once_is_judged_like_any_other() {
         write_now(&mut fence, &grant(1, block), &sums()),
         Code::AlreadyWritten
     );
-    // What is fenced stays refused, what touches it keeps it out, and nothing is left behind.
+    // A fenced grant stays refused, a touch keeps the ticket waiting, and no state is left behind.
     assert_eq!(close(&mut fence, 7, 1, block), [7]);
     assert_eq!(
         write_now(&mut fence, &grant(1, block), &sums()),

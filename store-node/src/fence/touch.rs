@@ -1,4 +1,4 @@
-//! Who may be touching an extent right now: receives, announced writes, and pins.
+//! The touches of extents: receives, announced writes, and pins.
 
 use super::Span;
 use kvpool_transport::host::{Abort, Peer, ProcessIdentity};
@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// One process of one client. The client's id is random for each life of a client, so a process id
-/// that the system gives out again does not bring a dead client back.
+/// One process of one client. A client's id is random for each life of a client. So a reused process id is
+/// not taken for an earlier client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PeerKey {
     client: ClientId,
@@ -44,25 +44,25 @@ impl fmt::Display for PeerKey {
     }
 }
 
-/// What touches one extent.
+/// The kind of a touch.
 pub(super) enum Toucher {
-    /// Bytes come in over TCP.
+    /// A receive over TCP.
     Receive { abort: Arc<dyn Abort> },
-    /// A process may be writing through its mapping.
+    /// A process that may be writing through its mapping.
     Hold,
-    /// Processes read in place, so many times.
+    /// Processes that read the extent in place, with the number of their pins.
     Pins { count: u64 },
 }
 
 /// One extent that is being touched.
 pub(super) struct Touch {
-    /// Who touches it.
+    /// The kind of the touch.
     pub(super) toucher: Toucher,
-    /// The grant that is written under; the number 0 stands for none.
+    /// The grant under which the toucher writes; 0 for none.
     pub(super) grant: GrantId,
-    /// Whether the grant was closed meanwhile, so that what was written does not count.
+    /// Whether the grant was closed meanwhile, so that the written bytes do not count.
     pub(super) closed: bool,
-    /// The fence tickets that wait for the end of it.
+    /// The fence tickets that wait for the end of the touch.
     pub(super) tickets: Vec<u64>,
 }
 
@@ -96,11 +96,11 @@ impl fmt::Debug for Touch {
 /// What one process holds.
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    /// The bytes of its announced writes and of the extents that it has pinned.
+    /// The bytes of its announced writes and pinned extents.
     pub(super) bytes: Length,
     /// Its announced writes.
     pub(super) holds: HashMap<GrantId, Span>,
-    /// How often it has pinned each extent.
+    /// The number of its pins of each extent.
     pub(super) pins: HashMap<Span, u64>,
 }
 

@@ -1,4 +1,4 @@
-//! The setting `--ssd`: one medium.
+//! The setting `--ssd`, which describes one medium.
 
 use bytesize::ByteSize;
 use kvpool_types::Namespace;
@@ -12,45 +12,45 @@ const LEAST: ByteSize = ByteSize::mib(4);
 pub(crate) struct SsdConfig {
     /// The device or file, or the directory.
     pub(crate) path: PathBuf,
-    /// True when `path` is a directory: the node takes the first file of it that nobody has.
+    /// Whether `path` is a directory. The node then takes the first file in it that no process has locked.
     pub(crate) in_directory: bool,
-    /// For a file, its size; for a device, how much of it to use. A new file of a directory takes a share
-    /// of the free room without one.
+    /// For a file, its size; for a device, the part to use. Without a size, a new file in a directory takes a
+    /// share of the free space.
     pub(crate) size: Option<ByteSize>,
-    /// Format it, whatever it holds, unless it is a medium of this pool.
+    /// Whether to format the device, whatever it holds, unless it is a medium of this pool.
     pub(crate) reset: bool,
     /// Drive writes per day; `None` for no limit.
     pub(crate) dwpd: Option<f64>,
-    /// The namespaces whose blocks it takes; empty for all.
+    /// The namespaces whose blocks the medium takes; empty for all.
     pub(crate) namespaces: Vec<String>,
 }
 
 /// Why a list of media cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadSsd {
-    /// An item begins with something else than a path.
+    /// An item does not begin with a path.
     #[error(
         "{0:?}: a medium begins with path= or dir=, for instance path=/var/lib/kvpool/ssd,size=1TiB"
     )]
     NoPath(String),
-    /// A key that does not exist.
+    /// The key does not exist.
     #[error("{0:?} is none of path=, dir=, size=, dwpd=, namespace= and reset")]
     Key(String),
-    /// A size that is none.
+    /// The value is not a size.
     #[error("{0:?} is not a size, such as 1TiB")]
     Size(String),
-    /// A size that is too small for a medium.
+    /// The size is too small for a medium.
     #[error("{0:?} is too small for a medium: it has at least {LEAST}")]
     Small(String),
-    /// A name that no namespace can have.
+    /// No namespace can have this name.
     #[error("{name:?} is not the name of a namespace: {reason}")]
     Namespace {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The fault of the name.
         reason: String,
     },
-    /// A number of drive writes per day is none, or not above zero.
+    /// The number of drive writes per day is not a number, or not above zero.
     #[error("{0:?} is not a number of drive writes per day, such as 0.5")]
     Dwpd(String),
     /// A path is empty, or named twice.
@@ -67,7 +67,7 @@ impl SsdConfig {
             if let Some(path) = file.or(directory) {
                 let path = PathBuf::from(path);
                 let in_directory = directory.is_some();
-                // Two files of one directory may be wanted.
+                // Several files of one directory may be requested.
                 let is_known = !in_directory && media.iter().any(|other| other.path == path);
                 if path.as_os_str().is_empty() || is_known {
                     return Err(BadSsd::Path(path.display().to_string()));

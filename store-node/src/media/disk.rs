@@ -13,22 +13,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Zones of a medium that has no need of larger or smaller ones. About one and a half zones hold no copies: the
-/// written zone is partly full, and the next one is emptied ahead of need.
-/// Of 2^n bytes, a 64th would have no room for the headers of its last block of 2^m bytes. It would take one block less.
+/// The number of zones of a medium of ordinary size. About one and a half zones hold no copies: the written
+/// zone is partly full, and the next one is emptied in advance.
+///
+/// The number is not 64. The 64th part of 2^n bytes would have no space for the header of its last block of 2^m
+/// bytes, so it would take one block fewer.
 const ZONES: u64 = 62;
-/// Zones of a small medium, whose blocks would not fit into smaller ones.
+/// The number of zones of a small medium. Its blocks would not fit into smaller zones.
 const FEW_ZONES: u64 = 32;
-/// The zones of a small medium grow up to here: a block of 1 MiB and its header fit.
+/// The largest zone of a small medium, in bytes. A block of 1 MiB fits with its header.
 const ROOMY_ZONE: u64 = (1 << 20) + GRANULE;
-/// The largest zone. The arena of the transfers takes no longer block.
+/// The largest zone in bytes. The arena of the transfers takes no longer block.
 const MOST_ZONE: u64 = 256 << 20;
-/// The smallest zone: a medium with less than two of them is of no use.
+/// The smallest zone in bytes. A medium with less than two such zones is not used.
 const LEAST_ZONE: u64 = 1 << 20;
-/// How long the transfers of a medium may take to end before it is attached anew.
+/// How long to wait for the transfers of a medium before it is attached anew.
 pub(super) const SETTLE: Duration = Duration::from_secs(10);
 
-/// A device or file, and what is known of it.
+/// A device or file, and its state.
 #[derive(Debug)]
 pub(super) struct Disk {
     path: PathBuf,
@@ -39,16 +41,16 @@ pub(super) struct Disk {
     dwpd: Option<f64>,
     namespaces: Vec<String>,
     state: State,
-    /// The pool of the medium, when it is not the one that the node was welcomed to.
+    /// The pool of the medium, if it is not the pool of the present master.
     foreign: Option<ClusterId>,
     pub(super) front: Arc<Front>,
 }
 
-/// What can be known of a disk while somebody works with it.
+/// The part of a disk's state that can be read while another thread works with the disk.
 #[derive(Debug)]
 pub(super) struct Front {
     pub(super) health: Arc<Health>,
-    /// Set when something was stored since the last flush.
+    /// Whether anything was stored since the last flush.
     pub(super) is_dirty: Arc<AtomicBool>,
     shown: Mutex<Shown>,
 }
@@ -74,13 +76,13 @@ impl Front {
     }
 }
 
-/// The disk cannot say yet: a request of before has not ended.
+/// The disk cannot answer yet, because an earlier request has not ended.
 #[derive(Debug)]
 pub(super) struct NotYet;
 
 #[derive(Debug)]
 enum State {
-    /// Nothing is on it, or nothing that may stay.
+    /// The device is empty, or its content may be overwritten.
     Blank,
     Formatted(Formatted),
     Attached {
@@ -88,16 +90,16 @@ enum State {
         segment: SegmentId,
         generation: Generation,
     },
-    /// The medium was detached, or the disk did not answer in time. What it holds is read when no request is
-    /// in flight: until then a superblock may still be written.
+    /// The medium was detached, or the disk did not answer in time. Its superblock is read again once no
+    /// request is in flight, since a write of the superblock may still be under way.
     Unread(Option<MediumId>),
-    /// It cannot be used until the node starts anew, for this reason.
+    /// The medium cannot be used until the node restarts, for this reason.
     Failed(String),
 }
 
 impl Disk {
-    /// Reads what a device holds. Bytes that are not a medium's are refused, unless the setting says
-    /// that they may be lost.
+    /// Reads the superblock of a device. Bytes that are not a medium's are refused, unless the settings
+    /// permit to overwrite them.
     pub(super) fn read(
         config: &SsdConfig,
         path: PathBuf,
@@ -135,7 +137,7 @@ impl Disk {
         })
     }
 
-    /// Requests to the device that have not ended.
+    /// The number of requests to the device that have not ended.
     pub(super) fn in_flight(&self) -> usize {
         self.engine.in_flight()
     }
@@ -154,7 +156,7 @@ impl Disk {
         self.state = state;
     }
 
-    /// Whether the medium is in use.
+    /// The state of the medium's attachment.
     pub(super) fn attachment(&self) -> Attachment {
         match (&self.state, self.foreign) {
             (State::Failed(reason), _) => Attachment::Refused(reason.clone()),
@@ -166,8 +168,8 @@ impl Disk {
         }
     }
 
-    /// What the node says of the medium. A blank one is formatted first. `None` for a medium that
-    /// cannot be used. Blocks until `until` at most.
+    /// The node's offer of the medium to the master. A blank medium is formatted first. `None` for a medium
+    /// that cannot be used. Blocks until `until` at most.
     pub(super) fn offer(
         &mut self,
         cluster: ClusterId,
@@ -210,7 +212,7 @@ impl Disk {
         }))
     }
 
-    /// The bytes that may be written in a day; zero for no limit.
+    /// The bytes that may be written per day; zero for no limit.
     #[allow(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -222,7 +224,7 @@ impl Disk {
             .map_or(0, |dwpd| (size as f64 * dwpd).max(1.0) as u64)
     }
 
-    /// Makes it a new medium of this pool. Blocks until `until` at most.
+    /// Formats the device as a new medium of this pool. Blocks until `until` at most.
     pub(super) fn format(&mut self, cluster: ClusterId, until: Instant) -> Result<(), NotYet> {
         self.detach(until);
         if matches!(self.state, State::Unread(_)) && self.in_flight() > 0 {
@@ -240,8 +242,8 @@ impl Disk {
         }
     }
 
-    /// Attaches the medium in the generation that the master names; true when that is durable. Blocks until
-    /// `until` at most.
+    /// Attaches the medium in the generation that the master names. Returns true when the generation is
+    /// durable. Blocks until `until` at most.
     pub(super) fn attach(
         &mut self,
         cluster: ClusterId,
@@ -261,7 +263,7 @@ impl Disk {
         self.detach(until);
         self.read_again(until)?;
         let id = self.id();
-        // Others find the disk by its id meanwhile.
+        // Meanwhile other threads find the disk by this id.
         let before = std::mem::replace(&mut self.state, State::Unread(id));
         let State::Formatted(formatted) = before else {
             let why = "the master attached it before it was formatted";
@@ -269,7 +271,7 @@ impl Disk {
             return Ok(false);
         };
         match formatted.attach_until(cluster, wanted, Some(until)) {
-            // The second copy of the superblock did not end in time.
+            // The write of the second superblock did not end in time.
             Ok(_) if self.in_flight() > 0 => {
                 self.set(State::Unread(id));
                 Err(NotYet)
@@ -288,7 +290,7 @@ impl Disk {
         }
     }
 
-    /// Ends the use of an attached medium. What was stored is flushed. Blocks until `until` at most.
+    /// Detaches the medium, after a flush of its stores. Blocks until `until` at most.
     pub(super) fn detach(&mut self, until: Instant) {
         let State::Attached { medium, .. } = &self.state else {
             return;
@@ -317,7 +319,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Makes what was stored durable. Does not wait for it.
+    /// Begins a flush of the stores, without waiting for it.
     pub(super) fn flush(&self) {
         if let State::Attached { medium, .. } = &self.state
             && self.front.is_dirty.swap(false, Ordering::AcqRel)
@@ -332,7 +334,7 @@ impl Disk {
         }
     }
 
-    /// Notes why the disk cannot be used, for good or until it has answered.
+    /// Records the reason why the disk cannot be used: for good, or until its requests have ended.
     fn failed(&mut self, error: &MediumRefused, id: Option<MediumId>) -> Result<(), NotYet> {
         let path = self.path.display();
         if error.may_pass() || self.in_flight() > 0 {
@@ -346,7 +348,8 @@ impl Disk {
     }
 }
 
-/// The bytes of a zone, of a medium with `size` bytes for blocks. A medium that a pool knows keeps its zones.
+/// The size of a zone in bytes, for a medium with `size` bytes for blocks. A medium that a pool knows keeps its
+/// zones.
 fn zone_of(size: u64) -> u64 {
     let roomy = (size / FEW_ZONES).min(ROOMY_ZONE);
     let zone = (size / ZONES).max(roomy) / GRANULE * GRANULE;

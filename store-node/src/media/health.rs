@@ -1,4 +1,4 @@
-//! What a medium can do, by the outcomes and the ages of its requests.
+//! The state of a medium, derived from the outcomes and ages of its requests.
 
 use kvpool_disk::IoError;
 use kvpool_proto::MediumState;
@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// So many requests that failed in a row make a medium gone.
+/// This many failed requests in a row make a medium gone.
 const FAILURES: u32 = 8;
-/// A medium with a request older than this is slow. It is ready again when all such have ended.
+/// A medium with a request older than this is slow. It is ready again when all such requests have ended.
 const SLOW: Duration = Duration::from_millis(1500);
 
-/// The state of one medium. Without room, or gone, it stays so in this life of the node.
+/// The health of one medium. A medium that is full or gone stays so until the node restarts.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     path: PathBuf,
@@ -22,7 +22,7 @@ pub(super) struct Health {
 #[derive(Debug, Default)]
 struct Inner {
     last: u64,
-    /// When each request in progress began, as time since boot.
+    /// The begin of each request in progress, as time since boot.
     running: BTreeMap<u64, Duration>,
     failures: u32,
     refuses_writes: bool,
@@ -42,7 +42,7 @@ impl Health {
         &self.path
     }
 
-    /// Logs a state that the master is told.
+    /// Logs a state that is sent to the master.
     pub(super) fn log(&self, state: MediumState) {
         let path = self.path.display();
         match state {
@@ -59,7 +59,7 @@ impl Health {
         }
     }
 
-    /// Notes that a request begins. Pass the number to [`Health::finished`].
+    /// Records the begin of a request. Pass the returned number to [`Health::finished`].
     pub(super) fn begin(&self) -> u64 {
         let mut inner = self.inner.lock();
         inner.last += 1;
@@ -68,12 +68,12 @@ impl Health {
         number
     }
 
-    /// Notes that a request has ended, however.
+    /// Records the end of a request, whatever its outcome.
     pub(super) fn finished(&self, number: u64) {
         self.inner.lock().running.remove(&number);
     }
 
-    /// Notes what the device said to a request.
+    /// Records the outcome that the device gave to a request.
     pub(super) fn note(&self, outcome: Result<(), &IoError>) {
         let mut inner = self.inner.lock();
         match outcome {
@@ -88,7 +88,7 @@ impl Health {
         }
     }
 
-    /// Whether the device is taken for gone.
+    /// Whether the device counts as gone.
     pub(super) fn is_gone(&self) -> bool {
         self.inner.lock().is_gone
     }

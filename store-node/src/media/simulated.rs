@@ -1,4 +1,4 @@
-//! The media in a simulation: tasks on the one thread do the jobs, in simulated time.
+//! The media in a simulation. Tasks on the single thread do the jobs, in simulated time.
 
 use super::disk::SETTLE;
 use super::{COPIERS, Disk, Duty, Job, Media, MediaError, Shared, SsdConfig, Store, TEND, WORKERS};
@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// The memory for transfers. Nobody may wait for it: the one thread would wait for ever.
+/// The memory for transfers. No task may block for it, since the single thread would block forever.
 const ARENA: usize = 128 << 20;
-/// How late a thread takes up a job, in microseconds at most.
+/// The longest delay in microseconds before a simulated thread takes a job.
 const LATE: u64 = 400;
-/// How often a job that waits for the device looks again.
+/// The interval at which a job checks the device for which it waits.
 const LOOK: Duration = Duration::from_millis(2);
 
 impl Media {
-    /// The media on these devices, and the work on them, which somebody must poll. Devices answer at
-    /// once about superblocks and flushes.
+    /// The media on these devices, and their work as a future that the caller must poll. Devices answer
+    /// requests for superblocks and flushes at once.
     pub(crate) fn simulated(
         engines: Vec<(SsdConfig, Arc<dyn Engine>)>,
         store: Store,

@@ -19,7 +19,7 @@ const CLUSTER: ClusterId = ClusterId(0xc1);
 const KEY: GrantKey = GrantKey([7; 32]);
 const MEMORY: SegmentId = SegmentId(31);
 const LENGTH: u64 = 1 << 20;
-/// Longer than the transfers take on a busy machine, and shorter than a wait for room may be.
+/// Longer than the transfers take on a busy machine, and shorter than the longest wait for arena memory.
 const SOON: Duration = Duration::from_millis(900);
 
 fn on_medium(number: u32) -> SegmentId {
@@ -67,7 +67,7 @@ fn order(disk: &Disk, number: u32) -> proto::AttachMedium {
     }
 }
 
-/// A formatted disk of 64 MiB that the test can spoil.
+/// A formatted disk of 64 MiB that the test can damage.
 fn disk(number: u32, arena: &Arc<Arena>) -> (Disk, Arc<Faulty>) {
     let engine = Arc::new(Faulty::new(Arc::new(Memory::new(64 << 20))));
     let path = PathBuf::from(format!("ssd{number}"));
@@ -100,7 +100,7 @@ impl Rig {
         Self::beside(blocks, |_| Vec::new())
     }
 
-    /// The same, with other disks.
+    /// The same node with other disks.
     fn beside(blocks: u64, others: impl FnOnce(&Arc<Arena>) -> Vec<Disk>) -> Self {
         let arena = Arena::new(4 * size()).unwrap();
         let mut disks = others(&arena);
@@ -148,7 +148,8 @@ impl Rig {
         }
     }
 
-    /// Transfers every block in one message to the place that `to` says, and returns when all have ended.
+    /// Transfers every block in one message to the extent that `to` returns. Returns when all transfers have
+    /// ended.
     fn transfer_all(&mut self, expected: Code, to: impl Fn(u64) -> Extent) -> Duration {
         let transfers = self
             .blocks
@@ -225,7 +226,7 @@ fn a_load_that_finds_no_room_ends() {
     rig.transfer_all(Code::Ok, to);
 }
 
-/// What the master forgets at a wrong checksum is forgotten for good.
+/// On a wrong checksum the master drops the copy for good.
 #[test]
 fn a_device_that_is_gone_has_all_its_blocks_when_it_is_back() {
     const EIO: i32 = 5;
@@ -235,13 +236,13 @@ fn a_device_that_is_gone_has_all_its_blocks_when_it_is_back() {
         offset: Offset((number - 1) * LENGTH),
         length: Length(LENGTH),
     };
-    // One place that cannot be read.
+    // A single range cannot be read.
     let mut rig = Rig::with(1);
     rig.engine.mend();
     rig.engine
         .on_reads(0..u64::MAX, u64::MAX, Fault::Errno(EIO));
     rig.transfer_all(Code::ChecksumMismatch, to);
-    // A path that is lost, and a file that was cut.
+    // The path is lost, or the file was cut.
     for fault in [Fault::Errno(ENODEV), Fault::Short(0)] {
         let mut rig = Rig::with(3);
         rig.engine.mend();
@@ -293,7 +294,7 @@ fn disks_that_hang_in_their_attachment_keep_no_load_from_its_end() {
     while disks.iter().filter(|disk| disk.is_locked()).count() < 2 {
         std::thread::sleep(Duration::from_millis(10));
     }
-    // Beside another one, a load ends on a worker.
+    // A load that runs beside another one ends on a worker.
     let to = |number: u64| Extent {
         segment: MEMORY,
         offset: Offset((number - 1) * LENGTH),

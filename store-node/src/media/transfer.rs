@@ -1,4 +1,4 @@
-//! Transfers: a block goes from memory to a medium, or back.
+//! Transfers of blocks: from memory to a medium, back, or from one extent on media to another.
 
 use super::disk::Front;
 use super::health::Health;
@@ -18,20 +18,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long a transfer waits for memory of the arena.
+/// How long a transfer waits for arena memory.
 pub(super) const ROOM: Duration = Duration::from_secs(1);
-/// A block of at most so many bytes that is loaded alone is verified on the disk's thread: waking
-/// another thread takes longer.
+/// The largest block in bytes that is verified on the disk's thread, if no other transfer is in progress. For
+/// such a block, waking another thread would take longer.
 const SHORT: Length = Length(2 << 20);
 
-/// An order, the term that it belongs to, and where its answer goes.
+/// An order of the master, its term, and the session to answer.
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) order: proto::Transfer,
     pub(super) incarnation: Incarnation,
     pub(super) epoch: Epoch,
     pub(super) answers: Answers,
-    /// When a load gives up waiting for memory of the arena.
+    /// When a load stops waiting for arena memory.
     pub(super) until: tokio::time::Instant,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Arrived {
     health: Arc<Health>,
 }
 
-/// An attached medium, and what the node notes about it.
+/// An attached medium, its health, and its flag for unflushed stores.
 struct Target {
     medium: Arc<Medium>,
     is_dirty: Arc<AtomicBool>,
@@ -61,14 +61,14 @@ impl Target {
     }
 }
 
-/// What a load needs: the medium, and memory of the arena.
+/// The medium and the arena memory of a load.
 struct LoadTarget {
     target: Target,
     wanted: Wanted,
     room: Room,
 }
 
-/// A copy into memory is short, so it is not interrupted: the fence waits for its end.
+/// The abort of a copy into memory does nothing. The copy is short, and the fence waits for its end.
 struct Short;
 
 impl Abort for Short {
@@ -76,7 +76,7 @@ impl Abort for Short {
 }
 
 impl Order {
-    /// Whether a block goes from memory to a medium.
+    /// Whether the block goes from memory to a medium.
     pub(super) fn is_store(&self) -> bool {
         let extents = self.extents();
         extents.is_some_and(|(from, to)| !from.segment.is_on_medium() && to.segment.is_on_medium())
@@ -102,7 +102,7 @@ impl Order {
         let done = proto::TransfersDone {
             transfers: vec![done],
         };
-        // A failure means that the session has ended, and the ticket with it.
+        // A failure means that the session has ended, so the master has dropped the ticket.
         let _ended = self.answers.send(ToMaster::TransfersDone(done));
     }
 }
@@ -113,7 +113,7 @@ impl Shared {
         let begun = match order.extents() {
             Some((from, _)) if from.segment.is_on_medium() => {
                 let mut work = self.work.lock();
-                // Loads get room in the order in which they came.
+                // Loads get arena memory in the order of their arrival.
                 if !work.without_room.is_empty() {
                     return work.without_room.push_back(order);
                 }
@@ -128,8 +128,8 @@ impl Shared {
         }
     }
 
-    /// Begins a load, or has it wait for room. The thread does not wait: it ends the loads that give room
-    /// back.
+    /// Begins a load, or queues it until arena memory is free. The thread must not wait, since it also ends
+    /// the loads that free memory.
     pub(super) fn begin_again(self: &Arc<Self>, order: Box<Order>) {
         let Some((from, to)) = order.extents() else {
             return self.end(&order, Code::Malformed);
@@ -141,14 +141,14 @@ impl Shared {
             Err(Code::Full) if may_wait => {
                 let mut work = self.work.lock();
                 work.without_room.push_front(order);
-                // What has ended since has perhaps given room back.
+                // A transfer that has ended since may have freed memory.
                 work.ended_at_try = ended;
             }
             Err(code) => self.end(&order, code),
         }
     }
 
-    /// Ends the loads that have waited too long for room.
+    /// Ends the loads that have waited too long for arena memory.
     pub(super) fn give_up_without_room(&self) {
         let now = tokio::time::Instant::now();
         let late = {
@@ -163,8 +163,8 @@ impl Shared {
         }
     }
 
-    /// Begins a load into memory if nothing is to be waited for, else gives the order back. For a thread
-    /// that must not wait.
+    /// Begins a load into memory if it can begin without waiting; otherwise returns the order. Call this on
+    /// threads that must not wait.
     pub(super) fn begin_at_once(self: &Arc<Self>, order: Box<Order>) -> Option<Box<Order>> {
         let Some((from, to)) = order.extents() else {
             return Some(order);
@@ -216,7 +216,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Memory of the arena for a block that is stored.
+    /// A buffer of the arena for a block that is stored.
     fn stage(&self, length: Length) -> Result<Staged, Code> {
         let until = kvpool_seams::end_of_wait(ROOM);
         match Staged::take(&self.arena, length.0, Some(until)) {
@@ -226,7 +226,7 @@ impl Shared {
         }
     }
 
-    /// Stores a block that lies in the arena. The transfer ends with it.
+    /// Stores a block that is in an arena buffer. The transfer ends when the store ends.
     fn store_staged(
         self: &Arc<Self>,
         order: Box<Order>,
@@ -260,7 +260,7 @@ impl Shared {
                     shared.store.metrics().media_stored(length);
                     Code::Ok
                 }
-                // The block was evicted, and its memory has other bytes now; or it is damaged.
+                // The block was evicted and its memory has other bytes now, or it is damaged.
                 Err(StoreError::Invalid(Invalid::Checksum)) => Code::ChecksumMismatch,
                 Err(error) => {
                     tracing::warn!(%error, extent = %to, "block not stored on the medium");
@@ -271,7 +271,8 @@ impl Shared {
         });
     }
 
-    /// Waits for no memory of the arena. With `at_once` it takes none before others that wait.
+    /// Prepares a load without waiting for arena memory. With `at_once` it does not overtake others that wait
+    /// for memory.
     fn load_target(&self, order: &Order, from: Extent, at_once: bool) -> Result<LoadTarget, Code> {
         let expected = Expected {
             order: None,
@@ -282,7 +283,7 @@ impl Shared {
         let wanted = Wanted::whole(from.offset.0 + DATA_START, expected);
         let wanted = wanted.map_err(|_| Code::TooLarge)?;
         let target = self.attached(from.segment).ok_or(Code::Unreachable)?;
-        // A reader waits for a load, and nobody for a store that waits for room.
+        // A reader waits for a load. No caller waits for a store, so a load may overtake it.
         let room = match at_once {
             true => wanted.take(&self.arena, None),
             false => wanted.take_first(&self.arena),
@@ -314,7 +315,7 @@ impl Shared {
             if is_short && shared.is_last() {
                 return shared.end_load(arrived);
             }
-            // Verified on a worker: the disk's thread has other completions.
+            // A worker verifies it, since the disk's thread has other completions to serve.
             shared.push(super::Job::Arrived(Box::new(arrived)));
         });
     }
@@ -337,8 +338,8 @@ impl Shared {
             self.store.metrics().media_wrong(wrong.kind());
             match wrong {
                 Wrong::Invalid(_) => Code::Unreachable,
-                // One place that cannot be read. A device that fails altogether, or is gone, may come back with
-                // all its blocks.
+                // A single range of the device cannot be read. If the whole device fails or is gone, it may
+                // return with all its blocks.
                 Wrong::Io(IoError::Medium(_)) if !health.is_gone() => Code::ChecksumMismatch,
                 Wrong::Io(_) => Code::Unreachable,
                 _ => Code::ChecksumMismatch,
@@ -361,7 +362,7 @@ impl Shared {
         }
     }
 
-    /// Stores verified bytes at another place of a medium.
+    /// Stores verified bytes at another extent of a medium.
     fn move_on(
         self: &Arc<Self>,
         order: Box<Order>,
@@ -378,8 +379,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes a block into memory as a put would, each chunk once it is verified. The block can be read
-    /// after the last of them.
+    /// Writes a block into memory as a put would: each chunk after it is verified. Readers can read the block
+    /// only after its last chunk.
     fn write(&self, order: &Order, to: Extent, arrival: Arrival) -> Result<Code, Wrong> {
         let guard = match self.admit(order, to) {
             Ok(guard) => guard,

@@ -7,7 +7,7 @@ use kvpool_types::{Length, Offset};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// A segment in a memfd, all of it backed by memory from the start.
+/// A segment in a memfd, whose pages are all allocated from the start.
 #[derive(Debug)]
 pub(crate) struct Dram {
     fd: OwnedFd,
@@ -15,7 +15,7 @@ pub(crate) struct Dram {
 }
 
 impl Dram {
-    /// Takes `size` bytes of memory, in 2 MiB pages if `hugepages`. `name` shows in `/proc/PID/maps`.
+    /// Allocates `size` bytes of memory, in 2 MiB pages if `hugepages`. `name` shows in `/proc/PID/maps`.
     ///
     /// Fails with `OutOfMemory` when there is too little, and with `InvalidInput` when the size is
     /// zero or no multiple of the page size.

@@ -1,14 +1,14 @@
-//! For a thread that stops polling a call for a while, and goes on with it later.
+//! Lets a thread stop polling a call for a while and continue later.
 //!
-//! The driver wakes the reader of a channel and nobody else. So a reader that is not polled would keep the answers
-//! of all other calls from them.
+//! The driver wakes only the reader of a channel. A reader that is not polled would withhold the answers of
+//! all other calls.
 
 use super::inbox::Inbox;
 use std::cell::RefCell;
 use std::sync::Arc;
 
 thread_local! {
-    /// While a poll is watched: the inboxes that it waits on.
+    /// The inboxes on which the watched poll waits; `None` outside [`WaitedOn::watch`].
     static WATCHED: RefCell<Option<Vec<Arc<Inbox>>>> = const { RefCell::new(None) };
 }
 
@@ -17,7 +17,7 @@ thread_local! {
 pub struct WaitedOn(Vec<Arc<Inbox>>);
 
 impl WaitedOn {
-    /// Runs `poll`, a poll of the call, and notes the channels on which it waits.
+    /// Runs `poll`, which polls the call, and records the channels on which the call waits.
     pub fn watch<T>(&mut self, poll: impl FnOnce() -> T) -> T {
         WATCHED.set(Some(std::mem::take(&mut self.0)));
         let polled = poll();
@@ -25,8 +25,8 @@ impl WaitedOn {
         polled
     }
 
-    /// To be called before the thread turns to something else: from here on other calls read. The call has to be
-    /// polled once when the thread is back.
+    /// Passes the reader's role to other calls. Call this before the thread turns to other work, and poll the
+    /// call once when the thread returns.
     pub fn leave(&mut self) {
         for inbox in self.0.drain(..) {
             inbox.wake_all();
@@ -34,7 +34,7 @@ impl WaitedOn {
     }
 }
 
-/// Notes that the present poll waits on `inbox`.
+/// Records that the watched poll waits on `inbox`.
 pub(super) fn note(inbox: &Arc<Inbox>) {
     WATCHED.with_borrow_mut(|watched| {
         if let Some(watched) = watched

@@ -130,11 +130,12 @@ impl Inbox {
         }
     }
 
-    /// Wakes every waiting call. The one that is polled last then is the reader.
+    /// Wakes every waiting call. The call that is polled last becomes the reader.
     pub(super) fn wake_all(&self) {
         let slots: Vec<_> = self.waiting.lock().slots.values().cloned().collect();
         for slot in slots {
-            // Taken: until a call is polled again, nobody passes it the role.
+            // The waker is taken out, so that no reader passes the role to this call before it is polled
+            // again.
             let waker = slot.0.lock().waker.take();
             if let Some(waker) = waker {
                 waker.wake();

@@ -72,8 +72,8 @@ impl Stream {
         }
     }
 
-    /// Sends what a TLS session keeps of what was written. Fails with `WouldBlock` while the socket is
-    /// full.
+    /// Sends the encrypted bytes that the TLS session still holds. Fails with `WouldBlock` while the socket
+    /// is full.
     pub(super) fn try_flush(&self) -> io::Result<()> {
         match self {
             Self::Tls(stream, tls) => tls.flush(|bytes| stream.try_write(bytes)),
@@ -110,7 +110,7 @@ impl Stream {
         }
     }
 
-    /// Reads whatever the driver has seen. The driver may then report readiness once in vain.
+    /// Reads what has arrived. The driver may report readiness once more for the same bytes.
     pub(super) fn receive_now(&self, room: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => receive(stream, room),

@@ -6,22 +6,21 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A library that was absent at the last look. A look makes the linker search the system's folders,
-/// map a file and unmap it. That interrupts threads on other cores, which is too costly for every
-/// call.
+/// A library that was absent at the last search. A search makes the linker read the system's folders, map a
+/// file and unmap it. This interrupts threads on other cores, which is too costly for every call.
 #[derive(Debug)]
 pub(super) struct Absent(AtomicU64);
 
 impl Absent {
-    /// Before the first look.
+    /// The state before the first search.
     pub(super) const fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
-    /// Whether the library is still absent. Calls `is_there` only if the process has loaded
-    /// libraries since the last look.
+    /// Whether the library is still absent. Calls `is_there` only if the process has loaded libraries since
+    /// the last search.
     pub(super) fn is_so(&self, is_there: impl FnOnce() -> bool) -> bool {
-        // Counted before the look, so a library loaded meanwhile causes another look.
+        // The count is taken before the search, so a library that is loaded meanwhile causes another search.
         let loads = loads();
         if self.0.load(Ordering::Acquire) == loads {
             return true;
@@ -34,7 +33,7 @@ impl Absent {
     }
 }
 
-/// The number of libraries that the process has ever loaded, the program included.
+/// The number of libraries that the process has ever loaded, with the program itself.
 fn loads() -> u64 {
     unsafe extern "C" fn first(
         info: *mut libc::dl_phdr_info,

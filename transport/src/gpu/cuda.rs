@@ -24,8 +24,7 @@ const PORTABLE: u32 = 1;
 /// The handle of the default stream, in every context.
 const DEFAULT_STREAM: u64 = 1;
 
-/// Opens the GPUs of this host. The process looks for the driver once, and logs once that it is
-/// absent.
+/// Opens the GPUs of this host. The process searches for the driver once, and logs its absence once.
 ///
 /// # Errors
 ///
@@ -56,15 +55,15 @@ pub fn in_use() -> Option<Arc<dyn CopyEngine>> {
     open().ok()
 }
 
-/// Waits until the work has ended that is queued on a stream of a GPU. `stream` is CUDA's handle of it; 2 means
-/// the calling thread's own default stream. The wait has no end of its own.
+/// Waits until the queued work of a GPU's stream has ended. `stream` is CUDA's handle; 2 means the calling
+/// thread's own default stream. The wait has no time limit.
 ///
-/// It returns at once for the default stream (0 or 1), because copies begin after its work.
+/// It returns at once for the default stream (0 or 1), because copies begin after its work anyway.
 ///
 /// # Errors
 ///
-/// [`GpuError::Unavailable`] without a driver. [`GpuError::Driver`] if the work failed, and for a stream that is
-/// being captured into a graph, whose capture goes on.
+/// [`GpuError::Unavailable`] without a driver. [`GpuError::Driver`] if the work failed, or if the stream is being
+/// captured into a graph. The capture continues.
 ///
 /// # Safety
 ///
@@ -88,8 +87,8 @@ pub unsafe fn wait_for_stream(device: Device, stream: u64) -> Result<(), GpuErro
     unsafe { stream::synchronize(stream) }.map_err(failed("cuStreamSynchronize"))
 }
 
-/// Whether a stream is being captured into a graph. For the default stream it is an error of the driver that another
-/// stream is, which waits for it.
+/// Whether a stream is being captured into a graph. For the default stream, the driver returns an error while
+/// another stream that waits for it is being captured.
 ///
 /// # Safety
 ///
@@ -135,19 +134,19 @@ struct Gpu {
     idle: Mutex<Vec<Queue>>,
 }
 
-/// Restores the calling thread's context and its capture mode when dropped. Both belong to a thread, so this
-/// stays on its thread.
+/// Restores the calling thread's context and capture mode when dropped. Both belong to one thread, so this
+/// value stays on its thread.
 struct Entered {
     context: sys::CUcontext,
-    /// `None` as long as the mode was not changed.
+    /// The former capture mode; `None` while the mode is unchanged.
     mode: Option<sys::CUstreamCaptureMode>,
 }
 
-/// Where the copies of one call run.
+/// A stream on which the copies of one call run.
 #[derive(Debug)]
 struct Queue {
     stream: sys::CUstream,
-    /// Marks the end of the work of the default stream that was queued before the call.
+    /// The event that marks the end of the default stream's work before the call.
     before: sys::CUevent,
 }
 
@@ -448,7 +447,8 @@ fn attribute(which: sys::CUpointer_attribute, address: u64) -> Option<u32> {
     asked.result().is_ok().then_some(value)
 }
 
-/// Where the allocation of a device address ends. Unknown, it is the address itself: then nothing is joined.
+/// The end of the allocation at a device address. If it is unknown, this is the address itself, so that no
+/// pieces are joined.
 fn allocation_end(address: u64) -> u64 {
     let (mut start, mut length) = (0, 0);
     // SAFETY: the driver writes both values, which live here.

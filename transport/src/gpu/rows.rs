@@ -37,7 +37,7 @@ impl Rows {
         Length(self.width * self.height)
     }
 
-    /// The same with one piece more, if it fits behind the others.
+    /// These rows and one more piece, if the piece continues them.
     fn and(self, piece: DeviceRange) -> Option<Self> {
         let last = self.address + (self.height - 1) * self.pitch;
         let pitch = piece.address.checked_sub(last)?;
@@ -52,8 +52,8 @@ impl Rows {
     }
 }
 
-/// The first `length` bytes of the pieces, in order, in as few rows as there can be. Rows stay inside one
-/// allocation: `allocation_end` tells where the one of an address ends.
+/// The first `length` bytes of the pieces, in order, as the fewest rows. All rows lie inside one allocation:
+/// `allocation_end` returns the end of an address's allocation.
 pub(super) fn rows(
     pieces: &[DeviceRange],
     length: Length,

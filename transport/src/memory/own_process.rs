@@ -1,5 +1,5 @@
-//! Tells the process that opened something from its forked children. A child inherits every value,
-//! but neither the threads nor the mappings of segments.
+//! Tells the process that created a value from its forked children. A child inherits every value, but neither
+//! the threads nor the mappings of segments.
 
 use super::populate::advise;
 use super::{Owner, Region, Slice};

@@ -1,4 +1,4 @@
-//! Copies to memory that is not read again soon.
+//! Copies into memory that is not read again soon.
 //!
 //! An ordinary store first fetches the cache line that it overwrites. A copy to uncached memory
 //! therefore moves three bytes for every two. Streaming stores write whole lines past the caches.

@@ -1,5 +1,5 @@
-//! Jobs for peers, on a few threads. So few of each peer run at a time that one which does not answer
-//! leaves threads to the others.
+//! Jobs for peers, on a few threads. At most [`OF_PEER`] jobs of one peer run at a time. So a peer that does
+//! not answer leaves threads to the others.
 
 use crate::copiers::{Copiers, Job};
 use parking_lot::Mutex;
@@ -8,7 +8,7 @@ use std::io;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-/// The jobs that run at a time.
+/// The most jobs that run at a time.
 const THREADS: usize = 32;
 /// The most jobs of one peer among them.
 const OF_PEER: usize = 8;
@@ -44,7 +44,7 @@ impl Background {
     pub(super) fn run(&self, peer: &str, job: Job) {
         {
             let mut peers = self.peers.lock();
-            // The second half of the threads has one job of each peer.
+            // Once half of the threads are busy, each peer may run one job only.
             let most = match peers.running < THREADS / 2 {
                 true => OF_PEER,
                 false => 1,
@@ -61,7 +61,7 @@ impl Background {
         let in_turn = move || {
             let mut next = Some(job);
             while let Some(job) = next {
-                // A panic keeps nobody's place. Its hook has logged it.
+                // A panic must not keep a thread from the next job. The panic hook has logged it.
                 let _ended = std::panic::catch_unwind(AssertUnwindSafe(job));
                 next = next_of(&peers, &peer);
             }

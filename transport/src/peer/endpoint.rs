@@ -63,7 +63,7 @@ pub struct Route {
     pub why: Option<Arc<str>>,
 }
 
-/// A session: this process's memory for its peers, and theirs for it. Dropping it ends both.
+/// A session: this process's memory for its peers, and access to theirs. The drop ends both.
 ///
 /// All calls block, until their deadline at most.
 pub struct Endpoint {
@@ -159,8 +159,8 @@ impl Endpoint {
         Ok(self.targets.open(target, deadline)?.route())
     }
 
-    /// The changes of route since the last call. A peer is listed when it is first reached, and
-    /// whenever its transport changes.
+    /// The changes of routes since the last call. A peer is listed when it is first reached, and whenever its
+    /// transport changes.
     pub fn route_changes(&self) -> Vec<(String, Route)> {
         self.targets.route_changes()
     }
@@ -282,9 +282,9 @@ impl Endpoint {
         outcome
     }
 
-    /// Opens a room over memory of this process: who has the pass may write there until
-    /// [`Endpoint::close_room`]. The memory needs no [`Endpoint::expose`]. The caller gives it to
-    /// no other room meanwhile.
+    /// Opens a room over memory of this process. A holder of the pass may write into it until
+    /// [`Endpoint::close_room`]. The memory needs no [`Endpoint::expose`]. The caller must not give it to
+    /// another room meanwhile.
     ///
     /// # Errors
     ///
@@ -293,9 +293,8 @@ impl Endpoint {
         self.host.rooms.open(views)
     }
 
-    /// Closes a room: refuses new writes at once, waits for the present ones, and after `patience`
-    /// ends their connections. When this returns, nothing writes into the room's memory any more.
-    /// `None` when the room is not open.
+    /// Closes a room: refuses new writes at once, waits for writes under way, and after `patience` ends their
+    /// connections. On return, nothing writes into the room's memory. `None` when the room is not open.
     ///
     /// # Errors
     ///
@@ -322,8 +321,8 @@ impl Endpoint {
         })
     }
 
-    /// Ends the links to a peer that is known to be gone: what is under way fails at once, and the
-    /// next use connects again. Links that nothing uses do not notice a death by themselves.
+    /// Ends the links to a peer that is known to be gone. Transfers under way fail at once, and the next use
+    /// connects again. Unused links do not detect by themselves that the peer has died.
     pub fn disconnect(&self, target: &str, deadline: Instant) {
         self.targets.disconnect(target, deadline);
     }

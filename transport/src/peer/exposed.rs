@@ -52,13 +52,13 @@ struct Ranges {
 }
 
 struct Range {
-    /// Its hook trips the latch once neither the table nor a transfer holds a part of it.
+    /// Its hook trips the latch when neither the table nor a transfer holds a part of the range.
     whole: Slice,
     drained: Arc<DrainLatch>,
     receives: Arc<ActiveReceives>,
     /// The registrations with the RDMA ports.
     exposure: Option<Exposure>,
-    /// The range's rank in the order of exposing.
+    /// The position of the range in the order of exposing.
     number: u64,
 }
 
@@ -106,7 +106,7 @@ impl ActiveReceives {
     }
 }
 
-/// Held by every part that is lent out. Its drop trips the latch.
+/// Every lent part holds one. The drop of the last one trips the latch.
 pub(super) struct DrainToken(pub(super) Arc<DrainLatch>);
 
 #[derive(Default)]
@@ -170,10 +170,9 @@ impl Exposed {
         Ok(())
     }
 
-    /// Admits no new transfer to the range that begins at `address`, and waits until the present
-    /// ones end. After `timeout` it aborts receives into the range. Finally it deregisters the
-    /// range from the ports, whose reads this process cannot observe. False when no range begins
-    /// there.
+    /// Withdraws the range that begins at `address`. It admits no new transfer, and waits until the present
+    /// ones end. After `timeout` it aborts receives into the range. Finally it deregisters the range from the
+    /// ports, whose reads this process cannot observe. Returns false when no range begins there.
     pub(super) fn remove(&self, address: u64, timeout: Duration) -> Result<bool, StillTouched> {
         let Some(range) = self.0.lock().by_start.remove(&address) else {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! A process as its data port sees it: who may connect, and which memory a peer may touch.
+//! The host of a process's data port: which peers may connect, and which memory they may access.
 
 use super::exposed::{ActiveReceives, ExposeError, Exposed, ReceiveGuard, StillTouched};
 use super::letters::{LetterBox, LetterReader, MAX_LETTER};
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// The cluster id of peer memory. A link meant for a store node is refused here, and a link meant
 /// for a peer is refused by a store node.
 pub const CLUSTER: ClusterId = ClusterId(u128::from_le_bytes(*b"kvpool peer mem1"));
-/// The process's memory: an offset is an address.
+/// The segment of the process's memory, in which an offset is an address.
 pub const MEMORY: SegmentId = SegmentId(0);
 /// A write to this segment is a message for the process.
 pub(super) const MAILBOX: SegmentId = SegmentId(1);
@@ -51,11 +51,11 @@ pub(super) struct PeerHost {
     letters: Option<LetterReader>,
 }
 
-/// Where the bytes of a write go.
+/// The target of a write.
 enum Place {
-    /// Into a range that is exposed.
+    /// An exposed range.
     Exposed(Slice, Arc<ActiveReceives>),
-    /// Into a room.
+    /// A room.
     Room(AdmittedWrite),
     Message,
     Letter,
@@ -134,7 +134,7 @@ impl PeerHost {
         )
     }
 
-    /// Where a write may put its bytes.
+    /// The memory that a write may fill.
     fn granted(&self, session: Incarnation, grant: &Grant) -> Result<Place, Refused> {
         if grant.epoch == Epoch(0) {
             self.check_grant(session, grant)?;
@@ -218,7 +218,8 @@ fn not_registered(extent: &Extent) -> Refused {
 
 /// A receive into exposed memory, or into a room.
 struct Receiving {
-    /// The record of a room. Dropped before the memory, whose end the fence waits for.
+    /// The record of a room's writes. It is dropped before the memory, because the fence waits for the
+    /// memory's drop.
     noted: Option<RoomWrite>,
     parts: Vec<Slice>,
     _listed: ReceiveGuard,

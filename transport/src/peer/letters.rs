@@ -1,11 +1,12 @@
-//! Letters: messages whose sender is known, taken by this process as they arrive.
+//! Letters: messages of authenticated senders, which this process handles as they arrive.
 //!
 //! ```text
 //!  PeerLink::post ──► [from, to, number, address, body, code of all] ──► open ──► LetterBox ──► answer
 //! ```
 //!
-//! Each letter carries a code under a key of its two sessions and the secret. Its numbers rise, so
-//! that a letter which is repeated or overtaken is refused. The answer tells the sender.
+//! Each letter carries a code, computed with a key of the two sessions and the secret. The numbers of a
+//! sender's letters rise, so a letter that is repeated or overtaken is refused. The answer tells the sender
+//! the outcome.
 
 use super::secret::Secret;
 use hmac::{Hmac, KeyInit, Mac};
@@ -20,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) const MAX_LETTER: u64 = 8 << 20;
 /// The longest address in a letter, in bytes.
 pub(super) const MAX_ADDRESS: usize = 512;
-/// The sessions whose last numbers are known. Of more, the oldest are forgotten.
+/// The most senders whose last number is stored. Beyond it, the oldest sender is forgotten.
 const MAX_SENDERS: usize = 65_536;
 const CODE_BYTES: usize = 32;
 const HEAD_BYTES: usize = 16 + 16 + 8 + 2;
@@ -120,7 +121,7 @@ struct LastNumbers {
 }
 
 impl LastNumbers {
-    /// Notes a number. False when it does not rise.
+    /// Records a number. Returns false when it is not above the last one.
     fn note(&mut self, sender: Incarnation, number: u64) -> bool {
         if let Some(known) = self.by_sender.get_mut(&sender) {
             let rises = number > *known;

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// The most bytes of one write into a room. A write is summed at its end, while the last part of it
-/// is in the cache.
+/// The most bytes of one write into a room. The checksum of a write is computed at its end, while its last
+/// part is in the cache.
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// Bytes for one range of a room's view.
@@ -55,9 +55,9 @@ impl PeerLink {
         self.connected.is_open()
     }
 
-    /// Writes into a room of the peer, over TCP. The result is the checksum of all bytes, in the
-    /// order of the parts. The future ends when no thread touches the memory any more. To drop it
-    /// does not end the write.
+    /// Writes into a room of the peer, over TCP. The result is the checksum of all bytes, in the order of the
+    /// parts. The future ends when no thread touches the memory any more. The write continues if the future
+    /// is dropped.
     ///
     /// # Errors
     ///
@@ -103,7 +103,7 @@ impl PeerLink {
         .boxed()
     }
 
-    /// Sends a letter, of at most 8 MiB. Letters to one peer are to be sent one after the other.
+    /// Sends a letter of at most 8 MiB. Letters to one peer must be sent one after the other.
     ///
     /// # Errors
     ///
@@ -154,7 +154,7 @@ impl PeerLink {
     }
 }
 
-/// A part in pieces of at most [`PIECE_BYTES`]: where each goes, and its bytes.
+/// The pieces of a part, at most [`PIECE_BYTES`] each: the target extent and the bytes of each.
 fn pieces(part: &RoomPart) -> Vec<(Option<Extent>, Vec<Slice>)> {
     let mut pieces = Vec::new();
     let mut offset = part.offset;

@@ -1,5 +1,5 @@
-//! The addresses of peers' names. The system's call may outlast every deadline, so threads make it: one for each
-//! name, and few together.
+//! Resolves the host names of peers. The system's resolver may exceed every deadline, so it runs on threads:
+//! one per name, and few at a time.
 
 use crate::link::TransferError;
 use crate::outcomes::{deadline_exceeded, invalid, unreachable};
@@ -10,16 +10,16 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The most names that are looked up at a time. Each takes a thread until the system answers.
+/// The most names that are resolved at a time. Each takes a thread until the resolver answers.
 const MAX_LOOKUPS: usize = 32;
 
-/// The addresses of a name, or why there are none.
+/// The addresses of a name, or the error of the resolver.
 type Found = io::Result<Vec<SocketAddr>>;
 
-/// The system's call. A test has its own.
+/// The resolver. A test replaces it.
 type LookUp = dyn Fn(&str) -> Found + Send + Sync;
 
-/// One lookup under way, with everyone who waits for it.
+/// One lookup under way, and the callers that wait for it.
 #[derive(Default)]
 struct Lookup {
     found: Mutex<Option<Arc<Found>>>,
@@ -35,7 +35,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Names that the system knows.
+    /// Resolves names with the system's resolver.
     pub(super) fn new() -> Self {
         Self::with(|name| name.to_socket_addrs().map(Iterator::collect))
     }
@@ -47,7 +47,7 @@ impl Names {
         }
     }
 
-    /// Resolves "host:port" by `deadline`. A lookup that is under way for the same name answers this caller too.
+    /// Resolves "host:port" by `deadline`. Callers with the same name share one lookup.
     pub(super) fn resolve(
         &self,
         target: &str,
@@ -68,7 +68,7 @@ impl Names {
         }
     }
 
-    /// The lookup of a name that is under way, or a new one.
+    /// The lookup of a name that is under way, or a new lookup.
     fn lookup(&self, target: &str) -> Result<Arc<Lookup>, TransferError> {
         let mut under_way = self.under_way.lock();
         if let Some(lookup) = under_way.get(target) {
@@ -86,7 +86,7 @@ impl Names {
             .name("kvpool-resolve".to_owned())
             .spawn(move || {
                 let found = look_up(&name);
-                // A caller that comes later looks the name up anew.
+                // A later caller starts a new lookup.
                 lookups.lock().remove(&name);
                 *answer.found.lock() = Some(Arc::new(found));
                 answer.answered.notify_all();

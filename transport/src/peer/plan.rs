@@ -8,9 +8,8 @@ use super::host::MEMORY;
 
 /// The largest joined run, in bytes: a larger batch gains nothing.
 const RUN_BYTES: u64 = 64 << 20;
-/// The most bytes that one connection moves without a break. Several connections share a larger
-/// range. A range that reaches past the end of registered memory is found before its first byte is
-/// sent.
+/// The most bytes that one connection moves as one operation. Several connections share a larger range. A
+/// range that exceeds registered memory is found before its first byte is sent.
 pub(super) const PIECE_BYTES: u64 = 16 << 20;
 
 /// A move of bytes between this process's memory and a peer's.

@@ -1,4 +1,4 @@
-//! What was written into a room, so that its end need not read all bytes again.
+//! The record of the writes into a room, so that closing the room need not read all its bytes again.
 
 use kvpool_types::checksum::combine;
 use kvpool_types::{Checksum, Length, Offset};
@@ -6,10 +6,10 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The most writes that are noted for one room. Beyond, its memory is read at the end.
+/// The most writes that are recorded for one room. Beyond it, the room's memory is read at the close.
 const MAX_NOTED: usize = 1 << 20;
 
-/// A range that was written: its length, and the checksum of the bytes that the last write left.
+/// A range that was written: its length, and the checksum of its last write.
 #[derive(Clone, Copy, Debug)]
 struct Written {
     length: u64,
@@ -19,8 +19,8 @@ struct Written {
 
 /// The writes into one room, by view and offset.
 ///
-/// A checksum holds for memory only when no other write could touch the same bytes after it was
-/// taken. Two writes that overlap at one time, or ranges that overlap in part, end the record.
+/// A recorded checksum is that of the memory only if no other write could touch the same bytes after it was
+/// computed. Two concurrent writes that overlap make the record void. So do two ranges that overlap in part.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RoomWrites {
     by_place: BTreeMap<(u32, u64), Written>,
@@ -35,7 +35,7 @@ pub(super) struct RoomWrite {
 }
 
 impl RoomWrites {
-    /// Notes a write that may touch bytes from now on.
+    /// Records that a write may touch bytes from now on.
     pub(super) fn begin(
         writes: &Arc<Mutex<Self>>,
         view: u32,
@@ -85,7 +85,7 @@ impl RoomWrites {
         }
     }
 
-    /// The checksum of a range that was written exactly once, in whole writes.
+    /// The checksum of a range that whole writes have covered exactly once.
     pub(super) fn sum(&self, view: u32, from: Offset, length: Length) -> Option<Checksum> {
         let end = from.0.checked_add(length.0)?;
         let (mut at, mut whole) = (from.0, Checksum(0));
@@ -99,7 +99,7 @@ impl RoomWrites {
 }
 
 impl RoomWrite {
-    /// All bytes are in place, with this checksum.
+    /// Records that all bytes of the write are in place, with this checksum.
     pub(super) fn done(mut self, sum: Checksum) {
         self.sum = Some(sum);
     }

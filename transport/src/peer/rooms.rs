@@ -1,4 +1,4 @@
-//! Rooms: parts of this process's memory that one key opens for a while.
+//! Rooms: parts of this process's memory that one key opens until the room is closed.
 //!
 //! ```text
 //!  views ──open──► RoomPass (epoch, key) ──► peers write by (view, offset)
@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 /// How long aborted receives may take to end.
 const FENCE_GRACE: Duration = Duration::from_secs(2);
-/// The time between two aborts, for a receive that was admitted before the room was closed and is
-/// listed after the first abort.
+/// The interval of aborts. A receive may have been admitted before the room was closed, and be listed only
+/// after the first abort.
 const ABORT_AGAIN: Duration = Duration::from_millis(10);
 /// The segment of a room's first view. The lower ones belong to the session.
 const FIRST_VIEW: u32 = 16;
@@ -45,7 +45,7 @@ pub struct RoomPass {
 pub struct RoomRows {
     /// The memory from the first byte of the first row on.
     pub memory: Slice,
-    /// The bytes from the begin of one row to the begin of the next.
+    /// The bytes from the start of one row to the start of the next.
     pub stride: u64,
     /// The number of rows.
     pub count: u64,
@@ -86,7 +86,7 @@ pub struct RoomView {
 }
 
 impl RoomView {
-    /// A view over rows, in order. Rows of one room must not overlap.
+    /// A view over rows, in order. The rows of one room must not overlap.
     ///
     /// # Errors
     ///
@@ -175,9 +175,8 @@ pub struct ClosedRoom {
 }
 
 impl ClosedRoom {
-    /// The checksum of the bytes that are now in a range of a view. Where each byte was written
-    /// once, the checksums that were taken at the end of each write give it. Otherwise the memory
-    /// is read. `None` when the range leaves the view.
+    /// The checksum of the present bytes in a range of a view. If each byte was written once, it follows from
+    /// the checksums of the writes. Otherwise the memory is read. `None` when the range exceeds the view.
     pub fn sum(&self, view: u32, from: Offset, length: Length) -> Option<Checksum> {
         if let Some(known) = self.writes.sum(view, from, length) {
             return Some(known);
@@ -202,7 +201,7 @@ struct MemoryRoom {
 #[derive(Default)]
 pub(super) struct MemoryRooms(Mutex<HashMap<Epoch, MemoryRoom>>);
 
-/// What one write may touch.
+/// The memory that one write may fill.
 pub(super) struct AdmittedWrite {
     pub(super) parts: Vec<Slice>,
     pub(super) receives: Arc<ActiveReceives>,

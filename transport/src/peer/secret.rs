@@ -6,8 +6,8 @@ use sha2::Sha256;
 use std::fmt;
 use std::fmt::Write as _;
 
-/// Proves that a process may reach another's memory. Without a secret, anybody who reaches the port
-/// may.
+/// Proves that a process may access another's memory. Without a secret, every process that reaches the port
+/// may access it.
 ///
 /// The secret is never sent: a hello carries a MAC over the connecting client's id. An eavesdropper
 /// can replay that hello and a signed write, but cannot sign a write of another range.

@@ -25,7 +25,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// The number of targets above which targets without an open link are dropped.
 const SWEEP_AT: usize = 64;
 
-/// The most route changes that are kept while nobody asks for them.
+/// The most route changes that are kept until they are fetched.
 const MAX_ROUTE_CHANGES: usize = 256;
 /// The cooldown of RDMA to a peer after a failure: the first, and the longest.
 const FIRST_COOLDOWN: Duration = Duration::from_secs(1);
@@ -79,7 +79,7 @@ struct Cooldown {
     until: Instant,
     pause: Duration,
     why: Arc<str>,
-    /// False once its end has been noticed.
+    /// Whether the period is still on. False once its end has been noticed.
     is_on: bool,
 }
 
@@ -252,8 +252,7 @@ impl Targets {
         }
     }
 
-    /// Opens the links. The flag tells whether another attempt may get queue pairs that this one
-    /// did not get.
+    /// Opens the links. The flag tells whether another attempt may get queue pairs, if this attempt got none.
     fn connect(
         &self,
         target: &str,
@@ -280,8 +279,8 @@ impl Targets {
     }
 }
 
-/// Tries the addresses of a target in order, until one succeeds. Each may take its share of the time
-/// that is left, so that one that does not answer leaves time to the others.
+/// Tries the addresses of a target in order, until one succeeds. Each may take its share of the time left. So
+/// an address without an answer leaves time to the others.
 fn first_of<T>(
     target: &str,
     found: &[SocketAddr],

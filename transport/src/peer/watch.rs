@@ -1,7 +1,7 @@
-//! The notice of a peer's death: a connection that carries pings.
+//! The detection of a peer's death, over a connection that carries pings.
 //!
-//! The kernel closes the connection of a process that dies, which is noticed at once. A process
-//! that is stopped, or a host that is gone, answers no ping.
+//! When a process dies, the kernel closes its connection, which the watch detects at once. A stopped process,
+//! or a host that is gone, answers no ping.
 
 use crate::frame::{encode_head, receive_by};
 use crate::link::TransferError;
@@ -50,7 +50,7 @@ struct WatchedPeer {
     is_over: AtomicBool,
 }
 
-/// A watch over one session of a peer. Dropping it ends the watch without a notice.
+/// A watch over one session of a peer. The drop ends the watch without a call of `on_loss`.
 pub struct PeerWatch {
     watched: Arc<WatchedPeer>,
     session: Incarnation,
@@ -100,7 +100,7 @@ impl PeerWatch {
         self.session
     }
 
-    /// Whether the peer has been neither lost nor given up.
+    /// Whether the peer is not lost and the watch still runs.
     pub fn is_alive(&self) -> bool {
         !self.watched.is_over.load(Ordering::SeqCst)
     }

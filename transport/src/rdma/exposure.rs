@@ -1,4 +1,4 @@
-//! Memory that peers may touch: one registration a port, and its description for peers.
+//! Memory that peers may access: one registration per port, and its description for peers.
 
 use super::device::Fabric;
 use super::registry::{Access, Registration};
@@ -11,7 +11,7 @@ use std::io;
 /// it is dropped.
 #[derive(Debug)]
 pub(crate) struct Exposure {
-    /// One registration a rail, in order.
+    /// One registration per rail, in order.
     registrations: Vec<Registration>,
 }
 

@@ -121,9 +121,9 @@ impl RdmaLane {
         Self { inner }
     }
 
-    /// Submits transfers. `done` is called once, with one outcome an item, in order. It runs on the
-    /// completion thread and must not block, or on the calling thread when nothing is to be waited
-    /// for. Slices and registrations are kept until their work has ended.
+    /// Submits transfers. `done` is called once, with one outcome per item, in order. It runs on the
+    /// completion thread and must not block. If there is nothing to wait for, it runs on the calling thread.
+    /// Slices and registrations are kept until their work has ended.
     ///
     /// After an error other than [`Fault::Invalid`](super::Fault::Invalid) the lane is closed.
     pub fn submit(
@@ -254,8 +254,8 @@ impl Inner {
             queue.leaves_completions();
         }
         drop(state);
-        // The rail may be dropped with its last queue pair, and then joins the completion thread.
-        // That thread may be waiting here for the end.
+        // The rail may be dropped with its last queue pair. That drop joins the completion thread, which may
+        // be waiting here for the end.
         let rail = queue.rail().clone();
         drop(queue);
         let mut finished = Vec::new();

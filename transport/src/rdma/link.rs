@@ -43,7 +43,7 @@ pub(super) const THREADS: usize = 2;
 
 /// The bytes that a probe reads.
 const PROBE: Length = Length(8);
-/// The time limit of the first answer to a probe, and of the other answers after the first.
+/// The time limit of the first answer to a probe. The later answers have the same limit after the first one.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(1500);
 const PROBE_PAUSE: Duration = Duration::from_millis(200);
 
@@ -66,7 +66,7 @@ pub fn connect(
     connect_with(fabric, address, hello, deadline, None)
 }
 
-/// Like [`connect`], with TLS on the data port. What RDMA moves is not encrypted.
+/// [`connect`] with TLS on the data port. The bytes that RDMA moves are not encrypted.
 ///
 /// # Errors
 ///
@@ -82,7 +82,7 @@ pub fn connect_with(
     Ok((Arc::new(link), reply))
 }
 
-/// Like [`connect`], also for a peer whose memory comes and goes. Such a peer is asked through
+/// [`connect`], also for a peer that registers memory on demand. The link asks such a peer through
 /// [`RdmaLink::locate`].
 pub(crate) fn open(
     fabric: &Fabric,

@@ -12,7 +12,7 @@ use kvpool_types::wire::rdma::RdmaLocated;
 use kvpool_types::{Code, Epoch, Extent};
 use std::sync::Arc;
 
-/// The largest answer for one extent, and the largest answer in all, in bytes.
+/// The most bytes of the answer for one extent, and of the whole answer.
 const PLACES_BYTES: u64 = 1 << 10;
 const ANSWER_BYTES: u64 = 1 << 20;
 

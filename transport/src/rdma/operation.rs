@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// The outcome of every item.
 pub(super) type WorkOutcomes = Vec<Result<(), WorkError>>;
 
-/// Called once, with the outcomes.
+/// The callback of a submission. It is called once, with the outcomes.
 pub(super) type Done = Box<dyn FnOnce(WorkOutcomes) + Send>;
 
 /// A submission that has not ended.
@@ -106,7 +106,7 @@ impl Operation {
         }
     }
 
-    /// Takes what the submitter is to be told.
+    /// Takes the outcomes and the callback of the submitter.
     pub(super) fn finish(self) -> Finished {
         Finished {
             transfers: self.transfers,

@@ -17,8 +17,8 @@ pub struct RdmaOptions {
     pub traffic_class: u8,
     /// The service level of sent packets, 0 to 15.
     pub service_level: u8,
-    /// The number of queue pairs for each port and direction to one node, 1 to 16. Several use the
-    /// device's parallelism, and the paths of a network that spreads connections.
+    /// The number of queue pairs for each port and direction to one node, 1 to 16. Several queue pairs use
+    /// the device's parallelism, and different paths of a network that spreads connections.
     pub lanes: u8,
     /// The most work requests in a queue pair, at least 16. The device's limit applies.
     pub queue_depth: u32,
@@ -27,7 +27,7 @@ pub struct RdmaOptions {
     /// The longest work request in bytes, at least 4096. Longer transfers are divided. The device's
     /// limit applies.
     pub slice: u32,
-    /// When the device gives up a silent peer.
+    /// The retransmissions after which the device gives up a silent peer.
     pub retry: Retry,
     /// The most ranges in the registration cache of a rail.
     pub cached_ranges: usize,
@@ -35,7 +35,7 @@ pub struct RdmaOptions {
     pub cached_bytes: u64,
 }
 
-/// When the device gives up a peer.
+/// The retransmissions after which the device gives up a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retry {
     /// How often an unacknowledged packet is sent again, at most 6. (Some devices take 7 as
@@ -90,8 +90,8 @@ impl Default for RdmaOptions {
 }
 
 impl Default for Retry {
-    /// About a quarter of a second an attempt, two seconds in all. That is long enough for a peer
-    /// with busy cores, and short enough that a lost packet does not use up a deadline.
+    /// One attempt takes about a quarter of a second, and all attempts take two seconds. That is long enough
+    /// for a peer with busy cores. It is short enough that a lost packet does not use up a deadline.
     fn default() -> Self {
         Self {
             count: 6,

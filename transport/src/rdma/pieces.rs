@@ -1,9 +1,9 @@
-//! Divides a batch into pieces that are moved and summed on their own, and joins their outcomes
-//! into the blocks'.
+//! Divides a batch into pieces that are moved and summed separately. Combines the outcomes of the pieces into
+//! those of the blocks.
 //!
-//! A block moved as a whole is summed before its first byte leaves, or after its last byte arrives.
-//! Meanwhile the wire or the processor is idle. With pieces, one piece moves while another is
-//! summed.
+//! A block that is moved as a whole is summed before its first byte is sent, or after its last byte has
+//! arrived. Meanwhile either the network or the processor is idle. With pieces, one piece moves while another
+//! is summed.
 
 use crate::link::TransferError;
 use crate::memory::Slice;
@@ -92,8 +92,8 @@ impl<T, S> Cutter<T, S> {
         self.open.is_none() && self.items.len() == 0
     }
 
-    /// The next pieces; small neighbours are grouped. Empty when nothing is left. `begin` is asked
-    /// before an item's first piece, and may skip the item.
+    /// The next pieces; small neighbours are grouped. Empty when nothing is left. `begin` is called before an
+    /// item's first piece, and may skip the item.
     pub(super) fn next_group(
         &mut self,
         mut begin: impl FnMut(&mut PieceItem<T>) -> bool,

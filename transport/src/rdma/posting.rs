@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What a batch does with its pieces.
+/// The operations of a batch on its pieces: reads or writes.
 pub(super) trait Moves: Send + Sync + Sized + 'static {
     /// Stays with an item until the item has ended.
     type Tag: Send + Sync + 'static;

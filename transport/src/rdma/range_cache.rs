@@ -1,8 +1,8 @@
 //! Caches where one port of a link finds the node's memory.
 //!
-//! A store node names its segments once, and they stay. A peer's memory comes and goes, so the link
-//! asks for it at its first use. The peer's device refuses a range that was deregistered meanwhile.
-//! That ends the link, and its cache with it.
+//! A store node names its segments once, and they never change. A peer registers and deregisters memory at
+//! any time, so the link asks for a range at its first use. If the range was deregistered meanwhile, the
+//! peer's device refuses the access. That ends the link and its cache.
 
 use super::work::Remote;
 use kvpool_types::wire::rdma::Registered;

@@ -222,8 +222,8 @@ impl Registration {
         self.0.rkey
     }
 
-    /// Deregisters the memory. After success the device touches the memory for nobody. Fails when a
-    /// clone exists, or when the device refuses.
+    /// Deregisters the memory. After success the device no longer touches the memory. Fails when a clone
+    /// exists, or when the device refuses.
     pub(super) fn undo(self) -> io::Result<()> {
         let sole = Arc::into_inner(self.0);
         sole.map_or_else(

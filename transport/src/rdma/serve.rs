@@ -88,7 +88,7 @@ impl fmt::Debug for Serving {
     }
 }
 
-/// The registrations around extents whose memory comes and goes, or the reason for a refusal.
+/// The registrations around extents of memory that is registered on demand, or the reason for a refusal.
 pub(crate) fn located(host: &dyn RdmaHost, request: &ReadRequest) -> RdmaLocated {
     let located = request.items.iter().map(|item| {
         let places = host.registrations(request.incarnation, &item.extent);

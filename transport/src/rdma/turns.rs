@@ -8,8 +8,8 @@ const TURN_BYTES: u64 = 1 << 20;
 /// The work requests that an operation posts in one turn.
 const TURN_WORKS: u32 = 16;
 
-/// The operations with work to post, in round-robin order. A new operation waits for one turn of
-/// each other operation, whatever their sizes.
+/// The operations with work to post, in round-robin order. A new operation waits for one turn of each other
+/// operation, whatever the sizes.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     queue: VecDeque<u64>,
@@ -85,8 +85,8 @@ impl Window {
         self.in_flight -= u64::from(length);
     }
 
-    /// Whether this much unsignalled work needs a completion. Without one, its end is unknown and
-    /// its room is not reused.
+    /// Whether this much unsignalled work needs a completion. Without one, the end of the work is unknown and
+    /// its space in the queue is not reused.
     pub(super) fn wants_signal(&self, works: u32, bytes: u64) -> bool {
         works >= self.depth / 4 || bytes >= self.bytes / 4
     }

@@ -6,8 +6,8 @@
 //!                                         ok ◄──answer── WriteEnd with the sums ◄─────────┘
 //! ```
 //!
-//! The bytes are summed in place while the device reads them. A caller that changes them meanwhile
-//! stores a block that every reader rejects by its checksum.
+//! The bytes are summed in place while the device reads them. If a caller changes them meanwhile, the stored
+//! block has a wrong checksum, and every reader rejects it.
 
 use super::link::OpenRdmaLink;
 use super::pieces::{PieceItem, PieceSlot};

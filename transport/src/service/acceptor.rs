@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 const MOST_CALLERS: usize = 256;
 /// The largest meta part of a hello, in bytes: a token of 8 KiB, and 256 bytes for the rest.
 pub(crate) const MAX_HELLO_BYTES: u64 = (8 << 10) + 256;
-/// The most bytes that are taken from a caller, after its TLS handshake: a hello in a record or two.
+/// The most bytes that are read from a caller after its TLS handshake. A hello takes one or two TLS records.
 const MAX_CALLER_BYTES: usize = 64 << 10;
 /// How long a refused caller stays connected to read the reason.
 const LINGER: Duration = Duration::from_millis(500);
@@ -56,10 +56,10 @@ pub(crate) struct FirstFrame {
 }
 
 struct Caller {
-    /// With its session once the TLS handshake is complete.
+    /// The socket, with its TLS session once the handshake is complete.
     socket: Wire,
     until: Instant,
-    /// The bytes that may still be taken from it.
+    /// The bytes that may still be read from the socket.
     budget: usize,
     stage: Stage,
 }

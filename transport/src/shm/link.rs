@@ -1,4 +1,4 @@
-//! The client's side.
+//! The client's side of shared memory.
 
 use super::board::Pinner;
 use super::read;
@@ -291,7 +291,7 @@ impl Link for ShmLink {
                 if let Err(error) = pinned {
                     return batch.end(0, Err(error));
                 }
-                // From here on, dropping `pin` removes the pin, also when nobody waits any more.
+                // From here on the drop of `pin` removes the pin, also if the caller has left.
                 let pin = NodePin {
                     control: open.control.clone(),
                     request: PinRequest {

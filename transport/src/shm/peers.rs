@@ -4,8 +4,8 @@
 //! connections have ended. Otherwise a request still in a socket could take a new pin or write
 //! after the clean-up.
 //!
-//! A client whose last connection has ended is forgotten once it holds nothing. A process that lives long may
-//! open many clients.
+//! A client whose last connection has ended is forgotten once it holds nothing. A long-lived process may open
+//! many clients.
 
 use super::fds::is_gone;
 use crate::host::{Abort, Peer, ProcessIdentity};
@@ -26,7 +26,7 @@ type StillHold = dyn Fn(&[Peer]) -> Vec<bool> + Send + Sync;
 struct PeersShared {
     /// Called for each client whose process has exited.
     told: Box<dyn Fn(&Peer) + Send + Sync>,
-    /// Says of each client without a connection whether it still holds anything.
+    /// Returns for each client without a connection whether it still holds anything.
     still_hold: Box<StillHold>,
     state: Mutex<PeersState>,
     /// Signals the watcher that a process was added, or that watching ends.
@@ -52,8 +52,8 @@ struct ProcessClient {
 }
 
 impl Peers {
-    /// Starts to watch processes. `told` is called for each client whose process has exited.
-    /// `still_hold` says of each client without a connection whether it holds anything.
+    /// Starts to watch processes. `told` is called for each client whose process has exited. `still_hold`
+    /// returns for each client without a connection whether it holds anything.
     pub(super) fn watch(
         told: impl Fn(&Peer) + Send + Sync + 'static,
         still_hold: impl Fn(&[Peer]) -> Vec<bool> + Send + Sync + 'static,
@@ -229,7 +229,7 @@ impl PeersShared {
     }
 
     /// Forgets clients of living processes that have no connection and hold nothing. A client that holds
-    /// something is asked about again when another connection ends.
+    /// something is checked again when another connection ends.
     fn forget_idle(&self) {
         let mut state = self.state.lock();
         let living = state.processes.iter().filter(|process| !process.gone);
@@ -241,7 +241,8 @@ impl PeersShared {
         if idle.is_empty() {
             return;
         }
-        // Under the lock: a client that connects meanwhile could take what nobody frees after its death.
+        // The lock is held, so that no client connects meanwhile. It could take extents that nobody would
+        // free after its death.
         let mut still_hold = (self.still_hold)(&idle).into_iter();
         for process in state.processes.iter_mut().filter(|process| !process.gone) {
             process.clients.retain(|client| {

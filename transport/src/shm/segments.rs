@@ -1,5 +1,5 @@
-//! The node's segments as mapped by this process: read-only at the first read, and a second time,
-//! writable, at the first write.
+//! The node's segments as this process maps them: read-only at the first read, and a second time, writable,
+//! at the first write.
 
 use crate::control::{Control, ControlAnswer};
 use crate::link::TransferError;

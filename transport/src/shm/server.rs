@@ -1,4 +1,4 @@
-//! The node's side.
+//! The node's side of shared memory.
 
 use super::fds::{identify, peer_credentials, peer_process};
 use super::peers::Peers;
@@ -201,7 +201,7 @@ impl Serve for ShmServe {
         let admitted = judge_hello(&*self.host, hello)?;
         match &admitted.memory {
             Ok(()) => Ok(admitted),
-            // Nothing here is of use without the memory.
+            // A session over shared memory is useless without access to the memory.
             Err(refused) => Err(End::Refuse {
                 request: admitted.request,
                 refused: refused.clone(),

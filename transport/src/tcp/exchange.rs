@@ -19,7 +19,7 @@ pub(super) struct Exchange {
     pub(super) epoch: Epoch,
     pub(super) deadline: Instant,
     pub(super) work: Work,
-    /// The span that made it: another thread sends the request.
+    /// The trace context of the span that made the exchange. Another thread sends the request.
     pub(super) trace: Option<Context>,
     load: LaneLoad,
 }

@@ -27,7 +27,8 @@ use std::time::Instant;
 
 pub(super) struct TcpLane {
     address: SocketAddr,
-    /// Sent on each connection, with the present token. Names the incarnation found by the first connection.
+    /// Sent on each connection, with the present token. It names the incarnation that the first connection
+    /// found.
     hello: Hello,
     options: ConnectOptions,
     state: Mutex<TcpLaneState>,
@@ -37,17 +38,17 @@ pub(super) struct TcpLane {
 }
 
 struct TcpLaneState {
-    /// Exchanges that no socket has been given yet.
+    /// Exchanges that are not assigned to a connection yet.
     queue: VecDeque<Arc<Exchange>>,
     wire: Option<Arc<TcpConnection>>,
-    /// Why the lane is closed.
+    /// The reason why the lane is closed.
     closed: Option<TransferError>,
 }
 
 /// A connection after its hello.
 pub(super) struct TcpConnection {
     socket: Wire,
-    /// Of the node at the other end.
+    /// The features of the node at the other end.
     features: Features,
     dead: AtomicBool,
     /// Exchanges that were sent and not answered; `None` once the connection is dead.
@@ -160,14 +161,14 @@ impl TcpLane {
             next_request: AtomicU64::new(1),
         });
         if let Some(socket) = socket {
-            // Opened without a runtime: its user has no spans.
+            // The connection was opened without a runtime, so its user has no spans.
             let wire = TcpConnection::new(socket, Features::default());
             start_receiver(&wire)?;
             lane.state.lock().wire = Some(wire);
         }
         let sender = lane.clone();
         if let Err(error) = threads::start("kvpool-tcp-send", move || sender.send_all()) {
-            // The receiving thread would wait for as long as the node keeps the connection.
+            // The receiving thread would otherwise wait as long as the node keeps the connection.
             lane.close(unreachable(&error));
             return Err(error);
         }
@@ -256,10 +257,11 @@ impl TcpLane {
         }
     }
 
-    /// Moves the next exchange from the queue to `wire`. `None` when the connection has died since it was checked:
-    /// the exchange goes to the next one.
+    /// Moves the next exchange from the queue to `wire`. `None` when the connection has died since it was
+    /// checked. The exchange then goes to the next connection.
     fn hand_over(&self, wire: &TcpConnection) -> Option<(u64, Arc<Exchange>)> {
-        // Locked throughout: a scan of the timer that met the exchange in neither table would lose its deadline.
+        // The state stays locked. Otherwise the timer could scan while the exchange is in neither table, and
+        // lose its deadline.
         let mut state = self.state.lock();
         let exchange = state.queue.pop_front()?;
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);

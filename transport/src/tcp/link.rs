@@ -1,4 +1,4 @@
-//! The client's side.
+//! The client's side of TCP.
 
 use super::exchange::{Exchange, ExchangeOutcomes, Work};
 use super::lane::{TcpLane, open};
@@ -30,23 +30,24 @@ pub struct ConnectOptions {
     pub connections: usize,
     /// The time limit for replacing a failed connection.
     pub reconnect: Duration,
-    /// How TLS is spoken; `None` for a plain port.
+    /// The TLS settings; `None` for a plain port.
     pub tls: Option<DataTls>,
-    /// The token of connections that the link opens later than its first one.
+    /// The source of the token for connections that the link opens after its first one.
     pub token: TokenSource,
 }
 
-/// Where a link that opens connections gets the present token. A token may be renewed while a link lives.
+/// The source of the present token, for a link that opens connections. A token may be renewed while a link
+/// lives.
 #[derive(Clone, Default)]
 pub struct TokenSource(Option<Arc<dyn Fn() -> Token + Send + Sync>>);
 
 impl TokenSource {
-    /// Asks `current` for each connection.
+    /// Calls `current` for each new connection.
     pub fn new(current: impl Fn() -> Token + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(current)))
     }
 
-    /// `hello` with the present token. Without a source it keeps its own.
+    /// `hello` with the present token. Without a source, `hello` keeps its own token.
     pub(super) fn renew(&self, hello: &Hello) -> Hello {
         let own = || hello.token.clone();
         Hello {
@@ -142,11 +143,12 @@ pub fn connect_with(
 
 struct TcpLink(Arc<OpenTcpLink>);
 
-/// Lanes that close when this is dropped. Their threads hold them, so nothing else would end those.
+/// Lanes that close when this is dropped. The threads of the lanes hold the lanes, so nothing else would end
+/// the threads.
 struct OpenLanes(Vec<Arc<TcpLane>>);
 
 impl OpenLanes {
-    /// Starts `count` lanes. When one fails, those before it close.
+    /// Starts `count` lanes. When one fails, the earlier ones close.
     fn start(
         count: usize,
         mut start: impl FnMut() -> io::Result<Arc<TcpLane>>,
@@ -171,7 +173,7 @@ impl Drop for OpenLanes {
     }
 }
 
-/// What a link and all its futures share. Its lanes close when the last of them is dropped.
+/// The state that a link and all its futures share. The lanes close when the last of them is dropped.
 struct OpenTcpLink {
     address: SocketAddr,
     incarnation: Incarnation,
@@ -357,7 +359,7 @@ impl Link for TcpLink {
 
     fn close(&self) {
         self.0.lanes.close();
-        // Small payloads went into frames of their own, so nothing holds the caller's memory.
+        // Small payloads were copied into frames, so the channel holds no memory of the caller.
         if let Some(inline) = &self.0.inline {
             inline.fail(unreachable("the link was closed"));
         }

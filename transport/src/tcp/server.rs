@@ -1,4 +1,4 @@
-//! The node's side.
+//! The node's side of TCP.
 
 use super::session::TcpSession;
 use crate::handshake::{Admitted, End, judge_hello};
@@ -26,7 +26,7 @@ pub struct ServerOptions {
     pub handshake: Duration,
     /// The memory to serve over RDMA; `None` refuses RDMA.
     pub rdma: Option<Arc<Serving>>,
-    /// How TLS is spoken; `None` for a plain port.
+    /// The TLS settings; `None` for a plain port.
     pub tls: Option<ServerTls>,
 }
 

@@ -18,7 +18,7 @@ const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
 /// Column `i` is the image of the vector that has only bit `i` set.
 type Matrix = [u64; 64];
 
-/// The checksum of two runs of bytes, one after the other. `length` is the second run's, in bytes.
+/// The checksum of two consecutive runs of bytes. `length` is the length of the second run in bytes.
 pub fn combine(first: Checksum, second: Checksum, length: Length) -> Checksum {
     static POWERS: OnceLock<Box<[Matrix; 64]>> = OnceLock::new();
     let powers = POWERS.get_or_init(make_powers);
@@ -31,8 +31,8 @@ pub fn combine(first: Checksum, second: Checksum, length: Length) -> Checksum {
     Checksum(shifted ^ second.0)
 }
 
-/// Combines the checksums of a block's chunks, in order, into the block's. `length` is the block's,
-/// in bytes.
+/// Combines the checksums of a block's chunks, in order, into the block's checksum. `length` is the block's
+/// length in bytes.
 pub fn combine_chunks(length: Length, chunks: &[Checksum]) -> Checksum {
     let mut left = length.0;
     chunks.iter().fold(Checksum(0), |whole, chunk| {

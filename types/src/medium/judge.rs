@@ -1,6 +1,7 @@
-//! The rule by which the master believes a medium's content, or drops it.
+//! The rule by which the master accepts or drops the content of a medium.
 
-/// How often a medium has been attached. The master counts, and the superblock repeats the count.
+/// The number of attachments of a medium. The master counts them, and the superblock of the medium has the
+/// count too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u64);
 
@@ -17,25 +18,25 @@ impl std::fmt::Display for Generation {
     }
 }
 
-/// The master's judgement of an offered medium.
+/// The master's verdict on a medium that a node offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
-    /// The medium is in the state that the master knows: its replicas stay.
+    /// The medium is in the state that the master knows. Its copies stay.
     Accept,
-    /// The medium is unknown, rolled back, or a copy that was used elsewhere. The master drops its
-    /// replicas, and the node formats it, which gives it a new medium id.
+    /// The medium is unknown, rolled back, or a clone that was used elsewhere. The master drops its copies.
+    /// The node formats the medium, which gives it a new id.
     New,
 }
 
-/// Judges a medium by the generation in its superblock. `offered` is `None` for a blank medium.
-/// `attached` is the last generation whose attach the master logged as done. `pending` is the one
-/// after it, where the master logged that its attach began.
+/// Judges a medium by the generation in its superblock. `offered` is `None` for a blank medium. `attached` is
+/// the generation of the last attach whose end the master logged. `pending` is the next generation, if the
+/// master logged the begin of its attach.
 ///
-/// An attach that began may or may not have reached the superblock. Nothing is stored between the
-/// two, so both generations have the same content.
+/// An attach that began may or may not have reached the superblock. Nothing is stored on the medium between
+/// these two points, so both generations have the same content.
 ///
-/// An image of the *same* generation that lost stores is accepted. Each of its extents is judged by
-/// its header and checksums, so a lost store is a miss.
+/// An image of the same generation may lack stores, and is accepted. The header and checksums prove each
+/// extent, so a lost store is a miss.
 pub fn judge(
     offered: Option<Generation>,
     attached: Generation,

@@ -126,14 +126,14 @@ impl Meta for HelloReply {
     }
 }
 
-/// Writes, or announces writes of, whole extents. For each grant in order, a write's payload holds
-/// the block's bytes and then the checksums of its 64 KiB chunks, 8 bytes each. The sender computes
-/// the checksums while it sends.
+/// Writes whole extents, or announces that they will be written. The payload of a write has a part for each
+/// grant, in order. A part holds the block's bytes, then the checksums of its 64 KiB chunks, 8 bytes each.
+/// The sender computes the checksums while it sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WriteRequest {
-    /// The incarnation that should take the blocks.
+    /// The incarnation that holds the extents.
     pub incarnation: Incarnation,
-    /// The grants, one an extent.
+    /// The grants, one per extent.
     pub grants: Vec<Grant>,
 }
 
@@ -141,7 +141,7 @@ pub struct WriteRequest {
 const GRANT_BYTES: usize = 20 + 8 + 8 + MAC_BYTES;
 
 impl WriteRequest {
-    /// The payload of a write, in bytes; `None` when it overflows.
+    /// The length of a write's payload in bytes; `None` on overflow.
     pub fn payload_bytes(&self) -> Option<u64> {
         self.grants.iter().try_fold(0u64, |sum, grant| {
             let length = grant.extent.length;
@@ -238,8 +238,8 @@ impl Meta for WriteEnd {
     }
 }
 
-/// Pins or unpins extents of one incarnation for views. The client of the connection holds the pin
-/// until it removes the pin or its process exits. Pins of one extent are counted.
+/// Pins or unpins extents of one incarnation for views. The client of the connection holds a pin until it
+/// removes the pin or its process exits. The node counts the pins of each extent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinRequest {
     /// The incarnation that holds the extents.
@@ -281,9 +281,9 @@ pub struct MapRequest {
 }
 
 impl MapRequest {
-    /// Stands for the connection's pin board, which is mapped writable. No master assigns this
-    /// segment number. So a node without boards answers that the segment does not exist, and the
-    /// connection continues. An unknown operation would end it.
+    /// The segment number that stands for the connection's pin board, which is mapped writable. No master
+    /// assigns this number. So a node without boards answers that the segment does not exist, and the
+    /// connection continues. An unknown operation would end the connection.
     pub const BOARD: SegmentId = SegmentId(u32::MAX);
 }
 

@@ -12,7 +12,7 @@ use super::DecodeError;
 use super::frame::HEADER_BYTES;
 use std::ops::Range;
 
-/// The position of the features in a header.
+/// The position of the features in a header, in bytes.
 const PLACE: Range<usize> = 28..32;
 /// The bits of required features.
 const REQUIRED: u32 = 0xffff_0000;
@@ -57,7 +57,7 @@ impl Features {
         Ok(Self(self.0 & Self::OURS.0))
     }
 
-    /// Whether the set contains all of `others`.
+    /// Whether the set contains all features of `others`.
     pub const fn has(self, others: Self) -> bool {
         self.0 & others.0 == others.0
     }

@@ -21,8 +21,8 @@ pub const VERSION: u16 = 1;
 pub const HEADER_BYTES: usize = 40;
 /// The largest meta part, in bytes.
 pub const MAX_META_BYTES: u64 = 4 << 20;
-/// The largest payload, in bytes: the longest block and the checksums of its chunks. Blocks that
-/// exceed it together travel in several frames.
+/// The largest payload, in bytes: the longest block and the checksums of its chunks. Blocks whose total
+/// exceeds it travel in several frames.
 pub const MAX_PAYLOAD_BYTES: u64 = Length::MAX_BLOCK.0 + Length::MAX_BLOCK.chunks() * 8;
 
 /// The operation of a frame.
@@ -57,8 +57,8 @@ pub enum Op {
     /// [`super::rdma::RdmaOpen`]. From then on the connection announces and ends writes like a Unix
     /// socket, and the bytes move over RDMA.
     RdmaOpen = 11,
-    /// Asks, on a connection with queue pairs, for the registrations of memory that comes and goes:
-    /// [`super::data::ReadRequest`]. Sent only to a peer whose [`Op::RdmaOpened`] named no segment.
+    /// Asks for the registrations of memory that is registered on demand: [`super::data::ReadRequest`]. It is
+    /// sent on a connection with queue pairs, and only to a peer whose [`Op::RdmaOpened`] named no segment.
     RdmaLocate = 12,
     /// Opens a connection to a master. The meta of this call and of the calls below is the protobuf
     /// request of the gRPC method with the same name (here `HelloRequest`). [`Op::Reply`] answers

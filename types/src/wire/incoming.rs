@@ -1,4 +1,4 @@
-//! Reassembles frames from bytes that arrive in pieces of any size.
+//! Reassembles frames from received bytes, which arrive in pieces of any size.
 
 use super::DecodeError;
 use super::frame::{HEADER_BYTES, Header};
@@ -7,10 +7,10 @@ use std::ops::Range;
 
 /// The initial size of the buffer, in bytes.
 const ROOM: usize = 16 << 10;
-/// The buffer keeps at most this many bytes after a large frame.
+/// The most bytes of the buffer that are kept after a large frame.
 const KEPT_ROOM: usize = 256 << 10;
 
-/// Received bytes that have not been taken. One read often brings several small frames.
+/// Received bytes that form frames. One read of the socket often brings several small frames.
 #[derive(Debug)]
 pub struct Incoming {
     max_payload: u64,
@@ -42,7 +42,7 @@ impl Incoming {
         }
     }
 
-    /// Room to read into, at least for the rest of the current frame. Never empty.
+    /// Free space of the buffer to read into; never empty. It takes at least the rest of the current frame.
     pub fn room(&mut self) -> &mut [u8] {
         if self.start == self.end {
             self.start = 0;
@@ -50,7 +50,7 @@ impl Incoming {
             self.buffer.truncate(KEPT_ROOM);
             self.buffer.shrink_to(KEPT_ROOM);
         }
-        // A refused header reserves no room: decoding it as a frame is an error.
+        // A header that is refused reserves no space. `next_frame` reports its error.
         let begun = self.header().ok().flatten();
         let wanted = begun.map_or(HEADER_BYTES, |header| total(&header));
         if self.buffer.len() - self.start < wanted {
@@ -63,7 +63,7 @@ impl Incoming {
         self.buffer.get_mut(self.end..).unwrap_or_default()
     }
 
-    /// Records that `count` bytes were read into the room.
+    /// Records that `count` bytes were read into the space of [`Self::room`].
     pub fn filled(&mut self, count: usize) {
         self.end = self.end.saturating_add(count).min(self.buffer.len());
     }
@@ -92,7 +92,7 @@ impl Incoming {
         }))
     }
 
-    /// Whether a frame has arrived in part.
+    /// Whether a part of a frame has arrived.
     pub const fn has_begun(&self) -> bool {
         self.start < self.end
     }

@@ -236,8 +236,8 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Refuses a prefix whose last characters would belong to the run of digits at which the key's
-/// string is split. Such a key would have a second form.
+/// Refuses a prefix whose last characters would belong to the run of digits at which the key's string is
+/// split. Otherwise the same key would have two encodings.
 fn check_prefix(prefix: &str) -> Result<(), DecodeError> {
     if crate::key::may_precede_digest(prefix) {
         Ok(())

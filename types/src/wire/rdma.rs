@@ -1,11 +1,12 @@
-//! The messages that agree on queue pairs over the data port.
+//! The messages by which both ends of a data-port connection set up RDMA queue pairs.
 //!
 //! ```text
 //!  client: creates queue pairs   ── RdmaOpen ──► node: creates and connects its own
 //!  client: connects              ◄─ RdmaOpened ─ with the registrations of its segments
 //! ```
 //!
-//! A peer whose memory comes and goes names no segment at that time. It is asked by `RdmaLocate`.
+//! A peer that registers memory on demand names no segment at that time. The client then asks with
+//! `RdmaLocate`.
 
 use super::data::{Meta, code, list, put_count};
 use super::{DecodeError, Reader};
@@ -24,7 +25,7 @@ pub struct QueueAddress {
     pub lid: u16,
     /// The path MTU in bytes.
     pub mtu: u32,
-    /// The number of reads that it serves at once.
+    /// The number of RDMA reads that the queue pair serves at once.
     pub reads: u8,
 }
 
@@ -70,7 +71,7 @@ pub struct Registered {
     pub rkey: u32,
 }
 
-/// Answers [`RdmaOpen`], one answer an offer, in order.
+/// Answers [`RdmaOpen`]: one answer per offer, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaOpened {
     /// The answers to the offers.
@@ -79,8 +80,8 @@ pub struct RdmaOpened {
     pub registered: Vec<Registered>,
 }
 
-/// Answers a request to locate extents. For each extent: the registrations of the range around it,
-/// one a port, or the code of the refusal.
+/// Answers a request to locate extents. For each extent it has the registrations of the range around it, one
+/// per port, or the code of the refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaLocated(pub Vec<Result<Vec<Registered>, Code>>);
 

@@ -14,19 +14,19 @@ use std::sync::Arc;
 
 pub(super) const SIZE: u64 = DATA_START + (1 << 20);
 const ROUNDS: usize = 10_500;
-/// The lengths of the blocks, in one place after the other. Each place was used twice before.
+/// The lengths of the blocks, one after the other. Each offset was used twice before.
 pub(super) const LENGTHS: [usize; 8] = [1, 4096, 5000, 65_536, 65_537, 150_000, 4096, 200_001];
 
-/// A medium, and what its places held before.
+/// A medium, and the earlier contents of its extents.
 pub(super) struct Rig {
     pub(super) engine: Arc<dyn Engine>,
     pub(super) arena: Arc<Arena>,
     pub(super) medium: Medium,
-    /// The blocks of the directory.
+    /// The blocks that the directory names.
     pub(super) blocks: Vec<Block>,
-    /// Older bytes of the same places.
+    /// Older bytes at the same offsets.
     older: Vec<Vec<u8>>,
-    /// Bytes of the same blocks in the same places of another medium of the same cluster.
+    /// Bytes of the same blocks at the same offsets of another medium of the same cluster.
     foreign: Vec<Vec<u8>>,
     counts: BTreeMap<&'static str, u64>,
 }
@@ -45,12 +45,12 @@ pub(super) fn medium(arena: &Arc<Arena>, id: u128) -> (Arc<dyn Engine>, Medium) 
     (engine, medium.unwrap())
 }
 
-/// One block for each place, of this life of the zone.
+/// One block at each offset, for one pass over the zone.
 pub(super) fn blocks(life: u64) -> Vec<Block> {
     let mut next = DATA_START;
     let place = |(n, length): (usize, &usize)| {
         let order = life * 100 + n as u64;
-        // One place keeps its version over all lives: only the order tells the stores apart.
+        // One offset has the same version in all passes, so only the order tells its stores apart.
         let version = if n == 2 { 7 } else { 1000 + order };
         let block = Block::new(next, order, version, *length);
         next = block.range().end;
@@ -92,7 +92,7 @@ impl Rig {
         *self.counts.entry(name).or_default() += 1;
     }
 
-    /// Loads a block, and gives the kind of the refusal.
+    /// Loads a block, and returns the kind of the error.
     pub(super) fn kind(&self, n: usize) -> &'static str {
         let block = &self.blocks[n];
         let outcome = rig::load_block(&self.medium, &self.arena, block, 0..block.length());
@@ -118,7 +118,7 @@ impl Rig {
         usize::try_from(header_bytes(self.blocks[n].length()).unwrap()).unwrap()
     }
 
-    /// What damage at one byte of an extent must be called.
+    /// The error that damage at one byte of an extent must cause.
     fn kinds_at(&self, n: usize, at: usize) -> &'static [&'static str] {
         match at {
             0..8 => &["magic"],
@@ -145,7 +145,7 @@ impl Rig {
                 self.expect(n, &bytes, "zeroed granule", kinds);
             }
             3 => {
-                // Two data granules in each other's place.
+                // Two data granules are exchanged.
                 let first = self.header(n) / GRANULE;
                 let mut granules: Vec<_> = (first..bytes.len() / GRANULE).collect();
                 granules.shuffle(random);
@@ -156,14 +156,14 @@ impl Rig {
                 self.expect(n, &bytes, "swapped granules", &["chunk"]);
             }
             4 => {
-                // All of the older extent, or its first granules: a write that was lost or torn.
+                // The older extent comes back, or its first granules: a write was lost or torn.
                 let granules = random.random_range(1..=bytes.len() / GRANULE);
                 let end = granules * GRANULE;
                 bytes[..end].copy_from_slice(&self.older[n][..end]);
                 self.expect(n, &bytes, "stale extent", &["stale"]);
             }
             5 => {
-                // The new header in front of older data.
+                // The new header is followed by older data.
                 let start = self.header(n);
                 bytes[start..].copy_from_slice(&self.older[n][start..]);
                 self.expect(n, &bytes, "stale data", &["chunk"]);
@@ -183,7 +183,7 @@ impl Rig {
         }
     }
 
-    /// Damage at several places: any refusal is right, and wrong bytes are not.
+    /// Damage at several offsets: any error is right, and wrong bytes are not.
     fn random_damage(&mut self, n: usize, mut bytes: Vec<u8>, random: &mut StdRng) {
         for _ in 0..random.random_range(1..20) {
             let at = random.random_range(0..bytes.len());

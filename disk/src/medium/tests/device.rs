@@ -1,4 +1,4 @@
-//! A device in memory that a test can damage, make fail, or hold up. It keeps no log.
+//! A device in memory that a test can damage, fail, or delay. It keeps no log.
 
 use crate::{Completion, Engine, EngineKind, IoError, Op, Request};
 use parking_lot::Mutex;
@@ -14,13 +14,13 @@ pub(super) struct Device {
     bytes: Mutex<Vec<u8>>,
     /// The bytes that cannot be read or written.
     pub(super) bad: Mutex<Vec<u64>>,
-    /// The bytes that can be read, and not written.
+    /// The bytes that can be read but not written.
     pub(super) stuck: Mutex<Vec<u64>>,
     pub(super) flush_fails: AtomicBool,
     /// Whether requests wait in `held`.
     pub(super) holds: AtomicBool,
     pub(super) held: Mutex<Vec<Held>>,
-    /// The places of all writes.
+    /// The offsets of all writes.
     pub(super) written: Mutex<Vec<u64>>,
 }
 

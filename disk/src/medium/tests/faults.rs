@@ -167,14 +167,14 @@ fn a_device_whose_first_format_failed_is_blank() {
     let (of, with) = new();
     assert!(Formatted::format(of, with, CLUSTER, id).is_err());
     device.flush_fails.store(false, Ordering::SeqCst);
-    // Of what was written, a part is there.
+    // Only a part of the written bytes is on the device.
     let mut front = rig::peek(&engine, &arena, 0..STEP);
     assert!(front.iter().any(|byte| *byte != 0));
     front[100..].fill(0);
     rig::poke(&engine, &arena, 0, &front);
     let (of, with) = new();
     assert!(matches!(Formatted::open(of, with), Ok(Opened::Blank)));
-    // Where the device does not read it, nobody knows.
+    // If the device cannot read the copy, its content is unknown.
     device.bad.lock().push(100);
     let (of, with) = new();
     assert_eq!(Formatted::open(of, with).unwrap_err().kind(), "damaged");
@@ -196,7 +196,7 @@ fn after_a_failed_flush_the_other_copy_of_the_superblock_stays() {
 fn the_only_whole_superblock_is_not_written_over_while_the_other_place_takes_none() {
     for torn in 0..2 {
         let rig = rig();
-        // A write that a power cut ended left the beginning of a superblock.
+        // A power cut during a write left the beginning of a superblock.
         let mut copy = rig::peek(&rig.engine, &rig.arena, torn * STEP..(torn + 1) * STEP);
         copy[20..].fill(0);
         rig::poke(&rig.engine, &rig.arena, torn * STEP, &copy);
@@ -207,7 +207,7 @@ fn the_only_whole_superblock_is_not_written_over_while_the_other_place_takes_non
         assert!(attached.is_err());
         assert_eq!(*rig.device.written.lock(), [torn * STEP]);
         assert_eq!(*rig::opened(&rig.engine, &rig.arena).superblock(), before);
-        // Once the place takes it, both are whole again.
+        // Once the offset accepts writes, both copies are valid again.
         rig.device.stuck.lock().clear();
         let attached = rig::opened(&rig.engine, &rig.arena).attach(CLUSTER, Generation(2));
         attached.unwrap();

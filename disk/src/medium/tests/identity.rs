@@ -1,4 +1,4 @@
-//! Foreign, damaged, old and copied media: each is refused by name, or judged as new.
+//! Foreign, damaged, old and cloned media: each is refused with its own error, or judged as new.
 
 use super::corruption::{LENGTHS, Rig, SIZE, blocks, medium};
 use super::device::Device;
@@ -41,7 +41,7 @@ fn damaged_superblocks_are_refused_by_name_and_one_of_two_is_enough() {
         for damaged in [&[0][..], &[1], &[0, 1]] {
             let mut bytes = good[..2 * step].to_vec();
             for copy in damaged {
-                // Behind the magic.
+                // The damage is behind the magic.
                 bytes[copy * step + random.random_range(8..step)] ^= 1 << random.random_range(0..8);
             }
             rig::poke(&engine, &arena, 0, &bytes);
@@ -62,7 +62,7 @@ fn damaged_superblocks_are_refused_by_name_and_one_of_two_is_enough() {
     println!("superblocks: {counts:?}");
     let mut partition = vec![0; usize::try_from(SIZE).unwrap()];
     assert_eq!(refusal(&device(partition.clone()), &arena), "blank");
-    // The superblock of a file system lies further behind.
+    // The superblock of a file system is further behind.
     partition[(64 << 10) + 64] = 1;
     assert_eq!(refusal(&device(partition), &arena), "foreign");
     let cut = good[..good.len() - GRANULE].to_vec();
@@ -103,7 +103,7 @@ fn a_medium_that_is_formatted_again_gives_none_of_its_former_blocks() {
     assert!((0..LENGTHS.len()).all(|n| rig.kind(n) == "other_medium"));
 }
 
-/// Opens an image as the master would: the judgement by its generation, and what it then gives.
+/// Opens an image as the master would. Returns the judgement by its generation, and the blocks that it gives.
 fn judged(bytes: Vec<u8>, rig: &mut Rig, attached: Generation) -> Judgement {
     let engine = device(bytes);
     let formatted = rig::opened(&engine, &rig.arena);
@@ -118,8 +118,8 @@ fn rolled_back_and_cloned_images_are_new_and_never_give_wrong_bytes() {
     let attached = Generation(1);
     let before = image(&rig.engine, &rig.arena);
 
-    // Stores after the image was taken, in the same generation: the image is accepted, and each
-    // store that it lost is a miss.
+    // Stores happened after the image was taken, in the same generation. So the image is accepted, and each
+    // lost store is a miss.
     let newer = blocks(4);
     for block in &newer {
         rig::store(&rig.medium, &rig.arena, block).unwrap();
@@ -128,11 +128,11 @@ fn rolled_back_and_cloned_images_are_new_and_never_give_wrong_bytes() {
     assert_eq!(judged(before.clone(), &mut rig, attached), Accept);
     assert!((0..LENGTHS.len()).all(|n| rig.kind(n) == "stale"));
 
-    // The image after one more attach: it is rolled back.
+    // The image is older than one more attach, so it is rolled back.
     assert_eq!(judged(before.clone(), &mut rig, Generation(2)), New);
 
-    // A copy that another node attached twice is ahead of the master; the master's own medium is
-    // accepted as before.
+    // A clone that another node attached twice is ahead of the master. The master's own medium is accepted as
+    // before.
     let clone = device(before.clone());
     for generation in [2, 3] {
         let theirs = rig::opened(&clone, &rig.arena);

@@ -1,5 +1,5 @@
-//! Power cuts: whatever a cut leaves on the disk, no load gives wrong bytes, and everything that
-//! was flushed is found.
+//! Power cuts: whatever a cut leaves on the disk, no load gives wrong bytes, and every flushed store is
+//! found.
 
 use super::rig::{self, Block, CLUSTER};
 use crate::medium::{DATA_START, Formatted, Generation, Medium, Opened, Superblock};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const HISTORIES: u64 = 125;
 const CUTS: usize = 100;
-/// Three zones, so that ranges are soon written again.
+/// There are three zones, so that ranges are soon written again.
 const ZONE: u64 = 128 << 10;
 const ZONES: u64 = 3;
 const SIZE: u64 = DATA_START + ZONES * ZONE;
@@ -34,7 +34,7 @@ struct Written {
     superblock: Superblock,
 }
 
-/// One history on one device, and what it must have left behind.
+/// One history on one device, and the content that it must have left.
 struct History {
     random: StdRng,
     memory: Arc<Memory>,
@@ -42,7 +42,7 @@ struct History {
     arena: Arc<Arena>,
     stores: Vec<Stored>,
     superblocks: Vec<Written>,
-    /// Where the next extent goes, in bytes from `DATA_START`.
+    /// The offset of the next extent, in bytes from `DATA_START`.
     next: u64,
     generation: Generation,
 }
@@ -93,7 +93,7 @@ impl History {
         medium.unwrap()
     }
 
-    /// Runs one life of a node: stores and flushes, and often a detach.
+    /// Runs one process of a node: stores and flushes, and often a detach.
     fn live(&mut self) {
         let medium = self.attach();
         for _ in 0..self.random.random_range(0..8) {
@@ -156,14 +156,14 @@ impl History {
         }
     }
 
-    /// The bytes after a cut behind `cut` entries of the log.
+    /// The bytes after a power cut behind `cut` entries of the log.
     fn image(&mut self, log: &[Event], cut: usize) -> Vec<u8> {
         let mut image = vec![0; usize::try_from(SIZE).unwrap()];
         let safe = log[..cut]
             .iter()
             .rposition(|event| matches!(event, Event::Flush))
             .unwrap_or(0);
-        // How much of what was not flushed reaches the disk, and in which pieces.
+        // Chooses which unflushed bytes reach the disk, and in which pieces.
         let (kept, torn) = match self.random.random_range(0..6) {
             0 => (1.0, false),
             1 => (0.0, false),
@@ -229,7 +229,7 @@ fn no_power_cut_gives_wrong_bytes_or_loses_what_was_flushed() {
     assert!(tally.must > 10_000 && tally.lost > 1000 && tally.blank > 0);
 }
 
-/// Opens what the cut left, and asks for every block of the history.
+/// Opens the device after the cut, and loads every block of the history.
 fn check(history: &mut History, cut: usize, image: Vec<u8>, tally: &mut Tally) {
     let engine: Arc<dyn Engine> = Arc::new(Memory::from_image(image));
     let formatted = match Formatted::open(Arc::clone(&engine), Arc::clone(&history.arena)) {

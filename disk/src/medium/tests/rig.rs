@@ -1,4 +1,4 @@
-//! What the tests of the medium share: blocks, and calls that wait for their answers.
+//! Helpers that the tests of the medium share: blocks, and calls that wait for their completions.
 
 use crate::medium::copies::perform;
 use crate::medium::fields::checksum;
@@ -94,7 +94,7 @@ pub(super) fn load(medium: &Medium, arena: &Arc<Arena>, wanted: Wanted) -> Resul
     receiver.recv().unwrap()
 }
 
-/// Loads a block and panics on wrong bytes: the one thing that must never happen.
+/// Loads a block, and panics on wrong bytes, which must never happen.
 pub(super) fn load_block(
     medium: &Medium,
     arena: &Arc<Arena>,

@@ -1,4 +1,4 @@
-//! Scans: everything intact is found, damage is named, and a step reads a bounded part.
+//! Scans: every intact extent is found, damage is reported, and a step reads a bounded part.
 
 use super::device::Device;
 use super::rig::{self, Block, CLUSTER, STEP};
@@ -82,7 +82,7 @@ proptest! {
         let mut rest = blocks.clone();
         rest.remove(victim);
         prop_assert_eq!(intact(&found), places(&rest));
-        // Without its magic, an extent is as if it were not there.
+        // Without its magic, an extent cannot be found.
         let wrong: Vec<_> = found.iter().filter(|found| found.verdict.is_err()).collect();
         if at >= 8 {
             prop_assert_eq!(wrong.len(), 1);
@@ -162,7 +162,7 @@ fn a_scan_reports_what_the_device_does_not_read_and_goes_on() {
     for block in &blocks {
         rig::store(&medium, &arena, block).unwrap();
     }
-    // In the data of the second block, behind the first window.
+    // The damage is in the data of the second block, behind the first window.
     device.bad.lock().push(blocks[1].stamp.offset + 400_000);
     let found = all(medium.scan(DATA_START..SIZE).unwrap());
     assert_eq!(

@@ -10,8 +10,8 @@
 //! at most `hot_budget` bytes. The leader keeps them in memory: after a fail-over they are replicas like
 //! others, and leave with their block.
 //!
-//! A read from a remembered place is no lookup. So a client that reads one block again and again within
-//! a lease counts once for each lease.
+//! A read from a cached location is no lookup. So a client that reads one block again and again counts once
+//! per lease.
 //!
 //! ADR 0040 says why lookups are counted.
 

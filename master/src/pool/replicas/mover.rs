@@ -18,15 +18,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// How long the thread waits without a wake-up.
+/// The longest time that the thread waits without a wake-up.
 const TICK: Duration = Duration::from_millis(20);
-/// How soon a block is tried again that found no room, or no node.
+/// The delay before a block that found no room or no node is tried again.
 const RETRY: Duration = Duration::from_millis(50);
-/// How long a task asks a target for room before it passes over blocks.
+/// The longest time that a task asks a target for room before it passes over blocks.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A block that waited so often for a node or for room is not changed.
+/// The most waits of a block for a node or for room. Then the block is left unchanged.
 const MOST_WAITS: u8 = 100;
-/// Blocks of one task that are begun before other tasks have their turn.
+/// The number of blocks of one task that are begun before other tasks have their turn.
 const TURN: usize = 256;
 
 /// A block to change, as it is now.
@@ -36,15 +36,15 @@ struct Found {
     tick: Tick,
 }
 
-/// What became of a block whose turn had come.
+/// The outcome for a block whose turn has come.
 pub(super) enum Step {
-    /// It was ordered, and its pull counts it.
+    /// A pull was ordered, and the end of the pull counts the block.
     Ordered,
-    /// It needs no pull.
+    /// The block needs no pull.
     Ended(Outcome),
-    /// It has to wait, for this reason. The task goes on with other blocks.
+    /// The block has to wait, for this reason. The task continues with other blocks.
     Later(Code, String),
-    /// The target, or the pool, has enough in progress.
+    /// The target or the pool has too much in progress to begin this block.
     Busy,
 }
 
@@ -177,7 +177,8 @@ impl Pool {
         }
     }
 
-    /// Goes on with a move whose replica is there, on a node that was not sure to stay. `None` if it must go elsewhere.
+    /// Continues a move whose new replica is on a node that was not sure to stay. `None` if the block must move to
+    /// another node.
     fn end_move(self: &Arc<Self>, work: &Work, found: &Found) -> Option<Step> {
         let Brought { replica, given_up } = work.brought?;
         let node = {
@@ -338,7 +339,7 @@ impl Pool {
         readable
     }
 
-    /// What becomes of a block for which no target has room. `needs_none` says whether it needs no further replica.
+    /// The step for a block for which no target has room. `needs_none` is true if it needs no further replica.
     fn without_room(
         &self,
         task: &Task,
@@ -373,8 +374,8 @@ impl Pool {
         }
     }
 
-    /// Whether a block without a target needs no further replica: every node has one, or the replica
-    /// that leaves is not the only one that can be read.
+    /// True if a block without a target needs no further replica. Then every node has one, or the replica that
+    /// leaves is not the only readable one.
     fn needs_none(
         &self,
         wish: &Wish,

@@ -1,4 +1,4 @@
-//! Pulls in progress, and what their ends do.
+//! Pulls in progress, and the effects when they end.
 
 use super::super::tiering::{Moved, Put, range};
 use super::super::{FreedReplicas, Pool};
@@ -16,15 +16,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most bytes that one target has in progress. A larger block travels alone.
+/// The most bytes that one target has in progress. A larger block is pulled alone.
 const WINDOW: u64 = 64 << 20;
 /// The most pulls that one target has in progress.
 const MOST_PULLS: usize = 4096;
 /// A pull without an answer for this long is given up. Its node may have lost it with a session.
 const LONGEST: Duration = Duration::from_secs(30);
-/// How soon a block whose pull failed is tried again.
+/// The delay before a block whose pull failed is tried again.
 const RETRY: Duration = Duration::from_millis(50);
-/// So many failed pulls end a block.
+/// The number of failed pulls after which a block is given up.
 const MOST_FAILURES: u8 = 8;
 
 /// One order that a node has not answered.
@@ -51,9 +51,9 @@ pub(super) struct Open {
     /// The grants of the pulls of each block, until their replicas are published or given up.
     blocks: HashMap<BlockId, Vec<Changing>>,
     targets: HashMap<Incarnation, InProgress>,
-    /// Bytes that sources may still send, by node.
+    /// The bytes that each source node may send now.
     sources: HashMap<Incarnation, Allowance>,
-    /// The bytes a second that one source may send; 0 without a limit.
+    /// The most bytes per second that one source may send; 0 for no limit.
     bandwidth: u64,
 }
 
@@ -89,7 +89,7 @@ struct Allowance {
 }
 
 impl Open {
-    /// No pulls; `bandwidth` is the bytes a second that one source may send, 0 without a limit.
+    /// An empty set of pulls. `bandwidth` is the most bytes per second that one source may send; 0 for no limit.
     pub(super) fn new(bandwidth: u64) -> Self {
         Self {
             bandwidth,
@@ -97,15 +97,15 @@ impl Open {
         }
     }
 
-    /// Whether the target takes another block now.
+    /// True if the target takes another block now.
     pub(super) fn takes(&self, target: &StoreNode, length: Length) -> bool {
         self.targets.get(&target.incarnation).is_none_or(|open| {
             open.pulls < MOST_PULLS && (open.bytes == 0 || open.bytes + length.0 <= WINDOW)
         })
     }
 
-    /// Whether another pull brings the block to the same target, or drops the same replica. Two such
-    /// pulls would leave the block with fewer or more replicas than either task asked for.
+    /// True if another pull copies the block to the same target, or drops the same replica. Two such pulls would
+    /// leave the block with fewer or more replicas than either task asked for.
     pub(super) fn changes(
         &self,
         block: BlockId,
@@ -119,20 +119,20 @@ impl Open {
         })
     }
 
-    /// The extents that pulls have: where each goes, and its block's length and version.
+    /// Calls `note` for each pull with its target extent, and with the length and version of its block.
     pub(super) fn each_target(&self, mut note: impl FnMut(&Replica, Length, Version)) {
         for pull in self.blocks.values().flatten() {
             note(&pull.to, pull.length, pull.version);
         }
     }
 
-    /// Whether a pull brings a block to this node.
+    /// True if a pull copies a block to this node.
     pub(super) fn has_target(&self, node: &StoreNode) -> bool {
         let mut pulls = self.blocks.values().flatten();
         pulls.any(|pull| pull.target == node.incarnation)
     }
 
-    /// Notes that a pull changes its block no more.
+    /// Records that a pull no longer changes its block.
     fn has_changed(&mut self, pull: &Pull) {
         if let Some(pulls) = self.blocks.get_mut(&pull.work.block) {
             pulls.retain(|known| known.grant != pull.grant);
@@ -142,7 +142,7 @@ impl Open {
         }
     }
 
-    /// Whether the source may send another block now.
+    /// True if the source may send another block now.
     pub(super) fn lets_read(&mut self, source: &StoreNode, now: BootInstant) -> bool {
         if self.bandwidth == 0 {
             return true;
@@ -249,7 +249,7 @@ impl Open {
             .flatten()
     }
 
-    /// Takes the pulls out whose session is over, or that have no answer for too long.
+    /// Removes and returns the pulls whose session has ended, or that have had no answer for [`LONGEST`].
     fn take_lost(&mut self, now: BootInstant) -> Vec<Pull> {
         let is_lost = |sent: &Sent| {
             sent.pull.target.session_number() != Some(sent.session) || now.since(sent.at) >= LONGEST
@@ -354,7 +354,8 @@ impl Pool {
         if pull.dropped.is_some() && pull.target.drains() {
             return self.pull_failed(pull, Code::Draining);
         }
-        // The replica that a move drops is logged when this one is there: its node may be dropped before.
+        // The drop of a move's old replica is logged once the new one is there, since the new node may be dropped
+        // before.
         let records = vec![Record::ReplicaAdded(record::ReplicaAdded {
             namespace,
             key: key.clone(),
@@ -367,7 +368,7 @@ impl Pool {
             .submit_now(records, Ack::Durable, move |durable| match durable {
                 Ok(_) => pool.publish_pulled(&pull),
                 Err(error) if !error.is_outcome_unknown() => pool.pull_failed(pull, error.code()),
-                // The journal has failed, and the next start reads the log.
+                // The journal has failed, and the next leader reads the log.
                 Err(_) => {}
             });
     }
@@ -438,7 +439,7 @@ impl Pool {
         self.replicas.wake();
     }
 
-    /// What follows when the directory has the replica. False when its node has left meanwhile.
+    /// Continues after the directory has got the replica. Returns false if its node has left meanwhile.
     fn replica_is_there(self: &Arc<Self>, pull: &Pull, block: BlockId) -> bool {
         let Moved {
             namespace,

@@ -1,12 +1,13 @@
-//! Which blocks a medium takes when the writes to it have a budget.
+//! Admission: which blocks a medium takes when its writes have a budget.
 //!
-//! A flash device wears with each write, so a medium may have a budget of bytes a day. Unused budget
-//! collects up to a quarter of a zone. While plenty is left, every block is admitted. Below half, a
-//! block is admitted if its chain's earlier blocks are on media, because a chain is read from its
-//! start. The last quarter is for blocks that were put again after the pool had lost them: they are
+//! A flash device wears with each write, so a medium may have a budget of bytes per day. Unused budget
+//! accumulates up to a quarter of a zone. While at least half of that is left, every block is admitted. Below
+//! half, a block is admitted if its parent has a copy or was admitted, because a chain is read from its start.
+//! Below a quarter, only blocks that were put again after the pool had lost them are admitted. Such blocks are
 //! used more than once. Random admission would break chains and gain almost nothing.
 //!
-//! A block larger than what is left may overdraw the budget; the next blocks wait until it is repaid.
+//! A block that is larger than the remaining budget may overdraw it. The next blocks then wait until the debt
+//! is repaid.
 
 use super::super::Pool;
 use super::lines::Waiting;
@@ -21,23 +22,23 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const DAY: f64 = 24.0 * 3600.0;
-/// The share of a zone that unused budget collects up to. What is collected in the end was not used.
+/// The share of a zone up to which unused budget accumulates. What has accumulated at the end was not used.
 const COLLECTED: f64 = 0.25;
-/// Keys remembered, in each of two generations: 16 bytes a key.
+/// The number of keys in each of two generations, at 16 bytes per key.
 const GENERATION: usize = 1 << 20;
 
-/// The budgets of all media, and the keys that the pool has lost.
+/// The budgets of all media, and the keys of lost blocks.
 #[derive(Debug, Default)]
 pub(super) struct Admission {
-    /// Whether any medium has a budget. Without one nothing is remembered.
+    /// Whether any medium has a budget. If none has, no keys are kept.
     is_on: AtomicBool,
     budgets: Mutex<HashMap<SegmentId, Budget>>,
     lost: Mutex<Keys>,
-    /// Blocks that were admitted: a copy on its way is not in the tier yet.
+    /// The keys of admitted blocks. Their copies are not in the tier until their stores end.
     admitted: Mutex<Keys>,
 }
 
-/// The bytes that may be written now.
+/// The bytes that may be written now, and the rate at which they grow.
 #[derive(Debug)]
 struct Budget {
     bytes_per_second: f64,
@@ -54,7 +55,7 @@ impl Budget {
     }
 }
 
-/// Hashes of keys, the latest in one generation and those before them in another.
+/// Hashes of keys: the latest ones in one generation, and older ones in another.
 #[derive(Debug, Default)]
 struct Keys {
     hasher: RandomState,
@@ -86,7 +87,7 @@ impl Keys {
 }
 
 impl Admission {
-    /// Sets a medium's budget in bytes a day; zero for none. What was collected stays.
+    /// Sets a medium's budget in bytes per day; zero for none. The accumulated budget stays.
     pub(super) fn set_budget(&self, medium: &Medium, bytes_per_day: u64, now: BootInstant) {
         let mut budgets = self.budgets.lock();
         if bytes_per_day == 0 {
@@ -106,39 +107,39 @@ impl Admission {
         self.is_on.store(!budgets.is_empty(), Ordering::Release);
     }
 
-    /// Remembers a block that left the pool.
+    /// Records a block that left the pool.
     pub(super) fn lost(&self, namespace: NamespaceId, key: &Key) {
         if self.is_on.load(Ordering::Acquire) {
             self.lost.lock().add(namespace, key);
         }
     }
 
-    /// True when a block that is put now was lost before.
+    /// Whether a block that is put now was lost before.
     pub(super) fn was_lost(&self, namespace: NamespaceId, key: &Key) -> bool {
         self.is_on.load(Ordering::Acquire) && self.lost.lock().take(namespace, key)
     }
 
-    /// The parent of a block that waits, if admission will ask for it.
+    /// The parent of a waiting block, if admission will need it.
     pub(super) fn parent(&self, parent: Option<&Key>) -> Option<Box<Key>> {
         let is_on = self.is_on.load(Ordering::Acquire);
         parent.filter(|_| is_on).cloned().map(Box::new)
     }
 
-    /// Remembers a block whose store was ordered.
+    /// Records a block whose store was ordered.
     pub(super) fn admitted(&self, namespace: NamespaceId, key: &Key) {
         if self.is_on.load(Ordering::Acquire) {
             self.admitted.lock().add(namespace, key);
         }
     }
 
-    /// Takes written bytes from a medium's budget.
+    /// Subtracts written bytes from a medium's budget.
     pub(super) fn wrote(&self, medium: SegmentId, length: Length) {
         if let Some(budget) = self.budgets.lock().get_mut(&medium) {
             budget.level -= footprint(length);
         }
     }
 
-    /// What a medium has collected, as a share of the most that it may. `None` without a budget.
+    /// The accumulated budget of a medium, as a share of the maximum. `None` without a budget.
     fn left(&self, medium: SegmentId, now: BootInstant) -> Option<f64> {
         let mut budgets = self.budgets.lock();
         let budget = budgets.get_mut(&medium)?;
@@ -153,13 +154,13 @@ fn footprint(length: Length) -> f64 {
 }
 
 impl Pool {
-    /// True when a medium's budget is not used up.
+    /// Whether a medium's budget is not used up.
     pub(super) fn may_write(&self, medium: &Medium) -> bool {
         let left = self.tiering.admission.left(medium.id, self.now());
         left.is_none_or(|left| left > 0.0)
     }
 
-    /// True when a block whose turn has come may be written.
+    /// Whether a block at the head of its queue may be written.
     pub(super) fn is_admitted(&self, medium: &Medium, waiting: &Waiting, block: &Moved) -> bool {
         let Some(left) = self.tiering.admission.left(medium.id, self.now()) else {
             return true;

@@ -1,4 +1,4 @@
-//! Media come and go with the sessions of their nodes.
+//! Attaches the media that nodes offer, and ends their use with the nodes' sessions.
 
 use super::super::Pool;
 use super::super::nodes::RegisterError;
@@ -20,19 +20,19 @@ use tokio::sync::oneshot;
 /// A medium that a node offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OfferedMedium {
-    /// The medium.
+    /// The medium's id.
     pub medium: MediumId,
-    /// The generation in its superblock; 0 for one that was never attached.
+    /// The generation in the medium's superblock; 0 if it was never attached.
     pub generation: Generation,
     /// The bytes for extents.
     pub size: Length,
-    /// The bytes of a zone.
+    /// The length of a zone in bytes.
     pub zone: Length,
-    /// What it can do now.
+    /// The medium's present state.
     pub state: MediumState,
-    /// The bytes that may be written in a day; zero for no limit.
+    /// The bytes that may be written per day; zero for no limit.
     pub budget: u64,
-    /// The names of the namespaces whose blocks it takes; empty for all.
+    /// The names of the namespaces whose blocks the medium takes; empty for all.
     pub namespaces: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ pub struct OfferedMedium {
 /// restarts faster. The same holds for a medium that its node offers and cannot attach.
 const LONG_ABSENCE: Duration = Duration::from_secs(30);
 
-/// The most media of a node, with those that are absent. Each is a durable record, and memory of every master.
+/// The most media of a node, absent ones included. Each costs a durable record, and memory in every master.
 pub const MOST_MEDIA: usize = 64;
 
 /// How long an attachment waits after the store had no room for its record. A node does not offer again by itself.
@@ -48,19 +48,19 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 
 /// What to do with an offered medium.
 enum Answer {
-    /// Attach it under this record.
+    /// The node must attach the medium under this record.
     Attach(record::Medium),
-    /// The node had it attached in an earlier session, and nothing came in between.
+    /// The node had the medium attached in an earlier session, and no other attachment happened since.
     Continue(SegmentId, Generation),
-    /// It must be formatted. The segment is dropped, if the pool had one.
+    /// The node must format the medium. If the pool had a segment for it, the segment is dropped.
     Reset(Option<SegmentId>),
-    /// The pool does not take it, for this reason.
+    /// The pool does not accept the medium, for this reason.
     Refuse(&'static str),
 }
 
 impl Pool {
-    /// Processes a node's list of media. A later list of the session has precedence, so call this in the order of the
-    /// lists. While the store is full, the future waits for room.
+    /// Processes a node's media list. A later list of the session takes precedence, so call this in the order
+    /// of the lists. While the metadata store is full, the future waits for space.
     pub fn media_offered(
         self: &Arc<Self>,
         node: &Arc<StoreNode>,
@@ -103,7 +103,7 @@ impl Pool {
         Ok(())
     }
 
-    /// True when the store had no room for a record of this session, and may have some later.
+    /// Whether the store had no space for a record of this session, and may have some later.
     fn may_try_again(&self, node: &StoreNode, session: u64, refused: Code) -> bool {
         let goes_on = self.leads() && !self.is_stopping();
         goes_on && refused == Code::StoreFull && node.session_number() == Some(session)
@@ -117,11 +117,12 @@ impl Pool {
         offer: &OfferedMedium,
     ) -> Result<(), RegisterError> {
         let _one_at_a_time = self.registration.lock().await;
-        // An offer of an earlier session says what the medium was then. Its generation has perhaps grown since.
+        // An offer of an earlier session describes an earlier state of the medium. The generation may have
+        // grown since.
         if node.session_number() != Some(session) {
             return Ok(());
         }
-        // A later list knows the state better, and waits for the same room.
+        // A later list describes the state better, and waits for the same space.
         let of = (node.incarnation, session, offer.medium);
         let latest = self.tiering.traffic.lock().latest_lists.get(&of).copied();
         if latest != Some(list) {
@@ -131,11 +132,12 @@ impl Pool {
         self.in_use(node, session, offer.medium, |used| {
             is_lost = offer.state == MediumState::MediumGone && offer.state != used.state;
         });
-        // Before the state: a drain does not wait for a medium that is gone. Its blocks need another medium.
+        // This precedes the change of the state: a drain does not wait for a medium that is gone, and its
+        // blocks need another medium.
         let walk = is_lost.then(|| self.drain_again(node)).flatten();
         let is_in_use = self.in_use(node, session, offer.medium, |used| {
             if offer.state == MediumState::MediumGone && used.state != offer.state {
-                // Its node may have another medium for the blocks.
+                // The node may have another medium for these blocks.
                 self.tiering.has_lost_copies.store(true, Ordering::Release);
                 // A look that begins now waits for this lock, and finds the medium gone.
                 self.doubt_drained();
@@ -187,7 +189,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Shows the medium to `note` if it is in use in this session. False for any other.
+    /// Passes the medium to `note` if it is in use in this session. Returns false otherwise.
     fn in_use(
         &self,
         node: &StoreNode,
@@ -235,7 +237,7 @@ impl Pool {
         };
         let judgement = judge(Some(offer.generation), attached, pending);
         if judgement == Judgement::New || known.size != offer.size {
-            // An old image at another node says nothing about the medium of the holder, which may return.
+            // An old image at another node proves nothing about the medium of the holder, which may return.
             let is_holder = holder == node.name;
             return Ok(Answer::Reset(is_holder.then_some(known.id)));
         }
@@ -244,7 +246,7 @@ impl Pool {
         }
         Ok(Answer::Attach(record::Medium {
             node: node.name.clone(),
-            // A pending attachment is repeated under its number.
+            // A pending attachment is repeated under the same generation.
             generation: pending.unwrap_or(attached.next()).0,
             is_pending: true,
             ..known.record()
@@ -260,7 +262,8 @@ impl Pool {
             // The pool's metadata is older than the medium, or was lost.
             return Ok(Answer::Reset(None));
         }
-        // The record would be durable, and every later leader would read it.
+        // Invalid sizes must not enter the log: the record would be durable, and every later leader would
+        // read it.
         if Ring::new(offer.size, offer.zone, 0, 0).is_none() {
             return Ok(Answer::Refuse("its zones do not fit its size"));
         }
@@ -290,12 +293,13 @@ impl Pool {
     fn is_used_elsewhere(&self, id: SegmentId, node: &StoreNode) -> bool {
         let traffic = self.tiering.traffic.lock();
         traffic.uses.get(&id).is_some_and(|used| {
-            // A node that restarted has the name of its last life, whose session may seem alive.
+            // A restarted node has the same name as its earlier incarnation, whose session may still seem
+            // open.
             used.node.name != node.name && used.node.is_connected()
         })
     }
 
-    /// True when this life of the node had the medium attached in an earlier session of this term.
+    /// Whether this incarnation of the node attached the medium in an earlier session of this term.
     fn has_been_attached(&self, id: SegmentId, node: &StoreNode) -> bool {
         let traffic = self.tiering.traffic.lock();
         let used = traffic.uses.get(&id);
@@ -340,14 +344,14 @@ impl Pool {
                 .set_budget(&medium, offer.budget, now);
         }
         self.tiering.traffic.lock().uses.insert(id, used);
-        // The node offers a medium only when nothing touches it. The end of a broken session may be noticed later than
-        // the next one.
+        // The node offers a medium only when none of its transfers touches it. This leader may notice the end
+        // of a broken session later than the next session.
         self.end_transfers(|open| {
             let is_now = open.node.incarnation == node.incarnation && open.session == session;
             open.place.medium == id && !is_now
         });
-        // Copies that moved to other zones in an earlier session, and removals, may be on their way to the log.
-        // No zone is emptied before they are durable.
+        // Moves of copies in an earlier session, and removals, may be on their way to the log. No zone may be
+        // emptied before they are durable.
         let (pool, of) = (Arc::clone(self), Arc::clone(node));
         self.journal()
             .insist(Vec::new(), Ack::Durable, move |durable| {
@@ -358,7 +362,7 @@ impl Pool {
             });
     }
 
-    /// Gives up the open transfers that are such.
+    /// Gives up the open transfers for which `is_over` is true.
     fn end_transfers(&self, is_over: impl Fn(&Transfer) -> bool) {
         let ended: Vec<_> = {
             let mut traffic = self.tiering.traffic.lock();
@@ -370,8 +374,8 @@ impl Pool {
         }
     }
 
-    /// Processes a node's confirmation of an attachment. From its durable record on the copies on
-    /// the medium are readable.
+    /// Processes a node's confirmation of an attachment. The copies on the medium are readable once the
+    /// record of the attachment is durable.
     pub async fn medium_attached(
         self: &Arc<Self>,
         node: &Arc<StoreNode>,
@@ -399,7 +403,7 @@ impl Pool {
             let (pool, attached) = (Arc::clone(self), record.clone());
             let logged = self
                 .log(vec![Record::Medium(record)], move || {
-                    // It may have been detached meanwhile.
+                    // The medium may have been detached meanwhile.
                     if pool.tier.medium(attached.id).is_some() {
                         pool.set_medium(attached);
                     }
@@ -479,7 +483,7 @@ impl Pool {
             self.doubt_drained();
         }
         for medium in late {
-            // Dropping the media before this one took its time. Its node may be back.
+            // Dropping the media before this one took time. The node of this one may be back.
             if is_used(medium.id) {
                 continue;
             }
@@ -489,7 +493,7 @@ impl Pool {
         }
     }
 
-    /// Drops a medium and the copies on it. The receiver hears when that is durable.
+    /// Drops a medium and its copies. The receiver is notified when this is durable.
     pub(super) fn drop_medium(
         self: &Arc<Self>,
         id: SegmentId,
@@ -512,8 +516,8 @@ impl Pool {
         durable
     }
 
-    /// Queues the blocks of memory again whose copies lie on media that are lost, or absent for long.
-    /// Only the demoter calls this, without the lock under which stores are ordered.
+    /// Queues blocks in memory again whose copies lie on media that are lost, or absent for long. Only the
+    /// demoter calls this. The caller must not hold the lock under which stores are ordered.
     pub(super) fn replace_lost_copies(&self) {
         if !self.tiering.has_lost_copies.swap(false, Ordering::AcqRel) {
             return;
@@ -521,13 +525,13 @@ impl Pool {
         let nodes: BTreeMap<Incarnation, Arc<StoreNode>> = {
             let traffic = self.tiering.traffic.lock();
             let uses = traffic.uses.values();
-            // What is slow takes them when it has answered.
+            // A slow medium takes the blocks once it has answered.
             let used = uses.filter(|used| used.stores() >= TakesStores::Later);
             used.map(|used| (used.node.incarnation, Arc::clone(&used.node)))
                 .collect()
         };
         if nodes.is_empty() {
-            // Perhaps one is attached in a moment.
+            // Another medium may be attached soon.
             self.tiering.has_lost_copies.store(true, Ordering::Release);
             return;
         }
@@ -536,7 +540,7 @@ impl Pool {
         self.queue_all_of(&nodes);
     }
 
-    /// Ends the use of a node's media in a session that has ended, and the transfers of it.
+    /// Ends the use of a node's media in a session that has ended, and ends the session's transfers.
     pub(in crate::pool) fn media_left(self: &Arc<Self>, node: &StoreNode, session: u64) {
         let of_session =
             |of: &StoreNode, number: u64| of.incarnation == node.incarnation && number == session;
@@ -549,9 +553,9 @@ impl Pool {
                 used.busy.clear();
             }
         }
-        // No more begin.
+        // No further transfer of the session begins.
         self.end_transfers(|transfer| of_session(&transfer.node, transfer.session));
-        // The next attachment finds every block that has no copy.
+        // The next attachment finds every block without a copy.
         if was_current {
             self.tiering.demotions.lock().forget(node.incarnation);
         }

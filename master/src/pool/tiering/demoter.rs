@@ -1,16 +1,17 @@
-//! The thread that copies blocks to media before memory needs their room.
+//! The demoter: a thread that stores blocks on media before eviction needs their memory.
 //!
-//! Blocks queue in the order of their commits, by node. A block is copied once. So pressure on memory
-//! only drops blocks that have a copy, and no put waits for a disk. When the thread lags, it passes
-//! over the blocks that eviction takes next, and they leave without a copy, as they do without media.
+//! Blocks are queued in the order of their commits, one queue per node (a [`Line`](super::lines)). A block is
+//! stored once. So eviction only drops blocks that have a copy, and no put waits for a disk. If the thread
+//! lags, it skips the blocks that eviction takes next. They leave memory without a copy, as they do without
+//! media.
 //!
-//! With the policy `lru`, a block's turn comes when the blocks behind it fill the larger part of what
-//! eviction can reach. It is then among those that eviction takes next. Eviction reaches less than the
-//! node's memory while leases and pins hold the rest. A block that leaves before its turn shows how far
-//! eviction reaches.
+//! With the policy `lru`, a block's *turn* to be stored comes when many bytes are queued after it: more than
+//! [`WITHOUT_COPY`] of the memory that eviction can reach. It is then among the blocks that eviction takes
+//! next. Leases and pins hold the rest of the node's memory, which eviction does not reach. A block that is
+//! evicted before its turn shows how far eviction reaches.
 //!
-//! With the policy `prefix`, eviction takes the ends of chains, whatever their age. So every block has
-//! its turn at once as soon as the larger part of the node's memory is used.
+//! With the policy `prefix`, eviction takes the ends of chains, whatever their age. So every block's turn
+//! comes at once when more than [`WITHOUT_COPY`] of the node's memory is used.
 
 use super::super::Pool;
 use super::lines::{Line, Turns, WITHOUT_COPY, Waiting};
@@ -33,31 +34,31 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// With `lru`, a block beyond this share is given up: eviction would take it before its copy is recorded.
-/// So a disk that is slower than the puts copies as many blocks as it can.
+/// With `lru`, the share of the node's memory beyond which a queued block is skipped: eviction would take it
+/// before its copy is recorded. So a disk that is slower than the puts stores as many blocks as it can.
 const GIVE_UP: f64 = 0.9;
-/// How long the thread waits without a wake-up.
+/// The longest time between two rounds of the thread.
 const TICK: Duration = Duration::from_millis(20);
-/// Blocks examined under one lock.
+/// The number of blocks that are examined under one lock.
 const STEP: usize = 256;
-/// Blocks that wait for busy media while blocks behind them go to others.
+/// The most blocks that wait for busy media while later blocks go to other media.
 const MOST_HELD: usize = 256;
 
 /// A node, and its media that take stores.
 struct Target {
     node: Arc<StoreNode>,
     session: u64,
-    /// With the room of the written zone that is not for stores.
+    /// The media, each with the bytes of its written zone that are reserved for moved copies.
     media: Vec<(Arc<Medium>, Length)>,
 }
 
-/// What became of a block whose turn had come.
+/// The outcome for a block at the head of the queue.
 enum Turn {
-    /// The block was ordered to a medium, or needs no copy.
+    /// The store of the block was ordered, or the block needs no copy.
     Ended,
-    /// Every medium that takes it is busy.
+    /// Every medium that takes the block is busy.
     NotNow,
-    /// Only media that are slow take it.
+    /// Every medium that takes the block is slow.
     Later,
 }
 
@@ -83,7 +84,7 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Res
         move |pool| {
             pool.give_up_refused();
             if pool.has_media() && pool.leads() {
-                // These may walk over all blocks, so the evictor never waits for them.
+                // These may scan all blocks, so the evictor never waits for them.
                 pool.drop_absent_media();
                 pool.replace_lost_copies();
                 pool.tend_media();
@@ -96,7 +97,7 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Res
 }
 
 impl Tiering {
-    /// The nodes whose drains end because none of their media takes stores any more. Their lines are taken out.
+    /// Removes and returns the nodes whose drains end because none of their media takes stores any more.
     fn take_stopped_drains(&self) -> Vec<Arc<StoreNode>> {
         let mut demotions = self.demotions.lock();
         let is_open = |line: &Line| line.drains.is_some() && !line.is_told;
@@ -120,7 +121,7 @@ impl Tiering {
 }
 
 impl Pool {
-    /// Queues blocks that were put into memory.
+    /// Queues the blocks of puts.
     pub(in crate::pool) fn queue_for_media<'b>(&self, puts: impl Iterator<Item = Put<'b>>) {
         if self.tier.is_empty() {
             return;
@@ -130,7 +131,7 @@ impl Pool {
         let mut traffic = self.tiering.traffic.lock();
         let mut is_due = false;
         for put in puts {
-            // A store of an earlier version leaves no copy.
+            // A store of an earlier version must not leave a copy.
             traffic
                 .stores
                 .version_changed(put.namespace, put.key, put.version);
@@ -156,7 +157,7 @@ impl Pool {
         }
     }
 
-    /// Bytes whose copy is due or in progress.
+    /// The bytes whose store is due or in progress.
     pub fn bytes_due(&self) -> u64 {
         let demotions = self.tiering.demotions.lock();
         let due = demotions.nodes.values().map(|line| match line.drains {
@@ -170,9 +171,9 @@ impl Pool {
         due + in_flight
     }
 
-    /// Queues every block of these nodes that has no copy: a medium was attached, or copies were lost.
+    /// Queues every block of these nodes that has no copy, because a medium was attached or copies were lost.
     pub(super) fn queue_all_of(&self, nodes: &[Arc<StoreNode>]) {
-        // A block that the walk finds too is queued twice, and copied once.
+        // A block that is put during the scan may be queued twice, and is stored once.
         let mut demotions = self.tiering.demotions.lock();
         nodes
             .iter()
@@ -190,22 +191,23 @@ impl Pool {
         self.tiering.takes_stores_of(node) == Some(TakesStores::Now)
     }
 
-    /// The same, or whether one does once it answers again.
+    /// Whether an attached medium of the node takes stores, now or once it answers again.
     pub(in crate::pool) fn may_store_on_media_of(&self, node: &StoreNode) -> bool {
         self.tiering.takes_stores_of(node) >= Some(TakesStores::Later)
     }
 
-    /// Every block of a draining node has its turn at once, the one that was used last first: the
-    /// node's time is short.
+    /// Gives every block of a draining node its turn at once, the most recently used first, since the node
+    /// leaves soon.
     pub(in crate::pool) fn demote_all_of(&self, node: &Arc<StoreNode>) {
-        // A medium that is attached later begins it.
+        // The attachment of a medium later begins the drain.
         if self.tiering.takes_stores_of(node).is_none() {
             return;
         }
         let since = self.directory.next_tick();
-        // Before the walk: a copy that is dropped meanwhile queues its block here.
+        // The queue is started before the scan, so that a copy that is dropped meanwhile queues its block
+        // here.
         let mut demotions = self.tiering.demotions.lock();
-        // Under the lock: a cancellation ends the line after it has changed this.
+        // The check holds the lock. A cancellation changes the state first and then ends the line under it.
         if !node.drains() {
             return;
         }
@@ -214,7 +216,7 @@ impl Pool {
         self.walk_for_drain(node, walk);
     }
 
-    /// Ends the line of a drain that was cancelled: the blocks of the node wait for their turns as before it.
+    /// Ends the queue of a cancelled drain. The node's blocks then wait for their turns as before the drain.
     pub(in crate::pool) fn end_line_of_drain(self: &Arc<Self>, node: &Arc<StoreNode>) {
         let may_store = self.may_store_on_media_of(node);
         let mut demotions = self.tiering.demotions.lock();
@@ -230,7 +232,7 @@ impl Pool {
         drop(demotions);
         if may_store {
             let (pool, node) = (Arc::clone(self), Arc::clone(node));
-            // It walks over all blocks.
+            // The task scans all blocks.
             tokio::spawn(async move {
                 pool.queue_all_of(std::slice::from_ref(&node));
                 pool.tiering.wake();
@@ -238,8 +240,8 @@ impl Pool {
         }
     }
 
-    /// Begins the drain of a node again, unless the node knows that its blocks have their copies. Returns the number of
-    /// the walk, which the caller makes.
+    /// Begins the drain of a node again, unless the node was told that its blocks have their copies. Returns
+    /// the number of the scan that the caller makes.
     pub(super) fn drain_again(&self, node: &StoreNode) -> Option<u64> {
         let mut demotions = self.tiering.demotions.lock();
         let line = demotions.nodes.get(&node.incarnation)?;
@@ -247,14 +249,14 @@ impl Pool {
         Some(demotions.begin_drain(node.incarnation, since))
     }
 
-    /// Queues every block of a draining node that has no copy, and ends the walk.
+    /// Queues every block of a draining node that has no copy, and ends the scan.
     pub(super) fn walk_for_drain(&self, node: &Arc<StoreNode>, walk: u64) {
         let found = match self.tiering.takes_stores_of(node) {
-            // The next attachment walks again. No block has its turn before, and nobody is told.
+            // The next attachment scans again. Until then no block has its turn, and the node is not told.
             None => return,
-            // The thread ends the drain.
+            // The demoter thread ends the drain.
             Some(TakesStores::Never) => None,
-            // The thread takes the line up when the medium has answered.
+            // The demoter thread works on the queue when the medium has answered.
             Some(TakesStores::Later | TakesStores::Now) => {
                 self.without_copy(std::slice::from_ref(node)).pop()
             }
@@ -268,7 +270,7 @@ impl Pool {
         self.tiering.wake();
     }
 
-    /// Ends the drains to media that take no stores any more. Such a drain would end with no order.
+    /// Ends the drains to media that take no stores any more, since no further order would end them.
     fn end_stopped_drains(self: &Arc<Self>, runtime: &Handle) {
         for node in self.tiering.take_stopped_drains() {
             let pool = Arc::clone(self);
@@ -276,7 +278,7 @@ impl Pool {
         }
     }
 
-    /// What a draining node has without a copy goes to other nodes, if the node waits for that.
+    /// Moves the blocks of a draining node without a copy to other nodes, if the node waits for this.
     async fn save_without_media(self: &Arc<Self>, node: &Arc<StoreNode>) {
         // The drain may have been cancelled meanwhile.
         let Some(drain) = node.current_drain() else {
@@ -292,8 +294,8 @@ impl Pool {
         }
     }
 
-    /// For each node the blocks in its memory that have no copy, with their last use. Walks over all
-    /// blocks once.
+    /// For each node, the blocks in its memory without a copy, with their last uses. Scans the directory
+    /// once.
     fn without_copy(&self, nodes: &[Arc<StoreNode>]) -> Vec<Vec<(Tick, Waiting)>> {
         let of_segment: HashMap<SegmentId, usize> = (0..)
             .zip(nodes)
@@ -335,10 +337,10 @@ impl Pool {
         }
     }
 
-    /// Orders the stores that are due. Returns the tick at which this began. Every block that was put before
-    /// it had entered its line by then. Without media the tick is later than every use.
+    /// Orders the stores that are due. Returns the tick at which the call began: every block that was put
+    /// before this tick was in its queue by then. Without media the tick is later than every use.
     ///
-    /// The caller holds no lock: a zone that is emptied passes `evicting`.
+    /// The caller holds no lock, because the emptying of a zone takes the lock `evicting`.
     pub(in crate::pool) fn order_stores(self: &Arc<Self>) -> Tick {
         if !self.has_media() {
             return Tick::MAX;
@@ -353,7 +355,7 @@ impl Pool {
 
     /// Orders the stores that are due.
     pub(in crate::pool) fn tend_media(self: &Arc<Self>) {
-        // No copy could be recorded.
+        // The log takes no records, so no copy could be recorded.
         if !self.takes_records() {
             return;
         }
@@ -369,8 +371,8 @@ impl Pool {
             let Some((node, session)) = node else {
                 continue;
             };
-            // Copies of this drain stay: the blocks behind them were used earlier.
-            // Those that the node has counted on stay too.
+            // Copies of this drain stay, since the remaining blocks were used earlier. Copies that the node
+            // was told about stay too.
             let is_full = self
                 .drains_since(&node)
                 .is_some_and(|since| medium.oldest_sealed() >= since);
@@ -390,7 +392,7 @@ impl Pool {
         }
     }
 
-    /// Orders stores until no medium of the node takes more, or no block is due.
+    /// Orders stores until no medium of the node takes more, or no store is due.
     fn demote(self: &Arc<Self>, target: &Target) {
         let Target { node, media, .. } = target;
         let (memory, used) = {
@@ -422,7 +424,7 @@ impl Pool {
             };
             match self.store_one(&waiting, target, drains, &mut busy) {
                 Turn::Ended => {}
-                // The blocks behind it may be for another medium.
+                // Blocks behind this one may be for another medium.
                 Turn::NotNow => held.push(waiting),
                 Turn::Later => {
                     let mut demotions = self.tiering.demotions.lock();
@@ -443,14 +445,14 @@ impl Pool {
         }
         for ((medium, _), cursor) in media.iter().zip(cursors) {
             if medium.cursor() != cursor {
-                // A start from an older cursor only changes which zone is emptied first.
+                // A restart with an older cursor only changes which zone is emptied first.
                 let record = Record::Medium(medium.record());
                 self.journal().insist(vec![record], Ack::Durable, |_| {});
             }
         }
     }
 
-    /// When the blocks of a node have their turn.
+    /// The positions in a node's queue at which blocks have their turn and are skipped.
     fn turns(&self, memory: u64, used: u64, line: &Line) -> Turns {
         let without = share(memory, WITHOUT_COPY);
         match self.config.eviction_policy {
@@ -459,7 +461,8 @@ impl Pool {
                     true => line.bytes + (without - used),
                     false => 0,
                 },
-                // Eviction may take any of them next, so none is passed over that may still be there.
+                // Eviction may take any block next. So a queued block that may still be in memory is never
+                // skipped.
                 most: memory.saturating_mul(2),
             },
             Policy::Lru => Turns {
@@ -469,7 +472,7 @@ impl Pool {
         }
     }
 
-    /// Notes that a block was evicted from memory.
+    /// Records that a block was evicted from memory.
     pub(super) fn evicted_beside_media(&self, block: &Removed, has_copy: bool) {
         let segments = self.placement.segments();
         let mut demotions = self.tiering.demotions.lock();
@@ -487,7 +490,7 @@ impl Pool {
         }
     }
 
-    /// Since when a node drains.
+    /// The tick since which a node drains.
     fn drains_since(&self, node: &StoreNode) -> Option<Tick> {
         let demotions = self.tiering.demotions.lock();
         demotions.nodes.get(&node.incarnation)?.drains
@@ -506,8 +509,8 @@ impl Pool {
         used.is_some_and(|used| used.in_flight < WINDOW)
     }
 
-    /// Orders the store of one block on the first medium that takes it. `busy` are the media that took no block in this
-    /// round, and take no other, so that the blocks of a medium keep their order.
+    /// Orders the store of one block on the first medium that takes it. `busy` are the media that refused a
+    /// block in this round. They get no other block, so that the blocks of each medium keep their order.
     fn store_one(
         self: &Arc<Self>,
         waiting: &Waiting,
@@ -536,7 +539,7 @@ impl Pool {
                 turn = Turn::NotNow;
                 continue;
             }
-            // Older copies go with their zones, and then there is room again.
+            // Older copies are dropped with their zones, which frees space for this block's copy.
             let Ok(hold) = self.hold_media_quota(block.namespace, block.length) else {
                 is_refused = true;
                 continue;
@@ -545,8 +548,7 @@ impl Pool {
                 is_refused = true;
                 continue;
             }
-            // A drain that wrote on would have the blocks of its first zone dropped soon after: they were
-            // used last.
+            // A drain that wrote further would soon empty its own first zone, whose blocks were used last.
             let is_full = drains.is_some_and(|since| medium.oldest_sealed() >= since);
             if is_full && medium.makes_next_due(block.length) {
                 continue;
@@ -585,7 +587,7 @@ impl Pool {
                 Taken::TooLong => too_long += 1,
             }
         }
-        // A block that waits for another medium is not refused yet.
+        // A block that waits for another medium does not count as refused yet.
         if is_refused && matches!(turn, Turn::Ended) {
             self.metrics.copy_refused();
         }
@@ -597,7 +599,7 @@ impl Pool {
         turn
     }
 
-    /// Whether a medium that is slow at the moment takes blocks of a namespace from this node.
+    /// Whether a slow medium of this node takes blocks of a namespace.
     fn has_slow_medium(&self, target: &Target, namespace: NamespaceId) -> bool {
         let slow: SmallVec<[SegmentId; 4]> = {
             let traffic = self.tiering.traffic.lock();
@@ -611,7 +613,7 @@ impl Pool {
             .any(|medium| self.serves_namespace(medium, namespace))
     }
 
-    /// Queues the blocks that waited for a slow medium of a node, whose state has changed.
+    /// Queues the blocks that waited for a slow medium of the node, whose state has changed.
     pub(super) fn take_back_what_waited(&self, node: &StoreNode) {
         let mut demotions = self.tiering.demotions.lock();
         let line = demotions.nodes.get_mut(&node.incarnation);
@@ -622,7 +624,7 @@ impl Pool {
         }
     }
 
-    /// The block to copy, unless it has left memory or has a copy.
+    /// The block to store; `None` if it has left memory or has a copy.
     fn to_store(&self, waiting: &Waiting, node: &StoreNode) -> Option<(Moved, Replica)> {
         let own = node.segments();
         let found = self
@@ -638,10 +640,10 @@ impl Pool {
         (!is_copied).then_some((block, from))
     }
 
-    /// A block whose copy was dropped while it is in memory gets another copy at once, if it was used
-    /// since `sealed`: it is older than all that wait. Other blocks get none, or a medium that is smaller
-    /// than memory would be written for ever. On a node that drains all of them do: it leaves soon.
-    /// False when memory does not hold the block.
+    /// Queues a block in memory whose copy was dropped, if it was used since `sealed`. It goes to the head of
+    /// the queue, since it is older than all others. A block that was not used gets no copy. Otherwise a
+    /// medium smaller than memory would be rewritten forever. On a draining node every such block is queued,
+    /// since the node leaves soon. Returns false when memory does not hold the block.
     pub(super) fn queue_again(&self, removed: &Removed, sealed: Tick) -> bool {
         let block = (removed.namespace, &removed.key, removed.version);
         let Some((replicas, waiting, used)) = self.waiting_again(block) else {
@@ -661,7 +663,7 @@ impl Pool {
         true
     }
 
-    /// A block in memory that lost its copy or got none, with its replicas and last use.
+    /// A block in memory that lost its copy or got none, with its replicas and its last use.
     fn waiting_again(
         &self,
         (namespace, key, version): (NamespaceId, &Key, Version),
@@ -684,8 +686,8 @@ impl Pool {
         found
     }
 
-    /// Queues the block of a store that left no copy before all others of its node. False when memory does not hold
-    /// the block.
+    /// Queues the block of a store that left no copy at the head of its node's queue. Returns false when
+    /// memory does not hold the block.
     pub(super) fn store_again(&self, transfer: &Transfer) -> bool {
         let block = &transfer.block;
         let block = (block.namespace, &block.key, block.version);
@@ -699,7 +701,7 @@ impl Pool {
         true
     }
 
-    /// The same, once for each block: the next place of the medium may take it.
+    /// [`Pool::store_again`], once for each block: another offset of the medium may take the block.
     pub(super) fn store_again_once(&self, transfer: &Transfer) {
         let is_first = {
             let mut demotions = self.tiering.demotions.lock();
@@ -727,17 +729,18 @@ impl Pool {
                     return false;
                 }
                 if used.takes_stores() {
-                    // A zone that is emptied takes copies away.
+                    // Emptying a zone removes copies.
                     return !used.busy.is_empty() || !matches!(used.emptying, Emptying::Idle);
                 }
-                // It is slow, or takes no more. Those under way may still be recorded.
+                // The medium is slow, or takes no more stores. Stores in progress may still be recorded.
                 traffic.writes_to(*medium)
             };
             let is_open = line.drains.is_some() && line.walk.is_none() && !line.is_told;
             if !is_open || traffic.uses.iter().any(is_busy) {
                 return;
             }
-            // A store that left no copy may have come back to the line since it was found empty.
+            // A store that left no copy may have returned its block to the queue since the queue was found
+            // empty.
             let refused = self.tiering.refused.lock();
             let is_ours =
                 |transfer: &Transfer| transfer.node.incarnation == target.node.incarnation;

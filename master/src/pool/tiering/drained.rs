@@ -1,8 +1,8 @@
 //! Room for loads in the memory of a node that drains.
 //!
-//! Such a node takes no blocks, so eviction for puts sets its blocks aside. Its media are read until it leaves, and
-//! each load needs room in its memory. A drain loses no block, so a block makes room there only when a copy outlives
-//! its memory.
+//! A draining node takes no blocks, so eviction for puts sets its blocks aside. Its media are read until it
+//! leaves, and each load needs room in its memory. A drain must lose no block. So a block is evicted there
+//! only if a copy will outlive the node's memory.
 
 use super::super::Pool;
 use crate::directory::{BlockRef, Removed, Single, Tick};
@@ -16,9 +16,10 @@ use kvpool_types::{Key, Length, SegmentId, Version};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// The ranges that are passed together, last one first: in a chain the children lie behind their parents.
+/// The least number of ranges that are examined together, last one first. The children of a chain lie behind
+/// their parents.
 const TOGETHER: usize = 64;
-/// The ranges that one call examines.
+/// The most ranges that one call examines.
 const MOST_RANGES: usize = 4096;
 
 /// The room that a load needs in a segment.
@@ -26,38 +27,40 @@ const MOST_RANGES: usize = 4096;
 pub(in crate::pool) struct Room {
     /// The bytes to free.
     pub(in crate::pool) bytes: u64,
-    /// The bytes that have to be free in one piece; zero where the segment has such a piece.
+    /// The contiguous bytes to free; zero if the segment has such a free range already.
     pub(in crate::pool) piece: Length,
 }
 
-/// The room that a search has made.
+/// The room that a search has found.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::pool) struct Made {
     /// The bytes that become free.
     pub(in crate::pool) bytes: u64,
-    /// Whether a piece that is long enough becomes free, or is not wanted.
+    /// Whether a long enough contiguous range becomes free, or is not needed.
     pub(in crate::pool) has_piece: bool,
 }
 
-/// What may leave the memory of a draining node.
+/// The rules for blocks that may leave the memory of a draining node.
 struct Leaving<'n> {
-    /// The segment that gives room.
+    /// The segment in which room is needed.
     segment: SegmentId,
     own: Vec<SegmentId>,
     /// The media whose copies can be read now.
     readable: HashSet<SegmentId>,
-    /// Of the node's media those that empty no zone any more: the node has counted on all their copies.
+    /// The node's media that empty no zone any more, because the node has been told that all their copies
+    /// stay.
     fixed: HashSet<SegmentId>,
-    /// Media of nodes that stop and were not told, with the begin of the drain to them. Zones sealed before it are
-    /// emptied one after another. `None` while the drain has not begun.
+    /// Media of draining nodes that were not told yet, each with the begin of the drain to it. Zones sealed
+    /// before it are emptied one after another. `None` while the drain has not begun.
     emptied: HashMap<SegmentId, Option<Tick>>,
-    /// The node if copies on its own media count although it is out of service.
+    /// The node, if copies on its own media count although the node is out of service.
     keeper: Option<&'n StoreNode>,
 }
 
 impl Pool {
-    /// Evicts blocks of a segment of a draining node whose copies can be read. Where a piece is wanted, no block leaves
-    /// before a piece is found. Goes on where the last call ended, which is `hand`.
+    /// Evicts blocks of a segment of a draining node whose copies can be read. If contiguous room is needed,
+    /// no block is evicted before a run of ranges is found. The search continues at `hand`, where the last
+    /// call ended.
     pub(in crate::pool) fn evict_copied_on(
         self: &Arc<Self>,
         segment: &Arc<Segment>,
@@ -65,9 +68,9 @@ impl Pool {
         hand: &mut Option<ExtentIndex>,
     ) -> Made {
         let node = &segment.node;
-        // A task that takes the node out of service moves what is in memory, and not what lies on its media.
+        // A task that takes the node out of service moves blocks in memory, but not copies on its media.
         let keeper = (!self.is_moved_off(node)).then_some(&**node);
-        // Zones are emptied under this lock, so the copy is there when its block leaves.
+        // Zones are emptied under this lock, so the copy exists when its block leaves memory.
         let no_zone_is_emptied = self.tiering.tending.lock();
         let (fixed, emptied) = self.media_of_drains(node);
         let leaving = Leaving {
@@ -110,7 +113,8 @@ impl Pool {
                     made.bytes += range.length.0;
                     victims.push(removed);
                 } else if needs_piece {
-                    // It was used since it was chosen. The rest would leave in vain.
+                    // The block was used since it was chosen. Evicting the rest would free no contiguous
+                    // range.
                     made.has_piece = false;
                     break;
                 }
@@ -121,7 +125,8 @@ impl Pool {
         made
     }
 
-    /// The last neighbours among these ranges that are free, or may leave, and that together are as long as the piece.
+    /// The last run of neighbours among these ranges that is as long as the piece. Each of them is free or
+    /// may be evicted.
     fn find_piece<'r>(
         &self,
         ranges: &'r [Range],
@@ -135,7 +140,7 @@ impl Pool {
                 Use::Free => true,
                 Use::Held => false,
                 Use::Block(block) => {
-                    // The children lie behind their parents, and leave first.
+                    // The children lie behind their parents, and are evicted first.
                     let may_leave = self.may_leave(*range, block, leaving, &blocks);
                     blocks.insert(block);
                     may_leave
@@ -154,7 +159,7 @@ impl Pool {
         None
     }
 
-    /// The media of the node if the node was told, and the media that drains empty.
+    /// The node's media if the node was told, and the media that drains empty.
     fn media_of_drains(
         &self,
         node: &Arc<StoreNode>,
@@ -165,8 +170,8 @@ impl Pool {
         for (id, used) in &traffic.uses {
             let line = demotions.nodes.get(&used.node.incarnation);
             let drain = line.and_then(|line| Some((line.drains?, line.is_told)));
-            // Without its own signal, a node that an operator drains begins no drain to its media. Neither does a
-            // medium without room.
+            // An operator's drain does not begin a drain to the node's media before the node's own signal.
+            // Nor does a drain begin to a medium without space.
             let begins = used.node.drains()
                 && !used.node.leaves()
                 && used.state != MediumState::MediumReadOnly;
@@ -186,7 +191,7 @@ impl Pool {
         (fixed, emptied)
     }
 
-    /// Whether the block of a range may be evicted once these blocks have left.
+    /// Whether the block of a range may be evicted once the blocks in `before` have left.
     fn may_leave(
         &self,
         range: Range,
@@ -227,7 +232,7 @@ impl Pool {
         if self.now() < self.lease_floor_of(version) {
             return None;
         }
-        // A replica on another node stays, so its block is not evicted.
+        // A replica on another node would stay, so the block would not be evicted.
         let read = |block: BlockRef<'_>| {
             let replicas = block.replicas();
             let is_here = |r: &Replica| r.segment == leaving.segment && r.extent == range.index;
@@ -242,8 +247,8 @@ impl Pool {
         Some(version)
     }
 
-    /// Whether a block has a copy that can be read, counts as kept, and is in no zone that is emptied next or by a
-    /// drain.
+    /// Whether a block has a copy that can be read, counts as kept, and is in no zone that is emptied soon.
+    /// Both the next zone and the zones of a drain are emptied.
     fn has_lasting_copy(
         &self,
         namespace: NamespaceId,
@@ -268,7 +273,7 @@ impl Pool {
         let zone = medium.zone_of(at.offset);
         let stays = match leaving.emptied.get(&at.segment) {
             None => zone != medium.next_zone() || leaving.fixed.contains(&at.segment),
-            // The drain fills the written zone, and stops before the first zone that it has sealed.
+            // The drain fills the written zone, and stops before the first zone that it has sealed itself.
             Some(since) => {
                 since.is_some_and(|since| zone == medium.cursor() || medium.sealed(zone) >= since)
             }
@@ -277,8 +282,9 @@ impl Pool {
     }
 }
 
-/// The next ranges of a segment in address order: enough for four pieces, and `TOGETHER` at least. Moves the hand to
-/// one piece before their end: a piece may lie across that end. The hand is `None` at the end of the segment.
+/// The next ranges of a segment in address order: enough for four pieces, and at least [`TOGETHER`]. Moves
+/// the hand to one piece before their end, since a piece may lie across that end. The hand is `None` at the
+/// end of the segment.
 fn next_ranges(extents: &Extents, hand: &mut Option<ExtentIndex>, piece: Length) -> Vec<Range> {
     let first = hand.and_then(|hand| extents.range(hand));
     let mut next = first.or_else(|| extents.iter().next());
@@ -293,7 +299,7 @@ fn next_ranges(extents: &Extents, hand: &mut Option<ExtentIndex>, piece: Length)
     }
     *hand = next.map(|range| {
         let (mut from, mut again) = (range.index, 0);
-        // Not beyond the middle: each call goes on.
+        // The hand never goes back beyond the middle, so each call makes progress.
         for range in ranges.iter().skip(ranges.len() / 2).rev() {
             if again >= piece.0 {
                 break;

@@ -1,4 +1,7 @@
-//! The lines of blocks that wait for their copies, one for each node.
+//! The queues of blocks that wait for their copies, one for each node. In the code a queue is a *line*.
+//!
+//! A block has its *turn* to be stored when enough bytes are queued after it. A *walk* is a scan of the
+//! directory for a node's blocks without a copy.
 
 use crate::directory::Tick;
 use crate::placement::share;
@@ -6,58 +9,59 @@ use crate::replica::BlockId;
 use kvpool_types::{Incarnation, Key, Length, Version};
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// The share of a node's memory that holds the latest blocks, which have no copy yet.
+/// The share of a node's memory that the latest blocks take before their copies are made.
 pub(super) const WITHOUT_COPY: f64 = 0.6;
-/// Blocks of a line remembered whose stores failed. When there are more, all are forgotten, but for a drain.
+/// The most blocks whose failed store is remembered. Beyond it all are forgotten, except during a drain.
 const MOST_TRIED: usize = 4096;
-/// How slowly eviction is trusted to reach further again: one byte for so many evicted bytes.
+/// How slowly the estimate of eviction's reach grows again: by one byte for this many evicted bytes.
 const REACH_AGAIN: u64 = 256;
 
-/// The blocks without a copy, by node.
+/// The queues of blocks without a copy, by node.
 #[derive(Debug, Default)]
 pub(super) struct Demotions {
     pub(super) nodes: HashMap<Incarnation, Line>,
     last_walk: u64,
 }
 
-/// The blocks of one node, in the order of their turns.
+/// The queue of one node, in the order of the blocks' turns.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     pub(super) blocks: VecDeque<Waiting>,
     pub(super) bytes: u64,
-    /// Since when the node drains: then every block has its turn at once.
+    /// The tick since which the node drains. During a drain every block has its turn at once.
     pub(super) drains: Option<Tick>,
-    /// The walk over the blocks of the draining node that has not ended. No block has its turn before.
+    /// The number of the draining node's scan that has not ended. No block has its turn before its end.
     pub(super) walk: Option<u64>,
-    /// True when the draining node knows that its blocks have their copies.
+    /// Whether the draining node has been told that its blocks have their copies.
     pub(super) is_told: bool,
-    /// The blocks whose stores have failed once.
+    /// The blocks whose store has failed once.
     tried_again: HashSet<Version>,
-    /// The blocks that only slow media take. They have their turn again when such a medium has answered.
+    /// The blocks that only slow media take. They are queued again when such a medium has answered.
     aside: VecDeque<Waiting>,
     aside_bytes: u64,
-    /// The bytes behind which a block's turn comes, as of the thread's last look.
+    /// The bytes that must be queued after a block for its turn, as last computed.
     pub(super) kept: u64,
-    /// The bytes behind which a block is passed over; `None` before the thread's first look.
+    /// The bytes that must be queued after a block for it to be skipped. `None` before the first round of the
+    /// thread.
     pub(super) most: Option<u64>,
-    /// The bytes without a copy that eviction goes through before it takes the first block here.
-    /// `None` for the whole memory.
+    /// How many bytes without a copy eviction passes over before it takes the first block of this queue.
+    /// `None` means the whole memory.
     pub(super) reach: Option<u64>,
-    /// The latest version that had its turn.
+    /// The latest version of a block that had its turn.
     pub(super) had_turn: Version,
 }
 
-/// When a block of a node has its turn.
+/// The positions in a queue at which a block has its turn and is skipped.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Turns {
-    /// When more bytes than these lie behind it.
+    /// The block has its turn when more bytes than this are queued after it.
     pub(super) kept: u64,
-    /// Unless more bytes than these lie behind it: then it is passed over.
+    /// The block is skipped when more bytes than this are queued after it.
     pub(super) most: u64,
 }
 
 impl Demotions {
-    /// From here on new blocks of the node are queued. The line of a drain stays.
+    /// Starts a queue for new blocks of the node. The queue of a drain stays.
     pub(super) fn expect(&mut self, node: Incarnation) {
         let line = self.nodes.entry(node).or_default();
         if line.drains.is_none() {
@@ -65,8 +69,8 @@ impl Demotions {
         }
     }
 
-    /// Queues the blocks that a walk has found before those that came meanwhile. A drain that began
-    /// meanwhile makes its own walk, and a node may have left.
+    /// Adds the blocks that a scan has found, before the blocks that were queued meanwhile. If a drain has
+    /// begun, its own scan finds them. If the node has left, nothing happens.
     pub(super) fn found(&mut self, node: Incarnation, found: Vec<Waiting>) {
         let Some(line) = self.nodes.get_mut(&node) else {
             return;
@@ -80,8 +84,9 @@ impl Demotions {
         all.for_each(|one| line.push(one));
     }
 
-    /// Begins the line of a node that drains since `since`, if not earlier. Returns the number of the walk over its
-    /// blocks, which the caller makes next. It finds all that waited before.
+    /// Starts the queue of a draining node. The drain began at `since`, or at the tick of an earlier call.
+    /// Returns the number of the scan that the caller makes next. That scan finds every block that was queued
+    /// before.
     pub(super) fn begin_drain(&mut self, node: Incarnation, since: Tick) -> u64 {
         self.last_walk += 1;
         let line = self.nodes.entry(node).or_default();
@@ -93,7 +98,7 @@ impl Demotions {
         self.last_walk
     }
 
-    /// Ends the line of a drain that was cancelled. Its blocks are queued again by a walk as after an attachment.
+    /// Ends the queue of a cancelled drain. A scan then queues the blocks again, as after an attachment.
     pub(super) fn end_drain(&mut self, node: Incarnation) {
         if let Some(line) = self.nodes.get_mut(&node)
             && line.drains.is_some()
@@ -102,8 +107,8 @@ impl Demotions {
         }
     }
 
-    /// Queues the blocks that the walk of a drain has found behind those that came meanwhile. A later walk finds them
-    /// itself, and a node may have left.
+    /// Adds the blocks that the scan of a drain has found, after the blocks that were queued meanwhile. If a
+    /// later scan has begun, or the node has left, nothing happens.
     pub(super) fn end_walk(&mut self, node: Incarnation, walk: u64, found: Vec<Waiting>) {
         let line = self.nodes.get_mut(&node);
         if let Some(line) = line.filter(|line| line.walk == Some(walk)) {
@@ -112,7 +117,7 @@ impl Demotions {
         }
     }
 
-    /// Forgets the blocks of a node.
+    /// Drops the queue of a node.
     pub(super) fn forget(&mut self, node: Incarnation) {
         self.nodes.remove(&node);
     }
@@ -123,14 +128,14 @@ pub(super) struct Waiting {
     pub(super) block: BlockId,
     pub(super) version: Version,
     pub(super) bytes: u64,
-    /// The block was put again after the pool had lost it.
+    /// Whether the block was put again after the pool had lost it.
     pub(super) was_lost: bool,
-    /// The block before it in its chain. Only pools with a write budget ask.
+    /// The parent of the block. It is set only in pools with a write budget.
     pub(super) parent: Option<Box<Key>>,
 }
 
 impl Line {
-    /// A line without blocks, as long at most as this one: no medium may take blocks out of it for long.
+    /// An empty queue with the same bound as this one: perhaps no medium takes blocks out of it for long.
     fn anew(&self) -> Self {
         Self {
             most: self.most,
@@ -138,8 +143,8 @@ impl Line {
         }
     }
 
-    /// Adds a block behind all others. While the disk stalls, the first blocks give way: they have left
-    /// memory.
+    /// Appends a block. While the disk stalls, blocks at the head are dropped: eviction has already taken
+    /// them.
     pub(super) fn push(&mut self, waiting: Waiting) {
         self.bytes += waiting.bytes;
         self.blocks.push_back(waiting);
@@ -162,7 +167,8 @@ impl Line {
         self.blocks.is_empty() && self.aside.is_empty()
     }
 
-    /// Lets the blocks behind this one pass: the media that take it are slow. It is bounded like the line.
+    /// Sets a block aside, since the media that take it are slow. Later blocks overtake it. The blocks that
+    /// are set aside have the same bound as the queue.
     pub(super) fn put_aside(&mut self, waiting: Waiting) {
         self.aside_bytes += waiting.bytes;
         self.aside.push_back(waiting);
@@ -175,7 +181,7 @@ impl Line {
         }
     }
 
-    /// Queues the blocks that were put aside before all others. True when there are some.
+    /// Queues the blocks that were set aside at the head. Returns whether there were any.
     pub(super) fn take_back(&mut self) -> bool {
         let aside = std::mem::take(&mut self.aside);
         self.aside_bytes = 0;
@@ -184,7 +190,7 @@ impl Line {
         is_some
     }
 
-    /// Notes that a block's store failed. True for its first time.
+    /// Records that a block's store failed. Returns true for the first failure.
     pub(super) fn tries_again(&mut self, version: Version) -> bool {
         if self.drains.is_none() && self.tried_again.len() >= MOST_TRIED {
             self.tried_again.clear();
@@ -192,7 +198,7 @@ impl Line {
         self.tried_again.insert(version)
     }
 
-    /// The first block that has its turn.
+    /// Takes the first block that has its turn.
     pub(super) fn pop(&mut self, turns: Turns) -> Option<Waiting> {
         self.kept = turns.kept;
         self.most = Some(turns.most);
@@ -209,7 +215,7 @@ impl Line {
         }
     }
 
-    /// Notes that a block was evicted. True when it left before its turn.
+    /// Records that a block was evicted. Returns true if it was evicted before its turn.
     pub(super) fn evicted(&mut self, version: Version, length: Length, has_copy: bool) -> bool {
         if let Some(reach) = &mut self.reach {
             *reach += length.0.div_ceil(REACH_AGAIN);
@@ -219,7 +225,7 @@ impl Line {
             && self.bytes <= self.kept
             && self.drains.is_none();
         if is_early {
-            // Eviction takes several blocks at once, and some of those behind this one have left too.
+            // Eviction takes several blocks at a time, so some blocks behind this one have left too.
             let reach = self.bytes / 4 * 3;
             self.reach = Some(reach);
             self.kept = share(reach, WITHOUT_COPY).min(self.kept);

@@ -1,4 +1,4 @@
-//! Media as operators see and retire them.
+//! The media as operators see them, and their removal from the pool.
 
 use super::super::Pool;
 use super::Use;
@@ -7,33 +7,33 @@ use kvpool_proto::MediumState;
 use kvpool_types::{Code, Length, MediumId};
 use std::sync::Arc;
 
-/// The states of a medium, in the words of `kvctl status` and of the gauge `media`.
+/// The states of a medium, as `kvctl status` and the gauge `media` name them.
 pub const MEDIUM_STATES: [&str; 6] = ["ready", "read_only", "slow", "gone", "attaching", "absent"];
 
-/// One medium at one moment.
+/// The state of one medium at one moment.
 #[derive(Clone, Debug)]
 pub struct MediumView {
-    /// Its record.
+    /// The medium's record in the log.
     pub record: record::Medium,
-    /// One of [`MEDIUM_STATES`]. `absent`: no connected node has it. `attaching`: the node has not
-    /// confirmed it yet.
+    /// One of [`MEDIUM_STATES`]. `absent`: no connected node has the medium. `attaching`: the node has not
+    /// confirmed the attachment yet.
     pub state: &'static str,
-    /// Bytes of copies and of stores in progress, with headers.
+    /// The bytes of copies and of stores in progress, with headers.
     pub used: Length,
-    /// Copies of blocks.
+    /// The number of copies.
     pub copies: u64,
 }
 
-/// What became of a medium that an operator retires.
+/// The outcome of detaching a medium.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detached {
-    /// It is forgotten, with this number of copies.
+    /// The pool has forgotten the medium and this number of copies.
     Done(u64),
     /// The pool has no such medium.
     Unknown,
-    /// This connected node has it.
+    /// The connected node with this name has the medium.
     Connected(String),
-    /// It has this number of copies, and the operator did not consent to lose them.
+    /// The medium has this number of copies, and the operator did not consent to lose them.
     HasCopies(u64),
 }
 
@@ -54,8 +54,8 @@ impl Pool {
         media.iter().map(view).collect()
     }
 
-    /// Forgets a medium that no connected node has, and the copies on it. Returns after that is
-    /// durable. A node that brings the medium back is told to format it.
+    /// Forgets a medium that no connected node has, and its copies. Returns after this is durable. If a node
+    /// brings the medium back, the node must format it.
     pub async fn detach_medium(
         self: &Arc<Self>,
         id: MediumId,

@@ -1,7 +1,7 @@
-//! Blocks come back from media when a reader asks for them.
+//! Loads blocks from media when a reader asks for them.
 //!
-//! The block is loaded into memory and read there. So every transport serves it, and a reader never
-//! waits for a disk on a connection that others share.
+//! A block is loaded into memory and read there. So every transport serves it. A reader never waits for a
+//! disk on a connection that others share.
 
 use super::super::Pool;
 use super::super::quotas::QuotaWait;
@@ -22,49 +22,49 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The longest that a lookup waits for media.
+/// The longest time that a lookup waits for media.
 const MOST_WAIT: Duration = Duration::from_secs(5);
-/// How often one lookup loads a block. Of a batch that is larger than memory, the first blocks may
-/// have left again when the last ones arrive.
+/// The most loads of one block for one lookup. If a batch is larger than memory, its first blocks may be
+/// evicted again before its last ones arrive.
 const MOST_LOADS: u32 = 2;
-/// How soon a load that found no room is tried again: room appears without an event.
+/// The interval at which a load that found no room is tried again. No event reports that room is free.
 const RETRY: Duration = Duration::from_millis(2);
-/// How long a lookup that has brought some of its blocks waits for the room of the others. Its caller
-/// reads those it has, gives their leases back, and asks again.
+/// How long a lookup with some loaded blocks waits for the room of the others. Its caller then reads the
+/// loaded blocks, releases their leases, and asks again.
 const ROOM_PATIENCE: Duration = Duration::from_millis(100);
-/// How much longer than the wait blocks that came back stay for their lookup, at most.
+/// How much longer than the wait a loaded block is held for its lookup, at most.
 const HOLD: Duration = Duration::from_secs(1);
 
-/// What a lookup may find in memory after [`Pool::restore`].
+/// The result of [`Pool::restore`].
 #[must_use = "what came back is held until it is released"]
 #[derive(Debug)]
 pub struct Restored {
-    /// By the indices of the keys: the latest block that came back. It has one lease with this token. The lease on an
-    /// earlier block of the key has left with that block, or runs out.
+    /// By the index of its key: the latest version of the block that was loaded. It has one lease with this
+    /// token. The lease on an earlier version of the block ended with that version, or expires.
     held: BTreeMap<usize, (Key, Version)>,
     token: BootInstant,
-    /// The indices of the keys whose blocks can be read from a medium. Memory had no room for them, or their
-    /// loads go on.
+    /// The indices of the keys whose blocks can be read from a medium but are not in memory. Memory had no
+    /// room for them, or their loads are in progress.
     pub left: Vec<usize>,
-    /// The indices of the keys whose blocks are on media only, where they cannot be read now.
+    /// The indices of the keys whose blocks are only on media that cannot be read now.
     pub unreadable: Vec<usize>,
 }
 
-/// What became of the loads of one lookup.
+/// The outcomes of the loads of one lookup.
 #[derive(Debug, Default)]
 struct Loads {
-    /// How often each load ended.
+    /// How often a load of each block has ended.
     ended: HashMap<BlockId, u32>,
     /// The copies that cannot be read.
     failed: HashSet<BlockId>,
 }
 
-/// The end of a wait for media.
+/// The time limits of a wait for media.
 #[derive(Clone, Copy, Debug)]
 struct Time {
-    /// The lookup is answered.
+    /// When the lookup is answered.
     deadline: tokio::time::Instant,
-    /// A load that goes on has failed.
+    /// When a load in progress counts as failed.
     too_long: tokio::time::Instant,
 }
 
@@ -75,22 +75,22 @@ struct Wanted {
     copy: BlockId,
     block: Moved,
     at: Replica,
-    /// True once its load was seen in progress.
+    /// Whether its load was seen in progress.
     is_begun: bool,
 }
 
-/// The room that loads on one node wait for.
+/// The room in memory of one node that loads wait for.
 #[derive(Debug)]
 pub(in crate::pool) struct WantedRoom {
     pub(in crate::pool) node: Arc<StoreNode>,
     /// The bytes of all blocks.
     pub(in crate::pool) bytes: Length,
-    /// The bytes of the largest block.
+    /// The length of the largest block.
     pub(in crate::pool) largest: Length,
 }
 
 impl WantedRoom {
-    /// Room for one block.
+    /// The room for one block.
     pub(in crate::pool) fn new(node: &Arc<StoreNode>, length: Length) -> Self {
         Self {
             node: Arc::clone(node),
@@ -100,29 +100,29 @@ impl WantedRoom {
     }
 }
 
-/// Whether a load was begun.
+/// The outcome of an attempt to begin a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Begun {
-    /// It is in progress.
+    /// The load is in progress.
     Goes,
-    /// It was in progress, and has ended.
+    /// The load was in progress and has ended.
     Ended,
-    /// The medium has enough in progress.
+    /// The medium has enough transfers in progress.
     Queued,
     /// Memory has no room now.
     NoRoom,
     /// The namespace is at a hard quota.
     AtQuota,
-    /// No hard quota of the namespace ever takes the block.
+    /// The block exceeds a hard quota of the namespace by itself.
     NeverFits,
     /// The copy cannot be read now.
     Unreadable,
 }
 
 impl Pool {
-    /// Brings the blocks among `keys` that lie on media only back to memory, as far as possible
-    /// within `patience`, and within some seconds. A block that does not come back reads as missing. Those
-    /// that came back have a lease until [`Pool::end_restored`].
+    /// Loads the blocks of `keys` that lie only on media into memory. It waits for `patience` at most, and
+    /// for at most 5 s. A block that is not loaded reads as missing. The loaded blocks have a lease
+    /// until [`Pool::end_restored`].
     pub async fn restore<'k>(
         self: &Arc<Self>,
         namespace: NamespaceId,
@@ -167,7 +167,8 @@ impl Pool {
         restored
     }
 
-    /// Loads these blocks, and looks at no other until all of them have ended. False when some are left.
+    /// Loads these blocks, and begins with no others until all of them have ended. Returns false when some
+    /// are left.
     async fn load_all(
         self: &Arc<Self>,
         namespace: NamespaceId,
@@ -224,7 +225,7 @@ impl Pool {
                     false
                 }
             });
-            // All that this lookup needs stands there once, for as long as it waits.
+            // The full need of this lookup is registered once, for as long as the lookup waits.
             self.wait_for_quota(namespace, over_quota, &mut waits_for_quota);
             if wanted.is_empty() {
                 return true;
@@ -236,7 +237,7 @@ impl Pool {
             let is_stuck =
                 !goes && !restored.held.is_empty() && now.duration_since(progress) > ROOM_PATIENCE;
             if now >= time.too_long {
-                // Such a load is not waited for again.
+                // No lookup waits for such a load again.
                 let begun = wanted.iter().filter(|one| one.is_begun);
                 loads.failed.extend(begun.map(|one| one.copy));
             }
@@ -251,7 +252,7 @@ impl Pool {
         }
     }
 
-    /// Keeps a block that came back until its lookup has leased it. False when it is not in memory.
+    /// Leases a loaded block until its lookup has leased it. Returns false when the block is not in memory.
     fn hold(&self, wanted: &Wanted, restored: &mut Restored) -> bool {
         let block = &wanted.block;
         let now = self.now();
@@ -276,7 +277,7 @@ impl Pool {
         failed.contains(&(wanted.copy, wanted.block.version))
     }
 
-    /// Gives back what [`Pool::restore`] holds. Call it when the blocks have leases of their own.
+    /// Releases the leases of [`Pool::restore`]. Call this when the blocks have leases of their own.
     pub fn end_restored(&self, namespace: NamespaceId, restored: &Restored) {
         if restored.held.is_empty() {
             return;
@@ -285,8 +286,8 @@ impl Pool {
         let (keys, versions): (Vec<KeyRef<'_>>, Vec<Version>) =
             held.map(|(key, version)| (key.as_ref(), *version)).unzip();
         let moved = &self.quarantine.moved;
-        // In memory alone, where the hold was: others hold what lies on media. A block that has been lost meanwhile may
-        // be back, and does not count the hold.
+        // Only the directory of memory is searched, which has the lease. Others may hold copies on media. A
+        // block that was lost meanwhile may have been loaded again, and does not count this lease.
         self.directory.visit(namespace, &keys[..], |at, found| {
             let is_it = |version| versions.get(at) == Some(&version);
             if let Some(mut found) = found.filter(|found| is_it(found.version()))
@@ -301,7 +302,7 @@ impl Pool {
         }
     }
 
-    /// Asks the evictor for room for a load. Only loads that somebody waits for ask.
+    /// Asks the evictor for room for a load. Only loads with a waiting lookup ask.
     fn want_room(&self, wanted: &Wanted) {
         let traffic = self.tiering.traffic.lock();
         let Some(node) = traffic.uses.get(&wanted.at.segment).map(|used| &used.node) else {
@@ -313,7 +314,8 @@ impl Pool {
         );
     }
 
-    /// Asks the evictor for room for a block on a node. `of` is a segment or medium of the node.
+    /// Asks the evictor for room for a block on a node. `of` is any segment of the node, in memory or on a
+    /// medium.
     pub(in crate::pool) fn want_room_on(&self, of: SegmentId, wanted: WantedRoom) {
         let (node, length) = (Arc::clone(&wanted.node), wanted.largest);
         let mut rooms = self.tiering.wanted_room.lock();
@@ -330,13 +332,13 @@ impl Pool {
         }
     }
 
-    /// Takes what loads have asked for since the last call. Loads that still wait ask again.
+    /// Takes the requests for room since the last call. Loads that still wait ask again.
     pub(in crate::pool) fn take_wanted_room(&self) -> Vec<WantedRoom> {
         let mut rooms = self.tiering.wanted_room.lock();
         rooms.drain().map(|(_, room)| room).collect()
     }
 
-    /// The blocks that have a copy on a medium, and are not in memory as `is_in_memory` says.
+    /// The blocks with a copy on a medium that are not in memory, as `is_in_memory` says.
     fn on_media_only(
         &self,
         namespace: NamespaceId,
@@ -378,8 +380,8 @@ impl Pool {
         wanted
     }
 
-    /// Begins to load the first of these blocks that lie on media only, as far as memory has room
-    /// now. Nobody waits for it: whoever asked for their presence will probably read them.
+    /// Begins to load the first of these blocks that lie only on media, if memory has room now. No lookup
+    /// waits for these loads. A caller that asks for the blocks' presence will probably read them.
     pub(in crate::pool) fn prefetch(&self, namespace: NamespaceId, keys: &KeyBatch<'_>) {
         let mut wanted = self.on_media_only(namespace, keys, |view, block| view.is_present(block));
         if !wanted.is_empty() {
@@ -388,8 +390,8 @@ impl Pool {
         }
     }
 
-    /// Begins to load a hard-pinned block, whose zone is emptied, and asks for its room in memory. A node that leaves
-    /// takes its memory along.
+    /// Begins to load a hard-pinned block whose zone is being emptied, and asks for its room in memory. The
+    /// memory of a node that leaves does not count.
     pub(super) fn load_pinned(&self, namespace: NamespaceId, key: &Key) {
         let keys = [key.as_ref()];
         let keys = KeyBatch::from(&keys[..]);
@@ -397,8 +399,8 @@ impl Pool {
         let begun = self.begin_loads(&mut wanted, WINDOW);
         for (one, begun) in wanted.iter().zip(begun) {
             match begun {
-                // The demoter wakes the evictor for these. The evictor itself may come here, and would find itself
-                // woken without end.
+                // The demoter wakes the evictor for these loads. The evictor itself may run this, and would
+                // wake itself again and again.
                 Begun::NoRoom => self.want_room(one),
                 Begun::AtQuota => self.quotas.note_load(namespace, need_of(one)),
                 _ => {}
@@ -406,8 +408,8 @@ impl Pool {
         }
     }
 
-    /// Looks up again where the copies lie whose loads have not begun: a copy moves when its zone is
-    /// emptied. A copy that has left keeps its place, and its load then fails.
+    /// Looks up the offsets of copies again whose loads have not begun, since a copy moves when its zone is
+    /// emptied. A copy that is gone keeps its old offset, and its load then fails.
     fn find_again(&self, wanted: &mut [Wanted]) {
         for one in wanted.iter_mut().filter(|one| !one.is_begun) {
             let copies = self.tier.directory();
@@ -423,11 +425,11 @@ impl Pool {
         }
     }
 
-    /// Begins loads, unless their medium has `window` bytes in progress. The orders for one node
-    /// travel in one message.
+    /// Begins loads, unless their medium has `window` bytes in progress. The orders for one node travel in
+    /// one message.
     fn begin_loads(&self, wanted: &mut [Wanted], window: u64) -> Vec<Begun> {
         self.find_again(wanted);
-        // The table of segments is locked before the traffic, as in every other place.
+        // The table of segments is locked before the traffic, as everywhere else.
         let segments = self.placement.segments();
         let mut traffic = self.tiering.traffic.lock();
         let mut orders = Orders::default();
@@ -467,7 +469,7 @@ impl Pool {
         let Some(medium) = self.tier.medium(at.segment) else {
             return Begun::Unreadable;
         };
-        // A medium that hangs ends the wait for its loads.
+        // The wait for the loads of a medium that hangs ends here.
         let used = traffic.uses.get(&at.segment);
         let Some(used) = used.filter(|used| used.is_readable()) else {
             return Begun::Unreadable;
@@ -478,7 +480,7 @@ impl Pool {
         if *is_begun {
             return Begun::Ended;
         }
-        // The log would refuse the block when it has arrived, and memory would have made room for nothing.
+        // The log would refuse the record of the loaded block, so memory would have made room in vain.
         if !self.takes_records() {
             return Begun::Unreadable;
         }
@@ -487,7 +489,7 @@ impl Pool {
         }
         // A draining node serves its blocks until it stops.
         let (node, session) = (Arc::clone(&used.node), used.session);
-        // The namespace's own blocks make room, not those of others.
+        // Blocks of the same namespace are evicted for the quota, not those of others.
         let taken = self.below_quota(block.namespace, need_of(wanted), || {
             let to = segments.allocate_on(&node, block.length, block.namespace)?;
             Some((to, self.hold_block_quota(block.namespace)))
@@ -542,7 +544,7 @@ impl Pool {
     }
 }
 
-/// What a load uses up of its namespace's hard quotas.
+/// The need of a load, in bytes and blocks of its namespace's hard quotas.
 fn need_of(wanted: &Wanted) -> Goal {
     Goal {
         bytes: Extents::rounded(wanted.block.length).0,

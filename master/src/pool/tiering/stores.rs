@@ -1,8 +1,8 @@
 //! The stores in progress, by key.
 //!
-//! A block may be evicted while it is copied. Its copy is still worth recording, unless its key was
-//! put or removed meanwhile. A put replaces the key's entry here or takes it out; so does a removal
-//! that found nothing to remove. A store without an entry leaves no copy.
+//! A block may be evicted while it is stored. Its copy is still worth recording, unless its key was put or
+//! removed meanwhile. A put replaces the key's entry in this table or removes it. So does a removal that
+//! found nothing to remove. A store without an entry leaves no copy.
 
 use super::transfers::Moved;
 use kvpool_types::ids::NamespaceId;
@@ -16,19 +16,19 @@ pub(super) struct Stores(HashMap<(NamespaceId, Key), Store>);
 #[derive(Debug)]
 struct Store {
     version: Version,
-    /// How many media the block is copied to.
+    /// The number of media to which the block is being stored.
     count: u32,
     left_memory: bool,
 }
 
-/// What became of a block during its store.
+/// What happened to a block during its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meanwhile {
-    /// Nobody evicted it.
+    /// The block was not evicted.
     Stayed,
-    /// It was evicted, and its key did not change since.
+    /// The block was evicted, and its key has not changed since.
     Evicted,
-    /// Its key was put or removed.
+    /// The block's key was put or removed.
     Changed,
 }
 
@@ -77,7 +77,7 @@ impl Stores {
         meanwhile
     }
 
-    /// Notes that a block was evicted; false when no store of it is in progress.
+    /// Records that a block was evicted. Returns false when no store of it is in progress.
     pub(super) fn left_memory(
         &mut self,
         namespace: NamespaceId,
@@ -89,10 +89,10 @@ impl Stores {
         store.map(|store| store.left_memory = true).is_some()
     }
 
-    /// Takes out a key that has this version now. Its stores of other versions leave no copy. Those of this one
-    /// do: the block has only got another replica.
+    /// Records that a key now has this version. Stores of other versions leave no copy. Stores of this
+    /// version do, since the block has only got another replica.
     pub(super) fn version_changed(&mut self, namespace: NamespaceId, key: &Key, version: Version) {
-        // Puts come here. Few are of a key that is being stored.
+        // Every put calls this, and few puts have a key that is being stored.
         if self.0.is_empty() {
             return;
         }
@@ -103,14 +103,14 @@ impl Stores {
         }
     }
 
-    /// Takes out a key that was removed. Its stores in progress leave no copy.
+    /// Records that a key was removed. Its stores in progress leave no copy.
     pub(super) fn key_changed(&mut self, namespace: NamespaceId, key: &Key) {
         if !self.0.is_empty() {
             self.0.remove(&(namespace, key.clone()));
         }
     }
 
-    /// Takes out the keys of all blocks that were evicted.
+    /// Removes the entries of all evicted blocks. Their stores leave no copy.
     pub(super) fn end_of_evicted(&mut self) {
         self.0.retain(|_, store| !store.left_memory);
     }

@@ -1,4 +1,4 @@
-//! What the tests of the tier share: a pool, a medium, and a node in a session.
+//! The setup that the tests of the tier share: a pool, a medium, and a node in a session.
 
 mod drains;
 mod media;
@@ -167,7 +167,7 @@ fn begin(
     traffic.last_ticket
 }
 
-/// A node's offer of a medium that it had attached.
+/// A node's offer of a medium that was attached before.
 fn offer(medium: &Medium, state: MediumState) -> OfferedMedium {
     OfferedMedium {
         medium: MediumId(1),

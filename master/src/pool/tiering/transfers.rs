@@ -1,4 +1,4 @@
-//! Transfers in progress, and what their ends do.
+//! The transfers in progress, and the consequences of their ends.
 
 use super::super::{FreedReplicas, Pool};
 use super::stores::Meanwhile;
@@ -18,10 +18,10 @@ use kvpool_types::{Checksum, Code, Extent, GrantId, Key, Length, Offset, Segment
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Copies remembered whose load failed. When there are more, all are forgotten.
+/// The most copies whose failed load is remembered. Beyond it all are forgotten.
 const MOST_FAILED: usize = 4096;
 
-/// A block on its way.
+/// A block that is being transferred.
 #[derive(Clone, Debug)]
 pub(in crate::pool) struct Moved {
     pub(in crate::pool) namespace: NamespaceId,
@@ -44,7 +44,7 @@ impl Moved {
         }
     }
 
-    /// The record of the block at its new place.
+    /// The commit record of the block at its new extent.
     fn commit_at(&self, segment: SegmentId, offset: Offset) -> Commit {
         Commit {
             namespace: self.namespace,
@@ -53,7 +53,7 @@ impl Moved {
             length: self.length,
             checksum: self.checksum,
             replicas: smallvec::smallvec![(segment, offset)],
-            // Neither the tier nor a load knows the chain.
+            // Neither the tier nor a load knows the block's chain.
             parent: None,
             hard_pin: self.hard_pin,
         }
@@ -67,16 +67,16 @@ pub(super) enum Direction {
     Store,
     /// From one zone of the medium to another.
     Forward {
-        /// Where the copy lies now.
+        /// The present location of the copy.
         from: Place,
     },
     /// From the medium to memory.
     Load {
         /// The copy's slot in the tier.
         copy: BlockId,
-        /// The extent to write.
+        /// The extent in memory to write.
         to: Replica,
-        /// The grant of the extent.
+        /// The grant of that extent.
         grant: GrantId,
     },
 }
@@ -89,13 +89,13 @@ pub(super) struct Transfer {
     pub(super) block: Moved,
     pub(super) place: Place,
     pub(super) direction: Direction,
-    /// What a store counts below its namespace's quota of media until it is recorded, and a load below
-    /// its quota of blocks.
+    /// The hold on a quota while the transfer is open. A store holds bytes of its namespace's quota of media
+    /// until it is recorded. A load holds its quota of blocks.
     pub(super) _hold: Option<Arc<Hold>>,
 }
 
 impl Transfer {
-    /// The zones that this transfer touches.
+    /// The zones that the transfer touches.
     fn zones(&self, zone_of: impl Fn(Place) -> u32) -> SmallVec<[u32; 2]> {
         let mut zones = smallvec::smallvec![zone_of(self.place)];
         if let Direction::Forward { from } = self.direction {
@@ -104,7 +104,7 @@ impl Transfer {
         zones
     }
 
-    /// The copy that this transfer loads.
+    /// The copy that the transfer loads; `None` for a store or a move.
     pub(super) fn loading(&self) -> Option<(BlockId, Version)> {
         match self.direction {
             Direction::Store | Direction::Forward { .. } => None,
@@ -138,8 +138,8 @@ impl Orders {
 }
 
 impl Traffic {
-    /// Enters a transfer that writes, and sends its order. False when its session with the medium has ended since the
-    /// caller looked: nobody would end the transfer.
+    /// Enters a transfer that writes to a medium, and sends its order. Returns false when the session of the
+    /// medium has ended meanwhile, since nothing would end the transfer.
     #[must_use = "a transfer that does not begin has no end"]
     pub(super) fn begin(
         &mut self,
@@ -160,8 +160,8 @@ impl Traffic {
         goes
     }
 
-    /// Enters a transfer. The caller sends the order before it unlocks the traffic, so that it
-    /// belongs to the session that was checked.
+    /// Enters a transfer. The caller sends the order before it unlocks the traffic, so that the order belongs
+    /// to the session that was checked.
     pub(super) fn enter(
         &mut self,
         medium: &Medium,
@@ -193,7 +193,7 @@ impl Traffic {
         proto::Transfer { ticket, ..order }
     }
 
-    /// Whether something is written to a medium, or is not recorded yet.
+    /// Whether a write to the medium is in progress, or is not recorded yet.
     pub(super) fn writes_to(&self, medium: SegmentId) -> bool {
         let busy = self.uses.get(&medium).map(|used| used.busy.values().sum());
         let is_load = |transfer: &&Transfer| {
@@ -203,7 +203,7 @@ impl Traffic {
         busy.is_some_and(|busy: u32| busy as usize > loads)
     }
 
-    /// Takes an answered transfer out. Its zones stay busy until `leave_zones`.
+    /// Removes an answered transfer. Its zones stay busy until `leave_zones`.
     fn end(&mut self, node: &StoreNode, ticket: u64) -> Option<Transfer> {
         let is_of_node = self
             .open
@@ -223,7 +223,7 @@ impl Traffic {
         self.failed.extend(transfer.loading());
     }
 
-    /// Ends the use of a transfer's zones. A session that has ended has left them already.
+    /// Releases the zones of a transfer. When its session has ended, they are released already.
     fn leave_zones(&mut self, transfer: &Transfer, zone_of: impl Fn(Place) -> u32) {
         let used = self.uses.get_mut(&transfer.place.medium);
         let of_session = |used: &&mut Use| used.is_of(&transfer.node, transfer.session);
@@ -242,7 +242,7 @@ impl Traffic {
 }
 
 impl Pool {
-    /// Processes a node's answers.
+    /// Processes a node's answers to orders.
     pub fn transfers_done(self: &Arc<Self>, node: &StoreNode, done: &[(u64, Code)]) {
         let mut is_awaited = false;
         for (ticket, code) in done {
@@ -252,10 +252,10 @@ impl Pool {
             let writes = !matches!(transfer.direction, Direction::Load { .. });
             let has_failed = !matches!(code, Code::Ok | Code::ChecksumMismatch);
             if has_failed && matches!(transfer.direction, Direction::Store) {
-                // Before it leaves its zones: a drain must not end meanwhile.
+                // The block is queued before the zones are released: a drain must not end in between.
                 self.store_again_once(&transfer);
             }
-            // A copy that is recorded leaves its zones when the tier has it.
+            // A copy that is recorded releases its zones when the tier has it.
             if !writes || *code != Code::Ok {
                 self.leave_zones(&transfer);
             }
@@ -295,8 +295,10 @@ impl Pool {
         }
     }
 
-    /// Whether the demoter may have waited for the end of a transfer. The end of a load has a reader who waits, and
-    /// on a busy machine another thread that wakes delays it. What is missed here the demoter finds by itself.
+    /// True if the demoter may have waited for the end of this transfer, and so must be woken.
+    ///
+    /// A reader waits for the end of a load. On a busy machine, waking another thread would delay that reader.
+    /// If the demoter is not woken here, it finds its work by itself later.
     pub(super) fn demoter_awaits(&self, ended: &Transfer, code: Code) -> bool {
         let is_load = matches!(ended.direction, Direction::Load { .. });
         if !is_load || code != Code::Ok || ended.node.drains() {
@@ -322,7 +324,7 @@ impl Pool {
         traffic.leave_zones(transfer, zone_of);
     }
 
-    /// Ends a move between zones. `is_over` unless the copy should still move.
+    /// Ends a move between zones. `is_over` is false if the copy should still move.
     fn forwarded(&self, transfer: &Transfer, is_over: bool) {
         let mut traffic = self.tiering.traffic.lock();
         let used = traffic.uses.get_mut(&transfer.place.medium);
@@ -334,14 +336,16 @@ impl Pool {
         self.tiering.wake();
     }
 
-    /// Records a copy that was written. False when the block has gone meanwhile, or its key changes.
+    /// Records a copy that was written. Returns false when the block has gone meanwhile, or its key is being
+    /// changed.
     ///
     /// A block that was evicted while it was copied is kept: its bytes were right when they were read,
     /// and nothing was put or removed under its key since.
     fn stored(self: &Arc<Self>, transfer: &Transfer) -> bool {
         let mut is_recorded = self.record_copy(transfer);
         if !is_recorded && self.may_be_evicted_now(transfer) {
-            // Whoever evicts notes it after its whole step. Then it is known whether the block was removed.
+            // An eviction is recorded only at the end of its step. After that it is known whether the block
+            // was evicted or removed.
             drop(self.evicting.write());
             is_recorded = self.record_copy(transfer);
         }
@@ -382,13 +386,14 @@ impl Pool {
                         Ok(_) if !pool.tier.publish(commit) => {}
                         Ok(_) if moves => pool.metrics.copy_forwarded(length),
                         Ok(_) => pool.metrics.copy_stored(length),
-                        // Before it leaves its zones: a drain must not end meanwhile.
+                        // The block is queued before the zones are released: a drain must not end in between.
                         Err(error) if !moves && !error.is_outcome_unknown() => {
                             pool.tiering.refused.lock().push(of.clone());
                         }
                         Err(_) => {}
                     }
-                    // Before this, a copy of the next round could take a range that this one still takes.
+                    // If the zones were released earlier, a copy of the next round could take a range that
+                    // this copy still takes.
                     pool.leave_zones(&of);
                     if moves {
                         pool.forwarded(&of, is_logged);
@@ -399,7 +404,7 @@ impl Pool {
         })
     }
 
-    /// Whether the block of a store has left memory, and its eviction may not be noted yet.
+    /// Whether the block of a store has left memory, and its eviction may not be recorded yet.
     fn may_be_evicted_now(&self, transfer: &Transfer) -> bool {
         let block = &transfer.block;
         let meanwhile = || self.tiering.traffic.lock().stores.meanwhile(block);
@@ -408,7 +413,7 @@ impl Pool {
             && meanwhile() != Meanwhile::Changed
     }
 
-    /// Records a block that came back to memory.
+    /// Records a loaded block.
     fn loaded(self: &Arc<Self>, transfer: Transfer) {
         let Direction::Load { to, grant, .. } = transfer.direction else {
             return;
@@ -429,17 +434,18 @@ impl Pool {
                 pool.publish_loaded(arrived);
             }
             Err(error) if !error.is_outcome_unknown() => {
-                // A log that has failed says so within this call, under locks.
+                // A log that has failed reports this within the call, while locks are held.
                 pool.tiering.refused.lock().push(arrived);
                 pool.tiering.wake();
             }
-            // The journal has failed, and the next start reads the log. The place stays taken until then.
+            // The journal has failed, and the next leader reads the log. The extent stays taken until then.
             Err(_) => pool.tiering.loaded.notify_waiters(),
         };
-        // A reader waits for this record: it is answered on this thread if the journal is free.
+        // A reader waits for this record. If the journal is free, it calls back on this thread.
         let is_recorded = self.journal().submit_under(|submitter| {
             self.record_transfer(&transfer.block, || {
-                // Here, because a removal may run until here. What a node that was dropped answers is in no memory.
+                // The check is made here, because a removal may run until here. If the node was dropped, no
+                // memory has the block.
                 let is_gone = transfer.node.state() == NodeState::Gone;
                 if is_gone || !self.is_on_medium(namespace, &key, version) {
                     return false;
@@ -478,11 +484,11 @@ impl Pool {
             tick: self.directory.ticks(1).of(0),
             leased_until: None,
         };
-        // The block may be in memory elsewhere, where nobody could read it.
+        // The block may already be in memory elsewhere, where nobody can read it.
         let moved = &self.quarantine.moved;
         let leaving = moved.leaves(version, self.latest_token());
-        // Leases on the copy, and leases from before memory lost the block, are not counted here. Their holders
-        // release them all the same, which must end no lease of others.
+        // Leases on the copy, and leases from before memory lost the block, are not counted in this block.
+        // Their holders release them all the same. Such a release must not end a lease of another holder.
         let now = self.now();
         let published = self
             .directory
@@ -516,10 +522,11 @@ impl Pool {
                 .into_iter(),
         );
         if !freed.is_empty() {
-            // The load's record need not be durable yet. After a crash the block may be read back where it was.
+            // The load's record need not be durable yet. After a crash the block may be read at its old
+            // extent.
             self.free_once_logged(Vec::new(), freed);
         }
-        // It takes room like a block that was put: the blocks before it must have their copies sooner.
+        // The block takes memory like a block that was put, so the blocks before it need their copies sooner.
         let put = Put {
             namespace,
             key: &key,
@@ -533,7 +540,7 @@ impl Pool {
         self.metrics.copy_loaded(length);
     }
 
-    /// Ends the hold of a block that came back. Who has a lease on its copy releases it at the block from now on.
+    /// Ends the hold on a loaded block. Holders of leases on its copy release them at this block from now on.
     fn end_hold(&self, namespace: NamespaceId, key: &Key, version: Version) {
         let now = self.now();
         let keys = [key.as_ref()];
@@ -545,7 +552,7 @@ impl Pool {
                 holders = copy.map_or(holders, |mut copy| copy.take_holders(now));
             });
         if self.quarantine.moved.may_be_elsewhere(version, now) {
-            // Somebody may release a lease from before memory lost the block.
+            // The holder of a lease from before memory lost the block may release it here.
             holders = Holders::unknown();
         }
         self.directory.visit(namespace, &keys[..], |_, block| {
@@ -555,8 +562,8 @@ impl Pool {
         });
     }
 
-    /// Drops a copy whose bytes on the medium are wrong. A copy that lies elsewhere by now is kept: the range
-    /// that was read may have another block already.
+    /// Drops a copy whose bytes on the medium are wrong. A copy that has moved is kept: the range that was
+    /// read may hold another block now.
     fn copy_is_wrong(self: &Arc<Self>, transfer: &Transfer) {
         let block = &transfer.block;
         let read = match transfer.direction {
@@ -574,7 +581,7 @@ impl Pool {
             key: block.key.clone(),
             version: block.version,
             segment: read.medium,
-            // Meanwhile the copy may move elsewhere, where its bytes are right.
+            // The copy may move meanwhile to an offset where its bytes are right.
             offset: Some(read.offset),
         };
         let _until_submitted = self.evicting.read();
@@ -585,7 +592,7 @@ impl Pool {
         }
     }
 
-    /// Whether the tier's copy of a block lies at this place.
+    /// Whether the tier's copy of a block is at this location.
     fn lies_at(&self, block: &Moved, place: Place) -> bool {
         let mut is_it = false;
         let keys = [block.key.as_ref()];
@@ -607,7 +614,7 @@ impl Pool {
         self.load_ended(transfer);
     }
 
-    /// Ends a load for those who wait: the block is in memory, or will not be.
+    /// Ends a load for the lookups that wait: the block is in memory, or will not be.
     fn load_ended(&self, transfer: &Transfer) {
         if let Some(loading) = transfer.loading() {
             self.tiering.traffic.lock().loading.remove(&loading);
@@ -615,8 +622,8 @@ impl Pool {
         }
     }
 
-    /// Whether the block of a store that succeeded is in memory, or was evicted during the store. For a
-    /// caller who keeps puts and removals of the key away.
+    /// Whether the block of a successful store is in memory, or was evicted during the store. The caller
+    /// keeps puts and removals of the key away.
     fn is_still_wanted(&self, block: &Moved) -> bool {
         let meanwhile = self.tiering.traffic.lock().stores.meanwhile(block);
         match meanwhile {
@@ -626,7 +633,7 @@ impl Pool {
         }
     }
 
-    /// Ends a store. A block that was evicted during it, and has no copy by it, is lost.
+    /// Ends a store. A block that was evicted during the store is lost if the store left no copy.
     fn store_ended(&self, transfer: &Transfer, is_recorded: bool) {
         let Direction::Store = transfer.direction else {
             return;
@@ -639,7 +646,7 @@ impl Pool {
         }
     }
 
-    /// Frees what loads held that the log refused, and queues the blocks of such stores again.
+    /// Frees the extents of loads whose records the log refused, and queues the blocks of such stores again.
     pub(super) fn give_up_refused(&self) {
         let refused = std::mem::take(&mut *self.tiering.refused.lock());
         for transfer in refused {
@@ -655,8 +662,7 @@ impl Pool {
         }
     }
 
-    /// Frees what a transfer that failed held. A store's range stays unused until its zone is
-    /// written again.
+    /// Frees what a failed transfer held. The range of a store stays unused until its zone is written again.
     pub(super) fn give_up_transfer(&self, transfer: Transfer) {
         self.load_ended(&transfer);
         self.store_ended(&transfer, false);

@@ -1,8 +1,8 @@
-//! Loads whose records are not known to be durable.
+//! Loads whose records may not be durable yet.
 //!
-//! A block that came back from a medium is readable before the record of its place is durable, because its readers
-//! wait. If the master dies before the record is durable, the next master knows neither the place nor the leases on
-//! it. So each node names such places when it registers, until an answer to a heartbeat says that it need not.
+//! A loaded block is readable before the record of its extent is durable, because its readers wait. If the
+//! master dies before that, the next master knows neither the extent nor the leases on it. So each node names
+//! such extents when it registers. It does so until an answer to a heartbeat says that it need not.
 
 use super::super::Pool;
 use super::Traffic;
@@ -18,18 +18,19 @@ use std::time::Duration;
 /// The loads of all nodes.
 #[derive(Debug, Default)]
 pub(super) struct Unrecorded {
-    /// By node, from the order until the record is durable or nobody will ever read the place.
+    /// By node: the loads from their order until the record is durable, or until the extent can no longer be
+    /// read.
     by_node: HashMap<Incarnation, BTreeSet<GrantId>>,
-    /// Those whose records the journal has.
+    /// The loads whose records are in the journal.
     logged: Vec<(Incarnation, GrantId)>,
-    /// True while the journal is asked whether `logged` is durable.
+    /// Whether the journal is being asked if the records of `logged` are durable.
     is_asking: bool,
-    /// When it may be asked again.
+    /// The earliest time of the next question.
     ask_again: BootInstant,
 }
 
-/// How often the journal is asked. A question ends the wait of a group that fills, so it must not be asked at the
-/// heartbeat of each of many nodes.
+/// The least interval of questions to the journal. A question ends the wait of a group that fills. So the
+/// journal must not be asked at every heartbeat of many nodes.
 const ASK: Duration = Duration::from_millis(100);
 
 impl Unrecorded {
@@ -38,12 +39,12 @@ impl Unrecorded {
         loads.insert(grant);
     }
 
-    /// The journal has the record.
+    /// Records that the journal has the record of a load.
     pub(super) fn logged(&mut self, node: &StoreNode, grant: GrantId) {
         self.logged.push((node.incarnation, grant));
     }
 
-    /// The record is durable, or nobody will ever read the place.
+    /// Ends a load: its record is durable, or its extent can no longer be read.
     pub(super) fn end(&mut self, node: Incarnation, grant: GrantId) {
         if let Some(loads) = self.by_node.get_mut(&node) {
             loads.remove(&grant);
@@ -53,12 +54,12 @@ impl Unrecorded {
         }
     }
 
-    /// The lowest grant of a node's loads.
+    /// The lowest grant id of a node's loads.
     fn lowest(&self, node: &StoreNode) -> Option<GrantId> {
         self.by_node.get(&node.incarnation)?.first().copied()
     }
 
-    /// What to ask the journal about, unless it is being asked or was asked a moment ago.
+    /// The loads to ask the journal about. Empty while a question is open or was asked a moment ago.
     fn take_to_ask(&mut self, now: BootInstant) -> Vec<(Incarnation, GrantId)> {
         if self.is_asking || self.logged.is_empty() || now < self.ask_again {
             return Vec::new();
@@ -70,7 +71,7 @@ impl Unrecorded {
 }
 
 impl Traffic {
-    /// Ends what was asked: the records are durable, or that is not known and is asked again.
+    /// Ends a question. If the records are not known to be durable, they are asked about again.
     fn answered(&mut self, asked: Vec<(Incarnation, GrantId)>, are_durable: bool) {
         let unrecorded = &mut self.unrecorded;
         unrecorded.is_asking = false;
@@ -85,10 +86,10 @@ impl Traffic {
 }
 
 impl Pool {
-    /// The grant below which a node need not name its loads of this term. Their records are durable, or nobody will
-    /// ever read their places. Asks the journal about the others.
+    /// The grant id below which a node need not name its loads of this term. Their records are durable, or
+    /// their extents can no longer be read. Asks the journal about the other loads.
     pub fn loads_recorded_below(self: &Arc<Self>, node: &StoreNode) -> GrantId {
-        // Loads get their grants under this lock: one that comes later has this one or a higher one.
+        // Loads get their grants under this lock, so a later load has this grant id or a higher one.
         let mut traffic = self.tiering.traffic.lock();
         let next = GrantId(self.next_version.load(Ordering::Acquire));
         let below = traffic.unrecorded.lowest(node).unwrap_or(next);
@@ -96,7 +97,8 @@ impl Pool {
         drop(traffic);
         if !asked.is_empty() {
             let pool = Arc::clone(self);
-            // Nothing to log: it is durable when all before it is. As a past event it holds up nothing behind it.
+            // This appends no record. It is durable once all earlier records are, and it delays no later
+            // record.
             self.journal()
                 .insist(Vec::new(), Ack::Durable, move |durable| {
                     let mut traffic = pool.tiering.traffic.lock();

@@ -1,4 +1,4 @@
-//! The zone behind the cursor is emptied ahead of need.
+//! Empties the zone behind the cursor before its space is needed.
 //!
 //! ```text
 //!  idle ─ the written zone has begun ────► saving ─ all saved ─► logging ─ durable ─► draining ─► empty
@@ -6,9 +6,9 @@
 //!                                          used since move         the tier              touches it
 //! ```
 //!
-//! A copy that was used since its zone was written moves to the zone that is written now. So the
-//! medium keeps about what an LRU list would keep. A block that is in memory is stored again from
-//! there instead.
+//! A copy that was used since its zone was written moves to the zone that is written now. So the medium keeps
+//! about the same copies as an LRU list would. If the block is in memory, it is stored again from there
+//! instead.
 
 use super::super::Pool;
 use super::transfers::{Direction, Moved, Transfer, on_medium, range};
@@ -27,32 +27,32 @@ use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Copies to be saved from the oldest zone.
+/// The copies to move from the oldest zone.
 #[derive(Debug, Default)]
 pub(super) struct Saving {
     left: VecDeque<ToSave>,
-    /// The room of the written zone that is theirs.
+    /// The bytes of the written zone that are reserved for them.
     reserved: Length,
 }
 
-/// A copy to be saved.
+/// A copy to move.
 #[derive(Clone, Copy, Debug)]
 struct ToSave {
     copy: BlockId,
     version: Version,
-    /// The room that it takes in a zone.
+    /// The bytes that it takes in a zone.
     room: Length,
-    /// A hard-pinned copy is saved beyond the write budget.
+    /// Whether the copy is hard-pinned. Such a copy is moved even beyond the write budget.
     is_pinned: bool,
 }
 
-/// What became of an order to save a copy.
+/// The outcome of an order to move a copy.
 enum Saved {
-    /// It goes, or its copy is gone.
+    /// The move is in progress, or the copy is gone.
     Goes,
-    /// No more can be saved.
+    /// No further copy can be moved now.
     Enough,
-    /// The medium's session has ended.
+    /// The session of the medium has ended.
     NotServed,
 }
 
@@ -65,15 +65,15 @@ impl Saving {
 }
 
 impl Pool {
-    /// Goes on with the emptying of the zone behind the cursor. Returns the room of the written zone
-    /// that copies to be saved need.
+    /// Continues to empty the zone behind the cursor. Returns the bytes of the written zone that are reserved
+    /// for moved copies.
     pub(super) fn empty_next_zone(
         self: &Arc<Self>,
         medium: &Arc<Medium>,
         node: &Arc<StoreNode>,
         session: u64,
     ) -> Length {
-        // Leases of an earlier term are not known before the floor.
+        // Leases of an earlier term are not known before this time.
         if self.now() < self.lease_floor {
             return Length(0);
         }
@@ -121,7 +121,7 @@ impl Pool {
                 Emptying::Draining if !used.busy.contains_key(&medium.next_zone()) => {
                     used.emptying = Emptying::Idle;
                     drop(traffic);
-                    // A copy whose record was on its way to the log may have come since.
+                    // A copy whose record was on its way to the log may have entered the zone meanwhile.
                     if medium.oldest().is_empty() {
                         medium.emptied();
                     }
@@ -132,9 +132,9 @@ impl Pool {
         }
     }
 
-    /// The copies to save: they lie in the oldest zone, were used since it was written or are
-    /// hard-pinned, and are not in the memory of a node that stays. Pinned copies come first, then the
-    /// latest. All fill at most the written zone's room. Those that are not pinned fill at most half a zone on the
+    /// The copies to move from the oldest zone. They were used since the zone was written or are hard-pinned,
+    /// and no staying node has them in memory. Pinned copies come first, then the most recently used. All
+    /// together fill at most the written zone's space. The copies without a pin fill at most half a zone on
     /// average.
     fn worth_saving(&self, medium: &Medium) -> Saving {
         let (sealed, now) = (medium.oldest_sealed(), self.now());
@@ -145,7 +145,7 @@ impl Pool {
             };
             let read = |block: BlockRef<'_>| {
                 let is_pinned = block.is_hard_pinned();
-                // A copy that moves to another medium keeps its slot.
+                // A copy that moves to another medium keeps its slot in the tier.
                 let is_here = block.replicas().iter().any(|at| at.segment == medium.id);
                 let is_used = block.tick() > sealed || block.is_leased(now, BootInstant(0));
                 let is_wanted = is_here && (is_pinned || is_used);
@@ -244,8 +244,8 @@ impl Pool {
         }
     }
 
-    /// Drops the copies in the zone behind the cursor. It is empty once that is durable and no
-    /// transfer touches it. A hard-pinned copy stays until memory has its block again.
+    /// Drops the copies in the zone behind the cursor. The zone is empty once this is durable and no transfer
+    /// touches the zone. A hard-pinned copy stays until memory has its block again.
     pub(super) fn drop_oldest(
         self: &Arc<Self>,
         medium: &Arc<Medium>,
@@ -280,7 +280,7 @@ impl Pool {
                 pinned.push((namespace, key));
                 continue;
             }
-            // A block that was loaded is recorded only while its copy is there.
+            // A loaded block is recorded only while its copy is in the tier.
             let traffic = self.tiering.traffic.lock();
             let is_loading = traffic.loading.contains_key(&(copy, version));
             drop(traffic);
@@ -307,18 +307,18 @@ impl Pool {
                     key: removed.key,
                     version,
                     segment: medium.id,
-                    // A copy of it may be on its way to another place.
+                    // The same copy may be on its way to another offset.
                     offset: removed.replicas.first().map(|at| at.offset),
                 }));
             }
         }
-        // The memory of a node that leaves goes with it.
+        // A node that leaves takes its memory along.
         if node.stays() {
             for (namespace, key) in &pinned {
                 self.load_pinned(*namespace, key);
             }
         }
-        // It leaves when its lease or its load ends.
+        // The copy is dropped when its lease or its load ends.
         let next = match is_kept || !pinned.is_empty() {
             true => Emptying::Idle,
             false => Emptying::Draining,
@@ -339,8 +339,8 @@ impl Pool {
             });
     }
 
-    /// Extends a lease on a copy to the same block in memory, which then serves its holder. False when
-    /// memory does not have it on a node that stays.
+    /// Extends a lease on a copy to the same block in memory, which then serves the lease's holder. Returns
+    /// false when no staying node has the block in memory.
     pub(super) fn lease_in_memory(
         &self,
         namespace: NamespaceId,
@@ -361,7 +361,7 @@ impl Pool {
         is_leased
     }
 
-    /// Notes how far the next zone is emptied in a session. A record of an earlier session says nothing of it.
+    /// Records how far the next zone is emptied in a session. Records of an earlier session have no effect.
     pub(super) fn set_emptying(
         &self,
         medium: SegmentId,

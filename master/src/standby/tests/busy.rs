@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 /// The number of changes, and of shards with a new snapshot, before each read.
 const CHANGES: usize = 2;
 const SNAPSHOTS: u32 = 20;
-/// A namespace that comes and goes, each time with another id.
+/// A namespace that is created and deleted again and again, each time with another id.
 const NAME: &str = "one";
 
 /// A store whose leader continues at every read.
@@ -22,7 +22,7 @@ struct Busy {
 
 struct Writer {
     leader: Leader,
-    /// The leader's state.
+    /// The state of the leader.
     standby: Standby,
     changes: VecDeque<Change>,
     epoch: Epoch,
@@ -84,7 +84,7 @@ impl Writer {
         self.positions.insert(shard, (seq, 0));
     }
 
-    /// Deletes the namespace of that name, or creates one with another id and perhaps with settings.
+    /// Deletes the namespace with this name. Or creates it with another id, perhaps with settings.
     fn turn_of_namespace(&mut self) -> Vec<Record> {
         self.turns += 1;
         let namespace = kvpool_types::Namespace {
@@ -160,7 +160,7 @@ impl MetadataStore for Busy {
     }
     async fn read_log(&self, after: LogSeq, _: u64) -> Result<Vec<(LogSeq, Bytes)>, StoreError> {
         self.go_on().await;
-        // One group at a time, so that much happens between two reads.
+        // One group is read at a time, so that many changes happen between two reads.
         self.store.read_log(after, 1).await
     }
     async fn put_snapshot(
@@ -213,7 +213,7 @@ async fn load_beside(all: Vec<Change>) {
     };
     let seed = Record::Seed(record::Seed { seed: 7 });
     writer.append(&store, &[seed, segment]).await;
-    // Some groups exist before, cut and not cut.
+    // Some groups exist before the load; some of them are cut.
     for _ in 0..5 {
         writer.go_on(&store).await;
     }

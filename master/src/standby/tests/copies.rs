@@ -1,4 +1,4 @@
-//! Copies on media, in the log and in snapshots: a follower, a load and a model agree.
+//! Copies on media, in the log and in snapshots. A follower, a load and a model must agree.
 
 use super::*;
 use crate::store::record::encode_snapshot;
@@ -14,23 +14,23 @@ fn slot_bytes() -> u64 {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A commit in memory.
+    /// A block is committed in memory.
     Put(u8),
-    /// A copy to the medium, of a block in memory.
+    /// A block in memory is stored on the medium.
     CopyOut(u8),
-    /// A copy moves to another place on the medium.
+    /// A copy moves to another offset on the medium.
     Move(u8),
     /// A block leaves memory.
     Evict(u8),
-    /// A copy comes back to memory.
+    /// A copy is loaded into memory.
     Restore(u8),
-    /// A block leaves memory and comes back, and the log has it the other way round.
+    /// A block leaves memory and is loaded again. The log has the two records in reverse order.
     EvictLate(u8),
-    /// A block leaves for good.
+    /// A block is removed.
     Remove(u8),
     /// A copy is found damaged.
     CopyGone(u8),
-    /// The node's process ends, and the next one offers the same medium.
+    /// The node's process ends, and its next incarnation offers the same medium.
     NodeRestarts,
     /// The medium is gone, and another is attached.
     MediumGone,
@@ -55,7 +55,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a leader knows.
+/// The state of a leader.
 struct Model {
     next_version: u64,
     next_segment: u32,
@@ -145,7 +145,7 @@ impl Model {
         })
     }
 
-    /// A block left memory at this slot.
+    /// The eviction of the block in this slot.
     fn evict(&self, number: u8, version: Version, slot: u64) -> Record {
         Record::Remove(record::Remove {
             namespace: NamespaceId(0),
@@ -321,7 +321,7 @@ async fn compare_copies(steps: Vec<Step>) {
     let group = encode_group(&beginning);
     store.append(epoch, seq, group.clone()).await.unwrap();
     follower.apply(seq, &group).unwrap();
-    // The secret of the shards is known before any shard's snapshot.
+    // The seed that maps keys to shards is known before any shard's snapshot.
     let first = std::iter::once(Step::Snapshot(directory::SHARDS));
     for step in first.chain(steps) {
         let step = &step;

@@ -1,4 +1,4 @@
-//! Extents that blocks left under leases, told by snapshots of different positions and by the log.
+//! Extents that blocks left under leases, as recorded in snapshots at different positions and in the log.
 
 use super::*;
 use crate::store::record::{LeasedRanges, UnleasedRanges, encode_snapshot};
@@ -63,7 +63,7 @@ fn unleased(place: u64) -> Record {
 }
 
 impl Bench {
-    /// The groups follow one with the only segment, so the first of them has position 2.
+    /// The first group registers the only segment, so the first of these groups has position 2.
     async fn new(groups: &[Vec<Record>]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
@@ -92,7 +92,7 @@ impl Bench {
         put.await.unwrap();
     }
 
-    /// The first granules of the ranges that a load keeps shut.
+    /// The first granules of the ranges that a load keeps closed.
     async fn shut(&self) -> Vec<u64> {
         let mut loaded = load(&self.store).await;
         let shut = loaded.recently_freed.take();
@@ -115,8 +115,8 @@ async fn only_the_list_of_the_latest_snapshot_counts() {
     assert!(bench.shut().await.is_empty());
 }
 
-/// The range was granted three times. The log has the first block, the snapshot contains the second, whose readers have
-/// leases.
+/// The range was granted three times. The log has the first block. The snapshot contains the second block,
+/// which has leases.
 #[tokio::test]
 async fn a_record_from_before_a_snapshot_opens_no_range_of_its_list() {
     let groups = [
@@ -132,7 +132,7 @@ async fn a_record_from_before_a_snapshot_opens_no_range_of_its_list() {
     assert_eq!(bench.shut().await, [0]);
 }
 
-/// The block that has the range next may be read under a lease.
+/// The next block in the range may be read under a lease.
 #[tokio::test]
 async fn a_range_that_a_removed_block_left_without_a_lease_is_open_until_the_next_block_leaves_it()
 {
@@ -146,7 +146,8 @@ async fn a_range_that_a_removed_block_left_without_a_lease_is_open_until_the_nex
     assert_eq!(Bench::new(&groups[..2]).await.shut().await, [3]);
     let open = Bench::new(&groups[..3]).await;
     assert!(open.shut().await.is_empty());
-    // The system's snapshot contains the record, that of the block's shard does not contain the removal.
+    // The system's snapshot contains the record. The snapshot of the block's shard does not contain the
+    // removal.
     open.snapshot(ShardIndex::SYSTEM, 4, beginning()).await;
     assert!(open.shut().await.is_empty());
     assert_eq!(Bench::new(&groups).await.shut().await, [3]);
@@ -160,7 +161,7 @@ async fn a_range_that_a_removed_block_left_without_a_lease_is_open_until_the_nex
     assert_eq!(shut, [0, 1, 0, 0, 1]);
 }
 
-/// A block leaves memory before the record of that is in the log, and a snapshot comes in between.
+/// A block leaves memory before this is in the log, and a snapshot comes in between.
 #[tokio::test]
 async fn a_range_is_shut_whose_block_left_memory_before_a_snapshot_and_the_log_after_it() {
     let gone = removal(1, 1, false);
@@ -170,7 +171,8 @@ async fn a_range_is_shut_whose_block_left_memory_before_a_snapshot_and_the_log_a
     assert_eq!(bench.shut().await, [3]);
 }
 
-/// A standby is loaded between these two, and follows the log. It has one of two neighbours, which leave together.
+/// A standby is loaded between the two records, and then follows the log. It has one of two neighbours, which
+/// leave together.
 #[tokio::test]
 async fn a_standby_shuts_a_range_whose_block_its_snapshot_lacked() {
     let bench = Bench::new(&[vec![commit(1, 1, 3)], vec![commit(2, 2, 4)]]).await;
@@ -188,7 +190,7 @@ async fn a_standby_shuts_a_range_whose_block_its_snapshot_lacked() {
     assert_eq!(places, [3, 4]);
 }
 
-/// A block comes back to memory, is read under a lease, and is replaced, all in one group of the log.
+/// A block is loaded into memory, read under a lease, and replaced, all in one group of the log.
 #[tokio::test]
 async fn a_standby_shuts_the_place_of_a_block_that_was_replaced_in_the_same_group() {
     let bench = Bench::new(&[]).await;

@@ -1,4 +1,4 @@
-//! Blocks that moved off a node which is gone, loaded from snapshots of different moments.
+//! Blocks that moved off a node which is gone, loaded from snapshots at different positions.
 
 use super::*;
 use crate::store::record::encode_snapshot;
@@ -50,8 +50,9 @@ pub(super) fn beginning() -> Vec<Record> {
     vec![seed, segment(1), segment(2)]
 }
 
-/// Loads a pool whose only block moved from segment 1 to segment 2, before segment 1 was gone. The system's snapshot
-/// is behind all of it. `has_block` says whether there is a snapshot of the block's shard from before the move.
+/// Loads a pool whose only block moved from segment 1 to segment 2, before segment 1 was gone. The system's
+/// snapshot is later than all of this. `has_block` says whether the block's shard has a snapshot from before
+/// the move.
 async fn load_after_a_move(has_block: bool) -> Vec<Place> {
     let directory = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
@@ -96,7 +97,8 @@ async fn a_block_that_moved_off_a_node_that_is_gone_is_loaded_whichever_snapshot
     }
 }
 
-/// Follows a log of these groups, which this standby loads up to a group, with a pause of `pause` before each.
+/// Loads a standby from the first groups of a log, and then follows the other groups, with a pause of `pause`
+/// before each.
 pub(super) async fn follow(groups: &[Vec<Record>], loaded: usize, pause: Duration) -> Standby {
     let directory = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
@@ -120,8 +122,8 @@ pub(super) async fn follow(groups: &[Vec<Record>], loaded: usize, pause: Duratio
     standby
 }
 
-/// A replica may be on its way when the segment of the others goes. The leader keeps such a block, and so does a
-/// standby, wherever it was in the log.
+/// A replica may be in transfer when the segment of the block's other replicas is dropped. The leader keeps
+/// such a block. So does a standby, wherever in the log it was loaded.
 #[tokio::test]
 async fn a_replica_that_is_logged_after_the_end_of_the_others_segment_counts() {
     let groups = [
@@ -131,7 +133,7 @@ async fn a_replica_that_is_logged_after_the_end_of_the_others_segment_counts() {
         vec![added()],
     ];
     for loaded in 1..=groups.len() {
-        // A pause at the standby says nothing of the leader.
+        // A pause of the standby proves nothing about the leader.
         for pause in [0, 100, 3_600_000] {
             let pause = Duration::from_millis(pause);
             let mut standby = follow(&groups, loaded, pause).await;

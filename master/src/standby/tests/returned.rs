@@ -1,4 +1,4 @@
-//! Blocks that came back from a medium: each has two commits of one version.
+//! Blocks that were loaded from a medium: each has two commits of one version.
 
 use super::moved::{SPACE, beginning, commit, follow, gone};
 use super::*;
@@ -41,7 +41,7 @@ fn copied() -> Vec<Vec<Record>> {
     ]
 }
 
-/// The block of key 5 leaves memory at these places.
+/// The block of key 5 leaves memory at these extents.
 fn evicted(places: &[(SegmentId, Offset)]) -> Record {
     Record::Remove(Remove {
         namespace: SPACE,
@@ -53,7 +53,7 @@ fn evicted(places: &[(SegmentId, Offset)]) -> Record {
     })
 }
 
-/// Whether loaded or followed, from whichever group on, these blocks are in memory.
+/// Checks that these blocks are in memory, for a loaded standby and for followers from every group on.
 async fn expect(groups: &[Vec<Record>], blocks: &[(u8, (SegmentId, Offset))]) {
     let expected: Vec<Place> = blocks
         .iter()
@@ -68,7 +68,7 @@ async fn expect(groups: &[Vec<Record>], blocks: &[(u8, (SegmentId, Offset))]) {
     }
 }
 
-/// Commits of other blocks lie between the two, and their versions are not in order.
+/// Commits of other blocks are between the two, and their versions are not in order.
 #[tokio::test]
 async fn the_last_commit_of_a_block_that_came_back_counts_whatever_was_committed_beside_it() {
     let groups = [
@@ -82,7 +82,7 @@ async fn the_last_commit_of_a_block_that_came_back_counts_whatever_was_committed
     expect(&groups, &[(5, HERE)]).await;
 }
 
-/// Who evicts a block submits the record a moment later. The block may be back before that.
+/// An eviction submits its record a little later. The block may be loaded again before that.
 #[tokio::test]
 async fn a_block_that_came_back_before_its_eviction_was_logged_stays() {
     let mut groups = copied();
@@ -92,13 +92,14 @@ async fn a_block_that_came_back_before_its_eviction_was_logged_stays() {
     let eviction = one_group.pop().unwrap();
     one_group.last_mut().unwrap().extend(eviction);
     expect(&one_group, &[(5, HERE)]).await;
-    // And it leaves when it is evicted once more.
+    // The block leaves when it is evicted once more.
     let mut again = groups.to_vec();
     again.push(vec![evicted(&[HERE])]);
     expect(&again, &[]).await;
 }
 
-/// A pull ends after its block was evicted. Its replica is taken back, and the block is back on the same segment.
+/// A pull ends after its block was evicted. Its replica is taken back, and the block is loaded to the same
+/// segment.
 #[tokio::test]
 async fn a_replica_that_is_taken_back_takes_no_block_out_of_another_place() {
     let late = (SegmentId(2), Offset(3 * GRANULE));
@@ -126,7 +127,7 @@ async fn a_replica_that_is_taken_back_takes_no_block_out_of_another_place() {
     expect(&groups, &[(5, HERE)]).await;
 }
 
-/// The leader may have granted the place that the block left before its record was written.
+/// The leader may have granted the extent that the block left before the record of this was written.
 #[tokio::test]
 async fn the_place_that_a_block_left_may_be_the_next_ones_in_the_same_group() {
     let mut groups = copied();
@@ -145,7 +146,7 @@ async fn a_block_that_came_back_twice_in_one_group_is_where_it_was_last() {
     expect(&groups, &[(4, (SegmentId(2), Offset(0))), (5, THERE)]).await;
 }
 
-/// A node that was dropped answers a load late. The leader has no place for the block any more.
+/// A node that was dropped answers a load late. The leader no longer has an extent for the block.
 #[tokio::test]
 async fn a_block_that_came_back_to_a_segment_that_is_gone_has_left_its_place() {
     let lost = (SegmentId(1), Offset(GRANULE));

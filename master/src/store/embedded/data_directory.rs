@@ -1,4 +1,4 @@
-//! The data directory: its layout, its lock, and the check before a new pool begins in it.
+//! The data directory: its layout, its lock, and the check before a new pool begins.
 
 use super::identity::{self, Identity, StoreId, Unreadable};
 use super::log::Log;
@@ -213,8 +213,8 @@ impl Inode {
     }
 }
 
-/// Makes the directory, if there is none, for this user alone: keys and namespaces are nobody else's. Directories
-/// above it that are missing have the usual rights.
+/// Creates the directory, if there is none, with access for this user only, since it holds keys and names of
+/// namespaces. Missing parent directories get the usual permissions.
 fn make(root: &Path) -> io::Result<()> {
     if let Some(parent) = root.parent() {
         std::fs::create_dir_all(parent)?;

@@ -1,4 +1,4 @@
-//! Files that are whole or absent, and the errors of failed writes.
+//! Files that are either whole or absent, and the errors of failed writes.
 
 use crate::store::StoreError;
 use std::fs::File;
@@ -36,8 +36,8 @@ pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes `size` zero bytes into a new file. A later write into written blocks needs no room and changes no
-/// metadata of the filesystem, so a flush writes the bytes only.
+/// Writes `size` zero bytes into a new file. A later write into these blocks needs no space and changes no
+/// metadata of the filesystem. So a flush writes only the bytes.
 pub(super) fn fill(mut file: &File, size: u64) -> io::Result<()> {
     const STEP: usize = 1 << 20;
     let zeros = vec![0; STEP];
@@ -52,7 +52,7 @@ pub(super) fn fill(mut file: &File, size: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// True for an error that says the disk is full.
+/// Whether the error means that the disk is full.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -60,7 +60,7 @@ pub(super) fn is_full(error: &io::Error) -> bool {
     )
 }
 
-/// What a failed call means for a store in `directory`. For calls after which nothing has changed.
+/// The store's error for a failed call in `directory`, after which nothing has changed.
 pub(super) fn failed(directory: &Path, doing: &str, error: &io::Error) -> StoreError {
     if is_full(error) {
         StoreError::DirectoryFull {

@@ -1,8 +1,8 @@
 //! The file that names the directory's store and pool, and its latest term.
 //!
 //! It is text, so that an operator can read it. It is written before anything else is acknowledged, and replaced
-//! whole at each term. So a directory with it is never taken for empty. On a full disk the log holds the term
-//! instead ([`Log::begin_epoch`](super::log::Log::begin_epoch)).
+//! as a whole at each term. So a directory with this file is never taken for empty. On a full disk the log holds
+//! the term instead ([`Log::begin_epoch`](super::log::Log::begin_epoch)).
 
 use super::files;
 use crate::store::record::crc;

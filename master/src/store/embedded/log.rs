@@ -1,7 +1,7 @@
 //! The log: consecutive segments. Appends go to the last one.
 //!
-//! Invariant: every group above the cut lies in exactly one segment, in order. The last frame of a segment says
-//! that another follows, so a missing segment is always noticed.
+//! Invariant: every group above the cut is in exactly one segment, in order. The last frame of a full segment
+//! says that another segment follows, so a missing segment is always noticed.
 
 use super::files;
 use super::frame::{self, Kind};
@@ -35,12 +35,12 @@ pub(super) struct Log {
     size: u64,
     full: VecDeque<Full>,
     active: Active,
-    /// The next segment, made before its use so that a store that was full is known to have room.
+    /// The next segment, created before its use. So a store that was full is known to have space again.
     ahead: Option<Active>,
     has_spare: bool,
     span: LogSpan,
     epoch: Epoch,
-    /// The reason that nothing is appended any more.
+    /// The reason why nothing can be appended any more.
     broken: Option<String>,
 }
 
@@ -118,8 +118,8 @@ impl Log {
         Ok(log)
     }
 
-    /// A crash may have come between the creation of the last segment and the frame that announces
-    /// it.
+    /// Repeats the frame that announces the last segment, if it is missing. A crash may have come between the
+    /// creation of the segment and that frame.
     fn tell_that_it_goes_on(&self) -> io::Result<()> {
         let Some(before) = self.full.back() else {
             return Ok(());
@@ -136,7 +136,7 @@ impl Log {
         self.span
     }
 
-    /// The latest epoch of any frame.
+    /// The latest epoch in any frame.
     pub(super) const fn epoch(&self) -> Epoch {
         self.epoch
     }
@@ -155,7 +155,7 @@ impl Log {
         Ok(())
     }
 
-    /// Marks the end of the log, for [`Active::mark_end`]'s reason. A missing mark does no harm.
+    /// Marks the end of the log, for the reason given at [`Active::mark_end`]. A missing mark does no harm.
     pub(super) fn mark_end(&mut self) {
         if self.broken.is_none()
             && let Err(error) = self.active.mark_end(self.span.last, self.epoch)
@@ -183,7 +183,8 @@ impl Log {
         self.settle(outcome, "a group cannot be written")
     }
 
-    /// The result of an append. After an unknown outcome nothing more is appended: the next start reads the log.
+    /// The result of an append. After an unknown outcome nothing more is appended. The next start reads the
+    /// log.
     fn settle(
         &mut self,
         outcome: io::Result<io::Result<()>>,
@@ -194,7 +195,7 @@ impl Log {
             Ok(Err(error)) if files::is_full(&error) => {
                 Err(files::failed(&self.directory, doing, &error))
             }
-            // A disk that lost one write is not trusted with more.
+            // The disk has lost one write, so no further write is attempted.
             Ok(Err(error)) | Err(error) => {
                 let reason = format!("{}: {doing}: {error}", self.active.path.display());
                 self.broken = Some(reason.clone());
@@ -211,8 +212,7 @@ impl Log {
         Ok(())
     }
 
-    /// Removes the segment that was made before its use: its head names its first group, which is
-    /// about to change.
+    /// Removes the segment that was created ahead. Its head names its first group, which is about to change.
     fn drop_ahead(&mut self) -> Result<(), StoreError> {
         let Some(ahead) = self.ahead.take() else {
             return Ok(());
@@ -253,7 +253,7 @@ impl Log {
         })
     }
 
-    /// Continues in another segment with room for a body of `bytes`.
+    /// Continues in another segment, with space for a body of `bytes`.
     fn go_on(&mut self, epoch: Epoch, bytes: u64) -> Result<(), StoreError> {
         let next = match self.ahead.take() {
             Some(ahead)
@@ -283,7 +283,7 @@ impl Log {
         Ok(())
     }
 
-    /// Removes the groups through `through`, which the log reaches.
+    /// Removes the groups through `through`, which must be in the log.
     pub(super) fn cut(&mut self, epoch: Epoch, through: LogSeq) -> Result<(), StoreError> {
         if through <= self.span.cut {
             return Ok(());

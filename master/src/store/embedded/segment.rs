@@ -1,7 +1,7 @@
-//! One file of the log: a head, then frames in room that was written before.
+//! One file of the log: a head, then frames in space that was written before.
 //!
-//! A segment has its full size from the start. An append overwrites bytes, so it needs no room and
-//! one flush. A shorter file is damaged.
+//! A segment has its full size from the start. An append overwrites bytes, so it needs no space and only one
+//! flush. A shorter file is damaged.
 
 use super::files;
 use super::frame::{self, HEAD, Head, Kind};
@@ -262,7 +262,7 @@ impl Active {
         })
     }
 
-    /// Begins a segment in the spare or in a new file, and makes it durable.
+    /// Begins a segment in the spare file or in a new file, and makes it durable.
     pub(super) fn begin(
         directory: &Path,
         header: Header,
@@ -308,11 +308,11 @@ impl Active {
         self.end + frame::span(length) + kept <= self.header.size
     }
 
-    /// Writes a frame behind the last one and makes it durable. If that fails, nothing is there.
+    /// Writes a frame behind the last one and makes it durable. If this fails, no frame is there.
     ///
     /// # Errors
     ///
-    /// The outer error: whether the frame is there is unknown.
+    /// The outer error: it is unknown whether the frame is there.
     pub(super) fn append(
         &mut self,
         kind: Kind,
@@ -329,7 +329,7 @@ impl Active {
             .write_all_at(&self.buffer, self.end)
             .and_then(|()| self.file.sync_data());
         if let Err(error) = written {
-            // The disk's content is unknown now. A head of zeros decides it, once that is durable.
+            // The disk's content is unknown now. Once a head of zeros is durable, no frame is there.
             self.file.write_all_at(&[0; HEAD], self.end)?;
             self.file.sync_data()?;
             return Ok(Err(error));
@@ -342,8 +342,8 @@ impl Active {
         Ok(Ok(()))
     }
 
-    /// Marks that every frame so far is durable. The mark is not flushed: it only tells a frame that was changed
-    /// later from a torn append.
+    /// Marks that every frame so far is durable. The mark is not flushed. It only distinguishes a frame that
+    /// was changed later from a torn append.
     pub(super) fn mark_end(&mut self, seq: LogSeq, epoch: Epoch) -> io::Result<()> {
         match Head::of(Kind::End, seq, epoch, &[]) {
             Some(head) if self.fits(Kind::End, 0) => {

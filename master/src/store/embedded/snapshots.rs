@@ -18,7 +18,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"KVPSNAP2");
 const FIXED: usize = 40;
 /// The bytes of the table for each chunk.
 const ENTRY: usize = 16;
-/// The bytes of a snapshot between two flushes. A flush of the log waits behind no more than these.
+/// The bytes of a snapshot between two flushes. A flush of the log waits for at most this many bytes.
 const STEP_BYTES: usize = 1 << 20;
 /// The most chunks of a valid file.
 const MOST_CHUNKS: u32 = 1 << 24;
@@ -30,7 +30,7 @@ pub(super) struct Snapshots {
     store: StoreId,
     /// The position and bytes of each shard's snapshot, which are read often.
     positions: SnapshotPositions,
-    /// True when the directory's entries are durable.
+    /// Whether the directory's entries are durable.
     is_settled: bool,
 }
 

@@ -14,16 +14,16 @@ use kvpool_types::Epoch;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How much longer than asked for a lease may be. etcd counts whole seconds.
+/// By how much a lease may be longer than requested. etcd counts whole seconds.
 const TTL_SLACK: Duration = Duration::from_secs(1);
-/// How long a candidate asks what became of its claim, in request timeouts.
+/// How long a candidate reads back the outcome of its claim, in request timeouts.
 const READ_BACK: u32 = 4;
 
-/// A term that was begun here, and as whose.
+/// A term that this process began, and its candidate.
 #[derive(Clone, Debug)]
 pub(super) struct Standing {
     pub(super) term: Term,
-    /// `None`: it was begun without an election.
+    /// The candidate; `None` for a term without an election.
     candidate: Option<(LeaseId, Claim)>,
 }
 
@@ -166,7 +166,7 @@ impl Leaders for LeaderWatch {
 }
 
 impl EtcdStore {
-    /// Finds out what became of a claim.
+    /// Reads back the outcome of a claim.
     async fn read_back(
         &self,
         lease: LeaseId,
@@ -215,9 +215,9 @@ impl EtcdStore {
         *self.standing.lock() = Some(Standing { term, candidate });
     }
 
-    /// Begins a term with an epoch of at least `at_least`, whichever master leads. The leader's key still names
-    /// the candidate that won here last. Without such a candidate the key is bound to no lease: the election
-    /// has no winner until another call of this function.
+    /// Begins a term with an epoch of at least `at_least`, whichever master leads. If this process won an
+    /// election before, the leader's key still names its candidate. Otherwise the key is bound to no lease.
+    /// The election then has no winner until another call of this function.
     ///
     /// [`StoreError::Fenced`]: another candidate has won since, with an epoch of at least `at_least`. Its
     /// term goes on.
@@ -329,7 +329,7 @@ fn claim_value(claim: &Claim) -> Result<Bytes, StoreError> {
 pub struct LeaderWatch {
     client: Client,
     keys: Keys,
-    /// `None` until it is opened, and again when it broke.
+    /// The watch; `None` before it is opened, and after it broke.
     watch: Option<Watch>,
     /// Whether the key may have changed since it was last read.
     unread: bool,

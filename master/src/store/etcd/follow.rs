@@ -28,12 +28,12 @@ impl EtcdStore {
     }
 }
 
-/// Tells the groups of the log, in order and without a gap.
+/// The groups of the log, in order and without a gap.
 #[derive(Debug)]
 pub struct LogWatch {
     client: Client,
     keys: Keys,
-    /// The position that is told next.
+    /// The position of the next group to return.
     next: LogSeq,
     /// Groups found at positions from `next` on.
     found: VecDeque<KeyValue>,
@@ -41,22 +41,22 @@ pub struct LogWatch {
     size: ReadSize,
 }
 
-/// Where more groups come from.
+/// The source of further groups.
 #[derive(Debug)]
 enum Source {
-    /// The log as it is.
+    /// Reads of the log.
     Read,
-    /// What comes behind a revision through which it was read.
+    /// A watch to be opened behind this revision, through which the log was read.
     Behind(Revision),
-    /// A watch that is open.
+    /// An open watch.
     Watch(Box<Watch>),
 }
 
 impl LogWatch {
-    /// The next group, once it is durable. May be dropped while it waits.
+    /// The next group, once it is durable. The future may be dropped while it waits.
     ///
-    /// [`StoreError::OutsideLog`]: it has been cut away, and only snapshots contain it. After
-    /// [`StoreError::Unavailable`] this may be called again, and goes on where it was.
+    /// [`StoreError::OutsideLog`]: the group has been cut, and only snapshots contain it. After
+    /// [`StoreError::Unavailable`] this may be called again, and continues at the same position.
     pub async fn next(&mut self) -> Result<(LogSeq, Bytes), StoreError> {
         loop {
             if let Some(found) = self.found.front() {
@@ -73,7 +73,7 @@ impl LogWatch {
                         return Ok((seq, group));
                     }
                 }
-                // It has gone, or one before it was not told: the log says what there is.
+                // The group is gone, or an earlier group was missed. The log is read again.
                 self.found.clear();
                 self.source = Source::Read;
             }
@@ -107,7 +107,8 @@ impl LogWatch {
         }
     }
 
-    /// Goes back to reading. That the history is gone is no harm: the log may still be there.
+    /// Returns to reading. It does no harm if the history of the watch is gone: the log may still have the
+    /// groups.
     fn broken(&mut self, error: Error) -> Result<(), StoreError> {
         self.source = Source::Read;
         match error {
@@ -116,7 +117,7 @@ impl LogWatch {
         }
     }
 
-    /// Reads on from `next`, and goes over to watching when the end is reached.
+    /// Reads further from `next`, and changes to watching at the end of the log.
     async fn read(&mut self) -> Result<(), StoreError> {
         let groups = self.keys.log_from(self.next).limit(self.size.groups());
         let first = self.keys.log_from(LogSeq(0)).limit(1).keys_only();

@@ -1,6 +1,6 @@
-//! The names of the keys and the forms of the small values.
+//! The names of the keys, and the encoding of small values.
 //!
-//! Numbers in names are hexadecimal of one width, so that etcd's order by name is the order by number.
+//! Numbers in names are hexadecimal with a fixed width, so that etcd's order by name is the order by number.
 
 use crate::store::{LogSeq, ShardIndex, StoreError};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -47,7 +47,7 @@ impl Keys {
         self.name(discover::LEADER)
     }
 
-    /// Put together with the leader's key, and not deleted with it.
+    /// The key is put together with the leader's key, and is not deleted with it.
     pub(super) fn term(&self) -> String {
         self.name("term")
     }
@@ -91,7 +91,7 @@ impl Keys {
         number(rest.strip_prefix(b"log/")?, 16).map(LogSeq)
     }
 
-    /// One of the pieces of a group that is too large for one value.
+    /// One piece of a group that is too large for one value.
     pub(super) fn piece(&self, seq: LogSeq, number: u32) -> String {
         format!("{}piece/{:016x}/{number:04x}", self.root, seq.0)
     }
@@ -125,7 +125,7 @@ impl Keys {
         )
     }
 
-    /// The parts of one snapshot, from one of them on.
+    /// The parts of one snapshot, from number `number` on.
     pub(super) fn parts_from(&self, shard: ShardIndex, generation: u64, number: u32) -> Range {
         Range::between(
             self.part(shard, generation, number),
@@ -141,7 +141,7 @@ impl Keys {
         )
     }
 
-    /// What lies between the parts of the snapshots that are named, which are in order.
+    /// The ranges between the parts of the given snapshots, which are in order.
     pub(super) fn parts_but(&self, kept: &[(ShardIndex, u64)]) -> Vec<Range> {
         let mut start = self.name("part/");
         let mut ranges = Vec::with_capacity(kept.len() + 1);
@@ -166,7 +166,7 @@ fn number(text: &[u8], width: usize) -> Option<u64> {
     u64::from_str_radix(std::str::from_utf8(text).ok()?, 16).ok()
 }
 
-/// A number as a value, in decimal: it is looked at by people.
+/// A number as a decimal value, so that people can read it.
 pub(super) fn decimal(number: u64) -> String {
     number.to_string()
 }
@@ -184,16 +184,16 @@ pub(super) fn corrupt(what: &str, wrong: &str) -> StoreError {
     }
 }
 
-/// What a shard's snapshot is.
+/// The value of a shard's pointer key, which names the parts of its snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Pointer {
-    /// The last position that it contains.
+    /// The last position of the log that the snapshot contains.
     pub(super) seq: u64,
-    /// Which parts are its own.
+    /// The generation of its parts.
     pub(super) generation: u64,
-    /// How many they are.
+    /// The number of its parts.
     pub(super) parts: u32,
-    /// The bytes of all of them.
+    /// The bytes of all parts.
     pub(super) bytes: u64,
 }
 

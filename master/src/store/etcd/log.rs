@@ -9,16 +9,17 @@ use kvpool_etcd::Client;
 use kvpool_etcd::kv::{Compare, KeyValue, Op, Range, Txn};
 use kvpool_types::Epoch;
 
-/// The most groups that one transaction removes.
+/// The most groups that one transaction deletes.
 const CUT_GROUPS: u64 = 1024;
-/// How many groups are read at once while their sizes are not known, and at most: large ones may follow small ones.
+/// The number of groups in one read, while their sizes are not known, and at most. Large groups may follow
+/// small ones.
 const READ_GROUPS: (u32, u32) = (8, 64);
-/// The bytes that one read aims at.
+/// The bytes that one read should return.
 const READ_BYTES: u64 = 2 << 20;
-/// How many pieces or parts, each of up to [`STEP_BYTES`], are read at once.
+/// The most pieces or parts, each of up to [`STEP_BYTES`], in one read.
 pub(super) const READ_PIECES: u32 = 8;
 
-/// Which positions the log holds.
+/// The positions that the log holds.
 pub(super) async fn span(client: &Client, keys: &Keys) -> Result<LogSpan, StoreError> {
     let read = Txn::new()
         .then(Op::get(Range::key(keys.last())))
@@ -27,7 +28,7 @@ pub(super) async fn span(client: &Client, keys: &Keys) -> Result<LogSpan, StoreE
     let last = position(read.get(0))?;
     let cut = match read.get(1) {
         Some(first) => LogSeq(seq_of(keys, first)?.0.saturating_sub(1)),
-        // A log without groups has been cut to its end.
+        // A log without groups has been cut through its end.
         None => last,
     };
     Ok(LogSpan { cut, last })
@@ -48,7 +49,7 @@ pub(super) fn seq_of(keys: &Keys, found: &KeyValue) -> Result<LogSeq, StoreError
     })
 }
 
-/// How many groups a read asks for, estimated from the sizes of earlier groups.
+/// The number of groups that a read requests, estimated from the sizes of earlier groups.
 #[derive(Debug)]
 pub(super) struct ReadSize(u32);
 
@@ -68,8 +69,8 @@ impl ReadSize {
         self.0 = fit.clamp(1, READ_GROUPS.1);
     }
 
-    /// Asks for fewer groups after a read that failed: perhaps its answer was too large for its time. False when it
-    /// asked for one.
+    /// Requests fewer groups after a failed read, whose answer may have been too large for the time limit.
+    /// Returns false when the read requested one group.
     pub(super) fn shrink(&mut self) -> bool {
         let was = self.0;
         self.0 = (was / 8).max(1);
@@ -77,7 +78,7 @@ impl ReadSize {
     }
 }
 
-/// The groups behind `after`, as [`crate::store::MetadataStore::read_log`] has it.
+/// The groups behind `after`, as for [`crate::store::MetadataStore::read_log`].
 pub(super) async fn read(
     client: &Client,
     keys: &Keys,
@@ -97,7 +98,7 @@ pub(super) async fn read(
         size.learn(&read.kvs);
         for found in read.kvs {
             let seq = seq_of(keys, &found)?;
-            // A cut in the meantime leaves a gap: another call reads the rest.
+            // A concurrent cut leaves a gap. Another call reads the rest.
             if !groups.is_empty() && seq != next {
                 return Ok(groups);
             }
@@ -118,7 +119,7 @@ pub(super) async fn read(
     }
 }
 
-/// The group of a log's value; `None` if it was cut away before all of it was read.
+/// The group in a log entry; `None` if it was cut before all of it was read.
 pub(super) async fn group(
     client: &Client,
     keys: &Keys,
@@ -136,7 +137,7 @@ pub(super) async fn group(
         let range = Range::between(keys.piece(seq, number), keys.piece(seq, end));
         let pieces = client.range(range).await?.kvs;
         if pieces.len() as u64 != u64::from(end - number) {
-            // They go together with the group's own key.
+            // The pieces are deleted together with the group's own key.
             return match client.get(keys.log(seq)).await? {
                 None => Ok(None),
                 Some(_) => Err(corrupt(&format!("group {seq} of the log"), "lacks a piece")),
@@ -167,8 +168,8 @@ impl EtcdStore {
                 .when(Compare::value(self.keys.last(), decimal(before)))
                 .otherwise(Op::get(Range::key(self.keys.last())))
         };
-        // Pieces that nothing names are no harm: who writes this position next overwrites them, and
-        // they go with it when the log is cut.
+        // Pieces that no entry names do no harm. The next write of this position overwrites them, and a cut
+        // of the log deletes them.
         let mut pieces = 0;
         if group.len() > STEP_BYTES {
             for piece in group.chunks(STEP_BYTES) {
@@ -218,7 +219,7 @@ impl EtcdStore {
         if !answer.uncertain || position(answer.get(0))? < seq {
             return Err(otherwise);
         }
-        // An earlier try without an answer may have been this very group.
+        // An earlier attempt without an answer may have put this very group.
         match answer.get(1) {
             Some(found) if found.value == value => Ok(()),
             Some(_) => Err(otherwise),

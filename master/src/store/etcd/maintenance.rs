@@ -11,54 +11,55 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The age at which history is compacted. A standby that falls further behind reads the log instead.
+/// The age at which history is compacted. A standby that falls further behind reads the log instead of
+/// watching.
 const KEEP: Duration = Duration::from_secs(2);
-/// A compaction is due after so many bytes put by this process, or after `COMPACT_EVERY`.
+/// A compaction is due after this process has put this many bytes, or after `COMPACT_EVERY`.
 const COMPACT_BYTES: u64 = 16 << 20;
 const COMPACT_EVERY: Duration = Duration::from_secs(60);
-/// How long a compaction or a defragmentation may take.
+/// The time limit of a compaction or a defragmentation.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The interval of rounds (defragmentation, then the alarm) while etcd is full and has no new history to
 /// compact. An operator may have raised the quota or made room.
 const ROUND_EVERY: Duration = Duration::from_secs(30);
 
-/// What [`EtcdStore::maintain`] found and did.
+/// The findings and actions of [`EtcdStore::maintain`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Maintained {
     /// The bytes of the largest endpoint's file.
     pub db_size: u64,
     /// The bytes in use of the endpoint that uses most.
     pub in_use: u64,
-    /// The alarms that were up, in words.
+    /// The active alarms, in words.
     pub alarms: Vec<String>,
-    /// The revision before which the history was forgotten.
+    /// The revision before which the history was compacted.
     pub compacted: Option<Revision>,
     /// Whether an endpoint was defragmented.
     pub defragmented: bool,
 }
 
-/// How much etcd holds.
+/// The bytes in etcd, and its alarms.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// The bytes of the largest endpoint's file.
     pub db_size: u64,
     /// The bytes in use of the endpoint that uses most.
     pub in_use: u64,
-    /// The alarms that are up, in words.
+    /// The active alarms, in words.
     pub alarms: Vec<String>,
 }
 
-/// State kept from one call to the next.
+/// State that is kept between calls.
 #[derive(Debug, Default)]
 pub(super) struct Upkeep {
-    /// The oldest first.
+    /// Oldest first.
     seen: VecDeque<Seen>,
     /// The revision and time of the last compaction.
     compacted: Option<(Instant, Seen)>,
     full: Option<Full>,
 }
 
-/// A revision, when it was the present one, and what this process had put by then.
+/// A revision, the time when it was current, and the bytes that this process had put by then.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     at: Instant,
@@ -66,21 +67,21 @@ struct Seen {
     written: u64,
 }
 
-/// A round against a full etcd: each endpoint is defragmented, then the alarm is disarmed. The size in use
-/// that an endpoint reports cannot decide it. That size counts freed space only after later writes, and
-/// a full etcd takes none.
+/// A round against a full etcd: each endpoint is defragmented, then the alarm is disarmed. The reported size
+/// in use cannot tell whether this is needed. It counts freed space only after later writes, and a full etcd
+/// accepts no writes.
 #[derive(Debug)]
 struct Full {
-    /// When the last round began, or when it was first seen to be full.
+    /// When the last round began, or when etcd was first found full.
     round: Instant,
-    /// The endpoints that have their turn yet; `None` between rounds.
+    /// The endpoints that are still to be defragmented; `None` between rounds.
     left: Option<Vec<usize>>,
 }
 
 impl Upkeep {
     fn see(&mut self, now: Seen) {
         self.seen.push_back(now);
-        // The newest of those that are old enough is all that is needed of them.
+        // Of the entries that are old enough, only the newest is needed.
         while self
             .seen
             .get(1)
@@ -88,7 +89,7 @@ impl Upkeep {
         {
             self.seen.pop_front();
         }
-        // Bytes put before the first call count as well.
+        // Bytes that were put before the first call count as well.
         let none = Seen {
             at: now.at,
             revision: Revision(0),
@@ -97,7 +98,7 @@ impl Upkeep {
         self.compacted.get_or_insert((now.at, none));
     }
 
-    /// What to compact at, if that is old enough and enough was put before it.
+    /// The entry at which to compact, if it is old enough and enough was put before it.
     fn due(&self, now: Instant, is_full: bool) -> Option<Seen> {
         let old = *self.seen.front()?;
         let (since, before) = self.compacted?;
@@ -108,7 +109,7 @@ impl Upkeep {
         (is_due && is_new && now.duration_since(old.at) >= KEEP).then_some(old)
     }
 
-    /// The endpoint of a full etcd whose turn it is.
+    /// The endpoint of a full etcd that is defragmented next.
     fn full_round(
         &mut self,
         now: Instant,
@@ -119,7 +120,7 @@ impl Upkeep {
             round: now,
             left: None,
         });
-        // Empty: the last defragmentation of the round failed.
+        // The list is empty after the last defragmentation of the round failed.
         let is_over = full.left.as_ref().is_none_or(Vec::is_empty);
         let is_due = is_over && now.duration_since(full.round) >= ROUND_EVERY;
         if has_compacted || is_due {
@@ -130,7 +131,7 @@ impl Upkeep {
         full.left.as_mut()?.pop()
     }
 
-    /// Whether the round is over with the endpoint that was done.
+    /// Whether the round ends with the endpoint that was defragmented.
     fn ends_round(&mut self, done: Option<usize>) -> bool {
         let Some(full) = &mut self.full else {
             return false;
@@ -144,11 +145,10 @@ impl Upkeep {
 }
 
 impl EtcdStore {
-    /// Does the maintenance that is due. It compacts history, defragments one endpoint a call (etcd's leader
-    /// last), and disarms the alarm of a full etcd that has room again. It does nothing where
-    /// [`EtcdOptions::compact`](super::EtcdOptions::compact) is off. To be called every few
-    /// seconds by the leader; also by a candidate whom [`StoreError::NoSpace`] keeps from becoming
-    /// one, with epoch 0.
+    /// Does the maintenance that is due. It compacts history, defragments one endpoint per call (etcd's
+    /// leader last), and disarms the alarm of a full etcd that has space again. It does nothing if
+    /// [`EtcdOptions::compact`](super::EtcdOptions::compact) is off. The leader calls this every few seconds.
+    /// A candidate that [`StoreError::NoSpace`] keeps from becoming the leader calls it with epoch 0.
     pub async fn maintain(&self, epoch: Epoch) -> Result<Maintained, StoreError> {
         self.check_open()?;
         let mut upkeep = self.upkeep.lock().await;
@@ -187,7 +187,7 @@ impl EtcdStore {
         })
     }
 
-    /// How much etcd holds, and what alarms are up.
+    /// The bytes in etcd, and its active alarms.
     pub async fn usage(&self) -> Result<Usage, StoreError> {
         self.check_open()?;
         let statuses = self.statuses().await?;
@@ -200,7 +200,7 @@ impl EtcdStore {
         })
     }
 
-    /// The endpoints that answer, and how they are. An error if none does.
+    /// The endpoints that answer, with their status. An error if none answers.
     pub(super) async fn statuses(&self) -> Result<Vec<(usize, Status)>, StoreError> {
         let mut statuses = Vec::new();
         let mut failed = None;
@@ -235,10 +235,10 @@ impl EtcdStore {
         let Some(due) = upkeep.due(now, is_full) else {
             return Ok(None);
         };
-        // Only a full etcd waits for the compaction to free its pages: its files shrink next.
+        // Only a full etcd waits until the compaction has freed its pages, because its files shrink next.
         match self.client.compact(due.revision, is_full, PATIENCE).await {
             Ok(()) => {}
-            // By another master, or by etcd itself.
+            // Another master, or etcd itself, has compacted already.
             Err(Error::Compacted) => {}
             Err(error) => return Err(error.into()),
         }
@@ -246,7 +246,7 @@ impl EtcdStore {
         Ok(Some(due.revision))
     }
 
-    /// An endpoint whose file has much that is free.
+    /// An endpoint of whose file a large part is free.
     fn loose(&self, statuses: &[(usize, Status)]) -> Option<usize> {
         let above = self.options.defragment_above.as_u64();
         leader_last(statuses)
@@ -260,8 +260,8 @@ impl EtcdStore {
     }
 }
 
-/// The endpoints in the order of defragmentation. A defragmentation stops its endpoint, so etcd's leader is
-/// last.
+/// The endpoints in the order of defragmentation. A defragmentation stops its endpoint, so etcd's leader
+/// comes last.
 fn leader_last(statuses: &[(usize, Status)]) -> Vec<(usize, &Status)> {
     let (leaders, others): (Vec<_>, Vec<_>) = statuses
         .iter()

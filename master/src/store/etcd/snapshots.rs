@@ -1,8 +1,8 @@
 //! Snapshots: the parts of one generation, and a pointer to it for each shard.
 //!
-//! Parts are put under a new generation; then one transaction sets the pointer and deletes the parts of
-//! the generations before. The next snapshot of a shard deletes what an interrupted one
-//! left. So does the sweep before a term's first snapshot or maintenance.
+//! Parts are put under a new generation. Then one transaction sets the pointer and deletes the parts of
+//! earlier generations. An interrupted snapshot leaves parts. The shard's next snapshot deletes them, and so
+//! does the sweep before a term's first snapshot or maintenance.
 
 use super::keys::{Pointer, corrupt};
 use super::log::{READ_PIECES, span};
@@ -13,12 +13,12 @@ use bytes::Bytes;
 use kvpool_etcd::kv::{Compare, Op};
 use kvpool_types::Epoch;
 
-/// State kept from one snapshot to the next. Its lock is held during a put, so puts are serial.
+/// State that is kept between snapshots. Its lock is held during a put, so puts are serial.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// The term that has swept.
+    /// The last term that has swept.
     swept: Epoch,
-    /// The last generation that was used here.
+    /// The last generation that this process used.
     generation: u64,
 }
 
@@ -95,7 +95,7 @@ impl EtcdStore {
         self.point(term, shard, pointer).await
     }
 
-    /// Which positions the log holds; an error if `seq` is none of them.
+    /// The positions that the log holds. An error if `seq` is not one of them.
     async fn span_with(&self, seq: LogSeq) -> Result<LogSpan, StoreError> {
         let span = span(&self.client, &self.keys).await?;
         if seq < span.cut || seq > span.last {
@@ -108,7 +108,7 @@ impl EtcdStore {
         Ok(span)
     }
 
-    /// Sets a shard's pointer, if the log holds the position that it names.
+    /// Sets a shard's pointer, if the log holds the position in it.
     async fn point(
         &self,
         term: Term,
@@ -120,7 +120,7 @@ impl EtcdStore {
             serde_json::to_vec(&pointer).map_err(|e| corrupt("a pointer", &e.to_string()))?;
         loop {
             let span = self.span_with(seq).await?;
-            // What held when the span was read: the group behind is there, or there is none.
+            // The condition still holds as when the span was read: the next group exists, or there is none.
             let behind = self.keys.log(LogSeq(seq.0.saturating_add(1)));
             let holds = if seq == span.last {
                 Compare::absent(behind)
@@ -156,14 +156,14 @@ impl EtcdStore {
                 let seq = LogSeq(pointer.seq);
                 return Ok(Some(Snapshot { seq, chunks: parts }));
             }
-            // It was replaced while it was read, so there is another pointer now.
+            // The snapshot was replaced during the read, so the pointer has changed.
             if before.replace(pointer) == Some(pointer) {
                 return Err(corrupt(&format!("the snapshot of {shard}"), "lacks parts"));
             }
         }
     }
 
-    /// The parts of a snapshot, or `None` if not all are there.
+    /// The parts of a snapshot; `None` if a part is missing.
     async fn load_parts(
         &self,
         shard: ShardIndex,
@@ -184,7 +184,7 @@ impl EtcdStore {
         Ok((bytes == pointer.bytes).then_some(parts))
     }
 
-    /// Deletes the parts that no pointer names, once a term.
+    /// Deletes the parts that no pointer names, once per term.
     async fn sweep(&self, term: Term, state: &mut State) -> Result<(), StoreError> {
         if state.swept == term.epoch {
             return Ok(());
@@ -204,7 +204,7 @@ impl EtcdStore {
         Ok(())
     }
 
-    /// [`EtcdStore::sweep`], unless a snapshot is being put, which begins with it.
+    /// [`EtcdStore::sweep`], unless a snapshot is being put, which begins with a sweep.
     pub(super) async fn sweep_now(&self, epoch: Epoch) -> Result<(), StoreError> {
         let term = self.term(epoch).await?;
         match self.snapshots.try_lock() {

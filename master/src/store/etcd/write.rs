@@ -10,37 +10,37 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A term as transactions see it.
+/// A term in the form that transactions compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Term {
     pub(super) epoch: Epoch,
-    /// When the leader's key was created.
+    /// The revision at which the leader's key was created.
     pub(super) created: Revision,
 }
 
-/// Which writes are to end.
+/// The writes that must end.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Stop {
-    /// Those of this term and of those before it.
+    /// This term and all earlier terms are abandoned.
     abandoned: Epoch,
     pub(super) closed: bool,
 }
 
-/// Why writes wait.
+/// The reason why writes wait.
 #[derive(Clone, Debug)]
 pub(super) struct Stall {
     since: Instant,
     error: Error,
 }
 
-/// Why writes wait, to be shown to people.
+/// The reason why writes wait, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stalled {
-    /// For how long nothing has been written although something was to be.
+    /// How long writes have failed without a success in between.
     pub waited: Duration,
-    /// Whether etcd is full: [`EtcdStore::maintain`] tries to make room.
+    /// Whether etcd is full. [`EtcdStore::maintain`] then tries to make space.
     pub no_space: bool,
-    /// What etcd said last.
+    /// The last error of etcd.
     pub reason: String,
 }
 
@@ -67,32 +67,32 @@ pub(super) enum WhenFull {
     Fail,
 }
 
-/// How a write ended.
+/// The outcome of a write.
 #[derive(Debug)]
 pub(super) enum Written {
     Done,
-    /// The term goes on, but something else that was compared did not hold.
+    /// The term continues, but another comparison of the transaction failed.
     Refused(Answer),
-    /// The term is over; which one is the latest.
+    /// The term is over; the value is the latest epoch.
     Deposed(Epoch, Answer),
 }
 
-/// What the other branch of a refused write read.
+/// The values that the other branch of a refused write read.
 #[derive(Debug)]
 pub(super) struct Answer {
     outcome: Outcome,
-    /// Whether the same transaction was made before without an answer, and may have been done then.
+    /// Whether an earlier attempt at the same transaction got no answer, and may have been applied.
     pub(super) uncertain: bool,
 }
 
 impl Answer {
-    /// What a step read that the caller had added, counted from 0.
+    /// The value that a step of the caller read; the steps count from 0.
     pub(super) fn get(&self, step: usize) -> Option<&KeyValue> {
         self.outcome.get(OWN_STEPS + step)
     }
 }
 
-/// The steps that the other branch of [`EtcdStore::fenced`] begins with.
+/// The number of steps at the start of the other branch of [`EtcdStore::fenced`].
 const OWN_STEPS: usize = 3;
 
 impl EtcdStore {
@@ -103,7 +103,7 @@ impl EtcdStore {
             .send_modify(|stop| stop.abandoned = stop.abandoned.max(epoch));
     }
 
-    /// Why writes wait; `None` while they do not.
+    /// The reason why writes wait; `None` while they do not.
     pub fn health(&self) -> Option<Stalled> {
         let stall = self.stall.lock();
         stall.as_ref().map(|stall| Stalled {
@@ -121,7 +121,7 @@ impl EtcdStore {
         }
     }
 
-    /// The term of an epoch. It need not be the present one: a transaction finds out.
+    /// The term with this epoch. It may be over, which the transaction finds out.
     pub(super) async fn term(&self, epoch: Epoch) -> Result<Term, StoreError> {
         self.check_open()?;
         let standing = self.standing.lock().as_ref().map(|standing| standing.term);
@@ -142,7 +142,7 @@ impl EtcdStore {
                 epoch,
                 created: Revision(created),
             }),
-            // No term can have had that epoch.
+            // No term can have had this epoch.
             None => Err(StoreError::Fenced {
                 asked: epoch,
                 current: latest_epoch(read.get(0), read.get(1))?,
@@ -150,7 +150,7 @@ impl EtcdStore {
         }
     }
 
-    /// A transaction that does something only while the term goes on, to be completed.
+    /// An unfinished transaction that has an effect only while the term continues.
     pub(super) fn fenced(&self, term: Term) -> Txn {
         Txn::new()
             .when(Compare::created(self.keys.leader(), term.created))
@@ -159,8 +159,8 @@ impl EtcdStore {
             .otherwise(Op::get(Range::key(self.keys.epoch_floor())))
     }
 
-    /// Makes an idempotent transaction of [`EtcdStore::fenced`] until its outcome is known, or until
-    /// the term is abandoned. `bytes` is what it puts.
+    /// Repeats an idempotent transaction of [`EtcdStore::fenced`] until its outcome is known or the term is
+    /// abandoned. `bytes` is the size of its puts.
     pub(super) async fn write(
         &self,
         term: Term,
@@ -212,7 +212,7 @@ impl EtcdStore {
                 // etcd checks its quota again after it has applied a transaction. So it may answer "no space" to
                 // a transaction that it has applied.
                 Err(Error::Unavailable { .. } | Error::NoSpace) => uncertain = true,
-                // Refused without having been done: etcd's users are being changed.
+                // The transaction was refused without effect, because etcd's users are being changed.
                 Err(_) => {}
             }
         }
@@ -257,7 +257,7 @@ impl EtcdStore {
     }
 }
 
-/// The outcome of a write that compares nothing but the term.
+/// The outcome of a write that compares only the term.
 pub(super) fn settled(asked: Epoch, written: Written) -> Result<(), StoreError> {
     match written {
         Written::Done => Ok(()),
@@ -266,7 +266,7 @@ pub(super) fn settled(asked: Epoch, written: Written) -> Result<(), StoreError> 
     }
 }
 
-/// The number added to a revision to get an epoch.
+/// The number that is added to a revision to get an epoch.
 pub(super) fn floor(epoch_floor: Option<&KeyValue>) -> Result<u64, StoreError> {
     epoch_floor.map_or(Ok(0), |floor| from_decimal("the epoch floor", &floor.value))
 }

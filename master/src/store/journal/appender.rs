@@ -1,5 +1,5 @@
-//! The thread that appends groups whose records are already visible, so that later submissions need
-//! not wait for the disk. In a simulation each append is a task.
+//! The thread that appends groups whose records are already visible. So later submissions need not wait for
+//! the disk. In a simulation each append is a task.
 
 use super::{Message, Sender, StartError};
 use crate::store::{LogSeq, MetadataStore, StoreError};
@@ -22,7 +22,7 @@ enum Place {
         thread: JoinHandle<()>,
     },
     Task(Arc<Appending>),
-    /// It has ended.
+    /// The thread has ended.
     Nowhere,
 }
 

@@ -26,7 +26,7 @@ pub(super) struct Outcome {
     pub(super) written: Result<Vec<(ShardIndex, u64)>, StoreError>,
 }
 
-/// What writes snapshots.
+/// The thread or task that writes snapshots.
 pub(super) struct Writer {
     place: Place,
     outcomes: mpsc::Receiver<Outcome>,
@@ -38,11 +38,11 @@ enum Place {
         thread: JoinHandle<()>,
     },
     Task(Arc<Writing>),
-    /// It has ended.
+    /// The thread has ended.
     Nowhere,
 }
 
-/// What a job is done with.
+/// The resources for a job.
 struct Writing {
     store: Arc<dyn MetadataStore>,
     epoch: Epoch,

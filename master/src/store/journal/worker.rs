@@ -27,8 +27,8 @@ pub(super) const LINGER: Duration = Duration::from_millis(50);
 const LENT_FLUSH_LIMIT: Duration = Duration::from_millis(1);
 /// The interval at which a full store is asked for room.
 const RETRY: Duration = Duration::from_millis(250);
-/// A group of this size is appended at once: a longer one needs memory and saves little. The last
-/// record still fits into 64 KiB.
+/// A group of this size is appended at once. A longer group needs memory and saves little. The last record
+/// still fits into 64 KiB.
 const WORTH: usize = 48 << 10;
 
 /// The parts of the thread.
@@ -83,7 +83,7 @@ pub(super) fn start(
     }));
     let shared = Arc::downgrade(&worker);
     let queue = Queue { receiver, queued };
-    // Dropped before the queue, so that a submitter that finds the queue ended finds the reason.
+    // `ended` is dropped before the queue. So a submitter that finds the queue closed also finds the reason.
     let end = |worker: Arc<Mutex<Worker>>, ended: Ended, queue: Queue| {
         let closers = worker.lock().end();
         drop(worker);
@@ -102,7 +102,8 @@ pub(super) fn start(
     }
     kvpool_seams::thread("kvm-journal", move || {
         let (worker, queue) = (worker, queue);
-        // On a fault dropped before the queue: whoever finds the queue gone finds the journal ended.
+        // After a panic `ended` is dropped before the queue. So a submitter that finds the queue closed finds the
+        // journal ended.
         let ended = ended;
         run(&worker, &queue);
         end(worker, ended, queue);
@@ -113,7 +114,7 @@ pub(super) fn start(
 /// Submissions that the journal has not taken in yet.
 struct Queue {
     receiver: mpsc::Receiver<Message>,
-    /// How many: raised before one is sent, lowered once it is taken in.
+    /// The number of messages: raised before a message is sent, lowered when it is taken in.
     queued: Arc<AtomicU64>,
 }
 
@@ -154,7 +155,7 @@ fn run(worker: &Mutex<Worker>, queue: &Queue) {
         if !goes_on {
             break;
         }
-        // Held for the whole turn: a submitter that gets the lock finds no step half done.
+        // The lock is held for the whole turn, so that a submitter with the lock never sees a half-done step.
         let mut worker = worker.lock();
         while let Some(message) = next {
             closing |= worker.take(message);
@@ -166,7 +167,7 @@ fn run(worker: &Mutex<Worker>, queue: &Queue) {
     }
 }
 
-/// The same on a task, which waits for nothing but messages and the passing of time.
+/// [`run`] as a task, which waits only for messages and for time to pass.
 async fn run_on_task(worker: &Mutex<Worker>, queue: Queue, told: &Notify) -> Queue {
     let mut closing = false;
     loop {
@@ -238,7 +239,7 @@ struct Group {
     next: usize,
     /// Entries without an answer.
     waiting: usize,
-    /// Of these the ones that are no past events: no later submission is answered before them.
+    /// The number of these that are no past events. No later submission is answered before them.
     ordered: usize,
     /// Whether a submission has been answered from memory.
     answered: bool,
@@ -317,7 +318,7 @@ impl Group {
         );
     }
 
-    /// Answers the submissions that need not be durable first. A past event that waits for the disk holds up no
+    /// Answers the submissions that need not be durable first. A past event that waits for the disk delays no
     /// later submission: its callback changes nothing that a reader or a put sees.
     fn answer_from_memory(&mut self, position: LogSeq) {
         while let Some(entry) = self.entries.get_mut(self.next) {
@@ -335,8 +336,8 @@ impl Group {
         }
     }
 
-    /// Joins two consecutive groups after `error`. It keeps answered submissions and past events, in their order,
-    /// and refuses all others.
+    /// Joins two consecutive groups after `error`. Answered submissions and past events are kept, in their
+    /// order. All others are refused.
     fn shed(self, next: Self, error: &JournalError) -> Self {
         let mut kept = Self::default();
         for mut entry in self.entries.into_iter().chain(next.entries) {
@@ -382,7 +383,8 @@ impl Worker {
         Ok(is_first || self.is_full())
     }
 
-    /// The same, but leaves the answer to [`Worker::answer_here`].
+    /// Adds a submission to the group unless the group is full. [`Worker::answer_here`] answers it later.
+    /// Returns whether the journal's thread has work after it.
     pub(super) fn enter_here(&mut self, submission: Submission) -> Result<bool, Submission> {
         if self.is_full() {
             return Err(submission);
@@ -392,7 +394,7 @@ impl Worker {
         Ok(is_first || self.is_full())
     }
 
-    /// Answers what [`Worker::enter_here`] took in.
+    /// Answers the submissions of [`Worker::enter_here`].
     pub(super) fn answer_here(&mut self) {
         // After a panic in a callback the journal's state is unknown.
         let guard = Fault(Arc::clone(&self.parts.health));
@@ -418,8 +420,8 @@ impl Worker {
         Ok(self.full_until.is_some() || self.parts.retention.is_due())
     }
 
-    /// The time without work unless a message comes; `None` for ever. The end of an append is such
-    /// a message.
+    /// The time without work unless a message comes; `None` for no limit. The end of an append sends such a
+    /// message.
     fn timeout(&self) -> Option<Duration> {
         if let Some(until) = self.full_until {
             return Some(until.saturating_duration_since(Instant::now()));
@@ -445,7 +447,7 @@ impl Worker {
             self.take_snapshot();
             return true;
         }
-        // A store without room is asked once more: it may take what is left. What it refuses is lost.
+        // A full store is asked once more, since it may accept the rest. Records that it refuses are lost.
         let asks = self.full_until.is_none() || !std::mem::replace(&mut self.has_asked_last, true);
         if asks && !self.drain() {
             return false;
@@ -487,7 +489,7 @@ impl Worker {
         }
     }
 
-    /// Adds a submission to the group. False when it was refused, and answered so.
+    /// Adds a submission to the group. Returns false if the submission was refused. Its callback then has the error.
     fn enter(&mut self, submission: Submission) -> bool {
         let Submission {
             records,
@@ -537,8 +539,8 @@ impl Worker {
         }
     }
 
-    /// Makes the group durable and calls back. Without a waiting caller the append thread does so,
-    /// and the journal answers later submissions meanwhile. No append may be in progress.
+    /// Makes the group durable and calls back. If no caller waits, the append thread does this, and the
+    /// journal answers later submissions meanwhile. No append may be in progress.
     fn append(&mut self) {
         let seq = self.position();
         let mut group = std::mem::take(&mut self.group);

@@ -48,7 +48,7 @@ pub enum RecordError {
     /// The block checksums are of an algorithm that this version does not know.
     #[error("block checksums have the unknown algorithm {0}")]
     Algorithm(u8),
-    /// The CRC is right, but the bytes are no records.
+    /// The CRC is right, but the bytes are not records.
     #[error(transparent)]
     Malformed(#[from] DecodeError),
 }
@@ -129,7 +129,7 @@ impl<'a> Decoder<'a> {
         Ok(Some(record))
     }
 
-    /// Those that this version knows. Others may follow.
+    /// Decodes the later fields that this version knows. Others may follow.
     fn later_fields(&mut self, record: &mut Record) -> Result<(), DecodeError> {
         if self.reader.remaining() == 0 {
             return Ok(());

@@ -237,7 +237,7 @@ pub(super) fn encode(record: &Record) -> Option<(Head, Vec<u8>)> {
             };
             Some((head, ReplicaAddedFields::from(added).encode_to_vec()))
         }
-        // A reader that skips these two loses quotas, or keeps an empty namespace. It loses no
+        // A reader that skips one of these two kinds loses quotas, or keeps an empty namespace. It loses no
         // block.
         Record::NamespaceSet(set) => {
             let head = Head {

@@ -1,4 +1,4 @@
-//! What boards do to a fence, case by case.
+//! Cases of pin boards and their effects on a fence.
 
 use super::super::{Census, FenceItem, Limits, SegmentIndex, Term};
 use super::*;
@@ -42,7 +42,7 @@ fn extent(offset: u64, length: u64) -> Extent {
     }
 }
 
-/// A connection's two ends: the board, kept while the connection lives, and what the client has.
+/// The two ends of a connection: the board, kept while the connection lives, and the client's pinner.
 fn connect(fence: &mut Fence, peer: PeerKey) -> (Arc<Board>, Arc<Pinner>) {
     let (board, fd) = Board::create(Length(u64::MAX)).unwrap();
     let board = Arc::new(board);
@@ -197,7 +197,8 @@ fn pins_of_another_term_do_not_count_and_old_ones_are_named() {
     let again = pinner.pin(Epoch(6), extent(64, 100)).unwrap();
     assert_eq!(fence.held(), [extent(64, 100)], "each extent once");
 
-    // Another life: nothing is pinned any more, what was pinned is named and keeps tickets.
+    // In another incarnation the extents are no longer pinned. The earlier pins are still named and delay
+    // tickets.
     fence.renew(Incarnation(78));
     assert!(pinner.pin(Epoch(6), extent(64, 100)).is_none());
     let renumbered = Term {
@@ -271,7 +272,7 @@ fn a_board_is_hung_up_for_the_present_life_alone() {
     let refused = fence.hang(ALICE, INCARNATION, board);
     assert_eq!(refused.unwrap_err().code, Code::Draining);
     assert!(pinner.pin(EPOCH, extent(0, 1)).is_none());
-    // The drain waits for what the census counts.
+    // The drain waits for the touches that the census counts.
     assert_eq!(fence.census().pins, 1);
     assert!(fence.enter(term(Epoch(6))).is_ok());
     assert!(pinner.pin(Epoch(6), extent(0, 1)).is_none());
@@ -290,7 +291,7 @@ fn there_are_no_more_boards_than_can_be_looked_at() {
     let mut kept: Vec<_> = (0..MOST_BOARDS).map(|_| board()).collect();
     assert!(kept.iter().all(|(_, hung)| hung.is_ok()));
     assert_eq!(board().1.unwrap_err().code, Code::TooManyHeld);
-    // The end of a connection makes room.
+    // The end of a connection makes space for another board.
     kept.pop();
     assert!(board().1.is_ok());
 }
@@ -347,7 +348,7 @@ fn what_a_board_pins_counts_in_what_its_client_holds_and_is_never_overlooked() {
     assert_eq!(refused.unwrap_err().code, Code::TooManyHeld);
     assert!(fence.pin(BOB, EPOCH, INCARNATION, &block).is_ok());
     assert_eq!(fence.census().over_cap, 0);
-    // A client that goes over is seen, and so is what it pins.
+    // The node sees a client that exceeds its limit, and also what the client has pinned.
     let second = pinner.pin(EPOCH, extent(1000, 1)).unwrap();
     assert_eq!(fence.census().over_cap, 1);
     assert_eq!(close(&mut fence, 1, extent(1000, 1)), NONE);

@@ -1,15 +1,15 @@
-//! Loads whose records may not be durable, and when they need no mention any more.
+//! Loads whose records may not be durable, and the time until which they are named.
 
 use super::*;
 
-/// A fence whose master says which loads are recorded.
+/// A fence whose master reports which loads are recorded.
 fn fence() -> Fence {
     let mut fence = unwelcomed();
     fence.enter(saying(EPOCH.0)).unwrap();
     fence
 }
 
-/// A term whose master says which loads are recorded.
+/// A term whose master reports which loads are recorded.
 fn saying(epoch: u64) -> Term {
     Term {
         says_what_is_recorded: true,
@@ -29,13 +29,13 @@ fn a_load_is_named_until_its_master_says_that_its_record_is_durable() {
     let (first, second) = (extent(0, 64), extent(64, 64));
     load(&mut fence, 7, first);
     load(&mut fence, 9, second);
-    // Neither a put nor a pull needs mention.
+    // Neither a put nor a pull is named.
     assert_eq!(write(&mut fence, &grant(8, extent(128, 64))), Code::Ok);
     fence.is_copy_of(&extent(128, 64), GrantId(8), Version(2));
     assert_eq!(fence.loaded(), [first, second]);
     fence.loads_recorded(GrantId(9));
     assert_eq!(fence.loaded(), [second]);
-    // An answer that was late changes nothing.
+    // A late answer has no effect.
     fence.loads_recorded(GrantId(2));
     assert_eq!(fence.loaded(), [second]);
     fence.loads_recorded(GrantId(10));

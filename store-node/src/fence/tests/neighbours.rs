@@ -1,4 +1,4 @@
-//! Neighbours that the master closes as one range, under the highest of their grants.
+//! Neighbouring extents that the master fences as one range, under the highest of their grants.
 
 use super::*;
 
@@ -33,7 +33,8 @@ fn a_range_is_fenced_when_nothing_touches_any_part_of_it() {
 #[test]
 fn every_grant_of_a_range_is_closed_and_every_later_one_is_good() {
     let mut fence = fence();
-    // In no order: the highest is not the last one's. The second was never written under.
+    // The extents are in no order: the highest grant is not the last one's. The second extent was never
+    // written.
     let grants = [7, 9, 8].map(GrantId);
     for (at, id) in (0..).zip(grants).filter(|(at, _)| *at != 1) {
         assert_eq!(write(&mut fence, &grant(id.0, unit(at))), Code::Ok);

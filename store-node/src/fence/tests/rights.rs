@@ -1,14 +1,14 @@
-//! Permissions to read: who needs one, and which one counts.
+//! Read rights: which reads need one, and which right is valid.
 
 use super::*;
 use kvpool_types::ReadRight;
 
-/// This node's clock.
+/// The clock of this node.
 fn now() -> u64 {
     5_000
 }
 
-/// A fence that asks for permissions, whose master's clock shows 8 s.
+/// A fence that requires rights, and whose master's clock shows 8 s.
 fn asking() -> Fence {
     let mut fence = unwelcomed();
     fence.demand_rights();
@@ -42,7 +42,7 @@ fn a_location_ends_on_the_masters_clock() {
     let until = |deadline| ReadItem::whole(block).with(Some(right(block, 7, deadline)));
     assert_eq!(proven(&fence, until(8_000)), Code::Ok);
     assert_eq!(proven(&fence, until(7_999)), Code::LocationExpired);
-    // A heartbeat was answered: the master's clock is further ahead than the welcome said.
+    // The answer to a heartbeat says that the master's clock is further ahead than in the welcome.
     fence.hear_clock(4_000);
     assert_eq!(proven(&fence, until(8_000)), Code::LocationExpired);
     assert_eq!(proven(&fence, until(9_000)), Code::Ok);
@@ -56,11 +56,11 @@ fn a_location_of_another_version_reads_nothing() {
     let of = |version| ReadItem::whole(block).with(Some(right(block, version, 9_000)));
     assert_eq!(proven(&fence, of(7)), Code::Ok);
     assert_eq!(proven(&fence, of(6)), Code::Missing);
-    // A copy has the version of its block, not the number of its grant.
+    // A copy has the version of its block, not the number of its own grant.
     fence.is_copy_of(&block, GrantId(7), Version(3));
     assert_eq!(proven(&fence, of(7)), Code::Missing);
     assert_eq!(proven(&fence, of(3)), Code::Ok);
-    // What another grant wrote meanwhile is no copy.
+    // If another grant has written the extent meanwhile, it is no copy.
     fence.is_copy_of(&block, GrantId(6), Version(4));
     assert_eq!(proven(&fence, of(3)), Code::Ok);
 }
@@ -83,7 +83,7 @@ fn a_location_counts_in_its_own_term_and_life_only() {
     assert_eq!(proven(&fence, item), Code::WrongIncarnation);
 }
 
-/// The tickets that waited for the read ended with their term, and the next leader may give the extent away.
+/// The tickets that waited for the read ended with their term. The next leader may grant the extent again.
 #[test]
 fn a_read_ends_with_its_term_and_keeps_its_extent_until_then() {
     let mut fence = asking();

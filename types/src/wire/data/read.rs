@@ -1,11 +1,12 @@
-//! Reads of extents, and requests that name extents as reads do.
+//! The codec of reads, and of other requests that name extents in the same way.
 
 use super::{Meta, extent, list_of, put_extent};
 use crate::grant::MAC_BYTES;
 use crate::wire::{DecodeError, Reader};
 use crate::{Extent, Incarnation, Length, Offset, ReadRight, Version};
 
-/// Marks, in the count of a read's items, that each has a byte that says whether it has a right, and the right.
+/// A flag in the item count of a request. If it is set, every item ends with a byte that says whether a read
+/// right follows.
 const HAS_RIGHTS: u32 = 1 << 31;
 
 /// A read of one range of one extent.
@@ -17,7 +18,7 @@ pub struct ReadItem {
     pub from: Offset,
     /// The number of bytes to read.
     pub length: Length,
-    /// The permission, from a node that asks for it.
+    /// The permission to read, for a node that requires one.
     pub right: Option<ReadRight>,
 }
 
@@ -32,7 +33,7 @@ impl ReadItem {
         }
     }
 
-    /// The same with this permission.
+    /// The same range with this permission.
     #[must_use]
     pub const fn with(self, right: Option<ReadRight>) -> Self {
         Self { right, ..self }
@@ -52,7 +53,7 @@ pub struct ReadRequest {
 impl Meta for ReadRequest {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.incarnation.to_bytes());
-        // Nodes of earlier versions take no rights, and ask for none.
+        // Nodes of earlier versions do not know the flag, and require no permission.
         let has_rights = self.items.iter().any(|item| item.right.is_some());
         let count = u32::try_from(self.items.len()).unwrap_or(u32::MAX);
         let mark = if has_rights { HAS_RIGHTS } else { 0 };
@@ -85,7 +86,7 @@ impl Meta for ReadRequest {
     }
 }
 
-/// A byte that says whether there is a right, and its fields.
+/// Appends a byte that says whether there is a right, and then the right's fields.
 fn put_right(out: &mut Vec<u8>, right: Option<&ReadRight>) {
     let Some(right) = right else {
         return out.push(0);

@@ -5,8 +5,8 @@ use crate::key::{Digest, KeyRef};
 use crate::wire::{DecodeError, Reader};
 use std::borrow::Cow;
 
-/// Keys in order. If a message is one run of digests, like kvpool's own chains, the keys stay in
-/// the message, and nothing is allocated.
+/// Keys in order. If a message is one run of digests, as for kvpool's own chains, the keys are read from the
+/// message without allocation.
 #[derive(Clone, Debug)]
 pub struct KeyBatch<'a>(Form<'a>);
 

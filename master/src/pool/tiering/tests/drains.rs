@@ -3,7 +3,7 @@
 use super::super::drained::Room;
 use super::*;
 
-/// A node may be silent for a moment while its medium is attached.
+/// A node may be suspect for a moment while its medium is attached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_to_a_medium_begins_while_its_node_is_suspect() {
     let directory = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ fn draining_with(pool: &Pool, node: &Arc<StoreNode>, blocks: &[NewBlock]) {
     assert!(published.iter().all(|one| one.id.is_some()));
 }
 
-/// The walk has seen the copy. Then the copy leaves with its zone.
+/// The scan has seen the copy. Then the copy is dropped with its zone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_that_is_dropped_while_a_drain_begins_is_made_again() {
     let directory = tempfile::tempdir().unwrap();
@@ -103,7 +103,7 @@ async fn a_copy_that_is_dropped_while_a_drain_begins_is_made_again() {
     assert!(pool.tier.publish(copy_of(block("block", 7), 1 << 18)));
     attach(&pool, &node, session, medium.id);
     {
-        // While this is held, the walk waits behind the block's copy.
+        // While this lock is held, the scan waits for the block's copy.
         let held = pool.tiering.absent.lock();
         let (draining, of) = (Arc::clone(&pool), Arc::clone(&node));
         let begun = std::thread::spawn(move || draining.demote_all_of(&of));
@@ -122,7 +122,8 @@ async fn a_copy_that_is_dropped_while_a_drain_begins_is_made_again() {
     pool.retire().await;
 }
 
-/// The node's other medium takes the blocks that were being stored there, and those that lie there.
+/// The node's other medium takes the blocks that were being stored on the lost one, and the blocks with
+/// copies there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_copies_the_blocks_of_a_medium_that_is_gone_to_another() {
     let directory = tempfile::tempdir().unwrap();
@@ -167,8 +168,8 @@ fn put_now(pool: &Pool, number: u64) -> u64 {
     pool.first_version.0 + number
 }
 
-/// Blocks in the memory of a node that drains, in address order. Those that `is_copied` accepts have a copy at the
-/// place that it returns.
+/// Blocks in the memory of a draining node, in address order. A block that `is_copied` accepts has a copy at
+/// the offset that it returns.
 fn copied_on(
     pool: &Pool,
     node: &Arc<StoreNode>,
@@ -204,7 +205,7 @@ fn copied_on(
     segment
 }
 
-/// The numbers of the blocks that are in memory.
+/// The numbers of the blocks in memory.
 fn in_memory(pool: &Pool, blocks: u64) -> Vec<u64> {
     let is_there = |number: &u64| {
         let key = Key::parse(&format!("block-{number}")).unwrap();
@@ -213,17 +214,18 @@ fn in_memory(pool: &Pool, blocks: u64) -> Vec<u64> {
     (0..blocks).filter(is_there).collect()
 }
 
-/// The drain empties each zone that was sealed before it, one after another. It keeps the zone that is written.
+/// The drain empties each zone that was sealed before it, one after another. It keeps the zone that is being
+/// written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_load_during_a_drain_takes_no_room_of_blocks_whose_zones_are_emptied() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, medium) = pool_on_medium(directory.path()).await;
     let (node, session, _sent) = connected(&pool);
-    // Zone 0 is written, and zone 1 is next.
+    // Zone 0 is being written, and zone 1 is next.
     let segment = copied_on(&pool, &node, 4, |number| Some(number << 18));
     attach(&pool, &node, session, medium.id);
     let since = pool.directory.next_tick();
-    // The walk has not ended, so the node is not told.
+    // The scan has not ended, so the node is not told.
     {
         let mut demotions = pool.tiering.demotions.lock();
         demotions.begin_drain(node.incarnation, since);
@@ -237,8 +239,8 @@ async fn a_load_during_a_drain_takes_no_room_of_blocks_whose_zones_are_emptied()
     pool.retire().await;
 }
 
-/// Blocks of which every second one has a copy give no piece of two. Where one more block has a copy, the piece may lie
-/// across the border of the ranges that are passed together.
+/// If every second block has a copy, no two neighbours can leave. If one more block has a copy, the two
+/// neighbours may lie across the border of two sets of ranges.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_load_on_a_node_that_drains_evicts_nothing_before_a_piece_is_found() {
     let directory = tempfile::tempdir().unwrap();
@@ -255,7 +257,7 @@ async fn a_load_on_a_node_that_drains_evicts_nothing_before_a_piece_is_found() {
         line.is_told = true;
     }
     let extent = Extents::rounded(Length(100)).0;
-    // Nothing is free behind the blocks.
+    // No range is free behind the blocks.
     let behind = 80 * extent;
     let held = segment.allocate_at(Offset(behind), Length((1 << 20) - behind), SPACE);
     assert!(held.is_some());
@@ -276,7 +278,7 @@ async fn a_load_on_a_node_that_drains_evicts_nothing_before_a_piece_is_found() {
     pool.retire().await;
 }
 
-/// Waits until a node is shown so. The node is not silent meanwhile.
+/// Waits until a node is shown in this state. The node sends messages meanwhile.
 async fn until_shown(pool: &Pool, node: &StoreNode, label: &str) {
     for _ in 0..1000 {
         pool.heard(node, None);
@@ -288,7 +290,7 @@ async fn until_shown(pool: &Pool, node: &StoreNode, label: &str) {
     panic!("the node is shown as {}", pool.state_label(node));
 }
 
-/// The next look at the blocks may come a second later.
+/// The next count of the blocks may come a second later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_is_not_drained_once_the_medium_with_its_copies_is_gone() {
     let directory = tempfile::tempdir().unwrap();
@@ -304,7 +306,7 @@ async fn a_node_is_not_drained_once_the_medium_with_its_copies_is_gone() {
     pool.retire().await;
 }
 
-/// A store to the medium is under way, and no block would be lost with the node.
+/// A store to the medium is in progress, and no block would be lost with the node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_stops_with_a_medium_is_drained_only_once_it_is_told() {
     let directory = tempfile::tempdir().unwrap();
@@ -318,7 +320,7 @@ async fn a_node_that_stops_with_a_medium_is_drained_only_once_it_is_told() {
     let order = sent.recv().await.unwrap().unwrap();
     assert!(matches!(order.body, Some(Body::Transfers(_))), "{order:?}");
     pool.draining(&node, false);
-    // Longer than from one look at the blocks to the next.
+    // This is longer than the interval between two counts of the blocks.
     for _ in 0..30 {
         tokio::time::sleep(Duration::from_millis(50)).await;
         pool.heard(&node, None);
@@ -332,7 +334,7 @@ async fn a_node_that_stops_with_a_medium_is_drained_only_once_it_is_told() {
     pool.retire().await;
 }
 
-/// The slow medium takes nothing meanwhile, so the blocks stay in the line.
+/// The slow medium takes no stores meanwhile, so the blocks stay in the queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_drain_leaves_the_blocks_of_its_node_to_their_turns() {
     let directory = tempfile::tempdir().unwrap();
@@ -360,7 +362,7 @@ async fn a_cancelled_drain_leaves_the_blocks_of_its_node_to_their_turns() {
     };
     let queued = tokio::time::timeout(Duration::from_secs(20), queued).await;
     assert!(queued.is_ok(), "{:?}", line());
-    // A step of the drain that comes late begins none.
+    // A late step of the drain does not begin another drain.
     pool.demote_all_of(&node);
     assert_eq!(line(), Some((false, 1)));
     pool.retire().await;

@@ -1,4 +1,4 @@
-//! Media that leave and come back.
+//! Media that are absent for a while and return.
 
 use super::*;
 
@@ -11,13 +11,13 @@ async fn a_medium_that_came_back_while_another_one_was_dropped_stays() {
         ..Config::default()
     };
     let pool = pool_with(directory.path(), config).await;
-    // The demoter of a term that is over drops nothing. The test does it instead.
+    // The demoter of a term that is over drops no media. The test does it instead.
     pool.term.end();
     let [first, second] = [1, 2].map(SegmentId::on_medium);
     let (away, session, _sent) = connected(&pool);
     away.end_session(pool.now());
     let first_is_dropped = {
-        // While this is held, nobody drops a medium to the end.
+        // While this lock is held, no medium is dropped completely.
         let _held = pool.evicting.write();
         let mut traffic = pool.tiering.traffic.lock();
         traffic.uses.insert(first, in_use(&away, session));
@@ -42,7 +42,7 @@ async fn a_medium_that_came_back_while_another_one_was_dropped_stays() {
     assert_eq!(left, [second]);
 }
 
-/// Blocks whose copies lay on it get others from the node's second medium.
+/// Blocks whose copies were on the lost medium get other copies on the node's second medium.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_blocks_of_a_medium_that_is_gone_are_copied_again() {
     let directory = tempfile::tempdir().unwrap();
@@ -56,18 +56,18 @@ async fn the_blocks_of_a_medium_that_is_gone_are_copied_again() {
     let offers = vec![offer(&medium, MediumState::MediumGone)];
     pool.media_offered(&node, session, offers).await.unwrap();
     assert!(has_lost());
-    // Nothing takes stores at the moment.
+    // No medium takes stores at the moment.
     pool.replace_lost_copies();
     assert!(has_lost());
     pool.retire().await;
 }
 
-/// The node's other medium is slow for a moment, and a medium of another node takes stores.
+/// The node's other medium is slow for a moment. A medium of another node takes stores.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_blocks_of_a_medium_that_is_gone_wait_for_a_slow_one() {
     let directory = tempfile::tempdir().unwrap();
     let pool = pool_in(directory.path()).await;
-    // The test does what the demoter does.
+    // The test does the demoter's work.
     pool.term.end();
     let (node, session, _sent) = connected(&pool);
     let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
@@ -104,12 +104,12 @@ async fn the_blocks_of_a_medium_that_is_gone_wait_for_a_slow_one() {
     pool.retire().await;
 }
 
-/// Its node offers it, and then cannot write its superblock.
+/// The node offers the medium, and then cannot write its superblock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copies_on_a_medium_that_cannot_be_attached_count_no_longer() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, medium) = pool_on_medium(directory.path()).await;
-    // The test does what the demoter does.
+    // The test does the demoter's work.
     pool.term.end();
     let (node, session, _sent) = connected(&pool);
     let offered = Use {

@@ -1,11 +1,11 @@
-//! Blocks that come back from media, and leases on them.
+//! Blocks that are loaded from media, and their leases.
 
 use super::super::WINDOW;
 use super::*;
 use crate::replica::BlockId;
 use kvpool_types::GrantId;
 
-/// The node of the block was swept, and a load brought the block back, after a removal had looked it up.
+/// A removal looked the block up. Then the block's node was swept, and a load brought the block back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_removal_takes_a_block_that_came_back_in_another_slot() {
     let directory = tempfile::tempdir().unwrap();
@@ -20,7 +20,7 @@ async fn a_removal_takes_a_block_that_came_back_in_another_slot() {
         .directory
         .remove_by_id(before, Version(7), |_| Verdict::Remove);
     assert!(removed.is_some());
-    // Others take the slot.
+    // Other blocks take the slot.
     for number in 0..4096 {
         publish(&format!("other {number}"), 8);
     }
@@ -32,7 +32,8 @@ async fn a_removal_takes_a_block_that_came_back_in_another_slot() {
     pool.retire().await;
 }
 
-/// The node of the memory is about to leave, or has no session. Its medium is another node's.
+/// The node with the block in memory is about to leave, or has no session. The medium belongs to another
+/// node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_on_a_copy_moves_only_to_memory_that_stays() {
     let directory = tempfile::tempdir().unwrap();

@@ -4,14 +4,14 @@ use super::super::WINDOW;
 use super::*;
 use kvpool_types::{Namespace, NamespaceSettings};
 
-/// The evictor orders stores too. It must not wait for a walk over all blocks.
+/// The evictor orders stores too. It must not wait for a scan of all blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ordering_stores_walks_over_no_blocks() {
     let directory = tempfile::tempdir().unwrap();
     let pool = pool_in(directory.path()).await;
     let has_lost = &pool.tiering.has_lost_copies;
     has_lost.store(true, Ordering::Release);
-    // Without media the demoter's own thread does nothing.
+    // Without media the thread of the demoter does nothing.
     pool.tend_media();
     assert!(
         has_lost.load(Ordering::Acquire),
@@ -26,7 +26,7 @@ async fn ordering_stores_walks_over_no_blocks() {
     pool.retire().await;
 }
 
-/// Who orders transfers has looked at the session a while before.
+/// The session may end between the check of the session and the order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transfer_begins_in_the_session_of_its_medium_alone() {
     let directory = tempfile::tempdir().unwrap();
@@ -56,7 +56,7 @@ async fn a_transfer_begins_in_the_session_of_its_medium_alone() {
     pool.retire().await;
 }
 
-/// The node has a new session already, and offers its medium in a moment.
+/// The node already has a new session, and will offer its medium in a moment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_medium_takes_stores_in_the_present_session_of_its_node_alone() {
     let directory = tempfile::tempdir().unwrap();
@@ -71,7 +71,7 @@ async fn a_medium_takes_stores_in_the_present_session_of_its_node_alone() {
     pool.retire().await;
 }
 
-/// The evictor takes thousands of blocks out of the directory before it notes the first.
+/// The evictor removes thousands of blocks from the directory before it records the first eviction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_ends_while_its_block_is_evicted_leaves_a_copy() {
     let directory = tempfile::tempdir().unwrap();
@@ -99,7 +99,7 @@ async fn a_store_that_ends_while_its_block_is_evicted_leaves_a_copy() {
     pool.retire().await;
 }
 
-/// A put makes its block visible, and then the block enters the line of those that wait for their copies.
+/// A put makes its block visible, and then queues the block for its copy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_may_leave_once_it_was_in_its_line_when_stores_were_ordered() {
     let directory = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ async fn a_block_may_leave_once_it_was_in_its_line_when_stores_were_ordered() {
     pool.retire().await;
 }
 
-/// The journal's thread publishes a block, and ends its put a moment later.
+/// The journal's thread publishes a block, and ends its put a little later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_ends_before_the_put_of_its_block_leaves_a_copy() {
     for (of_put, has_copy) in [(7, true), (8, false)] {
@@ -160,7 +160,7 @@ async fn a_store_that_ends_before_the_put_of_its_block_leaves_a_copy() {
     }
 }
 
-/// A pull brings the block to another node while its copy is written.
+/// A pull copies the block to another node while the block is being stored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_replica_of_a_block_takes_no_copy_from_it() {
     for (of_put, has_copy) in [(7, true), (8, false)] {
@@ -187,7 +187,7 @@ async fn another_replica_of_a_block_takes_no_copy_from_it() {
     }
 }
 
-/// A place that cannot be written is not known before.
+/// An offset that cannot be written is discovered only by a write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_failed_is_tried_once_more() {
     let directory = tempfile::tempdir().unwrap();
@@ -215,7 +215,7 @@ async fn a_store_that_failed_is_tried_once_more() {
     pool.retire().await;
 }
 
-/// The other blocks go to the node's other medium meanwhile.
+/// Meanwhile the other blocks go to the node's other medium.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_that_only_a_slow_medium_takes_waits_for_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -257,7 +257,7 @@ async fn a_block_that_only_a_slow_medium_takes_waits_for_it() {
     pool.retire().await;
 }
 
-/// The medium of the first block's namespace is busy, and that of the second block's has nothing to do.
+/// The medium for the first block's namespace is busy. The medium for the second block's namespace is idle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_goes_to_its_medium_while_another_medium_is_busy() {
     let directory = tempfile::tempdir().unwrap();
@@ -278,7 +278,7 @@ async fn a_block_goes_to_its_medium_while_another_medium_is_busy() {
     let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
     pool.placement.insert(Arc::new(segment));
     node.add_segment(SegmentId(1));
-    // A drain begins with the block that was used last.
+    // A drain begins with the most recently used block.
     for (name, version) in [("b", 8), ("a", 7)] {
         let block = NewBlock {
             namespace: pool.namespace(name).unwrap(),

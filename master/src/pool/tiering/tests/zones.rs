@@ -1,4 +1,4 @@
-//! Copies that move to another zone, or leave with theirs.
+//! Copies that move to another zone, or are dropped with their zone.
 
 use super::*;
 use kvpool_types::GrantId;
@@ -45,7 +45,7 @@ async fn a_copy_that_moves_is_there_at_every_moment() {
     pool.retire().await;
 }
 
-/// A standby that starts reads records again that it has.
+/// A standby that starts may read records a second time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_whose_record_is_read_again_lies_where_it_was() {
     let directory = tempfile::tempdir().unwrap();
@@ -80,7 +80,7 @@ async fn a_copy_that_moves_keeps_its_holders() {
     pool.retire().await;
 }
 
-/// The last stores of a zone end when the next one is begun.
+/// The last stores to a zone may end after the writes went on to the next zone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_that_is_recorded_after_its_zone_was_left_is_not_used_by_that() {
     let directory = tempfile::tempdir().unwrap();
@@ -104,7 +104,7 @@ async fn a_copy_that_is_recorded_after_its_zone_was_left_is_not_used_by_that() {
     assert!(pool.tier.publish(copy_at(0)));
     let left = medium.sealed(0);
     assert!(used_at() <= left, "{:?} is behind {left:?}", used_at());
-    // A use counts, and stays while the copy moves.
+    // A real use counts, and it is kept while the copy moves.
     let used = tick();
     let copies = pool.tier.directory();
     copies.visit(SPACE, &[key.as_ref()], |_, copy| copy.unwrap().touch(used));
@@ -114,7 +114,7 @@ async fn a_copy_that_is_recorded_after_its_zone_was_left_is_not_used_by_that() {
     pool.retire().await;
 }
 
-/// Keeps what the log would do next from taking effect until the sender is dropped.
+/// Delays the effects of later records in the log until the sender is dropped.
 fn hold_log(pool: &Pool) -> std::sync::mpsc::Sender<()> {
     let (release, held) = std::sync::mpsc::channel();
     pool.journal()
@@ -124,7 +124,7 @@ fn hold_log(pool: &Pool) -> std::sync::mpsc::Sender<()> {
     release
 }
 
-/// The block's copy lies in the zone behind the cursor, which is due. It was not used.
+/// The block's copy is in the zone behind the cursor, which is emptied next. The copy was not used.
 fn copy_in_a_zone_that_is_due(pool: &Pool, at: u64) -> Arc<Medium> {
     pool.tier.set_medium(medium_of(1));
     let medium = pool.tier.medium(SegmentId::on_medium(1)).unwrap();
@@ -153,7 +153,7 @@ fn answer_move(
     pool.transfers_done(node, &[(ticket, code)]);
 }
 
-/// Where the block's copy lies.
+/// The location of the block's copy.
 fn lies_at(tier: &Tier) -> Option<u64> {
     let (key, mut at) = (Key::parse("block").unwrap(), None);
     let copies = tier.directory();
@@ -163,7 +163,7 @@ fn lies_at(tier: &Tier) -> Option<u64> {
     at
 }
 
-/// The record of a copy that moved is late, and the session breaks.
+/// The record of a moved copy is late, and the session breaks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_zone_is_emptied_behind_what_an_earlier_session_recorded() {
     const FROM: u64 = 1 << 18;
@@ -212,7 +212,8 @@ async fn a_zone_is_emptied_behind_what_an_earlier_session_recorded() {
     pool.retire().await;
 }
 
-/// The copy of a block at its old place is wrong, or leaves with its zone, while the block is on its way to another.
+/// While a block moves to another offset, the copy at its old offset is found damaged or is dropped with its
+/// zone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_that_is_gone_takes_none_out_of_another_place() {
     const FROM: u64 = 1 << 18;
@@ -253,7 +254,7 @@ async fn a_copy_that_is_gone_takes_none_out_of_another_place() {
     }
 }
 
-/// Between the look at the copy and its removal.
+/// Called between the check of the copy and its removal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_that_has_moved_stays_when_its_old_place_was_read_wrong() {
     let directory = tempfile::tempdir().unwrap();
@@ -270,7 +271,7 @@ async fn a_copy_that_has_moved_stays_when_its_old_place_was_read_wrong() {
     };
     assert!(!pool.tier.copy_gone(&gone(Some(Offset(0)))));
     assert_eq!(lies_at(&pool.tier), Some(8192));
-    // A record of an earlier build.
+    // This is a record of an earlier build.
     assert!(pool.tier.copy_gone(&gone(None)));
     assert_eq!(lies_at(&pool.tier), None);
     pool.retire().await;
@@ -304,7 +305,7 @@ async fn a_pinned_copy_is_loaded_where_the_memory_with_its_block_leaves() {
     pool.retire().await;
 }
 
-/// The medium's node cannot write for a moment. A node that never can keeps no zone.
+/// The medium's node cannot write for a moment. A node that never can must not block the zone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_whose_move_failed_moves_later() {
     const FROM: u64 = 1 << 18;
@@ -337,7 +338,7 @@ async fn a_copy_whose_move_failed_moves_later() {
     }
 }
 
-/// A block that is loaded is recorded only while its copy is there.
+/// A loaded block is recorded only while its copy is in the tier.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_leaves_its_zone_after_its_load() {
     const FROM: u64 = 1 << 18;
