@@ -16,8 +16,11 @@
 //! **Architecture Invariant:** a slow peer is not a dead peer. Silence alone never drops a block
 //! before `drop_after`; it only makes the node suspect.
 
+mod cancellations;
 mod table;
 
+use cancellations::Cancellations;
+pub(crate) use cancellations::UndrainOutcome;
 pub use table::{Judged, Members, Registration};
 
 use crate::clock::BootInstant;
@@ -121,34 +124,6 @@ enum Silence {
     Open,
     /// The master was cut off, and the node has got its one extension.
     Excused,
-}
-
-/// How often operators have cancelled drains of the node in this term.
-#[derive(Clone, Copy, Debug, Default)]
-struct Cancellations {
-    made: u64,
-    /// The number of the last cancellation that the node has confirmed.
-    confirmed: u64,
-}
-
-impl Cancellations {
-    /// The number of the latest cancellation, unless the node has confirmed it.
-    fn open(self) -> Option<u64> {
-        (self.confirmed < self.made).then_some(self.made)
-    }
-}
-
-/// The outcome of the cancellation of a node's drain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum UndrainOutcome {
-    /// The node itself is shutting down, so it continues to drain.
-    Stops,
-    /// The node was draining. It is told that it is back in service.
-    Now,
-    /// Another call has cancelled the drain, and the node has not confirmed it.
-    Unconfirmed,
-    /// The node was not draining.
-    Before,
 }
 
 #[derive(Debug, Default)]
