@@ -212,17 +212,15 @@ impl Agent {
         message: ToSender,
         out: &mut Vec<SenderAction>,
     ) {
-        let ToSender::Decline { tag, code } = message else {
+        let ToSender::Decline { code, .. } = message else {
             return;
         };
         if code == Code::Full {
             self.pins.trip(now, from);
         }
-        // An offer that waits has no room yet: see `gives_up`.
-        if !self.waiting.contains_key(&tag.room) {
-            // The message has no answer.
-            self.senders.take(now, from, message, out);
-        }
+        // An offer that waits ends behind this, or not at all: see `gives_up`. The desk notes the decline in both
+        // cases: the process has no place when the offer opens its room. The message has no answer.
+        self.senders.take(now, from, message, out);
     }
 
     /// The answer to a receiver that asks while its breaker is open: it asks again once the breaker is closed.
