@@ -131,7 +131,7 @@ fn p6_declines_over_a_faulty_network_keep_every_rule() {
     );
     // Few seeds may have none of these. Many have them, or the worlds are not about declines.
     if seeds >= USUALLY {
-        assert!(successes > 0 && declines > 0 && declined > 0);
+        assert!(successes.min(declines).min(declined) > seeds / 10);
         assert!(busy > 0, "a breaker is open now and then");
     }
 }
