@@ -103,7 +103,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a put that waits for its quota makes few passes",
             "the evictor looks again soon while a put waits for its quota",
             "a copy that is recorded after its zone was left was not used since",
-            "half a zone of copies moves for each zone that is emptied",
+            "no more bytes move between zones than new copies have",
         ],
     ),
     (

@@ -134,8 +134,8 @@ impl Pool {
 
     /// The copies to save: they lie in the oldest zone, were used since it was written or are
     /// hard-pinned, and are not in the memory of a node that stays. Pinned copies come first, then the
-    /// latest. All fill at most the written zone's room. Those that are not pinned fill at most half a zone on the
-    /// average.
+    /// latest. All fill at most the written zone's room. Those that are not pinned fill at most as much as new
+    /// copies did.
     fn worth_saving(&self, medium: &Medium) -> Saving {
         let (sealed, now) = (medium.oldest_sealed(), self.now());
         let mut used: Vec<_> = Vec::new();
@@ -212,10 +212,10 @@ impl Pool {
         if !is_pinned && !self.may_write(medium) {
             return Saved::Enough;
         }
-        let Taken::At(offset) = medium.take(block.length, self.directory.next_tick()) else {
+        let now = self.directory.next_tick();
+        let Taken::At(offset) = medium.take_for_move(block.length, now) else {
             return Saved::Enough;
         };
-        medium.moves(block.length);
         self.tiering.admission.wrote(medium.id, block.length);
         let at = |offset| Place {
             medium: medium.id,
