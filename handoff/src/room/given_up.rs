@@ -72,7 +72,7 @@ impl GivenUps {
         if let Some(Until { what: known, .. }) = known {
             left.place = left.place.or(known.place);
             if known.what == LeftWhat::Request {
-                left.what = LeftWhat::Request;
+                (left.what, left.code) = (LeftWhat::Request, known.code);
             }
         }
         if self.left.len() >= self.most && !self.left.contains_key(&key) {

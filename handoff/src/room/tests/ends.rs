@@ -360,7 +360,11 @@ fn a_process_that_declined_and_gives_up_an_attempt_has_declined_still() {
     let (mut desk, mut out, code) = (new_desk(), Vec::new(), Code::Full);
     desk.take(at(0), D, ToSender::Decline { tag: TAG, code }, &mut out);
     desk.hold_back(at(1), D, &offer());
-    desk.take(at(2), D, ToSender::Abort { tag: TAG, code }, &mut out);
+    let abort = ToSender::Abort {
+        tag: TAG,
+        code: Code::Draining,
+    };
+    desk.take(at(2), D, abort, &mut out);
     let tag = RoomTag {
         generation: RoomGeneration(4),
         ..TAG

@@ -252,3 +252,14 @@ async fn records_submitted_under_a_lock_are_answered_behind_it_and_in_order() {
     assert_eq!(order, [0, 1, 2]);
     assert_eq!(logged(store).await, [gone(0), gone(1), gone(2)]);
 }
+
+/// It may run on a thread of a runtime, where no runtime may end.
+#[tokio::test]
+async fn a_submitter_that_uses_the_journal_after_its_end_ends_no_runtime() {
+    let Setup { journal, .. } = &setup(JournalOptions::default()).await;
+    let used = journal.shared.worker.upgrade().unwrap();
+    journal.close().await;
+    assert!(journal.shared.worker.upgrade().is_some(), "it is used");
+    drop(used);
+    assert!(journal.shared.worker.upgrade().is_none());
+}
