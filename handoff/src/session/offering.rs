@@ -23,7 +23,11 @@ use kvpool_types::{Code, Incarnation};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The longest pause of an attempt whose breaker is open. The desk forgets an attempt that does not ask again for
+/// [`DeskOptions::early_ttl`](crate::room::DeskOptions::early_ttl).
+const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// An offer that waits until other offers free their pins.
 pub(super) struct WaitingOffer {
@@ -223,7 +227,8 @@ impl Agent {
         self.senders.take(now, from, message, out);
     }
 
-    /// The answer to a receiver that asks while its breaker is open: it asks again once the breaker is closed.
+    /// The answer to a receiver that asks while its breaker is open: it asks again once the breaker is closed, or
+    /// sooner.
     pub(super) fn held_back(
         &self,
         now: Moment,
@@ -240,7 +245,7 @@ impl Agent {
             // The room took the attempt before: only the answer was lost.
             return None;
         }
-        let retry_after = until - now;
+        let retry_after = (until - now).min(ASK_AGAIN);
         Some(ToReceiver::Busy { tag, retry_after })
     }
 

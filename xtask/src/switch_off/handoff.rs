@@ -184,6 +184,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "an_attempt_that_was_held_back_and_is_served_then_asks_no_more",
     },
     Mechanism {
+        invariant: 8,
+        what: "an attempt that is held back is told to ask while prefill remembers it",
+        file: "handoff/src/session/offering.rs",
+        on: "(until - now).min(ASK_AGAIN)",
+        off: "(until - now).max(ASK_AGAIN)",
+        package: "kvpool-handoff",
+        test: "an_attempt_that_is_held_back_is_told_to_ask_while_prefill_remembers_it",
+    },
+    Mechanism {
         invariant: 9,
         what: "the notes of one process push out none of a process that has few",
         file: "handoff/src/room/given_up.rs",
