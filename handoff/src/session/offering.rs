@@ -208,12 +208,13 @@ impl Agent {
         may_end.then_some(code)
     }
 
-    /// A receiver's process wants nothing of a request. One that lacks pages opens its breaker (row P6).
+    /// A receiver's process wants nothing of a request. One that lacks pages opens its breaker (row P6). `ends_offer`:
+    /// the offer of the request waits, and ends behind this with answers for all that asked: see `gives_up`.
     pub(super) fn declined(
         &mut self,
         now: Moment,
-        from: Incarnation,
-        message: ToSender,
+        (from, message): (Incarnation, ToSender),
+        ends_offer: bool,
         out: &mut Vec<SenderAction>,
     ) {
         let ToSender::Decline { code, .. } = message else {
@@ -222,9 +223,10 @@ impl Agent {
         if code == Code::Full {
             self.pins.trip(now, from);
         }
-        // An offer that waits ends behind this, or not at all: see `gives_up`. The desk notes the decline in both
-        // cases: the process has no place when the offer opens its room. The message has no answer.
-        self.senders.take(now, from, message, out);
+        if !ends_offer {
+            // The process has no place in an offer that goes on. The message has no answer.
+            self.senders.take(now, from, message, out);
+        }
     }
 
     /// The answer to a receiver that asks while its breaker is open: it asks again once the breaker is closed, or

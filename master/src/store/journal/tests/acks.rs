@@ -283,7 +283,7 @@ async fn records_submitted_under_a_lock_are_refused_without_room_and_after_the_e
     submit(1);
     answered(&seen, 1).await;
     let refused = seen.lock().pop();
-    let Some((1, Err(error))) = refused else {
+    let Some((1, Err(error))) = &refused else {
         panic!("{refused:?}");
     };
     assert_eq!(error.code(), Code::StoreFull);
