@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// Zones of a medium that has no need of larger or smaller ones. About one and a half zones hold no copies: the
 /// written zone is partly full, and the next one is emptied ahead of need.
-/// Of 2^n bytes, a 64th would have no room for the header of its last block of 2^m bytes, and would take one block less.
+/// Of 2^n bytes, a 64th has no room for the header of its last block of 2^m bytes, and takes one block less.
 const ZONES: u64 = 62;
 /// Zones of a small medium, whose blocks would not fit into smaller ones.
 const FEW_ZONES: u64 = 32;
