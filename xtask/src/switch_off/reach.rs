@@ -165,6 +165,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a standby takes a block out of the places that it left alone",
             "a load takes a block out of the places that it left alone",
             "a state that is gone is no snapshot",
+            "the journal's own thread ends its runtime",
             "a block whose replicas change is counted all the while",
             "a walk leaves the line of a drain",
             "a removal takes a block that came back in another slot",
