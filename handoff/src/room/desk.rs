@@ -1,6 +1,6 @@
 //! All rooms of one process, and the messages of rooms that it does not have.
 
-use super::given_up::{GivenUps, Left, LeftWhat};
+use super::given_up::{GivenUps, Left, LeftWhat, crowded};
 use super::messages::{RoomOffer, ToReceiver, ToSender};
 use super::receiver::{ReceiverAction, ReceiverEvent, RoomReceiver, RoomReceiverPlan};
 use super::sender::{RoomSender, RoomSenderPlan, SenderAction, SenderEvent};
@@ -364,6 +364,15 @@ impl SenderDesk {
         let most = self.options.early_offers;
         if self.held_back.len() >= most && !self.held_back.contains_key(&attempt) {
             self.held_back.retain(|_, it| now < it.until);
+            let all = self.held_back.keys().map(|(session, _)| *session);
+            if let Some(of) = crowded(all, receiver).filter(|_| self.held_back.len() >= most) {
+                let of_process = self.held_back.iter().filter(|((it, _), _)| *it == of);
+                let oldest = of_process.min_by_key(|(_, it)| it.until);
+                let oldest = oldest.map(|(attempt, _)| *attempt);
+                if let Some(oldest) = oldest {
+                    self.held_back.remove(&oldest);
+                }
+            }
         }
         if self.held_back.len() < most || self.held_back.contains_key(&attempt) {
             let (place, until) = (offer.receiver, now + self.options.early_ttl);
@@ -429,6 +438,10 @@ impl SenderDesk {
         if let ToSender::Decline { code, .. } = message {
             self.declined(now, (session, tag.room), code, out);
             return None;
+        }
+        if matches!(message, ToSender::Offer(_)) {
+            // It asks again. An attempt that is served now asks for no place of the next room of this number.
+            self.held_back.remove(&(session, tag));
         }
         let outcome = self.tombstones.outcome(session, tag);
         let is_open = |room: &RoomSender| room.receiver(session, tag).is_some();
@@ -574,7 +587,7 @@ impl SenderDesk {
                 self.early.retain(|early| {
                     early.until > now && (early.session, early.offer.tag) != (session, tag)
                 });
-                if self.early.len() >= self.options.early_offers {
+                if !self.has_room_for(now, session) {
                     self.hold_back(now, session, &offer);
                     let retry_after = Duration::from_secs(1);
                     return Some(ToReceiver::Busy { tag, retry_after });
@@ -613,6 +626,24 @@ impl SenderDesk {
             | ToSender::Aborted { .. }
             | ToSender::Decline { .. } => None,
         }
+    }
+
+    /// Whether one more early offer of a process is kept. A process that asks for many rooms asks again for one of
+    /// them, where a process that asks for few has no place.
+    fn has_room_for(&mut self, now: Moment, session: Incarnation) -> bool {
+        if self.early.len() < self.options.early_offers {
+            return true;
+        }
+        let all = self.early.iter().map(|early| early.session);
+        let Some(of) = crowded(all, session) else {
+            return false;
+        };
+        // The oldest comes first.
+        if let Some(oldest) = self.early.iter().position(|early| early.session == of) {
+            let EarlyOffer { session, offer, .. } = self.early.remove(oldest);
+            self.hold_back(now, session, &offer);
+        }
+        true
     }
 
     fn bury(&mut self, now: Moment, id: RoomId) {

@@ -39,7 +39,8 @@ struct Until<T> {
     until: Moment,
 }
 
-/// The notes of one desk. Both kinds are bounded in number and time.
+/// The notes of one desk. Both kinds are bounded in number and time. A process that gives up many requests makes the
+/// desk forget its own notes, not those of a process that has few.
 #[derive(Clone, Debug)]
 pub(super) struct GivenUps {
     most: usize,
@@ -63,12 +64,36 @@ impl GivenUps {
         insert(&mut self.refused, self.most, now, room, (code, keep));
     }
 
-    /// Notes that a process gave a request up. A process that had asked keeps its place in the note.
+    /// Notes that a process gave a request up. A process that had asked keeps its place in the note, and one that
+    /// declined the request has declined it still.
     pub(super) fn leave(&mut self, now: Moment, room: RoomId, mut left: Left, keep: Duration) {
         let key = (room, left.session);
         let known = self.left.get(&key).filter(|known| now < known.until);
-        left.place = left.place.or(known.and_then(|known| known.what.place));
+        if let Some(Until { what: known, .. }) = known {
+            left.place = left.place.or(known.place);
+            if known.what == LeftWhat::Request {
+                (left.what, left.code) = (LeftWhat::Request, known.code);
+            }
+        }
+        if self.left.len() >= self.most && !self.left.contains_key(&key) {
+            self.left.retain(|_, it| now < it.until);
+            self.make_room(left.session);
+        }
         insert(&mut self.left, self.most, now, key, (left, keep));
+    }
+
+    /// Forgets the oldest note of the process with the most, where this process has few.
+    fn make_room(&mut self, of: Incarnation) {
+        let all = self.left.keys().map(|(_, session)| *session);
+        let Some(most) = crowded(all, of).filter(|_| self.left.len() >= self.most) else {
+            return;
+        };
+        let notes = self.left.iter();
+        let notes = notes.filter(|((_, session), _)| *session == most);
+        let oldest = notes.min_by_key(|(_, it)| it.until).map(|(key, _)| *key);
+        if let Some(oldest) = oldest {
+            self.left.remove(&oldest);
+        }
     }
 
     /// Why prefill ended a room, while that is kept.
@@ -108,6 +133,22 @@ impl GivenUps {
         let taken = taken.filter(|it| now < it.until);
         taken.map(|it| it.what).collect()
     }
+}
+
+/// The process that has to give up an entry for one more of `own`: the one with the most entries. `None` where `own`
+/// would have as many.
+pub(super) fn crowded(
+    entries: impl Iterator<Item = Incarnation>,
+    own: Incarnation,
+) -> Option<Incarnation> {
+    let mut counts: BTreeMap<Incarnation, usize> = BTreeMap::new();
+    for session in entries {
+        *counts.entry(session).or_default() += 1;
+    }
+    let with_one_more = counts.get(&own).copied().unwrap_or(0) + 1;
+    let most = counts.into_iter().max_by_key(|(_, count)| *count);
+    most.filter(|(_, count)| *count > with_one_more)
+        .map(|(session, _)| session)
 }
 
 /// Adds a note, unless too many others are kept.

@@ -23,7 +23,11 @@ use kvpool_types::{Code, Incarnation};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The longest pause of an attempt whose breaker is open. The desk forgets an attempt that does not ask again for
+/// [`DeskOptions::early_ttl`](crate::room::DeskOptions::early_ttl).
+const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// An offer that waits until other offers free their pins.
 pub(super) struct WaitingOffer {
@@ -204,28 +208,29 @@ impl Agent {
         may_end.then_some(code)
     }
 
-    /// A receiver's process wants nothing of a request. One that lacks pages opens its breaker (row P6).
+    /// A receiver's process wants nothing of a request. One that lacks pages opens its breaker (row P6). `ends_offer`:
+    /// the offer of the request waits, and ends behind this with answers for all that asked: see `gives_up`.
     pub(super) fn declined(
         &mut self,
         now: Moment,
-        from: Incarnation,
-        message: ToSender,
+        (from, message): (Incarnation, ToSender),
+        ends_offer: bool,
         out: &mut Vec<SenderAction>,
     ) {
-        let ToSender::Decline { tag, code } = message else {
+        let ToSender::Decline { code, .. } = message else {
             return;
         };
         if code == Code::Full {
             self.pins.trip(now, from);
         }
-        // An offer that waits has no room yet: see `gives_up`.
-        if !self.waiting.contains_key(&tag.room) {
-            // The message has no answer.
+        if !ends_offer {
+            // The process has no place in an offer that goes on. The message has no answer.
             self.senders.take(now, from, message, out);
         }
     }
 
-    /// The answer to a receiver that asks while its breaker is open: it asks again once the breaker is closed.
+    /// The answer to a receiver that asks while its breaker is open: it asks again once the breaker is closed, or
+    /// sooner.
     pub(super) fn held_back(
         &self,
         now: Moment,
@@ -242,7 +247,7 @@ impl Agent {
             // The room took the attempt before: only the answer was lost.
             return None;
         }
-        let retry_after = until - now;
+        let retry_after = (until - now).min(ASK_AGAIN);
         Some(ToReceiver::Busy { tag, retry_after })
     }
 

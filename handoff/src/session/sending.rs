@@ -162,7 +162,7 @@ impl Agent {
             }
             ToSender::Decline { .. } => {
                 if is_registered {
-                    self.declined(now, from, message, &mut out);
+                    self.declined(now, (from, message), gives_up.is_some(), &mut out);
                 }
                 None
             }

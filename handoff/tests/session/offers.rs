@@ -189,6 +189,29 @@ fn a_process_without_a_place_in_it_ends_no_offer_that_waits() {
     assert_eq!(prefill.session.pinned(), 0);
 }
 
+/// Another process asks for the same place, so the offer goes on for that one.
+#[test]
+fn a_process_that_declined_has_no_place_in_an_offer_that_goes_on() {
+    let (prefill, first, second) = (with_two_pins(&group(1)), decode(), decode());
+    let pins = offer(&prefill, 1, 2);
+    let waits = offer(&prefill, 2, 1);
+    eventually("an offer waits", || prefill.session.waiting_offers() == 1);
+    let declined = pull(&first, &prefill, 2, &[5]);
+    all_is_told(&first, &prefill, 10);
+    let asks = pull(&second, &prefill, 2, &[5]);
+    all_is_told(&second, &prefill, 11);
+    let from = [prefill.address()];
+    let said = (first.session).decline(RoomId(2), &from, DeclineReason::NotWanted);
+    said.unwrap();
+    all_is_told(&first, &prefill, 12);
+    assert_eq!(prefill.session.waiting_offers(), 1);
+    succeeded(&pull(&second, &prefill, 1, &[8, 9]).wait(soon()));
+    succeeded(&asks.wait(soon()));
+    succeeded(&waits.wait(soon()));
+    succeeded(&pins.wait(soon()));
+    assert_eq!(declined.wait(soon()).poll, PollState::Failed);
+}
+
 /// Prefill answers the attempt with Busy, so the end of the first offer does not reach it.
 #[test]
 fn an_offer_that_waits_outlives_the_abort_of_an_attempt_at_an_earlier_one() {

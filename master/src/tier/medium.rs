@@ -131,13 +131,28 @@ impl Medium {
         self.extents.lock()
     }
 
-    /// Takes the next range for a block. `now` is the tick of this moment.
+    /// Takes the next range for a new copy. `now` is the tick of this moment.
     pub fn take(&self, length: Length, now: Tick) -> Taken {
         self.take_beside(Length(0), length, now)
     }
 
-    /// The same, but leaves `reserved` bytes of the written zone, if any, to others.
+    /// The same for a copy that moves out of the oldest zone.
+    pub fn take_for_move(&self, length: Length, now: Tick) -> Taken {
+        self.take_by(Ring::take_for_move, Length(0), length, now)
+    }
+
+    /// Takes the next range for a new copy, but leaves `reserved` bytes of the written zone, if any, to others.
     pub fn take_beside(&self, reserved: Length, length: Length, now: Tick) -> Taken {
+        self.take_by(Ring::take, reserved, length, now)
+    }
+
+    fn take_by(
+        &self,
+        take: fn(&mut Ring, Length) -> Taken,
+        reserved: Length,
+        length: Length,
+        now: Tick,
+    ) -> Taken {
         let Some(footprint) = medium::footprint(length) else {
             return Taken::TooLong;
         };
@@ -146,7 +161,7 @@ impl Medium {
             return Taken::NeedsZone;
         }
         let zone = ring.cursor();
-        let taken = ring.take(footprint);
+        let taken = take(&mut ring, footprint);
         if ring.cursor() != zone
             && let Some(sealed) = self.sealed.lock().get_mut(zone as usize)
         {
@@ -163,12 +178,6 @@ impl Medium {
     /// Bytes of copies that may move to the written zone.
     pub fn room_for_moves(&self) -> Length {
         self.ring.lock().room_for_moves()
-    }
-
-    /// Takes the range of a copy of this length from the allowance for moves to the written zone.
-    pub fn moves(&self, length: Length) {
-        let footprint = medium::footprint(length).unwrap_or(length);
-        self.ring.lock().moves(footprint);
     }
 
     /// The tick at which the writing of the zone behind the cursor ended.

@@ -94,8 +94,26 @@ impl Ring {
         (Offset(start), Offset(start + self.zone))
     }
 
-    /// Takes the next range of `length` bytes.
+    /// Takes the next range of `length` bytes for a new copy.
     pub fn take(&mut self, length: Length) -> Taken {
+        let taken = self.next_range(length);
+        if let Taken::At(_) = taken {
+            let most = self.zone.saturating_mul(MOST_COLLECTED);
+            self.for_moves = self.for_moves.saturating_add(length.0).min(most);
+        }
+        taken
+    }
+
+    /// Takes the next range of `length` bytes for a copy that moves out of the oldest zone.
+    pub fn take_for_move(&mut self, length: Length) -> Taken {
+        let taken = self.next_range(length);
+        if let Taken::At(_) = taken {
+            self.for_moves = self.for_moves.saturating_sub(length.0);
+        }
+        taken
+    }
+
+    fn next_range(&mut self, length: Length) -> Taken {
         if length.0 == 0 || length.0 > self.zone {
             return Taken::TooLong;
         }
@@ -126,22 +144,16 @@ impl Ring {
 
     /// Bytes of copies that may move to the written zone.
     ///
-    /// Each emptied zone allows moves of half a zone. So the writes to a medium are at most twice those of its new
-    /// copies. The unused allowance adds up to `MOST_COLLECTED` zones.
+    /// Each byte of a new copy allows one byte of moves. So the writes to a medium are at most twice those of its
+    /// new copies. The end of a zone that no block fits allows none. The unused allowance adds up to
+    /// `MOST_COLLECTED` zones.
     pub fn room_for_moves(&self) -> Length {
         Length(self.room().0.min(self.for_moves))
     }
 
-    /// Takes `length` bytes from the allowance for a copy that moves to the written zone.
-    pub const fn moves(&mut self, length: Length) {
-        self.for_moves = self.for_moves.saturating_sub(length.0);
-    }
-
     /// Records that the next zone has no copies and no transfers in progress.
-    pub fn emptied(&mut self) {
+    pub const fn emptied(&mut self) {
         self.next_is_empty = true;
-        let most = self.zone.saturating_mul(MOST_COLLECTED);
-        self.for_moves = self.for_moves.saturating_add(self.zone / 2).min(most);
     }
 }
 
@@ -188,26 +200,58 @@ mod tests {
 
     /// The blocks of a chain are used together, and fill the zones in which they were written.
     #[test]
-    fn half_a_zone_moves_on_the_average() {
+    fn no_more_bytes_move_than_new_copies_have() {
         let mut ring = ring();
+        let block = Length(260);
         assert_eq!(ring.room_for_moves(), Length(500));
-        ring.moves(Length(300));
-        assert_eq!(ring.room_for_moves(), Length(200));
-        // Two zones at most are collected. A move needs room in the written zone too.
-        (0..10).for_each(|_| ring.emptied());
-        assert_eq!(ring.room_for_moves(), Length(1000));
-        assert_eq!(ring.take(Length(100)), Taken::At(Offset(2000)));
-        assert_eq!(ring.room_for_moves(), Length(900));
-        ring.moves(Length(900));
-        ring.moves(Length(900));
-        assert_eq!(ring.room_for_moves(), Length(200));
-        ring.moves(Length(900));
-        assert_eq!(ring.room_for_moves(), Length(0));
+        assert_eq!(ring.take(block), Taken::At(Offset(2000)));
+        assert_eq!(
+            ring.room_for_moves(),
+            Length(740),
+            "the zone has no more room"
+        );
+        assert_eq!(ring.take_for_move(block), Taken::At(Offset(2260)));
+        assert_eq!(ring.take_for_move(block), Taken::At(Offset(2520)));
+        // The end of the zone takes no block. Nothing is written there, and nothing moves for it.
         ring.emptied();
+        assert_eq!(ring.take(block), Taken::At(Offset(3000)));
         assert_eq!(ring.room_for_moves(), Length(500));
+        assert_eq!(ring.take_for_move(block), Taken::At(Offset(3260)));
+        assert_eq!(ring.room_for_moves(), Length(240));
+        // The bytes of two zones at most are collected.
+        for _ in 0..10 {
+            ring.emptied();
+            assert!(matches!(ring.take(Length(1000)), Taken::At(_)));
+        }
+        for room in [900, 900, 400] {
+            ring.emptied();
+            assert!(matches!(ring.take(Length(100)), Taken::At(_)));
+            assert_eq!(ring.room_for_moves(), Length(room));
+            assert!(matches!(ring.take_for_move(Length(room)), Taken::At(_)));
+        }
     }
 
     proptest! {
+        #[test]
+        fn moves_at_most_double_the_writes(steps in prop::collection::vec((1u64..1000, any::<bool>()), 1..300)) {
+            let mut ring = ring();
+            let (mut new, mut moved) = (0, 0);
+            for (length, moves) in steps {
+                if moves && length <= ring.room_for_moves().0 {
+                    prop_assert!(matches!(ring.take_for_move(Length(length)), Taken::At(_)));
+                    moved += length;
+                } else {
+                    if ring.take(Length(length)) == Taken::NeedsZone {
+                        ring.emptied();
+                        prop_assert!(matches!(ring.take(Length(length)), Taken::At(_)));
+                    }
+                    new += length;
+                }
+                // A term begins with half a zone.
+                prop_assert!(moved <= new + 500);
+            }
+        }
+
         /// A range is taken again only after its zone was emptied.
         #[test]
         fn no_range_is_taken_twice_without_an_emptying(lengths in prop::collection::vec(1u64..1000, 1..200)) {

@@ -68,6 +68,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "the journal's own thread ends its runtime",
+        file: "master/src/store/journal/worker.rs",
+        on: "        self.runtime = None;\n",
+        off: "",
+        package: "kvpool-master",
+        test: "a_submitter_that_uses_the_journal_after_its_end_ends_no_runtime",
+    },
+    Mechanism {
+        invariant: 5,
         what: "a state that is gone is no snapshot",
         file: "master/src/store/journal/worker.rs",
         on: "if !source.is_there() {",

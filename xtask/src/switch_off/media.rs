@@ -167,12 +167,12 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 8,
-        what: "half a zone of copies moves for each zone that is emptied",
+        what: "no more bytes move between zones than new copies have",
         file: "master/src/tier/ring.rs",
         on: "self.for_moves.saturating_sub(length.0);",
         off: "self.for_moves.saturating_sub(length.0 - length.0);",
         package: "kvpool-master",
-        test: "half_a_zone_moves_on_the_average",
+        test: "no_more_bytes_move_than_new_copies_have",
     },
     Mechanism {
         invariant: 8,

@@ -262,6 +262,119 @@ fn p8_early_declines_are_bounded() {
     assert_eq!(desk.expect(at(30_002), RoomId(4), 1), None, "for 30 s");
 }
 
+fn tag_of(room: u64) -> RoomTag {
+    RoomTag {
+        room: RoomId(room),
+        ..TAG
+    }
+}
+
+/// Every registered process may decline any number, and ask for any.
+#[test]
+fn the_notes_of_one_process_push_out_none_of_a_process_that_has_few() {
+    let options = DeskOptions {
+        early_offers: 3,
+        ..DeskOptions::default()
+    };
+    let (mut desk, mut out, code) = (SenderDesk::new(options), Vec::new(), Code::Full);
+    let decline = |room| ToSender::Decline {
+        tag: tag_of(room),
+        code,
+    };
+    for room in 1..=3 {
+        desk.take(at(room), STRANGER, decline(room), &mut out);
+    }
+    desk.take(at(4), D, decline(4), &mut out);
+    desk.take(at(5), STRANGER, decline(5), &mut out);
+    assert_eq!(desk.expect(at(6), RoomId(1), 1), None, "the oldest goes");
+    assert_eq!(desk.expect(at(6), RoomId(2), 1), Some(code));
+    assert_eq!(desk.expect(at(6), RoomId(4), 1), Some(code));
+    // Offers.
+    let ask_in = |room| {
+        ToSender::Offer(RoomOffer {
+            tag: tag_of(room),
+            ..offer()
+        })
+    };
+    let is_busy = |answer: Option<ToReceiver>| matches!(answer, Some(ToReceiver::Busy { .. }));
+    for room in 11..=13 {
+        let answer = desk.take(at(room), STRANGER, ask_in(room), &mut out);
+        assert_eq!(answer, None);
+    }
+    assert_eq!(desk.take(at(14), D, ask_in(14), &mut out), None);
+    assert!(is_busy(desk.take(at(15), STRANGER, ask_in(11), &mut out)));
+    assert_eq!(desk.take(at(16), D, ask_in(14), &mut out), None);
+    // Attempts that are held back: three of the stranger, and one of the receiver in the place of the oldest.
+    for room in 16..=18 {
+        assert!(is_busy(desk.take(
+            at(room),
+            STRANGER,
+            ask_in(room),
+            &mut out
+        )));
+    }
+    let held = RoomOffer {
+        tag: tag_of(19),
+        ..offer()
+    };
+    desk.hold_back(at(19), D, &held);
+    assert!(is_busy(desk.take(at(20), STRANGER, ask_in(20), &mut out)));
+    let abort = ToSender::Abort {
+        tag: held.tag,
+        code,
+    };
+    desk.take(at(21), D, abort, &mut out);
+    assert_eq!(desk.expect(at(22), RoomId(19), 1), Some(code));
+}
+
+/// Otherwise it has a place of the next room of the number, whose receiver is another process.
+#[test]
+fn an_attempt_that_was_held_back_and_is_served_then_asks_no_more() {
+    let (mut desk, mut out, code) = (new_desk(), Vec::new(), Code::Full);
+    desk.open(at(0), sender_plan(), &mut out).unwrap();
+    desk.hold_back(at(1), D, &offer());
+    assert_eq!(desk.take(at(2), D, ask(), &mut out), None);
+    for event in [SenderEvent::Produced(rectangle()), SenderEvent::ProducedAll] {
+        desk.handle(at(3), TAG.room, event, &mut out);
+    }
+    let writes: Vec<(usize, u32)> = (out.iter())
+        .filter_map(|action| match action {
+            SenderAction::Write { to, id, .. } => Some((*to, *id)),
+            _ => None,
+        })
+        .collect();
+    for (to, id) in writes {
+        let outcome = Ok(Checksum(1));
+        let written = SenderEvent::Written { to, id, outcome };
+        desk.handle(at(4), TAG.room, written, &mut out);
+    }
+    desk.take(at(5), D, ToSender::Complete { tag: TAG }, &mut out);
+    assert_eq!(desk.take_ended(), [(TAG.room, RoomOutcome::Success)]);
+    desk.take(at(6), P, ToSender::Decline { tag: TAG, code }, &mut out);
+    assert_eq!(desk.expect(at(7), TAG.room, 1), Some(code));
+}
+
+/// Its breaker is open, so the attempt was told to ask again later.
+#[test]
+fn a_process_that_declined_and_gives_up_an_attempt_has_declined_still() {
+    let (mut desk, mut out, code) = (new_desk(), Vec::new(), Code::Full);
+    desk.take(at(0), D, ToSender::Decline { tag: TAG, code }, &mut out);
+    desk.hold_back(at(1), D, &offer());
+    let abort = ToSender::Abort {
+        tag: TAG,
+        code: Code::Draining,
+    };
+    desk.take(at(2), D, abort, &mut out);
+    let tag = RoomTag {
+        generation: RoomGeneration(4),
+        ..TAG
+    };
+    let again = ToSender::Offer(RoomOffer { tag, ..offer() });
+    let refused = Some(ToReceiver::Refuse { tag, code });
+    assert_eq!(desk.take(at(3), D, again, &mut out), refused);
+    assert_eq!(desk.expect(at(4), TAG.room, 1), Some(code));
+}
+
 #[test]
 fn a_room_that_never_opened_refuses_those_that_asked_for_it() {
     let (mut out, code) = (Vec::new(), Code::Full);

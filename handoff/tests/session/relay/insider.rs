@@ -5,10 +5,10 @@ use crate::child::group;
 use crate::faults::{reaches, receive};
 use crate::ranks::{PAGES, Rank, soon, succeeded};
 use kvpool_handoff::room::{
-    ChunkBody, PageRectangle, PollState, RoomChunk, RoomGeneration, RoomId, RoomKey, RoomOffer,
-    RoomRoot, RoomTag, ToReceiver, ToSender,
+    ChunkBody, DeskOptions, PageRectangle, PollState, RoomChunk, RoomGeneration, RoomId, RoomKey,
+    RoomOffer, RoomRoot, RoomTag, ToReceiver, ToSender,
 };
-use kvpool_handoff::session::{Receiving, Sending, TransferState};
+use kvpool_handoff::session::{HandoffOptions, PinLimits, Receiving, Sending, TransferState};
 use kvpool_handoff::wire::HandoffMessage;
 use kvpool_transport::peer::{
     Endpoint, EndpointOptions, Letter, LetterBox, LetterOptions, PeerLink, RoomPart, RoomPass,
@@ -401,7 +401,11 @@ struct Prefill {
 
 impl Prefill {
     fn start() -> Self {
-        let rank = Rank::start_with(&group(), 0, 0, patient());
+        Self::start_with(patient())
+    }
+
+    fn start_with(options: HandoffOptions) -> Self {
+        let rank = Rank::start_with(&group(), 0, 0, options);
         let insider = Insider::start();
         let pages = Region::from(vec![BEFORE; 1 << 16]);
         let (mut at, mut views) = (0, Vec::new());
@@ -536,6 +540,34 @@ fn an_answer_reaches_no_other_process_at_the_address_that_its_asker_said() {
     succeeded(&receiving.wait(soon()));
     succeeded(&sending.wait(soon()));
     decode.check(0, &[0]).unwrap();
+}
+
+/// Otherwise its abort would not count, and prefill would wait for it.
+#[test]
+fn an_attempt_that_is_held_back_is_told_to_ask_while_prefill_remembers_it() {
+    let pins = PinLimits {
+        back_off: Duration::from_secs(600),
+        ..PinLimits::default()
+    };
+    let prefill = Prefill::start_with(HandoffOptions { pins, ..patient() });
+    let tag = RoomTag {
+        room: RoomId(9),
+        generation: RoomGeneration(1),
+    };
+    let code = Code::Full;
+    let decline = HandoffMessage::ToSender(ToSender::Decline { tag, code });
+    prefill.insider.says(&prefill.rank, &decline);
+    let asked = prefill.offer(2, |_| {});
+    let retry_after = prefill.insider.hears(|message| match message {
+        HandoffMessage::ToReceiver(ToReceiver::Busy { tag, retry_after }) if tag == asked => {
+            Some(retry_after)
+        }
+        _ => None,
+    });
+    assert!(
+        retry_after < DeskOptions::default().early_ttl,
+        "{retry_after:?}"
+    );
 }
 
 /// A caller that knows of the end may send the same request again at once.

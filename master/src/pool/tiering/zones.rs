@@ -134,8 +134,8 @@ impl Pool {
 
     /// The copies to move from the oldest zone. They were used since the zone was written or are hard-pinned,
     /// and no staying node has them in memory. Pinned copies come first, then the most recently used. All
-    /// together fill at most the written zone's space. The copies without a pin fill at most half a zone on
-    /// average.
+    /// together fill at most the written zone's space. The copies without a pin fill at most as much as new copies
+    /// did.
     fn worth_saving(&self, medium: &Medium) -> Saving {
         let (sealed, now) = (medium.oldest_sealed(), self.now());
         let mut used: Vec<_> = Vec::new();
@@ -212,10 +212,10 @@ impl Pool {
         if !is_pinned && !self.may_write(medium) {
             return Saved::Enough;
         }
-        let Taken::At(offset) = medium.take(block.length, self.directory.next_tick()) else {
+        let now = self.directory.next_tick();
+        let Taken::At(offset) = medium.take_for_move(block.length, now) else {
             return Saved::Enough;
         };
-        medium.moves(block.length);
         self.tiering.admission.wrote(medium.id, block.length);
         let at = |offset| Place {
             medium: medium.id,

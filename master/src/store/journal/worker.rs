@@ -461,6 +461,8 @@ impl Worker {
     fn end(&mut self) -> Vec<oneshot::Sender<()>> {
         self.parts.appender.end();
         self.parts.snapshots.end();
+        // A submitter may drop the rest of the worker, on a thread of another runtime, where no runtime may end.
+        self.runtime = None;
         std::mem::take(&mut self.closers)
     }
 

@@ -252,3 +252,50 @@ async fn records_submitted_under_a_lock_are_answered_behind_it_and_in_order() {
     assert_eq!(order, [0, 1, 2]);
     assert_eq!(logged(store).await, [gone(0), gone(1), gone(2)]);
 }
+
+/// It may run on a thread of a runtime, where no runtime may end.
+#[tokio::test]
+async fn a_submitter_that_uses_the_journal_after_its_end_ends_no_runtime() {
+    let Setup { journal, .. } = &setup(JournalOptions::default()).await;
+    let used = journal.shared.worker.upgrade().unwrap();
+    journal.close().await;
+    assert!(journal.shared.worker.upgrade().is_some(), "it is used");
+    drop(used);
+    assert!(journal.shared.worker.upgrade().is_none());
+}
+
+/// Their callbacks may run within the call, under the locks of the submitter.
+#[tokio::test]
+async fn records_submitted_under_a_lock_are_refused_without_room_and_after_the_end() {
+    let Setup { store, journal, .. } = &setup(JournalOptions::default()).await;
+    let seen = Seen::default();
+    let submit = |id: u32| {
+        let note = note(&seen, id);
+        journal.submit_under(|submitter| submitter.submit_now(vec![gone(id)], note));
+    };
+    store.full.store(true, Ordering::SeqCst);
+    journal.insist(vec![gone(0)], Ack::Durable, note(&seen, 0));
+    let limit = Instant::now() + Duration::from_secs(10);
+    while journal.has_room().is_ok() {
+        assert!(Instant::now() < limit, "the append was not tried");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    submit(1);
+    answered(&seen, 1).await;
+    let refused = seen.lock().pop();
+    let Some((1, Err(error))) = &refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(error.code(), Code::StoreFull);
+    assert!(!error.is_outcome_unknown());
+    store.full.store(false, Ordering::SeqCst);
+    answered(&seen, 1).await;
+    journal.close().await;
+    submit(2);
+    let last = seen.lock().pop();
+    assert!(
+        matches!(last, Some((2, Err(JournalError::Abandoned)))),
+        "{last:?}"
+    );
+    assert_eq!(logged(store).await, [gone(0)]);
+}
