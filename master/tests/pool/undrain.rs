@@ -440,6 +440,7 @@ async fn a_late_word_of_an_earlier_session_brings_no_drain_back() {
     put(&pool, &key(1)).await;
     let _b = join(&pool, "b", 2).await;
     pool.drain_node(&name(), false).await.unwrap();
+    pool.detach(&earlier.node, earlier.session);
     let later = Silent::open(&pool, true).await;
     let cancel = {
         let pool = Arc::clone(&pool);
