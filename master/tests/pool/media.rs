@@ -635,10 +635,12 @@ async fn a_zone_is_not_written_while_a_load_reads_it() {
     for number in 0..blocks {
         put_paced(&pool, number).await;
     }
+    let is_there = present(&pool, 0..blocks).await;
+    let oldest = is_there.iter().position(|is_there| *is_there).unwrap() as u64;
     disk.loads_stall.store(true, Ordering::SeqCst);
     let mut readers = Vec::new();
-    // Neither in memory nor among the oldest copies, which may have left.
-    for number in blocks - 520..blocks - 480 {
+    // Neither in memory nor among the oldest copies, which may leave now.
+    for number in oldest + 30..oldest + 70 {
         let pool = Arc::clone(&pool);
         readers.push(tokio::spawn(async move { comes_back(&pool, number).await }));
     }
