@@ -89,7 +89,7 @@ enum Step<'a> {
     Late(Vec<usize>),
     Reserved {
         items: Vec<usize>,
-        reply: Result<ReserveReply, ControlError>,
+        reply: Result<Box<ReserveReply>, ControlError>,
         /// The id of the request; `None` when no master received it.
         request: Option<u64>,
     },
@@ -168,7 +168,7 @@ impl<'a> PutBatch<'a> {
                     items,
                     reply,
                     request,
-                } => self.reserved(&items, reply, request),
+                } => self.reserved(&items, reply.map(|reply| *reply), request),
                 Step::Wrote {
                     node,
                     writes,
@@ -240,7 +240,7 @@ impl<'a> PutBatch<'a> {
             Step::Reserved {
                 request: (reply.is_ok() || unknown).then_some(name),
                 items,
-                reply,
+                reply: reply.map(Box::new),
             }
         }));
     }

@@ -7,14 +7,14 @@
 //! ```
 //!
 //! * An append is one write and one flush, over bytes that were written before. It needs no space on the disk
-//! and changes no metadata of the filesystem. A failed flush is undone, durably, before any other write. If
-//! that fails too, the store writes nothing more.
+//!   and changes no metadata of the filesystem. A failed flush is undone, durably, before any other write. If
+//!   that fails too, the store writes nothing more.
 //! * A CRC covers every byte. Every file names its store, and every segment names its successor. If a file is
-//! damaged, missing or foreign, the error names it and the position, and the store does not open.
+//!   damaged, missing or foreign, the error names it and the position, and the store does not open.
 //! * A start writes the last segments again before it accepts them, since their bytes may be in the page
-//! cache only.
+//!   cache only.
 //! * The directory is locked while the store is open. A store whose files were moved stops
-//! ([`EmbeddedStore::check`]).
+//!   ([`EmbeddedStore::check`]).
 //!
 //! Architecture invariant: an existing pool never becomes a new one unless the operator has said so
 //! ([`set_aside`]).
