@@ -166,6 +166,9 @@ pub(crate) async fn connect(
     }
 }
 
+/// A call of an ambush, and its key; `None` for any key.
+pub(crate) type Touch = (Option<u64>, Call);
+
 /// One task of one life of a client.
 pub(crate) struct Task {
     pub(crate) load: Arc<Load>,
@@ -209,9 +212,9 @@ impl Task {
     }
 
     /// Makes the calls of ambushes: each for a key, or for any.
-    pub(crate) async fn lie_in_wait(self, calls: mpsc::UnboundedReceiver<(Option<u64>, Call)>) {
+    pub(crate) async fn lie_in_wait(self, calls: mpsc::UnboundedReceiver<Touch>) {
         let calls = UnboundedReceiverStream::new(calls);
-        let make = async |(key, call): (Option<u64>, Call)| {
+        let make = async |(key, call): Touch| {
             let key = key.filter(|key| self.keys.contains(key));
             let key = key.unwrap_or_else(|| self.some_key());
             if !self.load.is_over.load(Ordering::Acquire) {

@@ -99,9 +99,9 @@ pub(crate) fn has_all(world: &World, number: usize, sight: &Sight<'_>) -> Result
     };
     is_like(world, sight, &follower, "that follows the log")?;
     successors.follower = Some((pool.epoch, follower));
-    if successors.comparisons % LOADS == 0 {
+    if successors.comparisons.is_multiple_of(LOADS) {
         // After a crash of the only master a snapshot that was not flushed may be the old one.
-        let reverts = successors.comparisons % (2 * LOADS) == 0;
+        let reverts = successors.comparisons.is_multiple_of(2 * LOADS);
         is_like(world, sight, &load(reverts)?, "that reads the log anew")?;
     }
     Ok(())

@@ -12,11 +12,11 @@ use crate::history::History;
 use crate::kept::Kept;
 use crate::life::Life;
 use crate::link::Dialer;
-use crate::load::{Load, Task, connect};
+use crate::load::{Load, Task, Touch, connect};
 use crate::master::Master;
 use crate::net::{Net, NodePort, master_address, node_address};
 use crate::pins::Pins;
-use crate::plan::{Call, Plan, Process, tenant_name};
+use crate::plan::{Plan, Process, tenant_name};
 use crate::replicas::Replicas;
 use crate::ssd::Ssd;
 use crate::store::Disk;
@@ -176,7 +176,7 @@ pub(crate) struct World {
     clients: Mutex<BTreeMap<usize, Life>>,
     lives: AtomicU64,
     /// Who makes the calls of ambushes.
-    touchers: Mutex<BTreeMap<usize, mpsc::UnboundedSender<(Option<u64>, Call)>>>,
+    touchers: Mutex<BTreeMap<usize, mpsc::UnboundedSender<Touch>>>,
     /// How often an intruder came.
     pub(crate) visits: AtomicU64,
     has_healed: AtomicBool,

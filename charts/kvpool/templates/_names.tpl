@@ -67,7 +67,7 @@ A release of an earlier chart lacks the value after `helm upgrade --reuse-values
 {{- eq (default "IPv4" .Values.ipFamily) "IPv6" | ternary "[::]" "0.0.0.0" -}}
 {{- end }}
 
-{{/* A Service takes the cluster's first family alone unless it asks for both. One family is enough for it then too. */}}
+{{/* A Service takes only the first family of the cluster unless it asks for both. One is then enough too. */}}
 {{- define "kvpool.serviceFamilies" -}}
 {{- if eq (default "IPv4" .Values.ipFamily) "IPv6" -}}
 ipFamilyPolicy: PreferDualStack
