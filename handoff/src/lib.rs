@@ -1,6 +1,6 @@
 //! Direct transfer of KV from a prefill process to a decode process, without the pool.
 //!
-//! References such as "row C7" name rows of the tables in `docs/operations/handoff.md`.
+//! References such as "row C7" name rows of the table in `docs/handoff-rows.md`.
 //!
 //! ```text
 //!  registry ◄──HTTP── prefill, decode        who is where (`bootstrap` serves it)
