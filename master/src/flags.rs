@@ -46,7 +46,8 @@ pub struct Flags {
     #[arg(long, value_name = "HOST:PORT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     http_listen: Option<String>,
-    /// Address of --listen as other machines reach it; required with etcd when listening on 0.0.0.0
+    /// Address of --listen as other machines reach it; required with etcd when listening on 0.0.0.0. HOST is a
+    /// name, an IPv4 address or an IPv6 address: ::1 alone, [::1]:7070 with a port
     /// [default: the listening address, or none on 0.0.0.0]
     #[arg(long, value_name = "HOST[:PORT]")]
     #[serde(skip_serializing_if = "Option::is_none")]

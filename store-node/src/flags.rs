@@ -69,8 +69,9 @@ pub struct Flags {
     /// Listen here for data connections over TCP [default: 127.0.0.1:7072]
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
-    /// Address that clients use to connect; required with --listen 0.0.0.0. To use a loopback address with
-    /// a master on another host, give it here [default: the listening address]
+    /// Address that clients use to connect; required with --listen 0.0.0.0. HOST is a name, an IPv4 address or
+    /// an IPv6 address: ::1 alone, [::1]:7072 with a port. To use a loopback address with a master on another
+    /// host, give it here [default: the listening address]
     #[arg(long, value_name = "HOST[:PORT]")]
     advertise: Option<String>,
     /// Serve /metrics, /healthz and /readyz here [default: 127.0.0.1:7073]
