@@ -137,7 +137,7 @@ codes! {
     /// The node stops, so an operator cannot take it back into service.
     NodeStops = 49, "node_stops", false;
     /// The node has no session, or has not confirmed an order yet.
-    NodeUnheard = 50, "node_unheard", true;
+    NodeUnheard = 50, "node_unheard", false;
 }
 
 impl Code {

@@ -44,6 +44,33 @@ async fn pinned_blocks_on_a_medium_stay_when_they_fill_whole_zones() {
     }
 }
 
+/// The node may be killed, and has the block again if the medium has its copy.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_copy_of_a_pinned_block_in_memory_stays_while_others_are_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 8 * MIB, &disk, 8 * MIB, 256 * KIB).await;
+    wait_for_attachment(&disk).await;
+    put(&pool, 0, &pinned()).await;
+    let pinned_key = key(0);
+    let is_copied = || {
+        let block = pool.describe(SPACE, &[pinned_key.as_ref()]).remove(0);
+        let mut replicas = block.unwrap().replicas.into_iter();
+        replicas.any(|replica| replica.segment.is_on_medium())
+    };
+    let mut number = 1;
+    while !is_copied() {
+        put_paced(&pool, number).await;
+        number += 1;
+    }
+    // Enough to write the medium several times.
+    for number in number..number + 48 * MIB / BLOCK {
+        put_paced(&pool, number).await;
+        until("the copy is there", is_copied).await;
+    }
+}
+
 /// What memory has of it is under suspicion. A node that is gone is the same: its blocks are listed for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pinned_copy_stays_while_nobody_can_read_its_block_in_memory() {

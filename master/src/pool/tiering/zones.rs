@@ -42,8 +42,8 @@ struct ToSave {
     version: Version,
     /// The bytes that it takes in a zone.
     room: Length,
-    /// Whether the copy is hard-pinned. Such a copy is moved even beyond the write budget.
-    is_pinned: bool,
+    /// Whether the copy is hard-pinned and the only place of its block. It moves even beyond the write budget.
+    must_move: bool,
 }
 
 /// The outcome of an order to move a copy.
@@ -132,10 +132,14 @@ impl Pool {
         }
     }
 
-    /// The copies to move from the oldest zone. They were used since the zone was written or are hard-pinned,
-    /// and no staying node has them in memory. Pinned copies come first, then the most recently used. All
-    /// together fill at most the written zone's space. The copies without a pin fill at most as much as new copies
-    /// did.
+    /// The copies to move from the oldest zone:
+    ///
+    /// 1. hard-pinned copies whose block no staying node has in memory. They fill at most the written zone's space.
+    /// 2. other hard-pinned copies. The node with the block in memory may be killed.
+    /// 3. copies that were used since the zone was written and whose block no staying node has in memory, the most
+    ///    recently used first.
+    ///
+    /// The copies of the second and third kind fill at most as much as new copies did.
     fn worth_saving(&self, medium: &Medium) -> Saving {
         let (sealed, now) = (medium.oldest_sealed(), self.now());
         let mut used: Vec<_> = Vec::new();
@@ -149,24 +153,32 @@ impl Pool {
                 let is_here = block.replicas().iter().any(|at| at.segment == medium.id);
                 let is_used = block.tick() > sealed || block.is_leased(now, BootInstant(0));
                 let is_wanted = is_here && (is_pinned || is_used);
-                let rank = (is_pinned, block.tick());
-                is_wanted.then(|| (rank, block.namespace(), block.key(), block.length()))
+                let what = (is_pinned, block.tick());
+                is_wanted.then(|| (what, block.namespace(), block.key(), block.length()))
             };
             let found = self.tier.directory().read_block(copy, version, read);
-            if let Some((rank, namespace, key, length)) = found.flatten()
-                && !self.stays_in_memory(namespace, &key, version)
-            {
-                used.push((Reverse(rank), copy, version, length));
+            let Some(((is_pinned, tick), namespace, key, length)) = found.flatten() else {
+                continue;
+            };
+            let is_in_memory = self.stays_in_memory(namespace, &key, version);
+            if is_pinned || !is_in_memory {
+                let must_move = is_pinned && !is_in_memory;
+                used.push((
+                    Reverse((must_move, is_pinned, tick)),
+                    copy,
+                    version,
+                    length,
+                ));
             }
         }
         used.sort_unstable();
         let (room, for_moves) = (medium.room_in_zone(), medium.room_for_moves());
         let mut saving = Saving::default();
-        for (Reverse((is_pinned, _)), copy, version, length) in used {
+        for (Reverse((must_move, ..)), copy, version, length) in used {
             let Some(taken) = medium::footprint(length) else {
                 continue;
             };
-            let most = match is_pinned {
+            let most = match must_move {
                 true => room.0,
                 false => for_moves.0,
             };
@@ -178,7 +190,7 @@ impl Pool {
                 copy,
                 version,
                 room: taken,
-                is_pinned,
+                must_move,
             });
         }
         saving
@@ -195,7 +207,7 @@ impl Pool {
         let ToSave {
             copy,
             version,
-            is_pinned,
+            must_move,
             ..
         } = next;
         let read = |block: BlockRef<'_>| {
@@ -209,7 +221,7 @@ impl Pool {
         let Some((block, from)) = found.flatten() else {
             return Saved::Goes;
         };
-        if !is_pinned && !self.may_write(medium) {
+        if !must_move && !self.may_write(medium) {
             return Saved::Enough;
         }
         let now = self.directory.next_tick();
