@@ -26,7 +26,7 @@ const CANCELLED: Duration = Duration::from_secs(1);
 /// A block that stays is lost when the node stops, unless the node's SSD has a copy. The node serves until then.
 /// It takes new blocks again after a restart or `kvctl node undrain`. The drain goes on when this command is
 /// interrupted. The command ends well once `kvctl status` shows the node as `drained`: a stop loses no block then.
-/// Its disks are still needed.
+/// Its disks are still needed. The command fails if a stop would lose blocks, unless --allow-loss is given.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
@@ -40,6 +40,9 @@ pub(super) struct Args {
     /// Drain the node also when no other node takes its blocks. The pool takes no puts then
     #[arg(long)]
     force: bool,
+    /// End well also when a stop would lose blocks. The output names their number
+    #[arg(long)]
+    allow_loss: bool,
 }
 
 #[derive(Serialize)]
@@ -90,19 +93,7 @@ pub(super) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         state,
     };
     context.output.show(&outcome, said)?;
-    // Old blocks stay when the other nodes are full. Any other reason is a fault to mend first.
-    anyhow::ensure!(
-        left == 0 || is_full,
-        "{left} blocks would be lost with node {}: mend the cause and run the command again",
-        outcome.node
-    );
-    anyhow::ensure!(
-        left > 0 || outcome.may_stop(),
-        "node {} is {}, and not drained yet: run the command again, or wait until `kvctl status` shows it as drained",
-        outcome.node,
-        outcome.state
-    );
-    Ok(())
+    outcome.check(is_full, args.allow_loss)
 }
 
 fn cancelled(name: &str) -> anyhow::Error {
@@ -232,6 +223,32 @@ impl Outcome {
     fn may_stop(&self) -> bool {
         matches!(self.state.as_str(), "drained" | "gone")
     }
+
+    /// Fails unless a stop of the node loses no block, or loses only blocks whose loss the operator accepts.
+    fn check(&self, is_full: bool, allow_loss: bool) -> anyhow::Result<()> {
+        let node = &self.node;
+        if self.left > 0 {
+            // Old blocks stay when the other nodes are full. Any other reason is a fault to mend first.
+            let remedy = match is_full {
+                true => "add a store node, or make room on the others,",
+                false => "mend the cause",
+            };
+            anyhow::ensure!(
+                allow_loss,
+                "{} blocks would be lost with node {node}: {remedy} and run the command again. To accept their loss, \
+                 repeat it with --allow-loss",
+                output::count(self.left)
+            );
+            return Ok(());
+        }
+        anyhow::ensure!(
+            self.may_stop(),
+            "node {node} is {}, and not drained yet: run the command again, or wait until `kvctl status` shows it as \
+             drained",
+            self.state
+        );
+        Ok(())
+    }
 }
 
 fn said(outcome: &Outcome) -> String {
@@ -288,10 +305,8 @@ async fn wait(
 mod tests {
     use super::*;
 
-    /// An operator stops the node when the command says that it may be stopped.
-    #[test]
-    fn a_drain_says_that_the_node_can_be_stopped_only_when_it_is_drained() {
-        let outcome = |state: &str, left, on_ssd| Outcome {
+    fn outcome(state: &str, left: u64, on_ssd: u64) -> Outcome {
+        Outcome {
             node: "n".into(),
             state: state.into(),
             moved: 3,
@@ -300,7 +315,28 @@ mod tests {
             on_ssd,
             reason: None,
             seconds: 1.0,
-        };
+        }
+    }
+
+    /// A script stops the node when the command succeeds.
+    #[test]
+    fn a_drain_fails_while_a_stop_would_lose_blocks_unless_the_loss_is_accepted() {
+        for is_full in [false, true] {
+            let refused = outcome("draining", 2, 0).check(is_full, false);
+            let why = refused.unwrap_err().to_string();
+            assert!(why.contains("2 blocks would be lost"), "{why}");
+            assert!(why.contains("--allow-loss"), "{why}");
+            assert_eq!(why.contains("add a store node"), is_full, "{why}");
+            assert!(outcome("draining", 2, 0).check(is_full, true).is_ok());
+            assert!(outcome("drained", 0, 4).check(is_full, false).is_ok());
+            // Nobody knows what a stop loses.
+            assert!(outcome("suspect", 0, 0).check(is_full, true).is_err());
+        }
+    }
+
+    /// An operator stops the node when the command says that it may be stopped.
+    #[test]
+    fn a_drain_says_that_the_node_can_be_stopped_only_when_it_is_drained() {
         for (state, left) in [("draining", 0), ("draining", 2), ("suspect", 0)] {
             let outcome = outcome(state, left, 0);
             let text = said(&outcome);
