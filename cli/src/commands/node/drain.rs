@@ -19,13 +19,16 @@ const COUNTED: Duration = Duration::from_secs(30);
 /// How long a node is seen live before its drain counts as cancelled. Another leader sees a draining node live for a
 /// moment, before the node says that it drains.
 const CANCELLED: Duration = Duration::from_secs(1);
+/// How long a node may be silent while it settles. A new leader hears nodes only after a while.
+const SILENT: Duration = Duration::from_secs(15);
 
 /// Move the blocks of a store node to other nodes, and give it no new ones
 ///
 /// Blocks that were used last go first. Blocks on other nodes that were used earlier are evicted for them.
 /// A block that stays is lost when the node stops, unless the node's SSD has a copy. The node serves until then.
 /// It takes new blocks again after a restart or `kvctl node undrain`. The drain goes on when this command is
-/// interrupted. The command ends well once `kvctl status` shows the node as `drained`: a stop loses no block then.
+/// interrupted. For a suspect node the command fails at once, and the drain waits until the node is heard again.
+/// The command ends well once `kvctl status` shows the node as `drained`: a stop loses no block then.
 /// Its disks are still needed. The command fails if a stop would lose blocks, unless --allow-loss is given.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -96,6 +99,25 @@ pub(super) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     outcome.check(is_full, args.allow_loss)
 }
 
+fn unheard(name: &str, state: &str) -> anyhow::Error {
+    anyhow::anyhow!(
+        "node {name} is {state}: the master does not hear it, and cannot drain it now. It drains when the master hears \
+         it again, unless the node restarts or another master leads by then. Run the command again when it is back"
+    )
+}
+
+/// Fails for a node that the master hears no more. Nothing would happen until it is back.
+async fn check_is_heard(client: &Client, name: &str) -> anyhow::Result<()> {
+    let stats = client.stats().await.map_err(control_error)?;
+    anyhow::ensure!(!is_hidden(&stats), HIDDEN);
+    let node = stats.nodes.iter().find(|node| node.name == name);
+    // A new leader hears an unreported node soon.
+    match node.filter(|node| node.state == "suspect") {
+        Some(node) => Err(unheard(name, &node.state)),
+        None => Ok(()),
+    }
+}
+
 fn cancelled(name: &str) -> anyhow::Error {
     anyhow::anyhow!("the drain of node {name} was cancelled: the node takes new blocks")
 }
@@ -127,7 +149,9 @@ async fn move_all(client: &Client, args: &Args, begun: Instant) -> anyhow::Resul
             }
             asked => asked.map_err(control_error)?,
         };
-        has_begun = true;
+        if !std::mem::replace(&mut has_begun, true) {
+            check_is_heard(client, name).await?;
+        }
         let Some(task) = wait(client, task, begun + args.timeout).await? else {
             // The task has ended with its leader. Another one moves what is left, once it has heard from the node
             // that it drains.
@@ -170,6 +194,7 @@ async fn settle(
     let since = Instant::now();
     let most = (since + SETTLES).max(begun + args.timeout);
     let mut live_since = None;
+    let mut silent_since = None;
     let mut counted: Option<(u64, Instant)> = None;
     loop {
         let stats = client.stats().await.map_err(control_error)?;
@@ -197,6 +222,11 @@ async fn settle(
         live_since = (state == "live").then(|| live_since.unwrap_or(now));
         if live_since.is_some_and(|since| now >= since + CANCELLED) {
             return Err(cancelled(name));
+        }
+        let is_silent = matches!(state.as_str(), "suspect" | "unreported");
+        silent_since = is_silent.then(|| silent_since.unwrap_or(now));
+        if silent_since.is_some_and(|since| now >= since + SILENT) {
+            return Err(unheard(name, &state));
         }
         if state == "drained" {
             return Ok(settled(state, 0));
