@@ -174,7 +174,7 @@ async fn a_drain_whose_time_is_over_fails_while_blocks_are_left() {
 /// An operator learns at once that nothing happens, and the drain is not forgotten.
 #[test]
 fn a_drain_of_a_node_that_is_not_heard_says_so_and_begins_when_it_is_back() {
-    let options = Options::default().master(&["--suspect-after", "1s", "--drop-after", "5m"]);
+    let options = Options::default().master(&["--suspect-after", "2s", "--drop-after", "5m"]);
     let mut cluster = Cluster::start(options).unwrap();
     cluster.add_node().unwrap();
     cluster.wait_live(2).unwrap();
