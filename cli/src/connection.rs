@@ -316,7 +316,7 @@ pub(crate) fn no_node(connection: &Connection, nodes: &[NodeStats]) -> String {
         return format!("no store node takes blocks: {}", states.join(", "));
     }
     format!(
-        "no store node has registered with {master}: start one with `kvstore-node --master {master} \
+        "no store node is connected to {master}: start one with `kvstore-node --master {master} \
          --segment SIZE`, or wait until it has touched its memory"
     )
 }

@@ -17,10 +17,12 @@
 //! before `drop_after`; it only makes the node suspect.
 
 mod cancellations;
+mod departure;
 mod table;
 
 use cancellations::Cancellations;
 pub(crate) use cancellations::UndrainOutcome;
+use departure::Departure;
 pub use table::{Judged, Members, Registration};
 
 use crate::clock::BootInstant;
@@ -189,6 +191,7 @@ pub struct StoreNode {
     next_session: AtomicU64,
     /// The faults that the node reports of its token, key and certificate files.
     problems: RwLock<Vec<String>>,
+    pub(crate) departure: Departure,
 }
 
 impl StoreNode {
@@ -225,6 +228,7 @@ impl StoreNode {
             }),
             next_session: AtomicU64::new(1),
             problems: RwLock::default(),
+            departure: Departure::default(),
         }
     }
 

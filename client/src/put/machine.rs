@@ -672,6 +672,7 @@ impl<'a> PutBatch<'a> {
         let message = match (code, self.items.get(at)) {
             (Code::TooLarge, Some(item)) => bounds.too_large(item.length),
             (Code::OverQuota, Some(item)) => bounds.over_quota(item.length),
+            (Code::MemoryQuota | Code::BlocksQuota, _) => bounds.at_quota(code),
             (Code::Full, _) => {
                 "the pool had no room for the block within the put's timeout; wait, or start a store node. \
                  `kvctl status` tells whether guaranteed shares of namespaces exceed the pool"

@@ -7,7 +7,9 @@ use crate::errors::ControlError;
 use crate::locate::{expect_answers, malformed, node_at};
 use kvpool_proto::{Reservation, ReservationColumns, ReserveReply, ReserveRequest};
 use kvpool_types::grant::MAC_BYTES;
-use kvpool_types::{Epoch, Extent, Grant, GrantId, Length, Offset, SegmentId, Setting, Version};
+use kvpool_types::{
+    Code, Epoch, Extent, Grant, GrantId, Length, Offset, SegmentId, Setting, Version,
+};
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,6 +82,24 @@ impl Bounds {
             "the block of {} bytes fits into no segment of the pool{most}; \
              start a store node with a larger --segment",
             length.0
+        )
+    }
+
+    /// The error text for a block that waited in vain for room within a hard quota.
+    pub(super) fn at_quota(&self, code: Code) -> String {
+        // A reply names one setting, which may be that of another block.
+        let limit = match (code, Setting::from_wire(self.quota)) {
+            (Code::MemoryQuota, Some(quota @ Setting::MemoryHard)) => {
+                format!("{quota}, which is {} bytes", self.quota_limit)
+            }
+            (Code::BlocksQuota, Some(quota @ Setting::BlocksHard)) => {
+                format!("{quota}, which is {} blocks", self.quota_limit)
+            }
+            _ => "a hard quota".to_owned(),
+        };
+        format!(
+            "the namespace is at {limit}, and its own blocks could not leave within the put's timeout: raise the quota, \
+             or shorten the leases and pins of its blocks"
         )
     }
 

@@ -130,6 +130,37 @@ async fn a_block_that_can_never_fit_fails_at_once_and_says_what_bounds_it() {
     assert_soon(begun, Duration::from_secs(30));
 }
 
+/// An operator reads which quota is too small, and how large it is.
+#[tokio::test]
+async fn a_put_that_waits_in_vain_for_a_quota_names_it_and_its_value() {
+    let quotas = [
+        (Setting::MemoryHard, 1 << 20, Code::MemoryQuota, "bytes"),
+        (Setting::BlocksHard, 1, Code::BlocksQuota, "blocks"),
+    ];
+    for (setting, limit, code, unit) in quotas {
+        let pool = pool_with(|setup, _| setup.segment_bytes = 4 << 20).await;
+        let hard = NamespaceSettings::default().with(setting, limit);
+        let changed = pool.client.change_namespace("default", &hard, &[]);
+        changed.await.unwrap();
+        let put = async |name: &str| {
+            let options = PutOptions {
+                timeout: Some(Duration::from_millis(500)),
+                hard_pin: true,
+                ..PutOptions::default()
+            };
+            let blocks = vec![block(name, &vec![7; 600 << 10])];
+            pool.client.batch_put(blocks, &options).await.remove(0)
+        };
+        assert_eq!(put("a").await, STORED);
+        let refused = put("b").await.unwrap_err();
+        assert_eq!(refused.code(), code, "{refused}");
+        let said = refused.to_string();
+        let expected = format!("{setting}, which is {limit} {unit}");
+        assert!(said.contains(&expected), "{said}");
+        assert!(said.contains("raise the quota"), "{said}");
+    }
+}
+
 #[tokio::test]
 async fn a_batch_that_was_granted_a_part_asks_for_the_rest_without_a_pause() {
     let pool = pool().await;

@@ -261,11 +261,11 @@ fn silent(node: &NodeFacts) -> Option<Alert> {
                  reaches this master"
             ),
         ),
-        "draining" => (
-            Severity::Notice,
-            AlertKind::NodeDraining,
-            format!("Node {name} drains: it takes no new blocks. No action is needed"),
-        ),
+        "draining" => {
+            let (severity, rest) = draining(node);
+            let message = format!("Node {name} drains: it takes no new blocks. {rest}");
+            (severity, AlertKind::NodeDraining, message)
+        }
         "drained" => (
             Severity::Notice,
             AlertKind::NodeDrained,
@@ -284,6 +284,28 @@ fn silent(node: &NodeFacts) -> Option<Alert> {
         _ => return None,
     };
     Some(Alert::new(severity, kind, name, message))
+}
+
+/// How bad it is that a node is not drained yet, and what to do.
+fn draining(node: &NodeFacts) -> (Severity, String) {
+    // The blocks are not counted while they move.
+    let Some(left) = node.left_blocks.filter(|left| *left > 0) else {
+        let rest = "No action is needed while its blocks move";
+        return (Severity::Notice, rest.to_owned());
+    };
+    if !node.media.is_empty() {
+        let rest = format!(
+            "A stop now would lose {left} blocks. The node copies blocks to its SSD: if this number stays, add a \
+             store node and repeat the drain"
+        );
+        return (Severity::Notice, rest);
+    }
+    let rest = format!(
+        "A stop would lose {left} blocks that no other node took. Add a store node, or make room on the others, and \
+         run `kvctl node drain {}` again",
+        node.name
+    );
+    (Severity::Warning, rest)
 }
 
 fn unfit(medium: &MediumFacts, node: &str) -> Option<Alert> {

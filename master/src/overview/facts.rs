@@ -51,6 +51,8 @@ pub struct NodeFacts {
     pub silent_ms: Option<u64>,
     /// Open data connections, by the last heartbeat.
     pub connections: u64,
+    /// The blocks that a stop of this draining node would lose. `None` while they are not counted.
+    pub left_blocks: Option<u64>,
     /// The fill of its memory.
     #[serde(flatten)]
     pub fill: Fill,
@@ -230,6 +232,7 @@ pub(super) fn add_pool(overview: &mut Overview, pool: &Pool) {
             data_address: node.address().data,
             silent_ms: Some(pool.age_ms(node.last_heard())),
             connections: node.reported().connections,
+            left_blocks: node.left_blocks(),
             fill,
             media,
             problems: node.problems(),

@@ -5,7 +5,7 @@ use super::facts::{self, NodeFacts, Overview};
 use super::history::History;
 use super::listeners::Listeners;
 use crate::leadership::Seat;
-use crate::membership::NodeState;
+use crate::membership::StoreNode;
 use crate::metrics::Totals;
 use crate::metrics::namespaces::MOST;
 use crate::pool::Pool;
@@ -29,13 +29,16 @@ const FAULT_WINDOW: Duration = Duration::from_secs(10);
 /// Puts that waited within this many points count as waiting now.
 const RECENT_POINTS: usize = 3;
 
+/// Nodes by name.
+type Nodes = BTreeMap<String, Arc<StoreNode>>;
+
 #[derive(Debug, Default)]
 struct State {
     history: History,
-    /// The nodes of the last sample with their states, and the nodes dropped since.
+    /// The nodes of the last sample, and the nodes that left since.
     epoch: Epoch,
-    seen: BTreeMap<String, NodeState>,
-    gone: VecDeque<(String, Instant)>,
+    seen: Nodes,
+    gone: VecDeque<(Arc<StoreNode>, Instant)>,
     /// The totals at the start of each window of faults.
     faults: VecDeque<(Instant, Totals)>,
 }
@@ -74,10 +77,12 @@ impl Watch {
         let now = Instant::now();
         let state = self.state.lock();
         if pool.is_some() {
-            let gone = state.gone.iter();
-            let gone =
-                gone.filter(|(name, _)| overview.nodes.iter().all(|node| node.name != *name));
-            let gone: Vec<NodeFacts> = gone.map(|(name, at)| gone_node(name, now, *at)).collect();
+            let gone = state.dropped().filter(|(left, _)| {
+                let is_back = |node: &NodeFacts| node.name == left.name.0;
+                !overview.nodes.iter().any(is_back)
+            });
+            let gone = gone.map(|(node, at)| gone_node(&node.name.0, now, *at));
+            let gone: Vec<NodeFacts> = gone.collect();
             overview.nodes.extend(gone);
         }
         overview.seq = state.history.last();
@@ -153,9 +158,7 @@ impl Watch {
         }
         let present = pool.map(|pool| {
             let nodes = pool.members.all().into_iter();
-            nodes
-                .map(|node| (node.name.0.clone(), node.state()))
-                .collect()
+            nodes.map(|node| (node.name.0.clone(), node)).collect()
         });
         let mut state = self.state.lock();
         state.history.sample(now, totals, used);
@@ -166,26 +169,35 @@ impl Watch {
 }
 
 impl State {
-    /// Notes the nodes that left since the last sample. A node that drained went in order.
-    fn note_nodes(&mut self, epoch: Epoch, present: BTreeMap<String, NodeState>, now: Instant) {
+    /// Notes the nodes that left since the last sample.
+    fn note_nodes(&mut self, epoch: Epoch, present: Nodes, now: Instant) {
         let before = std::mem::replace(&mut self.seen, present);
         if std::mem::replace(&mut self.epoch, epoch) != epoch {
             self.gone.clear();
             return;
         }
-        for (name, state) in before {
-            if !self.seen.contains_key(&name) && state != NodeState::Draining {
-                self.gone.retain(|(other, _)| *other != name);
-                self.gone.push_back((name, now));
+        for (name, node) in before {
+            if !self.seen.contains_key(&name) {
+                self.gone.retain(|(other, _)| other.name != node.name);
+                self.gone.push_back((node, now));
             }
         }
         let seen = &self.seen;
-        self.gone.retain(|(name, at)| {
-            !seen.contains_key(name) && now.saturating_duration_since(*at) < REMEMBERED
+        self.gone.retain(|(node, at)| {
+            !seen.contains_key(&node.name.0) && now.saturating_duration_since(*at) < REMEMBERED
         });
         while self.gone.len() > MOST_GONE {
-            self.gone.pop_front();
+            let is_orderly = |(node, _): &(Arc<StoreNode>, Instant)| node.departure.is_orderly();
+            let first = self.gone.iter().position(is_orderly).unwrap_or(0);
+            self.gone.remove(first);
         }
+    }
+
+    /// The nodes that left, except those that stopped in order and with which no block was lost. The blocks are
+    /// counted after the node has left, so this is asked anew each time.
+    fn dropped(&self) -> impl Iterator<Item = &(Arc<StoreNode>, Instant)> {
+        let gone = self.gone.iter();
+        gone.filter(|(node, _)| !node.departure.is_orderly())
     }
 
     fn note_faults(&mut self, totals: Totals, now: Instant) {
@@ -237,41 +249,72 @@ fn millis(now: Instant, then: Instant) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::BootInstant;
+    use kvpool_types::{GrantKey, Incarnation, NodeName};
 
-    fn present(names: &[&str], state: NodeState) -> BTreeMap<String, NodeState> {
-        names
-            .iter()
-            .map(|name| ((*name).to_owned(), state))
+    fn node(name: &str) -> Arc<StoreNode> {
+        let (name, key) = (NodeName(name.into()), GrantKey([1; 32]));
+        Arc::new(StoreNode::new(name, Incarnation(1), key, BootInstant(0)))
+    }
+
+    fn present(nodes: &[&Arc<StoreNode>]) -> Nodes {
+        let named = nodes.iter().copied();
+        named
+            .map(|node| (node.name.0.clone(), Arc::clone(node)))
             .collect()
     }
 
+    fn dropped(state: &State) -> Vec<&str> {
+        let names = state.dropped().map(|(node, _)| node.name.0.as_str());
+        names.collect()
+    }
+
     #[test]
-    fn a_dropped_node_is_remembered_for_minutes_and_one_that_drained_is_not() {
+    fn a_dropped_node_is_remembered_for_minutes_and_one_that_left_in_order_is_not() {
         let mut state = State::default();
         let start = Instant::now();
         let epoch = Epoch(3);
-        let mut all = present(&["dies", "stays"], NodeState::Suspect);
-        all.extend(present(&["leaves"], NodeState::Draining));
+        let [dies, leaves, loses, stays] = ["dies", "leaves", "loses", "stays"].map(node);
+        let all = present(&[&dies, &leaves, &loses, &stays]);
         state.note_nodes(epoch, all, start);
-        let stays = || present(&["stays"], NodeState::Live);
-        state.note_nodes(epoch, stays(), start);
-        let names: Vec<_> = state.gone.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["dies"]);
-        state.note_nodes(epoch, stays(), start + REMEMBERED);
+        leaves.departure.take_leave();
+        loses.departure.take_leave();
+        state.note_nodes(epoch, present(&[&stays]), start);
+        assert_eq!(dropped(&state), ["dies"]);
+        // The sweep finds the lost blocks later.
+        loses.departure.add_lost(2);
+        assert_eq!(dropped(&state), ["dies", "loses"]);
+        state.note_nodes(epoch, present(&[&stays]), start + REMEMBERED);
         assert!(state.gone.is_empty());
+    }
+
+    #[test]
+    fn nodes_that_left_in_order_take_no_place_of_dropped_ones() {
+        let mut state = State::default();
+        let now = Instant::now();
+        let dies = node("a");
+        let mut all = present(&[&dies]);
+        for number in 0..MOST_GONE {
+            let leaves = node(&format!("b-{number}"));
+            leaves.departure.take_leave();
+            all.insert(leaves.name.0.clone(), leaves);
+        }
+        state.note_nodes(Epoch(1), all, now);
+        state.note_nodes(Epoch(1), Nodes::new(), now);
+        assert_eq!((state.gone.len(), dropped(&state)), (MOST_GONE, vec!["a"]));
     }
 
     #[test]
     fn a_node_that_comes_back_is_not_gone_and_neither_are_those_of_another_term() {
         let mut state = State::default();
         let now = Instant::now();
-        let both = || present(&["a", "b"], NodeState::Live);
-        state.note_nodes(Epoch(1), both(), now);
-        state.note_nodes(Epoch(1), BTreeMap::new(), now);
+        let (a, b) = (node("a"), node("b"));
+        state.note_nodes(Epoch(1), present(&[&a, &b]), now);
+        state.note_nodes(Epoch(1), Nodes::new(), now);
         assert_eq!(state.gone.len(), 2);
-        state.note_nodes(Epoch(1), present(&["a"], NodeState::Live), now);
+        state.note_nodes(Epoch(1), present(&[&a]), now);
         assert_eq!(state.gone.len(), 1);
-        state.note_nodes(Epoch(2), BTreeMap::new(), now);
+        state.note_nodes(Epoch(2), Nodes::new(), now);
         assert!(state.gone.is_empty());
     }
 

@@ -374,10 +374,21 @@ impl Pool {
         self.hidden
             .write()
             .retain(|(segment, ..)| !segments.contains(segment));
-        let sweep = Sweep::new(node.name.clone(), node.incarnation, gone);
+        let sweep = Sweep::new(Arc::clone(node), gone);
         self.sweeps.lock().push_back(sweep);
         self.quarantine.forget(node);
         self.changed.notify_waiters();
-        tracing::warn!(node = %node.name, incarnation = %node.incarnation, "node dropped");
+        // The sweep warns of blocks that are lost.
+        if node.departure.has_taken_leave() {
+            tracing::info!(node = %node.name, incarnation = %node.incarnation, "node has left");
+        } else {
+            tracing::warn!(node = %node.name, incarnation = %node.incarnation, "node dropped");
+        }
+    }
+
+    /// Drops a node that says goodbye, because it stops in order.
+    pub fn said_goodbye(self: &Arc<Self>, node: &Arc<StoreNode>) {
+        node.departure.take_leave();
+        self.drop_node(node);
     }
 }

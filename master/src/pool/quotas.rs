@@ -150,13 +150,15 @@ fn excess(account: &Account, tenant: &Tenant, need: Goal) -> Goal {
 }
 
 impl Pool {
-    /// The hard quota that refuses a block of the namespace as [`Code::OverQuota`], and its value.
-    pub fn refusing_quota(&self, namespace: NamespaceId) -> Option<(Setting, u64)> {
+    /// The hard quota for which a block of the namespace is refused with `code`, and its value. `None` if the code is
+    /// not about a quota.
+    pub fn refusing_quota(&self, namespace: NamespaceId, code: Code) -> Option<(Setting, u64)> {
         let tenant = self.directory.accounts().tenant(namespace)?;
-        // A namespace that may have no block at all refuses every block, whatever its length.
-        let quota = match tenant.get(Setting::BlocksHard) {
-            Some(0) => Setting::BlocksHard,
-            _ => Setting::MemoryHard,
+        let quota = match (code, tenant.get(Setting::BlocksHard)) {
+            // A namespace that may have no block at all refuses every block, whatever its length.
+            (Code::BlocksQuota, _) | (Code::OverQuota, Some(0)) => Setting::BlocksHard,
+            (Code::MemoryQuota | Code::OverQuota, _) => Setting::MemoryHard,
+            _ => return None,
         };
         Some((quota, tenant.get(quota)?))
     }

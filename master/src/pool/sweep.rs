@@ -6,9 +6,10 @@
 
 use super::Pool;
 use crate::directory::Dropped;
+use crate::membership::StoreNode;
 use crate::placement::Segment;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Incarnation, Key, NodeName, SegmentId, Version};
+use kvpool_types::{Key, SegmentId, Version};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +21,7 @@ const STEP: u32 = 4096;
 /// The remaining blocks of one dropped incarnation.
 #[derive(Debug)]
 pub(super) struct Sweep {
-    node: NodeName,
-    incarnation: Incarnation,
+    node: Arc<StoreNode>,
     segments: VecDeque<Arc<Segment>>,
     /// The next slot in the first segment's table.
     place: u32,
@@ -31,13 +31,11 @@ pub(super) struct Sweep {
 
 impl Sweep {
     pub(super) fn new(
-        node: NodeName,
-        incarnation: Incarnation,
+        node: Arc<StoreNode>,
         segments: impl IntoIterator<Item = Arc<Segment>>,
     ) -> Self {
         Self {
             node,
-            incarnation,
             segments: segments.into_iter().collect(),
             place: 0,
             lost: 0,
@@ -109,6 +107,7 @@ impl Pool {
         };
         let lost = dropped.iter().filter(is_lost).count() as u64;
         sweep.lost += lost;
+        sweep.node.departure.add_lost(lost);
         self.metrics.blocks_lost(lost);
         sweep.place = next.unwrap_or(0);
         if next.is_none() {
@@ -120,12 +119,8 @@ impl Pool {
 
 /// A node that leaves in order, with copies of its blocks elsewhere, is no cause for a warning.
 fn log_end(sweep: &Sweep) {
-    let Sweep {
-        node,
-        incarnation,
-        lost,
-        ..
-    } = sweep;
+    let Sweep { node, lost, .. } = sweep;
+    let (node, incarnation) = (&node.name, node.incarnation);
     const TEXT: &str = "blocks of the dropped node removed from the directory";
     if *lost > 0 {
         tracing::warn!(%node, %incarnation, blocks_lost = *lost, "{TEXT}");

@@ -402,7 +402,7 @@ async fn converse(
             },
             FromNode::Undrained(heard) => pool.undrained(node, heard.number),
             FromNode::Goodbye(_) => {
-                pool.drop_node(node);
+                pool.said_goodbye(node);
                 return;
             }
             FromNode::Register(_) => {

@@ -67,7 +67,7 @@ async fn the_copy_of_a_pinned_block_in_memory_stays_while_others_are_written() {
     // Enough to write the medium several times.
     for number in number..number + 48 * MIB / BLOCK {
         put_paced(&pool, number).await;
-        until("the copy is there", is_copied).await;
+        until("the copy is there", &is_copied).await;
     }
 }
 

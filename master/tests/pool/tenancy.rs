@@ -157,12 +157,16 @@ async fn a_put_at_a_quota_whose_blocks_are_leased_waits_and_fails_with_the_quota
     let put = bytes.try_put(10, 9 * BLOCK, Duration::from_secs(60)).await;
     assert_eq!(put, Err(Code::OverQuota));
     let quota = Some((Setting::MemoryHard, 8 * BLOCK));
-    assert_eq!(pool.refusing_quota(bytes.id), quota);
+    assert_eq!(pool.refusing_quota(bytes.id, Code::OverQuota), quota);
+    assert_eq!(pool.refusing_quota(bytes.id, Code::MemoryQuota), quota);
+    assert_eq!(pool.refusing_quota(bytes.id, Code::Full), None);
+    let quota = Some((Setting::BlocksHard, 8));
+    assert_eq!(pool.refusing_quota(blocks.id, Code::BlocksQuota), quota);
     let none = Tenant::new(&pool, "none", &[(Setting::BlocksHard, 0)]).await;
     let put = none.try_put(1, BLOCK, Duration::from_secs(60)).await;
     assert_eq!(put, Err(Code::OverQuota));
     let quota = Some((Setting::BlocksHard, 0));
-    assert_eq!(pool.refusing_quota(none.id), quota);
+    assert_eq!(pool.refusing_quota(none.id, Code::OverQuota), quota);
     assert!(begun.elapsed() < Duration::from_secs(30));
     assert!(
         (0..8).all(|n| bytes.has(n) && blocks.has(n)),

@@ -70,6 +70,10 @@ fn a_wait_for_drains_fails_with_a_token_that_does_not_show_the_nodes() {
         text.contains("shows the node as drained once no such block is left"),
         "{text}"
     );
+    let accepted = run("root", &[&drain[..], &["--allow-loss"]].concat());
+    assert!(accepted.status.success(), "{accepted:?}");
+    let text = String::from_utf8_lossy(&accepted.stdout).into_owned();
+    assert!(text.contains("1 blocks are on this node only"), "{text}");
     let over = wait("operator");
     assert_eq!(over.status.code(), Some(1), "{over:?}");
     let why = String::from_utf8_lossy(&over.stderr).into_owned();

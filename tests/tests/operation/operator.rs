@@ -171,6 +171,34 @@ async fn a_drain_whose_time_is_over_fails_while_blocks_are_left() {
     assert_eq!(told["left"], 0, "{told}");
 }
 
+/// An operator learns at once that nothing happens, and the drain is not forgotten.
+#[test]
+fn a_drain_of_a_node_that_is_not_heard_says_so_and_begins_when_it_is_back() {
+    let options = Options::default().master(&["--suspect-after", "2s", "--drop-after", "5m"]);
+    let mut cluster = Cluster::start(options).unwrap();
+    cluster.add_node().unwrap();
+    cluster.wait_live(2).unwrap();
+    let state = |cluster: &Cluster, wanted: &str| {
+        let wanted = ("node-1".to_owned(), wanted.to_owned());
+        cluster
+            .wait_for("node-1 changes its state", || {
+                Ok(cluster.node_states()?.contains(&wanted))
+            })
+            .unwrap();
+    };
+    cluster.nodes[1].pause().unwrap();
+    state(&cluster, "suspect");
+    let refused = drain(&cluster.master_url(), "node-1", "1m");
+    assert_eq!(code(&refused), Some(1), "{refused:?}");
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        why.contains("node node-1 is suspect: the master does not hear it"),
+        "{why}"
+    );
+    cluster.nodes[1].resume().unwrap();
+    state(&cluster, "drained");
+}
+
 /// The drain does not come back when another term begins, and whoever waits for it hears that it is over.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_that_is_cancelled_ends_for_whoever_waits_for_it_and_for_good() {

@@ -111,6 +111,38 @@ async fn the_overview_follows_a_node_that_joins_fills_hangs_and_dies() {
     drop(client);
 }
 
+fn one_more_sample(cluster: &Cluster) {
+    let before = overview(cluster)["seq"].as_u64().unwrap();
+    soon(cluster, "one more sample", |seen| {
+        seen["seq"].as_u64() > Some(before)
+    });
+}
+
+/// An operator who stops a node in order did no harm, unless blocks were lost with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stops_in_order_is_gone_only_if_blocks_were_lost_with_it() {
+    let mut cluster = Cluster::start(Options::default()).unwrap();
+    let client = cluster.client().await.unwrap();
+    let key = kvpool_tests::blocks::key(1);
+    client.put(&key, vec![7; 1 << 20]).await.unwrap();
+    cluster.add_node().unwrap();
+    cluster.wait_live(2).unwrap();
+    one_more_sample(&cluster);
+    one_more_sample(&cluster);
+    cluster.nodes[1].terminate().unwrap();
+    wait_state(&cluster, "node-1", None);
+    one_more_sample(&cluster);
+    one_more_sample(&cluster);
+    let seen = overview(&cluster);
+    assert!(node(&seen, "node-1").is_none(), "{seen:#}");
+    assert!(!has_alert(&seen, "node_gone", "node-1"), "{seen:#}");
+    cluster.nodes[0].terminate().unwrap();
+    wait_state(&cluster, "node-0", None);
+    soon(&cluster, "a block was lost with node-0", |seen| {
+        has_alert(seen, "node_gone", "node-0")
+    });
+}
+
 #[test]
 fn events_come_once_a_second_and_go_on_where_a_listener_was() {
     let cluster = Cluster::start(Options::default()).unwrap();

@@ -202,11 +202,11 @@ fn a_put_into_a_pool_without_nodes_says_so() {
     let refused = kvctl(&master, &["put", "a", file.to_str().unwrap()]);
     assert_eq!(refused.status.code(), Some(4), "{refused:?}");
     let said = text(&refused.stderr);
-    assert!(said.contains("no store node has registered"), "{said}");
+    assert!(said.contains("no store node is connected"), "{said}");
     assert!(said.contains("kvstore-node"), "what to do: {said}");
     let status = kvctl(&master, &["status"]);
     let shown = text(&status.stdout);
-    assert!(shown.contains("no store node has registered"), "{shown}");
+    assert!(shown.contains("no store node is connected"), "{shown}");
 }
 
 #[test]

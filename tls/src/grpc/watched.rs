@@ -89,14 +89,15 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         }
         let first = buffer.filled().get(before).copied();
         let is_first = !std::mem::replace(&mut this.has_begun, true);
-        if is_first && first.is_some() {
-            REFUSALS.lock().remove(&this.authority);
-        }
+        // Before the refusal is forgotten: the log has it once a minute.
         if is_first && !this.has_tls && first == Some(ALERT) {
             let why = "the port speaks TLS: call it with https://";
             let error = io::Error::new(io::ErrorKind::InvalidData, why);
             this.tell(&error);
             return Poll::Ready(Err(error));
+        }
+        if is_first && first.is_some() {
+            REFUSALS.lock().remove(&this.authority);
         }
         Poll::Ready(read)
     }
@@ -126,10 +127,10 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     /// The second byte that a plain caller reads from a port that sends these.
-    async fn second_of(bytes: &[u8]) -> io::Result<u8> {
+    async fn second_of(authority: &str, bytes: &[u8]) -> io::Result<u8> {
         let (mut server, client) = tokio::io::duplex(64);
         server.write_all(bytes).await?;
-        let mut client = Watched::new(client, "master:7070".to_owned(), false);
+        let mut client = Watched::new(client, authority.to_owned(), false);
         client.read_u8().await?;
         client.read_u8().await
     }
@@ -137,11 +138,31 @@ mod tests {
     #[tokio::test]
     async fn a_plain_caller_of_a_tls_port_is_told_so() {
         let alert = [21, 3, 3, 0, 2, 2, 50];
-        let refused = second_of(&alert).await.unwrap_err();
+        let refused = second_of("master:7070", &alert).await.unwrap_err();
         assert!(refused.to_string().contains("speaks TLS"), "{refused}");
         assert_eq!(refusal("master:7070"), Some(refused.to_string()));
         assert_eq!(refusal("other:7070"), None);
         // Only the first byte says what the port speaks.
-        assert_eq!(second_of(&[0, 21]).await.unwrap(), 21);
+        assert_eq!(second_of("master:7070", &[0, 21]).await.unwrap(), 21);
+    }
+
+    /// A client tries again and again, and an operator reads the reason once.
+    #[tokio::test]
+    async fn a_tls_port_that_is_called_without_tls_again_is_logged_once() {
+        let logged = || {
+            REFUSALS
+                .lock()
+                .get("again:7070")
+                .map(|refusal| refusal.logged)
+        };
+        let alert = [21, 3, 3, 0, 2, 2, 50];
+        second_of("again:7070", &alert).await.unwrap_err();
+        let first = logged();
+        assert!(first.is_some());
+        second_of("again:7070", &alert).await.unwrap_err();
+        assert_eq!(logged(), first);
+        // A port that speaks plain gRPC now has refused nothing.
+        second_of("again:7070", &[0, 21]).await.unwrap();
+        assert_eq!(logged(), None);
     }
 }

@@ -523,6 +523,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "kvctl fails after a drain while a stop would lose blocks",
+        file: "cli/src/commands/node/drain.rs",
+        on: "        if self.left > 0 {\n",
+        off: "        if self.left > 0 && !is_full {\n",
+        package: "kvpool-cli",
+        test: "a_drain_fails_while_a_stop_would_lose_blocks_unless_the_loss_is_accepted",
+    },
+    Mechanism {
+        invariant: 5,
         what: "the word of a cancelled drain is no answer to a stop",
         file: "master/src/membership.rs",
         on: "if cancellations.made == drain && self.drains() {",

@@ -19,14 +19,17 @@ const COUNTED: Duration = Duration::from_secs(30);
 /// How long a node is seen live before its drain counts as cancelled. Another leader sees a draining node live for a
 /// moment, before the node says that it drains.
 const CANCELLED: Duration = Duration::from_secs(1);
+/// How long a node may be silent while it settles. A new leader hears nodes only after a while.
+const SILENT: Duration = Duration::from_secs(15);
 
 /// Move the blocks of a store node to other nodes, and give it no new ones
 ///
 /// Blocks that were used last go first. Blocks on other nodes that were used earlier are evicted for them.
 /// A block that stays is lost when the node stops, unless the node's SSD has a copy. The node serves until then.
 /// It takes new blocks again after a restart or `kvctl node undrain`. The drain goes on when this command is
-/// interrupted. The command ends well once `kvctl status` shows the node as `drained`: a stop loses no block then.
-/// Its disks are still needed.
+/// interrupted. For a suspect node the command fails at once, and the drain waits until the node is heard again.
+/// The command ends well once `kvctl status` shows the node as `drained`: a stop loses no block then.
+/// Its disks are still needed. The command fails if a stop would lose blocks, unless --allow-loss is given.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
@@ -40,6 +43,9 @@ pub(super) struct Args {
     /// Drain the node also when no other node takes its blocks. The pool takes no puts then
     #[arg(long)]
     force: bool,
+    /// End well also when a stop would lose blocks. The output names their number
+    #[arg(long)]
+    allow_loss: bool,
 }
 
 #[derive(Serialize)]
@@ -90,19 +96,26 @@ pub(super) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         state,
     };
     context.output.show(&outcome, said)?;
-    // Old blocks stay when the other nodes are full. Any other reason is a fault to mend first.
-    anyhow::ensure!(
-        left == 0 || is_full,
-        "{left} blocks would be lost with node {}: mend the cause and run the command again",
-        outcome.node
-    );
-    anyhow::ensure!(
-        left > 0 || outcome.may_stop(),
-        "node {} is {}, and not drained yet: run the command again, or wait until `kvctl status` shows it as drained",
-        outcome.node,
-        outcome.state
-    );
-    Ok(())
+    outcome.check(is_full, args.allow_loss)
+}
+
+fn unheard(name: &str, state: &str) -> anyhow::Error {
+    anyhow::anyhow!(
+        "node {name} is {state}: the master does not hear it, and cannot drain it now. It drains when the master hears \
+         it again, unless the node restarts or another master leads by then. Run the command again when it is back"
+    )
+}
+
+/// Fails for a node that the master hears no more. Nothing would happen until it is back.
+async fn check_is_heard(client: &Client, name: &str) -> anyhow::Result<()> {
+    let stats = client.stats().await.map_err(control_error)?;
+    anyhow::ensure!(!is_hidden(&stats), HIDDEN);
+    let node = stats.nodes.iter().find(|node| node.name == name);
+    // A new leader hears an unreported node soon.
+    match node.filter(|node| node.state == "suspect") {
+        Some(node) => Err(unheard(name, &node.state)),
+        None => Ok(()),
+    }
 }
 
 fn cancelled(name: &str) -> anyhow::Error {
@@ -136,7 +149,9 @@ async fn move_all(client: &Client, args: &Args, begun: Instant) -> anyhow::Resul
             }
             asked => asked.map_err(control_error)?,
         };
-        has_begun = true;
+        if !std::mem::replace(&mut has_begun, true) {
+            check_is_heard(client, name).await?;
+        }
         let Some(task) = wait(client, task, begun + args.timeout).await? else {
             // The task has ended with its leader. Another one moves what is left, once it has heard from the node
             // that it drains.
@@ -179,6 +194,7 @@ async fn settle(
     let since = Instant::now();
     let most = (since + SETTLES).max(begun + args.timeout);
     let mut live_since = None;
+    let mut silent_since = None;
     let mut counted: Option<(u64, Instant)> = None;
     loop {
         let stats = client.stats().await.map_err(control_error)?;
@@ -207,6 +223,11 @@ async fn settle(
         if live_since.is_some_and(|since| now >= since + CANCELLED) {
             return Err(cancelled(name));
         }
+        let is_silent = matches!(state.as_str(), "suspect" | "unreported");
+        silent_since = is_silent.then(|| silent_since.unwrap_or(now));
+        if silent_since.is_some_and(|since| now >= since + SILENT) {
+            return Err(unheard(name, &state));
+        }
         if state == "drained" {
             return Ok(settled(state, 0));
         }
@@ -231,6 +252,32 @@ async fn settle(
 impl Outcome {
     fn may_stop(&self) -> bool {
         matches!(self.state.as_str(), "drained" | "gone")
+    }
+
+    /// Fails unless a stop of the node loses no block, or loses only blocks whose loss the operator accepts.
+    fn check(&self, is_full: bool, allow_loss: bool) -> anyhow::Result<()> {
+        let node = &self.node;
+        if self.left > 0 {
+            // Old blocks stay when the other nodes are full. Any other reason is a fault to mend first.
+            let remedy = match is_full {
+                true => "add a store node, or make room on the others,",
+                false => "mend the cause",
+            };
+            anyhow::ensure!(
+                allow_loss,
+                "{} blocks would be lost with node {node}: {remedy} and run the command again. To accept their loss, \
+                 repeat it with --allow-loss",
+                output::count(self.left)
+            );
+            return Ok(());
+        }
+        anyhow::ensure!(
+            self.may_stop(),
+            "node {node} is {}, and not drained yet: run the command again, or wait until `kvctl status` shows it as \
+             drained",
+            self.state
+        );
+        Ok(())
     }
 }
 
@@ -288,10 +335,8 @@ async fn wait(
 mod tests {
     use super::*;
 
-    /// An operator stops the node when the command says that it may be stopped.
-    #[test]
-    fn a_drain_says_that_the_node_can_be_stopped_only_when_it_is_drained() {
-        let outcome = |state: &str, left, on_ssd| Outcome {
+    fn outcome(state: &str, left: u64, on_ssd: u64) -> Outcome {
+        Outcome {
             node: "n".into(),
             state: state.into(),
             moved: 3,
@@ -300,7 +345,28 @@ mod tests {
             on_ssd,
             reason: None,
             seconds: 1.0,
-        };
+        }
+    }
+
+    /// A script stops the node when the command succeeds.
+    #[test]
+    fn a_drain_fails_while_a_stop_would_lose_blocks_unless_the_loss_is_accepted() {
+        for is_full in [false, true] {
+            let refused = outcome("draining", 2, 0).check(is_full, false);
+            let why = refused.unwrap_err().to_string();
+            assert!(why.contains("2 blocks would be lost"), "{why}");
+            assert!(why.contains("--allow-loss"), "{why}");
+            assert_eq!(why.contains("add a store node"), is_full, "{why}");
+            assert!(outcome("draining", 2, 0).check(is_full, true).is_ok());
+            assert!(outcome("drained", 0, 4).check(is_full, false).is_ok());
+            // Nobody knows what a stop loses.
+            assert!(outcome("suspect", 0, 0).check(is_full, true).is_err());
+        }
+    }
+
+    /// An operator stops the node when the command says that it may be stopped.
+    #[test]
+    fn a_drain_says_that_the_node_can_be_stopped_only_when_it_is_drained() {
         for (state, left) in [("draining", 0), ("draining", 2), ("suspect", 0)] {
             let outcome = outcome(state, left, 0);
             let text = said(&outcome);

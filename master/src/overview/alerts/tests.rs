@@ -75,6 +75,47 @@ fn each_state_of_a_node_but_live_has_its_alert_with_the_name_and_an_action() {
     assert!(alerts[0].message.contains("4 s"), "{alerts:?}");
 }
 
+/// An operator stops a node that needs no action.
+#[test]
+fn a_draining_node_whose_stop_would_lose_blocks_says_how_many_and_what_to_do() {
+    let drains = |left_blocks, has_media: bool| {
+        let mut pool = healthy();
+        let mut node = node("draining");
+        node.left_blocks = left_blocks;
+        if has_media {
+            node.media.push(MediumFacts {
+                id: "m".to_owned(),
+                state: "ready",
+                capacity_bytes: 1,
+                used_bytes: 0,
+                copies: 0,
+            });
+        }
+        pool.nodes.push(node);
+        let mut alerts = judged(pool, &Recent::default());
+        assert_eq!(alerts.len(), 1, "{alerts:?}");
+        alerts.remove(0)
+    };
+    for left in [None, Some(0)] {
+        let alert = drains(left, false);
+        assert_eq!(alert.severity, Severity::Notice);
+        let message = alert.message;
+        assert!(message.contains("No action is needed"), "{message}");
+        assert!(!message.contains("lose"), "{message}");
+    }
+    for (has_media, severity) in [(false, Severity::Warning), (true, Severity::Notice)] {
+        let alert = drains(Some(301), has_media);
+        assert_eq!(alert.severity, severity);
+        let message = alert.message;
+        assert!(message.contains("would lose 301 blocks"), "{message}");
+        assert!(
+            message.to_lowercase().contains("add a store node"),
+            "{message}"
+        );
+        assert!(!message.contains("action is needed"), "{message}");
+    }
+}
+
 #[test]
 fn a_pool_without_a_live_node_comes_first() {
     let mut ill = healthy();

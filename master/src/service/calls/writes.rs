@@ -98,11 +98,12 @@ impl Calls {
             true => self.pool.longest_block(),
             false => 0,
         };
-        let (quota, quota_limit) = match has(Code::OverQuota) {
-            true => self.pool.refusing_quota(caller.namespace),
-            false => None,
-        }
-        .map_or((0, 0), |(quota, limit)| (quota.to_wire(), limit));
+        let of_quotas = [Code::OverQuota, Code::MemoryQuota, Code::BlocksQuota];
+        let (quota, quota_limit) = of_quotas
+            .into_iter()
+            .find(|code| has(*code))
+            .and_then(|code| self.pool.refusing_quota(caller.namespace, code))
+            .map_or((0, 0), |(quota, limit)| (quota.to_wire(), limit));
         let grant_ttl_ms = millis(self.pool.grant_ttl(options.grant_ttl));
         let epoch = self.pool.epoch;
         let mut signing = Signing::new(epoch, self.pool.placement.segments());
