@@ -97,12 +97,37 @@ impl Cli {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+    use clap::{CommandFactory, FromArgMatches};
+    use std::time::Duration;
 
     #[test]
     fn the_command_line_is_consistent_and_help_lists_the_exit_codes() {
         Cli::command().debug_assert();
         assert!(LONG_HELP.ends_with(exit::HELP), "one list of exit codes");
+    }
+
+    /// The calls of a command that waits have a timeout of their own.
+    #[test]
+    fn the_time_that_a_command_waits_is_not_the_timeout_of_its_calls() {
+        let times = |line: &str| {
+            let matches = Cli::command().try_get_matches_from(line.split(' '));
+            let matches = matches.unwrap_or_else(|error| panic!("{line}: {error}"));
+            let (_, node) = matches.subcommand().unwrap();
+            let (_, command) = node.subcommand().unwrap();
+            let wait: Duration = *command.get_one("wait").unwrap();
+            let cli = Cli::from_arg_matches(&matches).unwrap();
+            let call = cli.context.connection.timeout;
+            (wait.as_millis(), call.as_millis())
+        };
+        for command in ["drain n", "wait"] {
+            let times =
+                |before: &str, after: &str| times(&format!("kvctl{before} node {command}{after}"));
+            assert_eq!(times("", ""), (300_000, 10_000));
+            assert_eq!(times("", " --timeout 0s"), (0, 10_000));
+            assert_eq!(times("", " --timeout 3ms"), (3, 10_000));
+            assert_eq!(times(" --timeout 2s", " --timeout 1m"), (60_000, 2_000));
+            assert_eq!(times("", " --call-timeout 2s"), (300_000, 2_000));
+        }
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use crate::exit;
 use anyhow::Context as _;
-use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use clap::{Arg, Args};
 use kvpool_client::{
     BadMaster, Client, ClientFiles, ConnectError, ControlError, Credentials, DEFAULT_MASTER,
     GetError, NodeStats, Options, PoolStats, PutError, RemoveError, Timeouts, TransportChoice,
@@ -42,7 +42,7 @@ pub struct Connection {
     #[arg(long, global = true, env = "KVPOOL_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Timeout of one operation, such as 500ms or 10s
-    #[arg(long, global = true, value_name = "TIME", value_parser = parse_timeout, default_value = "10s")]
+    #[arg(long, global = true, value_name = "TIME", value_parser = parse_timeout, default_value = CALL_TIMEOUT)]
     pub timeout: Duration,
     /// Certificates of the authority that signs the pool's certificates, for https:// and tls:// addresses
     #[arg(long, global = true, env = "KVPOOL_TLS_CA", value_name = "PEM")]
@@ -215,7 +215,22 @@ impl Connection {
 /// The longest timeout of an operation: gRPC knows no time without end.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
-fn parse_timeout(text: &str) -> Result<Duration, String> {
+/// The default of the timeout of an operation.
+const CALL_TIMEOUT: &str = "10s";
+
+/// The timeout of one operation, for a command whose `--timeout` is the time that it waits. The id is that of
+/// [`Connection::timeout`], so clap does not add that option to the command, and passes the value on to it.
+pub(crate) fn call_timeout() -> Arg {
+    Arg::new("timeout")
+        .long("call-timeout")
+        .value_name("TIME")
+        .value_parser(parse_timeout)
+        .default_value(CALL_TIMEOUT)
+        .help("Timeout of one operation, such as 500ms or 10s")
+        .help_heading("Connection")
+}
+
+pub(crate) fn parse_timeout(text: &str) -> Result<Duration, String> {
     let timeout = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     match timeout <= LONGEST_TIMEOUT {
         true => Ok(timeout),

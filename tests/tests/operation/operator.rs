@@ -158,6 +158,16 @@ async fn a_drain_whose_time_is_over_fails_while_blocks_are_left() {
     // The only node that could take the blocks answers nothing.
     cluster.nodes[1].pause().unwrap();
     let late = drain(&cluster.master_url(), "node-0", "1s");
+    // A time that is shorter than a call, and none at all.
+    for time in ["3ms", "0s"] {
+        let begun = drain(&cluster.master_url(), "node-0", time);
+        assert_eq!(code(&begun), Some(1), "{begun:?}");
+        let told: serde_json::Value = serde_json::from_slice(&begun.stdout).unwrap();
+        assert_eq!(
+            (&told["moved"], &told["state"]),
+            (&0.into(), &"draining".into())
+        );
+    }
     cluster.nodes[1].signal(Signal::CONT).unwrap();
     assert_eq!(code(&late), Some(1), "{late:?}");
     let told: serde_json::Value = serde_json::from_slice(&late.stdout).unwrap();

@@ -1,6 +1,6 @@
 //! `kvctl node drain`.
 
-use crate::connection::{HIDDEN, control_error, is_hidden};
+use crate::connection::{HIDDEN, call_timeout, control_error, is_hidden, parse_timeout};
 use crate::context::Context;
 use crate::output;
 use anyhow::bail;
@@ -31,14 +31,14 @@ const SILENT: Duration = Duration::from_secs(15);
 /// The command ends well once `kvctl status` shows the node as `drained`: a stop loses no block then.
 /// Its disks are still needed. The command fails if a stop would lose blocks, unless --allow-loss is given.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(arg = call_timeout(), after_help = "\
 Example:
   kvctl node drain node-2 --timeout 2m && systemctl stop kvstore-node")]
 pub(super) struct Args {
     /// The node's name, as `kvctl status` shows it
     name: String,
-    /// Stop moving blocks after this long
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration)]
+    /// Stop moving blocks after this long; 0s begins the drain and does not wait for it
+    #[arg(id = "wait", long = "timeout", value_name = "TIME", default_value = "5m", value_parser = parse_timeout)]
     timeout: Duration,
     /// Drain the node also when no other node takes its blocks. The pool takes no puts then
     #[arg(long)]
@@ -192,7 +192,12 @@ async fn settle(
 ) -> anyhow::Result<Settled> {
     let name = &args.name;
     let since = Instant::now();
-    let most = (since + SETTLES).max(begun + args.timeout);
+    let settles = if args.timeout.is_zero() {
+        Duration::ZERO
+    } else {
+        SETTLES
+    };
+    let most = (since + settles).max(begun + args.timeout);
     let mut live_since = None;
     let mut silent_since = None;
     let mut counted: Option<(u64, Instant)> = None;

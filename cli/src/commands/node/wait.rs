@@ -1,6 +1,6 @@
 //! `kvctl node wait`.
 
-use crate::connection::{HIDDEN, control_error, is_hidden};
+use crate::connection::{HIDDEN, call_timeout, control_error, is_hidden, parse_timeout};
 use crate::context::Context;
 use anyhow::bail;
 use kvpool_client::NodeStats;
@@ -19,15 +19,15 @@ const POLL: Duration = Duration::from_millis(200);
 /// --timeout has passed first, it fails and names the nodes that drain still. It also fails, and names the nodes,
 /// if drains that it waited for were cancelled.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(arg = call_timeout(), after_help = "\
 Example:
   kvctl --master http://127.0.0.1:7070 node wait --settle 3s --timeout 1m")]
 pub(super) struct Args {
     /// How long no node must have been seen draining
-    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_timeout)]
     settle: Duration,
-    /// The longest time to wait
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration)]
+    /// The longest time to wait; 0s looks once
+    #[arg(id = "wait", long = "timeout", value_name = "TIME", default_value = "5m", value_parser = parse_timeout)]
     timeout: Duration,
 }
 
