@@ -9,6 +9,7 @@ use kvpool_client::{
     GetError, NodeStats, Options, PoolStats, PutError, RemoveError, Timeouts, TransportChoice,
     parse_master,
 };
+use kvpool_tls::ClientTls;
 use kvpool_types::Code;
 use kvpool_types::namespace::Namespace;
 use serde::Serialize;
@@ -139,10 +140,19 @@ impl Connection {
         arguments
     }
 
-    /// The caller's token, or none.
-    pub(crate) fn credentials(&self) -> Credentials {
+    /// The caller's token, or none. Fails if the named file holds none.
+    pub(crate) fn credentials(&self) -> anyhow::Result<Credentials> {
+        self.check_token_file()?;
         let file = self.token_file.as_ref();
-        file.map_or_else(Credentials::default, |file| Credentials::file(file))
+        Ok(file.map_or_else(Credentials::default, |file| Credentials::file(file)))
+    }
+
+    /// Fails if a named file cannot be used, as a command does that connects.
+    pub(crate) fn check_files(&self) -> anyhow::Result<()> {
+        self.check_token_file()?;
+        let opened = ClientTls::open(&self.tls());
+        let opened = opened.map_err(|error| connect_error(ConnectError::Tls(error.to_string())));
+        opened.map(drop)
     }
 
     /// Whom to trust, and what to present.

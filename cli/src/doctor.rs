@@ -30,8 +30,9 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Inspects this host and the pool.
+    /// Inspects this host and the pool. Fails if a file that `connection` names cannot be used.
     pub(crate) async fn make(connection: &Connection) -> anyhow::Result<Self> {
+        connection.check_files()?;
         let (host, fabric) = tokio::task::spawn_blocking(Host::read).await?;
         let pool = Pool::inspect(connection, &host, fabric.as_ref()).await;
         let findings = findings::of(&host, &pool, connection);
@@ -62,6 +63,7 @@ pub async fn no_rdma(connection: &Connection) -> anyhow::Result<Option<String>> 
         return Ok(host.rdma.reason);
     }
     // A block can be placed on any node, so RDMA must reach all of them.
+    connection.check_files()?;
     let nodes = pool::nodes_by(connection, Transport::Rdma).await?;
     Ok(nodes.iter().find_map(|node| {
         let way = node

@@ -9,7 +9,7 @@ pub(crate) async fn status(
     connection: &Connection,
     timeout: Duration,
 ) -> anyhow::Result<ClusterStatus> {
-    let (tls, credentials) = (connection.tls(), connection.credentials());
+    let (tls, credentials) = (connection.tls(), connection.credentials()?);
     let status = cluster_status(&connection.masters(), &tls, timeout, &credentials).await;
     Ok(with_addresses(status.map_err(connect_error)?))
 }

@@ -10,6 +10,7 @@ use crate::masters;
 use crate::output::{self, Format};
 use crate::stats::percent;
 use kvpool_client::PoolStats;
+use kvpool_types::Causes;
 use rates::{HitRate, Rates};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -153,7 +154,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         Ok(None) => {}
         Ok(Some(why)) => wrong.insert(0, why),
         Err(error) => wrong.push(format!(
-            "no master says whether the leader takes puts: {error:#}"
+            "no master says whether the leader takes puts: {}",
+            Causes(error.as_ref())
         )),
     }
     let status = Status {

@@ -80,7 +80,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
 async fn ask(context: &Context) -> anyhow::Result<Value> {
     let connection = &context.connection;
     let timeout = TIMEOUT.min(connection.timeout);
-    let (tls, credentials) = (connection.tls(), connection.credentials());
+    let (tls, credentials) = (connection.tls(), connection.credentials()?);
     let (told_by, json) = cluster_overview(&connection.masters(), &tls, timeout, &credentials)
         .await
         .map_err(connect_error)?;

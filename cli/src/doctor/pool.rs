@@ -8,7 +8,7 @@ use futures::future::join_all;
 use kvpool_client::{Client, ConnectError, Options, PoolStats, TransportChoice};
 use kvpool_tls::ClientTls;
 use kvpool_transport::rdma::Fabric;
-use kvpool_types::{Code, Token};
+use kvpool_types::{Causes, Code, Token};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,7 +65,7 @@ pub(crate) struct Master {
 impl Failure {
     fn of(error: &anyhow::Error) -> Self {
         Self {
-            reason: format!("{error:#}"),
+            reason: Causes(error.as_ref()).to_string(),
             unreachable: error.is::<exit::Unreachable>(),
         }
     }
@@ -94,11 +94,12 @@ impl Pool {
         let found = async {
             pool.ask_masters(connection).await?;
             let (client, stats) = stats(connection).await?;
+            let credentials = connection.credentials()?;
             pool.problems = media::problems(&stats.media);
             pool.problems.extend(shares::problem(&stats));
             pool.problems.extend(tokens::problems(&stats));
             pool.is_hidden = is_hidden(&stats);
-            pool.has_token = !connection.credentials().current().token.as_str().is_empty();
+            pool.has_token = !credentials.current().token.as_str().is_empty();
             pool.takes_strangers = match pool.has_token {
                 true => takes_strangers(connection).await,
                 false => Some(true),
@@ -113,7 +114,7 @@ impl Pool {
                 host: host.id.clone(),
                 rdma,
                 choice: connection.transport,
-                credentials: connection.credentials(),
+                credentials,
                 tls: ClientTls::open(&connection.tls())?
                     .map(|tls| tls.among(&connection.masters())),
                 timeout: connection.timeout.min(TIMEOUT),
@@ -201,5 +202,29 @@ pub(crate) async fn nodes_by(
         Some(failure) if failure.unreachable => Err(exit::Unreachable(failure.reason).into()),
         Some(failure) => Err(anyhow::anyhow!(failure.reason)),
         None => Ok(pool.nodes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_client::ControlError;
+
+    #[test]
+    fn a_failure_says_each_reason_once() {
+        let refused = ConnectError::Refused {
+            masters: "http://a:1".to_owned(),
+            source: ControlError {
+                code: Code::Unauthenticated,
+                message: "name a file".to_owned(),
+            },
+        };
+        let failure = Failure::of(&connect_error(refused));
+        assert_eq!(
+            failure.reason.matches("name a file").count(),
+            1,
+            "{failure:?}"
+        );
+        assert!(!failure.unreachable);
     }
 }

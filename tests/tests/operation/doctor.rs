@@ -170,3 +170,28 @@ fn a_node_that_takes_callers_without_a_token_is_named() {
     );
     drop(open);
 }
+
+/// The pool would answer these commands also without the files.
+#[test]
+fn a_named_file_that_cannot_be_used_fails_every_command_that_asks_a_master() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    let missing = cluster.directory().join("missing").display().to_string();
+    let empty = cluster.directory().join("empty").display().to_string();
+    std::fs::write(&empty, "\n").unwrap();
+    let commands: [&[&str]; 4] = [&["doctor"], &["top", "--once"], &["cluster"], &["status"]];
+    for command in commands {
+        let fails = |flag: &str, file: &str, code: i32| {
+            let output = Command::new(path_of("kvctl").unwrap())
+                .args(command)
+                .args(["--master", &cluster.master_url(), flag, file])
+                .output()
+                .unwrap();
+            let why = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(code), "{command:?}: {output:?}");
+            assert_eq!(why.matches(file).count(), 1, "{command:?}: {why}");
+        };
+        fails("--token-file", &missing, 1);
+        fails("--token-file", &empty, 1);
+        fails("--tls-ca", &missing, 2);
+    }
+}
