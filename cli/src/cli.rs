@@ -130,6 +130,22 @@ mod tests {
         }
     }
 
+    /// An empty text mostly comes from a variable of a script that is not set.
+    #[test]
+    fn empty_names_are_refused() {
+        let lines: [&[&str]; 4] = [
+            &["--tls-server-name=", "status"],
+            &["--namespace=", "status"],
+            &["node", "drain", ""],
+            &["node", "undrain", ""],
+        ];
+        for line in lines {
+            let read = Cli::try_parse_from([&["kvctl"][..], line].concat());
+            let kind = read.err().map(|error| error.kind());
+            assert_eq!(kind, Some(clap::error::ErrorKind::InvalidValue), "{line:?}");
+        }
+    }
+
     #[test]
     fn every_visible_command_has_an_example() {
         for command in Cli::command().get_subcommands() {

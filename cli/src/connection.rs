@@ -59,7 +59,8 @@ pub struct Connection {
         long,
         global = true,
         env = "KVPOOL_TLS_SERVER_NAME",
-        value_name = "NAME"
+        value_name = "NAME",
+        value_parser = NonEmptyStringValueParser::new()
     )]
     pub tls_server_name: Option<String>,
 }

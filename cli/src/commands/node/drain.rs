@@ -4,6 +4,7 @@ use crate::connection::{HIDDEN, call_timeout, control_error, is_hidden, parse_ti
 use crate::context::Context;
 use crate::output;
 use anyhow::bail;
+use clap::builder::NonEmptyStringValueParser;
 use kvpool_client::{Client, ReplicaTask, ReplicaTaskState};
 use kvpool_types::Code;
 use serde::Serialize;
@@ -36,6 +37,7 @@ Example:
   kvctl node drain node-2 --timeout 2m && systemctl stop kvstore-node")]
 pub(super) struct Args {
     /// The node's name, as `kvctl status` shows it
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     name: String,
     /// Stop moving blocks after this long; 0s begins the drain and does not wait for it
     #[arg(id = "wait", long = "timeout", value_name = "TIME", default_value = "5m", value_parser = parse_timeout)]

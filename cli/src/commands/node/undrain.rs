@@ -2,6 +2,7 @@
 
 use crate::connection::control_error;
 use crate::context::Context;
+use clap::builder::NonEmptyStringValueParser;
 use serde::Serialize;
 
 /// Take a store node back into service that `kvctl node drain` took out of it
@@ -15,6 +16,7 @@ Example:
   kvctl node undrain node-2")]
 pub(super) struct Args {
     /// The node's name, as `kvctl status` shows it
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     name: String,
 }
 
