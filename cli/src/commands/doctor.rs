@@ -14,6 +14,8 @@ use crate::doctor::{Report, findings};
 /// --transport allows.
 /// Exits with code 1 if --transport rdma is set and this host has no RDMA. All other findings are notes,
 /// also that no pool answers when none was named.
+///
+/// A token file or a TLS file that cannot be used is no finding: the command fails at once, as others do.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -36,6 +36,14 @@ pub(crate) enum BadSsd {
     /// The key does not exist.
     #[error("{0:?} is none of path=, dir=, size=, dwpd=, namespace= and reset")]
     Key(String),
+    /// A medium has one value for the key. The last one would win, and a second size formats the medium.
+    #[error("{key} is named twice for the medium {path:?}")]
+    Twice {
+        /// The key.
+        key: &'static str,
+        /// The path of the medium.
+        path: String,
+    },
     /// The value is not a size.
     #[error("{0:?} is not a size, such as 1TiB")]
     Size(String),
@@ -85,7 +93,12 @@ impl SsdConfig {
             let Some(medium) = media.last_mut() else {
                 return Err(BadSsd::NoPath(item.to_owned()));
             };
+            let path = medium.path.display().to_string();
+            let twice = |key| BadSsd::Twice { key, path };
             if let Some(size) = item.strip_prefix("size=") {
+                if medium.size.is_some() {
+                    return Err(twice("size="));
+                }
                 let bad = || BadSsd::Size(size.to_owned());
                 let size: ByteSize = size.parse().map_err(|_| bad())?;
                 medium.size = Some(size).filter(|size| size.0 > 0);
@@ -96,6 +109,9 @@ impl SsdConfig {
                     return Err(BadSsd::Small(size.to_string()));
                 }
             } else if let Some(text) = item.strip_prefix("dwpd=") {
+                if medium.dwpd.is_some() {
+                    return Err(twice("dwpd="));
+                }
                 let dwpd: Option<f64> = text.parse().ok();
                 medium.dwpd = dwpd.filter(|dwpd| dwpd.is_finite() && *dwpd > 0.0);
                 if medium.dwpd.is_none() {
@@ -105,6 +121,9 @@ impl SsdConfig {
                 check_namespace(name)?;
                 medium.namespaces.push(name.to_owned());
             } else if item == "reset" {
+                if medium.reset {
+                    return Err(twice("reset"));
+                }
                 medium.reset = true;
             } else {
                 return Err(BadSsd::Key(item.to_owned()));
@@ -178,6 +197,16 @@ mod tests {
             ("path=/a,zone=1", BadSsd::Key("zone=1".into())),
         ] {
             assert_eq!(parse(text), Err(mistake), "{text}");
+        }
+        let twice = [
+            ("size=8MiB,size=16MiB", "size="),
+            ("dwpd=1,dwpd=1", "dwpd="),
+            ("reset,size=8MiB,reset", "reset"),
+        ];
+        for (keys, key) in twice {
+            let path = "/a".to_owned();
+            let parsed = parse(&format!("path=/b,size=8MiB,dwpd=1,reset,path=/a,{keys}"));
+            assert_eq!(parsed, Err(BadSsd::Twice { key, path }), "{keys}");
         }
         for name in ["", "a b", "é", &"x".repeat(256)] {
             let parsed = parse(&format!("path=/a,namespace={name}"));
