@@ -39,7 +39,7 @@ pub(super) struct Args {
     /// The node's name, as `kvctl status` shows it
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     name: String,
-    /// Stop moving blocks after this long; 0s begins the drain and does not wait for it
+    /// Stop moving blocks after this long; 0s begins the drain, which goes on, and does not wait for it
     #[arg(id = "wait", long = "timeout", value_name = "TIME", default_value = "5m", value_parser = parse_timeout)]
     timeout: Duration,
     /// Drain the node also when no other node takes its blocks. The pool takes no puts then
@@ -154,7 +154,12 @@ async fn move_all(client: &Client, args: &Args, begun: Instant) -> anyhow::Resul
         if !std::mem::replace(&mut has_begun, true) {
             check_is_heard(client, name).await?;
         }
-        let Some(task) = wait(client, task, begun + args.timeout).await? else {
+        let waited = match args.timeout.is_zero() {
+            // The task goes on without this command.
+            true => Some(task),
+            false => wait(client, task, begun + args.timeout).await?,
+        };
+        let Some(task) = waited else {
             // The task has ended with its leader. Another one moves what is left, once it has heard from the node
             // that it drains.
             back_until = Instant::now() + SETTLES;
