@@ -98,8 +98,8 @@ impl Bounds {
             _ => "a hard quota".to_owned(),
         };
         format!(
-            "the namespace is at {limit}, and its own blocks could not leave within the put's timeout: raise the quota, \
-             or shorten the leases and pins of its blocks"
+            "the namespace is at {limit}, and its own blocks could not leave within the put's timeout: raise the \
+             quota, or shorten the leases and pins of its blocks"
         )
     }
 

@@ -333,7 +333,7 @@ pub struct ReserveReply {
     /// bytes; with a too_large key: the longest block that the pool takes
     #[prost(uint64, tag = "6")]
     pub longest_block: u64,
-    /// with an over_quota, memory_quota or blocks_quota key: the setting that refuses it, as in Setting
+    /// with a key that a quota refuses: the quota, as in Setting
     #[prost(uint32, tag = "7")]
     pub quota: u32,
     /// the value of that setting
