@@ -163,12 +163,7 @@ impl Pool {
             let is_in_memory = self.stays_in_memory(namespace, &key, version);
             if is_pinned || !is_in_memory {
                 let must_move = is_pinned && !is_in_memory;
-                used.push((
-                    Reverse((must_move, is_pinned, tick)),
-                    copy,
-                    version,
-                    length,
-                ));
+                used.push((Reverse((must_move, is_pinned, tick)), copy, version, length));
             }
         }
         used.sort_unstable();
