@@ -456,6 +456,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "the copy of a pinned block in memory moves with its zone",
+        file: "master/src/pool/tiering/zones.rs",
+        on: "            if is_pinned || !is_in_memory {",
+        off: "            if !is_in_memory {",
+        package: "kvpool-master",
+        test: "the_copy_of_a_pinned_block_in_memory_stays_while_others_are_written",
+    },
+    Mechanism {
+        invariant: 5,
         what: "a pinned copy leaves its zone only for memory on a node that stays",
         file: "master/src/pool/tiering.rs",
         on: "view.stays(&block.view())",
