@@ -3,12 +3,13 @@
 use crate::support::media::until;
 use crate::support::replicas::*;
 use crate::support::{
-    SPACE, commit, full_and_patient, lead, patient_with_nodes, pool, registration, reserve_with,
+    Gated, SPACE, commit, full_and_patient, lead, patient_with_nodes, pool, registration,
+    reserve_with,
 };
 use kvpool_master::Config;
 use kvpool_master::clock::BootClock;
 use kvpool_master::membership::{NodeState, Reported, StoreNode};
-use kvpool_master::pool::{Pool, ReserveOptions, TaskState};
+use kvpool_master::pool::{Pool, ReserveOptions, TaskRefused, TaskState};
 use kvpool_master::store::MetadataStore;
 use kvpool_master::store::journal::JournalOptions;
 use kvpool_proto::MasterMessage;
@@ -66,6 +67,19 @@ impl Silent {
         }
         words
     }
+}
+
+/// Cancels the drain of node `a` beside the test.
+fn cancel_drain(pool: &Arc<Pool>) -> tokio::task::JoinHandle<Result<bool, TaskRefused>> {
+    let pool = Arc::clone(pool);
+    tokio::spawn(async move { pool.undrain_node(&name()).await })
+}
+
+/// A leader that begins a term on the store of another one.
+async fn next_leader(store: Arc<Gated>) -> Arc<Pool> {
+    let store = store as Arc<dyn MetadataStore>;
+    let journal = JournalOptions::default();
+    lead(&store, patient_with_nodes(), journal, Arc::new(BootClock)).await
 }
 
 /// Puts a block, and asserts that it lies on this node.
@@ -214,10 +228,7 @@ async fn a_drain_that_is_cancelled_while_it_begins_does_not_begin() {
         tokio::spawn(async move { pool.drain_node(&name(), false).await })
     };
     until("the drain begins", || a.node.state() == NodeState::Draining).await;
-    let cancel = {
-        let pool = Arc::clone(&pool);
-        tokio::spawn(async move { pool.undrain_node(&name()).await })
-    };
+    let cancel = cancel_drain(&pool);
     let refused = drain.await.unwrap().unwrap_err();
     assert_eq!(refused.code, Code::NotDraining, "{refused}");
     pool.undrained(&a.node, 1);
@@ -286,10 +297,7 @@ async fn a_cancel_ends_when_the_node_has_confirmed_it() {
     let _b = join(&pool, "b", 2).await;
     pool.drain_node(&name(), false).await.unwrap();
     assert_eq!(a.words(), [Word::Drain]);
-    let cancel = {
-        let pool = Arc::clone(&pool);
-        tokio::spawn(async move { pool.undrain_node(&name()).await })
-    };
+    let cancel = cancel_drain(&pool);
     until("the node is in service", || a.node.is_placeable()).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(!cancel.is_finished(), "the node has confirmed nothing");
@@ -337,9 +345,7 @@ async fn a_later_leader_cancels_the_drain_of_an_earlier_one() {
     put(&pool, &key(1)).await;
     let _b = join(&pool, "b", 2).await;
     pool.drain_node(&name(), false).await.unwrap();
-    let store = store as Arc<dyn MetadataStore>;
-    let journal = JournalOptions::default();
-    let next = lead(&store, patient_with_nodes(), journal, Arc::new(BootClock)).await;
+    let next = next_leader(store).await;
     let mut a = Silent::open(&next, true).await;
     next.out_of_service(&a.node, a.session, true);
     assert_eq!(a.node.state(), NodeState::Draining);
@@ -397,10 +403,7 @@ async fn a_repeated_cancel_tells_of_a_drain_that_ends_only_now() {
     let late = pool.undrain_node(&name()).await.unwrap_err();
     assert_eq!(late.code, Code::NodeUnheard, "{late}");
     assert_eq!(a.words(), [Word::Drain, Word::Undrain(1)]);
-    let again = {
-        let pool = Arc::clone(&pool);
-        tokio::spawn(async move { pool.undrain_node(&name()).await })
-    };
+    let again = cancel_drain(&pool);
     tokio::time::sleep(Duration::from_millis(100)).await;
     pool.undrained(&a.node, 1);
     assert_eq!(again.await.unwrap(), Ok(true));
@@ -417,9 +420,7 @@ async fn no_leader_says_that_a_node_does_not_drain_before_it_has_heard_the_node(
     put(&pool, &key(1)).await;
     let _b = join(&pool, "b", 2).await;
     pool.drain_node(&name(), false).await.unwrap();
-    let store = store as Arc<dyn MetadataStore>;
-    let journal = JournalOptions::default();
-    let next = lead(&store, patient_with_nodes(), journal, Arc::new(BootClock)).await;
+    let next = next_leader(store).await;
     let unknown = next.undrain_node(&name()).await.unwrap_err();
     assert_eq!(unknown.code, Code::NodeUnheard, "{unknown}");
     let unknown = next.go_on_draining(&name()).await.unwrap_err();
@@ -442,10 +443,7 @@ async fn a_late_word_of_an_earlier_session_brings_no_drain_back() {
     pool.drain_node(&name(), false).await.unwrap();
     pool.detach(&earlier.node, earlier.session);
     let later = Silent::open(&pool, true).await;
-    let cancel = {
-        let pool = Arc::clone(&pool);
-        tokio::spawn(async move { pool.undrain_node(&name()).await })
-    };
+    let cancel = cancel_drain(&pool);
     until("the node is in service", || later.node.is_placeable()).await;
     pool.undrained(&later.node, 1);
     assert_eq!(cancel.await.unwrap(), Ok(true));
@@ -464,10 +462,7 @@ async fn a_cancel_ends_when_its_node_has_left_the_pool() {
     put(&pool, &key(1)).await;
     let _b = join(&pool, "b", 2).await;
     pool.drain_node(&name(), false).await.unwrap();
-    let cancel = {
-        let pool = Arc::clone(&pool);
-        tokio::spawn(async move { pool.undrain_node(&name()).await })
-    };
+    let cancel = cancel_drain(&pool);
     until("the node is in service", || a.node.is_placeable()).await;
     pool.drop_node(&a.node);
     let left = cancel.await.unwrap().unwrap_err();
