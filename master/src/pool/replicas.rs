@@ -563,10 +563,15 @@ impl Pool {
         }
     }
 
-    /// The blocks that leave with a node after its task. `None` while the node waits for its blocks and has some
-    /// that the task did not try to move. Open puts may give it some.
+    /// The blocks that leave with a node after its task. `None` while the node waits for its blocks and may have some
+    /// that the task did not try to move. Open puts may give it some, and a cancelled drain leaves some.
     fn left_after(&self, task: TaskId, node: &StoreNode) -> Option<u64> {
         let waits = node.waits_for_moves() && node.is_connected();
+        // An operator may cancel a drain at the moment in which its node stops and finds the task still running. The
+        // task then leaves blocks that the stop must move.
+        if waits && self.replicas.tasks.is_of_cancelled_drain(task) {
+            return None;
+        }
         let in_vain = self.replicas.tasks.tried_in_vain(task);
         let Some(in_vain) = in_vain.filter(|_| waits) else {
             return Some(self.look_at_left(node, u64::MAX));

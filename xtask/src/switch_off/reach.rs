@@ -163,6 +163,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
     (
         ONE_THREAD,
         &[
+            "a stop moves what the task of a cancelled drain left",
             "the record of an eviction names the places that the block left",
             "a standby takes a block out of the places that it left alone",
             "a load takes a block out of the places that it left alone",

@@ -453,7 +453,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         invariant: 5,
         what: "a cancelled drain ends its tasks",
         file: "master/src/pool/replicas/undrain.rs",
-        on: "self.cancel_replica_tasks(tasks);",
+        on: "self.end_tasks_of_drain(tasks);",
         off: "let _ = tasks;",
         package: "kvpool-master",
         test: "a_node_whose_drain_is_cancelled_keeps_its_blocks_and_takes_others",
@@ -601,5 +601,14 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         off: "if false && !stops && self.session_number() != session {",
         package: "kvpool-master",
         test: "a_late_word_of_an_earlier_session_brings_no_drain_back",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "a stop moves what the task of a cancelled drain left",
+        file: "master/src/pool/replicas.rs",
+        on: "if waits && self.replicas.tasks.is_of_cancelled_drain(task) {",
+        off: "if false && waits && self.replicas.tasks.is_of_cancelled_drain(task) {",
+        package: "kvpool-master",
+        test: "a_stop_moves_the_blocks_that_the_task_of_a_cancelled_drain_left",
     },
 ];

@@ -124,6 +124,8 @@ struct Progress {
     /// The waits for room since the last block was begun, by target.
     starved: HashMap<Incarnation, Starved>,
     is_cancelled: bool,
+    /// Whether the task belongs to a drain that an operator cancelled.
+    is_of_cancelled_drain: bool,
 }
 
 /// A wait for room on one target.
@@ -161,6 +163,7 @@ impl Task {
                 last_change: now,
                 starved: HashMap::new(),
                 is_cancelled: false,
+                is_of_cancelled_drain: false,
             }),
         }
     }
@@ -254,6 +257,12 @@ impl Task {
         }
     }
 
+    /// Ends the task together with its drain.
+    fn end_with_drain(&self, now: BootInstant) {
+        self.progress.lock().is_of_cancelled_drain = true;
+        self.cancel(now);
+    }
+
     fn is_running(&self) -> bool {
         let progress = self.progress.lock();
         !progress.left.is_empty() || !progress.later.is_empty() || progress.in_progress > 0
@@ -333,6 +342,14 @@ impl Tasks {
         (!progress.is_cancelled).then(|| progress.failed - task.failed_before)
     }
 
+    /// Whether a task belongs to a drain that was cancelled.
+    pub(super) fn is_of_cancelled_drain(&self, id: TaskId) -> bool {
+        let table = self.0.lock();
+        let mut tasks = table.running.values().chain(&table.ended);
+        let task = tasks.find(|task| task.id == id);
+        task.is_some_and(|task| task.progress.lock().is_of_cancelled_drain)
+    }
+
     pub(super) fn views(&self, ids: &[TaskId], now: BootInstant) -> Vec<TaskView> {
         let table = self.0.lock();
         let all = table.running.values().chain(&table.ended);
@@ -344,6 +361,15 @@ impl Tasks {
         let table = self.0.lock();
         for task in ids.iter().filter_map(|id| table.running.get(id)) {
             task.cancel(now);
+        }
+    }
+
+    /// Ends the tasks of a cancelled drain. Tasks that have ended already are marked too.
+    pub(super) fn end_with_drain(&self, ids: &[TaskId], now: BootInstant) {
+        let table = self.0.lock();
+        let all = table.running.values().chain(&table.ended);
+        for task in all.filter(|task| ids.contains(&task.id)) {
+            task.end_with_drain(now);
         }
     }
 }

@@ -120,11 +120,17 @@ impl Pool {
 
     /// Ends what a drain has begun. What begins later finds that the drain is over.
     fn end_drain_of(self: &Arc<Self>, node: &Arc<StoreNode>, tasks: &[TaskId]) {
-        self.cancel_replica_tasks(tasks);
+        self.end_tasks_of_drain(tasks);
         self.end_line_of_drain(node);
         self.doubt_drained();
         self.changed.notify_waiters();
         self.wake_waiting_puts();
+    }
+
+    /// Ends the tasks of a cancelled drain. Pulls in progress end on their own.
+    fn end_tasks_of_drain(&self, tasks: &[TaskId]) {
+        self.replicas.tasks.end_with_drain(tasks, self.now());
+        self.replicas.wake();
     }
 
     /// Waits until the node has confirmed every cancellation.
@@ -174,9 +180,60 @@ impl Pool {
         node.note_count(None);
         // A cancellation ends the tasks that it finds there.
         if is_over() {
-            self.cancel_replica_tasks(&[task.id]);
+            self.end_tasks_of_drain(&[task.id]);
             return Err(Self::not_draining(node));
         }
         Ok(task)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Work;
+    use super::super::tasks::{Outcome, Task};
+    use super::*;
+    use crate::clock::BootClock;
+    use crate::config::Config;
+    use crate::membership::Address;
+    use crate::metrics::Metrics;
+    use crate::replica::BlockId;
+    use crate::store::{EmbeddedOptions, EmbeddedStore};
+    use kvpool_types::{GrantKey, Incarnation, Version};
+    use std::collections::VecDeque;
+
+    /// The node stops just after the cancellation, before the task of the cancelled drain is ended.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_stop_moves_the_blocks_that_the_task_of_a_cancelled_drain_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let clock = Arc::new(BootClock);
+        let pool = Pool::start(Config::default(), Arc::new(store), clock, metrics);
+        let pool = pool.await.unwrap();
+        let (name, key) = (NodeName("n".into()), GrantKey([1; 32]));
+        let node = Arc::new(StoreNode::new(name, Incarnation(1), key, pool.now()));
+        let (outbox, _sent) = tokio::sync::mpsc::unbounded_channel();
+        node.attach(Address::default(), outbox, pool.now());
+        node.drain();
+        let work = Work {
+            block: BlockId(0),
+            version: Version(1),
+            to: None,
+            failures: 0,
+            waits: 0,
+            brought: None,
+        };
+        let works = VecDeque::from([work]);
+        let task = Task::new(Pool::off(&node), works, (0, None), pool.now());
+        // The task runs until the pull of its block ends.
+        assert!(task.next(pool.now()).is_some());
+        let task = pool.replicas.tasks.add(task).unwrap();
+        assert_eq!(node.undrain(), UndrainOutcome::Now);
+        assert!(node.says_it_drains(None, true));
+        assert!(pool.save_after_task_off(&node));
+        pool.end_tasks_of_drain(&[task.id]);
+        task.end(Outcome::Gone, pool.now());
+        assert_eq!(pool.left_after(task.id, &node), None);
+        pool.retire().await;
     }
 }
