@@ -12,16 +12,17 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import environments
 from daemons import free_port
 from environments import Environment
-from live_engines import LiveEngine, live_engines
+from faults import HERE, Engines, fail, wide_model
+from live_engines import LiveEngine
 from tally import Tally
 
-HERE = Path(__file__).parent
 PROGRAM = HERE / "sglang_live.py"
 # 300 MiB of KV cache.
 PROMPT_TOKENS = 600
@@ -47,8 +48,7 @@ def check(
     wanted = [part for part in PARTS if only & {"faults", f"faults-{part}"}]
     if not wanted:
         return
-    model = work / "wide"
-    subprocess.run([environment.python, HERE / "tiny_model.py", model, "--wide"], check=True)
+    model = wide_model(environment, work)
     for part in wanted:
         env = dict(variables)
         name = f"SGLang, {part}"
@@ -63,37 +63,19 @@ def check(
         directory = work / f"faults-{part}"
         directory.mkdir(parents=True)
         backend = part.removesuffix("-own")
-        faults = Faults(environment, directory, str(model), tally, name, backend, env)
-        try:
-            faults.run()
-        except RuntimeError as error:
-            if backend == "kvpool":
-                raise
-            tally.fact(name, "goes no further here", error)
+        engines = Engines(environment, PROGRAM, directory, tally, name, backend == "kvpool")
+        engines.run(Faults(engines, str(model), backend, env).run)
 
 
 class Faults:
     """The faults of one back end."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        work: Path,
-        model: str,
-        tally: Tally,
-        name: str,
-        backend: str,
-        variables: dict[str, str],
-    ):
-        self._environment = environment
-        self._work = work
+    def __init__(self, engines: Engines, model: str, backend: str, variables: dict[str, str]):
+        self._engines = engines
         self._model = model
-        self._tally = tally
-        self._name = name
         self._backend = backend
         self._variables = variables
         self._room = 8_000
-        self._started = 0
         self._port = 0
 
     def run(self) -> None:
@@ -113,10 +95,9 @@ class Faults:
                     self._decode_dies(prefill, decode, "kill -9 of decode within a chunk")
                 else:
                     told = "not tried: decode still waits for the prefill that was stopped"
-                    self._tally.fact(self._name, "kill -9 of decode within a chunk", told)
+                    self._engines.fact("kill -9 of decode within a chunk", told)
 
-    @contextlib.contextmanager
-    def _engine(self, role: str, ttl: int | None = None) -> Iterator[LiveEngine]:
+    def _engine(self, role: str, ttl: int | None = None) -> AbstractContextManager[LiveEngine]:
         """An engine that ends with the block."""
         options: dict[str, Any] = {
             "model_path": self._model,
@@ -125,7 +106,7 @@ class Faults:
             "disaggregation_transfer_backend": self._backend,
         }
         # A decode engine that waits keeps a core busy: a thread that others wait for would not run.
-        env = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **self._variables}
+        env = {"OMP_NUM_THREADS": "1", **self._variables}
         if role == "decode":
             # By default decode pins host memory for requests that it takes back, which needs CUDA.
             options["disaggregation_decode_retraction_backup"] = "cpu_tensor"
@@ -134,12 +115,7 @@ class Faults:
             options["disaggregation_bootstrap_port"] = self._port
         if ttl is not None:
             env |= {"KVPOOL_HANDOFF_TIMEOUT": str(ttl), "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": str(ttl)}
-        self._started += 1
-        name = f"{role}-{self._started}"
-        with live_engines(self._environment, PROGRAM, self._work, {name: (options, env)}) as engines:
-            yield engines[name]
-            # Nothing is left to end well.
-            engines[name].kill()
+        return self._engines.live(role, options, env)
 
     @contextlib.contextmanager
     def _pair(self, decode: LiveEngine, ttl: int | None = None) -> Iterator[LiveEngine]:
@@ -152,7 +128,7 @@ class Faults:
             answer = decode.answer(request, FIRST_SECONDS)
             came = len(answer.get("tokens") or []) == ANSWER_TOKENS
             seen = answer.get("failed") or f"{answer.get('seconds')} s"
-            self._report("without a fault decode answers", seen, came)
+            self._engines.report("without a fault decode answers", seen, came)
             yield prefill
 
     def _before(
@@ -162,23 +138,17 @@ class Faults:
         self._room += 1
         request = self._ask(decode, self._room)
         time.sleep(2.0)
-        since = time.monotonic()
-        if is_killed:
-            prefill.kill()
-        else:
-            prefill.freeze()
+        since = fail(prefill, is_killed)
         return self._ended(decode, request, f"{what}: decode's request ends after", since, f"limit {limit:g} s")
 
     def _within(self, prefill: LiveEngine, decode: LiveEngine, what: str) -> None:
         request, _ = self._begin(prefill, decode, what)
-        since = time.monotonic()
-        prefill.kill()
+        since = fail(prefill, is_killed=True)
         self._ended(decode, request, f"{what}: decode's request ends after", since, "limit 1 s")
 
     def _decode_dies(self, prefill: LiveEngine, decode: LiveEngine, what: str) -> None:
         _, given = self._begin(prefill, decode, what)
-        since = time.monotonic()
-        decode.kill()
+        since = fail(decode, is_killed=True)
         self._ended(prefill, given, f"{what}: prefill's request and its pages end after", since, "limit 1 s")
 
     def _never_asks(self, prefill: LiveEngine) -> None:
@@ -196,7 +166,7 @@ class Faults:
         while (sent := bytes_sent(prefill) - before) < SENT_BYTES:
             if time.monotonic() > end:
                 raise RuntimeError("prefill sent nothing")
-        self._tally.fact(self._name, f"{what}: sent then", f"{sent >> 20} of 300 MiB")
+        self._engines.fact(f"{what}: sent then", f"{sent >> 20} of 300 MiB")
         return asked, given
 
     def _ask(self, engine: LiveEngine, room: int) -> str:
@@ -207,19 +177,12 @@ class Faults:
     def _ended(self, engine: LiveEngine, request: str, what: str, since: float, limit: str) -> bool:
         answer = engine.answer(request, HANG_SECONDS)
         if "at" not in answer:
-            self._report(what, f"not within {HANG_SECONDS:g} s ({limit})", False)
+            self._engines.report(what, f"not within {HANG_SECONDS:g} s ({limit})", False)
             return False
         finished = answer.get("finished") or {}
         why = str(answer.get("failed") or finished.get("message") or finished.get("type"))
-        self._report(what, f"{answer['at'] - since:.3f} s ({limit}): {why[:60]}", True)
+        self._engines.report(what, f"{answer['at'] - since:.3f} s ({limit}): {why[:60]}", True)
         return True
-
-    def _report(self, what: str, seen: str, holds: bool) -> None:
-        """A check of ours. What others do is a fact."""
-        if self._backend == "kvpool":
-            self._tally.check(self._name, what, seen, holds)
-        else:
-            self._tally.fact(self._name, what, seen)
 
 
 def bytes_sent(engine: LiveEngine) -> int:

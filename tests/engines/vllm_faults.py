@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import environments
 from daemons import free_port, living_pool
 from environments import Environment
-from live_engines import LiveEngine, live_engines
+from faults import HERE, Engines, fail, wide_model
+from live_engines import LiveEngine
 from tally import Tally
 
-HERE = Path(__file__).parent
 PROGRAM = HERE / "vllm_live.py"
 # Four blocks of 128 tokens, which have 64 MiB each.
 PROMPT_TOKENS = 500
@@ -180,8 +180,7 @@ def check(environment: Environment, work: Path, tally: Tally, only: set[str]) ->
     wanted = [part for part in PARTS if not only or only & {"faults", f"faults-{part}"}]
     if not wanted:
         return
-    model = work / "wide"
-    subprocess.run([environment.python, HERE / "tiny_model.py", model, "--wide"], check=True)
+    model = wide_model(environment, work)
     for part in wanted:
         directory = work / f"faults-{part}"
         directory.mkdir(parents=True)
@@ -192,12 +191,8 @@ def check(environment: Environment, work: Path, tally: Tally, only: set[str]) ->
             except RuntimeError as error:
                 tally.fact(part, "does not run here", error)
                 continue
-            try:
-                Faults(environment, directory, str(model), tally, name, connector).run()
-            except RuntimeError as error:
-                if connector.is_ours:
-                    raise
-                tally.fact(name, "goes no further here", error)
+            engines = Engines(environment, PROGRAM, directory, tally, name, connector.is_ours)
+            engines.run(Faults(engines, str(model), connector).run)
 
 
 def connector_of(environment: Environment, part: str, master: str) -> tuple[str, Connector]:
@@ -215,17 +210,11 @@ def connector_of(environment: Environment, part: str, master: str) -> tuple[str,
 class Faults:
     """The faults of one connector."""
 
-    def __init__(
-        self, environment: Environment, work: Path, model: str, tally: Tally, name: str, connector: Connector
-    ):
-        self._environment = environment
-        self._work = work
+    def __init__(self, engines: Engines, model: str, connector: Connector):
+        self._engines = engines
         self._model = model
-        self._tally = tally
-        self._name = name
         self._connector = connector
         self._asked = 0
-        self._started = 0
         self._plain_seconds = 0.0
 
     def run(self) -> None:
@@ -244,7 +233,7 @@ class Faults:
                 told = "decode reads by itself: prefill says no Done"
                 if self._connector.is_ours:
                     told = "not tried: one call writes a pull and ends it, and nothing here can stop between"
-                self._tally.fact(self._name, "kill -9 of prefill before Done", told)
+                self._engines.fact("kill -9 of prefill before Done", told)
             with self._pair(decode, TTL_SECONDS) as prefill:
                 self._never_done(prefill, "a decode that never says done")
                 self._before(prefill, decode, "kill -9 of prefill before the offer", 1.0, is_killed=True)
@@ -254,8 +243,7 @@ class Faults:
         with self._engine("decode") as decode, self._pair(decode) as prefill:
             self._decode_fails(prefill, decode, "kill -9 of decode within a chunk", 1.0, is_killed=True)
 
-    @contextlib.contextmanager
-    def _engine(self, role: str, ttl: int | None = None) -> Iterator[LiveEngine]:
+    def _engine(self, role: str, ttl: int | None = None) -> AbstractContextManager[LiveEngine]:
         """An engine that ends with the block."""
         connector, env = self._connector.settings(role, ttl)
         settings = {
@@ -263,13 +251,7 @@ class Faults:
             "connector": {"kv_load_failure_policy": "recompute", **connector},
             "watch": True,
         }
-        self._started += 1
-        name = f"{role}-{self._started}"
-        env = {"VLLM_CPU_KVCACHE_SPACE": "2", "PYTHONUNBUFFERED": "1", **env}
-        with live_engines(self._environment, PROGRAM, self._work, {name: (settings, env)}) as engines:
-            yield engines[name]
-            # Nothing is left to end well.
-            engines[name].kill()
+        return self._engines.live(role, settings, {"VLLM_CPU_KVCACHE_SPACE": "2", **env})
 
     @contextlib.contextmanager
     def _pair(self, decode: LiveEngine, ttl: int | None = None) -> Iterator[LiveEngine]:
@@ -281,7 +263,8 @@ class Faults:
             tokens = got.get("tokens") or []
             verdict = "right" if tokens == wanted else "wrong"
             seen = got.get("failed") or f"{verdict}, in {got['seconds']} s"
-            self._report("without a fault decode answers a swapped prompt as prefill does", seen, tokens == wanted)
+            what = "without a fault decode answers a swapped prompt as prefill does"
+            self._engines.report(what, seen, tokens == wanted)
             yield prefill
 
     def _before(
@@ -297,7 +280,7 @@ class Faults:
         if self._connector.asks_first:
             self._send(decode, request, asked, kv)
             time.sleep(1.0)
-        since = self._fail(prefill, is_killed)
+        since = fail(prefill, is_killed)
         if not self._connector.asks_first:
             what = f"{what} (before decode asks)"
             self._send(decode, request, asked, kv)
@@ -309,7 +292,7 @@ class Faults:
         asked = prompt(self._number())
         wanted = self._plain(prefill, asked)
         request = self._begin(prefill, decode, asked)
-        since = self._fail(prefill, is_killed)
+        since = fail(prefill, is_killed)
         self._say_how_far(decode, what)
         self._outcome(decode, request, wanted, what, since, limit)
 
@@ -319,7 +302,7 @@ class Faults:
         prefill.ask(self._name_of("call"), call="hold")
         request = self._begin(prefill, decode, asked)
         time.sleep(3.0)
-        since = self._fail(prefill, is_killed=True)
+        since = fail(prefill, is_killed=True)
         self._say_how_far(decode, what)
         self._outcome(decode, request, wanted, what, since, limit)
 
@@ -337,7 +320,7 @@ class Faults:
         free = self._settled(prefill)
         since = time.monotonic()
         self._begin(prefill, decode, prompt(self._number()))
-        failed = self._fail(decode, is_killed)
+        failed = fail(decode, is_killed)
         self._say_how_far(decode, what)
         self._pins(prefill, what, free, since, failed, f"limit {limit:g} s")
 
@@ -347,7 +330,7 @@ class Faults:
         """Whether prefill frees the blocks that it kept, and when."""
         kept = prefill.wait_seen(lambda seen: bool(seen["blocks"] >= free + BLOCKS), since, HANG_SECONDS)
         if kept is None:
-            self._report(f"{what}: prefill keeps blocks", "none", False)
+            self._engines.report(f"{what}: prefill keeps blocks", "none", False)
             return
         end = prefill.wait_seen(
             lambda seen: bool(seen["blocks"] <= free and seen["pins"] == 0), max(from_then, kept["at"]), HANG_SECONDS
@@ -357,7 +340,7 @@ class Faults:
             seen += f" (its own limit: {self._connector.own_ttl})"
         else:
             seen = f"{end['at'] - from_then:.3f} s ({limit})"
-        self._report(f"{what}: prefill's {kept['blocks'] - free} blocks are free after", seen, end is not None)
+        self._engines.report(f"{what}: prefill's {kept['blocks'] - free} blocks are free after", seen, end is not None)
 
     def _outcome(
         self, decode: LiveEngine, request: str, wanted: list[int], what: str, since: float, limit: float
@@ -367,15 +350,15 @@ class Faults:
         got = decode.answer(request, hang)
         noticed = decode.line_after(NOTICED, since)
         seen = "it says nothing" if noticed is None else f"{noticed - since:.3f} s (limit {limit:g} s)"
-        self._tally.fact(self._name, f"{what}: decode knows after", seen)
+        self._engines.fact(f"{what}: decode knows after", seen)
         tokens = got.get("tokens")
         if tokens is None:
-            self._report(f"{what}: decode answers", f"nothing in {hang:g} s", False)
+            self._engines.report(f"{what}: decode answers", f"nothing in {hang:g} s", False)
             return
         same = "the right answer" if tokens == wanted else "a wrong answer"
         computed = f"prefill computed the same alone in {self._plain_seconds:.1f} s"
         seen = f"{same} after {got['at'] - since:.3f} s (limit 5 s; {computed})"
-        self._report(f"{what}: decode answers", seen, len(wanted) == ANSWER_TOKENS and tokens == wanted)
+        self._engines.report(f"{what}: decode answers", seen, len(wanted) == ANSWER_TOKENS and tokens == wanted)
 
     def _settled(self, prefill: LiveEngine) -> int:
         """The blocks that prefill keeps once nothing changes."""
@@ -389,7 +372,7 @@ class Faults:
         # A decode that was killed or stopped does not read it.
         with contextlib.suppress(OSError):
             decode.send(self._name_of("call"), call="unmark")
-        self._tally.fact(self._name, f"{what}: KV in decode then", f"{came} of {BLOCKS * BLOCK_BYTES >> 20} MiB")
+        self._engines.fact(f"{what}: KV in decode then", f"{came} of {BLOCKS * BLOCK_BYTES >> 20} MiB")
 
     def _begin(self, prefill: LiveEngine, decode: LiveEngine, asked: list[int]) -> str:
         """Returns decode's request once its first bytes have come."""
@@ -437,22 +420,6 @@ class Faults:
         answer = engine.ask(self._name_of("plain"), prompt=asked, tokens=ANSWER_TOKENS)
         self._plain_seconds = answer.get("seconds", 0.0)
         return answer.get("tokens") or []
-
-    def _fail(self, engine: LiveEngine, is_killed: bool) -> float:
-        """Returns when the engine was killed or stopped."""
-        since = time.monotonic()
-        if is_killed:
-            engine.kill()
-        else:
-            engine.freeze()
-        return since
-
-    def _report(self, what: str, seen: str, holds: bool) -> None:
-        """A check of ours. What others do is a fact."""
-        if self._connector.is_ours:
-            self._tally.check(self._name, what, seen, holds)
-        else:
-            self._tally.fact(self._name, what, seen)
 
     def _number(self) -> int:
         self._asked += 1
