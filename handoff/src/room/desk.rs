@@ -160,7 +160,7 @@ struct EarlyOffer {
 /// nothing else about the processes of a request. So a message ends a room under these conditions alone:
 ///
 /// - It comes from the process and attempt that has a place in the room.
-/// - It gives up an attempt that has no place yet, and no other process has the place or asked for it.
+/// - It gives up an attempt that has no place yet, and no other attempt has the place or asked for it.
 /// - It declines, its process has not asked, and a place of the room is left that no process asked for.
 /// - It is an offer with other pages than the request's, and no process has its place.
 ///
@@ -262,10 +262,11 @@ impl SenderDesk {
         self.left_by(now, (id, receivers), &left)
     }
 
-    /// The reason of the first process that gave a room up and has a place in it.
+    /// The reason of the first process that gave a room up and has a place in it. A process that gave up an attempt and
+    /// asks again in another one has not given the room up.
     fn left_by(&self, now: Moment, room: (RoomId, usize), left: &[Left]) -> Option<Code> {
         let ends = |left: &&Left| {
-            let is_own = |ask: &Ask| ask.session == left.session;
+            let is_own = |ask: &Ask| left.what == LeftWhat::Request && ask.session == left.session;
             self.is_left(now, room, left.place, is_own)
         };
         left.iter().find(ends).map(|left| left.code)

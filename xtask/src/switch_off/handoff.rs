@@ -148,6 +148,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         test: "a_decline_of_a_process_without_a_place_ends_no_request_that_has_not_opened",
     },
     Mechanism {
+        invariant: 1,
+        what: "an abort of an earlier attempt ends no room that its process asks for again",
+        file: "handoff/src/room/desk.rs",
+        on: "left.what == LeftWhat::Request && ask.session == left.session",
+        off: "ask.session == left.session",
+        package: "kvpool-handoff",
+        test: "an_abort_of_an_earlier_attempt_ends_no_room_that_its_process_asks_for_again",
+    },
+    Mechanism {
         invariant: 9,
         what: "an early offer that does not fit ends no room whose place another process has",
         file: "handoff/src/room/desk.rs",

@@ -375,6 +375,32 @@ fn a_process_that_declined_and_gives_up_an_attempt_has_declined_still() {
     assert_eq!(desk.expect(at(4), TAG.room, 1), Some(code));
 }
 
+/// The abort of the first attempt was lost with a connection, and is repeated after the second attempt has asked.
+#[test]
+fn an_abort_of_an_earlier_attempt_ends_no_room_that_its_process_asks_for_again() {
+    let (mut out, code) = (Vec::new(), Code::Draining);
+    let abort = || ToSender::Abort { tag: TAG, code };
+    let tag = RoomTag {
+        generation: RoomGeneration(4),
+        ..TAG
+    };
+    let again = RoomOffer { tag, ..offer() };
+    let mut desk = new_desk();
+    desk.take(at(0), D, ask(), &mut out);
+    desk.take(at(1), D, ToSender::Offer(again.clone()), &mut out);
+    desk.take(at(2), D, abort(), &mut out);
+    assert_eq!(desk.expect(at(3), TAG.room, 1), None);
+    desk.open(at(4), sender_plan(), &mut out).unwrap();
+    assert_eq!(poll(&desk), Some(PollState::WaitingForInput));
+    // The second attempt was told to ask later.
+    let mut desk = new_desk();
+    desk.take(at(0), D, ask(), &mut out);
+    desk.take(at(1), D, abort(), &mut out);
+    desk.hold_back(at(2), D, &again);
+    desk.open(at(3), sender_plan(), &mut out).unwrap();
+    assert_eq!(poll(&desk), Some(PollState::Bootstrapping));
+}
+
 #[test]
 fn a_room_that_never_opened_refuses_those_that_asked_for_it() {
     let (mut out, code) = (Vec::new(), Code::Full);
