@@ -57,8 +57,8 @@ const COPIERS: usize = 2;
 const NICE: i32 = 10;
 /// How long to wait for a medium that the last writes of a killed process still lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
-/// The memory in bytes for transfers in progress, over all media.
-const ARENA: usize = 256 << 20;
+/// The memory in bytes for transfers in progress, over all media. A block may be as long as the largest zone.
+const ARENA: usize = 257 << 20;
 /// How long a thread waits for a disk on which another thread works.
 const BRIEFLY: Duration = Duration::from_millis(20);
 /// If the first offer takes longer than this, a disk hangs. Another thread then offers the other disks.

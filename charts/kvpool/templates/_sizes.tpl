@@ -22,7 +22,7 @@
 {{/*
 The resources of a store node. Its memory is that of the segments, which it allocates at start, and the overhead.
 Segments in hugepages are a resource of their own. Request and limit are the same: a node is never to be evicted for
-memory that it was promised. A node with a disk has 256 MiB of buffers for it.
+memory that it was promised. A node with a disk has 257 MiB of buffers for it.
 */}}
 {{- define "kvpool.nodeResources" -}}
 {{- $node := .Values.node -}}
@@ -32,7 +32,7 @@ memory that it was promised. A node with a disk has 256 MiB of buffers for it.
 {{- $memory = add $memory $segments -}}
 {{- end -}}
 {{- if $node.ssd.enabled -}}
-{{- $memory = add $memory 256 -}}
+{{- $memory = add $memory 257 -}}
 {{- end -}}
 requests:
   cpu: {{ $node.cpu }}

@@ -15,7 +15,7 @@
 
 use kvpool_types::{Length, Offset};
 
-/// The most zones of a medium: 256 TiB in zones of 256 MiB. A number from a node must not decide how much memory
+/// The most zones of a medium: 257 TiB in zones of 257 MiB. A number from a node must not decide how much memory
 /// every master takes.
 const MOST_ZONES: u32 = 1 << 20;
 

@@ -23,8 +23,9 @@ const ZONES: u64 = 62;
 const FEW_ZONES: u64 = 32;
 /// The largest zone of a small medium, in bytes. A block of 1 MiB fits with its header.
 const ROOMY_ZONE: u64 = (1 << 20) + GRANULE;
-/// The largest zone in bytes. The arena of the transfers takes no longer block.
-const MOST_ZONE: u64 = 256 << 20;
+/// The largest zone in bytes. The last MiB is for headers: a block of 1 MiB or more has at most a granule of
+/// header for each MiB. So 256 MiB of blocks fit with their headers.
+const MOST_ZONE: u64 = 257 << 20;
 /// The smallest zone in bytes. A medium with less than two such zones is not used.
 const LEAST_ZONE: u64 = 1 << 20;
 /// How long to wait for the transfers of a medium before it is attached anew.
@@ -389,8 +390,8 @@ mod tests {
             (124 * MIB, 2 * MIB),
             (10_000 * 8192, 1_318_912),
             (62 << 28, 256 * MIB),
-            (1 << 34, 256 * MIB),
-            (1 << 40, 256 * MIB),
+            (1 << 34, 257 * MIB),
+            (1 << 40, 257 * MIB),
         ] {
             assert_eq!(zone_of(size), zone, "{size}");
             assert!(size / zone >= 2 && zone.is_multiple_of(GRANULE));
@@ -411,5 +412,23 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// Blocks of a KV cache often have 2^n bytes, and fill large media.
+    #[test]
+    fn a_zone_of_a_large_medium_takes_256_mib_of_blocks() {
+        for size in [1 << 34, 100_000_000_000, 1 << 40] {
+            let zone = zone_of(size - DATA_START);
+            for block in [1, 2, 4, 8, 16, 32, 64, 128, 256] {
+                let taken = zone / footprint(Length(block * MIB)).unwrap().0;
+                assert_eq!(taken, 256 / block, "blocks of {block} MiB of {size} bytes");
+            }
+        }
+    }
+
+    /// A transfer of the longest block that a zone takes would wait for memory for ever.
+    #[test]
+    fn the_arena_takes_every_block_that_a_zone_takes() {
+        assert!(u64::try_from(super::super::ARENA).unwrap() >= MOST_ZONE);
     }
 }
