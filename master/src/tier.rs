@@ -185,13 +185,14 @@ impl Tier {
             offset,
         };
         let tick = medium.used_at(offset, self.directory.ticks(1).of(0));
+        let is_pinned = commit.hard_pin;
         let block = block_at(commit, replica, tick);
         let published = self.directory.publish([block]).into_iter().next();
         let Some((id, replaced)) = published.and_then(|new| Some((new.id?, new.replaced))) else {
             medium.free(&replica);
             return false;
         };
-        medium.set_owner(extent, id);
+        medium.set_owner(extent, id, is_pinned);
         if let Some(replaced) = replaced {
             self.free(&replaced.replicas);
         }
@@ -331,7 +332,7 @@ impl Tier {
                 .and_then(|medium| medium.allocate_at(place.offset, found.length, found.namespace));
             match (medium, extent) {
                 (Some(medium), Some(extent)) => {
-                    medium.set_owner(extent, place.block);
+                    medium.set_owner(extent, place.block, found.is_pinned);
                     self.directory.set_extent(&place, extent);
                 }
                 (medium, _) => {

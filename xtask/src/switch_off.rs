@@ -7,6 +7,7 @@ mod devices;
 mod handoff;
 mod master;
 mod media;
+mod pins;
 mod reach;
 mod replicas;
 mod returned;
@@ -33,11 +34,12 @@ struct Mechanism {
 }
 
 /// Every mechanism, by what it keeps.
-const MECHANISMS: [&[Mechanism]; 10] = [
+const MECHANISMS: [&[Mechanism]; 11] = [
     master::MECHANISMS,
     bytes::MECHANISMS,
     devices::MECHANISMS,
     media::MECHANISMS,
+    pins::MECHANISMS,
     returned::MECHANISMS,
     replicas::MECHANISMS,
     tenants::MECHANISMS,

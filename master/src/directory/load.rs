@@ -35,6 +35,7 @@ pub(crate) struct Summary {
     pub(crate) namespace: NamespaceId,
     pub(crate) length: Length,
     pub(crate) version: Version,
+    pub(crate) is_pinned: bool,
 }
 
 impl Directory {
@@ -148,6 +149,7 @@ impl Directory {
             namespace: stripe.namespace(slot, &self.common),
             length: Length(u64::from(rest.length)),
             version: rest.version,
+            is_pinned: stripe.entries.at(slot).is_hard_pinned(),
         })
     }
 

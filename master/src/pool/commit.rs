@@ -219,6 +219,7 @@ impl Pool {
                     block: published.id?,
                     version: block.version,
                     bytes: block.length.0,
+                    hard_pin: block.hard_pin,
                     replicas: &block.replicas,
                 })
             });

@@ -340,6 +340,12 @@ impl Pool {
         submit()
     }
 
+    /// Whether the key of a block has an open put of another version.
+    fn has_other_put(&self, block: &Moved) -> bool {
+        let reservations = self.reservations.lock();
+        reservations.has_other_put(block.namespace, block.key.as_ref(), block.version)
+    }
+
     /// Makes stores of evicted blocks leave no copy: the stores of some keys, or all. Once the log is flushed
     /// after this call, the tier has every copy that an earlier store left.
     pub(super) fn end_stores_of_evicted<'k>(

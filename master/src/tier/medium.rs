@@ -9,8 +9,14 @@ use crate::store::record;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Length, MediumId, NodeName, Offset, SegmentId, medium};
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The share of a medium that hard-pinned copies may take so that all of them stay: a quarter. The ends of
+/// zones that no block fits take less than half of a medium. So at least half of each round of the ring is for
+/// new copies, and the disk is written at most twice as much as these need.
+const PINNED_SHARE: u64 = 4;
 
 /// A disk, partition or file of blocks.
 #[derive(Debug)]
@@ -26,11 +32,32 @@ pub struct Medium {
     extents: Mutex<Extents>,
     /// Extents with an owner. It changes under the lock of `extents`.
     copies: AtomicU64,
+    /// It changes under the lock of `extents`.
+    pins: Mutex<Pins>,
     ring: Mutex<Ring>,
     /// By zone, the tick at which its writing ended. A copy with a later use is kept when the zone is
     /// emptied.
     sealed: Mutex<Vec<Tick>>,
     holder: Mutex<Holder>,
+}
+
+/// The extents with hard-pinned copies, each with its bytes.
+#[derive(Debug, Default)]
+struct Pins {
+    extents: HashMap<ExtentIndex, u64>,
+    bytes: u64,
+}
+
+impl Pins {
+    fn add(&mut self, index: ExtentIndex, length: Length) {
+        if self.extents.insert(index, length.0).is_none() {
+            self.bytes += length.0;
+        }
+    }
+
+    fn remove(&mut self, index: ExtentIndex) {
+        self.bytes -= self.extents.remove(&index).unwrap_or(0);
+    }
 }
 
 /// The node with the medium, and what it last wrote there.
@@ -57,6 +84,7 @@ impl Medium {
             zone: record.zone,
             extents: Mutex::new(Extents::new(record.size).with_ledger(ledger)),
             copies: AtomicU64::new(0),
+            pins: Mutex::default(),
             ring: Mutex::new(ring),
             sealed: Mutex::new(sealed),
             holder: Mutex::new(Holder {
@@ -263,12 +291,15 @@ impl Medium {
         Some(index)
     }
 
-    pub(super) fn set_owner(&self, index: ExtentIndex, block: BlockId) {
+    pub(super) fn set_owner(&self, index: ExtentIndex, block: BlockId, is_pinned: bool) {
         let mut extents = self.extents.lock();
         if extents.owner(index).is_none() {
             self.copies.fetch_add(1, Ordering::Relaxed);
         }
         extents.set_owner(index, block);
+        if is_pinned {
+            self.pins.lock().add(index, extents.length(index));
+        }
     }
 
     pub(super) fn free(&self, replica: &Replica) {
@@ -276,6 +307,7 @@ impl Medium {
         if extents.owner(replica.extent).is_some() {
             self.copies.fetch_sub(1, Ordering::Relaxed);
         }
+        self.pins.lock().remove(replica.extent);
         extents.free(replica.extent);
     }
 
@@ -297,6 +329,11 @@ impl Medium {
     /// The copies on the medium.
     pub fn copies(&self) -> u64 {
         self.copies.load(Ordering::Relaxed)
+    }
+
+    /// Whether the hard-pinned copies are so few that all of them may stay.
+    pub fn pins_fit(&self) -> bool {
+        self.pins.lock().bytes <= self.size.0 / PINNED_SHARE
     }
 
     /// Bytes of blocks with their headers.
@@ -335,7 +372,7 @@ mod tests {
         let block = Length(MIB - 4096);
         let at = Offset(2 * MIB);
         let taken = medium.allocate_at(at, block, NamespaceId(0)).unwrap();
-        medium.set_owner(taken, BlockId(7));
+        medium.set_owner(taken, BlockId(7), false);
         medium.begin_term(Tick(9));
         let Taken::At(next) = medium.take(Length(4096), Tick(10)) else {
             panic!("the zone has room");
@@ -345,6 +382,27 @@ mod tests {
             "{next}"
         );
         assert_eq!(medium.oldest_sealed(), Tick(9));
+    }
+
+    #[test]
+    fn pinned_copies_fit_while_they_take_a_quarter_of_the_medium() {
+        let medium = medium();
+        let block = Length(MIB - 4096);
+        let places = [(0, true), (1, false), (2, true), (3, true)].map(|(n, is_pinned)| {
+            let offset = Offset(n * MIB);
+            let extent = medium.allocate_at(offset, block, NamespaceId(0)).unwrap();
+            medium.set_owner(extent, BlockId(7), is_pinned);
+            Replica {
+                segment: medium.id,
+                extent,
+                offset,
+            }
+        });
+        assert!(!medium.pins_fit(), "three of eight MiB");
+        medium.free(&places[1]);
+        assert!(!medium.pins_fit());
+        medium.free(&places[0]);
+        assert!(medium.pins_fit());
     }
 
     #[test]

@@ -131,8 +131,9 @@ impl Ring {
         Taken::At(offset)
     }
 
-    /// True when the next zone should be emptied now: an eighth of the zone is written. The rest takes
-    /// what comes until the next zone is empty.
+    /// True when the next zone should be emptied now: an eighth of the zone is written, by new copies alone. The
+    /// rest takes what comes until the next zone is empty. Copies that move may take all of it, so at least an
+    /// eighth of each zone is for new copies.
     pub const fn is_next_due(&self) -> bool {
         self.is_next_due_behind(Length(0))
     }
@@ -228,6 +229,28 @@ mod tests {
             assert!(matches!(ring.take(Length(100)), Taken::At(_)));
             assert_eq!(ring.room_for_moves(), Length(room));
             assert!(matches!(ring.take_for_move(Length(room)), Taken::At(_)));
+        }
+    }
+
+    /// The allowance may cover a whole zone, and hard-pinned copies need none.
+    #[test]
+    fn an_eighth_of_each_zone_is_for_new_copies() {
+        let mut ring = ring();
+        for _ in 0..4 {
+            ring.emptied();
+            assert!(matches!(ring.take(Length(1000)), Taken::At(_)));
+        }
+        for _ in 0..10 {
+            ring.emptied();
+            let mut new = 0;
+            while !ring.is_next_due() {
+                assert!(matches!(ring.take(Length(50)), Taken::At(_)));
+                new += 50;
+            }
+            let room = ring.room();
+            assert!(matches!(ring.take_for_move(room), Taken::At(_)));
+            assert_eq!(ring.take(Length(50)), Taken::NeedsZone);
+            assert!(new >= 125, "{new} of 1000");
         }
     }
 

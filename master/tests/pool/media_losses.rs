@@ -4,7 +4,7 @@ use crate::support::media::*;
 use crate::support::{SPACE, join_as, patient_with_nodes, pool, pool_at, registration};
 use kvpool_master::Config;
 use kvpool_master::clock::{BootClock, BootInstant, Clock};
-use kvpool_master::pool::{MediumView, OfferedMedium, ReserveOptions};
+use kvpool_master::pool::{MediumView, OfferedMedium, Pool, ReserveOptions};
 use kvpool_proto::MediumState;
 use kvpool_types::{Code, Key, KeyRef, NodeName};
 use std::sync::Arc;
@@ -52,7 +52,7 @@ async fn the_copy_of_a_pinned_block_in_memory_stays_while_others_are_written() {
     let disk = Disk::new(1);
     let _node = join(&pool, "n", 1, 8 * MIB, &disk, 8 * MIB, 256 * KIB).await;
     wait_for_attachment(&disk).await;
-    put(&pool, 0, &pinned()).await;
+    let version = put(&pool, 0, &pinned()).await;
     let pinned_key = key(0);
     let is_copied = || {
         let block = pool.describe(SPACE, &[pinned_key.as_ref()]).remove(0);
@@ -69,6 +69,79 @@ async fn the_copy_of_a_pinned_block_in_memory_stays_while_others_are_written() {
         put_paced(&pool, number).await;
         until("the copy is there", &is_copied).await;
     }
+    let ordered = disk.ordered.lock();
+    let stores = ordered.iter().filter(|one| **one == version.0).count();
+    // A zone that is written already may have no room for it.
+    assert!(stores < 4, "it was stored {stores} times, and did not move");
+}
+
+/// How many of these blocks have a copy on a medium.
+fn copied(pool: &Pool, numbers: std::ops::Range<u64>) -> usize {
+    let keys: Vec<Key> = numbers.map(key).collect();
+    let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+    let blocks = pool.describe(SPACE, &keys[..]).into_iter().flatten();
+    let has_copy = blocks.filter(|block| {
+        let mut replicas = block.replicas.iter();
+        replicas.any(|replica| replica.segment.is_on_medium())
+    });
+    has_copy.count()
+}
+
+/// The node may be killed at any moment. Eviction takes no pinned block, so an early copy costs no write more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_block_gets_its_copy_at_once() {
+    for config in [lru(), Config::default()] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, _store) = pool(directory.path(), config).await;
+        let disk = Disk::new(1);
+        let _node = join(&pool, "n", 1, 8 * MIB, &disk, 8 * MIB, 256 * KIB).await;
+        wait_for_attachment(&disk).await;
+        put(&pool, 0, &patient()).await;
+        put(&pool, 1, &pinned()).await;
+        until("the copy is there", || copied(&pool, 1..2) == 1).await;
+        assert_eq!(copied(&pool, 0..1), 0, "the other block waits for its turn");
+    }
+}
+
+/// A zone cannot move whole into another one that is written already.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pinned_blocks_in_memory_have_copies_again_after_their_zones_were_emptied() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 8 * MIB, &disk, 8 * MIB, 256 * KIB).await;
+    wait_for_attachment(&disk).await;
+    // They fill eight zones of three blocks.
+    let pins = 0..24;
+    for number in pins.clone() {
+        put(&pool, number, &pinned()).await;
+    }
+    until("all have copies", || copied(&pool, pins.clone()) == 24).await;
+    // Enough to write the medium several times.
+    for number in 1000..1000 + 48 * MIB / BLOCK {
+        put_paced(&pool, number).await;
+    }
+    until("all have copies again", || {
+        copied(&pool, pins.clone()) == 24
+    })
+    .await;
+}
+
+/// Other blocks go without a copy when the budget is used up. They may be evicted all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_block_waits_for_the_write_budget() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let per_second = MIB;
+    disk.budget.store(per_second * 24 * 3600, Ordering::SeqCst);
+    let _node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    // This takes two seconds' budget.
+    for number in 0..30 {
+        put(&pool, number, &pinned()).await;
+    }
+    until("all have copies", || copied(&pool, 0..30) == 30).await;
 }
 
 /// What memory has of it is under suspicion. A node that is gone is the same: its blocks are listed for a while.

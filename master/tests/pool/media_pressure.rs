@@ -3,7 +3,9 @@
 use crate::support::media::*;
 use crate::support::{SPACE, commit, item, pool, reserve_with};
 use kvpool_master::Config;
-use kvpool_master::pool::{Blocks, Change, Holder, OfferedMedium, Pool, TaskState, TaskView, Wish};
+use kvpool_master::pool::{
+    Blocks, Change, Holder, OfferedMedium, Pool, ReserveOptions, TaskState, TaskView, Wish,
+};
 use kvpool_master::store::MetadataStore;
 use kvpool_proto::MediumState;
 use kvpool_types::{Code, Key, KeyRef, NodeName};
@@ -16,13 +18,24 @@ use std::time::{Duration, Instant};
 /// that are used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_pool_writes_nothing_to_a_small_medium() {
+    idle_after(&patient()).await;
+}
+
+/// The medium could not keep the copies of all pinned blocks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_pool_of_pinned_blocks_writes_nothing_to_a_small_medium() {
+    idle_after(&pinned()).await;
+}
+
+/// Fills most of memory beside a medium of a quarter of it, and waits until nothing is written.
+async fn idle_after(options: &ReserveOptions) {
     let directory = tempfile::tempdir().unwrap();
     let (pool, _store) = pool(directory.path(), Config::default()).await;
     let disk = Disk::new(1);
     let _node = join(&pool, "n", 1, 64 * MIB, &disk, 16 * MIB, 4 * MIB).await;
     wait_for_attachment(&disk).await;
     for number in 0..58 * MIB / BLOCK {
-        put(&pool, number, &patient()).await;
+        put(&pool, number, options).await;
     }
     let (mut before, mut quiet) = (u64::MAX, 0);
     for _ in 0..100 {

@@ -4,6 +4,24 @@ use super::Mechanism;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 8,
+        what: "a zone of a large medium has room for the headers of its blocks",
+        file: "store-node/src/media/disk.rs",
+        on: "const MOST_ZONE: u64 = 257 << 20;",
+        off: "const MOST_ZONE: u64 = 256 << 20;",
+        package: "kvpool-store-node",
+        test: "a_zone_of_a_large_medium_takes_256_mib_of_blocks",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "the arena takes every block that a zone takes",
+        file: "store-node/src/media.rs",
+        on: "const ARENA: usize = 257 << 20;",
+        off: "const ARENA: usize = 256 << 20;",
+        package: "kvpool-store-node",
+        test: "the_arena_takes_every_block_that_a_zone_takes",
+    },
+    Mechanism {
         invariant: 6,
         what: "a disk is found by its medium without its lock",
         file: "store-node/src/media.rs",

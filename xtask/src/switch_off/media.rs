@@ -176,6 +176,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 8,
+        what: "an eighth of each zone is for new copies",
+        file: "master/src/tier/ring.rs",
+        on: "self.at + length.0 >= self.zone / 8",
+        off: "self.at + length.0 > 0",
+        package: "kvpool-master",
+        test: "an_eighth_of_each_zone_is_for_new_copies",
+    },
+    Mechanism {
+        invariant: 8,
         what: "a stopping node copies the blocks that were used last first",
         file: "master/src/pool/tiering/demoter.rs",
         on: "found.sort_by_key(|(tick, _)| std::cmp::Reverse(*tick));",
@@ -719,9 +728,8 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         invariant: 8,
         what: "a busy medium stops no stores on other media",
         file: "master/src/pool/tiering/demoter.rs",
-        on: "Turn::NotNow => held.push(waiting),",
-        off: "Turn::NotNow => {\n                    held.push(waiting);\n                    \
-              break;\n                }",
+        on: "                    held.push(waiting);\n",
+        off: "                    held.push(waiting);\n                    break;\n",
         package: "kvpool-master",
         test: "a_block_goes_to_its_medium_while_another_medium_is_busy",
     },

@@ -446,6 +446,7 @@ impl Pool {
             ref key,
             version,
             length,
+            hard_pin,
             ..
         } = pull.block;
         let is_there = {
@@ -466,6 +467,7 @@ impl Pool {
             block,
             version,
             bytes: length.0,
+            hard_pin,
             replicas: std::slice::from_ref(&pull.to),
         };
         self.queue_for_media(std::iter::once(put));

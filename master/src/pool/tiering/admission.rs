@@ -3,8 +3,9 @@
 //! A flash device wears with each write, so a medium may have a budget of bytes per day. Unused budget
 //! accumulates up to a quarter of a zone. While at least half of that is left, every block is admitted. Below
 //! half, a block is admitted if its parent has a copy or was admitted, because a chain is read from its start.
-//! Below a quarter, only blocks that were put again after the pool had lost them are admitted. Such blocks are
-//! used more than once. Random admission would break chains and gain almost nothing.
+//! Below a quarter, only two kinds of blocks are admitted: hard-pinned blocks, and blocks that were put again
+//! after the pool had lost them. The latter are used more than once. Random admission would break chains and
+//! gain almost nothing. A hard-pinned block that is not admitted waits for the budget. Others get no copy.
 //!
 //! A block that is larger than the remaining budget may overdraw it. The next blocks then wait until the debt
 //! is repaid.
@@ -173,6 +174,7 @@ impl Pool {
                     || self.has_copy(block.namespace, parent.as_ref())
             })
         };
-        left >= 0.5 || left > 0.0 && waiting.was_lost || left >= 0.25 && follows()
+        let is_first = waiting.is_pinned || waiting.was_lost;
+        left >= 0.5 || left > 0.0 && is_first || left >= 0.25 && follows()
     }
 }

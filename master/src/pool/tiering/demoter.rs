@@ -12,6 +12,8 @@
 //!
 //! With the policy `prefix`, eviction takes the ends of chains, whatever their age. So every block's turn
 //! comes at once when more than [`WITHOUT_COPY`] of the node's memory is used.
+//!
+//! A hard-pinned block has its turn at once, and is never skipped.
 
 use super::super::Pool;
 use super::lines::{Line, Turns, WITHOUT_COPY, Waiting};
@@ -31,6 +33,7 @@ use kvpool_types::{Incarnation, Key, Length, SegmentId, Version};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
@@ -43,6 +46,8 @@ const TICK: Duration = Duration::from_millis(20);
 const STEP: usize = 256;
 /// The most blocks that wait for busy media while later blocks go to other media.
 const MOST_HELD: usize = 256;
+/// The most hard-pinned blocks among them.
+const MOST_PINS_HELD: usize = MOST_HELD / 2;
 
 /// A node, and its media that take stores.
 struct Target {
@@ -70,6 +75,7 @@ pub(in crate::pool) struct Put<'b> {
     pub(in crate::pool) block: BlockId,
     pub(in crate::pool) version: Version,
     pub(in crate::pool) bytes: u64,
+    pub(in crate::pool) hard_pin: bool,
     pub(in crate::pool) replicas: &'b [Replica],
 }
 
@@ -140,6 +146,7 @@ impl Pool {
                 version: put.version,
                 bytes: put.bytes,
                 was_lost: self.tiering.admission.was_lost(put.namespace, put.key),
+                is_pinned: put.hard_pin,
                 parent: self.tiering.admission.parent(put.parent),
             };
             for replica in put.replicas {
@@ -147,7 +154,7 @@ impl Pool {
                     && let Some(line) = demotions.nodes.get_mut(&segment.node.incarnation)
                 {
                     line.push(waiting.clone());
-                    is_due |= line.bytes > line.kept;
+                    is_due |= put.hard_pin || line.bytes > line.kept;
                 }
             }
         }
@@ -161,8 +168,8 @@ impl Pool {
     pub fn bytes_due(&self) -> u64 {
         let demotions = self.tiering.demotions.lock();
         let due = demotions.nodes.values().map(|line| match line.drains {
-            Some(_) => line.bytes,
-            None => line.bytes.saturating_sub(line.kept),
+            Some(_) => line.pinned_bytes + line.bytes,
+            None => line.pinned_bytes + line.bytes.saturating_sub(line.kept),
         });
         let due: u64 = due.sum();
         drop(demotions);
@@ -315,6 +322,7 @@ impl Pool {
                         version: block.version(),
                         bytes: block.length().0,
                         was_lost: false,
+                        is_pinned: block.is_hard_pinned(),
                         parent: None,
                     };
                     found.push((here, block.namespace(), block.key(), block.tick(), waiting));
@@ -406,6 +414,7 @@ impl Pool {
         };
         let cursors: Vec<u32> = media.iter().map(|(medium, _)| medium.cursor()).collect();
         let (mut busy, mut held, mut is_all) = (HashSet::new(), Vec::new(), false);
+        let mut pins_held = 0;
         let may_take = |medium: &Medium, busy: &HashSet<SegmentId>| {
             !busy.contains(&medium.id) && self.has_window(medium.id)
         };
@@ -414,7 +423,10 @@ impl Pool {
                 let mut demotions = self.tiering.demotions.lock();
                 let line = demotions.nodes.get_mut(&node.incarnation);
                 line.and_then(|line| {
-                    let turns = self.turns(memory, used, line);
+                    let turns = Turns {
+                        pins_wait: pins_held >= MOST_PINS_HELD,
+                        ..self.turns(memory, used, line)
+                    };
                     Some((line.pop(turns)?, line.drains))
                 })
             };
@@ -425,7 +437,10 @@ impl Pool {
             match self.store_one(&waiting, target, drains, &mut busy) {
                 Turn::Ended => {}
                 // Blocks behind this one may be for another medium.
-                Turn::NotNow => held.push(waiting),
+                Turn::NotNow => {
+                    pins_held += usize::from(waiting.is_pinned);
+                    held.push(waiting);
+                }
                 Turn::Later => {
                     let mut demotions = self.tiering.demotions.lock();
                     if let Some(line) = demotions.nodes.get_mut(&node.incarnation) {
@@ -441,6 +456,7 @@ impl Pool {
             }
         }
         if is_all {
+            self.look_for_missed_pins(node);
             self.tell_demoted(target);
         }
         for ((medium, _), cursor) in media.iter().zip(cursors) {
@@ -449,6 +465,15 @@ impl Pool {
                 let record = Record::Medium(medium.record());
                 self.journal().insist(vec![record], Ack::Durable, |_| {});
             }
+        }
+    }
+
+    /// Has all blocks scanned again if hard-pinned ones were dropped from the queue of the node.
+    fn look_for_missed_pins(&self, node: &StoreNode) {
+        let mut demotions = self.tiering.demotions.lock();
+        let line = demotions.nodes.get_mut(&node.incarnation);
+        if line.is_some_and(Line::take_missed_pins) {
+            self.tiering.has_lost_copies.store(true, Ordering::Release);
         }
     }
 
@@ -464,10 +489,12 @@ impl Pool {
                 // Eviction may take any block next. So a queued block that may still be in memory is never
                 // skipped.
                 most: memory.saturating_mul(2),
+                pins_wait: false,
             },
             Policy::Lru => Turns {
                 kept: share(line.reach.unwrap_or(memory).min(memory), WITHOUT_COPY),
                 most: share(memory, GIVE_UP),
+                pins_wait: false,
             },
         }
     }
@@ -522,6 +549,10 @@ impl Pool {
         let Some((block, from)) = self.to_store(waiting, node) else {
             return Turn::Ended;
         };
+        // The copy would not be recorded now, and the put may fail.
+        if block.hard_pin && self.has_other_put(&block) {
+            return Turn::NotNow;
+        }
         let mut turn = match self.has_slow_medium(target, block.namespace) {
             true => Turn::Later,
             false => Turn::Ended,
@@ -545,7 +576,11 @@ impl Pool {
                 continue;
             };
             if drains.is_none() && !self.is_admitted(medium, waiting, &block) {
-                is_refused = true;
+                // A hard-pinned block waits for the budget. Memory does not lose it meanwhile.
+                match waiting.is_pinned {
+                    true => turn = Turn::NotNow,
+                    false => is_refused = true,
+                }
                 continue;
             }
             // A drain that wrote further would soon empty its own first zone, whose blocks were used last.
@@ -640,16 +675,16 @@ impl Pool {
         (!is_copied).then_some((block, from))
     }
 
-    /// Queues a block in memory whose copy was dropped, if it was used since `sealed`. It goes to the head of
+    /// Queues a block in memory whose copy was dropped, if it was used since `since`. It goes to the head of
     /// the queue, since it is older than all others. A block that was not used gets no copy. Otherwise a
     /// medium smaller than memory would be rewritten forever. On a draining node every such block is queued,
     /// since the node leaves soon. Returns false when memory does not hold the block.
-    pub(super) fn queue_again(&self, removed: &Removed, sealed: Tick) -> bool {
+    pub(super) fn queue_again(&self, removed: &Removed, since: Tick) -> bool {
         let block = (removed.namespace, &removed.key, removed.version);
         let Some((replicas, waiting, used)) = self.waiting_again(block) else {
             return false;
         };
-        let was_used = used > sealed;
+        let was_used = used > since;
         let segments = self.placement.segments();
         let mut demotions = self.tiering.demotions.lock();
         for replica in replicas {
@@ -678,6 +713,7 @@ impl Pool {
                     version,
                     bytes: block.length().0,
                     was_lost: true,
+                    is_pinned: block.view().is_hard_pinned(),
                     parent: None,
                 };
                 (block.replicas().to_vec(), waiting, block.view().tick())

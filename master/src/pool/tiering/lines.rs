@@ -1,7 +1,8 @@
 //! The queues of blocks that wait for their copies, one for each node. In the code a queue is a *line*.
 //!
-//! A block has its *turn* to be stored when enough bytes are queued after it. A *walk* is a scan of the
-//! directory for a node's blocks without a copy.
+//! A block has its *turn* to be stored when enough bytes are queued after it. A hard-pinned block has its turn
+//! at once: it stays in memory, so its copy is written sooner or later. Until then a killed node loses it. A
+//! *walk* is a scan of the directory for a node's blocks without a copy.
 
 use crate::directory::Tick;
 use crate::placement::share;
@@ -13,6 +14,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 pub(super) const WITHOUT_COPY: f64 = 0.6;
 /// The most blocks whose failed store is remembered. Beyond it all are forgotten, except during a drain.
 const MOST_TRIED: usize = 4096;
+/// The bound on hard-pinned blocks, as a multiple of the bound on other blocks. All that memory holds fit.
+const MOST_PINNED: u64 = 2;
 /// How slowly the estimate of eviction's reach grows again: by one byte for this many evicted bytes.
 const REACH_AGAIN: u64 = 256;
 
@@ -28,6 +31,11 @@ pub(super) struct Demotions {
 pub(super) struct Line {
     pub(super) blocks: VecDeque<Waiting>,
     pub(super) bytes: u64,
+    /// The hard-pinned blocks, which go before all others.
+    pub(super) pinned: VecDeque<Waiting>,
+    pub(super) pinned_bytes: u64,
+    /// Whether a hard-pinned block was dropped from a queue that was too long. A walk then finds the block.
+    pub(super) has_missed_pins: bool,
     /// The tick since which the node drains. During a drain every block has its turn at once.
     pub(super) drains: Option<Tick>,
     /// The number of the draining node's scan that has not ended. No block has its turn before its end.
@@ -58,6 +66,8 @@ pub(super) struct Turns {
     pub(super) kept: u64,
     /// The block is skipped when more bytes than this are queued after it.
     pub(super) most: u64,
+    /// Whether the hard-pinned blocks wait for their media, so that other blocks go before them.
+    pub(super) pins_wait: bool,
 }
 
 impl Demotions {
@@ -78,9 +88,13 @@ impl Demotions {
         if line.drains.is_some() {
             return;
         }
-        let anew = line.anew();
+        let anew = Line {
+            has_missed_pins: line.has_missed_pins,
+            ..line.anew()
+        };
         let newer = std::mem::replace(line, anew);
-        let all = found.into_iter().chain(newer.blocks);
+        let newer = newer.pinned.into_iter().chain(newer.blocks);
+        let all = found.into_iter().chain(newer);
         all.for_each(|one| line.push(one));
     }
 
@@ -130,6 +144,8 @@ pub(super) struct Waiting {
     pub(super) bytes: u64,
     /// Whether the block was put again after the pool had lost it.
     pub(super) was_lost: bool,
+    /// Whether the block is hard-pinned.
+    pub(super) is_pinned: bool,
     /// The parent of the block. It is set only in pools with a write budget.
     pub(super) parent: Option<Box<Key>>,
 }
@@ -146,9 +162,12 @@ impl Line {
     /// Appends a block. While the disk stalls, blocks at the head are dropped: eviction has already taken
     /// them.
     pub(super) fn push(&mut self, waiting: Waiting) {
+        let most = self.most.unwrap_or(u64::MAX);
+        if waiting.is_pinned {
+            return self.push_pinned(waiting, most.saturating_mul(MOST_PINNED));
+        }
         self.bytes += waiting.bytes;
         self.blocks.push_back(waiting);
-        let most = self.most.unwrap_or(u64::MAX);
         while self.bytes > most && self.drains.is_none() {
             let Some(first) = self.blocks.pop_front() else {
                 return;
@@ -157,14 +176,38 @@ impl Line {
         }
     }
 
+    /// Appends a hard-pinned block. The queue can exceed `most` only by blocks that were replaced or removed
+    /// since, while no medium takes copies.
+    fn push_pinned(&mut self, waiting: Waiting, most: u64) {
+        self.pinned_bytes += waiting.bytes;
+        self.pinned.push_back(waiting);
+        while self.pinned_bytes > most && self.drains.is_none() {
+            let Some(first) = self.pinned.pop_front() else {
+                return;
+            };
+            self.pinned_bytes -= first.bytes;
+            self.has_missed_pins = true;
+        }
+    }
+
     pub(super) fn push_front(&mut self, waiting: Waiting) {
+        if waiting.is_pinned {
+            self.pinned_bytes += waiting.bytes;
+            self.pinned.push_front(waiting);
+            return;
+        }
         self.bytes += waiting.bytes;
         self.blocks.push_front(waiting);
     }
 
+    /// Whether hard-pinned blocks were dropped from the queue, and all others of it have had their turn.
+    pub(super) fn take_missed_pins(&mut self) -> bool {
+        self.pinned.is_empty() && std::mem::take(&mut self.has_missed_pins)
+    }
+
     /// Whether no block waits.
     pub(super) fn is_empty(&self) -> bool {
-        self.blocks.is_empty() && self.aside.is_empty()
+        self.pinned.is_empty() && self.blocks.is_empty() && self.aside.is_empty()
     }
 
     /// Sets a block aside, since the media that take it are slow. Later blocks overtake it. The blocks that
@@ -178,6 +221,7 @@ impl Line {
                 return;
             };
             self.aside_bytes -= first.bytes;
+            self.has_missed_pins |= first.is_pinned;
         }
     }
 
@@ -202,7 +246,16 @@ impl Line {
     pub(super) fn pop(&mut self, turns: Turns) -> Option<Waiting> {
         self.kept = turns.kept;
         self.most = Some(turns.most);
-        if self.walk.is_some() || self.drains.is_none() && self.bytes <= turns.kept {
+        if self.walk.is_some() {
+            return None;
+        }
+        if !turns.pins_wait
+            && let Some(first) = self.pinned.pop_front()
+        {
+            self.pinned_bytes -= first.bytes;
+            return Some(first);
+        }
+        if self.drains.is_none() && self.bytes <= turns.kept {
             return None;
         }
         loop {
@@ -240,13 +293,28 @@ mod tests {
 
     const NODE: Incarnation = Incarnation(1);
 
+    /// The turns of a queue of three blocks at most.
+    const SHORT: Turns = Turns {
+        kept: 3,
+        most: 3,
+        pins_wait: false,
+    };
+
     fn waiting(version: u64) -> Waiting {
         Waiting {
             block: BlockId(u32::try_from(version).unwrap()),
             version: Version(version),
             bytes: 1,
             was_lost: false,
+            is_pinned: false,
             parent: None,
+        }
+    }
+
+    fn pinned(version: u64) -> Waiting {
+        Waiting {
+            is_pinned: true,
+            ..waiting(version)
         }
     }
 
@@ -295,7 +363,7 @@ mod tests {
         let mut demotions = Demotions::default();
         demotions.expect(NODE);
         let line = demotions.nodes.get_mut(&NODE).unwrap();
-        assert!(line.pop(Turns { kept: 3, most: 3 }).is_none());
+        assert!(line.pop(SHORT).is_none());
         demotions.begin_drain(NODE, Tick(5));
         demotions.end_drain(NODE);
         demotions.expect(NODE);
@@ -305,6 +373,42 @@ mod tests {
             line.push(waiting(version));
         }
         assert_eq!(versions(&demotions), [7, 8, 9]);
+    }
+
+    /// Eviction takes no hard-pinned block, so nothing is gained by passing over it.
+    #[test]
+    fn a_pinned_block_has_its_turn_at_once_also_when_the_disk_lags() {
+        let mut line = Line::default();
+        assert!(line.pop(SHORT).is_none());
+        line.push(pinned(1));
+        (2..=20).map(waiting).for_each(|one| line.push(one));
+        let waits = Turns {
+            pins_wait: true,
+            ..SHORT
+        };
+        assert!(line.pop(waits).is_none(), "no other block has its turn");
+        let first = line.pop(SHORT).map(|one| one.version);
+        assert_eq!(first, Some(Version(1)));
+        assert_eq!((line.pinned_bytes, line.bytes), (0, 3));
+        // A pinned block shows nothing about the reach of eviction.
+        assert_eq!(line.had_turn, Version::default());
+    }
+
+    /// The key of a pinned block may be put again and again while the disk hangs.
+    #[test]
+    fn pinned_blocks_that_a_long_queue_dropped_are_found_by_a_walk() {
+        let mut line = Line::default();
+        assert!(line.pop(SHORT).is_none());
+        (1..=6).map(pinned).for_each(|one| line.push(one));
+        assert!(!line.has_missed_pins);
+        line.push(pinned(7));
+        assert_eq!((line.pinned.len(), line.pinned_bytes), (6, 6));
+        assert!(!line.take_missed_pins(), "the others go first");
+        let taken = std::iter::from_fn(|| line.pop(SHORT)).map(|one| one.version.0);
+        let taken: Vec<u64> = taken.collect();
+        assert_eq!(taken, [2, 3, 4, 5, 6, 7]);
+        assert!(line.take_missed_pins());
+        assert!(!line.take_missed_pins());
     }
 
     /// The later walk finds every block of the node.

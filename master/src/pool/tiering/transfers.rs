@@ -351,6 +351,10 @@ impl Pool {
         }
         if !is_recorded {
             let Moved { key, version, .. } = &transfer.block;
+            // The put or removal of the key may fail, and memory keeps a hard-pinned block.
+            if transfer.block.hard_pin && matches!(transfer.direction, Direction::Store) {
+                self.store_again_once(transfer);
+            }
             self.leave_zones(transfer);
             tracing::debug!(key = %key.shown(), %version, "copy not recorded: the block has gone, or its key changes");
         }
@@ -534,6 +538,7 @@ impl Pool {
             block: id,
             version,
             bytes: length.0,
+            hard_pin,
             replicas: std::slice::from_ref(&to),
         };
         self.queue_for_media(std::iter::once(put));

@@ -14,7 +14,7 @@ use super::super::Pool;
 use super::transfers::{Direction, Moved, Transfer, on_medium, range};
 use super::{Emptying, Place, Use, WINDOW};
 use crate::clock::BootInstant;
-use crate::directory::{BlockRef, Verdict};
+use crate::directory::{BlockRef, Tick, Verdict};
 use crate::membership::StoreNode;
 use crate::replica::{BlockId, Replica};
 use crate::store::journal::Ack;
@@ -135,7 +135,8 @@ impl Pool {
     /// The copies to move from the oldest zone:
     ///
     /// 1. hard-pinned copies whose block no staying node has in memory. They fill at most the written zone's space.
-    /// 2. other hard-pinned copies. The node with the block in memory may be killed.
+    /// 2. other hard-pinned copies. The node with the block in memory may be killed. If such a copy cannot move,
+    ///    the block is stored again from memory.
     /// 3. copies that were used since the zone was written and whose block no staying node has in memory, the most
     ///    recently used first.
     ///
@@ -260,7 +261,7 @@ impl Pool {
         session: u64,
     ) {
         let (now, sealed) = (self.now(), medium.oldest_sealed());
-        let zone = medium.next_zone();
+        let (zone, pins_fit) = (medium.next_zone(), medium.pins_fit());
         let _until_submitted = self.evicting.read();
         let mut records = Vec::new();
         let mut is_kept = false;
@@ -306,7 +307,12 @@ impl Pool {
                 }
             };
             if let Some(removed) = self.tier.remove_copy(copy, version, allow) {
-                if !self.queue_again(&removed, sealed) {
+                // A hard-pinned block in memory gets another copy, also if it was not used.
+                let since = match is_pinned && pins_fit {
+                    true => Tick::default(),
+                    false => sealed,
+                };
+                if !self.queue_again(&removed, since) {
                     self.tiering.admission.lost(removed.namespace, &removed.key);
                 }
                 records.push(Record::ReplicaGone(record::ReplicaGone {

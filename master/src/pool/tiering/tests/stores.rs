@@ -1,7 +1,9 @@
 //! Stores of blocks: when they are ordered, and what happens to their blocks meanwhile.
 
 use super::super::WINDOW;
+use super::super::lines::Waiting;
 use super::*;
+use crate::replica::BlockId;
 use kvpool_types::{Namespace, NamespaceSettings};
 
 /// The evictor orders stores too. It must not wait for a scan of all blocks.
@@ -178,6 +180,7 @@ async fn another_replica_of_a_block_takes_no_copy_from_it() {
             block: id.unwrap(),
             version: Version(of_put),
             bytes: 100,
+            hard_pin: false,
             replicas: &[],
         }));
         pool.transfers_done(&node, &[(ticket, Code::Ok)]);
@@ -313,4 +316,104 @@ async fn a_block_goes_to_its_medium_while_another_medium_is_busy() {
     };
     assert_eq!(first, Some(Version(7)), "it keeps its place");
     pool.retire().await;
+}
+
+/// A put of the key is open when the store ends. Memory keeps the pinned block if that put fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_block_is_stored_again_after_another_put_of_its_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, mut sent) = pinned_in_memory(&pool);
+    attach(&pool, &node, session, medium.id);
+    pool.tiering.demotions.lock().expect(node.incarnation);
+    let key = Key::parse("block").unwrap();
+    let pending = Pending::granted(Version(8), Length(100), Copies::new());
+    let mut reservations = pool.reservations.lock();
+    reservations.insert(SPACE, key.as_ref(), pending);
+    drop(reservations);
+    let mut store = transfer(&node, session, &medium, Direction::Store);
+    store.block.hard_pin = true;
+    let ticket = {
+        let mut traffic = pool.tiering.traffic.lock();
+        assert!(traffic.begin(&medium, store, proto::Transfer::default()));
+        traffic.last_ticket
+    };
+    assert!(sent.try_recv().is_ok());
+    pool.transfers_done(&node, &[(ticket, Code::Ok)]);
+    let early = tokio::time::timeout(Duration::from_millis(300), sent.recv()).await;
+    assert!(early.is_err(), "the put is open: {early:?}");
+    assert_eq!(pool.reservations.lock().take_in(SPACE).len(), 1);
+    let order = tokio::time::timeout(Duration::from_secs(20), sent.recv()).await;
+    let order = order.expect("the block goes").unwrap().unwrap();
+    let Some(Body::Transfers(orders)) = &order.body else {
+        panic!("{order:?}");
+    };
+    assert_eq!(orders.transfers[0].version, 7);
+    pool.retire().await;
+}
+
+/// The queue was too long while the disk hung.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pinned_blocks_that_were_dropped_from_the_queue_are_queued_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    // The test does the demoter's work.
+    pool.term.end();
+    let (node, session, _sent) = pinned_in_memory(&pool);
+    attach(&pool, &node, session, medium.id);
+    {
+        let mut demotions = pool.tiering.demotions.lock();
+        demotions.expect(node.incarnation);
+        let line = demotions.nodes.get_mut(&node.incarnation).unwrap();
+        line.has_missed_pins = true;
+    }
+    pool.tend_media();
+    pool.replace_lost_copies();
+    let queued = {
+        let demotions = pool.tiering.demotions.lock();
+        demotions.nodes[&node.incarnation].pinned.len()
+    };
+    assert_eq!(queued, 1);
+    pool.retire().await;
+}
+
+/// Blocks of chains and blocks that come again could use up the budget for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_block_is_admitted_while_any_budget_is_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, medium) = pool_on_medium(directory.path()).await;
+    let (node, session, _sent) = connected(&pool);
+    let block = transfer(&node, session, &medium, Direction::Store).block;
+    let admission = &pool.tiering.admission;
+    admission.set_budget(&medium, u64::MAX, pool.now());
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    admission.set_budget(&medium, 1, pool.now());
+    // Of a budget of 64 KiB, 8 KiB are left.
+    admission.wrote(medium.id, Length((56 << 10) - 4096));
+    for is_pinned in [true, false] {
+        let waiting = Waiting {
+            block: BlockId(0),
+            version: block.version,
+            bytes: block.length.0,
+            was_lost: false,
+            is_pinned,
+            parent: None,
+        };
+        assert_eq!(pool.is_admitted(&medium, &waiting, &block), is_pinned);
+    }
+    pool.retire().await;
+}
+
+/// A node in a session, with the pinned block "block" in its memory.
+fn pinned_in_memory(pool: &Pool) -> (Arc<StoreNode>, u64, Sent) {
+    let (node, session, sent) = connected(pool);
+    let segment = Segment::new(SegmentId(1), Arc::clone(&node), Length(1 << 20), 1.0);
+    pool.placement.insert(Arc::new(segment));
+    node.add_segment(SegmentId(1));
+    let pinned = NewBlock {
+        hard_pin: true,
+        ..block("block", 7)
+    };
+    assert!(pool.directory.publish(&[pinned]).remove(0).id.is_some());
+    (node, session, sent)
 }
