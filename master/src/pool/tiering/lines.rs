@@ -93,8 +93,8 @@ impl Demotions {
             ..line.anew()
         };
         let newer = std::mem::replace(line, anew);
-        let newer = newer.pinned.into_iter().chain(newer.blocks);
-        let all = found.into_iter().chain(newer);
+        let before = found.into_iter().chain(newer.aside);
+        let all = before.chain(newer.pinned).chain(newer.blocks);
         all.for_each(|one| line.push(one));
     }
 
