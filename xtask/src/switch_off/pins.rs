@@ -1,4 +1,4 @@
-//! Hard-pinned blocks and their copies on media.
+//! Copies of hard-pinned blocks on media, and the queue in which they wait.
 
 use super::Mechanism;
 
@@ -20,6 +20,15 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         off: "",
         package: "kvpool-master",
         test: "pinned_blocks_that_a_long_queue_dropped_are_found_by_a_walk",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "a walk keeps the blocks that were set aside meanwhile",
+        file: "master/src/pool/tiering/lines.rs",
+        on: "let before = found.into_iter().chain(newer.aside);",
+        off: "let before = found.into_iter();",
+        package: "kvpool-master",
+        test: "a_walk_keeps_the_blocks_that_were_set_aside_meanwhile",
     },
     Mechanism {
         invariant: 5,

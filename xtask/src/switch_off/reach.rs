@@ -151,6 +151,7 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "the arena takes every block that a zone takes",
             "a pinned block has its turn at once",
             "a queue remembers that it dropped pinned blocks",
+            "a walk keeps the blocks that were set aside meanwhile",
             "pinned blocks that a queue dropped are queued again",
             "a pinned block waits for the write budget",
             "a pinned block is admitted while any budget is left",

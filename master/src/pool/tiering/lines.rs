@@ -333,6 +333,20 @@ mod tests {
         assert_eq!(demotions.nodes[&NODE].bytes, 3);
     }
 
+    /// Their medium became slow during the walk, which may have passed them already.
+    #[test]
+    fn a_walk_keeps_the_blocks_that_were_set_aside_meanwhile() {
+        let mut demotions = Demotions::default();
+        demotions.expect(NODE);
+        let line = demotions.nodes.get_mut(&NODE).unwrap();
+        line.put_aside(waiting(8));
+        line.push(waiting(9));
+        line.push(pinned(10));
+        demotions.found(NODE, vec![waiting(1)]);
+        assert_eq!(versions(&demotions), [1, 8, 9]);
+        assert_eq!(demotions.nodes[&NODE].pinned.len(), 1);
+    }
+
     /// The line of a drain ends with word to the node, which waits for it.
     #[test]
     fn a_walk_over_blocks_leaves_the_line_of_a_drain() {
