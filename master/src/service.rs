@@ -1,5 +1,5 @@
 //! The ports of a master: framed connections for hot calls, gRPC for all calls of clients and
-//! nodes, HTTP for probes and people.
+//! nodes, HTTP for probes, metrics and the page.
 
 mod calls;
 pub mod framed;

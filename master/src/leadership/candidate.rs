@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// The reason that a master cannot stand for election.
+/// Why a master cannot stand for election.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CandidateError {
@@ -33,14 +33,14 @@ pub enum CandidateError {
     Open(#[from] OpenError),
 }
 
-/// What a candidate reaches outside of its process.
+/// The outside world of a candidate: the store and the network. The simulation replaces both.
 #[async_trait]
 pub trait Surroundings: Debug + Send + Sync {
-    /// Opens a connection of its own to the store.
+    /// Opens a separate connection to the store.
     async fn open(&self) -> Result<Arc<dyn ElectionStore>, OpenError>;
 
-    /// Connects to the leader at `address` (`http://host:port`), and returns when the connection has
-    /// ended. Fails with [`io::ErrorKind::ConnectionRefused`] where nobody listens.
+    /// Connects to the leader at `address` (`http://host:port`), and returns when the connection
+    /// has ended. Fails with [`io::ErrorKind::ConnectionRefused`] if no process listens there.
     async fn meet(&self, address: &str) -> io::Result<()>;
 }
 
@@ -78,7 +78,7 @@ impl Candidate {
         let surroundings = Etcd(etcd_options(&seat)?);
         let opened = match surroundings.open().await {
             Ok(store) => Some(store),
-            // etcd may still come. Until then the seat reports what the master waits for.
+            // etcd may still become reachable. Until then the seat reports the reason for the wait.
             Err(error) if error.is_retryable() => {
                 tracing::warn!(%error, "etcd not available, retrying");
                 seat.wait(error.to_string());
@@ -103,7 +103,8 @@ impl Candidate {
         ))
     }
 
-    /// The same with a store and a network of the caller's. `opened` is a store that is already open.
+    /// [`Candidate::start`] with a store and a network that the caller supplies. `opened` is a
+    /// store that is already open.
     pub fn stand(
         seat: Arc<Seat>,
         clock: Arc<dyn Clock>,
@@ -128,9 +129,9 @@ impl Candidate {
         }
     }
 
-    /// Ends the task as the death of the process would: nothing is given up.
+    /// Ends the task as the death of the process would: the lease stays until it expires.
     pub fn abort(&self) {
-        // Whoever has the lock is ending the task.
+        // If another caller holds the lock, that caller is ending the task.
         if let Ok(mut task) = self.task.try_lock()
             && let Some(task) = task.take()
         {
@@ -138,7 +139,7 @@ impl Candidate {
         }
     }
 
-    /// Gives up the lead, so that another master can take it at once, and ends the task.
+    /// Gives up the lead and ends the task. Another master can then lead at once.
     pub async fn stop(&self) {
         self.stop.send_replace(true);
         if let Some(task) = self.task.lock().await.take()

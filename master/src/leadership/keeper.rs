@@ -1,5 +1,5 @@
-//! The thread that renews the leader's lease. Its own runtime and connection keep it on time,
-//! whatever load the master has.
+//! The thread that renews the leader's lease. The thread has a runtime and a connection of its own,
+//! so the load of the master never delays a renewal.
 
 use super::Surroundings;
 use crate::clock::Clock;
@@ -16,13 +16,13 @@ const RENEWALS: u32 = 6;
 /// The delay before a failed renewal is repeated.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long a master may act on a lease of `ttl`: the drift of two clocks takes at most a tenth of
-/// it.
+/// How long a master may act on a lease of `ttl`. The clocks of two machines drift apart by at most
+/// a tenth of it.
 pub(super) fn usable(ttl: Duration) -> Duration {
     ttl * 9 / 10
 }
 
-/// The running thread. The lease expires after a drop.
+/// The running thread. Dropping it ends the renewals, and the lease then expires.
 #[derive(Debug)]
 pub(super) struct Keeper {
     lost: watch::Receiver<bool>,
@@ -46,7 +46,7 @@ impl Keeper {
                 biased;
                 _ = stopped => {}
                 () = keep(&*surroundings, lease, ttl, &term, &*clock) => {
-                    // A failure means that nobody waits for it any more.
+                    // The send fails when no task waits for the loss any more.
                     let _asked = told.send(true);
                 }
             }
@@ -65,7 +65,7 @@ impl Keeper {
 
     /// Completes when the store no longer knows the lease.
     pub(super) async fn lost(&self) {
-        // An error means that the thread has ended and nobody renews the lease.
+        // An error means that the thread has ended, so no thread renews the lease.
         let mut lost = self.lost.clone();
         let _lost = lost.wait_for(|lost| *lost).await;
     }

@@ -1,9 +1,9 @@
-//! Loads of the metadata: memory holds it once.
+//! Loads of the metadata. Memory never holds the metadata twice.
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-/// Loads anew. What was there before goes first, because memory need not have room for both.
+/// Drops `before`, then loads. Memory need not have room for both.
 pub(super) async fn anew<T, E>(
     before: T,
     load: impl Future<Output = Result<T, E>>,
@@ -12,7 +12,7 @@ pub(super) async fn anew<T, E>(
     load.await
 }
 
-/// Runs `load`, which is long work without a pause, beside the threads of the runtime. If this future is
+/// Runs `load` on a blocking thread: a load computes for long without yielding. If this future is
 /// dropped, the load ends the next time that it waits for the store. `None`: the load panicked.
 pub(super) async fn beside<T: Send + 'static>(
     load: impl Future<Output = T> + Send + 'static,

@@ -12,10 +12,10 @@ use tokio::time::sleep;
 
 /// The number of groups that may wait to be applied.
 const GROUPS: usize = 64;
-/// The interval between questions for the log's cut.
+/// The interval at which the task asks the store for the log's cut.
 const CUT_POLL: Duration = Duration::from_secs(10);
 
-/// The groups behind a position. A task reads them, so that a wait for a group can be cancelled.
+/// The groups after a position. A task reads them, so that a wait for a group can be cancelled.
 pub(super) struct Groups {
     groups: mpsc::Receiver<Result<(LogSeq, Bytes), StoreError>>,
     task: JoinHandle<()>,
@@ -25,7 +25,7 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// The groups behind `after`.
+    /// The groups after position `after`.
     pub(super) fn follow(store: &Arc<dyn ElectionStore>, after: LogSeq) -> Self {
         let cut = Arc::new(AtomicU64::new(0));
         let cutting = tokio::spawn(poll_cut(Arc::clone(store), Arc::clone(&cut)));
@@ -73,8 +73,8 @@ impl Drop for Groups {
     }
 }
 
-/// The log's watch reports no cut. Without this question the standby would count the log's groups
-/// for ever.
+/// The log's watch does not report the cut. Without this poll the standby would count the log's
+/// groups for ever.
 async fn poll_cut(store: Arc<dyn ElectionStore>, cut: Arc<AtomicU64>) {
     loop {
         sleep(CUT_POLL).await;

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-/// The interval of this exchange.
+/// The interval at which masters exchange their states.
 const EVERY: Duration = Duration::from_secs(1);
-/// The interval for a store that examines all its snapshots for the answer.
+/// The interval for a store that must examine all its snapshots to answer.
 const SELDOM: Duration = Duration::from_secs(10);
-/// How long a silent master stays listed.
+/// How long the list still names a silent master.
 const LISTED: Duration = Duration::from_secs(10);
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -46,8 +46,8 @@ impl Member {
     }
 }
 
-/// Publishes this master's state to the others, and theirs and the store's to the seat, until
-/// dropped.
+/// Publishes this master's state to the other masters. Reports their states and the store's state
+/// to the seat. Runs until dropped.
 pub(super) async fn tell(
     seat: Arc<Seat>,
     store: Arc<dyn ElectionStore>,
@@ -59,7 +59,7 @@ pub(super) async fn tell(
     times.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         times.tick().await;
-        // A full etcd refuses this master's state, and answers all the same what it holds.
+        // A full etcd refuses this master's state, but still reports its own content.
         let published = publish(&seat, &*store, &claim, &mut lease).await;
         let read = read_report(&*store, cluster).await;
         let reported = read.map(|report| seat.set_report(report));
@@ -69,8 +69,8 @@ pub(super) async fn tell(
     }
 }
 
-/// Publishes this master's state under its lease. A full etcd renews a lease but grants none, so only the
-/// loss of the lease ends it here.
+/// Publishes this master's state under its lease. A full etcd renews leases but grants none. So
+/// only the loss of the lease makes this function drop it.
 async fn publish(
     seat: &Seat,
     store: &dyn ElectionStore,
@@ -107,8 +107,8 @@ async fn publish(
     put
 }
 
-/// The nodes and clients that this master hears. A leader counts those that are connected; another master counts
-/// those that it refused lately.
+/// The nodes and clients that this master hears from. A leader counts its connected nodes and
+/// clients. Another master counts the nodes and clients that it refused recently.
 fn heard(seat: &Seat) -> (u64, u64) {
     let (nodes, clients) = match seat.pool() {
         Ok(pool) if pool.leads() => {
@@ -123,7 +123,7 @@ fn heard(seat: &Seat) -> (u64, u64) {
 
 async fn read_report(store: &dyn ElectionStore, cluster: ClusterId) -> Result<Report, StoreError> {
     let members = store.members().await?.into_iter();
-    // An unreadable entry belongs to a later version and is not listed.
+    // A later version wrote an unreadable entry. The list omits it.
     let members = members.filter_map(|(_, told)| serde_json::from_slice::<Member>(&told).ok());
     let members = members.map(Member::into_wire);
     let mut told = describe(store, "etcd").await?;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// A contact within this time is recent.
 pub(super) const RECENT: Duration = crate::pool::SILENCE;
-/// The most contacts kept by name; the count stops there.
+/// The largest number of contacts kept by name. The count stops there.
 const MOST: usize = 4096;
 
 /// The nodes and clients that contacted this master recently.
@@ -30,7 +30,7 @@ impl RecentContacts {
         }
     }
 
-    /// Records a node's attempt to register. A caller with a name that no node may have is none.
+    /// Records a node's attempt to register. A name that no node may have does not count.
     pub fn node(&self, name: &str) {
         let name = NodeName(name.to_owned());
         if name.is_sound() {

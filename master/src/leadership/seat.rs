@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// An older report does not describe the present.
+/// The age at which a report no longer describes the present.
 const FRESH: Duration = Duration::from_secs(3);
 
 /// The role of a master.
@@ -54,7 +54,7 @@ pub struct Known {
     pub epoch: Epoch,
 }
 
-/// The state of the store and of all masters, renewed regularly.
+/// The state of the store and of all masters, refreshed regularly.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// The time of the report.
@@ -82,7 +82,7 @@ pub struct Seat {
     pub config: Config,
     /// The metrics of the process.
     pub metrics: Arc<Metrics>,
-    /// What judges the tokens of callers.
+    /// Judges the tokens of callers.
     pub guard: Guard,
     /// The certificates of the ports.
     tls: Tls,
@@ -103,7 +103,7 @@ impl std::fmt::Debug for Seat {
     }
 }
 
-/// The reason that this master leads no pool.
+/// Why this master leads no pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotLeading {
     /// The leader's address; empty when unknown.
@@ -137,19 +137,19 @@ impl Seat {
         }
     }
 
-    /// The same seat, whose callers `guard` judges.
+    /// Sets the guard that judges the callers of this seat.
     #[must_use]
     pub fn guarded(self, guard: Guard) -> Self {
         Self { guard, ..self }
     }
 
-    /// The same seat, whose ports have the certificates of `tls`.
+    /// Sets the certificates of the ports.
     #[must_use]
     pub fn certified(self, tls: Tls) -> Self {
         Self { tls, ..self }
     }
 
-    /// What is wrong with this master's files of keys, of the policy and of certificates, one sentence each.
+    /// The problems of this master's files of keys, policy and certificates, one sentence each.
     pub fn problems(&self) -> Vec<String> {
         let of_tokens = self.guard.problem();
         of_tokens.into_iter().chain(self.tls.problem()).collect()
@@ -279,8 +279,8 @@ impl Seat {
             .watch_standing(&self.describe(), self.position().0);
     }
 
-    /// The reply about the leader and the store. It comes from memory, because operators ask when
-    /// little works.
+    /// The reply about the leader and the store. It comes from memory: operators ask for it during
+    /// outages.
     pub fn describe(&self) -> proto::ClusterReply {
         let Report {
             members, mut store, ..

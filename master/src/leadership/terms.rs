@@ -1,4 +1,4 @@
-//! The state machine of standing by and leading.
+//! The state machine of a master that stands by and leads.
 
 use super::keeper::{Keeper, usable};
 use super::log::Groups;
@@ -28,17 +28,17 @@ const REPORT: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(250);
 /// The interval of the store's maintenance.
 const MAINTAIN: Duration = Duration::from_secs(1);
-/// The least time between two revocations by one standby. Masters that advertise unreachable
-/// addresses would otherwise depose each other for ever.
+/// The least time between two revocations by one standby. Without it, masters that advertise
+/// unreachable addresses would depose each other for ever.
 const REVOKE: Duration = Duration::from_secs(3);
 /// The interval at which a candidate tries to make room in a full etcd.
 const MAKE_ROOM: Duration = Duration::from_secs(2);
 /// The bytes of the log read at once.
 const READ_BYTES: u64 = 4 << 20;
-/// The most time for giving up a lease.
+/// The longest time for giving up a lease.
 const REVOKING: Duration = Duration::from_secs(1);
 
-/// The reason that standing by ended without a lead.
+/// Why a master stopped standing by without a lead.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error("metadata store: {0}")]
@@ -58,8 +58,8 @@ enum Failure {
 }
 
 impl Failure {
-    /// True when the stored metadata is unreadable here. The next attempt, which loads everything,
-    /// will most likely fail too.
+    /// True when this master cannot read the stored metadata. The next attempt loads all of it
+    /// again and will most likely fail too.
     const fn is_of_what_is_stored(&self) -> bool {
         match self {
             Self::Load(error) => !error.is_retryable(),
@@ -98,19 +98,19 @@ struct Elected {
     keeper: Keeper,
 }
 
-/// What the task needs before it has a store.
+/// The task's state before it has a store.
 #[derive(Clone)]
 pub(super) struct Stand {
     pub(super) seat: Arc<Seat>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) surroundings: Arc<dyn Surroundings>,
-    /// Of the terms. Its workers also renew the lease.
+    /// The journal options of each term. The journal's workers also renew the lease.
     pub(super) journal: JournalOptions,
     pub(super) claim: Claim,
     pub(super) stopped: watch::Receiver<bool>,
 }
 
-/// What the task needs.
+/// The task's state with an open store.
 pub(super) struct Run {
     pub(super) stand: Stand,
     pub(super) store: Arc<dyn ElectionStore>,
@@ -144,7 +144,7 @@ impl Run {
                 }
                 Err(error) => {
                     let wait = match &error {
-                        // The duration of a long failed load does not count as success.
+                        // A failed load may take long. Its duration does not count as success.
                         Failure::Load(_) | Failure::Fault if error.is_of_what_is_stored() => {
                             backoff.failed(Duration::ZERO)
                         }
@@ -188,7 +188,8 @@ impl Run {
                             drop(groups);
                             return self.begin(elected, standby).await;
                         }
-                        // The watch will report the winner, unless its term ends before the watch looks.
+                        // The watch will report the winner, unless the winner's term ends before
+                        // the watch reads it.
                         Ok(None) => has_lost = true,
                         Err(error) => {
                             tracing::warn!(%error, "campaign failed, retrying");
@@ -201,7 +202,7 @@ impl Run {
                         }
                     }
                 }
-                // A leftover of an earlier election of this same master.
+                // An earlier election of this same master left this entry.
                 Leading::By(leader) if leader.claim.id == self.stand.claim.id => {
                     self.revoke(leader.lease).await;
                     sleep(Duration::from_millis(50)).await;
@@ -226,7 +227,8 @@ impl Run {
             };
             let mut unreported = std::pin::pin!(unreported);
             loop {
-                // A log that grows all the time holds up no change of the leader.
+                // `select!` also polls the observer, so a log that grows all the time delays no
+                // change of the leader.
                 tokio::select! {
                     biased;
                     changed = leading.changed() => {
@@ -262,7 +264,8 @@ impl Run {
         }
     }
 
-    /// Reports the leader to the seat. While this master leads, only its own end of term counts.
+    /// Reports the leader to the seat. While this master leads, the seat changes only when this
+    /// master's term ends.
     fn note(&self, leading: &Leading) {
         match leading {
             Leading::Unknown => {}
@@ -274,8 +277,8 @@ impl Run {
         }
     }
 
-    /// Revokes the lease of a leader at whose address nobody listens. If that leader lives after
-    /// all, the store refuses its writes from then on.
+    /// Revokes the lease of a leader whose address refuses connections. If that leader still runs,
+    /// the store refuses its writes from then on.
     async fn depose(&mut self, leader: &Leader) {
         if self.revoked.is_some_and(|then| then.elapsed() < REVOKE) {
             sleep(RETRY).await;
@@ -298,14 +301,14 @@ impl Run {
         }
     }
 
-    /// A full etcd grants no lease. The leader makes room in it; without a leader, a candidate
-    /// does.
+    /// Makes room in a full etcd, which grants no lease. A leader does this while it leads; without
+    /// a leader, a candidate must.
     async fn make_room(&self) {
         match self.store.maintain(kvpool_types::Epoch(0)).await {
             Ok(done) => tracing::info!(?done, "etcd full: maintenance done"),
             Err(error) => tracing::warn!(%error, "etcd full: maintenance failed"),
         }
-        // etcd keeps some seconds of history before they may be compacted.
+        // etcd keeps some seconds of history before it allows compaction.
         sleep(MAKE_ROOM).await;
     }
 
@@ -407,8 +410,8 @@ impl Run {
     async fn hold(&self, elected: &Elected, pool: &Arc<Pool>) -> String {
         let mut stopped = self.stand.stopped.clone();
         let mut leading = self.observer.view();
-        // While etcd is unavailable, nodes are sent away and standbys cannot be asked for their
-        // contacts.
+        // While etcd is unavailable, this master sends nodes away, and it cannot ask standbys for
+        // their contacts.
         let mut leads_since = Instant::now();
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -428,7 +431,7 @@ impl Run {
                     let now = leading.borrow_and_update().clone();
                     let is_other = match &now {
                         Leading::By(leader) => leader.epoch > pool.epoch,
-                        // The observed state may be older than the election.
+                        // The watch may still report the state before this election.
                         Leading::Nobody => !self.still_leads(pool).await,
                         Leading::Unknown => false,
                     };
@@ -454,7 +457,7 @@ impl Run {
         why
     }
 
-    /// True when etcd names this term's leader, or does not answer.
+    /// True when etcd names this term's leader, or when etcd does not answer.
     async fn still_leads(&self, pool: &Pool) -> bool {
         match self.store.leader().await {
             Ok(Some(leader)) => leader.epoch == pool.epoch,
@@ -464,7 +467,7 @@ impl Run {
     }
 
     /// True when this master has heard no client and fewer than half of the nodes for a while, but
-    /// a standby has heard some.
+    /// a standby has heard some of them.
     fn is_cut_off(&self, pool: &Pool) -> bool {
         if !pool.hears_few() {
             return false;
@@ -478,9 +481,9 @@ impl Run {
         let is_stopping = *self.stand.stopped.borrow();
         elected.term.end();
         if !is_stopping {
-            // Waiting appends may be in the log or not; the next leader reads the log. Nothing may
-            // be written here any more, so another master may lead before all waiters here have
-            // their answer.
+            // Waiting appends may or may not be in the log; the next leader reads the log. This
+            // term may write nothing any more. So another master may lead before all waiting
+            // callers here have their answer.
             self.store.abandon(pool.epoch);
             self.revoke(elected.lease).await;
         }
@@ -498,7 +501,7 @@ impl Run {
 
 /// Completes when the master must stop.
 pub(super) async fn told(stopped: &mut watch::Receiver<bool>) {
-    // An error means that the sender is gone, which has the same meaning.
+    // An error means that the sender was dropped, which also means stop.
     let _stopped = stopped.wait_for(|stopped| *stopped).await;
 }
 
@@ -515,8 +518,9 @@ async fn tend(store: Arc<dyn ElectionStore>, term: Arc<Term>) {
     }
 }
 
-/// True if nodes or clients ask this master, though it does not lead. The entry of a leader that is gone stays for a
-/// while, with the nodes and clients that it had. It says read-only if the leader's term had lapsed before.
+/// True if nodes or clients contact this master although it does not lead. The entry of a dead
+/// leader stays for a while and lists that leader's nodes and clients. The role in such an entry is
+/// read-only if the leader's term had lapsed before.
 fn is_asked_instead(member: &proto::MasterMember) -> bool {
     let has_led = [Role::Leader, Role::ReadOnly].map(Role::label);
     !has_led.contains(&member.role.as_str()) && member.heard_clients + member.heard_nodes > 0

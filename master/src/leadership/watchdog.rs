@@ -10,15 +10,16 @@ use tokio::time::{sleep, timeout};
 
 /// The most time for connecting.
 const CONNECT: Duration = Duration::from_secs(1);
-/// The delay between attempts after a refusal: a port that is just being opened is no dead leader.
+/// The delay between attempts after a refusal. A port that is just being opened does not mean a
+/// dead leader.
 const AGAIN: Duration = Duration::from_millis(40);
-/// After this many refusals in a row nobody listens.
+/// After this many refusals in a row, the watchdog concludes that no process listens.
 const REFUSALS: u32 = 3;
 /// The interval of attempts at a leader that neither accepts nor refuses.
 const SILENT: Duration = Duration::from_millis(500);
 
 /// Completes when `address` (`http://host:port`) refuses connections. A silent or unreachable
-/// leader looks like a slow one; only its lease decides.
+/// leader may be only slow, so its lease decides.
 pub(super) async fn refuses(surroundings: &dyn Surroundings, address: &str) {
     let mut refusals = 0;
     while refusals < REFUSALS {
@@ -31,7 +32,7 @@ pub(super) async fn refuses(surroundings: &dyn Surroundings, address: &str) {
         match ended {
             Ok(()) => {
                 refusals = 0;
-                // Something in front of the leader may accept everybody, and end each connection at once.
+                // A proxy before the leader may accept every connection and end each at once.
                 if is_brief {
                     sleep(AGAIN).await;
                 }
@@ -54,7 +55,7 @@ pub(super) async fn meet(address: &str) -> io::Result<()> {
         .split_once("://")
         .map_or(address, |(_, authority)| authority);
     let mut stream = timeout(CONNECT, TcpStream::connect(address)).await??;
-    // The leader sends nothing.
+    // The leader never sends on this connection, so the read waits for its end.
     let _ended = stream.read(&mut [0; 1]).await;
     Ok(())
 }
@@ -68,7 +69,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::net::TcpListener;
 
-    /// Without a store.
+    /// A network without a store.
     #[derive(Debug)]
     struct Network;
 

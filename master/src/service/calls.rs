@@ -29,10 +29,11 @@ pub(super) struct Calls {
     writer: Option<ClientId>,
 }
 
-/// The calls of the pool that this master leads. A refused caller counts as a recent contact.
+/// The calls of the pool that this master leads. If it leads none, the caller counts as a recent
+/// contact.
 pub(super) fn calls_at(seat: &Seat, caller: Option<&proto::Caller>) -> Result<Calls, Refused> {
     seat.pool().map(Calls::new).map_err(|elsewhere| {
-        // What has no id of a client is none: only ids are kept.
+        // A client id that does not parse is not recorded: the contacts keep ids only.
         if let Some(client) = caller.and_then(|caller| ClientId::from_slice(&caller.client_id)) {
             seat.contacts.client(client);
         }
@@ -69,8 +70,8 @@ impl Calls {
         self.pool.epoch
     }
 
-    /// Waits until the pool knows which of its nodes have returned. Puts and questions for present
-    /// blocks wait for it.
+    /// Waits until the pool knows which of its nodes have returned. Puts and questions about
+    /// present blocks depend on that.
     pub(super) async fn nodes_returned(&self) {
         self.pool.nodes_returned().await;
     }
@@ -89,7 +90,7 @@ impl Calls {
         caller(&self.pool, from)
     }
 
-    /// [`Calls::caller`] for a call that changes something.
+    /// [`Calls::caller`], and a check that the caller may change metadata now.
     fn writer(&self, from: Option<&proto::Caller>) -> Result<Caller, Refused> {
         let caller = self.caller(from)?;
         check_leads(&self.pool)?;
@@ -104,7 +105,7 @@ impl Calls {
     }
 }
 
-/// The node table of one reply. It has each node once, and extents name nodes by index.
+/// The node table of one reply. The table lists each node once, and extents name nodes by index.
 #[derive(Default)]
 struct NodeTable {
     nodes: Vec<Arc<StoreNode>>,

@@ -51,7 +51,7 @@ use tokio::task::JoinSet;
 const CALLER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most callers at a time.
 const MOST_CALLERS: usize = 512;
-/// The most bytes of all callers together. A first call over gRPC may have any size.
+/// The most bytes of all callers together. gRPC sets no bound on a first call.
 const MOST_CALLERS_BYTES: u64 = 64 << 20;
 /// The most gRPC connections that may wait for the gRPC server.
 const BACKLOG: usize = 256;
@@ -99,8 +99,8 @@ impl Stream for GrpcConnections {
     }
 }
 
-/// Accepts connections on `listener` until `stopped` says so. It serves framed connections and
-/// returns the gRPC ones. The accepting task is spawned into `tasks`.
+/// Accepts connections on `listener` until `stopped` is true. Serves framed connections and returns
+/// the gRPC ones. Spawns the accepting task into `tasks`.
 pub fn serve(
     seat: Arc<Seat>,
     listener: TcpListener,
@@ -131,7 +131,7 @@ async fn accept_all(
     mut stopped: watch::Receiver<bool>,
     grpc: mpsc::Sender<io::Result<GrpcStream>>,
 ) {
-    // The hellos end with this task at the latest.
+    // When this task ends, the hellos in progress end too.
     let mut greetings = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -151,7 +151,8 @@ async fn accept_all(
                 });
             }
             Err(error) => {
-                // The process probably has no file descriptors left. Callers hold some.
+                // The process has probably reached its limit of file descriptors. Callers hold some
+                // of them.
                 tracing::warn!(%error, "connection not accepted; check the limit of open files");
                 if !shared.callers.displace_oldest() {
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -170,7 +171,7 @@ async fn sort(
     caller: Caller,
     grpc: &mpsc::Sender<io::Result<GrpcStream>>,
 ) -> Result<(), wire::Error> {
-    // Set on the socket itself: otherwise an answer's last part waits 40 ms for a delayed ACK.
+    // Without `nodelay` on the socket, an answer's last part waits 40 ms for a delayed ACK.
     stream.set_nodelay(true)?;
     notice_lost_peer(&stream).map_err(io::Error::from)?;
     let begun = async {
@@ -184,7 +185,8 @@ async fn sort(
                 if stream.peek(&mut first).await? == 0 {
                     return Err(wire::Error::Closed);
                 }
-                // The first byte tells the protocols apart, so a slow sender is no reason to wait.
+                // The first byte already tells the protocol, so a slow sender is no reason to wait
+                // for more.
                 first.first() == MAGIC.to_le_bytes().first()
             }
             Incoming::Tls(_) => false,
@@ -241,8 +243,8 @@ async fn sort(
     }
 }
 
-/// Lets the kernel end a connection whose peer is lost silently. Such a connection would keep its
-/// thread for ever, and its waiting calls until their deadlines.
+/// Makes the kernel end a connection whose peer disappeared silently. Without this, the connection
+/// would keep its thread for ever, and its waiting calls until their deadlines.
 fn notice_lost_peer(stream: &TcpStream) -> rustix::io::Result<()> {
     const QUIET: Duration = Duration::from_secs(60);
     const PAUSE: Duration = Duration::from_secs(10);

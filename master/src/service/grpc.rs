@@ -19,14 +19,14 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 use tracing::Instrument;
 
-/// The `Pool` gRPC service of a master. A leader answers; another master forwards calls that ask
-/// for it.
+/// The `Pool` gRPC service of a master. A leader answers. Another master forwards the calls that
+/// ask for it.
 #[derive(Debug)]
 pub struct PoolService {
     seat: Arc<Seat>,
     watch: Arc<Watch>,
     passing: Passing,
-    /// Whether calls are passed on to the leader.
+    /// Whether this master forwards calls to the leader.
     passes: bool,
 }
 
@@ -41,7 +41,7 @@ impl PoolService {
         }
     }
 
-    /// The same for a master with these TLS settings. It calls a leader whose address asks for TLS with them.
+    /// Sets the TLS settings. This service uses them to call a leader whose address asks for TLS.
     #[must_use]
     pub fn calling_with(self, tls: Tls) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl PoolService {
         }
     }
 
-    /// The same that passes no call on: a simulated network has no way from master to master.
+    /// Forwards no call: a simulated network has no connection between masters.
     #[must_use]
     pub fn without_passing(self) -> Self {
         Self {

@@ -21,7 +21,7 @@ impl Health for SeatHealth {
 
     fn ready(&self) -> Result<(), String> {
         match self.0.role() {
-            // A full store is no failure of health: gets continue, and a restart would not help.
+            // A full store is not a failure of health: gets continue, and a restart would not help.
             Role::Leader => self.healthy().and_then(|()| {
                 let pool = self.0.pool();
                 pool.map_or(Ok(()), |pool| {
@@ -34,7 +34,8 @@ impl Health for SeatHealth {
         }
     }
 
-    /// Without this, a monitor reads the role of the last report, which can be half a second old.
+    /// Without this refresh, a monitor would read the role of the last report, up to half a second
+    /// old.
     fn refresh_gauges(&self) {
         self.0.refresh_gauges();
     }
@@ -68,7 +69,8 @@ type View = Result<Json<Value>, (StatusCode, Json<Value>)>;
 /// The reply of the stats call. The JSON views show the same values.
 pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
     let usage = pool.placement.usage();
-    // They read the segments too, so not under the lock below: a writer may wait between the two.
+    // `counters` also reads the segments. A nested read of their lock could deadlock with a waiting
+    // writer, so it comes first.
     let counters = pool.counters();
     let segments = pool.placement.segments();
     let nodes = pool
@@ -116,7 +118,7 @@ pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
         uptime_ms: pool.uptime_ms(),
         namespaces: pool.namespace_names(),
         media: pool.media().into_iter().map(medium_stats).collect(),
-        // The caller adds those of the master.
+        // The caller adds the problems of the master.
         problems: Vec::new(),
     }
 }

@@ -41,7 +41,7 @@ impl NodesService {
         }
     }
 
-    /// The same for nodes that present a certificate, if `needed`.
+    /// Sets whether nodes must present a certificate.
     #[must_use]
     pub fn with_certificates(self, needed: bool) -> Self {
         Self {
@@ -80,7 +80,7 @@ impl proto::nodes_server::Nodes for NodesService {
 pub type NodeInbox = Pin<Box<dyn Stream<Item = Result<proto::NodeMessage, Status>> + Send>>;
 
 impl NodesService {
-    /// A session over streams that no socket carries. Its caller needs no token.
+    /// A session over streams without a socket. Its caller needs no token.
     pub fn session_over(
         &self,
         inbox: NodeInbox,
@@ -95,8 +95,8 @@ impl NodesService {
         bearer: Bearer,
         mut inbox: NodeInbox,
     ) -> mpsc::UnboundedReceiver<Result<proto::MasterMessage, Status>> {
-        // The quarantine's requests bound the messages to a node, and hold that memory. This
-        // channel does not.
+        // The channel has no bound of its own. The quarantine bounds the number of messages to a
+        // node, and keeps their content anyway.
         let (outbox, outgoing) = mpsc::unbounded_channel();
         let seat = Arc::clone(&self.seat);
         let mut stopped = self.stopped.clone();
@@ -131,7 +131,7 @@ impl NodesService {
                     return;
                 }
             };
-            // The policy may have changed since the call began.
+            // The policy may have changed since the call arrived.
             let who = match check_node(&bearer, &first.name) {
                 Ok(who) => who,
                 Err(refused) => {
@@ -167,7 +167,8 @@ impl NodesService {
     }
 }
 
-/// The caller behind `bearer`, if it may be a store node. A refusal leaves an audit line about the node `name`.
+/// The caller behind `bearer`, if it may be a store node. A refusal writes an audit line about the
+/// node `name`.
 fn check_node(bearer: &Bearer, name: &str) -> Result<Who, Refused> {
     judge_node(bearer).inspect_err(|refused| {
         bearer.note_refused(Operation::Session, name, refused);
@@ -181,12 +182,12 @@ fn judge_node(bearer: &Bearer) -> Result<Who, Refused> {
 }
 
 fn send(outbox: &Outbox, body: ToNode) {
-    // A failure means that the node has left, which its inbox reports next.
+    // The send fails when the node has left. Its inbox reports that next.
     let _left = outbox.send(Ok(proto::MasterMessage { body: Some(body) }));
 }
 
 /// Registers a node, welcomes it, and opens its session. The welcome is queued first, so the node
-/// knows the term's key before any grant of the term can reach it.
+/// knows the term's key before a grant of the term can reach it.
 async fn begin(
     pool: &Arc<Pool>,
     register: &proto::Register,
@@ -287,7 +288,7 @@ fn read_registration(
     })
 }
 
-/// A medium as a node describes it; `None` for an impossible description.
+/// The medium that a node offers; `None` if the description is impossible.
 fn offered_medium(offer: &proto::OfferedMedium) -> Option<OfferedMedium> {
     Some(OfferedMedium {
         medium: MediumId::from_slice(&offer.medium_id)?,
@@ -300,7 +301,7 @@ fn offered_medium(offer: &proto::OfferedMedium) -> Option<OfferedMedium> {
     })
 }
 
-/// The ends of transfers. A code that this version does not know is a failure.
+/// The ends of transfers. A code of a later version counts as a failure.
 fn ends(done: &proto::TransfersDone) -> Vec<(u64, Code)> {
     let done = done.transfers.iter();
     done.map(|one| (one.ticket, Code::from_peer(one.code)))
@@ -329,7 +330,7 @@ async fn converse(
             let next = bearer.renewed(renewed.token);
             match judge_node(&next) {
                 Ok(_) => bearer = next,
-                // The session goes on for as long as the token before is good.
+                // The session continues while the earlier token is valid.
                 Err(refused) => tracing::warn!(
                     node = %node.name,
                     code = %refused.code,
@@ -339,7 +340,8 @@ async fn converse(
             }
             continue;
         }
-        // Heartbeats come all the time, so a session ends soon after its token or its right does.
+        // Heartbeats arrive all the time, so a session ends soon after its token expires or its
+        // right is withdrawn.
         if let Err(refused) = check_node(&bearer, &node.name.0) {
             tracing::warn!(node = %node.name, code = %refused.code, refused.message, "node session ended");
             return;
@@ -374,10 +376,10 @@ async fn converse(
             FromNode::Media(media) => {
                 let offered = media.media.iter().take(MOST_MEDIA);
                 let offered = offered.filter_map(offered_medium).collect();
-                // Called here, in the order of the lists.
+                // Called before the task below, so that the lists are processed in their order.
                 let processed = pool.media_offered(node, session, offered);
                 let node = Arc::clone(node);
-                // On a task: a store that stalls must not delay the node's heartbeats.
+                // In a task: a store that stalls must not delay the node's heartbeats.
                 tokio::spawn(async move {
                     if let Err(error) = processed.await {
                         tracing::warn!(node = %node.name, code = %error.code, error.message, "media not attached");

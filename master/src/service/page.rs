@@ -12,7 +12,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// The page; `NONCE` stands where its script and style name the nonce.
+/// The page. The nonces of its script and style tags are [`NONCE`], which each answer replaces.
 const PAGE: &str = include_str!("page/page.html");
 const NONCE: &str = "{{nonce}}";
 const JSON: &str = "application/json";
@@ -27,7 +27,7 @@ pub(super) fn router(watch: Arc<Watch>) -> Router {
         .with_state(watch)
 }
 
-/// Headers of every answer: nothing is stored, guessed, framed or told to other sites.
+/// Headers of every answer. They forbid caches, guessed content types and referrers.
 const HEADERS: [(HeaderName, HeaderValue); 3] = [
     (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
     (

@@ -18,7 +18,7 @@ use tracing::Span;
 
 /// The most time for connecting to the leader.
 const CONNECT: Duration = Duration::from_secs(1);
-/// A leader that does not answer a ping for this long is unreachable from here too.
+/// How long a leader may leave a ping unanswered before it counts as unreachable.
 const PING: Duration = Duration::from_secs(1);
 /// The mark of a forwarded call, which is never forwarded again.
 const PASSED: &str = "kvpool-passed";
@@ -29,21 +29,21 @@ const TIMEOUT: &str = "grpc-timeout";
 pub(super) trait Called: Send + 'static {
     fn caller(&self) -> Option<&proto::Caller>;
 
-    /// What the request asks for, as the table of rights names it.
+    /// The operation, which selects a row of the table of rights.
     fn operation(&self) -> Operation;
 
-    /// The namespace that it is about; empty for the default one.
+    /// The request's namespace; empty for the default one.
     fn namespace(&self) -> &str {
         self.caller().map_or("", |caller| &caller.namespace)
     }
 
-    /// What an audit line names: the namespace, or the object of the request.
+    /// The object for an audit line: the namespace, or another object that the request names.
     fn about(&self) -> String {
         self.namespace().to_owned()
     }
 }
 
-/// The span of a call that is answered or passed on here, below the caller's span.
+/// The span of a call that this master answers or forwards. Its parent is the caller's span.
 pub(super) fn call_span(name: &'static str, request: &impl Called) -> Span {
     let context = request.caller().map(|caller| &*caller.trace);
     kvpool_trace::below(context.unwrap_or_default(), || {
@@ -110,12 +110,13 @@ impl Called for proto::CreateNamespaceRequest {
         self.caller.as_ref()
     }
 
-    /// A namespace that is new takes [`Operation::CreateNamespace`] as well, which the call checks.
+    /// Creating a new namespace also needs [`Operation::CreateNamespace`]. The call itself checks
+    /// that.
     fn operation(&self) -> Operation {
         Operation::UseNamespace
     }
 
-    /// The namespace to create, whichever one the caller names as its own.
+    /// The namespace to create, not the caller's own namespace.
     fn namespace(&self) -> &str {
         self.namespace.as_ref().map_or("", |asked| &asked.name)
     }
@@ -134,7 +135,7 @@ impl Called for proto::ListNamespacesRequest {
         }
     }
 
-    /// The namespace to show, whichever one the caller names as its own.
+    /// The namespace to show, not the caller's own namespace.
     fn namespace(&self) -> &str {
         &self.name
     }
@@ -178,14 +179,15 @@ impl Called for proto::ReplicaTasksRequest {
 #[derive(Debug, Default)]
 pub(super) struct Passing {
     kept: Mutex<Option<(String, PoolClient<Channel>)>>,
-    /// For a leader whose address asks for TLS.
+    /// The TLS settings for a leader whose address asks for TLS.
     tls: Option<ClientTls>,
-    /// Whether a leader without TLS gets no calls: their tokens came here encrypted.
+    /// Whether a leader without TLS gets no calls: the callers sent their tokens here encrypted.
     refuses_plain: bool,
 }
 
 impl Passing {
-    /// For a master with these TLS settings. With any of them, calls are not forwarded in the clear.
+    /// Forwards calls with these TLS settings. If TLS is set up at all, no call is forwarded in the
+    /// clear.
     pub(super) fn with_tls(tls: Tls) -> Self {
         Self {
             kept: Mutex::default(),
@@ -233,12 +235,13 @@ impl Passing {
         Ok(client)
     }
 
-    /// The same request for the leader, with the remaining time.
+    /// The request to forward to the leader, with the caller's remaining time.
     pub(super) fn readdress<M>(request: Request<M>) -> Request<M> {
         let (from, _, message) = request.into_parts();
         let mut metadata = MetadataMap::new();
         metadata.insert(PASSED, MetadataValue::from_static("1"));
-        // The caller's own token, never one of this master: the leader judges it as if called directly.
+        // Forward the caller's own token, never a token of this master. The leader then judges the
+        // caller as in a direct call.
         pass_on(&from, &mut metadata);
         if let Some(timeout) = from.get(TIMEOUT) {
             metadata.insert(AsciiMetadataKey::from_static(TIMEOUT), timeout.clone());
@@ -246,7 +249,8 @@ impl Passing {
         Request::from_parts(metadata, tonic::Extensions::new(), message)
     }
 
-    /// The status of a forwarded call. It tells an unreachable leader from a leader's refusal.
+    /// The status of a forwarded call. The status distinguishes an unreachable leader from a
+    /// leader's refusal.
     pub(super) fn outcome(status: Status) -> Status {
         if status.metadata().contains_key(proto::CODE_METADATA) {
             return status;

@@ -8,7 +8,7 @@ use kvpool_types::wire::keys::{BatchError, KeyBatch};
 use kvpool_types::{ClusterId, Code, HostId};
 use std::time::Duration;
 
-/// The most nodes that a put may prefer: as many as it may ask replicas.
+/// The most nodes that a put may prefer. It equals the most replicas that a put may ask for.
 const MOST_PREFERRED: usize = 64;
 
 /// A checked caller.
@@ -45,10 +45,11 @@ pub(super) fn caller(pool: &Pool, caller: Option<&proto::Caller>) -> Result<Call
     })
 }
 
-/// How long the master may work for a caller that waits for `wait_ms`. The rest is for the way of the answer.
+/// How long the master may work for a caller that waits for `wait_ms`. The rest of that time is for
+/// the answer's transfer.
 fn patience(wait_ms: u64) -> Duration {
     match wait_ms {
-        // A client of an earlier build.
+        // A client of an earlier version.
         0 => Duration::MAX,
         stated => Duration::from_millis(stated) * 3 / 4,
     }
@@ -95,7 +96,7 @@ pub(super) fn check_room(pool: &Pool) -> Result<(), Refused> {
     })
 }
 
-/// Checks that the caller means this pool and knows no later term.
+/// Checks that the caller names this pool and knows no later term.
 pub(super) fn check_term(pool: &Pool, caller: &proto::Caller) -> Result<(), Refused> {
     if !caller.cluster_id.is_empty() {
         let theirs = ClusterId::from_slice(&caller.cluster_id)

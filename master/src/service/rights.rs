@@ -1,11 +1,11 @@
-//! Who may call what: one table, and the one place that judges calls by it.
+//! Who may call which operation: one table, and the one place that judges calls by it.
 //!
 //! ```text
 //!  gRPC call, frame ──► Bearer::allow ──► Operation's row ──► Allowed<request> ──► Calls
 //! ```
 //!
-//! The methods of `Calls` take an `Allowed` request, which nothing else makes. So a call that
-//! nobody judged does not compile. ADR 0044 says why the roles are those of the table.
+//! The methods of `Calls` take an `Allowed` request, and only `Bearer::allow` makes one. So a call
+//! that was not judged does not compile. ADR 0044 gives the reasons for the roles in the table.
 
 mod bearer;
 mod table;
@@ -19,10 +19,10 @@ use std::sync::Arc;
 
 use super::refused::{Refused, refused};
 
-/// The namespace of a caller that names none.
+/// The namespace of a caller that names no namespace.
 pub(super) const DEFAULT_NAMESPACE: &str = kvpool_types::namespace::DEFAULT_NAME;
 
-/// What judges tokens; none while tokens are off, and every call is allowed.
+/// The judge of tokens. `None` while tokens are off: every call is then allowed.
 #[derive(Clone, Debug, Default)]
 pub struct Guard(Option<Arc<Authority>>);
 
@@ -32,18 +32,18 @@ impl Guard {
         Self(authority)
     }
 
-    /// What verifies tokens, unless tokens are off.
+    /// The verifier of tokens; `None` while tokens are off.
     pub const fn authority(&self) -> Option<&Arc<Authority>> {
         self.0.as_ref()
     }
 
-    /// What is wrong with the files of keys and of the policy.
+    /// The problem of the files of keys and of the policy, if there is one.
     pub(crate) fn problem(&self) -> Option<String> {
         self.authority()?.problem()
     }
 }
 
-/// The refusal of a caller whose token is refused.
+/// The refusal of a caller whose token was refused.
 fn unknown_caller(error: &TokenError) -> Refused {
     refused(error.code(), error.to_string())
 }

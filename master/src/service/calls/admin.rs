@@ -267,7 +267,7 @@ impl Calls {
         Ok(reply)
     }
 
-    /// `problems` are what is wrong with this master's files of keys, of the policy and of certificates.
+    /// `problems` lists the problems of this master's files of keys, policy and certificates.
     pub(in crate::service) fn stats(
         &self,
         request: Allowed<proto::StatsRequest>,
@@ -281,7 +281,7 @@ impl Calls {
         if who.watches_pool() {
             return Ok(proto::StatsReply { problems, ..stats });
         }
-        // A tenant sees the pool that it is in, and its own namespaces.
+        // A tenant sees the state of its pool and its own namespaces only.
         let namespaces = stats.namespaces.into_iter();
         Ok(proto::StatsReply {
             epoch: stats.epoch,
@@ -293,9 +293,10 @@ impl Calls {
     }
 }
 
-/// The longest pattern, in bytes. A class of letters takes four bytes, and 700 ranges of characters.
+/// The longest pattern, in bytes. The bound is on the text, because a short text can compile to
+/// much: `\pL` has four bytes and about 700 ranges of characters.
 const LONGEST_PATTERN: usize = 1024;
-/// The memory that a compiled pattern may take, in bytes.
+/// The largest memory of a compiled pattern, in bytes.
 const LARGEST_PATTERN: usize = 1 << 20;
 
 pub(super) fn pattern(text: &str) -> Result<Regex, Refused> {

@@ -30,7 +30,7 @@ impl<'a> Signing<'a> {
         }
     }
 
-    /// The index of a granted extent's node, and the proof; `None` when the node has left.
+    /// The index of the granted extent's node, and the signature; `None` when the node has left.
     fn sign(
         &mut self,
         version: Version,
@@ -129,7 +129,7 @@ impl<'a> Signing<'a> {
     }
 }
 
-/// The items of a commit, in either encoding.
+/// The items of a commit, in either of the two encodings.
 pub(super) enum Items<'a> {
     Each(&'a [proto::CommitItem]),
     Columns(&'a proto::CommitColumns),
@@ -153,9 +153,10 @@ impl<'a> Items<'a> {
         Ok(Self::Columns(columns))
     }
 
-    /// The item of a key without its parent, and the parent's number: 0 for none.
+    /// The commit item of a key, and the number of its parent: 0 for none. The item's own parent is
+    /// not set.
     pub(super) fn get(&self, at: usize, key: Key) -> (CommitItem, u32) {
-        /// The value at `at`; zero in an omitted column.
+        /// The value at `at`; zero if the column is omitted.
         fn of<T: Copy + Default>(column: &[T], at: usize) -> T {
             column.get(at).copied().unwrap_or_default()
         }

@@ -1,4 +1,4 @@
-//! Reads of metadata and leases on the answers.
+//! Reads of metadata, and the leases that they grant.
 
 use super::signing::ReadSigning;
 use super::{Calls, bytes, millis, wire};
@@ -99,7 +99,7 @@ impl Calls {
         })
     }
 
-    /// [`Calls::lookup`] in a pool with media: blocks that lie there only come back first.
+    /// [`Calls::lookup`] in a pool with media. Blocks that lie only on media are loaded first.
     pub(in crate::service) async fn lookup_restored(
         &self,
         request: Allowed<proto::LookupRequest>,
@@ -212,8 +212,9 @@ impl Calls {
         Ok(self.outcomes(&codes))
     }
 
-    /// Whether the caller knows no later term than an earlier one. Its tokens are of that term, and perhaps of another
-    /// clock. Here they could end other holders' leases, or be counted with them.
+    /// Whether the latest term that the caller knows is an earlier one. Its lease tokens are then
+    /// of that term, and perhaps of another machine's clock. In this term such tokens could end
+    /// other holders' leases or match them.
     fn is_of_earlier_term(&self, caller: Option<&proto::Caller>) -> bool {
         let known = caller.map_or(0, |caller| caller.epoch);
         known != 0 && known < self.pool.epoch.0
@@ -228,7 +229,8 @@ impl Calls {
     }
 }
 
-/// The latest version that each key's block can have, as far as the request names versions.
+/// The latest version that each key's block can have. A key without a version in the request has no
+/// bound.
 fn newest(versions: &[u64], keys: usize) -> Result<impl Fn(usize) -> Version, Refused> {
     if !versions.is_empty() {
         check_lengths("versions", versions.len(), keys)?;

@@ -1,4 +1,4 @@
-//! Locations with the permission to read them, for nodes that ask for it.
+//! Locations, with signed permissions for nodes that require them.
 
 use super::{NodeTable, bytes};
 use crate::directory::Replica;
@@ -8,7 +8,7 @@ use ::bytes::Bytes;
 use kvpool_proto as proto;
 use kvpool_types::{Epoch, Extent, ReadSigner};
 
-/// Names the replicas of one reply, and signs those on nodes that ask for it.
+/// Names the replicas of one reply, and signs the locations on nodes that require it.
 pub(super) struct ReadSigning<'a> {
     epoch: Epoch,
     deadline_ms: u64,
@@ -60,7 +60,7 @@ impl<'a> ReadSigning<'a> {
         })
     }
 
-    /// When the permissions end; 0 when none was signed.
+    /// The deadline of the permissions; 0 when no location was signed.
     pub(super) fn deadline_ms(&self) -> u64 {
         let signs = self.signers.iter().any(Option::is_some);
         if signs { self.deadline_ms } else { 0 }

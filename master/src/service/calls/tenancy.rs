@@ -8,7 +8,8 @@ use crate::service::rights::Allowed;
 use kvpool_proto as proto;
 use kvpool_types::{Code, NamespaceSettings, Setting};
 
-/// The most namespaces in one reply. One has less than 5 KiB, a message 64 MiB.
+/// The most namespaces in one reply. A namespace takes less than 5 KiB, and a message at most 64
+/// MiB.
 const MOST_LISTED: usize = 1000;
 
 impl Calls {
@@ -91,7 +92,7 @@ impl Calls {
         })
     }
 
-    /// Checks a caller that names a namespace in its request, not in its caller's fields.
+    /// Checks the caller of a request that names its namespace outside the caller's fields.
     fn admin(&self, caller: Option<&proto::Caller>) -> Result<(), Refused> {
         if let Some(caller) = caller {
             check_term(&self.pool, caller)?;

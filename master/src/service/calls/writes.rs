@@ -81,9 +81,10 @@ impl Calls {
             });
             bytes.fold(0, u64::saturating_add)
         });
-        // The term may have expired during the wait for room. The grants then end by themselves.
+        // The term may have expired during the wait for room. The new grants then expire by
+        // themselves.
         check_leads(&self.pool)?;
-        // A put may have waited for evictions that cannot be logged.
+        // A put may have waited for evictions whose records cannot be appended.
         if outcomes.iter().all(Result::is_err) {
             self.check_room(caller.namespace, &keys)?;
         }

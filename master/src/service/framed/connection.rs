@@ -1,9 +1,9 @@
 //! One framed connection.
 //!
-//! The connection's own thread answers calls that need no wait, in order. A call that waits (for
-//! room, for durability) also begins there. If it does not end soon, it continues as a task of the
-//! runtime, so that it delays no call behind it. When the connection ends, its waiting calls are
-//! dropped.
+//! The connection's own thread answers calls that need no wait, in order. A call that waits for
+//! room or for durability also begins on that thread. If the call does not end soon, it continues
+//! as a task of the runtime, so that it delays no call behind it. When the connection ends, its
+//! waiting calls are dropped.
 
 use super::greeting::Greeted;
 use super::stream::Framed;
@@ -33,10 +33,10 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tracing::Instrument;
 
-/// How long a half-sent request, or an unread answer, may stall.
+/// How long the peer may stall a half-sent request or an unread answer.
 const STALL: Duration = Duration::from_secs(5);
-/// How long the connection's own thread waits for a call when no other request is behind it. The
-/// call's completion then wakes this thread only, and no third one.
+/// How long the connection's own thread waits for a call while no other request is behind it. The
+/// call's completion then wakes this thread directly, without a third thread in between.
 const SOON: Duration = Duration::from_millis(1);
 
 /// One framed connection.
@@ -48,12 +48,12 @@ pub(super) struct Connection {
     greeted: Greeted,
 }
 
-/// The sending side, shared with the calls that answer later.
+/// The sending side, shared with calls that answer later.
 #[derive(Debug)]
 pub(super) struct Answers {
-    /// Outside the lock: ending the connection must not wait until a client reads.
+    /// Outside the lock: ending the connection must not wait for a client that reads slowly.
     socket: Framed,
-    /// The unsent rest of a frame. The sender holds the lock.
+    /// The unsent rest of a frame. A sender holds the lock while it sends.
     rest: Mutex<Vec<u8>>,
 }
 
@@ -65,8 +65,8 @@ impl Answers {
         }
     }
 
-    /// Sends one answer. A client that leaves its socket full for too long is disconnected: it may
-    /// be stopped, and its answers must not pile up here.
+    /// Sends one answer. Disconnects a client that leaves its socket full for too long: the client
+    /// may be stopped, and its answers must not accumulate here.
     fn send(&self, frame: &[u8]) -> io::Result<()> {
         let mut unsent = self.rest.lock();
         let rest = std::mem::take(&mut *unsent);
@@ -106,7 +106,7 @@ impl EndRequests for Answers {
     }
 }
 
-/// The state of a request after its first poll.
+/// A request after its first poll.
 enum Begun {
     Answered(Vec<u8>),
     /// The call may have to wait.
@@ -129,10 +129,10 @@ impl Connection {
     pub(super) fn serve(mut self, runtime: &Handle) -> Result<(), Error> {
         let shared = Arc::clone(&self.shared);
         let Some(_open) = shared.open.add(Arc::clone(&self.answers) as _) else {
-            // The master stops.
+            // The master is stopping.
             return Ok(());
         };
-        // A term that ended after the hello did not find this connection in the table.
+        // A term that ended after the hello did not find this connection in its table.
         if !self.greeted.calls.are_led_at(&shared.seat) {
             return Ok(());
         }
@@ -145,7 +145,8 @@ impl Connection {
             let epoch = shared.seat.known().epoch;
             self.answers.send(&failure(0, epoch, &refused))?;
         }
-        // The socket's other handles may live a little longer.
+        // Other handles of the socket may live a little longer, so dropping this one does not close
+        // it.
         let _ended = self.socket.shutdown(Shutdown::Both);
         match ended {
             Err(Error::Closed) => Ok(()),
@@ -166,8 +167,8 @@ impl Connection {
             match begin(&calls, &self.greeted.bearer, &header, meta) {
                 Begun::Answered(frame) => self.answers.send(&frame)?,
                 Begun::Goes(mut call) => {
-                    // The connection continues to read, so that the client can end leases and sees
-                    // that the master is alive.
+                    // The connection continues to read. So the client can end leases, and sees that
+                    // the master is alive.
                     let Some(permits) = waiting.permit(&header) else {
                         let reason = "waiting calls hold the most memory allowed (max_waiting, 64 MiB a connection)";
                         let refused = refused(Code::TooManyHeld, reason);
@@ -197,7 +198,7 @@ impl Connection {
         }
     }
 
-    /// A hello on an open connection brings a new token. A refused one changes nothing.
+    /// A hello on an open connection brings a new token. A refused hello changes nothing.
     fn greet_again(&mut self, calls: &Calls, header: &Header, meta: Bytes) -> Vec<u8> {
         let judged = decode(meta).and_then(|mut request: HelloRequest| {
             let token = Token::from(std::mem::take(&mut request.token));
@@ -212,7 +213,7 @@ impl Connection {
         encode(header, calls.epoch(), reply)
     }
 
-    /// Waits for the next request. It first polls for `spin` while cores are spare.
+    /// Waits for the next request. Polls for `spin` first while spare cores exist.
     fn next(&mut self, incoming: &mut Incoming, spin: Duration) -> Result<(Header, Bytes), Error> {
         if let Some(request) = take(incoming)? {
             return Ok(request);
@@ -278,7 +279,7 @@ fn begin(calls: &Calls, bearer: &Arc<Bearer>, header: &Header, meta: Bytes) -> B
         Op::Reserve | Op::Lookup | Op::Exist | Op::MatchPrefix
     );
     if asks && !calls.have_nodes_returned() {
-        // On a task, so that the connection answers pings meanwhile: the master is alive.
+        // The work runs as a task, so that the connection answers pings meanwhile.
         let (calls, bearer, header) = (calls.clone(), Arc::clone(bearer), *header);
         return Begun::Goes(Box::pin(async move {
             calls.nodes_returned().await;
@@ -361,7 +362,7 @@ fn wait_for(call: &mut BoxFuture<'static, Vec<u8>>, timeout: Duration) -> Option
     let until = Instant::now() + timeout;
     let waker = Arc::new(Unpark(std::thread::current())).into();
     let mut context = Context::from_waker(&waker);
-    // With no other request behind this one, the thread may wait for the disk.
+    // If no other request is behind this one, the thread may do the disk I/O itself.
     let mut lends = !timeout.is_zero();
     loop {
         let mut poll = || call.as_mut().poll(&mut context);
@@ -401,7 +402,7 @@ fn is_transient(kind: io::ErrorKind) -> bool {
     matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Decodes a request, and judges it.
+/// Decodes a request and checks that its caller may make it.
 fn allowed<M: Message + Default + Called>(
     bearer: &Bearer,
     meta: Bytes,

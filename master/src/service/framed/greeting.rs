@@ -20,10 +20,10 @@ use tokio::sync::OwnedSemaphorePermit;
 
 /// The largest meta part of a hello, in bytes.
 const MOST_BYTES: u64 = (8 << 10) + kvpool_auth::MAX_TOKEN_BYTES as u64;
-/// The longest polling that a client may ask for.
+/// The longest time that a client may ask the master to poll.
 const MOST_SPIN: Duration = Duration::from_micros(100);
-/// The most bytes that a refused caller may send behind its hello. A hello is smaller, and a caller that sends
-/// more is not one that waits for the reason.
+/// The most bytes that a refused caller may send after its hello. A caller that sends more is not
+/// waiting for the reason.
 const MOST_DRAINED: u64 = 64 << 10;
 /// How long a refused caller may take to read the reason.
 const LINGER: Duration = Duration::from_millis(500);
@@ -33,7 +33,7 @@ const LINGER: Duration = Duration::from_millis(500);
 pub(super) struct Greeted {
     /// The calls for all requests of the connection.
     pub(super) calls: Calls,
-    /// The caller, as the hello named it.
+    /// The caller that the hello named.
     pub(super) bearer: Arc<Bearer>,
     /// How long the connection polls for its next request.
     pub(super) spin: Duration,
@@ -118,8 +118,8 @@ fn judge(shared: &Shared, header: &Header, meta: &[u8]) -> Result<Greeted, Refus
     })
 }
 
-/// Sends the reason to a refused caller, and waits a moment for it to read. Closing at once with
-/// unread bytes would make the kernel discard the answer.
+/// Sends the reason to a refused caller, and gives the caller time to read it. A close with unread
+/// bytes would make the kernel discard the answer.
 async fn tell(stream: &mut Incoming, frame: &[u8]) -> Result<(), Error> {
     let told = async {
         stream.write_all(frame).await?;

@@ -1,8 +1,8 @@
 //! A gRPC connection, watched until its first call is complete.
 //!
-//! gRPC has no hello of its own. A connection without a decoded call is a caller: its time is
-//! bounded, its bytes are counted, and it is displaced when there are too many callers. Its first
-//! call makes it a known connection, if the master has a permit left.
+//! gRPC has no hello. A connection without a decoded call is a caller: its time is bounded, its
+//! bytes are counted, and it is displaced when there are too many callers. Its first call makes it
+//! a known connection, if the master has a permit left.
 
 use super::CALLER_TIMEOUT;
 use super::stream::Incoming;
@@ -21,18 +21,18 @@ use tonic::transport::server::Connected;
 
 use crate::service::refused::{Refused, refused};
 
-/// After so many refused calls a connection that made no other one is closed. The answers to more would take memory
-/// until they are read.
+/// The number of refused calls after which the master closes a connection without an accepted call.
+/// The answers to further calls would take memory until the peer reads them.
 const MOST_REFUSED: u32 = 64;
 
-/// A connection as its calls see it.
+/// The connection of a call, as the call's handler sees it.
 #[derive(Clone, Debug)]
 pub struct Origin(Arc<Identity>);
 
 #[derive(Debug)]
 struct Identity {
     is_known: AtomicBool,
-    /// The refused calls.
+    /// The number of refused calls.
     refused: AtomicU32,
     has_certificate: bool,
     caller: Caller,
@@ -42,7 +42,7 @@ struct Identity {
 }
 
 impl Origin {
-    /// Makes the connection a known one, because a call is complete.
+    /// Makes the connection a known one. Called when a call is complete.
     pub(in crate::service) fn settle(&self) -> Result<(), Refused> {
         let identity = &self.0;
         if identity.is_known.load(Ordering::Acquire) {
@@ -63,12 +63,12 @@ impl Origin {
         Ok(())
     }
 
-    /// [`Origin::settle`] for a request's connection, if it is watched.
+    /// Calls [`Origin::settle`] for a request's connection, if it is watched.
     pub(in crate::service) fn settle_of(request: &tonic::Extensions) -> Result<(), Refused> {
         request.get::<Self>().map_or(Ok(()), Self::settle)
     }
 
-    /// A call was refused, because nobody knows the caller.
+    /// Counts a call that was refused because its caller is unknown.
     pub(in crate::service) fn refused_of(request: &tonic::Extensions) {
         let Some(Self(identity)) = request.get::<Self>() else {
             return;
@@ -79,7 +79,7 @@ impl Origin {
         }
     }
 
-    /// Whether the caller presented a certificate, which the handshake has verified.
+    /// Whether the caller presented a certificate. The handshake has verified it.
     pub(in crate::service) fn has_certificate(&self) -> bool {
         self.0.has_certificate
     }
@@ -95,7 +95,7 @@ pub struct GrpcStream {
     origin: Origin,
     /// Completes when the caller is displaced, or its time is over.
     over: Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>>,
-    /// Whether it has ended: a completed future must not be polled again.
+    /// Whether `over` has completed: a completed future must not be polled again.
     is_over: bool,
 }
 
@@ -130,7 +130,7 @@ impl GrpcStream {
         }
     }
 
-    /// Fails after the caller's time is over, and then wakes the task.
+    /// Fails once the caller's time is over. Registers the task to be woken then.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if self.is_over {
             return Err(out_of_time());

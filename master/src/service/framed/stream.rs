@@ -1,5 +1,5 @@
-//! The stream of a connection, plain or TLS: of a caller on the runtime, and of a framed connection on
-//! its thread.
+//! The stream of a connection, plain or TLS. A caller's stream belongs to the runtime; a framed
+//! connection's stream blocks its own thread.
 
 use kvpool_tls::rustls::ServerConfig;
 use kvpool_tls::tokio_rustls::server::TlsStream;
@@ -25,7 +25,7 @@ pub(super) enum Incoming {
 }
 
 impl Incoming {
-    /// The stream after a handshake. The caller's time bounds it.
+    /// The stream after the TLS handshake. The caller's time bounds the handshake.
     pub(super) async fn handshake(
         config: Arc<ServerConfig>,
         stream: TcpStream,
@@ -36,7 +36,7 @@ impl Incoming {
         })
     }
 
-    /// Whether a peer that speaks gRPC presented a certificate, which the handshake has verified.
+    /// Whether a gRPC peer presented a certificate. The handshake has verified it.
     pub(super) fn has_peer_certificate(&self) -> bool {
         match self {
             Self::Plain(_) | Self::Frames(_) => false,
@@ -133,7 +133,7 @@ impl Framed {
         }
     }
 
-    /// Reads what has arrived and never waits.
+    /// Reads the bytes that have arrived, without waiting.
     pub(super) fn read_now(&self, room: &mut [u8]) -> io::Result<usize> {
         let receive = |room: &mut [u8]| {
             let received = rustix::net::recv(&self.socket, room, RecvFlags::DONTWAIT)?;
@@ -154,8 +154,8 @@ impl Framed {
         }
     }
 
-    /// Sends what the socket takes without waiting, and returns the number of bytes. With TLS, bytes
-    /// that count as sent may wait in the session for the next call.
+    /// Sends as many bytes as the socket takes without waiting, and returns their number. With TLS,
+    /// some of these bytes may wait in the session for the next call.
     pub(super) fn write_now(&self, bytes: &[u8]) -> io::Result<usize> {
         let send = |bytes: &[u8]| {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -167,7 +167,7 @@ impl Framed {
         }
     }
 
-    /// Sends what waits in the session.
+    /// Sends the bytes that wait in the TLS session.
     pub(super) fn flush(&self) -> io::Result<()> {
         let mut socket = &self.socket;
         match &self.tls {
@@ -176,7 +176,7 @@ impl Framed {
         }
     }
 
-    /// Whether bytes wait in the session.
+    /// Whether bytes wait in the TLS session.
     pub(super) fn has_unsent(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
     }

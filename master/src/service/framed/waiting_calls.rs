@@ -1,4 +1,4 @@
-//! The waiting calls of one connection, and the memory they may hold.
+//! The waiting calls of one connection, and the bound on their memory.
 
 use crate::wait_budget::{WaitBudget, WaitPermit};
 use kvpool_types::wire::frame::{Header, Op};
@@ -8,7 +8,8 @@ use tokio::task::JoinSet;
 /// The most bytes of a connection's waiting commits, and of its other waiting calls.
 const MOST_HELD: usize = 64 << 20;
 
-/// The waiting calls of one connection. They end with it, because nobody would read their answers.
+/// The waiting calls of one connection. They end with the connection, because nothing could read
+/// their answers.
 #[derive(Debug)]
 pub(super) struct WaitingCalls {
     /// The budget of the connection.
@@ -27,7 +28,7 @@ impl WaitingCalls {
         }
     }
 
-    /// The budget for a call that may wait; `None` when the waiting calls hold too much.
+    /// The permits for a call that may wait; `None` when the waiting calls hold too much memory.
     pub(super) fn permit(&self, call: &Header) -> Option<[WaitPermit; 2]> {
         let take = match call.op {
             Op::Commit => WaitBudget::for_commit,

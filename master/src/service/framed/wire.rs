@@ -8,7 +8,7 @@ use std::io;
 
 use crate::service::refused::Refused;
 
-/// The reason that no request was read.
+/// Why no request was read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     /// The peer closed the connection between two requests.
@@ -17,12 +17,13 @@ pub(super) enum Error {
     /// The socket failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The bytes are no valid request.
+    /// The bytes are not a valid request.
     #[error(transparent)]
     Decode(#[from] DecodeError),
 }
 
-/// The frame that answers `request`. An answer too long for a frame becomes a failure.
+/// The frame that answers `request`. If the answer is too long for a frame, the frame reports a
+/// failure.
 pub(super) fn answer(
     op: Op,
     request: u64,
@@ -61,7 +62,8 @@ pub(super) fn answer(
     out
 }
 
-/// The frame that reports the failure of `request`; number 0 stands for the whole connection.
+/// The frame that reports the failure of `request`. Request number 0 stands for the whole
+/// connection.
 pub(super) fn failure(request: u64, epoch: Epoch, refused: &Refused) -> Vec<u8> {
     let failure = Failure {
         code: refused.code,

@@ -1,4 +1,4 @@
-//! A caller with its token, and the judgement of its requests.
+//! A caller with its token, and the decision about each of its requests.
 
 use super::{DEFAULT_NAMESPACE, Guard, Operation, judge, unknown_caller};
 use crate::service::passing::Called;
@@ -11,20 +11,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use tonic::metadata::MetadataMap;
 
-/// The subject in audit lines of a caller whose token is missing or refused.
+/// The subject of an audit line if the caller's token is missing or refused.
 const UNKNOWN: &str = "unknown";
 /// The metadata entry that carries the token.
 const AUTHORIZATION: &str = "authorization";
 
-/// The most characters of what a caller named in an audit line.
+/// The most characters of a caller's own text in an audit line.
 const LONGEST_NAMED: usize = 512;
 
-/// The audit lines about callers whose token is missing or refused: the most at once, and how many a second after
-/// these.
+/// Bounds on the audit lines about callers whose token is missing or refused: at once, and then for
+/// each second.
 const MOST_STRANGERS: u32 = 500;
 const STRANGERS_A_SECOND: u32 = 20;
 
-/// A caller. While tokens are off nobody is named, and everything is allowed.
+/// A caller. While tokens are off, callers have no identity and everything is allowed.
 #[derive(Clone, Debug, Default)]
 pub(in crate::service) struct Who(Option<Arc<Identity>>);
 
@@ -63,7 +63,7 @@ impl Who {
     }
 }
 
-/// What the caller named is cut after [`LONGEST_NAMED`] characters.
+/// Cuts text that the caller supplied after [`LONGEST_NAMED`] characters.
 fn note(subject: &str, operation: Operation, what: &str, outcome: Result<(), &Refused>) {
     let outcome = outcome.map_or_else(|refused| refused.code.label(), |()| "ok");
     let unwritten = std::mem::take(&mut STRANGERS.lock().unwritten);
@@ -75,7 +75,7 @@ fn note(subject: &str, operation: Operation, what: &str, outcome: Result<(), &Re
     tracing::info!(target: "audit", subject, operation = operation.label(), what, outcome, "call");
 }
 
-/// Writes the audit line of a call that nobody known made, unless there were too many in this second.
+/// Writes the audit line of an unknown caller's call, unless this second had too many of them.
 fn note_stranger(operation: Operation, what: &str, refused: &Refused) {
     let turn = STRANGERS.lock().turn(kvpool_seams::boot_time());
     if !turn {
@@ -84,14 +84,15 @@ fn note_stranger(operation: Operation, what: &str, refused: &Refused) {
     note(UNKNOWN, operation, what, Err(refused));
 }
 
-/// The audit lines about strangers. Whoever reaches the port could fill the log's disk with them.
+/// The bound on audit lines about unknown callers. Otherwise any process that reaches the port
+/// could fill the log's disk.
 #[derive(Debug)]
 struct Strangers {
-    /// How many more may come at once.
+    /// The number of lines that may still be written at once.
     room: u32,
-    /// Until when `room` was counted, since the machine booted.
+    /// When `room` was last refilled, as time since boot.
     counted: Duration,
-    /// Calls that left no line, and that no line counts yet.
+    /// The number of calls without an audit line that no later line has reported yet.
     unwritten: u64,
 }
 
@@ -106,7 +107,7 @@ impl Strangers {
         }
     }
 
-    /// Whether a call may leave a line now.
+    /// Whether a call may write an audit line now.
     fn turn(&mut self, now: Duration) -> bool {
         let seconds = now.saturating_sub(self.counted).as_secs();
         self.counted += Duration::from_secs(seconds);
@@ -130,12 +131,12 @@ pub(in crate::service) struct Allowed<M> {
 }
 
 impl<M> Allowed<M> {
-    /// The request, and who makes it.
+    /// The request and its caller.
     pub(in crate::service) fn open(self) -> (M, Who) {
         (self.request, self.who)
     }
 
-    /// Who makes the request.
+    /// The caller of the request.
     pub(in crate::service) const fn who(&self) -> &Who {
         &self.who
     }
@@ -151,8 +152,8 @@ impl<M> Deref for Allowed<M> {
 
 /// A caller with its token. A framed connection keeps one; over gRPC each call has its own.
 ///
-/// The token is judged once, and again only after the keys or the policy changed. A request then
-/// costs a comparison of names, and a test of bits.
+/// The token is judged once, and again only after the keys or the policy changed. A later request
+/// then costs only a comparison of names and a test of bits.
 #[derive(Debug)]
 pub(in crate::service) struct Bearer {
     guard: Guard,
@@ -182,7 +183,7 @@ impl Bearer {
         Self::new(self.guard.clone(), Token::from(token))
     }
 
-    /// Writes the audit line of a call that is refused, perhaps because nobody knows who makes it.
+    /// Writes the audit line of a refused call. The caller may be unknown.
     pub(in crate::service) fn note_refused(
         &self,
         operation: Operation,
@@ -195,7 +196,8 @@ impl Bearer {
         }
     }
 
-    /// Who calls now: keys, policy and time may have changed since the token was judged.
+    /// The caller's present identity. Keys, policy and time may have changed since the token was
+    /// judged.
     pub(in crate::service) fn who(&self) -> Result<Who, Refused> {
         let Some(authority) = self.guard.authority() else {
             return Ok(Who(None));
@@ -221,7 +223,7 @@ impl Bearer {
         Ok(Who(Some(identity)))
     }
 
-    /// Judges a request. This is the one place where the rights of clients are decided.
+    /// Judges a request. No other code decides the rights of clients.
     pub(in crate::service) fn allow<M: Called>(&self, request: M) -> Result<Allowed<M>, Refused> {
         if self.guard.authority().is_none() {
             let who = Who(None);
@@ -257,7 +259,8 @@ impl Judged {
                 outcome: Err(TokenError::Missing),
             };
         };
-        // Read first: files that change meanwhile lead to another judgement, not to an old one kept.
+        // Read before the files are judged: if they change meanwhile, the next request judges
+        // again.
         let generation = authority.generation();
         Self {
             generation,

@@ -1,9 +1,9 @@
-//! The table of operations, and the roles that each takes.
+//! The table of operations, and the roles that each needs.
 
 use kvpool_auth::Roles;
 use std::fmt;
 
-/// The right that an operation takes.
+/// The right that an operation needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// A valid token with any role.
@@ -21,7 +21,7 @@ pub enum Via {
     Grpc(&'static str),
     /// The gRPC method of this name, and the frame of the same name.
     GrpcAndFrame(&'static str),
-    /// The gRPC method of this name, when its request asks for more.
+    /// The gRPC method of this name, for requests that need more rights than the method itself.
     MoreOf(&'static str),
 }
 
@@ -44,21 +44,21 @@ macro_rules! operations {
                 }
             }
 
-            /// How it is called.
+            /// The ways to call the operation.
             pub const fn via(self) -> Via {
                 match self {
                     $(Self::$name => $via,)*
                 }
             }
 
-            /// The right that it takes.
+            /// The right that the operation needs.
             pub const fn need(self) -> Need {
                 match self {
                     $(Self::$name => $need,)*
                 }
             }
 
-            /// Whether each call leaves an audit line.
+            /// Whether each call writes an audit line.
             pub const fn is_audited(self) -> bool {
                 match self {
                     $(Self::$name => $audited,)*
@@ -72,31 +72,31 @@ use Need::{Known, Namespace, Pool};
 use Via::{Grpc, GrpcAndFrame, MoreOf};
 
 operations! {
-    /// Opens a conversation.
+    /// Opens a connection.
     Hello = "hello", GrpcAndFrame("Hello"), Known, false;
     /// Makes an existing namespace known to the caller.
     UseNamespace = "use_namespace", Grpc("CreateNamespace"), Namespace(Roles::READERS), false;
     /// Creates a namespace.
     CreateNamespace = "create_namespace", MoreOf("CreateNamespace"), Namespace(Roles::WRITERS), true;
-    /// Changes the settings of a namespace, also of one that is created with settings.
+    /// Changes the settings of a namespace, or creates a namespace with settings.
     ChangeNamespace = "change_namespace", Grpc("ChangeNamespace"), Pool(Roles::ADMINS), true;
-    /// Deletes a namespace, with its blocks when that is asked.
+    /// Deletes a namespace, and its blocks on request.
     DeleteNamespace = "delete_namespace", Grpc("DeleteNamespace"), Pool(Roles::ADMINS), true;
-    /// Lists all namespaces with what they use.
+    /// Lists all namespaces with their usage.
     ListNamespaces = "list_namespaces", Grpc("ListNamespaces"), Pool(Roles::WATCHERS), false;
-    /// Shows one namespace with what it uses.
+    /// Shows one namespace with its usage.
     ShowNamespace = "show_namespace", MoreOf("ListNamespaces"), Namespace(Roles::READERS), false;
-    /// Asks for room.
+    /// Asks for room for blocks.
     Reserve = "reserve", GrpcAndFrame("Reserve"), Namespace(Roles::WRITERS), false;
-    /// Makes blocks visible.
+    /// Makes written blocks durable and visible.
     Commit = "commit", GrpcAndFrame("Commit"), Namespace(Roles::WRITERS), false;
     /// Gives grants back.
     Revoke = "revoke", Grpc("Revoke"), Namespace(Roles::WRITERS), false;
-    /// Asks where blocks lie.
+    /// Asks for the locations of blocks.
     Lookup = "lookup", GrpcAndFrame("Lookup"), Namespace(Roles::READERS), false;
-    /// Asks whether blocks are there.
+    /// Asks whether blocks are present.
     Exist = "exist", GrpcAndFrame("Exist"), Namespace(Roles::READERS), false;
-    /// Asks how much of a chain is there.
+    /// Asks how many leading blocks of a chain are present.
     MatchPrefix = "match_prefix", GrpcAndFrame("MatchPrefix"), Namespace(Roles::READERS), false;
     /// Extends leases.
     Renew = "renew", GrpcAndFrame("Renew"), Namespace(Roles::READERS), false;
@@ -114,19 +114,19 @@ operations! {
     Describe = "describe", Grpc("Describe"), Namespace(Roles::READERS), false;
     /// Reports replicas that failed.
     ReportReplicas = "report_replicas", Grpc("ReportReplicas"), Namespace(Roles::READERS), false;
-    /// Asks for the state of the pool. Only [`Operation::WatchPool`] shows all of it.
+    /// Asks for the state of the pool. Only callers with [`Operation::WatchPool`] see all of it.
     Stats = "stats", Grpc("Stats"), Known, false;
     /// Forgets a medium.
     DetachMedium = "detach_medium", Grpc("DetachMedium"), Pool(Roles::ADMINS), true;
     /// Begins a task that copies, moves or drops replicas.
     ChangeReplicas = "change_replicas", Grpc("ChangeReplicas"), Pool(Roles::ADMINS), true;
-    /// Asks how far tasks are.
+    /// Asks for the progress of tasks.
     ReplicaTasks = "replica_tasks", Grpc("ReplicaTasks"), Pool(Roles::WATCHERS), false;
     /// Ends tasks.
     CancelTasks = "cancel_tasks", MoreOf("ReplicaTasks"), Pool(Roles::ADMINS), true;
-    /// Takes a node out of service.
+    /// Drains a node.
     DrainNode = "drain_node", Grpc("DrainNode"), Pool(Roles::ADMINS), true;
-    /// Takes a node back into service.
+    /// Ends the drain of a node.
     UndrainNode = "undrain_node", Grpc("UndrainNode"), Pool(Roles::ADMINS), true;
     /// Asks which master leads.
     Cluster = "cluster", Grpc("Cluster"), Known, false;
