@@ -1,5 +1,5 @@
-//! The master's operations on the pool as methods of [`Pool`], whatever the protocol of the call,
-//! and the threads for eviction and expiry.
+//! The master's operations on the pool as methods of [`Pool`], independent of the protocol of the
+//! call, and the threads for eviction and expiry.
 //!
 //! ```text
 //!  service ─► Pool ─┬─ reserve ──► Reservations, Placement
@@ -16,12 +16,13 @@
 //! 1. the table of segments;
 //! 2. the hidden replicas;
 //! 3. the reservations;
-//! 4. the keys that leave, and behind them the traffic of media;
-//! 5. the hard quotas of one namespace, and behind them the pulls;
+//! 4. the keys whose removal is being logged, and after them the traffic of media;
+//! 5. the hard quotas of one namespace, and after them the pulls;
 //! 6. stripes of the directory in the order of their numbers, then their lineage;
 //! 7. the extents of one segment, with no stripe locked.
 //!
-//! The replicas that were found right lately have a lock behind which no other is taken. So have the refusals of puts.
+//! A thread that holds the lock of the replicas found intact takes no other lock. The same holds
+//! for the lock of refused puts.
 //!
 //! A thread takes the read lock of the table of segments only once at a time. A waiting writer goes
 //! before new readers, so a second read lock of the same thread would deadlock.
@@ -91,8 +92,8 @@ use tokio::sync::Notify;
 /// How long a new term delays its answers until the nodes of the last term return.
 const NODE_RETURN_WAIT: Duration = Duration::from_secs(2);
 
-/// The location of a replica, and its block's version. Another block may be at this location before the node
-/// has verified the replica again.
+/// The location of a replica, and its block's version. A new block may be at this location before
+/// the node has re-verified the replica.
 type HiddenReplica = (SegmentId, Offset, Version);
 
 /// One term of one kvmaster: the state that its operations share.
@@ -103,7 +104,7 @@ pub struct Pool {
     pub cluster: ClusterId,
     /// The epoch of this term.
     pub epoch: Epoch,
-    /// The deadline of this term.
+    /// The term: its deadline and its end.
     pub term: Arc<Term>,
     /// The metrics of the process.
     pub metrics: Arc<Metrics>,
@@ -130,13 +131,13 @@ pub struct Pool {
     pub writers: Writers,
     quarantine: Quarantine,
     journal: std::sync::OnceLock<Journal>,
-    /// Until this time every block of an earlier term counts as leased, because leases of the last
-    /// term may run.
+    /// Until this time every block of an earlier term counts as leased: leases of the last term may
+    /// still run.
     lease_floor: BootInstant,
     /// The first version of this term.
     first_version: Version,
     next_version: AtomicU64,
-    /// Versions from here on need another durable reservation of versions first.
+    /// A version from here on needs another durable reservation of versions first.
     versions_until: AtomicU64,
     /// The secret of the directory's hashes.
     seed: u64,
@@ -145,7 +146,7 @@ pub struct Pool {
     /// Replicas that a client reported with a wrong checksum and whose node has not re-verified
     /// them yet.
     hidden: RwLock<HashSet<HiddenReplica>>,
-    /// Those that were found right lately.
+    /// The replicas that their nodes recently found intact.
     proven: Mutex<Proven>,
     /// Notified when a node's state changes, and at the term's end.
     changed: Notify,
@@ -154,7 +155,7 @@ pub struct Pool {
     recent_puts: recent_puts::RecentPuts,
     failed_puts: failed_puts::FailedPuts,
     evictor_wake: Wake,
-    /// For the caretaker, which nobody wakes.
+    /// Wakes the caretaker at the term's end. No other event does.
     caretaker_wake: Wake,
     stopping: AtomicBool,
     /// Set when a node knows a later term than this one.
@@ -177,7 +178,8 @@ pub struct Pool {
     tended: AtomicU64,
     /// The time of the last direct call from a client.
     heard_client: AtomicU64,
-    /// Since when neither a client nor a node is heard; [`silence::HEARS_SOMEBODY`] while one is.
+    /// The time since which the master hears neither a client nor a node;
+    /// [`silence::HEARS_SOMEBODY`] while it hears one.
     hears_nobody_since: AtomicU64,
 }
 
@@ -211,8 +213,8 @@ impl Pool {
         self.term.leads(self.now())
     }
 
-    /// Completes when the term is past its deadline, or over. A call that waits for the store then
-    /// stops waiting.
+    /// Completes when the term is past its deadline or has ended. A call that waits for the store
+    /// then stops waiting.
     async fn lapsed(&self) {
         loop {
             let mut told = std::pin::pin!(self.lapse_told.notified());
@@ -312,14 +314,14 @@ impl Pool {
         self.journal().has_room()
     }
 
-    /// False while a record would be refused, or would wait until the store has space. A load, a store or a pull
-    /// that began now could not be recorded.
+    /// False while the store would refuse a record, or would wait for space. A load, a store or a
+    /// pull that began now could not be recorded.
     fn takes_records(&self) -> bool {
         self.has_room().is_ok() && !self.store.is_full()
     }
 
-    /// Completes when a node is found that knows a later term. The next term's epoch must be above
-    /// the returned one.
+    /// Completes when a node proves a later term. The next term's epoch must be above the returned
+    /// one.
     pub async fn superseded(&self) -> Epoch {
         loop {
             let told = self.superseded_told.notified();
@@ -331,7 +333,7 @@ impl Pool {
         }
     }
 
-    /// Stores a later epoch than this term's, so that the next start is above it.
+    /// Stores an epoch later than this term's, so that the next term is above it.
     pub async fn give_way(&self, later: Epoch) -> Result<Epoch, StoreError> {
         self.store.begin_epoch(later).await
     }
@@ -341,7 +343,7 @@ impl Pool {
         self.journal().position()
     }
 
-    /// Ends all waiting: puts that wait for room get their answer, and the threads end.
+    /// Ends all waits: puts that wait for room get their answer, and the threads end.
     pub fn quiesce(&self) {
         self.stopping.store(true, Ordering::Release);
         self.evictor_wake.wake();
@@ -363,7 +365,7 @@ impl Pool {
         self.lapse();
     }
 
-    /// Ends all waits for the store. The waiters learn that the outcome is unknown.
+    /// Ends all waits for the store. The waiting calls learn that the outcome is unknown.
     pub fn lapse(&self) {
         self.leading.store(false, Ordering::Release);
         self.lapse_told.notify_waiters();
@@ -425,8 +427,8 @@ impl Pool {
         }
     }
 
-    /// Records that memory has lost a block under leases. Its copy on a medium may be loaded to another
-    /// extent. These leases are then not on that extent, and not counted there.
+    /// Records that memory has lost a leased block. A load may bring the block back to another
+    /// extent. These leases do not protect that extent, and its holders do not count them.
     fn note_leased(&self, version: Version, lease_until: BootInstant) {
         if self.has_media() && lease_until > self.now() {
             let moved = &self.quarantine.moved;
@@ -435,8 +437,8 @@ impl Pool {
         }
     }
 
-    /// The end of the leases that an earlier term may have given on a block. This term does not
-    /// know them.
+    /// The end of the leases that an earlier term may have granted on a block. This term does not
+    /// know these leases.
     fn lease_floor_of(&self, version: Version) -> BootInstant {
         if version < self.first_version {
             self.lease_floor
@@ -445,8 +447,8 @@ impl Pool {
         }
     }
 
-    /// The number of the next grant. Numbers are given after room is taken, so no grant on an extent that is
-    /// freed now has it, and every later grant there has it or a higher one.
+    /// The id of the next grant. Ids are given after room is taken. So every grant on an extent
+    /// that is freed now has a lower id, and every later grant there has this id or a higher one.
     fn next_grant(&self) -> GrantId {
         GrantId(self.next_version.load(Ordering::Acquire))
     }
@@ -485,15 +487,16 @@ impl Pool {
         freed
     }
 
-    /// Logs the records with which extents have left, as past events, and gives the extents to the quarantine when
-    /// that is durable.
+    /// Logs records of extents that blocks have left, and passes the extents to the quarantine once
+    /// the records are durable.
     fn free_once_logged(self: &Arc<Self>, mut records: Vec<Record>, freed: Vec<Freed>) {
         let now = self.now();
         let leased = freed.iter().filter(|item| item.not_before > now);
         let leased: Vec<_> = leased.map(|item| (item.extent, item.not_before)).collect();
         let extents = leased.iter().map(|(extent, _)| *extent);
         records.extend(snapshot::leased_ranges(extents.collect()));
-        // A snapshot may be written before the records are.
+        // A snapshot may be written before these records, so the quarantine knows the leased
+        // extents first.
         let number = self.quarantine.leaves(leased);
         let pool = Arc::clone(self);
         self.journal()

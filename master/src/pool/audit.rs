@@ -1,5 +1,5 @@
-//! Checks of a term's counters against the blocks and extents that they count. The checks scan every block, so they
-//! are for tests and simulations.
+//! Checks of a term's counters against the blocks and extents that they count. The checks scan
+//! every block, so only tests and simulations call them.
 
 use super::Pool;
 use crate::accounts::{Balance, Item};
@@ -35,7 +35,7 @@ pub enum Holder {
     Put,
     /// A replica that a node is copying.
     Pull,
-    /// A block that is loaded from a medium.
+    /// A block that a node is loading from a medium.
     Load,
     /// No holder: the range was freed, but may still be read or written.
     Quarantine,
@@ -90,7 +90,7 @@ impl Pool {
             .collect()
     }
 
-    /// The time on the clock by which this term's locations end, in milliseconds.
+    /// The clock against which the deadlines of locations are judged, in milliseconds.
     pub fn clock_ms(&self) -> u64 {
         self.now().0
     }
@@ -107,8 +107,8 @@ impl Pool {
         terms
     }
 
-    /// The position in the log of the last record of this term, if every record is durable. `None` while records
-    /// are not yet durable, and once the journal has failed.
+    /// The position in the log of the last record of this term, if every record is durable. `None`
+    /// while a record is not durable yet, and after the journal has failed.
     pub fn logged(&self) -> Option<LogSeq> {
         let journal = self.journal();
         let is_whole = journal.is_idle() && journal.has_room().is_ok();
@@ -164,10 +164,11 @@ impl Pool {
         uses
     }
 
-    /// Compares the used bytes of each segment and medium, and the account of each namespace, with their holders.
-    /// The holders are blocks, open puts, pulls, loads, copies and the quarantine. Also finds ranges with two holders.
+    /// Compares the used bytes of each segment and medium, and the account of each namespace, with
+    /// their holders. The holders are blocks, open puts, pulls, loads, copies and the quarantine.
+    /// Also finds ranges with two holders.
     ///
-    /// The survey must be of this moment.
+    /// The survey must describe this moment.
     ///
     /// # Errors
     ///

@@ -46,8 +46,8 @@ impl Drop for Presence {
 
 impl Pool {
     /// Returns whether the term is within its deadline. Past the deadline the pool ends the nodes'
-    /// sessions, so that they look for another leader, and ends all waits for the store. When the
-    /// term is renewed after all, the nodes get their time to return.
+    /// sessions, so that the nodes look for another leader, and ends all waits for the store. If
+    /// the term is renewed later, the nodes get time to return.
     fn check_term(&self, now: BootInstant) -> bool {
         let leads = self.leads();
         if self.leading.swap(leads, Ordering::AcqRel) != leads {
@@ -68,11 +68,11 @@ impl Pool {
         leads
     }
 
-    /// Ends the open puts of dead clients, so that other puts of these keys need not wait for the
-    /// grants to end.
+    /// Ends the open puts of dead clients, so that other puts of these keys need not wait until the
+    /// grants expire.
     fn end_puts_of_gone(&self, now: BootInstant) {
-        // The reservations are locked first. So a put of a client that returns meanwhile does not
-        // end.
+        // The reservations are locked first, so that a client that reconnects meanwhile keeps its
+        // put.
         let mut reservations = self.reservations.lock();
         let gone = self.writers.take_gone(now);
         if gone.is_empty() {
@@ -104,7 +104,7 @@ impl Pool {
         self.excuse_silence(now);
         self.check_nodes_returned();
         self.count_failed_puts(now);
-        // Past its deadline the term gives up nothing, because it could not make that durable.
+        // Past its deadline the term frees nothing, because it could not make that durable.
         if !self.check_term(now) {
             return;
         }
@@ -124,14 +124,14 @@ impl Pool {
             config.suspect_after,
             config.suspect_after.min(config.heartbeat_interval * 2),
         );
-        // A leader that may itself be cut off resigns soon. Until then standbys forward reads to it,
-        // which must not miss blocks of nodes that are well.
+        // A leader that may itself be cut off resigns soon. Until then standbys forward reads to
+        // it, and these reads must find the blocks of healthy nodes.
         if self.term_left().is_some() && self.hears_few() {
             suspect_after *= 2;
             broken_after = suspect_after;
         }
         self.watch_own_silence(now);
-        // All nodes at once are silent because this master is cut off.
+        // If all nodes are silent at once, this master is probably cut off.
         let drop_after = match self.hears_nobody() && members.count() > 1 {
             true => Duration::MAX,
             false => config.drop_after,
@@ -145,8 +145,8 @@ impl Pool {
             self.metrics.node_dropped();
             self.drop_node(&node);
         }
-        // Room also appears without an event: a node takes blocks again, or a demand reached the
-        // end of its time at the head of the queue.
+        // Room also appears without an event: a node takes blocks again, or the time of the put at
+        // the head of the queue ends.
         self.wake_waiting_puts();
         self.metrics.watch_usage(&self.placement.usage(), TICK);
         self.metrics.watch_puts(self.put_queue.len());

@@ -56,8 +56,8 @@ struct Batch {
 }
 
 impl Pool {
-    /// Makes written blocks visible. The answer comes after the durable append, unless the pool
-    /// acknowledges from memory.
+    /// Makes written blocks visible. Answers after the durable append, unless the pool acknowledges
+    /// from memory.
     pub async fn commit(
         self: &Arc<Self>,
         namespace: NamespaceId,
@@ -77,7 +77,7 @@ impl Pool {
                 Ok(_) => pool.publish(namespace, batch),
                 Err(error) => {
                     let outcome = vec![error.code(); batch.accepted.len()];
-                    // When durability is unknown, the puts stay open: their blocks are neither
+                    // While durability is unknown, the puts stay open: their blocks are neither
                     // visible nor given up. The journal is unhealthy from then on, and the next
                     // start reads the log.
                     if !error.is_outcome_unknown() {
@@ -97,7 +97,8 @@ impl Pool {
         let outcome = tokio::select! {
             biased;
             outcome = answered => outcome,
-            // The append may still succeed. A repeated commit at the next leader finds out.
+            // The append may still succeed. The client learns the outcome when it repeats the
+            // commit at the next leader.
             () = self.lapsed() => None,
         };
         let outcome = outcome.unwrap_or_else(|| vec![Code::StoreFailed; indexes.len()]);
@@ -195,7 +196,8 @@ impl Pool {
             block.soft_pin_until = accepted.soft_pin.map(|ttl| now.after(ttl));
             block.leased_until = accepted.had_block.then(|| self.latest_token());
         }
-        // Copies of earlier versions leave. Who has a lease on one releases it at the new block.
+        // The copies of earlier versions leave. The holder of a lease on a copy releases it at the
+        // new block.
         let mut leased = Vec::new();
         for block in blocks.iter().filter(|_| self.has_media()) {
             let older = |version| version < block.version;
@@ -270,7 +272,8 @@ impl Pool {
         codes
     }
 
-    /// Publishes blocks. Those of versions in `leased` have holders that nobody counts.
+    /// Publishes blocks. The blocks with a version in `leased` have lease holders that no counter
+    /// includes.
     fn publish_leased(
         &self,
         namespace: NamespaceId,
@@ -292,9 +295,9 @@ impl Pool {
         published
     }
 
-    /// Frees the extents that committed blocks replaced, after the log holds the commits. A commit
-    /// acknowledged from memory is not in the log yet, and after a crash recovery may read the old
-    /// version.
+    /// Frees the extents that committed blocks replaced, once the log holds the commits. A commit
+    /// that was acknowledged from memory is not in the log yet. After a crash, recovery may restore
+    /// the old version.
     fn free_replaced(self: &Arc<Self>, freed: Vec<Freed>) {
         if freed.is_empty() || self.ack() == Ack::Durable {
             self.free(freed);
@@ -316,7 +319,7 @@ impl Pool {
     }
 
     /// Drops a block's replica on a node that was dropped while the commit became durable. The drop
-    /// covered only the blocks in the directory at that time.
+    /// of the node covered only the blocks in the directory at that time.
     fn settle_lost_node(
         &self,
         namespace: NamespaceId,

@@ -2,22 +2,24 @@
 //!
 //! A round begins when less than half of the reserve is free, or when waiting puts do not fit. The
 //! reserve is the eviction ratio of the pool, below the high watermark. It serves puts while
-//! nothing may be evicted. A round ends when the whole reserve is free beside the demands of the
-//! first waiting puts.
+//! nothing may be evicted. A round ends when the free room covers the whole reserve and the demands
+//! of the first waiting puts.
 //!
 //! Eviction counts quarantined extents as future free space, except stuck ones. It also counts
-//! extents that only leases hold, when these leases end before the puts give up. So no round evicts
-//! again what an earlier round has freed. A round works in small steps, oldest block first.
+//! extents that only leases hold, if these leases end before the puts give up. So no round evicts
+//! again for room that an earlier round has freed. A round works in small steps, oldest block
+//! first.
 //!
-//! A block that comes back from a medium needs room on the node of the medium. While a reader waits
-//! for such a block and the node has no room, the node's oldest blocks are evicted. On a node that drains, only
-//! blocks leave whose copies can be read.
+//! A block that is loaded from a medium needs room on the node of the medium. While a reader waits
+//! for such a block and the node has no room, the evictor evicts the node's oldest blocks. On a
+//! draining node it evicts only blocks whose copies can be read.
 //!
-//! A block larger than the oldest blocks needs contiguous room. For such a block the cheapest run
-//! of neighbours is evicted and counts towards the round's goal.
+//! A block larger than the oldest blocks needs contiguous room. For such a block the evictor evicts
+//! the cheapest run of neighbours, and counts it towards the round's goal.
 //!
-//! In a pool with media, the due stores are ordered before blocks leave ([`Pool::order_stores`]). A block that
-//! was put or used since then stays, since its store may not have been ordered.
+//! In a pool with media, the evictor orders the due stores before blocks leave
+//! ([`Pool::order_stores`]). A block that was put or used since then stays, since its store may not
+//! have been ordered.
 //!
 //! ADR 0005 says why the watermark is a cap. ADR 0022 says why there is a reserve.
 
@@ -39,13 +41,15 @@ use tracing::field::Empty;
 const STEP_BYTES: u64 = 8 << 20;
 /// How long the evictor waits without a wake-up while no put waits.
 const IDLE: Duration = Duration::from_millis(500);
-/// The delay before a round that found no victim is repeated: leases expire without an event.
+/// The delay after a round without a victim. Leases expire without an event, so the evictor polls.
 const RETRY: Duration = Duration::from_millis(20);
-/// How long an evicted run may take to become free before another run is evicted for the same put.
+/// How long an evicted run may take to become free. After that the evictor evicts another run for
+/// the same put.
 const RUN_TIMEOUT: Duration = Duration::from_millis(400);
-/// The shortest pause after a search that found no run: leases end without an event.
+/// The shortest pause after a search that found no run. Leases end without an event, so the evictor
+/// polls.
 const FRUITLESS_PAUSE: Duration = Duration::from_millis(50);
-/// The pause after such a search, in multiples of the time that it took.
+/// The pause after such a search, as a multiple of the search's duration.
 const FRUITLESS_SHARE: u32 = 20;
 /// The longest run for a batch of blocks. A run for a single block is as long as the block.
 const LONGEST_RUN: u64 = 64 << 20;
@@ -75,8 +79,8 @@ pub(super) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Result<()> {
     )
 }
 
-/// The orders of stores in one step of the evictor. They come before the first block leaves, and once more when
-/// only blocks are left that were put or used since then.
+/// The orders of stores in one step of the evictor. The evictor gives them before the first block
+/// leaves. It repeats them once, when all remaining blocks were put or used since then.
 #[derive(Default)]
 pub(super) struct StoreOrders {
     before: Option<Tick>,
@@ -84,12 +88,13 @@ pub(super) struct StoreOrders {
 }
 
 impl StoreOrders {
-    /// Blocks may leave that were used last before this tick.
+    /// Blocks whose last use is before this tick may leave.
     pub(super) fn before(&mut self, pool: &Arc<Pool>) -> Tick {
         *self.before.get_or_insert_with(|| pool.order_stores())
     }
 
-    /// Orders stores again, because no block was found. False when that was done before, or changes nothing.
+    /// Orders stores again, because no victim was found. False if they were already repeated, or if
+    /// that changes nothing.
     pub(super) fn repeat(&mut self, pool: &Arc<Pool>) -> bool {
         let repeats = pool.has_media() && !self.are_repeated;
         if repeats {
@@ -109,11 +114,11 @@ impl StoreOrders {
 struct Runs {
     /// The last search for a put.
     for_puts: HashMap<SegmentId, LastSearch>,
-    /// How long the room that was made for a load may take to become free.
+    /// Until when the room that eviction made for a load may take to become free.
     for_loads: HashMap<SegmentId, BootInstant>,
     /// The last search for blocks with copies, on segments of nodes that drain.
     copied: HashMap<SegmentId, CopiedSearch>,
-    /// The time at which blocks whose ancestors were leased are examined again.
+    /// When to examine again the blocks whose ancestors were leased.
     recall: BootInstant,
 }
 
@@ -133,7 +138,7 @@ struct CopiedSearch {
 }
 
 struct LastSearch {
-    /// The put at the head then, and the number of its passes.
+    /// The put at the head of the queue at the time, and the number of its passes.
     put: (u64, u64),
     /// When to search again for the same pass of the same put.
     again: BootInstant,
@@ -142,7 +147,7 @@ struct LastSearch {
 }
 
 impl Runs {
-    /// The last search for the put, while it is too early for the next one.
+    /// The last search for the put, if it is too early for the next one.
     fn pending(
         &self,
         segment: SegmentId,
@@ -160,12 +165,12 @@ impl Pool {
         share(usage.capacity, self.config.eviction_ratio).min(usage.limit)
     }
 
-    /// True when a round is due although no put waits.
+    /// True if a round is due even though no put waits.
     pub(super) fn is_low(&self, usage: &Usage) -> bool {
         usage.used_after_quarantine > usage.limit - self.reserve_bytes(usage) / 2
     }
 
-    /// The bytes that a round must free now; zero for no round.
+    /// The bytes that a round must free now; zero if no round is due.
     fn eviction_goal(&self, usage: &Usage, demanded: Option<&QueuedDemand>) -> u64 {
         let demand = demanded.map_or(0, |demanded| demanded.bytes);
         let wanted = usage.used_after_quarantine.saturating_add(demand);
@@ -205,7 +210,7 @@ impl Pool {
         }
         if goal == 0 {
             if freed > 0 {
-                // The run itself was the goal.
+                // Without another goal, the evicted run was the whole round.
                 let took = started.elapsed();
                 self.metrics.eviction_round(freed, freed, freed, took);
             }
@@ -231,7 +236,7 @@ impl Pool {
             round.record("freed_bytes", freed);
             tracing::debug!(goal, freed, "eviction round");
         } else if self.now() >= runs.recall {
-            // Blocks that were set aside because an ancestor was leased may leave now.
+            // Blocks that were set aside for a leased ancestor may leave now.
             let begun = Instant::now();
             self.directory.recall(std::iter::empty());
             let pause = FRUITLESS_PAUSE.max(begun.elapsed() * FRUITLESS_SHARE);
@@ -239,7 +244,8 @@ impl Pool {
         }
     }
 
-    /// Evicts the oldest blocks that give room and were used last before a tick. `None` when there are none.
+    /// Evicts the oldest blocks that give room and whose last use is before a tick. `None` if there
+    /// are none.
     fn evict_step(self: &Arc<Self>, goal: u64, before: Tick) -> Option<Evicted> {
         let _until_submitted = self.evicting.read();
         let takers = self.takers();
@@ -265,14 +271,14 @@ impl Pool {
     ) -> u64 {
         let demand = &demanded.demand;
         let (length, now) = (Length(demand.largest), self.now());
-        // The oldest blocks are large enough: each gives room for one block of the put. Those that were
-        // evicted a moment ago leave quarantine soon.
+        // The oldest blocks are large enough: each makes room for one block of the put. The blocks
+        // that were just evicted leave quarantine soon.
         let comes = usage.used > usage.used_after_quarantine;
         if (is_full || comes) && self.directory.first_footprint() >= length.0 {
             return 0;
         }
         let counted = demand.counted(counted_at_once(usage.limit));
-        // The put's bytes will come from extents that only leases hold.
+        // If only leases hold the room that the put needs, no run is evicted for it.
         if !is_full && usage.used_after_quarantine.saturating_add(counted) > usage.limit {
             return 0;
         }
@@ -285,7 +291,8 @@ impl Pool {
                 .collect()
         };
         let has_range = |segment: &&Arc<Segment>| segment.extents().largest_free() >= length;
-        // On each node the segment with the smallest shortfall; of these, one for each replica.
+        // On each node the segment with the smallest shortfall; one of these nodes for each
+        // replica.
         let mut ranged: Vec<_> = segments.iter().filter(has_range).cloned().collect();
         ranged.sort_by_key(|segment| segment.shortfall(length));
         let mut nodes = HashSet::new();
@@ -294,7 +301,7 @@ impl Pool {
             if is_full {
                 return 0;
             }
-            // The pool has room, but not below the watermark of the segments with contiguous room.
+            // The pool has room, but the segments with contiguous room are at their watermark.
             let needed = ranged.iter().take(demand.copies);
             return needed
                 .map(|segment| self.evict_on(segment, segment.shortfall(length), orders))
@@ -304,7 +311,7 @@ impl Pool {
         let put = (demanded.first, demanded.passes);
         for segment in segments.iter().filter(|segment| !has_range(segment)) {
             match runs.pending(segment.id, put, now) {
-                // The run is on its way.
+                // The evicted run will soon be free.
                 Some(last) if last.found => return 0,
                 Some(_) => continue,
                 None => {}
@@ -395,8 +402,8 @@ impl Pool {
         freed
     }
 
-    /// The same on a node that drains. Eviction for puts has set its blocks aside, and those without a copy
-    /// would be lost to the drain.
+    /// [`Pool::make_room_for_loads`] on a draining node. Eviction for puts has set the node's
+    /// blocks aside. A block without a copy must stay, since the drain would lose it.
     fn make_room_on_draining(
         self: &Arc<Self>,
         wanted: &WantedRoom,
@@ -465,7 +472,7 @@ impl Pool {
         let here = |id| id == segment.id;
         let _until_submitted = self.evicting.read();
         let victims = self.evict(bytes, before, here);
-        // Blocks on other segments were set aside only because they give no room here.
+        // Blocks on other segments were set aside only because they make no room here.
         let takers = self.takers();
         let elsewhere = takers.into_iter().filter(|id| !here(*id));
         self.directory.recall(elsewhere);
@@ -485,7 +492,7 @@ impl Pool {
         now
     }
 
-    /// The limits of a run now. Before the lease floor, blocks of earlier terms count as leased.
+    /// The limits for a run now. Before the lease floor, blocks of earlier terms count as leased.
     fn run_limits(self: &Arc<Self>, orders: &mut StoreOrders) -> RunLimits {
         RunLimits {
             before: orders.before(self),

@@ -1,8 +1,8 @@
 //! Counts the puts that have finally failed.
 //!
-//! A client retries a refused block until the put's timeout. No call reports that it gave up. So a retryable refusal
-//! counts as a failure once nobody has asked for its key for [`QUIET`]. Any other refusal counts as a failure at
-//! once.
+//! A client retries a refused block until the put's timeout. No call reports that the client gave
+//! up. So a retryable refusal counts as a failure when no put has asked for its key for [`QUIET`].
+//! Any other refusal counts as a failure at once.
 
 use super::Pool;
 use crate::clock::BootInstant;
@@ -66,7 +66,8 @@ impl FailedPuts {
         self.count.store(refusals.by_hash.len(), Ordering::Release);
     }
 
-    /// Records the refusals among the codes of these keys. Returns the codes of those that are failures at once.
+    /// Records the refusals among the codes of these keys. Returns the codes that count as failures
+    /// at once.
     fn note<'k>(
         &self,
         namespace: NamespaceId,
@@ -93,7 +94,7 @@ impl FailedPuts {
         failed
     }
 
-    /// Removes the refusals whose keys nobody has asked for in [`QUIET`], and returns their codes.
+    /// Removes the refusals whose keys no put has asked for in [`QUIET`], and returns their codes.
     fn take_failed(&self, now: BootInstant) -> Vec<Code> {
         let mut failed = Vec::new();
         if self.count.load(Ordering::Acquire) == 0 {
@@ -117,7 +118,7 @@ impl FailedPuts {
 }
 
 impl Pool {
-    /// Records that a put asks for room for these keys, perhaps again.
+    /// Records that a put asks for room for these keys. The put may have asked before.
     pub(crate) fn put_asks(&self, namespace: NamespaceId, keys: &KeyBatch<'_>) {
         self.failed_puts.begin(namespace, keys.iter());
     }

@@ -10,12 +10,12 @@ use kvpool_types::{Checksum, Key, KeyRef, Length, NodeName, Offset, SegmentId, V
 use regex::Regex;
 use std::time::Duration;
 
-/// Begins the token of a page on media.
+/// The first byte of a page token on media.
 const ON_MEDIA: u8 = b'm';
-/// The bytes of the token of a page in memory.
+/// The length of a page token in memory, in bytes.
 const MEMORY_PAGE: usize = 8;
 
-/// Some rows of a listing, and the token behind them.
+/// Some rows of a listing, and the token of the next page.
 type Step = (Vec<Listed>, Option<Vec<u8>>);
 
 /// One replica as an operator sees it.
@@ -165,9 +165,9 @@ impl Pool {
         });
     }
 
-    /// One page of at most `limit` keys of a namespace that match `pattern`: the blocks in memory, and
-    /// then those on media only. Takes no lease. The call may have to examine every block, so it
-    /// yields to other tasks every few blocks.
+    /// One page of at most `limit` keys of a namespace that match `pattern`: first the blocks in
+    /// memory, then the blocks that are only on media. Takes no lease. The call may examine every
+    /// block, so it yields to other tasks every few blocks.
     pub async fn list(
         &self,
         namespace: NamespaceId,
@@ -275,7 +275,7 @@ fn on_media(mut page: Vec<u8>) -> Vec<u8> {
     page
 }
 
-/// The key of a block that belongs into a listing.
+/// The key of a block, if the listing includes the block.
 fn matching(block: &BlockRef<'_>, namespace: NamespaceId, pattern: Option<&Regex>) -> Option<Key> {
     let key = (block.namespace() == namespace).then(|| block.key())?;
     let is_wanted = |pattern: &Regex| pattern.is_match(&key.to_string());

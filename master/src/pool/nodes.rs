@@ -14,8 +14,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-/// How long a draining node's blocks wait for its open puts. A put takes milliseconds once it has its grants. One that
-/// takes longer ends, and goes to another node.
+/// How long a drain waits for the open puts on its node. A put takes milliseconds once it has its
+/// grants. A longer put ends here, and its client puts the block on another node.
 const PUTS_END: Duration = Duration::from_secs(2);
 const PUTS_POLL: Duration = Duration::from_millis(2);
 
@@ -37,9 +37,9 @@ pub(super) fn refuse(code: Code, message: impl Into<String>) -> RegisterError {
 }
 
 impl Pool {
-    /// Registers a node: a known incarnation with its blocks, or a new one with empty segments in
-    /// place of the last incarnation. Answers when the registration is durable. The caller must
-    /// send the node the result before [`Pool::activate`] opens its session.
+    /// Registers a node: a known incarnation with its blocks, or a new incarnation with empty
+    /// segments in place of the last one. Answers when the registration is durable. The caller must
+    /// send the result to the node before [`Pool::activate`] opens its session.
     pub async fn register(
         self: &Arc<Self>,
         registration: &Registration,
@@ -155,8 +155,8 @@ impl Pool {
         Ok(node)
     }
 
-    /// Makes records durable and then calls `apply` on the journal's thread. So a snapshot taken
-    /// behind these records contains their effect.
+    /// Makes records durable and then calls `apply` on the journal's thread. So a snapshot at a
+    /// position after these records contains their effect.
     pub(super) async fn log(
         &self,
         records: Vec<Record>,
@@ -175,8 +175,8 @@ impl Pool {
     }
 
     /// Opens a node's session. The node's first heartbeat shows that it has processed the welcome.
-    /// From then on its blocks are readable and it takes new blocks. Ranges that the node reports
-    /// as not fenceable stay closed until it can fence them.
+    /// From then on its blocks are readable and it takes new blocks. A range that the node cannot
+    /// fence stays in quarantine until it can.
     pub fn activate(
         self: &Arc<Self>,
         node: &Arc<StoreNode>,
@@ -198,17 +198,19 @@ impl Pool {
             node.end_session(self.now());
         }
         self.quarantine.repeat(node);
-        // An order may have been lost with an earlier session. A later leader learns of a drain from the node.
+        // An order may have been lost with an earlier session. A later leader learns of a drain only
+        // from the node, so the node must have the order.
         node.repeat_orders();
         tracing::info!(node = %node.name, incarnation = %node.incarnation, "node registered");
         session
     }
 
-    /// Closes what no block and no grant of this term covers of the ranges that a node tells of.
+    /// Puts into quarantine the free parts of the ranges that a registering node reports.
     ///
-    /// A loaded range may be of a block that came back from a medium in an earlier term, and whose record was lost
-    /// with that term. A reader may have a lease on it. A held range belongs to a put of an earlier term, whose writer
-    /// may still write. A neighbour that left before may be shut already, and take a part of the range.
+    /// A loaded range may belong to a block that an earlier term loaded from a medium, and whose
+    /// record that term lost. A reader may have a lease on it. A held range belongs to a put of an
+    /// earlier term, whose writer may still write. A neighbour that left earlier may be in
+    /// quarantine already, with a part of the range.
     fn shut_told(&self, node: &StoreNode, registration: &Registration) {
         // A node may report only its own segments.
         let own = node.segments();
@@ -264,14 +266,15 @@ impl Pool {
         }
     }
 
-    /// Stops placing blocks on a node that shuts down. Its blocks go to its media, or else, if the node
-    /// waits for that, to other nodes. A task that takes the node out of service ends first.
+    /// Stops placing blocks on a node that shuts down. Its blocks are stored on its media. Without
+    /// media they move to other nodes, if the node waits for that. A task that takes the node out
+    /// of service ends first.
     pub fn draining(self: &Arc<Self>, node: &Arc<StoreNode>, move_blocks: bool) {
         self.says_it_drains(node, None, move_blocks);
     }
 
-    /// The same for a node that an operator takes out of service, and that has heard of it. A cancellation that the
-    /// node has not confirmed counts for more. So does a later session than this one.
+    /// Records that a node has processed an operator's drain. Ignored if the drain was cancelled
+    /// and the node has not confirmed the cancellation yet, or if the node has a later session.
     pub fn out_of_service(self: &Arc<Self>, node: &Arc<StoreNode>, session: u64, moves: bool) {
         self.says_it_drains(node, Some(session), moves);
     }
@@ -286,8 +289,8 @@ impl Pool {
         if drains {
             self.doubt_drained();
         }
-        // The node has processed the welcome, as before a heartbeat. Its blocks are read and copied only once
-        // it was heard.
+        // The node has processed the welcome, as before a heartbeat. Only a node that was heard has
+        // its blocks read and copied.
         self.heard(node, Some(node.reported()));
         if !drains {
             return;
@@ -308,18 +311,18 @@ impl Pool {
         });
     }
 
-    /// Waits until the puts and pulls have ended that write to a node. The node gets no others. A block that
-    /// is committed after the walk over the node's blocks would stay behind, so puts that take too long are
-    /// ended.
+    /// Waits until the puts and pulls that write to a node have ended. The node gets no others. A
+    /// block that is committed after the scan of the node's blocks would be left behind, so puts
+    /// that take too long are ended.
     pub(in crate::pool) async fn puts_end_on(&self, node: &StoreNode) {
         let segments = node.segments();
         let until = Instant::now() + PUTS_END;
         let is_written =
             || self.replicas.has_target(node) || self.reservations.lock().has_on(&segments);
-        // Puts go on where the drain is cancelled.
+        // If the drain is cancelled, the puts go on.
         while node.drains() && is_written() {
             if Instant::now() >= until {
-                // Commits that are on their way to the log stay, and end soon.
+                // Commits that are already submitted to the log stay, and end soon.
                 let ended = self.reservations.lock().take_on(&segments);
                 if !ended.is_empty() {
                     let puts = ended.len();
@@ -334,7 +337,7 @@ impl Pool {
         }
     }
 
-    /// Ends a session. From then on the node is judged by its silence.
+    /// Ends a session. From then on the node's silence decides its state.
     pub fn detach(self: &Arc<Self>, node: &StoreNode, session: u64) {
         node.detach(session, self.now());
         self.media_left(node, session);
@@ -342,7 +345,7 @@ impl Pool {
         self.replicas.wake();
     }
 
-    /// Drops an incarnation and its blocks for good. After the return no reader is sent to these
+    /// Drops an incarnation and its blocks for good. After this call no lookup returns these
     /// blocks. They leave the directory a little later.
     pub fn drop_node(self: &Arc<Self>, node: &Arc<StoreNode>) {
         node.set_state(NodeState::Gone);
@@ -358,8 +361,8 @@ impl Pool {
             node: node.name.clone(),
             incarnation: node.incarnation,
         }));
-        // The record is logged before a block leaves the directory. The memory is gone with the
-        // node, so no call waits for durability.
+        // The record is logged before a block leaves the directory. The node's memory is already
+        // lost, so no call waits for durability.
         let until_submitted = self.evicting.read();
         let gone: Vec<Arc<Segment>> = segments
             .iter()
@@ -367,7 +370,7 @@ impl Pool {
             .collect();
         self.journal().insist(records, Ack::Durable, |_| {});
         drop(until_submitted);
-        // Every put with a grant on the node ends. Its other replicas are freed as usual.
+        // Every put with a grant on the node ends. Its replicas on other nodes are freed as usual.
         let ended = self.reservations.lock().take_on(&segments);
         self.end_reservations(ended);
         // The node will never re-verify the replicas that clients reported there.
@@ -378,7 +381,7 @@ impl Pool {
         self.sweeps.lock().push_back(sweep);
         self.quarantine.forget(node);
         self.changed.notify_waiters();
-        // The sweep warns of blocks that are lost.
+        // The sweep logs a warning if blocks are lost.
         if node.departure.has_taken_leave() {
             tracing::info!(node = %node.name, incarnation = %node.incarnation, "node has left");
         } else {
@@ -386,7 +389,7 @@ impl Pool {
         }
     }
 
-    /// Drops a node that says goodbye, because it stops in order.
+    /// Drops a node that says goodbye: it shuts down in order.
     pub fn said_goodbye(self: &Arc<Self>, node: &Arc<StoreNode>) {
         node.departure.take_leave();
         self.drop_node(node);

@@ -15,10 +15,10 @@ impl Pool {
         self.put_queue.len()
     }
 
-    /// Every node with the fill of its segments, by name.
+    /// Every node with the usage of its segments, by name.
     ///
-    /// The table of segments is read-locked only while a few numbers of each segment are copied: a waiting writer
-    /// would make puts wait for this reader.
+    /// The table of segments stays read-locked only while a few numbers of each segment are copied.
+    /// A longer read lock would make a writer wait, and puts wait behind that writer.
     pub(crate) fn nodes_with_fill(&self) -> Vec<(Arc<StoreNode>, Fill)> {
         let mut fills: HashMap<Incarnation, Fill> = HashMap::new();
         {

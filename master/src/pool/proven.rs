@@ -1,8 +1,8 @@
 //! Replicas that a reader reported as damaged, and that their nodes found intact.
 //!
-//! A report hides its replica until the node has verified it. A reader with a broken network, or a hostile
-//! reader, could keep a block hidden forever, and keep its node busy. So a replica that was found intact is
-//! not hidden again for [`HOLDS`]. Readers compare checksums in any case.
+//! A report hides its replica until the node has re-verified it. A reader with a broken network, or
+//! a hostile reader, could keep a block hidden forever and keep its node busy. So the master does
+//! not hide such a replica again for [`HOLDS`]. Readers compare checksums in any case.
 
 use crate::clock::BootInstant;
 use kvpool_seams::maps::HashMap;
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// How long a replica counts as intact after its node has verified it.
 pub(super) const HOLDS: Duration = Duration::from_secs(10);
 
-/// See the module's documentation.
+/// By location: the version that its node found intact, and when it did.
 #[derive(Debug, Default)]
 pub(super) struct Proven(HashMap<(SegmentId, Offset), (Version, BootInstant)>);
 

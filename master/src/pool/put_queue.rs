@@ -4,12 +4,12 @@
 //! take no room. A put is woken when the free room covers its demand and the demands before it. A
 //! woken put makes one pass over its batch. It then leaves the queue, or stays at its position.
 //!
-//! The passes of woken puts run in any order. A put must not take the range that was made for the put before it.
-//! So a second put is woken only while the longest free range has room for both.
+//! The passes of woken puts run in any order. A put must not take the contiguous range that the put
+//! before it needs. So a second put is woken only while the longest free range has room for both.
 //!
 //! Eviction may be unable to make room for a large demand while leases run. So the put at the head
 //! stays there for at most [`HEAD_WAIT`] after eviction last made room. It is then woken to take
-//! the room there is, and it moves behind the other puts.
+//! the room that is free, and moves behind the other puts.
 //!
 //! ADR 0022 says why waiting puts form a queue.
 
@@ -49,15 +49,15 @@ pub(super) struct Demand {
 
 impl Demand {
     /// The bytes that must be free before the put is woken: its largest block, and as much of the
-    /// rest as `most` allows. A larger put is served in steps, so that it neither empties the pool
-    /// nor blocks the other puts.
+    /// rest as `most` allows. A larger put is served in parts, so that it neither empties the pool
+    /// nor blocks other puts.
     pub(super) fn counted(&self, most: u64) -> u64 {
         let one = self.largest.saturating_mul(self.copies.max(1) as u64);
         self.bytes.min(most.max(one))
     }
 }
 
-/// The most bytes of demands that count at a time, in a pool that may use `limit` bytes.
+/// The most bytes of demands that count at once, in a pool that may use `limit` bytes.
 pub(super) const fn counted_at_once(limit: u64) -> u64 {
     limit / 8
 }
@@ -93,7 +93,8 @@ pub(super) struct PutQueue {
 pub(super) struct QueuedDemand {
     /// The number of the put at the head.
     pub(super) first: u64,
-    /// The number of that put's passes that did not serve it. Room that was made before the last pass is gone.
+    /// The number of that put's passes that did not serve it. Other puts have taken the room that
+    /// was made before the last pass.
     pub(super) passes: u64,
     /// The demand of the put at the head.
     pub(super) demand: Demand,
@@ -220,7 +221,7 @@ impl Pool {
         self.put_queue.length.store(length, Ordering::Release);
         drop(state);
         self.metrics.put_waits();
-        // Room may have appeared since the pass that found none.
+        // Room may have appeared since the put's last pass.
         self.wake_waiting_puts();
         self.evictor_wake.wake();
         QueuedPut {
@@ -230,8 +231,8 @@ impl Pool {
         }
     }
 
-    /// Wakes the puts whose demands the free room covers, first come, first served. The caller
-    /// holds neither the segments' lock nor the reservations'.
+    /// Wakes the puts whose demands fit into the free room, first come, first served. The caller
+    /// must hold neither the segments' lock nor the reservations' lock.
     pub(super) fn wake_waiting_puts(&self) {
         if self.put_queue.is_empty() {
             return;
@@ -272,7 +273,7 @@ impl Pool {
             return;
         };
         if now.since(*first.first_since.get_or_insert(now)) >= HEAD_WAIT {
-            // The put takes the room there is.
+            // The put takes the room that is free.
             first.first_since = None;
             first.woken = true;
             first.turn.notify_one();

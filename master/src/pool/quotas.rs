@@ -1,8 +1,9 @@
-//! Hard quotas of namespaces: puts and lookups make room among their own blocks, wait, and then fail.
+//! Hard quotas of namespaces: puts and lookups make room among their own blocks, wait, and then
+//! fail.
 //!
-//! A put that its quota holds back does not stand in the queue of waiting puts, where it would
-//! block other namespaces. It notes what it needs, and the evictor evicts the namespace's own
-//! oldest blocks. The charge of a block ends when the block leaves, so the put goes on before the
+//! A put at its quota does not wait in the queue of waiting puts, where it would block other
+//! namespaces. It notes its need, and the evictor evicts the namespace's own oldest blocks. The
+//! charge of a block ends when the block leaves the directory. So the put continues before the
 //! quarantine of the extents ends.
 
 use super::Pool;
@@ -18,10 +19,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a put that waits for its quota looks whether the quota takes a block. Not every end of a
-/// charge has an event.
+/// How often a put at its quota checks whether the quota takes a block. Some charges end without an
+/// event.
 const QUOTA_POLL: Duration = Duration::from_millis(20);
-/// How often such a put makes a pass in any case: a pass locks out other puts.
+/// The longest time between two passes of such a put. More frequent passes would lock out other
+/// puts.
 pub(super) const QUOTA_PASS: Duration = Duration::from_millis(200);
 /// The bytes after which a step gives its victims to the journal.
 const STEP: Goal = Goal {
@@ -33,19 +35,19 @@ const STEP: Goal = Goal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AtMediaQuota;
 
-/// A hard quota of memory or blocks does not take a block.
+/// A hard quota of memory or blocks that does not take a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OverQuota {
-    /// Which quota.
+    /// The code of the quota.
     pub(super) code: Code,
-    /// True when the quotas would not take the block even without any other.
+    /// True if the quotas would not take the block even in an empty namespace.
     pub(super) is_final: bool,
 }
 
-/// In place of a put's number: the loads of a namespace that nobody waits for.
+/// Stands in place of a put's number for loads without a waiting lookup.
 const LOADS: u64 = 0;
 
-/// What the waiting puts and lookups of all namespaces need below their quotas.
+/// The needs of all waiting puts and lookups, which their quotas do not take yet.
 #[derive(Debug, Default)]
 pub(super) struct QuotaQueue(Mutex<Waiting>);
 
@@ -55,7 +57,7 @@ struct Waiting {
     needs: BTreeMap<(NamespaceId, u64), Goal>,
 }
 
-/// A put or lookup that waits for its quota. It is forgotten on drop.
+/// A put or lookup that waits for its quota. Dropping it removes its need.
 pub(super) struct QuotaWait<'a> {
     queue: &'a QuotaQueue,
     place: (NamespaceId, u64),
@@ -68,19 +70,19 @@ impl Drop for QuotaWait<'_> {
 }
 
 impl QuotaWait<'_> {
-    /// Updates what it needs.
+    /// Updates the need.
     pub(super) fn set(&self, need: Goal) {
         self.queue.0.lock().needs.insert(self.place, need);
     }
 }
 
 impl QuotaQueue {
-    /// True while nobody waits.
+    /// True while no put and no lookup waits.
     pub(super) fn is_empty(&self) -> bool {
         self.0.lock().needs.is_empty()
     }
 
-    /// Adds a put or lookup.
+    /// Adds a put or lookup with its need.
     pub(super) fn enter(&self, namespace: NamespaceId, need: Goal) -> QuotaWait<'_> {
         let mut waiting = self.0.lock();
         waiting.next += 1;
@@ -89,10 +91,10 @@ impl QuotaQueue {
         QuotaWait { queue: self, place }
     }
 
-    /// Notes the need of a load that nobody waits for, until the evictor has looked at it once.
+    /// Adds the need of a load without a waiting lookup. The evictor's next look removes it.
     pub(super) fn note_load(&self, namespace: NamespaceId, need: Goal) {
         let mut waiting = self.0.lock();
-        // The same load may ask many times before the evictor looks.
+        // The same load may ask many times before the evictor's next look, so the maximum counts.
         let noted = waiting.needs.entry((namespace, LOADS)).or_default();
         noted.bytes = noted.bytes.max(need.bytes);
         noted.blocks = noted.blocks.max(need.blocks);
@@ -102,7 +104,7 @@ impl QuotaQueue {
         self.0.lock().needs.remove(&(namespace, LOADS));
     }
 
-    /// The needs of a namespace, together.
+    /// The sum of the needs of a namespace.
     fn needs(&self, namespace: NamespaceId) -> Goal {
         let waiting = self.0.lock();
         let own = waiting.needs.range((namespace, 0)..=(namespace, u64::MAX));
@@ -113,7 +115,7 @@ impl QuotaQueue {
     }
 }
 
-/// The hard quota that `need` more would break; `None` when it fits.
+/// The hard quota that `need` would exceed; `None` if it fits.
 pub(super) fn broken_quota(account: &Account, tenant: &Tenant, need: Goal) -> Option<Code> {
     let exceeds = |setting, used: u64, more: u64| {
         let hard = tenant.get(setting);
@@ -125,7 +127,7 @@ pub(super) fn broken_quota(account: &Account, tenant: &Tenant, need: Goal) -> Op
     exceeds(Setting::BlocksHard, blocks_of(account), need.blocks).then_some(Code::BlocksQuota)
 }
 
-/// True when the quotas would not take `need` even without any other block.
+/// True if the quotas would not take `need` even in an empty namespace.
 pub(super) fn never_fits(tenant: &Tenant, need: Goal) -> bool {
     let below = |setting, least| tenant.get(setting).is_some_and(|hard| hard < least);
     below(Setting::MemoryHard, need.bytes) || below(Setting::BlocksHard, need.blocks)
@@ -135,7 +137,7 @@ fn blocks_of(account: &Account) -> u64 {
     account.get(Item::Blocks) + account.get(Item::Puts) + account.get(Item::Loading)
 }
 
-/// What must leave so that the quotas take `need` more.
+/// The blocks and bytes that must leave before the quotas take `need`.
 fn excess(account: &Account, tenant: &Tenant, need: Goal) -> Goal {
     let above = |setting, used: u64, more: u64| {
         let hard = tenant.get(setting);
@@ -171,8 +173,8 @@ impl Pool {
         longest.0.min(self.config.max_block_size.as_u64())
     }
 
-    /// Runs `take`, which uses up `need` of the namespace's hard quotas, unless they do not take it. No
-    /// other put, load or pull of the namespace uses them up meanwhile.
+    /// Runs `take`, which uses up `need` of the namespace's hard quotas, unless the need exceeds
+    /// them. No other put, load or pull of the namespace uses the quotas meanwhile.
     pub(super) fn below_quota<T>(
         &self,
         namespace: NamespaceId,
@@ -202,7 +204,7 @@ impl Pool {
         Some(Arc::new(hold))
     }
 
-    /// Notes what a put or lookup needs below its quota, or that it needs nothing.
+    /// Updates the noted need of a put or lookup; `None` removes it.
     pub(super) fn wait_for_quota<'a>(
         &'a self,
         namespace: NamespaceId,
@@ -220,7 +222,7 @@ impl Pool {
         self.evictor_wake.wake();
     }
 
-    /// Waits until the namespace's hard quotas take `need`; forever without a need.
+    /// Waits until the namespace's hard quotas take `need`. Without a need, waits forever.
     pub(super) async fn quota_takes(&self, namespace: NamespaceId, need: Option<Goal>) {
         let Some(need) = need else {
             return std::future::pending().await;
@@ -239,8 +241,8 @@ impl Pool {
         }
     }
 
-    /// Counts a copy on a medium that is about to be written, when its namespace has a quota of
-    /// media. An error when the quota does not take it.
+    /// Charges a copy that is about to be written on a medium, if its namespace has a quota of
+    /// media. An error if the quota does not take it.
     pub(super) fn hold_media_quota(
         &self,
         namespace: NamespaceId,
@@ -252,7 +254,7 @@ impl Pool {
             return Ok(None);
         };
         let bytes = medium::footprint(length).unwrap_or(length).0;
-        // Copies under way are charged when they are recorded.
+        // A copy in progress is charged when it is recorded.
         let account = accounts.of(namespace);
         let used = account.get(Item::Media) + account.get(Item::Storing);
         if used.saturating_add(bytes) > hard {
@@ -266,7 +268,7 @@ impl Pool {
     /// them. Only the evictor calls this.
     pub(super) fn make_quota_room(self: &Arc<Self>, orders: &mut StoreOrders) {
         let accounts = self.directory.accounts();
-        // Leases of the last term may run on every block, and nobody knows them.
+        // Leases of the last term, which this term does not know, may run on every block.
         if !accounts.has_tenants() || self.now() < self.lease_floor {
             return;
         }

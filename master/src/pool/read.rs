@@ -1,4 +1,4 @@
-//! Reads of metadata: where blocks are, whether they are present, and the leases on these answers.
+//! Reads of metadata: the locations and the presence of blocks, and the leases on these answers.
 
 use super::{HiddenReplica, Pool};
 use crate::clock::BootInstant;
@@ -11,8 +11,9 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// How long the permission to read a location lasts beyond a lease. A read that begins later asks for the location
-/// again. Whoever loses the right to a namespace can read the blocks that it knows of for so long.
+/// How long the permission to read a location lasts beyond a lease. A read that begins later asks
+/// for the location again. A caller that loses its right to a namespace can still read known blocks
+/// for this time.
 const READ_TIME: Duration = Duration::from_secs(60);
 
 /// The location of a present block.
@@ -33,12 +34,12 @@ pub struct Found {
 pub struct Leased<T> {
     /// The answer.
     pub answer: T,
-    /// The lease's end on this master's clock, which renew and release must name.
+    /// The lease's end on this master's clock. Renew and release must name it.
     pub token: BootInstant,
     /// The length of the lease; zero without a lease.
     pub ttl: Duration,
-    /// The highest version that was given when the call began. A block with a later one began to be put meanwhile, so
-    /// it is not the block that was leased, or is not known to be.
+    /// The highest version that was given before the call began. A block with a later version may
+    /// be another block than the leased one, because its put began meanwhile.
     pub newest: Version,
 }
 
@@ -59,12 +60,12 @@ pub struct Holder {
     /// The lease's end, as the master returned it.
     pub token: BootInstant,
     /// The latest version that the leased block can have. A later version of the key is another
-    /// block, put after the leased block left, and its leases belong to others.
+    /// block, put after the leased block left. Leases on it belong to other holders.
     pub newest: Version,
 }
 
 impl Holder {
-    /// A holder without a version.
+    /// The holder of a lease with this token, on any version.
     pub const fn of_any(token: BootInstant) -> Self {
         Self {
             token,
@@ -76,7 +77,7 @@ impl Holder {
 /// What a lease protects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseOf {
-    /// The presence of the blocks, in whichever extents.
+    /// The presence of the blocks, in any extents.
     Presence,
     /// Also the extents that a lookup returned.
     Places,
@@ -122,7 +123,8 @@ pub(super) struct View<'a> {
     pool: &'a Pool,
     pub(super) segments: Segments<'a>,
     pub(super) hidden: parking_lot::RwLockReadGuard<'a, HashSet<HiddenReplica>>,
-    /// Whether segments are readable, as far as asked. One answer is valid for the whole batch.
+    /// Whether a segment is readable, for the segments that the batch has met. One answer holds for
+    /// the whole batch.
     readable: [Cell<Option<(SegmentId, bool)>>; REMEMBERED],
 }
 
@@ -162,7 +164,7 @@ impl View<'_> {
         }
     }
 
-    /// Whether readers find a replica of the block, and nothing says that its node will soon be gone.
+    /// Whether readers find a replica of the block on a node that is not about to leave.
     pub(super) fn stays(&self, block: &BlockRef<'_>) -> bool {
         let stays = |replica: &Replica| {
             let segment = self.segments.get(replica.segment);
@@ -189,7 +191,7 @@ impl Pool {
         Version(next.saturating_sub(1))
     }
 
-    /// A lease that begins now, if there is to be one. Call it before the first block is looked at.
+    /// A lease that begins now, if `lease` is true. Call it before the batch reads its first block.
     fn lease_from_now(&self, lease: bool) -> Leased<()> {
         let (token, ttl) = match lease {
             true => (self.latest_token(), self.config.lease_ttl),
@@ -203,13 +205,13 @@ impl Pool {
         }
     }
 
-    /// When the permissions end that are signed now, in milliseconds on this master's clock.
+    /// The deadline of the permissions that are signed now, in milliseconds on this master's clock.
     pub(crate) fn read_deadline(&self) -> BootInstant {
         self.now().after(self.config.lease_ttl + READ_TIME)
     }
 
-    /// Locations of blocks. Unless `lease` is false, each block is leased and its recency is
-    /// refreshed.
+    /// Locations of blocks. Unless `lease` is false, the call leases each block and marks it as
+    /// recently used.
     pub fn lookup<'k>(
         &self,
         namespace: NamespaceId,
@@ -305,7 +307,8 @@ impl Pool {
     }
 
     /// Sets the bits of blocks that have a readable copy on a medium, and leases these copies until
-    /// `lease`. A block that has come back to memory meanwhile is leased there too: the holder releases it there.
+    /// `lease`. A block that was loaded into memory meanwhile is leased there too, because its
+    /// holder releases it there.
     fn exist_on_media(
         &self,
         namespace: NamespaceId,
@@ -377,7 +380,7 @@ impl Pool {
         let now = self.now();
         let ticks = self.directory.ticks(chain.len());
         let view = self.view();
-        // If a block leaves meanwhile, some blocks behind it are leased in vain until the lease
+        // If a block leaves meanwhile, some blocks after it are leased for nothing until the lease
         // expires. An early release here could end another holder's lease.
         let blocks = self.directory.visit_leading(
             namespace,
@@ -405,7 +408,8 @@ impl Pool {
             (0..chain.len()).take_while(present).count()
         };
         let mut found = self.exist_bits(namespace, chain, false);
-        // Nobody would give back leases on blocks behind the first gap. Without a lease the first pass is the answer.
+        // No holder would release the leases on blocks after the first gap, so the first pass takes
+        // none. Without a lease, that pass is the answer.
         if lease && self.leads() {
             found = self.exist_bits(namespace, chain.first(leading(&found)), true);
         }
@@ -414,8 +418,8 @@ impl Pool {
         found.map(|_| blocks)
     }
 
-    /// Extends unexpired leases. The result is [`Code::LeaseEnded`] for an expired lease, for an absent
-    /// block, and for a lease on extents that the block may have left.
+    /// Extends unexpired leases. The result is [`Code::LeaseEnded`] for an expired lease, an absent
+    /// block, and a lease on extents that the block may have left.
     pub fn renew<'k>(
         &self,
         namespace: NamespaceId,
@@ -432,7 +436,8 @@ impl Pool {
             let (Some(mut block), Some(code)) = (block, codes.get_mut(index)) else {
                 return;
             };
-            // Read here: a token that ran out while this call waited for the block is no holder's.
+            // Read here: a token that expired while this call waited for the block's lock is no
+            // longer valid.
             let now = self.now();
             let Holder { token, newest } = holder(index);
             let moved = &self.quarantine.moved;
@@ -489,8 +494,8 @@ impl Pool {
         self.lease_beside_media(namespace, keys, leased, until);
     }
 
-    /// Whether the holder with this token may have leased the block in memory, before memory lost it. Nobody counts
-    /// such a holder at the block's copy.
+    /// Whether the holder of this token may have leased the block in memory before memory lost it.
+    /// The count at the block's copy does not include such a holder.
     fn was_in_memory(&self, version: Version, token: BootInstant) -> bool {
         self.quarantine.moved.may_be_elsewhere(version, token)
     }
@@ -538,7 +543,7 @@ impl Pool {
             };
             let Holder { token, newest } = holder(index);
             *code = if block.version() <= newest {
-                // The time is read here: see `renew`.
+                // The time is read under the block's lock: see `renew`.
                 block.release(token, self.now());
                 Code::Ok
             } else {

@@ -2,8 +2,8 @@
 //!
 //! After a restart or a fail-over no master knows the leases of the term before. Blocks of that
 //! term count as leased until one lease TTL has passed. Blocks put since then have no such leases,
-//! so only they may be evicted meanwhile. Eviction takes the oldest put first: these blocks are few
-//! and hardly used.
+//! so only they may be evicted meanwhile. Eviction takes the oldest put first, since these blocks
+//! are few and hardly used.
 //!
 //! ADR 0022 says why the floor does not protect these blocks.
 
@@ -13,7 +13,8 @@ use kvpool_types::{SegmentId, Version};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
-/// The most blocks remembered: 16 MiB of memory. Further blocks wait for the floor's end.
+/// The most blocks remembered: 16 MiB of memory. Any further block stays in memory until the
+/// floor's end.
 const MOST: usize = 1 << 20;
 /// The number of blocks that one step examines.
 const STEP: usize = 1 << 16;
@@ -38,8 +39,8 @@ impl RecentPuts {
         }
     }
 
-    /// Evicts those of these blocks that were used last before a tick, until their extents on the segments
-    /// that `gives_room` accepts reach `goal` bytes, and no further block.
+    /// Evicts blocks of this queue whose last use is before a tick. Ends with the first block at
+    /// which the freed extents on segments that `gives_room` accepts reach `goal` bytes.
     pub(super) fn evict(
         &self,
         directory: &Directory,
@@ -52,8 +53,8 @@ impl RecentPuts {
         let mut looks = self.0.lock().len().min(STEP);
         while bytes < goal && looks > 0 {
             looks -= 1;
-            // Publishing pushes here under a stripe's lock. So this lock is never held together
-            // with a stripe's.
+            // Publishing pushes here while it holds a stripe's lock. So this lock is never held
+            // while a stripe's lock is taken.
             let Some((id, version)) = self.0.lock().pop_front() else {
                 break;
             };

@@ -1,6 +1,6 @@
-//! Checks of a registration before it has any effect. A node does not prove its identity yet. The
-//! checks compare its fields with the possible values, with the known incarnation, and with the
-//! pool's terms.
+//! Checks of a registration before it has any effect. They compare its fields with the possible
+//! values, with the known incarnation, and with the pool's terms. Without tokens or certificates a
+//! node does not prove its identity.
 
 use super::Pool;
 use super::nodes::{RegisterError, refuse};
@@ -24,15 +24,15 @@ fn invalid(message: impl Into<String>) -> RegisterError {
 }
 
 impl Pool {
-    /// The proof of this term in the welcome for `node`. The node shows it to a master of an
+    /// The proof of this term, for the welcome to `node`. The node shows it to a master of an
     /// earlier term.
     pub fn prove_term(&self, node: &NodeName) -> Bytes {
         let prover = TermProver::new(self.cluster, self.seed);
         Bytes::copy_from_slice(&prover.prove(node, self.epoch))
     }
 
-    /// Refuses a registration with impossible fields. It changes nothing, with one exception: a
-    /// node's proof of a later term is recorded.
+    /// Refuses a registration with impossible fields. It changes nothing, except that it records a
+    /// node's proof of a later term.
     pub(super) fn check_registration(
         &self,
         registration: &Registration,
@@ -63,7 +63,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Only a proof ends a term, because any peer can send a number.
+    /// Only a proof ends a term: any peer can send a number.
     fn check_epoch(&self, registration: &Registration) -> Result<(), RegisterError> {
         let (name, seen) = (&registration.name, registration.epoch_seen);
         if seen <= self.epoch {
@@ -93,9 +93,9 @@ impl Pool {
 
     /// Checks whether a session may continue a known incarnation.
     ///
-    /// A network may cut a session silently, so a node may return while its old session seems
-    /// alive. It must then show the secret of its incarnation. A node without a secret waits until
-    /// it is suspect.
+    /// A network may cut a session silently, so a node may return while its old session still seems
+    /// open. The node must then show the secret of its incarnation. A node without a secret waits
+    /// until its incarnation is suspect.
     pub(super) fn check_life(
         &self,
         node: &StoreNode,
@@ -115,7 +115,7 @@ impl Pool {
     }
 }
 
-/// Checks names and addresses, which reach logs, tables, labels and every client.
+/// Checks names and addresses, since logs, tables, labels and every client get them.
 fn check_words(registration: &Registration) -> Result<(), RegisterError> {
     let Registration {
         name,

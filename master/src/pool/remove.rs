@@ -37,7 +37,7 @@ pub struct RemoveReport {
     pub codes: Vec<Code>,
 }
 
-/// A block to remove, as it was at the decision.
+/// A block to remove, as it was when the call decided to remove it.
 struct Leaving {
     /// The key's index in the call.
     index: usize,
@@ -77,8 +77,8 @@ impl Pool {
     ) -> Result<RemoveReport, Code> {
         let mut codes = vec![Code::Ok; keys.len()];
         let mut left: Vec<usize> = (0..keys.len()).collect();
-        // A block that was replaced or removed before its removal was durable is examined again. So
-        // each answer was true at some time since the call began.
+        // A block may be replaced or removed before its removal is durable. The loop then examines
+        // the key again, so each answer was true at some time during the call.
         while !left.is_empty() {
             let leaving = self.leaving(namespace, keys, &left, force, &mut codes);
             let taken = self.submit_leaving(&leaving);
@@ -148,7 +148,8 @@ impl Pool {
             }
             if page.is_empty() {
                 if in_memory && self.has_media() {
-                    // A block that was evicted before its turn is on a medium now, or never will be.
+                    // A block that was evicted before this pass reached it is on a medium by now,
+                    // or will never be.
                     self.earlier_losses_are_submitted().await?;
                     self.end_stores_of_evicted(None);
                     self.late_replicas_are_logged().await?;
@@ -161,7 +162,7 @@ impl Pool {
         }
     }
 
-    /// The indexes of the `keys` to remove. The other keys get their codes.
+    /// The blocks to remove, for the indexes in `left`. The other keys get their codes.
     fn leaving(
         &self,
         namespace: NamespaceId,
@@ -233,7 +234,7 @@ impl Pool {
         leaving
     }
 
-    /// The removal of a block that lies on a medium only; `None` without such a block.
+    /// The removal of a block that is only on a medium; `None` without such a block.
     fn leaving_medium(
         &self,
         namespace: NamespaceId,
@@ -264,7 +265,7 @@ impl Pool {
     }
 
     /// Logs the removal of blocks. After the durable append the blocks leave and their extents are
-    /// freed, even if the caller no longer waits. The future says of each block whether it was
+    /// freed, even if the caller no longer waits. The future returns for each block whether it was
     /// still present.
     fn submit_leaving(
         self: &Arc<Self>,
@@ -298,16 +299,16 @@ impl Pool {
         async move { durable.await.unwrap_or(Err(Code::StoreFailed)) }
     }
 
-    /// Removes blocks from the directory after their removal is durable, and frees their extents;
-    /// false for a block that was already gone.
+    /// Removes blocks from the directory after their removal is durable, and frees their extents.
+    /// Returns false for a block that had already left.
     pub(super) fn take_out(
         self: &Arc<Self>,
         blocks: &[(Option<BlockId>, Version)],
         keys: &[(NamespaceId, Key)],
     ) -> Vec<bool> {
         let allow = |_: &BlockRef<'_>| Verdict::Remove;
-        // A block that was on a medium alone, or in memory that is lost, may be back in memory: the record of its load
-        // was on its way to the log, before that of the removal.
+        // A block that was only on a medium, or in lost memory, may be in another slot now. The
+        // record of its load was submitted to the log before the removal's record.
         let come_back = |at: usize| {
             let (namespace, key) = keys.get(at)?;
             self.directory.find(*namespace, key.as_ref())
@@ -335,9 +336,10 @@ impl Pool {
         taken
     }
 
-    /// Logs which extents have no lease, before they are granted again: removed blocks left them without one, or the
-    /// leases have ended. So they are free at once in the next term. Without this record they stay shut for a lease,
-    /// which is safe. So nobody waits for it.
+    /// Logs the freed extents without a lease before they are granted again. They were never
+    /// leased, or their leases have ended. So the next term can use them at once. No call waits for
+    /// this record: without it the next term keeps the extents in quarantine for one lease TTL,
+    /// which is safe.
     pub(in crate::pool) fn log_unleased(&self, freed: &[Freed]) {
         let now = self.now();
         let unleased = freed.iter().filter(|item| item.not_before <= now);
@@ -347,8 +349,8 @@ impl Pool {
         }
     }
 
-    /// Waits until the absence of missing blocks is certain. Returns the indexes of those that are not
-    /// missing after all: their copies to media ended after their evictions.
+    /// Waits until the absence of missing blocks is certain. Returns the indexes of blocks that are
+    /// present after all: their stores on media ended after their evictions.
     async fn copied_meanwhile(
         self: &Arc<Self>,
         namespace: NamespaceId,
@@ -374,11 +376,12 @@ impl Pool {
         Ok(copied.map(|(index, _)| index).collect())
     }
 
-    /// Waits until earlier losses are submitted to the log. A missing block may have been evicted a
-    /// moment ago, and a crash before the durable append would bring it back. So a remove reports a
-    /// missing key only once the log is flushed too.
+    /// Waits until the records of earlier losses are submitted to the log. A missing block may have
+    /// just been evicted, and a crash before the durable append would bring it back. So a remove
+    /// reports a missing key only once the log is flushed too.
     async fn earlier_losses_are_submitted(self: &Arc<Self>) -> Result<(), Code> {
-        // Eviction may hold the lock for a while, so the wait runs outside the runtime's threads.
+        // Eviction may hold the lock for a while, so a blocking thread waits for it, not a thread
+        // of the runtime.
         if self.evicting.try_write().is_none() {
             let pool = Arc::clone(self);
             let waited = kvpool_seams::blocking(move || drop(pool.evicting.write()));
@@ -387,8 +390,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Waits until the log has all that it says of blocks that are missing. Who hears in its first flush that a replica
-    /// came too late has logged this before the second one.
+    /// Waits until the log holds all records about the missing blocks. The first flush may run
+    /// callbacks that find a replica too late and log that. The second flush covers their records.
     async fn late_replicas_are_logged(&self) -> Result<(), Code> {
         self.flush_log().await?;
         self.flush_log().await
@@ -413,7 +416,7 @@ impl Pool {
         self.free_once_logged(records, freed);
     }
 
-    /// The record of a block's removal. It says whether the block had a lease. After a load an
+    /// The record of a block's removal. It says whether the block had a lease. After a load, an
     /// extent without a lease is free at once, so the reserve serves the puts of a new term.
     fn removal_record(&self, block: &Removed, now: BootInstant) -> Record {
         Record::Remove(record::Remove {
@@ -426,8 +429,8 @@ impl Pool {
         })
     }
 
-    /// The extents that a block left, for its record. Empty in a pool without media, in which no block is
-    /// loaded from a medium.
+    /// The extents that a block left, for its record. Empty in a pool without media, where no block
+    /// is ever loaded from a medium.
     fn places_of(&self, block: &Removed) -> Places {
         if !self.has_media() {
             return Places::new();
@@ -438,9 +441,9 @@ impl Pool {
             .collect()
     }
 
-    /// Records reports of clients about replicas. A wrong checksum hides the replica until its node
-    /// has re-verified it. One that its node found right a moment ago stays visible. An unreachable node is
-    /// judged by its heartbeats alone.
+    /// Processes clients' reports about replicas. A wrong checksum hides the replica until its node
+    /// has re-verified it. A replica that its node recently found intact stays visible. An
+    /// unreachable node is judged by its heartbeats alone.
     pub fn report(
         &self,
         namespace: NamespaceId,
@@ -518,7 +521,8 @@ impl Pool {
             checksum,
         };
         if !self.quarantine.verify(&node, suspected) {
-            // The node was dropped meanwhile: its replicas are no longer found, so none needs to be hidden.
+            // The node was dropped meanwhile. Lookups no longer return its replicas, so this one
+            // need not be hidden.
             self.hidden.write().remove(&hidden);
         }
     }
@@ -541,10 +545,12 @@ impl Pool {
             return;
         }
         let _until_submitted = self.evicting.read();
-        // Another replica may keep the block: whoever reads at this one must not renew a lease for it.
+        // Another replica may keep the block. A reader of this replica must not renew its lease on
+        // it.
         let moved = &self.quarantine.moved;
         let leaving = moved.leaves(version, self.latest_token());
-        // Another block may lie there by now, and this one may have another replica on the segment.
+        // The location may hold another block by now, and this block may have another replica on
+        // the segment.
         let dropped = self
             .directory
             .drop_places(namespace, key.as_ref(), version, &[place])

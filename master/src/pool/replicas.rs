@@ -1,16 +1,18 @@
-//! Replicas as objects of management: tasks that copy, move and drop them, node to node.
+//! Management of replicas: tasks that copy, move and drop them, from node to node.
 //!
 //! ```text
-//!  task ─► mover: block, source, target ─► room and grant on the target ─► Pull ─► target reads source
+//!  task ─► mover: block, source, target ─► room and grant on the target ─► Pull ─► target reads
+//! source
 //!                                                                              │
 //!  task ◄─ counted ◄─ directory: replica added, the moved one dropped ◄─ durable ◄─ Pulled
 //! ```
 //!
-//! The leader keeps tasks in memory. A task ends with its term; what it changed is in the log.
+//! The leader keeps tasks in memory. A task ends with its term; its changes are in the log.
 //!
-//! **Architecture Invariant:** a replica is visible after its record is durable, and its record names
-//! the version whose bytes the target verified. A block that was removed or replaced meanwhile gets no
-//! replica. A move gives up the old replica in a later group of the log, once the new one is in the directory.
+//! **Architecture Invariant:** a replica is visible after its record is durable, and its record
+//! names the version whose bytes the target verified. A block that was removed or replaced
+//! meanwhile gets no replica. A move drops the old replica in a later group of the log, once the
+//! new one is in the directory.
 
 mod drained;
 mod heat;
@@ -83,29 +85,29 @@ struct Work {
     version: Version,
     /// The node that gets the replica; `None` for the node with the most room.
     to: Option<NodeName>,
-    /// Pulls of it that failed.
+    /// The number of failed pulls for this work.
     failures: u8,
-    /// How often it waited for a node or for room.
+    /// How often the work waited for a node or for room.
     waits: u8,
-    /// A replica that a pull has brought, while its node was not sure to stay.
+    /// The new replica of a move, if a pull brought it while its node might still leave.
     brought: Option<Brought>,
 }
 
-/// A replica that is there, and the one that a move gives up for it once its node stays.
+/// A new replica, and the old one that the move drops once the new replica's node is sure to stay.
 #[derive(Clone, Copy, Debug)]
 struct Brought {
     replica: Replica,
     given_up: Replica,
 }
 
-/// The blocks that a task should change, and does not meet in memory.
+/// The blocks of a task that are not in memory when the task begins, by reason.
 #[derive(Debug, Default)]
 struct Left {
-    /// They are on media. Memory had no room for them, or their loads were too slow.
+    /// Blocks on media. Memory had no room for them, or their loads were too slow.
     late: u64,
-    /// They are on media that cannot be read.
+    /// Blocks on media that cannot be read.
     unreadable: u64,
-    /// Their puts are on the way to the log.
+    /// Blocks whose puts are being appended to the log.
     open: u64,
 }
 
@@ -122,7 +124,7 @@ impl Left {
         }
     }
 
-    /// How many failures they are with so many targets, and the last one.
+    /// The number of failures that these blocks cause with so many targets, and the last failure.
     fn failed(&self, targets: u64) -> (u64, Option<(Code, String)>) {
         let all = [
             (
@@ -154,14 +156,15 @@ pub(super) struct Replicas {
     tasks: tasks::Tasks,
     pulls: Mutex<pulls::Open>,
     pub(super) heat: heat::Heat,
-    /// Held from the check of an operator's drain until its node takes no blocks.
+    /// Held from the check of an operator's drain until the drain has begun on its node.
     drains: tokio::sync::Mutex<()>,
-    /// The tasks of drains, with the nodes that they move blocks off. Tasks that have ended may be among them.
+    /// The tasks of drains, each with the node that it moves blocks off. Ended tasks may remain in
+    /// the list.
     off: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
     /// Nodes that wait for a task before they leave.
     waiting: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
-    /// How often a task off a node began, a node began to leave or was suspect, or a medium was lost. Earlier looks at
-    /// draining nodes count no more.
+    /// A counter. It rises when a task off a node begins, a node begins to leave or is suspect, or
+    /// a medium is lost. A look at a draining node is void once the counter has risen.
     doubts: AtomicU64,
     wake: Wake,
 }
@@ -180,20 +183,21 @@ impl Replicas {
         self.wake.wake();
     }
 
-    /// Whether a replica is being made on this node.
+    /// Whether a pull is copying a replica to this node.
     pub(super) fn has_target(&self, node: &StoreNode) -> bool {
         self.pulls.lock().has_target(node)
     }
 
-    /// The extents of the replicas that are being made, each with its block's length and version.
+    /// Calls `note` with the extent of each replica that a pull is copying, and with its block's
+    /// length and version.
     pub(super) fn each_target(&self, note: impl FnMut(&Replica, Length, Version)) {
         self.pulls.lock().each_target(note);
     }
 }
 
 impl Pool {
-    /// Takes a replica off a block that has others. A lease on it keeps its extent shut, and is not renewed for its
-    /// location.
+    /// Drops a replica of a block that has others. A lease on the replica keeps its extent in
+    /// quarantine, and renew no longer extends the lease for that location.
     fn drop_spare(
         &self,
         namespace: NamespaceId,
@@ -213,8 +217,8 @@ impl Pool {
         spared
     }
 
-    /// As [`Self::drop_spare`], and logs it. The directory goes first: what the log says then holds here too,
-    /// whichever node is dropped meanwhile.
+    /// [`Self::drop_spare`], and logs the drop. The directory changes first, so the record
+    /// describes a change that has happened here. The node may be dropped at any time.
     fn drop_spare_logged(self: &Arc<Self>, block: &Moved, gone: &Replica) -> Spared {
         let Moved {
             namespace,
@@ -243,17 +247,17 @@ impl Pool {
         spared
     }
 
-    /// No lease that is given now has a token beyond this one.
+    /// The latest token of any lease that was granted until now.
     pub(super) fn latest_token(&self) -> BootInstant {
         self.now().after(self.config.lease_ttl)
     }
 
-    /// Begins a task and returns how it looks at once.
+    /// Begins a task and returns its first state.
     ///
     /// # Errors
     ///
-    /// [`Code::Missing`] for a node that the pool does not know, [`Code::InvalidArgument`] for a wish
-    /// that contradicts itself, [`Code::TooManyHeld`] while too many tasks run.
+    /// [`Code::Missing`] for a node that the pool does not know. [`Code::InvalidArgument`] for a
+    /// wish that contradicts itself. [`Code::TooManyHeld`] while too many tasks run.
     pub async fn change_replicas(
         self: &Arc<Self>,
         wish: Wish,
@@ -328,7 +332,8 @@ impl Pool {
         mut found: Vec<(Tick, BlockId, Version)>,
         left: &Left,
     ) -> Result<TaskView, TaskRefused> {
-        // The block that was used last goes first: a task that ends early has moved what matters most.
+        // The most recently used block goes first. So a task that ends early has moved the most
+        // useful blocks.
         found.sort_unstable_by_key(|(tick, ..)| std::cmp::Reverse(*tick));
         let targets: Vec<Option<NodeName>> = match wish.to.is_empty() {
             true => vec![None],
@@ -355,7 +360,7 @@ impl Pool {
         Ok(task.view(self.now()))
     }
 
-    /// The blocks of these keys that are in memory, and the indices of their keys.
+    /// The blocks of these keys that are in memory, and the indexes of their keys.
     fn blocks_of(
         &self,
         namespace: NamespaceId,
@@ -372,7 +377,7 @@ impl Pool {
         (found, indices)
     }
 
-    /// The blocks that `is_wanted` accepts. Other tasks run between two steps.
+    /// The blocks that `is_wanted` accepts. The scan yields to other tasks between two steps.
     async fn scan_blocks(
         &self,
         is_wanted: impl Fn(&crate::directory::BlockRef<'_>) -> bool,
@@ -392,32 +397,34 @@ impl Pool {
         }
     }
 
-    /// Takes a node out of service: it gets no new blocks, and a task moves its blocks to other nodes, the
-    /// block that was used last first. Blocks that were used earlier are evicted for them.
+    /// Takes a node out of service. The node gets no new blocks, and a task moves its blocks to
+    /// other nodes, most recently used first. Less recently used blocks are evicted for them.
     ///
     /// # Errors
     ///
-    /// [`Code::Missing`] for a node that the pool does not know, [`Code::TooManyHeld`] while too many
-    /// tasks run. [`Code::LastNode`] without `force`, when no other node takes the blocks that would leave with the
-    /// node. [`Code::NotDraining`] when the drain is cancelled meanwhile.
+    /// [`Code::Missing`] for a node that the pool does not know. [`Code::TooManyHeld`] while too
+    /// many tasks run. [`Code::LastNode`] without `force`, if blocks would leave with the node
+    /// because no other node takes blocks. [`Code::NotDraining`] if the drain is cancelled
+    /// meanwhile.
     pub async fn drain_node(
         self: &Arc<Self>,
         name: &NodeName,
         force: bool,
     ) -> Result<TaskView, TaskRefused> {
         let node = self.node_named(name)?;
-        // Of two drains at once, the later one finds that the other node takes no blocks.
+        // Of two drains at once, the later one must find that the earlier drain's node takes no
+        // blocks.
         let one_at_a_time = self.replicas.drains.lock().await;
         self.check_drain(&node, force).await?;
         self.leave_service(node, one_at_a_time).await
     }
 
-    /// As [`Pool::drain_node`], but only for a node that drains: moves what is left there.
+    /// [`Pool::drain_node`] for a node that drains already: moves the blocks that are left there.
     ///
     /// # Errors
     ///
-    /// Those of [`Pool::drain_node`]; [`Code::NotDraining`] for a node that does not drain, and [`Code::NodeUnheard`]
-    /// for one that this leader has not heard.
+    /// The errors of [`Pool::drain_node`]. [`Code::NotDraining`] for a node that does not drain.
+    /// [`Code::NodeUnheard`] for a node that this leader has not heard.
     pub async fn go_on_draining(
         self: &Arc<Self>,
         name: &NodeName,
@@ -451,15 +458,15 @@ impl Pool {
         let drain = node.leave();
         drop(one_at_a_time);
         self.doubt_drained();
-        // A task of its own: a caller who has no patience leaves no node behind that takes no blocks and is not
-        // drained either.
+        // Runs as a task: a caller that leaves early must not leave the node half drained, without
+        // blocks placed on it and without a task that moves its blocks.
         let pool = Arc::clone(self);
         let begun = tokio::spawn(async move {
             pool.puts_end_on(&node).await;
             let task = pool.move_off(&node, drain).await;
             pool.doubt_drained();
-            // A later leader learns of it from the node. The node answers that it drains, and the task must
-            // have begun by then.
+            // A later leader learns of the drain from the node. The node's answer to this order
+            // says that it drains, so the task must have begun before the order.
             node.tell_to_leave(drain);
             task
         });
@@ -471,11 +478,11 @@ impl Pool {
         })
     }
 
-    /// Whether a task takes the node out of service. The node is told at its end, after the blocks that
-    /// stayed have their copies on its media.
+    /// Whether a task takes the node out of service. When the task ends, the remaining blocks get
+    /// copies on the node's media, and the node is told.
     pub(super) fn save_after_task_off(&self, node: &Arc<StoreNode>) -> bool {
         let running = self.replicas.tasks.running();
-        // A cancelled task only ends its last pulls, and leaves the other blocks where they are.
+        // A cancelled task only finishes its last pulls. It leaves the other blocks in place.
         let moves = |task: &&Arc<Task>| Self::is_off(&task.wish, node) && !task.is_cancelled();
         let Some(task) = running.iter().find(moves) else {
             return false;
@@ -487,15 +494,15 @@ impl Pool {
         true
     }
 
-    /// Whether blocks of a node that is taken out of service move to other nodes still.
+    /// Whether blocks of a node that is taken out of service still move to other nodes.
     pub(super) fn is_moved_off(&self, node: &StoreNode) -> bool {
-        // The operator's task has begun when the node is told.
+        // When the node is told, the operator's task has already begun.
         let begins = node.leaves() && !node.is_told_to_leave();
         let running = self.replicas.tasks.running();
         begins || running.iter().any(|task| Self::is_off(&task.wish, node))
     }
 
-    /// Moves the blocks of a node that stops, and tells the node when no more of them move.
+    /// Moves the blocks of a node that stops, and tells the node when no further block moves.
     pub(super) async fn move_all_of(self: &Arc<Self>, node: &Arc<StoreNode>) {
         // The drain may have been cancelled meanwhile.
         let Some(drain) = node.current_drain() else {
@@ -536,8 +543,9 @@ impl Pool {
         *change == Change::Move && from.as_ref() == Some(&node.name) && to.is_empty() && *evict
     }
 
-    /// Tells nodes whose task has ended. What stayed in the memory of a node with media is copied first.
-    /// Blocks that the task did not see move first too: their puts waited for the log.
+    /// Tells nodes whose task has ended. If a node has media, its remaining blocks in memory are
+    /// copied there first. Blocks that the task did not see move first too: the records of their
+    /// puts were not durable when it began.
     fn tell_waiting(self: &Arc<Self>, runtime: &Handle) {
         let ended: Vec<_> = {
             let mut waiting = self.replicas.waiting.lock();
@@ -545,7 +553,7 @@ impl Pool {
             waiting.extract_if(.., is_over).collect()
         };
         for (task, node) in ended {
-            // Before the look at its blocks.
+            // Read before the node's blocks are counted.
             let Some(drain) = node.current_drain() else {
                 continue;
             };
@@ -563,8 +571,9 @@ impl Pool {
         }
     }
 
-    /// The blocks that leave with a node after its task. `None` while the node waits for its blocks and may have some
-    /// that the task did not try to move. Open puts may give it some, and a cancelled drain leaves some.
+    /// The number of blocks that leave with a node after its task. `None` while the node waits for
+    /// its blocks and may have blocks that the task did not try to move. Open puts may add such
+    /// blocks, and a cancelled drain leaves such blocks.
     fn left_after(&self, task: TaskId, node: &StoreNode) -> Option<u64> {
         let waits = node.waits_for_moves() && node.is_connected();
         // An operator may cancel a drain at the moment in which its node stops and finds the task still running. The
@@ -583,20 +592,21 @@ impl Pool {
         (left <= in_vain).then_some(left)
     }
 
-    /// Tells a draining node that no block of it waits any more, and how many have only the replica there.
+    /// Tells a draining node that it need not wait for any of its blocks, and how many blocks have
+    /// no other replica.
     pub(super) fn tell_saved(&self, node: &StoreNode, drain: u64) {
         node.tell_left(drain, self.look_at_left(node, u64::MAX));
     }
 
-    /// The blocks of a node that leave with it: none of their replicas is on a node that stays. The count ends when it
-    /// has reached `most`.
+    /// The number of a node's blocks that leave with it, because no node that stays has a replica.
+    /// The count stops at `most`.
     fn only_in_memory_of(&self, node: &StoreNode, most: u64) -> u64 {
         let own = node.segments();
         let staying: BTreeSet<SegmentId> = {
             let segments = self.placement.segments();
             let staying = segments.iter().map(|segment| (segment.id, &segment.node));
             let staying = staying.filter(|(_, node)| node.stays());
-            // The node itself may not have begun to leave.
+            // The node itself may not have begun to leave, so its own segments are excluded.
             let others = staying.filter(|(id, _)| !own.contains(id));
             others.map(|(id, _)| id).collect()
         };
@@ -626,7 +636,7 @@ impl Pool {
         }
     }
 
-    /// Puts and pulls that write to a node still: nobody waited for them to the end.
+    /// The number of open puts and pulls that write to a node. No drain has waited for their end.
     fn unfinished_on(&self, node: &StoreNode, segments: &[SegmentId]) -> u64 {
         u64::from(self.replicas.has_target(node)) + self.open_puts_on(segments)
     }
@@ -640,7 +650,7 @@ impl Pool {
         puts
     }
 
-    /// The tasks with these ids that are known, or all.
+    /// The known tasks with these ids. Without ids, all known tasks.
     pub fn replica_tasks(&self, ids: &[TaskId]) -> Vec<TaskView> {
         self.replicas.tasks.views(ids, self.now())
     }

@@ -1,8 +1,9 @@
 //! Whether a drain may begin, and whether it is complete.
 //!
-//! A draining node is drained while no task moves its blocks and a stop would lose none. The mover looks at them from
-//! time to time. A task that begins, a node that leaves or is suspect, and a medium that is lost raise a doubt. The
-//! doubt voids the looks before it.
+//! A draining node is *drained* while no task moves its blocks and a stop would lose none of them.
+//! The mover looks at the blocks of draining nodes from time to time. A doubt voids all earlier
+//! looks. It arises when a task begins, when a node leaves or is suspect, and when a medium is
+//! lost.
 
 use super::{Pool, TaskRefused};
 use crate::clock::BootInstant;
@@ -12,14 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The time between two looks at the blocks of draining nodes, at least.
+/// The least time between two looks at the blocks of draining nodes.
 const LOOK: Duration = Duration::from_secs(1);
-/// The same in durations of the last look. A look walks over all blocks, and the mover has other work.
+/// The least time between two looks, as a multiple of the last look's duration. A look scans all
+/// blocks, and the mover has other work.
 const LOOK_REST: u32 = 20;
 
 impl Pool {
-    /// Refuses the drain of the last node that takes blocks, if blocks would leave with it. A node that drains already
-    /// takes none: to ask again changes nothing.
+    /// Refuses the drain of the last node that takes blocks, if blocks would leave with it. A node
+    /// that already drains takes no blocks, so a repeated drain is not refused.
     pub(super) async fn check_drain(
         self: &Arc<Self>,
         node: &Arc<StoreNode>,
@@ -47,7 +49,7 @@ impl Pool {
         }
     }
 
-    /// The state of a node as people see it: the label of its state, or [`NodeState::DRAINED`].
+    /// The state of a node for display: the label of its state, or [`NodeState::DRAINED`].
     pub fn state_label(&self, node: &StoreNode) -> &'static str {
         match node.is_drained(self.replicas.doubts.load(Ordering::Acquire)) {
             true => NodeState::DRAINED,
@@ -55,20 +57,21 @@ impl Pool {
         }
     }
 
-    /// No node counts as drained before the next look at its blocks.
+    /// Voids all earlier looks: no node counts as drained before the next look at its blocks.
     pub(in crate::pool) fn doubt_drained(&self) {
         self.replicas.doubts.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Looks at the blocks of each draining node, and returns the time of the next look. A node's work also appears
-    /// and ends without an event here: a client removes blocks, or a disk fails.
+    /// Looks at the blocks of each draining node, and returns the time of the next look. Blocks
+    /// that keep a node from being drained also appear and leave without an event: a client removes
+    /// blocks, or a disk fails.
     pub(super) fn look_at_drains(&self) -> BootInstant {
         let begun = self.now();
         for node in self.members.all() {
             if !node.drains() {
                 continue;
             }
-            // While blocks move, their number changes, and one that is left says enough.
+            // While blocks move, their number changes, so it is enough to know whether one is left.
             let doubts = self.replicas.doubts.load(Ordering::Acquire);
             let is_moved = self.is_moved_off(&node);
             let most = if is_moved { 1 } else { u64::MAX };
@@ -80,18 +83,20 @@ impl Pool {
         ended.after(LOOK.max(ended.since(begun) * LOOK_REST))
     }
 
-    /// Whether a node that stops is still to hear that its blocks have their places. A node without media that does not
-    /// wait for moves hears nothing.
+    /// Whether a stopping node still waits for word that its blocks are safe. A node without media
+    /// that does not wait for moves gets no word.
     fn will_be_told(&self, node: &StoreNode) -> bool {
         node.awaits_word() && (node.waits_for_moves() || self.keeps_copies_on_own_media(node))
     }
 
-    /// The blocks that leave with a draining node, counted up to about `most`. Its label follows from them.
+    /// The number of blocks that leave with a draining node, counted up to about `most`. The look
+    /// also decides whether the node is shown as drained.
     pub(super) fn look_at_left(&self, node: &StoreNode, most: u64) -> u64 {
-        // First: a change during the look voids it.
+        // Read first, so that a change during the look voids it.
         let doubts = self.replicas.doubts.load(Ordering::Acquire);
         let left = self.only_in_memory_of(node, most);
-        // Blocks with copies on the node's own media move too, although they do not leave with it.
+        // A task also moves blocks with copies on the node's own media, although the node keeps
+        // these copies.
         let begins = node.leaves() && !node.is_told_to_leave();
         let running = self.replicas.tasks.running();
         let moves = begins || running.iter().any(|task| Self::is_off(&task.wish, node));

@@ -2,16 +2,17 @@
 //!
 //! ```text
 //!  lookups ─► bytes by block ─► rate ─┬─ above what its replicas should serve ─► one more replica
-//!                                     └─ far below, for some seconds ──────────► the latest one leaves
+//!                                     └─ far below, for some seconds ──────────► the latest one
+//! leaves
 //! ```
 //!
-//! A block is hot when clients look it up faster than `hot_rate` for each replica. Clients choose among
-//! remote replicas at random, so each replica serves its share. The further replicas of all blocks take
-//! at most `hot_budget` bytes. The leader keeps them in memory: after a fail-over they are replicas like
-//! others, and leave with their block.
+//! A block is hot when clients look it up faster than `hot_rate` for each replica. Clients choose
+//! among remote replicas at random, so each replica serves its share. The further replicas of all
+//! blocks take at most `hot_budget` bytes. The leader keeps its list of them in memory. After a
+//! fail-over they are ordinary replicas, and leave with their block.
 //!
-//! A read from a cached location is no lookup. So a client that reads one block again and again counts once
-//! per lease.
+//! A read from a cached location is not a lookup. So a client that reads one block again and again
+//! counts once for each lease.
 //!
 //! ADR 0040 says why lookups are counted.
 
@@ -32,27 +33,27 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Of the blocks that one thread answers for, one is counted each time so many bytes are full. A lookup
-/// of small blocks then costs an addition.
+/// Each thread counts one block for this many bytes that it has looked up. So the lookup of a small
+/// block mostly costs one addition.
 const SAMPLE: u64 = 1 << 20;
-/// The time between two looks.
+/// The time between two updates of the rates.
 const LOOK: Duration = Duration::from_secs(1);
-/// A further replica leaves after so many looks in a row at which it was not needed.
+/// A further replica leaves after this many updates in a row at which it was not needed.
 const COOL: u32 = 5;
-/// The most blocks that are counted between two looks.
+/// The most blocks that are counted between two updates.
 const MOST: usize = 1 << 16;
 
 thread_local! {
-    /// Bytes since this thread's last sample.
+    /// The bytes since this thread's last sample.
     static UNCOUNTED: Cell<u64> = const { Cell::new(0) };
 }
 
 type Name = (NamespaceId, Key);
 
-/// What is known of hot blocks.
+/// The state of hot blocks.
 #[derive(Debug, Default)]
 pub(in crate::pool) struct Heat {
-    /// Bytes looked up since the last look.
+    /// The bytes looked up since the last update, by block.
     counted: Mutex<HashMap<Name, u64>>,
     known: Mutex<Known>,
 }
@@ -65,24 +66,24 @@ struct Known {
 
 #[derive(Debug, Default)]
 struct Hot {
-    /// Bytes a second, the mean of this look and the earlier ones.
+    /// The rate in bytes per second, averaged over this update and earlier ones.
     rate: u64,
-    /// Looks in a row at which the last further replica was not needed.
+    /// The number of updates in a row at which the last further replica was not needed.
     cool: u32,
     further: Vec<Further>,
 }
 
-/// A replica that the block has because it is hot.
+/// A replica that the block has only because it is hot.
 #[derive(Debug)]
 struct Further {
     node: NodeName,
     version: Version,
     length: Length,
-    /// The task that adds or drops it.
+    /// The task that adds or drops the replica.
     task: TaskId,
 }
 
-/// A block as it is now.
+/// The present replicas of a block.
 struct Present {
     id: BlockId,
     version: Version,
@@ -92,7 +93,7 @@ struct Present {
 }
 
 impl Heat {
-    /// Counts what a lookup found.
+    /// Counts the blocks that a lookup found.
     pub(in crate::pool) fn count(
         &self,
         namespace: NamespaceId,
@@ -126,7 +127,7 @@ impl Known {
         all.map(|further| further.length.0).sum()
     }
 
-    /// Brings the rates up to date.
+    /// Updates the rates.
     fn take(&mut self, counted: HashMap<Name, u64>, passed: Duration) {
         for hot in self.blocks.values_mut() {
             hot.rate /= 2;

@@ -1,4 +1,4 @@
-//! The thread that works through tasks: it chooses source and target, and orders pulls.
+//! The thread that works through tasks: it chooses sources and targets, and orders pulls.
 
 use super::super::Pool;
 use super::super::quotas::OverQuota;
@@ -22,21 +22,21 @@ use tokio::runtime::Handle;
 const TICK: Duration = Duration::from_millis(20);
 /// The delay before a block that found no room or no node is tried again.
 const RETRY: Duration = Duration::from_millis(50);
-/// The longest time that a task asks a target for room before it passes over blocks.
+/// How long a task asks a target for room before it passes over blocks.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The most waits of a block for a node or for room. Then the block is left unchanged.
 const MOST_WAITS: u8 = 100;
 /// The number of blocks of one task that are begun before other tasks have their turn.
 const TURN: usize = 256;
 
-/// A block to change, as it is now.
+/// A block to change, in its present state.
 struct Found {
     moved: Moved,
     replicas: Vec<Replica>,
     tick: Tick,
 }
 
-/// The outcome for a block whose turn has come.
+/// The outcome for a block whose turn in the task has come.
 pub(super) enum Step {
     /// A pull was ordered, and the end of the pull counts the block.
     Ordered,
@@ -74,7 +74,7 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Res
 
 impl Pool {
     fn tend_tasks(self: &Arc<Self>) {
-        // No replica could be recorded.
+        // While the log takes no records, no replica could be recorded.
         if !self.takes_records() {
             return;
         }
@@ -165,7 +165,7 @@ impl Pool {
         Step::Ended(ended)
     }
 
-    /// Drops a replica of a block that has others. The caller holds the lock of evictions.
+    /// Drops a replica of a block that has others. The caller must hold the lock `evicting`.
     fn give_up_replica(self: &Arc<Self>, found: &Found, gone: &Replica) -> Outcome {
         match self.drop_spare_logged(&found.moved, gone) {
             Spared::Dropped(_) => Outcome::Changed(found.moved.length),
@@ -177,8 +177,8 @@ impl Pool {
         }
     }
 
-    /// Continues a move whose new replica is on a node that was not sure to stay. `None` if the block must move to
-    /// another node.
+    /// Continues a move whose new replica was on a node that might leave. `None` if the block must
+    /// move to another node.
     fn end_move(self: &Arc<Self>, work: &Work, found: &Found) -> Option<Step> {
         let Brought { replica, given_up } = work.brought?;
         let node = {
@@ -240,7 +240,7 @@ impl Pool {
             .collect();
         let targets = match self.targets(&segments, work.to.as_ref(), &holders) {
             Ok(targets) => targets,
-            // The block outlives the node that it was to leave.
+            // The block has another replica or copy that stays, so the move is not needed.
             Err(Step::Later(..))
                 if work.to.is_none() && self.needs_none(wish, &readable, &holders) =>
             {
@@ -270,7 +270,8 @@ impl Pool {
             })
         };
         let placed = match wish.change {
-            // A block that leaves its node may not be lost to a quota, so it counts twice for a while.
+            // A block must not be lost to a quota while it leaves its node, so it may count twice
+            // for a while.
             Change::Move => Ok(place()),
             Change::Copy | Change::Drop => {
                 let need = Goal {
@@ -313,8 +314,8 @@ impl Pool {
         self.begin_pull(pull)
     }
 
-    /// The replicas of a block that can be read now, in the order in which they are tried. `of_wish` is the replica
-    /// that leaves.
+    /// The replicas of a block that can be read now, in the order of the attempts. `of_wish` is the
+    /// replica that the task moves or drops.
     fn sources(
         &self,
         work: &Work,
@@ -331,15 +332,16 @@ impl Pool {
             let readable = readable.filter_map(|r| Some((*r, node_of(r)?)));
             readable.filter(|(_, node)| node.is_readable()).collect()
         };
-        // The replica that leaves is on a node that may leave too, so others are read first. A node without a session
-        // may be dead. After a failure the next one is read.
+        // The node of the replica that moves may leave too, so other replicas are read first. A
+        // node without a session may be dead. After a failure the next replica is read.
         readable.sort_by_key(|(replica, node)| (!node.is_connected(), Some(replica) == of_wish));
         let tried = usize::from(work.failures) % readable.len().max(1);
         readable.rotate_left(tried);
         readable
     }
 
-    /// The step for a block for which no target has room. `needs_none` is true if it needs no further replica.
+    /// The outcome for a block when no target has room. `needs_none` says whether the block can do
+    /// without a further replica.
     fn without_room(
         &self,
         task: &Task,
@@ -362,7 +364,7 @@ impl Pool {
             ..
         } = &found.moved;
         match step {
-            // The block outlives the node that it was to leave.
+            // The block has another replica or copy that stays, so the move is not needed.
             Step::Ended(Outcome::Failed(Code::Full, _))
                 if work.to.is_none()
                     && task.wish.change == Change::Move
@@ -374,8 +376,8 @@ impl Pool {
         }
     }
 
-    /// True if a block without a target needs no further replica. Then every node has one, or the replica that
-    /// leaves is not the only readable one.
+    /// Whether a block without a target can do without a further replica. For a copy, every node
+    /// has one already. For a move, another readable replica stays.
     fn needs_none(
         &self,
         wish: &Wish,
@@ -443,9 +445,9 @@ impl Pool {
         Ok(found.into_iter().map(|(_, node)| node).collect())
     }
 
-    /// Asks the evictor for room on a target. A block that is older than every block that could leave
-    /// for it stays where it is, unless it is hard-pinned. While leases keep every block, a move waits:
-    /// only when the leases have ended, it is known which block is the oldest.
+    /// Asks the evictor for room on a target. A block that is older than every block on the target
+    /// that could leave is not moved, unless it is hard-pinned. While leases keep every block
+    /// there, a move waits: which block is the oldest is known only when the leases have ended.
     fn make_room(&self, task: &Task, target: &Arc<StoreNode>, found: &Found) -> Step {
         let (now, length) = (self.now(), found.moved.length);
         let first = self.directory.first_tick(now);
@@ -471,11 +473,11 @@ impl Pool {
             self.want_room_on(key, WantedRoom::new(target, length));
             self.evictor_wake.wake();
         }
-        // The blocks behind it were used earlier, and must not take the room.
+        // The blocks after this one are less recently used, and must not take its room.
         Step::Busy
     }
 
-    /// Signs the grant of a pull, enters it and sends its order.
+    /// Signs the grant of a pull, enters the pull and sends its order.
     fn begin_pull(self: &Arc<Self>, pull: Pull) -> Step {
         let extent = Extent {
             segment: pull.to.segment,

@@ -1,4 +1,4 @@
-//! Pulls in progress, and the effects when they end.
+//! The pulls in progress, and the effects of their ends.
 
 use super::super::tiering::{Moved, Put, range};
 use super::super::{FreedReplicas, Pool};
@@ -16,11 +16,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most bytes that one target has in progress. A larger block is pulled alone.
+/// The most bytes that one target pulls at a time. A larger block is pulled alone.
 const WINDOW: u64 = 64 << 20;
-/// The most pulls that one target has in progress.
+/// The most pulls of one target at a time.
 const MOST_PULLS: usize = 4096;
-/// A pull without an answer for this long is given up. Its node may have lost it with a session.
+/// A pull without an answer for this long is given up. Its node may have lost the order with a
+/// session.
 const LONGEST: Duration = Duration::from_secs(30);
 /// The delay before a block whose pull failed is tried again.
 const RETRY: Duration = Duration::from_millis(50);
@@ -64,7 +65,7 @@ struct Sent {
     at: BootInstant,
 }
 
-/// A pull that changes a block.
+/// One change of a block by a pull.
 #[derive(Debug)]
 struct Changing {
     grant: GrantId,
@@ -154,15 +155,15 @@ impl Open {
             .or_insert_with(|| Allowance { bytes: 0, at: now });
         let millis = i128::try_from(now.since(allowance.at).as_millis()).unwrap_or(0);
         let earned = rate * millis / 1000;
-        // At most a tenth of a second is saved up.
+        // A source saves up at most a tenth of a second.
         allowance.bytes = (allowance.bytes + earned).min(rate / 10);
         allowance.at = now;
         allowance.bytes >= 0
     }
 
-    /// Enters a pull and sends its order, so that the order belongs to the session that is noted. The
-    /// pull comes back when its target has no session. The proofs are of the grant, and of the permission to read
-    /// the source.
+    /// Enters a pull and sends its order. Both happen under one lock, so the order belongs to the
+    /// recorded session. Returns the pull if its target has no session. The two proofs sign the
+    /// grant, and the permission to read the source.
     pub(super) fn enter(
         &mut self,
         pull: Pull,
@@ -316,7 +317,8 @@ impl Pool {
         self.free(freed);
     }
 
-    /// Has the source check a replica that is still the block's, and whose bytes were wrong.
+    /// Asks the source to re-verify a replica that the block still has, because the pulled bytes
+    /// were wrong.
     fn suspect_source(&self, pull: &Pull) {
         let Moved {
             namespace,
@@ -350,12 +352,12 @@ impl Pool {
             self.replicas.pulls.lock().has_changed(&pull);
             return pull.task.end(Outcome::Gone, self.now());
         }
-        // The blocks of a node that leaves were listed without this one.
+        // This node's drain may have listed its blocks before the new replica came.
         if pull.dropped.is_some() && pull.target.drains() {
             return self.pull_failed(pull, Code::Draining);
         }
-        // The drop of a move's old replica is logged once the new one is there, since the new node may be dropped
-        // before.
+        // The drop of a move's old replica is logged once the new replica is in the directory. Its
+        // node may be dropped before.
         let records = vec![Record::ReplicaAdded(record::ReplicaAdded {
             namespace,
             key: key.clone(),
@@ -388,8 +390,9 @@ impl Pool {
             .add_replica(namespace, key.as_ref(), version, pull.to);
         let is_there = match added {
             Added::To(block) => self.replica_is_there(pull, block),
-            // Another task brought the block here since this one looked, so the source stays: the block would have a
-            // replica less. A later load of the log finds the replica there too, and ignores this one.
+            // Another task brought the block here in the meantime. The source stays, since without
+            // it the block would have a replica less than the tasks asked for. A later load of the
+            // log also finds the replica present, and ignores this one.
             Added::There => {
                 self.free_target(pull);
                 false
@@ -400,8 +403,9 @@ impl Pool {
             }
         };
         if let Some(dropped) = pull.dropped.filter(|_| is_there) {
-            // The log may have been late, and the target may have died or begun to leave. If `drains` is not set here,
-            // the replica is in the directory before the blocks of its node are listed.
+            // The append may have been late, and the target may have died or begun to leave. If
+            // `drains` is not set here, the drain will list this replica: it is in the directory
+            // before the drain lists the blocks.
             if !pull.target.stays() {
                 self.replicas.pulls.lock().has_changed(pull);
                 self.replicas.wake();
@@ -417,8 +421,9 @@ impl Pool {
                     format!("node {target} has the block, and cannot be read or leaves")
                 });
             }
-            // A source is given up for a replica that is there, and for no other. The mover holds the lock of evictions
-            // for this; the journal's thread may not wait for an eviction, which waits for the journal.
+            // A move drops its source only once the new replica is in the directory. The mover
+            // holds the lock `evicting` for a drop. The journal's thread must not wait for an
+            // eviction, because the eviction waits for the journal.
             self.drop_spare_logged(&pull.block, &dropped);
         }
         let outcome = match added {
@@ -439,7 +444,8 @@ impl Pool {
         self.replicas.wake();
     }
 
-    /// Continues after the directory has got the replica. Returns false if its node has left meanwhile.
+    /// Runs after the directory has the replica. Returns false if the replica's node has left
+    /// meanwhile.
     fn replica_is_there(self: &Arc<Self>, pull: &Pull, block: BlockId) -> bool {
         let Moved {
             namespace,
@@ -459,7 +465,8 @@ impl Pool {
             self.sweep_late(namespace, key, version, pull.to.segment);
             return false;
         }
-        // It takes room like a block that was put: the blocks before it must have their copies sooner.
+        // The replica takes room like a block that was put, so the blocks before it need their
+        // copies sooner.
         let put = Put {
             namespace,
             key,
@@ -474,8 +481,9 @@ impl Pool {
         true
     }
 
-    /// The block was evicted before its replica was published, and the record of that may be behind the
-    /// replica's. So the replica is taken back in the log before its extent is free.
+    /// The block was evicted before its replica was published, and the eviction's record may follow
+    /// the replica's record in the log. So the replica is removed in the log before its extent is
+    /// free.
     fn replica_came_late(self: &Arc<Self>, pull: &Pull) {
         let gone = Record::ReplicaGone(record::ReplicaGone {
             namespace: pull.block.namespace,
@@ -494,7 +502,7 @@ impl Pool {
     }
 }
 
-/// Tries a block of a task again somewhat later, at most so many times.
+/// Tries a block of a task again later, for a bounded number of times.
 fn try_again(
     task: &Task,
     mut work: Work,

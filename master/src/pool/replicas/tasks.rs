@@ -1,4 +1,4 @@
-//! The table of tasks, and what each has done.
+//! The table of tasks, with the progress of each.
 
 use super::{Wish, Work};
 use crate::clock::BootInstant;
@@ -11,13 +11,14 @@ use std::time::Duration;
 
 /// The most tasks that run at once.
 const MOST_RUNNING: usize = 4096;
-/// The most ended tasks that are known. Callers ask how their task ended.
+/// The most ended tasks that the table keeps. Callers ask how their task ended.
 const MOST_ENDED: usize = 16_384;
-/// A wait for room is over when the task has not asked for so long. It may not ask while the log is full, or
-/// while other tasks use the source or the target. Otherwise it asks every 20 ms.
+/// A wait for room ends when the task has not asked for this long. The task may pause while the log
+/// is full, or while other tasks use the source or the target. Otherwise it asks every 20 ms.
 const INTERRUPTION: Duration = Duration::from_secs(1);
 
-/// A task's number, drawn at random: a caller of one term never meets a task of another.
+/// A task's number. It is drawn at random, so that a caller of one term never meets another term's
+/// task under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskId(pub u64);
 
@@ -32,9 +33,9 @@ impl fmt::Display for TaskId {
 pub enum Change {
     /// The block gets one more replica.
     Copy,
-    /// A replica goes to another node.
+    /// A replica moves to another node.
     Move,
-    /// A replica leaves its node.
+    /// A replica is dropped.
     Drop,
 }
 
@@ -49,7 +50,7 @@ impl Change {
     }
 }
 
-/// How a task stands.
+/// The state of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskState {
     /// Work is left.
@@ -62,22 +63,22 @@ pub enum TaskState {
     Cancelled,
 }
 
-/// A task as callers see it.
+/// The description of a task for callers.
 #[derive(Clone, Debug)]
 pub struct TaskView {
     /// The task's number.
     pub id: TaskId,
-    /// What it does.
+    /// The change, and its nodes.
     pub wish: Wish,
-    /// How it stands.
+    /// The state.
     pub state: TaskState,
-    /// Its blocks, each counted once for each target.
+    /// The number of blocks, each counted once for each target.
     pub blocks: u64,
-    /// Those that were changed.
+    /// How many of them were changed.
     pub changed: u64,
-    /// Those that had left, or needed no change.
+    /// How many of them had left, or needed no change.
     pub gone: u64,
-    /// Those that could not be changed.
+    /// How many of them could not be changed.
     pub failed: u64,
     /// The bytes that arrived at their targets.
     pub bytes: u64,
@@ -89,7 +90,7 @@ pub struct TaskView {
     pub idle: Duration,
 }
 
-/// How one block of a task ended.
+/// The outcome for one block of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Changed(Length),
@@ -103,7 +104,7 @@ pub(super) struct Task {
     pub(super) id: TaskId,
     pub(super) wish: Wish,
     blocks: u64,
-    /// Those that had failed before it began.
+    /// The number of blocks that had failed before the task began.
     failed_before: u64,
     begun: BootInstant,
     progress: Mutex<Progress>,
@@ -133,12 +134,12 @@ struct Progress {
 struct Starved {
     since: BootInstant,
     asked: BootInstant,
-    /// The smallest block that has waited.
+    /// The length of the smallest block that has waited.
     length: Length,
 }
 
 impl Task {
-    /// `failed` blocks have failed already, the last one with `failure`.
+    /// A task of which `failed` blocks have failed before it begins, the last one with `failure`.
     pub(super) fn new(
         wish: Wish,
         work: VecDeque<Work>,
@@ -180,7 +181,7 @@ impl Task {
         next
     }
 
-    /// Gives a block back that was not begun.
+    /// Returns a block whose change was not begun.
     pub(super) fn give_back(&self, work: Work) {
         let mut progress = self.progress.lock();
         progress.in_progress -= 1;
@@ -189,8 +190,8 @@ impl Task {
         }
     }
 
-    /// How long the task has asked for room on a target without beginning a block. The time of a larger block
-    /// does not count for a smaller one, which may find room where the larger one finds none.
+    /// How long the task has asked for room on a target without beginning a block. The wait of a
+    /// larger block does not count for a smaller one, since the smaller block may find room.
     pub(super) fn starves(
         &self,
         target: Incarnation,
@@ -224,7 +225,7 @@ impl Task {
         }
     }
 
-    /// Counts the end of a block.
+    /// Counts the outcome for a block.
     pub(super) fn end(&self, outcome: Outcome, now: BootInstant) {
         let mut progress = self.progress.lock();
         progress.in_progress -= 1;
@@ -298,7 +299,7 @@ impl Progress {
     }
 }
 
-/// Every task that is known.
+/// All known tasks.
 #[derive(Debug, Default)]
 pub(super) struct Tasks(Mutex<Table>);
 
@@ -321,7 +322,7 @@ impl Tasks {
         Some(task)
     }
 
-    /// The tasks with work left.
+    /// The tasks with blocks left to change.
     pub(super) fn running(&self) -> Vec<Arc<Task>> {
         let mut table = self.0.lock();
         table.sort_out();
@@ -333,7 +334,8 @@ impl Tasks {
         table.running.get(&id).is_some_and(|task| task.is_running())
     }
 
-    /// How many blocks a task has tried in vain. `None` if a caller ended it, or if it is not known.
+    /// The number of blocks that a task failed to change. `None` if a caller ended the task, or if
+    /// it is unknown.
     pub(super) fn tried_in_vain(&self, id: TaskId) -> Option<u64> {
         let table = self.0.lock();
         let mut tasks = table.running.values().chain(&table.ended);

@@ -1,9 +1,11 @@
 //! The cancellation of a drain that an operator began.
 //!
-//! The leader and the node both remember the drain. The leader forgets it at once. The node has forgotten it when it
-//! confirms, and the caller hears of success only then. So no later leader learns of a drain that was cancelled.
+//! The leader and the node both remember the drain. The leader forgets it at once, and the node
+//! when it confirms. The caller hears of success only after that. So no later leader learns of a
+//! cancelled drain.
 //!
-//! What the drain began ends by itself: each of its steps asks first whether the drain is still the same.
+//! The work that the drain began ends by itself: each of its steps first checks that the drain is
+//! still the same.
 
 use super::{Blocks, Pool, TaskId, TaskRefused, TaskView};
 use crate::membership::{NodeState, StoreNode, UndrainOutcome};
@@ -12,23 +14,27 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// How long a node has to confirm. Its answer takes one round trip.
+/// How long a node may take to confirm. Its answer takes one round trip.
 const CONFIRMS: Duration = Duration::from_secs(3);
 const POLL: Duration = Duration::from_millis(5);
 
 impl Pool {
-    /// Takes a node back into service whose drain an operator began. Blocks that have moved stay where they are.
-    /// Returns whether the node drained until now, as far as it has confirmed.
+    /// Ends the drain that an operator began, and takes the node back into service. Blocks that
+    /// have moved stay where they are. Returns whether the node drained until now, according to its
+    /// last confirmation.
     ///
     /// # Errors
     ///
-    /// [`Code::Missing`] for a node that the pool does not know. [`Code::NodeStops`] for one that stops, and
-    /// [`Code::Unimplemented`] for one of an earlier version. [`Code::NodeUnheard`] for one without a session, or that
-    /// this leader has not heard. In these cases nothing was changed. [`Code::NodeUnheard`] also for one that did not
-    /// confirm in time: it is in service, and a repeated call waits again.
+    /// Without any change: [`Code::Missing`] for a node that the pool does not know,
+    /// [`Code::NodeStops`] for a node that stops, [`Code::Unimplemented`] for a node of an earlier
+    /// version. Also without any change: [`Code::NodeUnheard`] for a node without a session, or
+    /// that this leader has not heard.
+    ///
+    /// [`Code::NodeUnheard`] also means that the node did not confirm in time. It is then in
+    /// service, and a repeated call waits again.
     pub async fn undrain_node(self: &Arc<Self>, name: &NodeName) -> Result<bool, TaskRefused> {
         let node = self.node_named(name)?;
-        // A drain that begins looks for other nodes that take blocks.
+        // A drain that begins looks for other nodes that take blocks, so the two must not overlap.
         let one_at_a_time = self.replicas.drains.lock().await;
         Self::check_heard(&node)?;
         if node.drains() {
@@ -48,7 +54,7 @@ impl Pool {
         Ok(outcome != UndrainOutcome::Before)
     }
 
-    /// Refuses a node that this leader has not heard: its first word says whether it drains.
+    /// Refuses a node that this leader has not heard: its first message says whether it drains.
     pub(super) fn check_heard(node: &StoreNode) -> Result<(), TaskRefused> {
         if node.state() != NodeState::Unreported {
             return Ok(());
@@ -66,7 +72,7 @@ impl Pool {
     fn check_undrain(node: &StoreNode) -> Result<(), TaskRefused> {
         let refuse = |code, message| Err(TaskRefused { code, message });
         let name = &node.name;
-        // First: a node of an earlier version does not say whether it stops.
+        // This check is first: a node of an earlier version does not report whether it stops.
         if !node.can_undrain() {
             let why = "is of an earlier version, which ends no drain. Nothing was changed";
             let message = format!("node {name} {why}: restart the node");
@@ -103,8 +109,8 @@ impl Pool {
         node.confirm_undrain(number);
     }
 
-    /// Cancels the drain, and takes out its tasks. The node may stop at any moment: what its stop begins is not among
-    /// them.
+    /// Cancels the drain, and removes and returns its tasks. The node may stop at any moment; the
+    /// tasks of its stop are not among them.
     fn cancel_drain_of(&self, node: &Arc<StoreNode>) -> (UndrainOutcome, Vec<TaskId>) {
         let is_of = |of: &Arc<StoreNode>| Arc::ptr_eq(of, node);
         let mut waiting = self.replicas.waiting.lock();
@@ -118,7 +124,7 @@ impl Pool {
         (outcome, tasks.map(|(id, _)| id).collect())
     }
 
-    /// Ends what a drain has begun. What begins later finds that the drain is over.
+    /// Ends the work that a drain has begun. Work that begins later finds the drain cancelled.
     fn end_drain_of(self: &Arc<Self>, node: &Arc<StoreNode>, tasks: &[TaskId]) {
         self.end_tasks_of_drain(tasks);
         self.end_line_of_drain(node);
@@ -142,7 +148,7 @@ impl Pool {
             }
             let is_gone = node.state() == NodeState::Gone;
             if is_gone || Instant::now() >= until {
-                // The process may begin another incarnation, and drain on in it.
+                // The process may have begun another incarnation, and drain in it.
                 let why = match is_gone {
                     true => "has left the pool before it confirmed that it drains no more",
                     false => {
@@ -178,7 +184,7 @@ impl Pool {
             off.push((task.id, Arc::clone(node)));
         }
         node.note_count(None);
-        // A cancellation ends the tasks that it finds there.
+        // A cancellation ends the tasks in this list, so it may have missed this one.
         if is_over() {
             self.end_tasks_of_drain(&[task.id]);
             return Err(Self::not_draining(node));
