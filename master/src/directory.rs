@@ -1,20 +1,20 @@
-//! The directory: every visible block, by key, in memory, with the location of its replicas.
+//! The directory: every visible block, by key, in memory, with the locations of its replicas.
 //!
 //! ```text
 //!  key ─hash─► stripe ─ lock ─► index ─► entry (100 bytes) ─┬─► queues: when to evict the block
-//!                                                           └─► lineage: its parent and children
+//!                                                          └─► lineage: its parent and children
 //! ```
 //!
-//! The directory never waits, reads no clock, and does no I/O: callers pass times and ticks. It returns a
-//! block that leaves as [`Removed`], and a replica that leaves as [`Dropped`]. The caller makes the removal
-//! durable and frees the extents.
+//! The directory never waits, reads no clock, and does no I/O: callers pass times and ticks. It
+//! returns a block that leaves as [`Removed`], and a replica that leaves as [`Dropped`]. The caller
+//! makes the removal durable and frees the extents.
 //!
-//! **Architecture Invariant:** a thread that locks several stripes locks them in the order of their numbers. A
-//! batch of lookups locks up to 16. After the stripes the thread locks lineage or interner, but not both.
-//! Callbacks run under a stripe's lock and must not call the directory.
+//! **Architecture Invariant:** a thread that locks several stripes locks them in the order of their
+//! numbers. A batch of lookups locks up to 16. After the stripes the thread locks lineage or
+//! interner, but not both. Callbacks run under a stripe's lock and must not call the directory.
 //!
-//! **Architecture Invariant:** a block with children is in no eviction queue, so nothing is evicted before its
-//! descendants. The block returns to a queue when its last child leaves.
+//! **Architecture Invariant:** a block with children is in no eviction queue, so no block is
+//! evicted before its descendants. The block returns to a queue when its last child leaves.
 
 mod block;
 mod cell;
@@ -148,8 +148,9 @@ impl Directory {
         }
     }
 
-    /// This empty directory, for the copies on media of the blocks in `memory`. Both directories share one
-    /// order of uses, and one set of accounts, in which these entries count as copies.
+    /// Makes this empty directory list the copies on media of the blocks in `memory`. Both
+    /// directories share one order of uses and one set of accounts. The accounts count these
+    /// entries as copies.
     pub fn as_tier_of(mut self, memory: &Self) -> Self {
         self.next_tick = Arc::clone(&memory.next_tick);
         self.common.accounts = Arc::clone(memory.accounts());
@@ -157,7 +158,7 @@ impl Directory {
         self
     }
 
-    /// This empty directory with the accounts of `earlier`, which is empty too.
+    /// Gives this empty directory the accounts of `earlier`, which is empty too.
     pub fn in_place_of(mut self, earlier: &Self) -> Self {
         self.common.accounts = Arc::clone(earlier.accounts());
         self

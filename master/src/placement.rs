@@ -62,12 +62,12 @@ impl Segment {
         self
     }
 
-    /// The bytes that namespaces pay for. They are the used bytes less the quarantined ones.
+    /// The bytes that namespaces pay for: the used bytes less the quarantined ones.
     pub fn charged(&self) -> u64 {
         self.extents.lock().ledger().map_or(0, Ledger::total)
     }
 
-    /// True when the charges are the used bytes less the quarantined ones.
+    /// True if the charges equal the used bytes less the quarantined ones.
     fn is_balanced(&self, extents: &Extents) -> bool {
         let charged = extents.ledger().filter(|ledger| !ledger.is_closed());
         charged.is_none_or(|ledger| {
@@ -177,7 +177,7 @@ impl Segment {
         Some(index)
     }
 
-    /// Allocates every free part of a range as quarantined, and says where each lies.
+    /// Allocates every free part of a range as quarantined, and returns their extents.
     pub fn quarantine_free_in(&self, offset: Offset, length: Length) -> Vec<(ExtentIndex, Extent)> {
         let mut extents = self.extents.lock();
         let parts = extents.allocate_free_in(offset, length);
@@ -207,7 +207,7 @@ impl Segment {
         );
     }
 
-    /// Frees an extent that was allocated for a block that lies elsewhere.
+    /// Frees an extent that was allocated for a block of another location.
     pub(crate) fn let_go(&self, index: ExtentIndex) {
         self.free(index);
     }
@@ -267,7 +267,7 @@ impl Segment {
     }
 }
 
-/// Where a put wants its replicas.
+/// The wishes of a put about the nodes of its replicas.
 #[derive(Clone, Debug, Default)]
 pub struct PlacementHints {
     /// The number of nodes with a replica.
@@ -382,7 +382,7 @@ impl Segments<'_> {
         let mut open: Option<(SegmentId, MutexGuard<'_, Extents>)> = None;
         for (replica, block) in owned {
             if open.as_ref().is_none_or(|(id, _)| *id != replica.segment) {
-                // A thread never locks two tables at once.
+                // A thread never locks the tables of two segments at once.
                 drop(open.take());
                 open = self
                     .get(replica.segment)

@@ -87,9 +87,9 @@ pub struct NewBlock {
     pub hard_pin: bool,
     /// The tick of the last use.
     pub tick: Tick,
-    /// The end of the leases on an earlier block of the key, which may have left while the put was open.
-    /// Unless this block replaces the earlier one, it is leased until then. So a holder of the earlier block
-    /// may release its lease here.
+    /// The end of the leases on an earlier block of the key, which may have left while the put was
+    /// open. If that block has left, the new block is leased until then. So a holder of the earlier
+    /// block may release its lease here.
     pub leased_until: Option<BootInstant>,
 }
 

@@ -315,7 +315,8 @@ impl Entry {
         self.holders == 0
     }
 
-    /// Leases the block until `until` at least, while its holders are not known. See [`Entry::settle`].
+    /// Leases the block until `until` or later, while the number of its holders is unknown. See
+    /// [`Entry::settle`].
     pub(super) fn hold(&mut self, until: u64, now: u64) {
         if until <= now {
             return;

@@ -57,14 +57,14 @@ pub(super) enum Step {
 pub(super) struct Limits<'g> {
     /// Leases that end later than this are respected.
     pub(super) now: BootInstant,
-    /// Blocks that were used at this tick or later stay.
+    /// Blocks whose last use is at this tick or later stay.
     pub(super) before: Tick,
     /// The segments where a block makes room.
     pub(super) gives_room: &'g dyn Fn(SegmentId) -> bool,
 }
 
 impl Limits<'_> {
-    /// Whether a block was used too late to leave.
+    /// Whether the last use of a block is too late for it to leave.
     pub(super) fn is_later(&self, block: &BlockRef<'_>) -> bool {
         block.tick() >= self.before
     }
@@ -184,7 +184,7 @@ impl Directory {
         lineage == NONE || children.all(|(child, _)| leaves(child))
     }
 
-    /// Whether a lease, a pin or a guaranteed share keeps the block, or it gives no room.
+    /// Whether a lease, a pin or a guaranteed share keeps the block, or its eviction makes no room.
     fn keeps(
         &self,
         stripe: &super::stripe::Stripe,
@@ -336,8 +336,9 @@ impl Directory {
         (Step::Evicted(removed), touched)
     }
 
-    /// Whether an ancestor gives room once its descendants have left. The descendants must be few, and none
-    /// of them leased or pinned. `node` is the lineage node of a leaf; no stripe is locked.
+    /// Whether an ancestor makes room once its descendants have left. The descendants must be few,
+    /// and none of them leased or pinned. `node` is the lineage node of a leaf; no stripe is
+    /// locked.
     fn frees_an_ancestor(
         &self,
         node: u32,

@@ -218,7 +218,7 @@ impl Directory {
                 self.evict_first(next.stripe, next.order, next.rank(), limits, &keeps);
             match step {
                 Step::Kept if is_later.get() && next.tick >= limits.before.0 => break,
-                // The order gives nothing more. Its candidates are skipped as they come up.
+                // The order has no further victim. Its remaining candidates are skipped.
                 Step::Kept if !is_later.get() => continue,
                 // The candidate has left or was used. The stripe has another one.
                 Step::Kept | Step::Aside => {}
@@ -358,8 +358,8 @@ mod tests {
         directory
     }
 
-    /// Each eviction looks at its stripe again. What that leaves in the heap must not grow with the
-    /// evictions, or each one would pay for all before it.
+    /// Each eviction looks at its stripe again. The candidates that a look leaves in the heap must
+    /// not accumulate: each eviction would then pay for all evictions before it.
     #[test]
     fn a_stripe_that_is_looked_at_often_leaves_one_candidate() {
         let directory = directory(100, TENANT);

@@ -213,7 +213,7 @@ mod tests {
             orders.park(&mut entries, slot, until);
             slots.push(slot);
         }
-        // This one is taken out before its timer ends.
+        // This block is taken out before its timer ends.
         orders.take(&mut entries, slots[4]);
         assert_eq!(orders.timers.len(), 2, "one for each tenant that has any");
         let mut ended = Vec::new();
@@ -246,7 +246,7 @@ mod tests {
                 let slot = entry(&mut entries, order, 1);
                 orders.park(&mut entries, slot, u64::from(order));
             }
-            // The shortest of several: the machine may be busy.
+            // The shortest of several measurements: the machine may be busy.
             let rounds = (0..10).map(|_| {
                 let begun = tokio::time::Instant::now();
                 for _ in 0..2000 {

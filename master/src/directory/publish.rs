@@ -35,8 +35,8 @@ impl Directory {
         self.publish_until(blocks.as_ref(), None)
     }
 
-    /// Publishes blocks that are leased until `until` from the start, whichever tokens are released. Call
-    /// [`super::BlockMut::settle`] for each block.
+    /// Publishes blocks that stay leased until `until`, whatever tokens are released meanwhile.
+    /// Call [`super::BlockMut::settle`] for each block.
     pub fn publish_held(
         &self,
         blocks: &[NewBlock],

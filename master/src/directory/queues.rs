@@ -49,12 +49,13 @@ pub(super) struct Queues {
     soft: BTreeSet<(u64, u32)>,
     timers: BTreeSet<(u64, u32)>,
     timer_of: HashMap<u32, u64>,
-    /// The group of each block that is set aside, and the block.
+    /// The blocks that are set aside, each with its group.
     aside: BTreeSet<(u32, u32)>,
     group_of: HashMap<u32, u32>,
 }
 
-/// The group of blocks with several replicas or with a parent, which the return of any segment may concern.
+/// The group of blocks with several replicas or with a parent. The return of any segment may
+/// concern them.
 pub(super) const SPREAD: u32 = u32::MAX;
 
 impl Default for Queues {

@@ -57,7 +57,7 @@ pub struct RunLimits {
     pub now: BootInstant,
     /// Blocks that count as leased.
     pub floor: LeaseFloor,
-    /// Blocks that were used at this tick or later stay.
+    /// Blocks whose last use is at this tick or later stay.
     pub before: Tick,
 }
 
@@ -248,8 +248,8 @@ struct Search<'d> {
     segment: SegmentId,
     limits: &'d RunLimits,
     oldest_tick: u64,
-    /// The ticks from the oldest block to the most recent one. A pool that has run for long has high ticks
-    /// only.
+    /// The ticks from the oldest block to the most recent one. Ages count from the oldest block,
+    /// because all ticks are high in a pool that has run for long.
     span: u64,
     prices: HashMap<ExtentIndex, Option<Price>>,
 }

@@ -13,10 +13,11 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The reason that no room was granted.
+/// Why no room was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoRoom {
-    /// No node takes blocks now, or none takes a block this long. Such a node may return.
+    /// No node takes blocks now, or no node that takes blocks has a segment for a block this long.
+    /// Another node may return.
     NoNodes,
     /// The block exceeds every segment, even an empty one.
     TooLarge,
@@ -46,7 +47,7 @@ struct Candidate<'a> {
     rank: Rank,
 }
 
-/// The rank of a segment: preferred segments first, then by turn.
+/// The rank of a segment: preferred nodes first, then by turn.
 #[derive(Clone, Copy, Debug)]
 struct Rank {
     /// The place among the preferred nodes; their number for every other node.
@@ -58,10 +59,10 @@ struct Rank {
 /// The time at which a segment takes its next block, if it takes blocks at the rate of its free
 /// room.
 ///
-/// The first turn is drawn from the exponential distribution of that rate. So the chance of a
-/// segment to be first is its share of the free room. Later turns are evenly spaced, so a batch
-/// spreads over the segments by the same shares. All nodes therefore fill at the same pace, and a
-/// new empty node does not take every put. A segment without room has its turn at infinity.
+/// The first turn is drawn from the exponential distribution of that rate. So a segment's chance to
+/// be first equals its share of the free room. Later turns are evenly spaced, so a batch spreads
+/// over the segments by the same shares. All nodes therefore fill at the same pace, and a new empty
+/// node does not take every put. A segment without room has its turn at infinity.
 #[derive(Clone, Copy, Debug)]
 struct Turn(f64);
 
@@ -102,7 +103,7 @@ impl<'a> Candidate<'a> {
 }
 
 impl<'a> Allocator<'a> {
-    /// Leaves out the nodes that have begun to drain since.
+    /// Removes the candidates on nodes that have begun to drain since this allocator was made.
     pub fn leave_out_nodes_that_drain(&mut self) {
         self.candidates
             .retain(|candidate| !candidate.segment.node.drains());

@@ -24,7 +24,8 @@ const MAX_GRANULES: u64 = (1 << 48) - 1;
 const FREE: u32 = u32::MAX;
 const HELD: u32 = u32::MAX - 1;
 
-/// The tenant of a free range, and of an extent that nobody pays for. Ids of namespaces are below 2^31.
+/// The tenant of a free range, and of an extent that no namespace pays for. Ids of namespaces are
+/// below 2^31.
 const NOBODY: u32 = u32::MAX;
 
 /// The use of a range.
@@ -51,7 +52,7 @@ pub struct Range {
     pub usage: Use,
 }
 
-/// Twenty-four bytes, because each replica in the pool has one.
+/// Packed into 24 bytes, because each replica in the pool has one.
 #[derive(Debug)]
 struct ExtentNode {
     offset_low: u32,
@@ -138,7 +139,7 @@ impl Extents {
         }
     }
 
-    /// The charges; `None` for extents that nobody pays for.
+    /// The charges; `None` for extents that no namespace pays for.
     pub const fn ledger(&self) -> Option<&Ledger> {
         self.ledger.as_ref()
     }
@@ -212,8 +213,8 @@ impl Extents {
         Some(ExtentIndex(self.carve(node, start, wanted)))
     }
 
-    /// Allocates every free part of a range, in the order of addresses, and says where each lies. The range is
-    /// rounded out to [`GRANULE`].
+    /// Allocates every free part of a range, in the order of addresses, and returns the extents.
+    /// The range is rounded out to [`GRANULE`].
     pub fn allocate_free_in(
         &mut self,
         offset: Offset,

@@ -1,9 +1,10 @@
 //! Leases that protect a replica which has left its block.
 //!
-//! A replica may leave a block that readers hold leases on: it was moved, or the block was loaded elsewhere. The
-//! extent stays shut until these leases end. A long read would renew its lease at the block and go on where the
-//! replica was. So a renewal that is for a location is refused, and the reader asks where the block lies now. It is
-//! refused for one TTL at most, which is also how long a standby keeps a freed extent shut.
+//! A replica may leave a block that readers hold leases on: it was moved, or the block was loaded
+//! elsewhere. The extent stays in quarantine until these leases end. A long read would renew its
+//! lease at the block and go on reading the old extent. So the master refuses to renew a lease for
+//! that location, and the reader asks for the block's new one. The master refuses for at most one
+//! lease TTL. A standby keeps a freed extent in quarantine for the same time.
 
 use crate::clock::BootInstant;
 use kvpool_types::Version;
@@ -12,10 +13,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// How much longer than its leases a note is kept: a renewal may have taken the time before it looks.
+/// How much longer than its leases a note is kept. A renewal may have read the clock this long
+/// before it looks the note up.
 const MARGIN: Duration = Duration::from_secs(10);
 
-/// One replica that has left, or is about to.
+/// A replica that has left its block, or is about to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "say whether the replica has left"]
 pub struct Leaving {
@@ -26,11 +28,12 @@ pub struct Leaving {
 #[derive(Debug, Default)]
 struct Notes {
     last: u64,
-    /// By version and number, the highest token of a lease that was given while the replica was there.
+    /// By version and number: the highest token of a lease that was granted while the block had the
+    /// replica.
     tokens: BTreeMap<(Version, u64), BootInstant>,
 }
 
-/// See the module's documentation.
+/// The highest lease tokens of replicas that have left, or are about to.
 #[derive(Debug, Default)]
 pub struct MovedLeases {
     count: AtomicUsize,
@@ -38,7 +41,8 @@ pub struct MovedLeases {
 }
 
 impl MovedLeases {
-    /// A replica of this version is about to leave. No lease on it has a token beyond `latest`.
+    /// Records that a replica of this version is about to leave. No lease on it has a token beyond
+    /// `latest`.
     pub fn leaves(&self, version: Version, latest: BootInstant) -> Leaving {
         let mut notes = self.notes.lock();
         notes.last += 1;
@@ -48,14 +52,14 @@ impl MovedLeases {
         Leaving { version, number }
     }
 
-    /// The replica has left, and its last lease was until `last_token`.
+    /// Records that the replica has left. `last_token` is the token of its last lease.
     pub fn left(&self, leaving: Leaving, last_token: BootInstant) {
         let mut notes = self.notes.lock();
         let Leaving { version, number } = leaving;
         notes.tokens.insert((version, number), last_token);
     }
 
-    /// The replica has not left.
+    /// Records that the replica has not left.
     pub fn stays(&self, leaving: Leaving) {
         let mut notes = self.notes.lock();
         let Leaving { version, number } = leaving;
@@ -63,7 +67,8 @@ impl MovedLeases {
         self.count.store(notes.tokens.len(), Ordering::Release);
     }
 
-    /// Whether a lease on this version with this token may be for an extent that the replica has left.
+    /// Whether a lease on this version with this token may protect an extent that the replica has
+    /// left.
     pub fn may_be_elsewhere(&self, version: Version, token: BootInstant) -> bool {
         if self.count.load(Ordering::Acquire) == 0 {
             return false;

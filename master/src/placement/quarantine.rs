@@ -2,15 +2,15 @@
 //!
 //! ```text
 //!  block leaves the directory ─► record durable ─► leases over ─► node has fenced it ─► free
-//!                                 (journal)        (delayed)      (tickets)
+//!                                (journal)        (delayed)      (tickets)
 //! ```
 //!
-//! An extent that stays longer than `STUCK_AFTER` is *stuck*: a process holds it, a lease runs, or its
-//! node is silent. Eviction counts quarantined extents as future free space, except stuck ones.
+//! An extent that stays longer than `STUCK_AFTER` is *stuck*: a process holds it, a lease runs, or
+//! its node is silent. Eviction counts quarantined extents as future free space, except stuck ones.
 //!
 //! Small neighbours that are freed together are fenced together, as one range under the highest of
-//! their grants. No later grant on them can have a lower number, because it is given after all of
-//! theirs. A run is short, so that one reader delays few other extents.
+//! their grants. A later grant on them is given after all of these grants, so its number is higher.
+//! A run is short, so that one reader delays few other extents.
 //!
 //! **Architecture Invariant:** a granted extent becomes free only through the quarantine.
 //!
@@ -49,7 +49,8 @@ pub struct Freed {
     pub extent: Extent,
     /// The grant of the last write; `None` for a grant of an older epoch.
     pub grant: Option<GrantId>,
-    /// The number of the next grant when the extent was freed. Later grants on the extent have it or a higher one.
+    /// The number of the next grant when the extent was freed. Every later grant on the extent has
+    /// this number or a higher one.
     pub before: GrantId,
     /// The end of the last lease on the extent.
     pub not_before: BootInstant,
@@ -92,7 +93,8 @@ pub struct Quarantine {
     /// Leases on replicas that have left their blocks.
     pub moved: MovedLeases,
     delayed: Mutex<Delayed>,
-    /// Extents that left under leases and whose removal is on its way to the log, by a number.
+    /// Extents that blocks left under leases, while their removal is on its way to the log. The key
+    /// numbers each removal.
     leaving: Mutex<BTreeMap<u64, Vec<(Extent, BootInstant)>>>,
     next: AtomicU64,
     by_node: RwLock<HashMap<Incarnation, Arc<NodeTickets>>>,
@@ -107,22 +109,22 @@ struct NodeTickets {
     stuck_through: Mutex<u64>,
 }
 
-/// Extents under a lease, by the lease's end.
+/// Extents that wait for the ends of their leases.
 #[derive(Debug, Default)]
 struct Delayed {
     items: BTreeMap<(BootInstant, u64), Freed>,
-    /// Bytes of this term's stuck extents, by the tenth of a second of their leases' end and by
-    /// segment. Other extents count as free in [`Segment::used_after_quarantine`].
+    /// The bytes of this term's stuck extents, by segment and by the end of their leases in tenths
+    /// of a second. Other extents count as free in [`Segment::used_after_quarantine`].
     coming: BTreeMap<(u64, SegmentId), u64>,
 }
 
-/// The tenth of a second of a time.
+/// A time in tenths of a second.
 fn tenth(moment: BootInstant) -> u64 {
     moment.0 / 100
 }
 
-/// The key under which an extent counts as future room. Leases of the last term are only assumed. A
-/// put that waited for all of them would stall after a restart.
+/// The key under which an extent counts as future room. An extent of an earlier term has none: its
+/// leases are only assumed. A put that waited for them all would stall after a restart.
 fn coming_key(item: &Freed) -> Option<(u64, SegmentId)> {
     let counts = item.stuck && item.grant.is_some();
     counts.then(|| (tenth(item.not_before), item.segment.id))
@@ -136,7 +138,7 @@ impl Delayed {
         self.items.insert((item.not_before, number), item);
     }
 
-    /// Removes the extents whose leases are over.
+    /// Removes and returns the extents whose leases are over.
     fn take_over(&mut self, now: BootInstant) -> Vec<Freed> {
         let waiting = self.items.split_off(&(BootInstant(now.0 + 1), 0));
         let over = std::mem::replace(&mut self.items, waiting);
@@ -167,7 +169,8 @@ impl Quarantine {
 
     /// The extents whose leases run after `now`. Their removal need not be durable yet.
     pub fn leased(&self, now: BootInstant) -> Vec<Extent> {
-        // First those on their way: none is missed that arrives meanwhile.
+        // The extents on their way are read first, so that an extent that arrives meanwhile is not
+        // missed.
         let leaving = self.leaving.lock();
         let leaving = leaving.values().flatten().filter(|(_, end)| *end > now);
         let mut all: Vec<Extent> = leaving.map(|(extent, _)| *extent).collect();
@@ -179,7 +182,8 @@ impl Quarantine {
         all
     }
 
-    /// Extents leave whose removal is not durable yet. Returns the number for [`Quarantine::has_left`].
+    /// Records that blocks leave extents, before the removal is durable. Returns the number for
+    /// [`Quarantine::has_left`].
     pub(crate) fn leaves(&self, extents: Vec<(Extent, BootInstant)>) -> Option<u64> {
         if extents.is_empty() {
             return None;
@@ -189,14 +193,15 @@ impl Quarantine {
         Some(number)
     }
 
-    /// Their removal is durable, and they have been taken, or the journal has ended.
+    /// Ends the record of [`Quarantine::leaves`]: the removal is durable and the quarantine has the
+    /// extents, or the journal has ended.
     pub(crate) fn has_left(&self, number: Option<u64>) {
         if let Some(number) = number {
             self.leaving.lock().remove(&number);
         }
     }
 
-    /// Shows every extent whose removal is durable.
+    /// Passes every extent whose removal is durable to `note`.
     pub(crate) fn each(&self, mut note: impl FnMut(Extent)) {
         let leased = self.delayed.lock();
         leased.items.values().for_each(|item| note(item.extent));
@@ -235,14 +240,15 @@ impl Quarantine {
         self.ask(ready);
     }
 
-    /// Asks the nodes to fence the extents whose leases are over. `log` gets them before any is granted again.
+    /// Asks the nodes to fence the extents whose leases are over. `log` gets these extents before
+    /// any of them is granted again.
     pub fn tick(&self, now: BootInstant, log: impl FnOnce(&[Freed])) {
         let mut delayed = self.delayed.lock();
         let mut over = delayed.take_over(now);
         drop(delayed);
         self.moved.forget(now);
         log(&over);
-        // From here on only the node's answer is missing.
+        // From here on these extents wait only for the node's answer, so they count as free.
         for item in &mut over {
             item.since = now;
             if std::mem::take(&mut item.stuck) {
@@ -252,8 +258,8 @@ impl Quarantine {
         self.ask(over);
     }
 
-    /// Marks extents that a node has not fenced in time. Requests are ordered by time, so this
-    /// examines only those that are due, behind the last one examined.
+    /// Marks extents that a node has not fenced in time. Requests are ordered by time, so this call
+    /// examines only the due ones after the last examined one.
     pub fn mark_stuck(&self, node: &StoreNode, now: BootInstant) {
         let Some(tickets) = self.tickets(node) else {
             return;
@@ -308,8 +314,8 @@ impl Quarantine {
             // Numbers are given under the lock, so that a node's requests are ordered by time.
             let tickets = self.tickets_or_new(&node);
             let mut tickets = tickets.open.lock();
-            // A dropped node's memory is gone. It would never answer, and the requests would keep
-            // the node alive.
+            // A dropped node would never answer, and its requests would keep the node's state in
+            // memory.
             if node.state() == NodeState::Gone {
                 drop(tickets);
                 self.forget(&node);
@@ -425,8 +431,8 @@ fn joins(run: &Run, item: &Freed) -> bool {
         && last.grant.is_some() == item.grant.is_some()
 }
 
-/// Sends fences in several messages: the extents freed at once, or waiting for a node's return, may
-/// exceed one message.
+/// Sends fences in several messages. The extents that are freed at once, or that wait for a node's
+/// return, may exceed one message.
 fn send_fences(node: &StoreNode, mut fences: Vec<proto::FenceItem>) {
     while !fences.is_empty() {
         let later = fences.split_off(fences.len().min(proto::MAX_TICKETS));
@@ -456,7 +462,7 @@ fn fence_item(ticket: u64, run: &Run) -> proto::FenceItem {
         "invariant: a run has no gaps"
     );
     let highest = run.iter().filter_map(|item| item.grant).max();
-    // The run is freed whole: until then no grant on any of it is given.
+    // The whole run is freed at once, so no part of it is granted before that.
     let before = run.iter().map(|item| item.before).max();
     proto::FenceItem {
         ticket,

@@ -25,7 +25,7 @@ pub struct ReserveOptions {
     pub upsert: bool,
     /// The longest wait for room, or for another writer of a key.
     pub timeout: Duration,
-    /// The longest time that the write may take.
+    /// The requested lifetime of the grants: the longest time that the write may take.
     pub grant_ttl: Duration,
     /// The length of the soft pin.
     pub soft_pin: Option<Duration>,
@@ -33,10 +33,11 @@ pub struct ReserveOptions {
     pub hard_pin: bool,
     /// The id of the request; 0 for none.
     pub request: u64,
-    /// The sorted ids of earlier requests of the caller. Their grants for these keys end, because the reply was lost or
-    /// the write failed.
+    /// The sorted ids of earlier requests of the caller. Their grants for these keys end, since
+    /// their reply was lost or their write failed.
     pub instead_of: Vec<u64>,
-    /// The client whose last framed connection ends the put; `None` for no client.
+    /// The client that writes. When its last framed connection ends, the put ends. `None`: only the
+    /// grants' lifetime ends the put.
     pub writer: Option<ClientId>,
 }
 
@@ -49,14 +50,15 @@ pub struct Granted {
     pub replicas: Copies,
 }
 
-/// The most other writers that a put watches at once. When the first of them ends, the put continues.
+/// The most other writers that a put watches at once. The put continues when the first of them
+/// ends.
 const WATCHED: usize = 32;
 /// The polling interval of a put that waits for nodes.
 const NODES_POLL: Duration = Duration::from_millis(100);
 
 type Outcome = Option<Result<Granted, Code>>;
 
-/// The open keys after a pass over a batch.
+/// The keys that a pass over a batch left open.
 #[derive(Debug, Default)]
 struct Open {
     granted: bool,
@@ -97,7 +99,8 @@ impl Open {
     fn note_demand(&mut self, rounded: u64, copies: usize) {
         self.demand += rounded * copies as u64;
         self.blocks += 1;
-        // The largest block is the hardest to place, so the put waits for its nodes.
+        // The largest block is the hardest to place, so the put waits for as many nodes as that
+        // block needs.
         if rounded >= self.largest {
             (self.largest, self.copies) = (rounded, copies);
         }
@@ -105,7 +108,7 @@ impl Open {
 }
 
 impl Pool {
-    /// The lifetime of a grant, given the requested lifetime.
+    /// The lifetime of a grant: the requested one, within the pool's bounds.
     pub fn grant_ttl(&self, asked: Duration) -> Duration {
         let most = self.config.max_grant_ttl;
         if asked.is_zero() {
@@ -162,7 +165,8 @@ impl Pool {
             let until_poll = pause.map_or(deadline, |pause| {
                 deadline.min(tokio::time::Instant::now() + pause)
             });
-            // The order matters: room or a key that comes at the deadline is still taken.
+            // The order of the branches matters: a put takes room or a key that becomes free at its
+            // deadline.
             called = tokio::select! {
                 biased;
                 () = turn(queued.as_ref()) => true,
@@ -194,7 +198,7 @@ impl Pool {
         }
     }
 
-    /// One pass over the open keys, which decides as many as possible. It takes room only with
+    /// Makes one pass over the open keys and decides as many as possible. Takes room only if
     /// `may_take`.
     fn reserve_open(
         &self,
@@ -207,12 +211,13 @@ impl Pool {
     ) -> Open {
         self.metrics.put_passes();
         let mut open = Open::default();
-        // Taken once for the whole pass. A second read lock would wait behind a waiting writer,
-        // which waits for the first lock.
+        // Taken once for the whole pass. A second read lock would wait behind a waiting writer, and
+        // the writer waits for the first lock.
         let view = self.view();
         let mut room = view.segments.allocator(&options.hints, namespace);
         let mut reservations = self.reservations.lock();
-        // A drain searches for the puts on its node under this lock.
+        // A drain searches for the puts on its node under the reservations' lock, so the check is
+        // made under it too.
         room.leave_out_nodes_that_drain();
         let account = self.directory.accounts().of(namespace);
         if account.is_closed() {
@@ -243,7 +248,7 @@ impl Pool {
             let _until_taken = tenant.map(|tenant| tenant.taking.lock());
             if let Some(tenant) = tenant {
                 let bytes = Extents::rounded(*length).0 * room.copies(*length) as u64;
-                // The blocks that wait for room take their part of the quota first.
+                // The batch's earlier blocks that wait for room take their part of the quota first.
                 let need = Goal {
                     bytes: open.demand + bytes,
                     blocks: open.blocks + 1,
@@ -294,7 +299,7 @@ impl Pool {
         }
         drop(reservations);
         drop(room);
-        // Eviction starts before the room is needed.
+        // Eviction starts before puts need the room.
         let is_low = open.granted && self.is_low(&view.segments.usage());
         drop(view);
         if is_low {
@@ -309,8 +314,8 @@ impl Pool {
         self.next_version.load(Ordering::Acquire) < self.versions_until.load(Ordering::Acquire)
     }
 
-    /// Decides the keys that are present on a reachable node. Without `view`, no key is decided. Returns the
-    /// indices of the open keys that have a block nevertheless.
+    /// Decides the keys that are present on a reachable node. Without `view`, it decides no key.
+    /// Returns the indexes of the open keys that have a block all the same.
     fn settle_present(
         &self,
         view: Option<&View<'_>>,
@@ -338,8 +343,8 @@ impl Pool {
         had_blocks
     }
 
-    /// Decides the keys that have a readable copy on a medium, if `decides` is true. Adds the indices of the other
-    /// open keys that have a copy to `had_blocks`.
+    /// Decides the keys that have a readable copy on a medium, if `decides` is true. Adds the
+    /// indexes of the other open keys with a copy to `had_blocks`.
     fn settle_on_media(
         &self,
         decides: bool,
@@ -414,7 +419,7 @@ impl Pool {
     }
 }
 
-/// Waits until a queued put is woken. Without a put, waits forever.
+/// Waits until a queued put is woken. Without a queued put, waits forever.
 async fn turn(queued: Option<&QueuedPut<'_>>) {
     match queued {
         Some(queued) => queued.woken().await,
@@ -422,7 +427,7 @@ async fn turn(queued: Option<&QueuedPut<'_>>) {
     }
 }
 
-/// Waits until one of these puts has ended. Without a put, waits forever.
+/// Waits until one of these puts has ended. Without puts, waits forever.
 async fn any_end(writers: &[Arc<End>]) {
     if writers.is_empty() {
         std::future::pending().await
@@ -433,7 +438,7 @@ async fn any_end(writers: &[Arc<End>]) {
 
 /// True while an outcome may still change.
 fn is_open(outcome: &Result<Granted, Code>) -> bool {
-    // `StoreFailed`: no version is reserved durably at the moment.
+    // `StoreFailed` means that no version is reserved durably at the moment.
     matches!(
         outcome,
         Err(Code::Full

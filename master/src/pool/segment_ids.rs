@@ -1,7 +1,8 @@
 //! The numbers of new segments. Like versions, they are reserved durably before use (ADR 0007).
 //!
-//! A shard's snapshot may name a segment that is gone, until the shard is captured again. A reused
-//! number would bring the blocks in that snapshot back on the new segment.
+//! A shard's snapshot may name a segment that has left, until the journal captures the shard again.
+//! If a new segment had the same number, that snapshot would bring the old segment's blocks back on
+//! it.
 
 use super::Pool;
 use super::nodes::{RegisterError, refuse};
@@ -13,16 +14,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The number of ids reserved at a time. A term leaves at most this many unused.
 const WINDOW: u32 = 64;
 
-/// The ids of this term. They change under the registration's lock only.
+/// The ids of this term. They change only under the registration's lock.
 #[derive(Debug)]
 pub(super) struct SegmentIds {
     next: AtomicU32,
-    /// Ids from here on need another durable reservation first.
+    /// An id from here on needs another durable reservation.
     until: AtomicU32,
 }
 
 impl SegmentIds {
-    /// The ids behind all ids of earlier terms. The caller logs [`SegmentIds::record`].
+    /// The ids after all ids of earlier terms. The caller logs [`SegmentIds::record`].
     pub(super) const fn new(next: u32) -> Self {
         Self {
             next: AtomicU32::new(next),
@@ -30,7 +31,7 @@ impl SegmentIds {
         }
     }
 
-    /// Takes back the reservation of [`SegmentIds::new`], which could not be logged.
+    /// Takes back the reservation of [`SegmentIds::new`], because it could not be logged.
     pub(super) fn reserve_nothing(&self) {
         let next = self.next.load(Ordering::Acquire);
         self.until.store(next, Ordering::Release);

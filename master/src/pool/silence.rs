@@ -1,4 +1,4 @@
-//! Whose silence is it: a node's, or this master's own?
+//! Whether a silence is a node's own, or this master is cut off.
 
 use super::Pool;
 use crate::clock::BootInstant;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// A leader that hears nothing for this long may be cut off.
 pub const SILENCE: Duration = Duration::from_secs(2);
 
-/// No time since which nobody was heard.
+/// The value of `hears_nobody_since` while the master hears a client or a node.
 pub(super) const HEARS_SOMEBODY: u64 = u64::MAX;
 
 impl Pool {
@@ -26,8 +26,8 @@ impl Pool {
         self.now().since(heard)
     }
 
-    /// True when no client called this master and fewer than half of the nodes talked to it for
-    /// [`SILENCE`]: it may be this master that is cut off.
+    /// True if no client called this master for [`SILENCE`], and fewer than half of the nodes
+    /// talked to it. Then this master itself may be cut off.
     pub fn hears_few(&self) -> bool {
         if self.client_silence() < SILENCE {
             return false;
@@ -38,8 +38,9 @@ impl Pool {
         nodes.iter().filter(is_heard).count() * 2 < nodes.len().max(1)
     }
 
-    /// Counts the silence of all nodes from `now` on if this check comes late. The machine slept, or the
-    /// process was stopped. The clock counts that time, and messages of live nodes are still unread.
+    /// Counts the silence of all nodes from `now` on if this check comes late, since then the
+    /// machine slept or the process was stopped. The clock counts that time, but messages of live
+    /// nodes are still unread.
     pub(super) fn excuse_silence(&self, now: BootInstant) {
         let last = BootInstant(self.tended.swap(now.0, Ordering::Relaxed));
         let pause = now.since(last);
@@ -55,7 +56,8 @@ impl Pool {
         );
     }
 
-    /// Notes since when neither a client nor a node was heard, if that is longer than usual.
+    /// Records since when the master has heard neither a client nor a node, if that is longer than
+    /// usual.
     pub(super) fn watch_own_silence(&self, now: BootInstant) {
         let nodes = self.members.all();
         let heard = nodes.iter().map(|node| node.last_heard()).max();
@@ -67,13 +69,14 @@ impl Pool {
         }
     }
 
-    /// True while neither a client nor a node is heard.
+    /// True while the master hears neither a client nor a node.
     pub(super) fn hears_nobody(&self) -> bool {
         self.hears_nobody_since.load(Ordering::Relaxed) != HEARS_SOMEBODY
     }
 
-    /// Somebody is heard. After a silence of all, nodes that became suspect in it get time to return. It was probably
-    /// this master that was cut off. Whoever is first would miss the blocks of all others.
+    /// Ends a silence of all clients and nodes, because one of them was heard. Probably this master
+    /// was cut off. So the nodes that became suspect meanwhile get time to return. Otherwise the
+    /// first client to return would get misses for the blocks of nodes that return later.
     pub(super) fn end_own_silence(&self) {
         if !self.hears_nobody() {
             return;

@@ -10,7 +10,7 @@ use kvpool_types::{Extent, Length, Offset, SegmentId, Version};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-/// The most ranges of one record, which etcd takes in one piece.
+/// The most ranges of one record: etcd takes a record as one value.
 const MOST_RANGES: usize = 8192;
 
 /// The pool as the journal sees it. The reference is weak because the pool owns the journal.
@@ -92,7 +92,8 @@ impl SnapshotSource for Source {
         records
     }
 
-    /// The next leader does not know which blocks left before a snapshot. Readers may still have leases on them.
+    /// The next leader does not know which blocks left before a snapshot. Readers may still have
+    /// leases on their extents.
     fn capture_beside(&self) -> Vec<Record> {
         let Some(pool) = self.pool() else {
             return Vec::new();
@@ -113,7 +114,8 @@ pub(super) fn unleased_ranges(extents: Vec<Extent>) -> Vec<Record> {
     joined(extents).into_iter().map(of).collect()
 }
 
-/// The ranges of extents by segment, neighbours as one. A segment is listed again after [`MOST_RANGES`].
+/// The ranges of extents by segment, with neighbours joined. A segment with more than
+/// [`MOST_RANGES`] ranges is listed again.
 fn joined(mut extents: Vec<Extent>) -> Vec<(SegmentId, Vec<(Offset, Length)>)> {
     extents.sort_unstable_by_key(|extent| (extent.segment, extent.offset));
     let mut all: Vec<(SegmentId, Vec<(Offset, Length)>)> = Vec::new();

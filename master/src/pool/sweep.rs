@@ -1,8 +1,8 @@
 //! Removes the blocks of dropped nodes from the directory.
 //!
-//! A dropped node has no segments from that moment on, so no reader is sent to its blocks. The
-//! caretaker's thread removes their entries afterwards, in steps: a node may have millions of
-//! blocks, and no call waits for them.
+//! A dropped node has no segments from the moment of its drop, so no lookup returns its blocks. The
+//! caretaker's thread removes their entries afterwards, in steps. A node may have millions of
+//! blocks, and no call waits for the sweep.
 
 use super::Pool;
 use crate::directory::Dropped;
@@ -48,8 +48,8 @@ impl Pool {
     pub(super) fn sweep(&self, budget: Duration) -> bool {
         let begun = Instant::now();
         loop {
-            // Only the caretaker takes from the front, so the first sweep is the same after the
-            // step.
+            // Only the caretaker takes from the front, so after the step the front is still this
+            // sweep's place.
             let Some(mut sweep) = self.sweeps.lock().pop_front() else {
                 return false;
             };
@@ -85,7 +85,7 @@ impl Pool {
         let Some(segment) = sweep.segments.front() else {
             return false;
         };
-        // This comes before a load can bring the block to another extent, where these leases are not counted.
+        // Before a load can bring the block to another extent, where these leases are not counted.
         let leaves = |dropped: &Dropped| {
             if dropped.removed.is_some() {
                 self.note_leased(dropped.version, dropped.lease_until);
@@ -117,7 +117,7 @@ impl Pool {
     }
 }
 
-/// A node that leaves in order, with copies of its blocks elsewhere, is no cause for a warning.
+/// No warning for a node that left in order and whose blocks have copies elsewhere.
 fn log_end(sweep: &Sweep) {
     let Sweep { node, lost, .. } = sweep;
     let (node, incarnation) = (&node.name, node.incarnation);

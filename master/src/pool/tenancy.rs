@@ -1,4 +1,4 @@
-//! Namespaces: their records, settings and end.
+//! Namespaces: creation, settings and deletion.
 
 use super::Pool;
 use super::remove::Removal;
@@ -11,9 +11,9 @@ use kvpool_types::{Code, NamespaceSettings, Setting, SettingsError};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a deletion waits for commits, loads and copies that are under way.
+/// How long a deletion waits for commits, loads and copies in progress.
 const DELETION_WAIT: Duration = Duration::from_secs(20);
-/// The pause between two looks at them.
+/// The interval at which a deletion checks for them.
 const DELETION_POLL: Duration = Duration::from_millis(10);
 
 /// Why a namespace was not changed.
@@ -33,34 +33,34 @@ impl From<Code> for NamespaceRefused {
     }
 }
 
-/// A namespace with its settings and use.
+/// A namespace with its settings and usage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceView {
     /// Its fields and settings.
     pub known: Known,
-    /// What it uses.
+    /// Its usage.
     pub balance: Balance,
 }
 
-/// Runs `work` to its end, also when its caller leaves.
+/// Runs `work` to its end, even if its caller leaves.
 async fn detached<T: Send + 'static>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, Code> {
-    // It fails when the work panics, or the runtime stops.
+    // The join fails if the work panics, or if the runtime stops.
     tokio::spawn(work).await.map_err(|_| Code::Internal)
 }
 
 impl Pool {
-    /// Creates a valid namespace; true when it is new. Fails when the name exists with other
-    /// fields. A namespace that exists keeps its settings. A creation that has begun goes on when its
-    /// caller leaves.
+    /// Creates a valid namespace; true if it is new. Fails if the name exists with other fields. An
+    /// existing namespace keeps its settings. A creation that has begun goes on even if its caller
+    /// leaves.
     pub async fn create_namespace(
         self: &Arc<Self>,
         namespace: Namespace,
         settings: NamespaceSettings,
     ) -> Result<bool, NamespaceRefused> {
         settings.validate()?;
-        // Every client that connects asks for its namespace, which mostly exists.
+        // Every client that connects asks for its namespace, which usually exists.
         if !self.namespaces.find_or_number(&namespace)?.1 {
             return Ok(false);
         }
@@ -81,7 +81,8 @@ impl Pool {
         }
         let pool = Arc::clone(self);
         detached(async move {
-            // The next creation finds the number of this one used.
+            // The lock is held until the record is logged, so the next creation finds this one's
+            // number used.
             let _until_logged = one_at_a_time;
             let (of_log, logged) = (Arc::clone(&pool), records.clone());
             let applied = move || {
@@ -97,8 +98,8 @@ impl Pool {
         Ok(true)
     }
 
-    /// Changes the settings of a namespace. Returns the new ones, which are durable. A change that has
-    /// begun goes on when its caller leaves.
+    /// Changes the settings of a namespace, and returns the new ones once they are durable. A
+    /// change that has begun goes on even if its caller leaves.
     pub async fn change_namespace(
         self: &Arc<Self>,
         name: &str,
@@ -128,8 +129,8 @@ impl Pool {
         Ok(settings)
     }
 
-    /// The sum of the guaranteed shares, and its bytes beyond what the pool holds below the high watermark. With such
-    /// shares puts may find no room for ever. A pool without nodes has no excess.
+    /// The sum of the guaranteed shares, and the bytes by which it exceeds the high watermark of
+    /// the pool. With an excess, puts may never find room. A pool without nodes has no excess.
     pub fn guaranteed(&self) -> (u64, u64) {
         let tenants = self.directory.accounts().tenants();
         let shares = tenants.iter().map(|(_, tenant)| tenant);
@@ -166,7 +167,8 @@ impl Pool {
         })
         .await?;
         if !was_tenant {
-            // It may read every block, so it runs outside the runtime's threads and the log's.
+            // The work may read every block, so it runs on a blocking thread, outside the runtime's
+            // and the log's threads.
             let pool = Arc::clone(self);
             let moved = kvpool_seams::blocking(move || pool.directory.reorder_of(id));
             moved.await.map_err(|_| Code::Internal)?;
@@ -175,9 +177,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Deletes a namespace, and with `with_blocks` its blocks too, despite leases and pins. Returns
-    /// their number. After an error the namespace is there, perhaps with fewer blocks. A deletion that
-    /// has begun goes on when its caller leaves.
+    /// Deletes a namespace. With `with_blocks` also its blocks, despite leases and pins. Returns
+    /// the number of deleted blocks. After an error the namespace remains, perhaps with fewer
+    /// blocks. A deletion that has begun goes on even if its caller leaves.
     pub async fn delete_namespace(
         self: &Arc<Self>,
         name: &str,
@@ -188,7 +190,7 @@ impl Pool {
         }
         let one_at_a_time = Arc::clone(&self.namespace_deletion).lock_owned().await;
         let id = {
-            // A change of the namespace that has begun ends first.
+            // A change of the namespace that has begun must end first.
             let _no_change = self.namespace_changes.lock().await;
             let id = self.namespaces.resolve(name)?;
             if !self.leads() {
@@ -231,7 +233,8 @@ impl Pool {
         with_blocks: bool,
     ) -> Result<u64, Code> {
         let account = self.directory.accounts().of(id);
-        // A copy that is on its way to the log is not counted yet. No other one is recorded now.
+        // A copy whose record is being appended is not counted yet. After this call no further copy
+        // is recorded.
         self.record_no_transfer();
         self.flush_log().await?;
         let is_used = |balance: &Balance| *balance != Balance::default();
@@ -263,8 +266,8 @@ impl Pool {
         Ok(removed)
     }
 
-    /// The namespaces behind the name `after`, by name, at most `limit`, and whether there are
-    /// more.
+    /// At most `limit` namespaces whose names follow `after`, in the order of the names, and
+    /// whether more follow.
     pub fn namespaces_after(&self, after: &str, limit: usize) -> (Vec<NamespaceView>, bool) {
         let mut names = self.namespaces.names();
         names.retain(|name| name.as_str() > after);
@@ -288,7 +291,8 @@ impl Pool {
         self.directory.accounts().total()
     }
 
-    /// The same sums, counted over segments, media and directories. At rest they are equal.
+    /// The sums of [`Pool::balance`], counted from segments, media and directories. At rest both
+    /// are equal.
     pub fn counted_balance(&self) -> Balance {
         let memory = {
             let segments = self.placement.segments();
@@ -307,8 +311,8 @@ impl Pool {
         }
     }
 
-    /// Counts a call of a namespace against its rates. An error says which rate refuses it, and for
-    /// how long. Costs one load without tenants.
+    /// Counts a call against the rates of its namespace. An error holds the code of the exceeded
+    /// rate, and the time until it allows a call. Costs one load without tenants.
     #[inline]
     pub fn admit(&self, namespace: NamespaceId, moves_bytes: bool) -> Result<(), (Code, Duration)> {
         match self.directory.accounts().tenant(namespace) {
@@ -317,8 +321,8 @@ impl Pool {
         }
     }
 
-    /// Counts bytes that an admitted call of a namespace moves; `bytes` is called only for a
-    /// tenant.
+    /// Counts the bytes that an admitted call moves against its namespace's rates. `bytes` is
+    /// called only for a tenant.
     #[inline]
     pub fn moved(&self, namespace: NamespaceId, bytes: impl FnOnce() -> u64) {
         if let Some(tenant) = self.directory.accounts().tenant(namespace) {

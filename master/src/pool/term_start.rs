@@ -1,7 +1,7 @@
 //! The start of a term: a pool over the durable metadata.
 //!
-//! Segments come with nodes in the state unreported. Nothing on them is readable or grantable until
-//! the node has registered in this term, which closes every grant of earlier terms.
+//! A stored segment is in the state unreported until its node registers in this term. Until then
+//! nothing on it is readable or grantable. The registration closes every grant of earlier terms.
 
 use super::segment_ids::SegmentIds;
 use super::{Pool, caretaker, evictor, replicas, snapshot, tiering};
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// The number of versions that a term reserves at a time.
 const VERSION_WINDOW: u64 = 1 << 40;
 
-/// The reason that a term could not begin.
+/// Why a term could not begin.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -56,7 +56,8 @@ const WORKERS: [StartWorker; 4] = [
     replicas::start,
 ];
 
-/// Starts the workers. If one cannot start, those before it end: each of them holds the pool.
+/// Starts the workers. If one cannot start, the workers before it end. Otherwise each would keep
+/// the pool alive.
 fn start_workers(
     pool: &Arc<Pool>,
     workers: Workers,
@@ -85,8 +86,8 @@ pub struct TermStart {
 }
 
 impl Pool {
-    /// Begins a term on a store with a single master, above every earlier term and with all durable
-    /// blocks.
+    /// Begins a term on a store with a single master. Its epoch is above every earlier one, and it
+    /// has all durable blocks.
     pub async fn start(
         config: Config,
         store: Arc<dyn MetadataStore>,
@@ -108,7 +109,7 @@ impl Pool {
     }
 
     /// Begins `term` with a standby's state, which must contain all durable records. Returns when
-    /// the term may grant.
+    /// the term may grant room.
     pub async fn lead(
         start: TermStart,
         mut standby: Standby,
@@ -139,7 +140,7 @@ impl Pool {
             mut recently_freed,
             ..
         } = standby;
-        // A standby has not heard the nodes itself, so their silence counts from now.
+        // A standby has not heard the nodes, so their silence counts from now.
         for node in members.all() {
             node.wait_from(now);
         }
@@ -237,8 +238,9 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Logs what this term reserves, and the seed unless an earlier term stored it. A full log takes nothing: a
-    /// term whose seed is stored then begins without anything reserved.
+    /// Logs the numbers that this term reserves, and the seed unless an earlier term stored it. A
+    /// full log takes no records. If the seed is stored, the term then begins without reserved
+    /// numbers.
     async fn log_first_records(&self, is_seed_stored: bool) -> Result<(), StartError> {
         let until = Version(self.versions_until.load(Ordering::Acquire));
         let mut records = vec![
@@ -250,14 +252,14 @@ impl Pool {
             records.push(Record::Seed(record::Seed { seed }));
         }
         match self.log(records, || {}).await {
-            // It serves gets. Puts and nodes that join reserve what they need when there is room.
+            // Such a term serves gets. Puts and new nodes reserve numbers once the store has room.
             Err(Code::StoreFull) if is_seed_stored => self.reserve_nothing(),
             logged => logged.map_err(StartError::Log)?,
         }
         Ok(())
     }
 
-    /// Gives back what this term would have reserved.
+    /// Takes back the reservations of this term, because they could not be logged.
     fn reserve_nothing(&self) {
         let first = self.first_version.0;
         self.versions_until.store(first, Ordering::Release);
@@ -292,7 +294,7 @@ mod tests {
     use crate::store::{EmbeddedOptions, EmbeddedStore};
     use std::time::{Duration, Instant};
 
-    /// The term is tried again, and memory has no room for the pools of earlier tries.
+    /// Starting a term is retried, and memory has no room for the pools of earlier attempts.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_pool_whose_workers_cannot_all_start_goes() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,19 +1,19 @@
-//! The traffic between memory and media: which media are attached, and the transfers in progress.
+//! The traffic between memory and media: the attached media, and the transfers in progress.
 //!
 //! ```text
 //!  node ─ offers ─► attach ─► in use ──┬─ demoter (thread) ─ stores ─► copy in the tier
 //!                                      └─ restore (a reader waits) ─ loads ─► block in memory
 //! ```
 //!
-//! A node carries out orders only. Each order is one transfer with a ticket, which the node answers once. A
-//! ticket belongs to the session that carried it. When the session ends, the outcome of its tickets is
-//! unknown. The range of a store is then given up. The extent of a load goes through quarantine, like that of
-//! a put that ended. The node offers its media again only when its transfers have ended. So transfers of an
-//! earlier session never overlap those of a later session.
+//! A node only carries out orders. Each order is one transfer with a ticket, which the node answers
+//! once. A ticket belongs to the session that carried it. When the session ends, the outcome of its
+//! tickets is unknown. The range of a store is then given up. The extent of a load goes through
+//! quarantine, like the extent of a put that ended. The node offers its media again only when its
+//! transfers have ended. So transfers of an earlier session never overlap those of a later session.
 //!
-//! **Architecture Invariant:** the result of a transfer is recorded only while the key's other copy has the
-//! same version. No removal of the key may be on its way to the log, and no other put of the key may be open.
-//! So the log never brings back a removed or replaced block.
+//! **Architecture Invariant:** the result of a transfer is recorded only while the key's other copy
+//! has the same version. No removal of the key may be on its way to the log, and no other put of
+//! the key may be open. So the log never brings back a removed or replaced block.
 
 mod admission;
 mod attach;
@@ -58,11 +58,11 @@ use transfers::Transfer;
 use unrecorded::Unrecorded;
 use zones::Saving;
 
-/// The most bytes of transfers in progress on one medium. This fills the device's queue, and fits the buffers
-/// of a node.
+/// The most bytes of transfers in progress on one medium. This many fill the device's queue and fit
+/// into a node's buffers.
 const WINDOW: u64 = 64 << 20;
 
-/// How often the copies whose moves failed are moved again, before they are dropped with their zone.
+/// How often failed moves of copies are repeated, before the copies are dropped with their zone.
 const MOST_LISTS_AGAIN: u32 = 2;
 
 /// The state of all media in use and of all transfers.
@@ -76,13 +76,13 @@ pub(super) struct Tiering {
     pub(super) queueing: Mutex<()>,
     admission: Admission,
     absent: Mutex<HashMap<SegmentId, Absence>>,
-    /// Whether copies were lost or no longer count, so that their blocks in memory need others.
+    /// Whether copies were lost or no longer count. Their blocks in memory then need new copies.
     has_lost_copies: AtomicBool,
-    /// Keys whose removals are on their way to the log, with the number of these removals.
+    /// Keys whose removals are on their way to the log, with the number of such removals.
     leaving: Mutex<HashMap<(NamespaceId, Key), u32>>,
     /// Loads and stores whose records the log has refused.
     refused: Mutex<Vec<Transfer>>,
-    /// The room in memory that loads wait for, by the medium of their copies.
+    /// The room in memory that loads wait for, by the medium of the copies.
     wanted_room: Mutex<HashMap<SegmentId, WantedRoom>>,
     /// Notified when a load ends.
     loaded: Notify,
@@ -141,14 +141,14 @@ struct Use {
     emptying: Emptying,
 }
 
-/// The progress of emptying the zone behind the cursor, which has the oldest copies.
+/// How far the zone behind the cursor is emptied. It has the oldest copies.
 #[derive(Debug)]
 enum Emptying {
     /// Emptying has not begun.
     Idle,
     /// Copies that were used since the zone was written are moving to the written zone.
     Saving(Saving),
-    /// The removal of the other copies is on its way to the log, or records of an earlier session are.
+    /// The removal of the other copies is being logged, or records of an earlier session are.
     Logging,
     /// Transfers may still touch the zone.
     Draining,
@@ -177,8 +177,8 @@ impl Use {
         self.stores() == TakesStores::Now
     }
 
-    /// Whether the medium takes no stores until its node restarts, and no transfer that counts is in
-    /// progress.
+    /// Whether the medium takes no stores until its node restarts, and no transfer in progress still
+    /// matters. A read-only medium finishes its transfers first.
     fn has_stopped(&self) -> bool {
         match self.state {
             MediumState::MediumGone => true,
@@ -187,8 +187,8 @@ impl Use {
         }
     }
 
-    /// Whether the copies of the oldest zone must be moved again, because some moves failed. The number of
-    /// repetitions is bounded, so that a medium that fails every move does not block the zone.
+    /// Whether the copies of the oldest zone must be moved again, because some moves failed. Bounds
+    /// the number of repetitions, so that a medium that fails every move does not block the zone.
     fn moves_again(&mut self) -> bool {
         let has_unmoved = std::mem::take(&mut self.has_unmoved);
         let is_again = has_unmoved && self.lists_again < MOST_LISTS_AGAIN;
@@ -212,8 +212,8 @@ impl Use {
 /// When a medium takes stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum TakesStores {
-    /// Not before it is attached anew: it is read-only or gone, or not attached in the node's present
-    /// session.
+    /// Not before the node attaches it again: it is read-only, gone, or not attached in the node's
+    /// present session.
     Never,
     /// Once the medium answers again. It is slow now.
     Later,
@@ -236,7 +236,8 @@ impl Tiering {
         readable.map(|(id, _)| *id).collect()
     }
 
-    /// When the node's media take stores: the earliest of them counts. `None` when no medium is attached.
+    /// When the node's media take stores: the earliest time over all media. `None` if no medium is
+    /// attached.
     fn takes_stores_of(&self, node: &StoreNode) -> Option<TakesStores> {
         let traffic = self.traffic.lock();
         let uses = traffic.uses.values();
@@ -289,12 +290,13 @@ impl Pool {
         let mut leaving = self.tiering.leaving.lock();
         let mut traffic = self.tiering.traffic.lock();
         for (namespace, key) in keys {
-            // A store that ends after the removal must not leave a copy either.
+            // A store that ends after the removal must leave no copy either.
             traffic.stores.key_changed(namespace, &key);
             *leaving.entry((namespace, key)).or_default() += 1;
         }
         drop((traffic, leaving));
-        // Transfers are refused from here on. A log that has failed ends the removal within this call.
+        // Transfers of these keys are refused from here on. A log that has failed ends the removal
+        // within this call.
         submit();
     }
 
@@ -320,16 +322,16 @@ impl Pool {
         drop(self.reservations.lock());
     }
 
-    /// Runs `submit`, which logs the new copy of a transferred block. It does not run during a put of another
-    /// version or a removal of the key, nor when the namespace is deleted. Returns whether the copy was
-    /// logged, as `submit` says.
+    /// Runs `submit`, which logs the new copy of a transferred block. Does not run it during a put
+    /// of another version, during a removal of the key, or after the namespace is deleted. Returns
+    /// whether the copy was logged, as `submit` reports.
     fn record_transfer(&self, block: &Moved, submit: impl FnOnce() -> bool) -> bool {
         let (namespace, key) = (block.namespace, &block.key);
         let reservations = self.reservations.lock();
         // A deletion closes the account before it takes this lock.
         let is_closed = self.directory.accounts().of(namespace).is_closed();
-        // The block's own put ends a moment after the block is visible. Its record precedes this one in the
-        // log.
+        // The block's own put ends a moment after the block is visible. Its record precedes this
+        // one in the log.
         if is_closed || reservations.has_other_put(namespace, key.as_ref(), block.version) {
             return false;
         }
@@ -346,8 +348,8 @@ impl Pool {
         reservations.has_other_put(block.namespace, block.key.as_ref(), block.version)
     }
 
-    /// Makes stores of evicted blocks leave no copy: the stores of some keys, or all. Once the log is flushed
-    /// after this call, the tier has every copy that an earlier store left.
+    /// Makes the stores of evicted blocks leave no copy: the stores of some keys, or all. Once the
+    /// log is flushed after this call, the tier has every copy of an earlier store.
     pub(super) fn end_stores_of_evicted<'k>(
         &self,
         keys: Option<(NamespaceId, &mut dyn Iterator<Item = KeyRef<'k>>)>,
@@ -389,7 +391,7 @@ impl Pool {
         }
     }
 
-    /// Whether memory has a block under this key with this version.
+    /// Whether memory has a block with this key and version.
     fn is_in_memory(&self, namespace: NamespaceId, key: &Key, version: Version) -> bool {
         let mut is_it = false;
         self.directory
@@ -399,8 +401,9 @@ impl Pool {
         is_it
     }
 
-    /// Whether readers find this version of a block in memory, and will find it there later. The directory
-    /// lists a block for a while after its node is gone. A draining node takes its memory along.
+    /// Whether readers find this version of a block in memory, now and later. The directory still
+    /// lists a block for a while after its node has left. The memory of a draining node leaves with
+    /// the node.
     fn stays_in_memory(&self, namespace: NamespaceId, key: &Key, version: Version) -> bool {
         let (view, mut is_it) = (self.view(), false);
         self.directory
@@ -433,9 +436,9 @@ impl Pool {
         })
     }
 
-    /// Whether the block's copy will outlive its memory. The copy's medium must not have failed, nor be
-    /// absent for long. The medium's node must not be out of service, unless it is `node`, whose own copies
-    /// count.
+    /// Whether the block's copy will outlive its memory. The copy's medium must not have failed,
+    /// nor be absent for long. The medium's node must not be out of service. `node` is an
+    /// exception: its own copies count.
     pub(super) fn has_kept_copy(
         &self,
         namespace: NamespaceId,
@@ -478,7 +481,7 @@ impl Pool {
         absent.get(&medium).is_none_or(|absence| absence.is_counted)
     }
 
-    /// Whether the tier has a copy under this key with this version.
+    /// Whether the tier has a copy with this key and version.
     pub(super) fn is_on_medium(&self, namespace: NamespaceId, key: &Key, version: Version) -> bool {
         let mut is_it = false;
         self.tier

@@ -21,7 +21,7 @@ const FOLLOWS: Duration = Duration::from_secs(1);
 /// The number of slots of a segment's table that one step examines.
 const STEP: u32 = 4096;
 
-/// See the module's documentation.
+/// The replicas to drop, and how long this standby has followed the log.
 #[derive(Debug, Default)]
 pub(super) struct Sweeps {
     /// The replicas to drop, oldest first, each with the value of `followed` when it was added.

@@ -36,7 +36,7 @@ enum Change {
     Copy {
         key: u8,
     },
-    /// A block gets a replica on the spare node, in exchange for its other one.
+    /// A block's replica on the spare node replaces its other one.
     Move {
         key: u8,
     },

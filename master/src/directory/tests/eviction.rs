@@ -32,7 +32,7 @@ fn before_the_floor_everything_counts_as_leased() {
     });
 }
 
-/// The blocks are available again when their node is.
+/// The blocks can be evicted again when their node takes blocks again.
 #[test]
 fn a_block_on_segments_that_give_no_room_stays() {
     let directory = directory(Policy::Prefix);
@@ -318,7 +318,7 @@ fn a_leaf_stays_beside_a_lease_or_in_a_large_family_and_leaves_later() {
 /// Blocks of a namespace that goes last.
 const LAST: NamespaceId = NamespaceId(4);
 
-/// A block of [`LAST`] or a soft-pinned one, then a tick, then a plain block.
+/// First a block of [`LAST`] or a soft-pinned block, then a tick, then a plain block.
 fn with_a_later_block(of_last: bool) -> (Directory, Tick) {
     let directory = directory(Policy::Prefix);
     if of_last {

@@ -95,7 +95,7 @@ fn keys_beyond_the_limit_of_the_interner_are_found() {
     assert_eq!(directory.interned(), 2);
     let third = affixed("c", 1);
     assert_eq!(version_of(&directory, NS, &third), Some(Version(3)));
-    // Room comes back, and the third prefix is interned by another of its keys.
+    // After room comes back, another key of the third prefix interns it.
     let first = Key::parse(&affixed("a", 1)).unwrap();
     directory.remove(NS, &[first.as_ref()], |_| Verdict::Remove);
     assert_eq!(directory.interned(), 1);

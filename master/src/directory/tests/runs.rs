@@ -221,7 +221,7 @@ fn a_run_takes_the_ends_of_chains_and_never_leaves_a_child_without_parent() {
     }
 }
 
-/// Each block alone could leave, and all of a run together not.
+/// Each block alone could leave, but not all blocks of a run together.
 #[test]
 fn a_run_crosses_no_guaranteed_share() {
     const KEPT: NamespaceId = NamespaceId(9);
@@ -287,7 +287,7 @@ fn victims_that_are_protected_after_they_were_chosen_stay() {
     assert_eq!(evicted, BTreeSet::from([0, 5, 6, 7]));
 }
 
-/// What is noted of its leases then is there before a load brings the block back.
+/// The caller must note the block's leases before a load brings the block back.
 #[test]
 fn a_block_of_a_dropped_segment_is_shown_before_anybody_else_can_touch_its_key() {
     let full = Arc::new(Full::new(1, |_| None));

@@ -86,7 +86,7 @@ fn four_threads_at_once_leave_a_directory_that_adds_up() {
     );
 }
 
-/// Quotas read the accounts without a lock, so a block is counted all the while.
+/// Quotas read the accounts without a lock, so a block must be counted at every moment.
 #[test]
 fn a_block_whose_replicas_change_is_counted_all_the_while() {
     let directory = directory(Policy::Prefix);

@@ -7,7 +7,7 @@ const SIZE: u64 = 1 << 20;
 enum Step {
     Allocate(u64),
     At(u64, u64),
-    /// All that is free in a range, which may end behind the segment.
+    /// Allocates all free parts of a range, which may end beyond the segment.
     FreeIn(u64, u64),
     Free(usize),
     /// Frees this many extents in one call, starting at an index; some may come twice.

@@ -7,7 +7,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 const NOW: BootInstant = BootInstant(1000);
 const KIB: u64 = 1 << 10;
 
-/// A node with one segment, and the messages to it.
+/// A node with one segment, and the messages that the master sent to it.
 struct Told {
     quarantine: Quarantine,
     segment: Arc<Segment>,
@@ -52,7 +52,7 @@ impl Told {
         }
     }
 
-    /// The requested fences: ticket, grant, offset, length.
+    /// The fences that the master has requested: ticket, grant, offset, length.
     fn asked(&mut self) -> Vec<(u64, u64, u64, u64)> {
         let mut asked = Vec::new();
         while let Ok(message) = self.inbox.try_recv() {
@@ -93,7 +93,7 @@ fn neighbours_are_fenced_together_under_their_highest_grant() {
     assert_eq!(told.segment.used() + told.segment.quarantined(), 0);
 }
 
-/// The answer to the first question may come over an old session, after the second was asked over a new one.
+/// The node may answer over an old session after the new session has repeated the request.
 #[test]
 fn a_fence_says_the_same_each_time_which_grants_come_after_it() {
     let mut told = Told::new();
@@ -120,7 +120,7 @@ fn only_adjacent_extents_are_fenced_together() {
         // The rest of its last cache line belongs to no extent.
         told.freed(0, 100, Some(1)),
         told.freed(128, 64, Some(2)),
-        // Of an earlier term, whose grants are closed already.
+        // An extent of an earlier term, whose grants are already closed.
         told.freed(192, 64, None),
         told.freed(256, 64, None),
     ];
@@ -174,7 +174,7 @@ fn only_stuck_extents_under_leases_count_as_future_room() {
         not_before: NOW.after(Duration::from_millis(after)),
         ..told.freed(offset * KIB, 4 * KIB, Some(offset))
     };
-    // The first lease ends so soon that the segment already counts the extent as free.
+    // The first lease ends so soon that the segment already counts its extent as free.
     let freed = vec![leased(4, 50), leased(8, 400), leased(16, 900)];
     told.quarantine.take(freed, NOW);
     let coming = |after| {
@@ -230,7 +230,8 @@ fn a_gone_node_is_not_asked_to_verify() {
     assert!(told.quarantine.by_node.read().is_empty());
 }
 
-/// A snapshot that is written before the records of a removal tells the next leader of the leases all the same.
+/// A snapshot may be written before the records of a removal. The next leader must still learn of
+/// the leases.
 #[test]
 fn extents_on_their_way_to_the_log_are_listed_while_leases_on_them_run() {
     let quarantine = Quarantine::default();

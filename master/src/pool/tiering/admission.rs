@@ -23,9 +23,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const DAY: f64 = 24.0 * 3600.0;
-/// The share of a zone up to which unused budget accumulates. What has accumulated at the end was not used.
+/// The share of a zone up to which unused budget accumulates. Any further unused budget is lost.
 const COLLECTED: f64 = 0.25;
-/// The number of keys in each of two generations, at 16 bytes per key.
+/// The number of keys in each of two generations. A key takes 16 bytes.
 const GENERATION: usize = 1 << 20;
 
 /// The budgets of all media, and the keys of lost blocks.
@@ -56,7 +56,7 @@ impl Budget {
     }
 }
 
-/// Hashes of keys: the latest ones in one generation, and older ones in another.
+/// Hashes of keys in two generations: the latest keys, and older ones.
 #[derive(Debug, Default)]
 struct Keys {
     hasher: RandomState,

@@ -36,14 +36,17 @@ pub struct OfferedMedium {
     pub namespaces: Vec<String>,
 }
 
-/// After this absence a medium's copies no longer count, so blocks in memory get copies elsewhere. A node
-/// restarts faster. The same holds for a medium that its node offers and cannot attach.
+/// After this absence a medium's copies no longer count, so blocks in memory get copies elsewhere.
+/// A node restarts faster than that. The same holds for a medium that its node offers but cannot
+/// attach.
 const LONG_ABSENCE: Duration = Duration::from_secs(30);
 
-/// The most media of a node, absent ones included. Each costs a durable record, and memory in every master.
+/// The most media of a node, absent ones included. Each takes a durable record, and memory in every
+/// master.
 pub const MOST_MEDIA: usize = 64;
 
-/// How long an attachment waits after the store had no room for its record. A node does not offer again by itself.
+/// The delay before an attachment is retried, if the store had no room for its record. A node does
+/// not offer a medium again by itself.
 const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 
 /// What to do with an offered medium.
@@ -132,14 +135,14 @@ impl Pool {
         self.in_use(node, session, offer.medium, |used| {
             is_lost = offer.state == MediumState::MediumGone && offer.state != used.state;
         });
-        // This precedes the change of the state: a drain does not wait for a medium that is gone, and its
-        // blocks need another medium.
+        // Before the change of the state: a drain does not wait for a lost medium, and its blocks
+        // need another medium.
         let walk = is_lost.then(|| self.drain_again(node)).flatten();
         let is_in_use = self.in_use(node, session, offer.medium, |used| {
             if offer.state == MediumState::MediumGone && used.state != offer.state {
                 // The node may have another medium for these blocks.
                 self.tiering.has_lost_copies.store(true, Ordering::Release);
-                // A look that begins now waits for this lock, and finds the medium gone.
+                // A look that begins now waits for this lock, and finds that the medium is gone.
                 self.doubt_drained();
             }
             used.state = offer.state;
@@ -237,7 +240,8 @@ impl Pool {
         };
         let judgement = judge(Some(offer.generation), attached, pending);
         if judgement == Judgement::New || known.size != offer.size {
-            // An old image at another node proves nothing about the medium of the holder, which may return.
+            // An old image on another node proves nothing about the medium of the holder, which may
+            // return.
             let is_holder = holder == node.name;
             return Ok(Answer::Reset(is_holder.then_some(known.id)));
         }
@@ -420,11 +424,12 @@ impl Pool {
         if is_current {
             tracing::info!(node = %node.name, %medium, segment = %known.id, %generation, "medium attached");
             self.queue_all_of(std::slice::from_ref(node));
-            // Not by its state: a node that was silent for a moment drains all the same.
+            // Does not check the node's state: a node that was briefly silent still drains.
             if node.drains() {
                 let (pool, node) = (Arc::clone(self), Arc::clone(node));
                 tokio::spawn(async move {
-                    // A block that is committed after the walk over the node's blocks would get no copy.
+                    // A block that is committed after the scan of the node's blocks would get no
+                    // copy.
                     pool.puts_end_on(&node).await;
                     pool.demote_all_of(&node);
                 });
@@ -483,7 +488,7 @@ impl Pool {
             self.doubt_drained();
         }
         for medium in late {
-            // Dropping the media before this one took time. The node of this one may be back.
+            // The drop of earlier media took time, so the node of this medium may have returned.
             if is_used(medium.id) {
                 continue;
             }

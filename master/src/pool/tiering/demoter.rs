@@ -90,7 +90,8 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>, workers: Workers) -> std::io::Res
         move |pool| {
             pool.give_up_refused();
             if pool.has_media() && pool.leads() {
-                // These may scan all blocks, so the evictor never waits for them.
+                // These calls may scan all blocks, so this thread makes them and the evictor never
+                // waits.
                 pool.drop_absent_media();
                 pool.replace_lost_copies();
                 pool.tend_media();
@@ -214,7 +215,8 @@ impl Pool {
         // The queue is started before the scan, so that a copy that is dropped meanwhile queues its block
         // here.
         let mut demotions = self.tiering.demotions.lock();
-        // The check holds the lock. A cancellation changes the state first and then ends the line under it.
+        // Checked under the lock: a cancellation changes the state first and then ends the queue
+        // under the lock.
         if !node.drains() {
             return;
         }
@@ -227,13 +229,14 @@ impl Pool {
     pub(in crate::pool) fn end_line_of_drain(self: &Arc<Self>, node: &Arc<StoreNode>) {
         let may_store = self.may_store_on_media_of(node);
         let mut demotions = self.tiering.demotions.lock();
-        // The node may stop meanwhile. The line is that of the stop then, or the stop begins it anew.
+        // The node may stop meanwhile. The queue then belongs to the stop, or the stop starts a new
+        // one.
         if node.drains() {
             return;
         }
         demotions.end_drain(node.incarnation);
         if !may_store {
-            // Nobody would take blocks out of the line, and it would grow with each put.
+            // Nothing would take blocks out of the queue, and it would grow with each put.
             demotions.forget(node.incarnation);
         }
         drop(demotions);
@@ -379,8 +382,8 @@ impl Pool {
             let Some((node, session)) = node else {
                 continue;
             };
-            // Copies of this drain stay, since the remaining blocks were used earlier. Copies that the node
-            // was told about stay too.
+            // Copies of this drain stay, since the remaining blocks are less recently used. Copies
+            // that the node was told about stay too.
             let is_full = self
                 .drains_since(&node)
                 .is_some_and(|since| medium.oldest_sealed() >= since);
@@ -461,7 +464,8 @@ impl Pool {
         }
         for ((medium, _), cursor) in media.iter().zip(cursors) {
             if medium.cursor() != cursor {
-                // A restart with an older cursor only changes which zone is emptied first.
+                // The record need not be durable: a restart with an older cursor only changes which
+                // zone is emptied first.
                 let record = Record::Medium(medium.record());
                 self.journal().insist(vec![record], Ack::Durable, |_| {});
             }
@@ -583,7 +587,8 @@ impl Pool {
                 }
                 continue;
             }
-            // A drain that wrote further would soon empty its own first zone, whose blocks were used last.
+            // A drain that wrote on would soon empty its own first zone, which holds the most
+            // recently used blocks.
             let is_full = drains.is_some_and(|since| medium.oldest_sealed() >= since);
             if is_full && medium.makes_next_due(block.length) {
                 continue;
@@ -613,7 +618,7 @@ impl Pool {
                     busy.insert(medium.id);
                     return Turn::NotNow;
                 }
-                // The medium is full of blocks that were used later.
+                // The medium is full of more recently used blocks.
                 Taken::NeedsZone if is_full => {}
                 Taken::NeedsZone => {
                     busy.insert(medium.id);
@@ -648,7 +653,8 @@ impl Pool {
             .any(|medium| self.serves_namespace(medium, namespace))
     }
 
-    /// Queues the blocks that waited for a slow medium of the node, whose state has changed.
+    /// Queues the blocks that waited for a slow medium of the node, because the medium's state has
+    /// changed.
     pub(super) fn take_back_what_waited(&self, node: &StoreNode) {
         let mut demotions = self.tiering.demotions.lock();
         let line = demotions.nodes.get_mut(&node.incarnation);
@@ -675,10 +681,11 @@ impl Pool {
         (!is_copied).then_some((block, from))
     }
 
-    /// Queues a block in memory whose copy was dropped, if it was used since `since`. It goes to the head of
-    /// the queue, since it is older than all others. A block that was not used gets no copy. Otherwise a
-    /// medium smaller than memory would be rewritten forever. On a draining node every such block is queued,
-    /// since the node leaves soon. Returns false when memory does not hold the block.
+    /// Queues a block in memory whose copy was dropped, if it was used since `since`. It goes to the
+    /// head of the queue, since it is older than all other blocks there. A block that was not used
+    /// gets no copy; otherwise a medium smaller than memory would be rewritten forever. On a
+    /// draining node every such block is queued, since the node leaves soon. Returns false if
+    /// memory does not hold the block.
     pub(super) fn queue_again(&self, removed: &Removed, since: Tick) -> bool {
         let block = (removed.namespace, &removed.key, removed.version);
         let Some((replicas, waiting, used)) = self.waiting_again(block) else {
@@ -737,7 +744,7 @@ impl Pool {
         true
     }
 
-    /// [`Pool::store_again`], once for each block: another offset of the medium may take the block.
+    /// [`Pool::store_again`], once for each block. Another offset of the medium may take the block.
     pub(super) fn store_again_once(&self, transfer: &Transfer) {
         let is_first = {
             let mut demotions = self.tiering.demotions.lock();
@@ -751,7 +758,7 @@ impl Pool {
 
     /// Tells a draining node once that its blocks have their copies.
     fn tell_demoted(&self, target: &Target) {
-        // Before the look at its line, which the cancellation of this drain ends.
+        // Read before the queue is examined. The cancellation of this drain ends the queue.
         let drain = target.node.current_drain();
         {
             let mut demotions = self.tiering.demotions.lock();

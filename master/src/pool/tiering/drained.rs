@@ -1,8 +1,8 @@
-//! Room for loads in the memory of a node that drains.
+//! Room for loads in the memory of a draining node.
 //!
-//! A draining node takes no blocks, so eviction for puts sets its blocks aside. Its media are read until it
-//! leaves, and each load needs room in its memory. A drain must lose no block. So a block is evicted there
-//! only if a copy will outlive the node's memory.
+//! A draining node takes no blocks, so eviction for puts sets its blocks aside. Readers use its
+//! media until it leaves, and each load needs room in its memory. A drain must lose no block. So
+//! the evictor evicts a block there only if a copy will outlive the node's memory.
 
 use super::super::Pool;
 use crate::directory::{BlockRef, Removed, Single, Tick};

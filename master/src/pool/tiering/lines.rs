@@ -151,7 +151,8 @@ pub(super) struct Waiting {
 }
 
 impl Line {
-    /// An empty queue with the same bound as this one: perhaps no medium takes blocks out of it for long.
+    /// An empty queue with the same bound as this one. The bound holds even if no medium takes
+    /// blocks for long.
     fn anew(&self) -> Self {
         Self {
             most: self.most,
@@ -347,7 +348,7 @@ mod tests {
         assert_eq!(demotions.nodes[&NODE].pinned.len(), 1);
     }
 
-    /// The line of a drain ends with word to the node, which waits for it.
+    /// The end of a drain's queue is followed by word to the node, which waits for it.
     #[test]
     fn a_walk_over_blocks_leaves_the_line_of_a_drain() {
         // The drain begins before the walk, or while it runs.
@@ -371,7 +372,7 @@ mod tests {
         }
     }
 
-    /// The medium may be slow meanwhile, so that nobody takes blocks out of the line.
+    /// The medium may be slow meanwhile, so nothing takes blocks out of the queue.
     #[test]
     fn the_line_after_a_cancelled_drain_is_as_long_at_most_as_the_line_before_it() {
         let mut demotions = Demotions::default();

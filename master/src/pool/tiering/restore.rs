@@ -237,7 +237,7 @@ impl Pool {
             let is_stuck =
                 !goes && !restored.held.is_empty() && now.duration_since(progress) > ROOM_PATIENCE;
             if now >= time.too_long {
-                // No lookup waits for such a load again.
+                // No lookup waits for these loads again.
                 let begun = wanted.iter().filter(|one| one.is_begun);
                 loads.failed.extend(begun.map(|one| one.copy));
             }

@@ -95,7 +95,7 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// The zones that the transfer touches.
+    /// The zones that the transfer reads or writes.
     fn zones(&self, zone_of: impl Fn(Place) -> u32) -> SmallVec<[u32; 2]> {
         let mut zones = smallvec::smallvec![zone_of(self.place)];
         if let Direction::Forward { from } = self.direction {
@@ -448,8 +448,8 @@ impl Pool {
         // A reader waits for this record. If the journal is free, it calls back on this thread.
         let is_recorded = self.journal().submit_under(|submitter| {
             self.record_transfer(&transfer.block, || {
-                // The check is made here, because a removal may run until here. If the node was dropped, no
-                // memory has the block.
+                // The check is made here, since a removal may run until here. If the node was
+                // dropped, memory no longer has the block.
                 let is_gone = transfer.node.state() == NodeState::Gone;
                 if is_gone || !self.is_on_medium(namespace, &key, version) {
                     return false;
@@ -488,11 +488,12 @@ impl Pool {
             tick: self.directory.ticks(1).of(0),
             leased_until: None,
         };
-        // The block may already be in memory elsewhere, where nobody can read it.
+        // The block may already be in memory elsewhere, in an extent that cannot be read.
         let moved = &self.quarantine.moved;
         let leaving = moved.leaves(version, self.latest_token());
-        // Leases on the copy, and leases from before memory lost the block, are not counted in this block.
-        // Their holders release them all the same. Such a release must not end a lease of another holder.
+        // The new block does not count leases on the copy, nor leases from before memory lost the
+        // block. Their holders release them all the same. Such a release must not end another
+        // holder's lease.
         let now = self.now();
         let published = self
             .directory

@@ -1,8 +1,9 @@
 //! Loads whose records may not be durable yet.
 //!
-//! A loaded block is readable before the record of its extent is durable, because its readers wait. If the
-//! master dies before that, the next master knows neither the extent nor the leases on it. So each node names
-//! such extents when it registers. It does so until an answer to a heartbeat says that it need not.
+//! A loaded block is readable before the record of its extent is durable, because its readers wait.
+//! If the master dies before that, the next master knows neither the extent nor the leases on it.
+//! So each node names such extents when it registers. It stops when an answer to a heartbeat says
+//! that their records are durable.
 
 use super::super::Pool;
 use super::Traffic;
@@ -89,7 +90,8 @@ impl Pool {
     /// The grant id below which a node need not name its loads of this term. Their records are durable, or
     /// their extents can no longer be read. Asks the journal about the other loads.
     pub fn loads_recorded_below(self: &Arc<Self>, node: &StoreNode) -> GrantId {
-        // Loads get their grants under this lock, so a later load has this grant id or a higher one.
+        // Loads get their grants under this lock, so a later load has this grant id or a higher
+        // one.
         let mut traffic = self.tiering.traffic.lock();
         let next = GrantId(self.next_version.load(Ordering::Acquire));
         let below = traffic.unrecorded.lowest(node).unwrap_or(next);
@@ -97,8 +99,8 @@ impl Pool {
         drop(traffic);
         if !asked.is_empty() {
             let pool = Arc::clone(self);
-            // This appends no record. It is durable once all earlier records are, and it delays no later
-            // record.
+            // Asks without appending a record. The answer comes once all earlier records are
+            // durable, and delays no later record.
             self.journal()
                 .insist(Vec::new(), Ack::Durable, move |durable| {
                     let mut traffic = pool.tiering.traffic.lock();

@@ -42,7 +42,8 @@ struct ToSave {
     version: Version,
     /// The bytes that it takes in a zone.
     room: Length,
-    /// Whether the copy is hard-pinned and the only place of its block. It moves even beyond the write budget.
+    /// Whether the copy is hard-pinned and its block is nowhere else. Such a copy moves even beyond
+    /// the write budget.
     must_move: bool,
 }
 
@@ -325,7 +326,7 @@ impl Pool {
                 }));
             }
         }
-        // A node that leaves takes its memory along.
+        // The memory of a node that leaves does not count.
         if node.stays() {
             for (namespace, key) in &pinned {
                 self.load_pinned(*namespace, key);

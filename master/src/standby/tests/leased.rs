@@ -161,7 +161,7 @@ async fn a_range_that_a_removed_block_left_without_a_lease_is_open_until_the_nex
     assert_eq!(shut, [0, 1, 0, 0, 1]);
 }
 
-/// A block leaves memory before this is in the log, and a snapshot comes in between.
+/// A block leaves memory, then a snapshot is written, then the log gets the record of the removal.
 #[tokio::test]
 async fn a_range_is_shut_whose_block_left_memory_before_a_snapshot_and_the_log_after_it() {
     let gone = removal(1, 1, false);

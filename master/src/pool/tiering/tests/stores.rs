@@ -190,7 +190,7 @@ async fn another_replica_of_a_block_takes_no_copy_from_it() {
     }
 }
 
-/// An offset that cannot be written is discovered only by a write.
+/// Only a write discovers that an offset cannot be written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_failed_is_tried_once_more() {
     let directory = tempfile::tempdir().unwrap();
