@@ -1,4 +1,4 @@
-//! What each namespace uses, exact at every moment.
+//! The usage of each namespace, exact at every moment.
 //!
 //! ```text
 //!  Extents (memory) ── charge, discharge ──► Account.memory   ┐
@@ -7,13 +7,13 @@
 //!  Tier ────────────── insert, remove ─────► Account.copies   ┘
 //! ```
 //!
-//! A namespace pays for every extent that holds a block of it, or that one of its puts, loads or
-//! copies may write: each replica, with the rounding of extents. A reservation is charged from its
-//! grant on. An extent in quarantine belongs to nobody. A range of a medium is charged when the
-//! copy in it is recorded.
+//! A namespace pays for every extent that holds one of its blocks, and for every extent that one of
+//! its puts, loads or copies may write. It pays for each replica, with the rounding of extents. The
+//! charge of a reservation begins with its grant. No namespace pays for an extent in quarantine.
+//! The charge of a range on a medium begins with the record of its copy.
 //!
 //! **Architecture Invariant:** the charges of a segment change under the lock of its table of
-//! extents. So they are always the used bytes less the quarantined ones.
+//! extents. So they always equal the used bytes less the quarantined ones.
 //!
 //! ADR 0047 says why extents carry the charge.
 
@@ -28,7 +28,7 @@ const LEAF_BITS: u32 = 6;
 const MIDDLE_BITS: u32 = 13;
 const TOP_BITS: u32 = 32 - LEAF_BITS - MIDDLE_BITS;
 
-/// What one namespace uses now.
+/// The present usage of one namespace.
 #[derive(Debug, Default)]
 pub struct Account {
     memory: AtomicU64,
@@ -42,7 +42,7 @@ pub struct Account {
     loading: AtomicU64,
     /// Set once the namespace has settings.
     tenant: OnceLock<Arc<Tenant>>,
-    /// The namespace is deleted, or about to be.
+    /// True once the namespace is deleted, and while it is being deleted.
     is_closed: AtomicBool,
 }
 
@@ -61,7 +61,8 @@ pub struct Balance {
     pub puts: u64,
     /// The bytes of [`Balance::memory`] that open puts hold.
     pub reserved: u64,
-    /// The bytes of [`Balance::memory`] that blocks hold. The rest is of loads and copies under way.
+    /// The bytes of [`Balance::memory`] that blocks hold. Loads and copies in progress hold the
+    /// rest.
     pub resident: u64,
 }
 
@@ -82,9 +83,9 @@ pub enum Item {
     Reserved,
     /// [`Balance::resident`].
     Resident,
-    /// Bytes of copies to media that are under way. Only counted below a quota of media.
+    /// Bytes of copies to media in progress. Counted only in a namespace with a quota of media.
     Storing,
-    /// Blocks that are being loaded to memory. Only counted below a quota of blocks.
+    /// Blocks that are being loaded to memory. Counted only in a namespace with a quota of blocks.
     Loading,
 }
 
@@ -108,7 +109,7 @@ impl Account {
         self.item(item).load(Ordering::Acquire)
     }
 
-    /// Every number. They are of about the same moment.
+    /// All numbers. They are read one after another, so they may differ by changes in between.
     pub fn balance(&self) -> Balance {
         Balance {
             memory: self.get(Item::Memory),
@@ -141,7 +142,7 @@ impl Account {
         self.item(item).fetch_add(count, Ordering::AcqRel);
     }
 
-    /// Takes off `count`, which was added before.
+    /// Subtracts `count`, which was added before.
     pub fn take_off(&self, item: Item, count: u64) {
         let before = self.item(item).fetch_sub(count, Ordering::AcqRel);
         debug_assert!(before >= count, "invariant: {item:?} was added before");
@@ -180,14 +181,15 @@ impl Drop for Hold {
 type Leaf = Box<[Account]>;
 type Middle = Box<[OnceLock<Leaf>]>;
 
-/// The accounts of all namespaces. An account appears at its first use and stays, because ids are
-/// never reused. Reading one needs no lock.
+/// The accounts of all namespaces. An account is made at its first use and stays, because ids are
+/// never reused. Reading an account needs no lock.
 #[derive(Debug)]
 pub struct Accounts {
     top: Box<[OnceLock<Middle>]>,
-    /// The namespaces that have or had settings. A tenant's order of eviction is its place here.
+    /// The namespaces that have or had settings. A tenant's order of eviction follows from its
+    /// position here.
     tenants: RwLock<Vec<(NamespaceId, Arc<Tenant>)>>,
-    /// True once there is a tenant. Without one nothing of tenancy runs.
+    /// True once there is a tenant. Without tenants no call pays for tenancy.
     has_tenants: AtomicBool,
 }
 
@@ -205,7 +207,7 @@ fn empty<T>(count: usize) -> Box<[OnceLock<T>]> {
     (0..count).map(|_| OnceLock::new()).collect()
 }
 
-/// The places of an id in the three levels.
+/// The indexes of an id in the three levels of the table.
 const fn places(id: NamespaceId) -> (usize, usize, usize) {
     let number = id.0;
     (
@@ -230,7 +232,7 @@ impl Accounts {
         account.expect("invariant: the levels cover every id")
     }
 
-    /// What a namespace uses; zeros for one that never used anything.
+    /// The usage of a namespace; zeros for a namespace that never used anything.
     pub fn balance(&self, id: NamespaceId) -> Balance {
         let (top, middle, leaf) = places(id);
         let account = self.top.get(top).and_then(|middles| {
@@ -240,7 +242,7 @@ impl Accounts {
         account.map(Account::balance).unwrap_or_default()
     }
 
-    /// Sets the settings of a namespace. Returns true when it had none before.
+    /// Sets the settings of a namespace. Returns true if it had none before.
     pub fn set(&self, id: NamespaceId, settings: &NamespaceSettings) -> bool {
         let account = self.of(id);
         if let Some(tenant) = account.tenant() {

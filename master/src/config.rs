@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The smallest [`Config::max_waiting`]: twice the largest message.
+/// The smallest [`Config::max_waiting`]: room for two of the largest messages.
 const LEAST_WAITING: ByteSize = ByteSize::mib(16);
 
 /// The settings of one kvmaster. Every field has a flag, an environment variable (`KVMASTER_` and
@@ -24,14 +24,14 @@ pub struct Config {
     /// `host:port` that serves `/metrics`, `/healthz`, `/readyz` and the JSON views.
     pub http_listen: String,
     /// `host:port` or `host` of `listen` for other machines. The default is the bound address, or
-    /// none when that is every interface.
+    /// none if `listen` is every interface.
     pub advertise: Option<String>,
     /// The directory of the embedded metadata store.
     pub data_dir: PathBuf,
-    /// Whether a damaged store in `data_dir` is set aside and an empty pool begun.
+    /// Whether to set aside a damaged store in `data_dir` and begin an empty pool.
     pub accept_empty_store: bool,
-    /// The etcd servers, each `http://host:port`. Without any, the metadata store is the embedded
-    /// one.
+    /// The etcd servers, each `http://host:port`. Without servers, the metadata store is the
+    /// embedded one.
     pub etcd: Vec<String>,
     /// The name of the pool in etcd's keys.
     pub cluster: String,
@@ -51,7 +51,7 @@ pub struct Config {
     /// Whether the leader compacts etcd's history and defragments its files. Both act on the whole
     /// etcd, so do not use it when other applications share the etcd.
     pub etcd_compact: bool,
-    /// The public keys that verify tokens: a JWKS file. Without it nobody needs a token.
+    /// The public keys that verify tokens: a JWKS file. Without it no caller needs a token.
     pub auth_jwks: Option<PathBuf>,
     /// The issuer of tokens: their claim `iss`.
     pub auth_issuer: String,
@@ -82,7 +82,7 @@ pub struct Config {
     /// The interval between a node's heartbeats.
     #[serde(with = "humantime_serde")]
     pub heartbeat_interval: Duration,
-    /// A node silent for this long is suspect: it is avoided, and its blocks are kept.
+    /// A node silent for this long is suspect: clients and placement avoid it, and its blocks stay.
     #[serde(with = "humantime_serde")]
     pub suspect_after: Duration,
     /// A node silent for this long is dropped with its blocks.
@@ -104,8 +104,8 @@ pub struct Config {
     /// no limit.
     #[serde(with = "exact::size")]
     pub replica_bandwidth: ByteSize,
-    /// The bytes a second that one replica of a block should serve. A block that is looked up faster
-    /// gets further replicas; zero: none does.
+    /// The bytes a second that one replica of a block should serve. A block that is looked up
+    /// faster gets further replicas. With zero no block does.
     #[serde(with = "exact::size")]
     pub hot_rate: ByteSize,
     /// The most bytes of the further replicas of all hot blocks.
@@ -125,7 +125,8 @@ pub struct Config {
     pub tls_key: Option<PathBuf>,
     /// The authorities of the pool's certificates, PEM.
     pub tls_ca: Option<PathBuf>,
-    /// Which callers need a certificate. The default is daemons with `tls_cert` and `tls_ca`, else none.
+    /// Which callers need a certificate. The default with `tls_cert` and `tls_ca` is daemons,
+    /// otherwise none.
     pub tls_client_auth: Option<ClientAuth>,
     /// The name that the certificates of called daemons must have, instead of the called host.
     pub tls_server_name: Option<String>,
@@ -133,7 +134,7 @@ pub struct Config {
     pub tls_min_version: Version,
     /// Whether ports may be open to other hosts without TLS and without tokens.
     pub insecure: bool,
-    /// The file for the addresses, as JSON, written when the master serves.
+    /// The file that gets the addresses as JSON, once the master serves.
     pub ready_file: Option<PathBuf>,
     /// The format of log lines.
     pub log_format: kvpool_daemon::telemetry::LogFormat,
@@ -208,7 +209,7 @@ impl Default for Config {
     }
 }
 
-/// The reason that settings are unusable.
+/// Why settings are unusable.
 #[derive(Debug, thiserror::Error)]
 #[error("{setting}: {problem}")]
 pub struct InvalidSetting {
@@ -229,7 +230,7 @@ impl Config {
         }
     }
 
-    /// Checks that the type of a single field cannot express.
+    /// Checks the rules that involve several fields, or that a field's type cannot express.
     pub fn validate(&self) -> Result<(), InvalidSetting> {
         let invalid = |setting, problem: String| Err(InvalidSetting { setting, problem });
         let high = self.eviction_high_watermark_ratio;
@@ -340,7 +341,7 @@ impl Config {
         Ok(())
     }
 
-    /// What is set of tokens; `None` while they are off.
+    /// The settings of tokens; `None` while tokens are off.
     pub fn auth(&self) -> Result<Option<AuthSettings>, InvalidSetting> {
         let (jwks, policy) = (self.auth_jwks.as_ref(), self.auth_policy.as_ref());
         AuthSettings::from_parts(jwks, &self.auth_issuer, &self.auth_audience, policy)
@@ -348,7 +349,7 @@ impl Config {
     }
 }
 
-/// A duration as a configuration file has it.
+/// A duration in the form of a configuration file.
 fn shown(time: Duration) -> humantime::FormattedDuration {
     humantime::format_duration(time)
 }

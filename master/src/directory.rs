@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  key ─hash─► stripe ─ lock ─► index ─► entry (100 bytes) ─┬─► queues: when to evict the block
-//!                                                          └─► lineage: its parent and children
+//!                                                           └─► lineage: its parent and children
 //! ```
 //!
 //! The directory never waits, reads no clock, and does no I/O: callers pass times and ticks. It

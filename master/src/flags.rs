@@ -21,7 +21,7 @@ Start a master, then nodes that point at it:
 Every flag can also be set in a TOML file (--config) under the same name with underscores, or in the
 environment (KVMASTER_LEASE_TTL=10s). Flags override the environment, which overrides the file.";
 
-/// What the command line gave.
+/// The options on the command line.
 #[derive(Debug, clap::Parser, Serialize)]
 #[command(
     name = "kvmaster",

@@ -544,7 +544,7 @@ impl Metrics {
         self.bytes_forwarded.inc_by(length.0);
     }
 
-    /// Counts a block that a write budget kept off a medium.
+    /// Records the number of hot blocks, and the bytes of their further replicas.
     pub(crate) fn hot(&self, blocks: usize, bytes: u64) {
         self.hot_blocks
             .set(i64::try_from(blocks).unwrap_or(i64::MAX));
@@ -552,10 +552,12 @@ impl Metrics {
             .set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
+    /// Counts a block that is too long for the zones of every medium.
     pub(crate) fn copy_too_long(&self) {
         self.copies_too_long.inc();
     }
 
+    /// Counts a block that a write budget, or the quota of media, kept off a medium.
     pub(crate) fn copy_refused(&self) {
         self.copies_refused.inc();
     }

@@ -7,10 +7,10 @@ use kvpool_types::{Code, NamespaceSettings};
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap};
 
-/// The default namespace, for callers that name none. It always exists.
+/// The default namespace, for callers that name no namespace. It always exists.
 pub const DEFAULT_ID: NamespaceId = NamespaceId(0);
 
-/// The ids below which no namespace begins, as interned keys have their numbers from 2^31 on.
+/// The bound of namespace ids: interned keys use the numbers from 2^31 on.
 const MOST_IDS: u32 = 1 << 31;
 
 /// One namespace.
@@ -32,7 +32,7 @@ struct Table {
     leaving: Vec<NamespaceId>,
 }
 
-/// Every known namespace. Ids ascend and are never reused, also not after a deletion.
+/// Every known namespace. Ids ascend and are never reused, even after a deletion.
 #[derive(Debug)]
 pub struct Namespaces {
     table: RwLock<Table>,
@@ -86,7 +86,7 @@ impl Namespaces {
             return Err(Code::InProgress);
         }
         let known = table.by_id.get(&id);
-        // The default namespace accepts any fields, because nothing is seeded by it.
+        // The default namespace accepts any fields, because no seed is made from its fields.
         if id == DEFAULT_ID || known.is_some_and(|known| known.fields == *wanted) {
             Ok((id, false))
         } else {
@@ -130,7 +130,7 @@ impl Namespaces {
         self.table.write().leaving.push(id);
     }
 
-    /// Gives a deletion up.
+    /// Ends a deletion that failed: calls find the namespace again.
     pub fn give_up_deletion(&self, id: NamespaceId) {
         self.table.write().leaving.retain(|other| *other != id);
     }
@@ -141,7 +141,7 @@ impl Namespaces {
         table.by_id.contains_key(&id) && !table.leaving.contains(&id)
     }
 
-    /// The records from which a load makes the same table.
+    /// Records from which a load rebuilds this table.
     pub fn records(&self) -> Vec<Record> {
         let table = self.table.read();
         let mut records = Vec::new();
@@ -159,7 +159,7 @@ impl Namespaces {
                 }));
             }
         }
-        // The last id stays used when its namespace is gone.
+        // The last id counts as used even if its namespace is deleted.
         let last = NamespaceId(table.next - 1);
         if !table.by_id.contains_key(&last) {
             records.push(Record::NamespaceGone(record::NamespaceGone { id: last }));
@@ -214,7 +214,7 @@ impl Namespaces {
 }
 
 impl Table {
-    /// Notes that an id was given.
+    /// Records that an id was given.
     fn note(&mut self, id: NamespaceId) {
         self.next = self.next.max(id.0.saturating_add(1));
     }

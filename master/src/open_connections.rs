@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A connection that can be told to take no more requests.
+/// A connection whose requests can be ended.
 pub(crate) trait EndRequests: std::fmt::Debug + Send + Sync {
     /// Takes no more requests. The request that the connection's thread works on is still answered.
     fn end_requests(&self);

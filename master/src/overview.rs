@@ -1,4 +1,5 @@
-//! What `/`, `/v1/overview`, `/v1/events` and `kvctl top` show: the pool at one moment, and its last minutes.
+//! The pool at one moment, and its last minutes, for `/`, `/v1/overview`, `/v1/events` and `kvctl
+//! top`.
 //!
 //! ```text
 //!  Metrics, Pool ── once a second ──► History ─┐
@@ -6,8 +7,8 @@
 //!                                     alerts ◄─┘                    └─► listeners of GET /v1/events
 //! ```
 //!
-//! **Architecture Invariant:** an overview locks nothing that a put waits for. It copies the table of segments under
-//! its read lock and reads counters of segments without a lock.
+//! **Architecture Invariant:** an overview holds no lock for long that a put waits for. It copies
+//! the table of segments under its read lock, and reads counters of segments without a lock.
 
 mod alerts;
 mod facts;

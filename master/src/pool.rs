@@ -155,7 +155,7 @@ pub struct Pool {
     recent_puts: recent_puts::RecentPuts,
     failed_puts: failed_puts::FailedPuts,
     evictor_wake: Wake,
-    /// Wakes the caretaker at the term's end. No other event does.
+    /// For the caretaker, which polls: no event wakes it.
     caretaker_wake: Wake,
     stopping: AtomicBool,
     /// Set when a node knows a later term than this one.

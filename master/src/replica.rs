@@ -1,4 +1,4 @@
-//! Where a replica of a block lies: the terms that the directory and the placement share.
+//! The location of a block's replica: the types that the directory and the placement share.
 
 use kvpool_types::{Offset, SegmentId};
 use smallvec::SmallVec;

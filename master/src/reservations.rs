@@ -58,7 +58,7 @@ impl Pending {
         Extents::rounded(self.length).0 * self.replicas.len() as u64
     }
 
-    /// A put that was just granted `replicas`.
+    /// A put whose grants for `replicas` were just made.
     pub fn granted(version: Version, length: Length, replicas: Copies) -> Self {
         Self {
             version,
@@ -75,7 +75,7 @@ impl Pending {
     }
 }
 
-/// The end of a put, which other puts of its key wait for.
+/// The end of a put. Other puts of its key wait for it.
 #[derive(Debug, Default)]
 pub struct End {
     over: AtomicBool,
@@ -83,7 +83,7 @@ pub struct End {
 }
 
 impl End {
-    /// Waits until the put has ended, in whatever way.
+    /// Waits until the put has ended: committed, revoked or expired.
     pub async fn reached(&self) {
         loop {
             let told = self.told.notified();
@@ -204,7 +204,7 @@ pub struct Locked<'a> {
 }
 
 impl Reservations {
-    /// No open puts. Later ones count in `accounts`.
+    /// A table without open puts. `accounts` counts the puts that are added.
     pub fn new(accounts: Arc<Accounts>) -> Self {
         let inner = Inner {
             accounts,
@@ -281,8 +281,8 @@ impl Locked<'_> {
         Some(Arc::clone(put.watched.0.get_or_insert_default()))
     }
 
-    /// Prefetches the puts of some keys into the processor's caches. Puts that another core granted
-    /// would otherwise be read one miss after another.
+    /// Prefetches the puts of some keys into the processor's caches. Without this, puts that
+    /// another core granted would be read one cache miss after another.
     pub fn prefetch<'k>(&self, namespace: NamespaceId, keys: impl Iterator<Item = KeyRef<'k>>) {
         let inner = &*self.inner;
         let seen = keys.fold(0, |seen, key| {
@@ -396,8 +396,9 @@ impl Locked<'_> {
         revocable.then(|| self.inner.end(slot))
     }
 
-    /// Ends the put of a key that was granted to one of these requests, which are sorted. The put's owner asks
-    /// again, because it never received the grant or could not write under it. A committing put stays.
+    /// Ends the put of a key if one of these sorted requests was granted it. The put's owner asks
+    /// again, because it never received the grant or could not write under it. A committing put
+    /// stays.
     pub fn take_back(
         &mut self,
         namespace: NamespaceId,
@@ -433,7 +434,7 @@ impl Locked<'_> {
         self.take_where(|pending| pending.writer.is_some_and(|w| clients.contains(&w)))
     }
 
-    /// Shows every open put and its namespace to `see`, committing puts included.
+    /// Passes every open put with its namespace to `see`, committing puts included.
     pub(crate) fn each(&self, mut see: impl FnMut(NamespaceId, &Pending)) {
         let puts = (0..self.inner.puts.high()).filter_map(|slot| self.inner.put(slot));
         puts.for_each(|put| see(put.namespace, &put.pending));

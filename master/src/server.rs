@@ -32,10 +32,10 @@ use tokio::task::JoinSet;
 /// How long requests in progress may take to end after the master stops.
 const DRAIN: Duration = Duration::from_secs(3);
 
-/// The most calls of one gRPC connection that are under way at a time. A caller who has shown no token yet
-/// pays a few bytes for a call, and the master some KiB, so there must be a bound.
-/// A standby has one connection for all calls that it passes on, and many of them wait. Later calls wait at
-/// the sender for their turn.
+/// The most calls of one gRPC connection that are in progress at a time. A call costs its caller a
+/// few bytes and the master some KiB, even before the caller has shown a token. So the master needs
+/// a bound. A standby has one connection for all calls that it forwards, and many of them wait.
+/// Further calls wait at the sender.
 const MOST_CALLS: u32 = 256;
 
 /// A running kvmaster.
@@ -46,7 +46,7 @@ pub struct Server {
     http: SocketAddr,
     stop: watch::Sender<bool>,
     tasks: tokio::sync::Mutex<JoinSet<()>>,
-    /// The reason that a port is no longer served.
+    /// Why a port is no longer served.
     port_failed: watch::Receiver<Option<String>>,
 }
 
@@ -56,16 +56,16 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How this master became the leader.
 #[derive(Debug)]
 enum Lead {
-    /// As the only master of an embedded store.
+    /// The only master of an embedded store.
     Alone(Arc<Pool>, Arc<EmbeddedStore>),
-    /// By election in etcd.
+    /// The winner of an election in etcd.
     Elected(leadership::Candidate),
 }
 
 impl Server {
     /// Binds the ports, recovers the metadata, and serves. The ports are bound first, so that a
     /// port in use is reported before anything changes. With etcd the master serves before it
-    /// leads, and names the leader meanwhile.
+    /// leads: it then names the leader.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
         let tls = config.tls().open()?;
         let grpc = bind(&config.listen, "the gRPC port").await?;
@@ -157,8 +157,8 @@ impl Server {
         self.http
     }
 
-    /// Completes when a node knows a later epoch than a standalone master's, after storing that
-    /// epoch. With elections it never completes, because another election decides.
+    /// Completes when a node proves a later epoch than a standalone master's, after that epoch is
+    /// stored. With elections it never completes, because another election decides.
     pub async fn superseded(&self) -> anyhow::Result<Epoch> {
         match &self.lead {
             Lead::Alone(pool, _) => {
@@ -169,8 +169,8 @@ impl Server {
         }
     }
 
-    /// Completes when only a restart helps: the log failed, the directory was moved, or a port is
-    /// no longer served. Returns the reason.
+    /// Completes when only a restart helps: the log has failed, the directory was moved, or a port
+    /// is no longer served. Returns the reason.
     pub async fn failed(&self) -> String {
         tokio::select! {
             why = self.port_has_failed() => why,
@@ -182,7 +182,7 @@ impl Server {
         let mut failed = self.port_failed.clone();
         let why = match failed.wait_for(Option::is_some).await {
             Ok(why) => why.clone(),
-            // The sender is gone because the server stops.
+            // The sender was dropped because the server stops.
             Err(_) => None,
         };
         match why {
@@ -191,7 +191,7 @@ impl Server {
         }
     }
 
-    /// With elections, another master leads then.
+    /// With elections, another master leads in this case.
     async fn store_has_failed(&self) -> String {
         let Lead::Alone(pool, store) = &self.lead else {
             return std::future::pending().await;
@@ -202,7 +202,7 @@ impl Server {
                 return error;
             }
             let store = Arc::clone(store);
-            // The check waits as long as the disk does.
+            // The check may wait for the disk, so it runs on a blocking thread.
             match tokio::task::spawn_blocking(move || store.check()).await {
                 Ok(Err(StoreError::Closed)) | Err(_) => return std::future::pending().await,
                 Ok(Err(error)) => return error.to_string(),
@@ -218,7 +218,7 @@ impl Server {
             pool.quiesce();
         }
         if let Lead::Elected(candidate) = &self.lead {
-            // First, so that another master leads while the last requests end here.
+            // First, so that another master can lead while the last requests end here.
             candidate.stop().await;
         }
         let _everyone_left = self.stop.send(true);
@@ -233,7 +233,7 @@ impl Server {
     }
 }
 
-/// The address of this master for other machines. A standalone master may have none; a master that
+/// This master's address for other machines. A standalone master may have none. A master that
 /// stands for election needs one.
 fn advertised(config: &Config, listen: SocketAddr) -> Result<Option<Advertised>, AdvertiseError> {
     match advertise::decide(config.advertise.as_deref(), listen) {
@@ -306,7 +306,7 @@ fn serve(
 }
 
 async fn told(mut stopped: watch::Receiver<bool>) {
-    // An error means that the sender is gone, which has the same meaning.
+    // An error means that the sender was dropped, which also means stop.
     let _stopped = stopped.wait_for(|stopped| *stopped).await;
 }
 

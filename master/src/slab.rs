@@ -4,7 +4,7 @@
 /// The index of no slot.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// A type that can itself say that its slot is vacant, so that slots need no tag.
+/// A type with a vacant form of its own, so that slots need no tag.
 pub(crate) trait Slot {
     /// The number of slots in a chunk.
     const CHUNK: usize;

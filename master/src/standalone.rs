@@ -1,4 +1,4 @@
-//! The start of a master that is the only one of its store.
+//! The start of a master that alone uses its store.
 
 use crate::clock::Clock;
 use crate::config::Config;
@@ -9,7 +9,7 @@ use crate::store::{
 };
 use std::sync::Arc;
 
-/// The reason that a standalone master could not begin.
+/// Why a standalone master could not begin.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum BeginError {

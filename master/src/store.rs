@@ -13,7 +13,7 @@
 //! * [`journal`] makes groups, appends them and keeps the log short; [`recovery`] reads them.
 //! * [`conformance`] is the suite that every store passes.
 //!
-//! Architecture invariant: a visible block is durable (except for commits under
+//! **Architecture Invariant:** a visible block is durable (except for commits under
 //! [`journal::Ack::Memory`]), and a position is given to one group only.
 
 pub mod conformance;
@@ -95,7 +95,7 @@ pub type SnapshotPositions = BTreeMap<ShardIndex, (LogSeq, u64)>;
 pub struct Snapshot {
     /// The position through which the snapshot contains the log.
     pub seq: LogSeq,
-    /// The chunks, in their order at the put.
+    /// The chunks, in the order of the put.
     pub chunks: Vec<Bytes>,
 }
 
@@ -122,18 +122,18 @@ pub trait MetadataStore: Send + Sync + 'static {
     /// Begins a term: stores and returns an epoch above every earlier one and at least `at_least`.
     /// From then on only writes under this epoch succeed.
     ///
-    /// [`StoreError::Fenced`]: a leader was elected here, another one has replaced it, and the epoch of that
-    /// one is at least `at_least`. Nothing was changed.
+    /// [`StoreError::Fenced`]: this process won an election, but another leader has replaced it,
+    /// with an epoch of at least `at_least`. Nothing was changed.
     async fn begin_epoch(&self, at_least: Epoch) -> Result<Epoch, StoreError>;
 
     /// Appends a group at the next position.
     async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError>;
 
-    /// Does work for which no caller of an append waits. The journal calls it after the callers have their
-    /// answers.
+    /// Does the work after an append that no caller waits for. The journal calls it after the
+    /// callers have their answers.
     fn tidy_after_append(&self) {}
 
-    /// Makes room for the next append of `bytes`, if the store can tell beforehand.
+    /// Makes room for the next append of `bytes`, if the store can know its free space.
     async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
         let _any = bytes;
         Ok(())
@@ -147,16 +147,17 @@ pub trait MetadataStore: Send + Sync + 'static {
     /// The positions in the log.
     async fn log_span(&self) -> Result<LogSpan, StoreError>;
 
-    /// The groups behind `after` in order: as many as fit into `limit_bytes`, and at least one if
-    /// any.
+    /// The groups after `after` in order: as many as fit into `limit_bytes`, and at least one if
+    /// there is one.
     async fn read_log(
         &self,
         after: LogSeq,
         limit_bytes: u64,
     ) -> Result<Vec<(LogSeq, Bytes)>, StoreError>;
 
-    /// Replaces a shard's snapshot by one that contains the log through `seq`. A reader or a crash
-    /// sees the old snapshot or the new one, whole. The new one is durable when the log is cut.
+    /// Replaces a shard's snapshot by a new one that contains the log through `seq`. A reader or a
+    /// crash sees the whole old snapshot or the whole new one. The new one is durable before the
+    /// log is cut.
     async fn put_snapshot(
         &self,
         epoch: Epoch,
@@ -165,7 +166,7 @@ pub trait MetadataStore: Send + Sync + 'static {
         chunks: Vec<Bytes>,
     ) -> Result<(), StoreError>;
 
-    /// A shard's snapshot, if any.
+    /// A shard's snapshot; `None` without one.
     async fn read_snapshot(&self, shard: ShardIndex) -> Result<Option<Snapshot>, StoreError>;
 
     /// The shards with a snapshot, in order.

@@ -1,4 +1,4 @@
-//! The settings of one namespace, as puts, calls and eviction read them: without a lock.
+//! The settings of one namespace, in a form that puts, calls and eviction read without a lock.
 
 mod bucket;
 
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A setting that is not set.
+/// Stands for a setting without a value.
 const NONE: u64 = u64::MAX;
 
 /// A namespace that has or had settings.
@@ -28,7 +28,7 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// A tenant with this number of its order.
+    /// A tenant whose order of eviction has this number.
     pub fn new(order: u32, settings: &NamespaceSettings) -> Self {
         let tenant = Self {
             order,
@@ -55,14 +55,15 @@ impl Tenant {
         }
     }
 
-    /// A setting; `None` when it is not set.
+    /// A setting; `None` if it has no value.
     pub fn get(&self, setting: Setting) -> Option<u64> {
         let number = setting.to_wire() as usize;
         let value = self.values.get(number - 1)?.load(Ordering::Acquire);
         (value != NONE).then_some(value)
     }
 
-    /// Counts a call against the rates. An error says which rate refuses it, and for how long.
+    /// Counts a call against the rates. An error holds the code of the exceeded rate, and the time
+    /// until it allows a call.
     pub fn admit(&self, now: BootInstant, moves_bytes: bool) -> Result<(), (Code, Duration)> {
         if moves_bytes && self.get(Setting::Bytes).is_some() {
             let left = self.bytes.check(now);
@@ -82,7 +83,7 @@ impl Tenant {
         }
     }
 
-    /// The class of eviction: lower ones are evicted first.
+    /// The priority in eviction: blocks of lower priorities are evicted first.
     pub fn priority(&self) -> u64 {
         self.get(Setting::Priority).unwrap_or(DEFAULT_PRIORITY)
     }
@@ -110,7 +111,7 @@ mod tests {
         );
     }
 
-    /// What a call owes at one rate says nothing about another rate.
+    /// The debt of calls at one rate says nothing about another rate.
     #[test]
     fn a_changed_rate_forgets_what_was_owed_at_the_earlier_one() {
         let now = BootInstant(1_000_000);

@@ -46,7 +46,7 @@ impl Term {
 
     /// Moves the deadline later. An ended term stays ended.
     pub fn renew(&self, deadline: BootInstant) {
-        // This fails for an ended term and for an earlier deadline.
+        // The update fails for an ended term and for an earlier deadline.
         let _kept = self
             .deadline
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {

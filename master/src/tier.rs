@@ -1,4 +1,4 @@
-//! The disk tier: blocks with a copy on a medium, and the media.
+//! The SSD tier: the blocks with a copy on a medium, and the media.
 //!
 //! ```text
 //!  memory   Directory ──┐
@@ -14,9 +14,9 @@
 //!
 //! ADR 0037 says why there are two directories.
 //!
-//! **Architecture Invariant:** the log decides which copy is current. A copy enters the tier in the
-//! order of the log, and a commit of a later version takes the earlier copy out in the same order.
-//! So a removed or replaced block never returns.
+//! **Architecture Invariant:** the log decides which copy is current. Copies enter the tier in the
+//! order of the log. A commit of a later version removes the earlier copy in the same order. So a
+//! removed or replaced block never returns.
 //!
 //! **Architecture Invariant:** a range is taken again only after the removal of its last copy is
 //! durable, and after no transfer uses it.
@@ -76,12 +76,12 @@ impl Tier {
         &self.directory
     }
 
-    /// True when the tier never had a medium: then it costs nothing.
+    /// True if the tier never had a medium. Calls then skip it.
     pub fn is_empty(&self) -> bool {
         !self.has_media.load(Ordering::Acquire)
     }
 
-    /// Every medium, by id.
+    /// Every medium, by the id of its segment.
     pub fn media(&self) -> Vec<Arc<Medium>> {
         self.media.read().values().cloned().collect()
     }
@@ -91,15 +91,15 @@ impl Tier {
         self.media.read().get(&id).cloned()
     }
 
-    /// Begins a term: from now on copies are written.
+    /// Begins a term: from now on media are written.
     pub fn begin_term(&self) {
         for medium in self.media() {
             medium.begin_term(self.directory.next_tick());
         }
     }
 
-    /// Notes that a block with this version has left memory, where it was used last at `tick`.
-    /// False when it has no copy.
+    /// Records that a block of this version has left memory, with the block's last use. Returns
+    /// false if the block has no copy.
     pub fn left_memory(&self, left: &Removed) -> bool {
         let mut has_copy = false;
         let key = left.key.as_ref();
@@ -113,8 +113,8 @@ impl Tier {
         has_copy
     }
 
-    /// Adds a medium, or changes the one with the same segment. A record that is impossible is
-    /// logged and left out, and every copy on the medium with it.
+    /// Adds a medium, or changes the medium with the same segment. An impossible record is logged
+    /// and ignored, and so is every copy on the medium.
     pub fn set_medium(&self, record: record::Medium) {
         if let Some(known) = self.medium(record.id) {
             known.update(record);
@@ -137,7 +137,7 @@ impl Tier {
             return 0;
         };
         medium.extents().close_ledger();
-        // `has_media` stays set: removals that are on their way rely on it.
+        // `has_media` stays set: removals on their way to the log rely on it.
         let mut copies = 0;
         let mut place = Some(0);
         while let Some(from) = place {
@@ -151,16 +151,16 @@ impl Tier {
         copies
     }
 
-    /// Adds a copy at its logged extent. It replaces the key's copy of this version or of an earlier one.
-    /// Readers find one of the two copies at every moment. The exception is a copy that is at that extent
-    /// already, since a standby may read a record twice. Returns false when the key has a later copy, or when
-    /// the extent is not free.
+    /// Adds a copy at its logged extent. It replaces the key's copy of this version or of an
+    /// earlier one. Readers find one of the two copies at every moment. If the same copy is already
+    /// at that extent, nothing changes: a standby may read a record twice. Returns false if the key
+    /// has a later copy, or if the extent is not free.
     pub fn publish(&self, commit: Commit) -> bool {
         let Some((segment, offset)) = commit.replicas.first().copied() else {
             return false;
         };
         let Some(medium) = self.medium(segment) else {
-            // A medium that is absent is gone, and its copies with it.
+            // An unknown medium has been dropped, and its copies with it.
             self.remove(commit.namespace, commit.key.as_ref(), |version| {
                 version < commit.version
             });
@@ -281,9 +281,9 @@ fn block_at(commit: Commit, replica: Replica, tick: directory::Tick) -> NewBlock
     }
 }
 
-/// Loading: copies arrive before their ranges are taken, as blocks in memory do.
+/// Loading: copies arrive before their ranges are allocated, as blocks in memory do.
 impl Tier {
-    /// Enters a copy without taking its range.
+    /// Enters a copy without allocating its range.
     pub(crate) fn stage(&self, commit: Commit) {
         let Some((segment, offset)) = commit.replicas.first().copied() else {
             return;

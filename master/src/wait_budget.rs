@@ -1,10 +1,10 @@
-//! The memory that waiting calls of the master may hold: a call waits for room or for durability
-//! with its request in memory.
+//! The bound on the memory of the master's waiting calls. A call that waits for room or durability
+//! keeps its request in memory.
 
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The bytes that a call holds beside its request.
+/// The bytes that a call takes beside its request.
 const CALL: usize = 16 << 10;
 
 /// The budget of waiting calls, in bytes. Commits have their own budget, because reservations may

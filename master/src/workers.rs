@@ -1,8 +1,9 @@
-//! The work that a term does beside its calls: eviction, time-outs, moves, copies to media, and the log.
+//! The work that a term does beside its calls: eviction, time-outs, moves, copies to media, and the
+//! log.
 //!
-//! Each piece of work is a step that never waits. In production a thread repeats it. In a simulation
-//! a task on the one thread of the runtime does, so that time is virtual and the order of steps
-//! repeatable (ADR 0052).
+//! Each piece of work is a step that never waits. In production a thread repeats the step. In a
+//! simulation a task does, on the runtime's only thread, so that time is virtual and the order of
+//! steps is repeatable (ADR 0052).
 
 use crate::pool::Pool;
 use parking_lot::{Condvar, Mutex};
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// What repeats the steps.
+/// Whether threads or tasks repeat the steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Workers {
     /// A thread for each piece of work.
@@ -26,7 +27,7 @@ pub enum Workers {
 pub(crate) struct Wake {
     woken: Mutex<bool>,
     thread: Condvar,
-    /// `None` where a thread waits, which needs no more than the condition variable.
+    /// `None` if a thread waits: the condition variable is then enough.
     task: Option<Notify>,
 }
 
@@ -55,10 +56,10 @@ impl Wake {
         *woken = false;
     }
 
-    /// The same without holding up the thread.
+    /// [`Wake::wait`] as a future.
     async fn waited(&self, limit: Duration) {
         if let Some(task) = self.task.as_ref().filter(|_| !*self.woken.lock()) {
-            // Time passes also where nothing is to be waited for, or other tasks never run.
+            // Time must pass even without a wait, or other tasks never run.
             let limit = limit.max(Duration::from_millis(1));
             let _late = tokio::time::timeout(limit, task.notified()).await;
         } else {
@@ -69,8 +70,8 @@ impl Wake {
 }
 
 impl Workers {
-    /// Repeats `step` until the pool stops: after `first`, and then each time after the time that the
-    /// last step gave, or once `wake` is woken.
+    /// Repeats `step` until the pool stops: first after `first`, then after the time that the last
+    /// step returned. A wake-up of `wake` ends each wait early.
     pub(crate) fn start(
         self,
         pool: &Arc<Pool>,

@@ -1,4 +1,4 @@
-//! The clients with framed connections, so that the puts of a dead client end.
+//! The clients with framed connections. The puts of a dead client end.
 //!
 //! ```text
 //!            first connection         last one closed          GRACE passed
@@ -8,10 +8,11 @@
 //! ```
 //!
 //! The kernel closes a killed process's connections at once. A client that only lost its connection
-//! may return within the grace period. After it, the client's commits are refused and it puts
-//! again. A put over gRPC belongs to no connection here, so it ends with its grants.
+//! may return within the grace period. After that period the client's commits are refused, so it
+//! puts its blocks again. A put over gRPC belongs to no connection here, so it ends with its
+//! grants.
 //!
-//! ADR 0024 says which puts still wait for their grants to end.
+//! ADR 0024 says which puts still wait for the end of their grants.
 
 use crate::clock::BootInstant;
 use kvpool_seams::maps::HashMap;
@@ -20,7 +21,7 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long a client may be without a connection before its puts end.
+/// How long a client may have no connection before its puts end.
 pub const GRACE: Duration = Duration::from_millis(300);
 
 /// The clients that have framed connections, or had them a moment ago.
@@ -39,7 +40,7 @@ struct Writer {
 }
 
 impl Writers {
-    /// Counts one more connection of a client.
+    /// Counts a new connection of a client.
     pub fn enter(&self, client: ClientId) {
         let mut clients = self.clients.lock();
         let writer = clients.entry(client).or_default();
@@ -47,7 +48,7 @@ impl Writers {
         writer.left = None;
     }
 
-    /// Counts one connection less.
+    /// Counts a closed connection of a client.
     pub fn leave(&self, client: ClientId, now: BootInstant) {
         let mut clients = self.clients.lock();
         if let Some(writer) = clients.get_mut(&client) {

@@ -1,4 +1,4 @@
-//! Alerts that are true now, by rules on the facts of an overview.
+//! The present alerts, by rules on the facts of an overview.
 
 use super::facts::{MediumFacts, NodeFacts, Overview, PoolFacts};
 use crate::metrics::Totals;
@@ -7,13 +7,13 @@ use serde::Serialize;
 
 /// The most alerts listed.
 const MOST: usize = 100;
-/// A standby with a longer lag, in groups of the log, needs long to take over. The alert `KvpoolStandbyLag` and the
-/// documents name the same number, which a test compares.
+/// The lag, in groups of the log, above which a standby takes long to take over. The alert
+/// `KvpoolStandbyLag` and the documents name the same number, and a test compares them.
 const MUCH_LAG: u64 = 1000;
-/// Above this share of the pool, in percent, quarantine is stuck.
+/// The share of the pool, in percent, above which quarantine counts as stuck.
 const MUCH_QUARANTINE: u64 = 10;
 
-/// How bad an alert is, the worst first.
+/// The severity of an alert, the worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
@@ -21,7 +21,7 @@ pub enum Severity {
     Critical,
     /// Blocks are unreachable, or the next failure will hurt.
     Warning,
-    /// Somebody wanted it, or it passes.
+    /// An operator asked for the state, or it ends by itself.
     Notice,
 }
 
@@ -65,10 +65,10 @@ pub enum AlertKind {
     Fault,
 }
 
-/// Something that is wrong now.
+/// A present problem.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Alert {
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
     /// The rule.
     pub kind: AlertKind,
@@ -76,7 +76,7 @@ pub struct Alert {
     pub object: String,
     /// What happened, and what to do.
     pub message: String,
-    /// The metric that shows the same; empty for none.
+    /// The metric with the same fact; empty for none.
     pub metric: &'static str,
 }
 
@@ -103,12 +103,12 @@ pub(super) fn low_watermark(usage: &Usage, eviction_ratio: f64) -> u64 {
     usage.limit.saturating_sub(reserve)
 }
 
-/// What the rules need beside the facts.
+/// The recent events that the rules need beside the facts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Recent {
     /// A put had to wait within the last seconds.
     pub(super) puts_waited: bool,
-    /// The counters of faults, less those at the start of the last minutes.
+    /// How much each counter of faults rose during the last minutes.
     pub(super) faults: Totals,
 }
 
@@ -286,7 +286,7 @@ fn silent(node: &NodeFacts) -> Option<Alert> {
     Some(Alert::new(severity, kind, name, message))
 }
 
-/// How bad it is that a node is not drained yet, and what to do.
+/// The severity of a node that is not drained yet, and the operator's next step.
 fn draining(node: &NodeFacts) -> (Severity, String) {
     // The blocks are not counted while they move.
     let Some(left) = node.left_blocks.filter(|left| *left > 0) else {
@@ -349,7 +349,7 @@ fn unfit(medium: &MediumFacts, node: &str) -> Option<Alert> {
     Some(alert.metric("kvpool_master_media"))
 }
 
-/// What daemons say of their files of tokens, keys and certificates.
+/// The problems that daemons report about their files of tokens, keys and certificates.
 fn unusable_files(overview: &Overview) -> impl Iterator<Item = Alert> {
     let alert =
         |object: &str, message| Alert::new(Severity::Warning, AlertKind::Files, object, message);

@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The fill of one node's memory.
+/// The usage of one node's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Fill {
     /// The number of segments.
@@ -47,18 +47,20 @@ pub struct NodeFacts {
     pub state: &'static str,
     /// `host:port` of the data port.
     pub data_address: String,
-    /// The time since the last heartbeat; since the drop for a gone node; `None` for a node known by a medium only.
+    /// The time since the last heartbeat. For a gone node, the time since its drop. `None` for a
+    /// node that only a medium names.
     pub silent_ms: Option<u64>,
-    /// Open data connections, by the last heartbeat.
+    /// Open data connections, as of the last heartbeat.
     pub connections: u64,
     /// The blocks that a stop of this draining node would lose. `None` while they are not counted.
     pub left_blocks: Option<u64>,
-    /// The fill of its memory.
+    /// The usage of its memory.
     #[serde(flatten)]
     pub fill: Fill,
     /// Its media.
     pub media: Vec<MediumFacts>,
-    /// What it says is wrong with its files of tokens, keys and certificates, one sentence each.
+    /// The problems that the node reports about its files of tokens, keys and certificates, one
+    /// sentence each.
     pub problems: Vec<String>,
 }
 
@@ -71,13 +73,13 @@ pub struct MasterFacts {
     pub http_address: String,
     /// `leader`, `read-only`, `standby` or `starting`.
     pub role: String,
-    /// Groups of the log that it has not applied.
+    /// The number of groups of the log that it has not applied.
     pub lag: u64,
     /// Its version.
     pub version: String,
 }
 
-/// The pool that this master leads.
+/// The state of the pool that this master leads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PoolFacts {
     /// Blocks in memory.
@@ -90,7 +92,7 @@ pub struct PoolFacts {
     pub capacity_bytes: u64,
     /// Bytes of blocks, grants and quarantine on live nodes.
     pub used_bytes: u64,
-    /// Bytes in quarantine there.
+    /// Bytes in quarantine on live nodes.
     pub quarantine_bytes: u64,
     /// The high watermark in bytes.
     pub high_watermark_bytes: u64,
@@ -98,7 +100,7 @@ pub struct PoolFacts {
     pub low_watermark_bytes: u64,
     /// The age of this term.
     pub uptime_ms: u64,
-    /// The reason that durable writes fail; empty while they succeed.
+    /// Why durable writes fail; empty while they succeed.
     pub store_failure: String,
 }
 
@@ -129,7 +131,7 @@ pub struct Overview {
     pub store_bytes: u64,
     /// Alarms of the metadata store.
     pub store_alarms: Vec<String>,
-    /// What is wrong with the files of keys, of the policy and of certificates of the master that answers.
+    /// The problems of the answering master's files of keys, policy and certificates.
     pub problems: Vec<String>,
     /// The last group of the log.
     pub log_last: u64,
@@ -147,15 +149,16 @@ pub struct Overview {
     pub namespaces_left_off: usize,
     /// The age of the counts of namespaces, which is 0; `None` on a master that does not lead.
     pub namespaces_counted_ms_ago: Option<u64>,
-    /// What is wrong now, the worst first.
+    /// The present alerts, the worst first.
     pub alerts: Vec<Alert>,
     /// The number of alerts that are not listed.
     pub alerts_left_off: usize,
-    /// The rates of the last minutes, oldest first. An event has only the points that its listener lacks.
+    /// The rates of the last minutes, oldest first. An event contains only the points that its
+    /// listener lacks.
     pub history: Vec<Point>,
 }
 
-/// What the seat of a master knows of itself, the other masters and the store.
+/// The facts that a master's seat knows of the masters and the store.
 pub(super) fn of_masters(seat: &Seat) -> Overview {
     let told = seat.describe();
     let applied = seat.position().0;
@@ -164,7 +167,7 @@ pub(super) fn of_masters(seat: &Seat) -> Overview {
     let log_last = told.log_last.max(applied);
     let leads = role == Role::Leader;
     let members = told.members.into_iter().map(|member| {
-        // The leader appends the log: it lacks nothing of it.
+        // The leader appends the log, so it has no lag.
         let lag = match member.role.as_str() {
             "standby" | "starting" => log_last.saturating_sub(member.applied),
             _ => 0,
@@ -239,7 +242,7 @@ pub(super) fn add_pool(overview: &mut Overview, pool: &Pool) {
         }
     });
     overview.nodes = nodes.collect();
-    // The media that are left belong to no present node.
+    // The remaining media belong to no present node.
     let absent = media.into_iter().map(|(name, media)| NodeFacts {
         name,
         state: "gone",
@@ -259,7 +262,7 @@ fn medium_facts(medium: &MediumView) -> MediumFacts {
     }
 }
 
-/// The pool that this master leads or still serves reads of.
+/// The pool that this master leads, or whose reads it still serves.
 pub(super) fn pool_of(seat: &Seat) -> Option<Arc<Pool>> {
     seat.pool().ok()
 }

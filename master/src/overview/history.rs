@@ -1,7 +1,7 @@
 //! The rates of the last minutes.
 //!
-//! The master samples them itself, all the time. A page that sampled would know nothing of the minutes before an
-//! operator opened it, and these are the minutes that matter.
+//! The master samples them all the time. A page that sampled by itself would lack the minutes
+//! before an operator opened it, and these minutes matter most.
 
 use crate::metrics::Totals;
 use serde::Serialize;
@@ -60,7 +60,7 @@ impl History {
         let seconds = seconds.max(Duration::from_millis(1)).as_secs_f64();
         let rate = |of: fn(&Totals) -> u64| {
             let more = of(&totals).saturating_sub(of(&before));
-            // Two digits behind the point are more than a chart shows.
+            // A chart shows no more than two digits after the point.
             (more as f64 / seconds * 100.0).round() / 100.0
         };
         self.next += 1;
@@ -88,7 +88,7 @@ impl History {
         self.next
     }
 
-    /// The points after the one with this number.
+    /// The points after the point with this number.
     pub fn after(&self, seq: u64) -> Vec<Point> {
         let later = self.points.iter().filter(|point| point.seq > seq);
         later.copied().collect()
@@ -126,7 +126,7 @@ mod tests {
         history.sample(start + Duration::from_secs(2), totals(130), 7);
         let points = history.after(0);
         assert_eq!((points[0].puts, points[0].used_bytes), (15.0, 7));
-        // A counter that went back belongs to another life and is no negative rate.
+        // A counter that fell belongs to a new process. It must not give a negative rate.
         history.sample(start + Duration::from_secs(3), totals(0), 7);
         assert_eq!(history.after(1)[0].puts, 0.0);
     }

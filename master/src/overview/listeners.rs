@@ -1,4 +1,4 @@
-//! The listeners of `/v1/events`: bounded in number, and none waits for another.
+//! The listeners of `/v1/events`. Their number is bounded, and no listener waits for another.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 /// The most listeners.
 const MOST: usize = 64;
-/// Snapshots that may wait for one listener. The socket's buffers hold more.
+/// The most snapshots that wait for one listener. The socket's buffers hold more.
 const WAITING: usize = 2;
 /// How long one stream lasts. The HTTP port cuts connections at 30 s, and a browser reports a cut as an error.
 const STREAM: Duration = Duration::from_secs(25);
@@ -30,7 +30,7 @@ struct State {
 pub struct Listeners(Mutex<State>);
 
 impl Listeners {
-    /// Adds a listener; `None` when there are too many, or the master stops.
+    /// Adds a listener; `None` if there are too many, or if the master stops.
     pub fn add(&self) -> Option<Receiver<Bytes>> {
         let mut state = self.0.lock();
         state
@@ -45,13 +45,13 @@ impl Listeners {
         Some(inbox)
     }
 
-    /// True when nobody listens.
+    /// True without listeners.
     pub fn is_empty(&self) -> bool {
         self.0.lock().listeners.is_empty()
     }
 
-    /// Gives every listener a snapshot. A listener that has not taken the last ones is dropped: its stream ends, and
-    /// a browser comes back by itself.
+    /// Sends a snapshot to every listener. A listener that has not taken the last ones is dropped.
+    /// Its stream then ends, and a browser reconnects by itself.
     pub fn publish(&self, snapshot: &Bytes) {
         let mut state = self.0.lock();
         state.listeners.retain(|listener| {
@@ -59,7 +59,7 @@ impl Listeners {
         });
     }
 
-    /// Ends every stream, and takes no more listeners.
+    /// Ends every stream, and admits no more listeners.
     pub fn close(&self) {
         let mut state = self.0.lock();
         state.closed = true;

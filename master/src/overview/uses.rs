@@ -1,4 +1,4 @@
-//! The use of each namespace.
+//! The usage of each namespace.
 
 use crate::accounts::Balance;
 use serde::Serialize;
@@ -6,14 +6,14 @@ use serde::Serialize;
 /// The most namespaces shown: those with the most bytes.
 pub(super) const SHOWN: usize = 200;
 
-/// The use of one namespace.
+/// The usage of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NamespaceUse {
     /// The name.
     pub name: String,
     /// Blocks in memory.
     pub blocks: u64,
-    /// Bytes of their extents, and of those that open puts may write.
+    /// Bytes of their extents, and of the extents that open puts may write.
     pub bytes: u64,
     /// Copies on media.
     pub copies: u64,

@@ -1,4 +1,5 @@
-//! The task behind the overview: it samples, notes dropped nodes, and tells the listeners.
+//! The task behind the overview. It takes samples, records dropped nodes, and updates the
+//! listeners.
 
 use super::alerts::{self, Recent};
 use super::facts::{self, NodeFacts, Overview};
@@ -20,13 +21,15 @@ use tokio::time::{MissedTickBehavior, interval};
 
 /// The interval of samples and snapshots.
 const EVERY: Duration = Duration::from_secs(1);
-/// How long a dropped node stays in the list, and a fault among the alerts: as long as the history.
+/// How long a dropped node stays in the list, and a fault among the alerts: the length of the
+/// history.
 const REMEMBERED: Duration = Duration::from_secs(300);
 /// The most dropped nodes in the list.
 const MOST_GONE: usize = 64;
-/// Faults are compared with those at the start of windows of this length.
+/// The length of a window of faults. Present counters are compared with those at the start of a
+/// window.
 const FAULT_WINDOW: Duration = Duration::from_secs(10);
-/// Puts that waited within this many points count as waiting now.
+/// Puts count as waiting if a put waited within this many points.
 const RECENT_POINTS: usize = 3;
 
 /// Nodes by name.
@@ -35,7 +38,8 @@ type Nodes = BTreeMap<String, Arc<StoreNode>>;
 #[derive(Debug, Default)]
 struct State {
     history: History,
-    /// The nodes of the last sample, and the nodes that left since.
+    /// The term of the samples. `seen` has the nodes of its last sample, `gone` the nodes that left
+    /// since.
     epoch: Epoch,
     seen: Nodes,
     gone: VecDeque<(Arc<StoreNode>, Instant)>,
@@ -43,7 +47,7 @@ struct State {
     faults: VecDeque<(Instant, Totals)>,
 }
 
-/// What the page and `kvctl top` watch.
+/// The history and the facts behind the page and `kvctl top`.
 pub struct Watch {
     seat: Arc<Seat>,
     state: Mutex<State>,
@@ -138,7 +142,8 @@ impl Watch {
         if self.listeners.is_empty() {
             return;
         }
-        // With 1,000 nodes this takes a millisecond, which calls of clients need not wait for.
+        // With 1,000 nodes this takes a millisecond, so it runs on a thread that no call of a
+        // client uses.
         let watch = Arc::clone(self);
         let published = kvpool_seams::blocking(move || {
             let event = watch.event(last.saturating_sub(1));
@@ -169,7 +174,7 @@ impl Watch {
 }
 
 impl State {
-    /// Notes the nodes that left since the last sample.
+    /// Records the nodes that left since the last sample.
     fn note_nodes(&mut self, epoch: Epoch, present: Nodes, now: Instant) {
         let before = std::mem::replace(&mut self.seen, present);
         if std::mem::replace(&mut self.epoch, epoch) != epoch {
@@ -193,8 +198,9 @@ impl State {
         }
     }
 
-    /// The nodes that left, except those that stopped in order and with which no block was lost. The blocks are
-    /// counted after the node has left, so this is asked anew each time.
+    /// The nodes that left, except nodes that stopped in order and with which no block was lost.
+    /// The sweep counts lost blocks after the node has left, so the nodes are examined at each
+    /// call.
     fn dropped(&self) -> impl Iterator<Item = &(Arc<StoreNode>, Instant)> {
         let gone = self.gone.iter();
         gone.filter(|(node, _)| !node.departure.is_orderly())

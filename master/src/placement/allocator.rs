@@ -148,8 +148,8 @@ impl<'a> Allocator<'a> {
         }
     }
 
-    /// The number of replicas for a block of `length` bytes: as wanted, but at most one on each
-    /// node that it fits into, and at least one.
+    /// The number of replicas for a block of `length` bytes. It is the wanted number, but at least
+    /// one, and at most one on each node that the block fits into.
     pub fn copies(&self, length: Length) -> usize {
         let rounded = Extents::rounded(length).0;
         let fit = |longest: &&u64| **longest >= rounded;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  block leaves the directory ─► record durable ─► leases over ─► node has fenced it ─► free
-//!                                (journal)        (delayed)      (tickets)
+//!                                 (journal)        (delayed)      (tickets)
 //! ```
 //!
 //! An extent that stays longer than `STUCK_AFTER` is *stuck*: a process holds it, a lease runs, or

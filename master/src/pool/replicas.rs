@@ -1,8 +1,7 @@
 //! Management of replicas: tasks that copy, move and drop them, from node to node.
 //!
 //! ```text
-//!  task ─► mover: block, source, target ─► room and grant on the target ─► Pull ─► target reads
-//! source
+//!  task ─► mover: block, source, target ─► room and grant on the target ─► Pull ─► target reads source
 //!                                                                              │
 //!  task ◄─ counted ◄─ directory: replica added, the moved one dropped ◄─ durable ◄─ Pulled
 //! ```
@@ -458,8 +457,8 @@ impl Pool {
         let drain = node.leave();
         drop(one_at_a_time);
         self.doubt_drained();
-        // Runs as a task: a caller that leaves early must not leave the node half drained, without
-        // blocks placed on it and without a task that moves its blocks.
+        // Runs as a task: a caller that leaves early must not leave the node half drained. Such a
+        // node would take no blocks, and no task would move its blocks.
         let pool = Arc::clone(self);
         let begun = tokio::spawn(async move {
             pool.puts_end_on(&node).await;

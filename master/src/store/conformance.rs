@@ -1,7 +1,8 @@
-//! The rules of a [`MetadataStore`] as one suite, which the tests of each implementation run.
+//! The rules of a [`MetadataStore`] as one suite. The tests of each implementation run it.
 //!
 //! A check panics when the store breaks a rule, so only tests may call it. The suite is part of the
-//! library so that the tests of every implementation reach it. [`election`] has the rules of a store that elects.
+//! library so that the tests of every implementation reach it. [`election`] has the rules of a
+//! store that elects a leader.
 
 pub mod election;
 
@@ -17,7 +18,7 @@ pub trait Bench: Send + Sync {
     /// A new, empty store.
     async fn fresh(&self) -> Arc<dyn MetadataStore>;
 
-    /// The same store after a restart of its process. The given store is closed.
+    /// The same store after a restart of its process. `store` is closed.
     async fn reopen(&self, store: Arc<dyn MetadataStore>) -> Arc<dyn MetadataStore>;
 }
 
@@ -81,7 +82,7 @@ async fn the_cluster_id_is_made_once(bench: &dyn Bench) {
 async fn epochs_only_grow(bench: &dyn Bench) {
     let store = bench.fresh().await;
     let mut latest = Epoch(0);
-    // The store decides how far above `at_least` the epoch lies.
+    // The store chooses how far its epoch is above `at_least`.
     for ahead in [0, 40, 0, 100_000, 0] {
         let at_least = Epoch(latest.0 + ahead);
         let epoch = expect(store.begin_epoch(at_least).await);
@@ -133,7 +134,7 @@ async fn only_the_current_epoch_writes(bench: &dyn Bench) {
     let (store, old) = with_log(bench, 3).await;
     let new = expect(store.begin_epoch(Epoch(0)).await);
     let shard = ShardIndex(1);
-    // The deposed leader, and a master that was never elected.
+    // The epochs of the deposed leader, and of a master that was never elected.
     for asked in [old, Epoch(0), Epoch(new.0 + 1)] {
         let refused = [
             store.append(asked, LogSeq(4), group(4)).await,
@@ -230,7 +231,7 @@ async fn the_log_is_cut_and_goes_on(bench: &dyn Bench) {
         assert_eq!(left.first().map(|(seq, _)| *seq), Some(LogSeq(351)));
         assert_eq!(left.len(), 50);
     }
-    // An empty log remembers where it ends.
+    // An empty log still knows its last position.
     expect(store.truncate_log(epoch, LogSeq(400)).await);
     let store = bench.reopen(store).await;
     let span = LogSpan {

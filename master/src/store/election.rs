@@ -8,14 +8,14 @@ use kvpool_types::Epoch;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The description that a leading master gives of itself.
+/// A candidate's description of itself.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The id of this run of this master. No two runs have the same id.
     pub id: String,
     /// The address at which the master serves the pool, `http://host:port`.
     pub address: String,
-    /// The address at which it serves metrics and probes.
+    /// The address at which it serves HTTP: metrics and probes.
     pub http_address: String,
 }
 
@@ -49,7 +49,7 @@ pub trait ElectionStore: MetadataStore {
     /// Renews a lease once. Returns its time from the store's answer, or `None` if the lease is gone.
     async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, StoreError>;
 
-    /// Ends a lease and deletes its keys. It is no error if the lease is gone already.
+    /// Ends a lease and deletes its keys. Ending a lease that is gone is not an error.
     async fn revoke_lease(&self, lease: LeaseId) -> Result<(), StoreError>;
 
     /// The current leader.
@@ -57,14 +57,15 @@ pub trait ElectionStore: MetadataStore {
 
     /// Tries once to become the leader. The leadership lasts as long as the lease.
     ///
-    /// If the outcome is unknown, it is read back. After an error it stays open: the key may still be put.
-    /// Another campaign with this lease then finds that it has won.
+    /// If the outcome is unknown, it is read back. After an error the outcome is still open: the
+    /// key may yet be put. Another campaign with this lease then finds that it has won.
     async fn campaign(&self, lease: LeaseId, claim: &Claim) -> Result<Campaign, StoreError>;
 
     /// Watches the leader.
     async fn leaders(&self) -> Result<Box<dyn Leaders>, StoreError>;
 
-    /// Follows the log behind `after`. The watch fails if a group is cut before it was delivered.
+    /// Follows the log after position `after`. The watch fails if a group is cut before it was
+    /// delivered.
     async fn groups(&self, after: LogSeq) -> Result<Box<dyn Groups>, StoreError>;
 
     /// Announces a master as long as the lease lives. `member` is JSON with at least an `address`.
@@ -73,12 +74,13 @@ pub trait ElectionStore: MetadataStore {
     /// The masters that are announced, by id.
     async fn members(&self) -> Result<Vec<(String, Bytes)>, StoreError>;
 
-    /// Ends a term for this process: pending and later writes of it and of earlier ones answer
-    /// [`StoreError::Unavailable`]. A request in flight may still take effect until another term begins.
+    /// Ends a term for this process. Pending and later writes of this term and of earlier terms get
+    /// [`StoreError::Unavailable`]. A request in flight may still take effect until another term
+    /// begins.
     fn abandon(&self, epoch: Epoch);
 
-    /// Does the maintenance that is due. The leader calls this every few seconds. A candidate that
-    /// [`StoreError::NoSpace`] keeps from becoming the leader calls it with epoch 0.
+    /// Does the maintenance that is due. The leader calls this every few seconds. A candidate calls
+    /// it with epoch 0 if [`StoreError::NoSpace`] keeps it from becoming the leader.
     async fn maintain(&self, epoch: Epoch) -> Result<Maintained, StoreError>;
 
     /// The bytes in the store, and its active alarms.
@@ -88,11 +90,11 @@ pub trait ElectionStore: MetadataStore {
 /// The leader as it changes.
 #[async_trait]
 pub trait Leaders: Send {
-    /// The leader: at first the current one, then each change; `None` without a leader. Changes in quick
-    /// succession may be reported as one.
+    /// The leader: first the current one, then each change; `None` without a leader. Quick changes
+    /// may be reported as one.
     ///
-    /// After [`StoreError::Unavailable`] it may be called again and continues from the state of that time. The
-    /// future may be dropped while it waits.
+    /// After [`StoreError::Unavailable`] the caller may call this again. It then continues from the
+    /// state of that time. The future may be dropped while it waits.
     async fn next(&mut self) -> Result<Option<Leader>, StoreError>;
 }
 
@@ -102,6 +104,7 @@ pub trait Groups: Send {
     /// The next group, once it is durable. The future may be dropped while it waits.
     ///
     /// [`StoreError::OutsideLog`]: the group has been cut, and only snapshots contain it. After
-    /// [`StoreError::Unavailable`] this may be called again, and continues at the same position.
+    /// [`StoreError::Unavailable`] the caller may call this again. It then continues at the same
+    /// position.
     async fn next(&mut self) -> Result<(LogSeq, Bytes), StoreError>;
 }

@@ -6,17 +6,18 @@
 //!  snapshots/SHARD     one file for each shard, replaced whole
 //! ```
 //!
-//! * An append is one write and one flush, over bytes that were written before. It needs no space on the disk
-//!   and changes no metadata of the filesystem. A failed flush is undone, durably, before any other write. If
-//!   that fails too, the store writes nothing more.
-//! * A CRC covers every byte. Every file names its store, and every segment names its successor. If a file is
-//!   damaged, missing or foreign, the error names it and the position, and the store does not open.
-//! * A start writes the last segments again before it accepts them, since their bytes may be in the page
-//!   cache only.
+//! * An append is one write and one flush, over bytes that were written before. It needs no space
+//!   on the disk and changes no metadata of the filesystem. A failed flush is undone, durably,
+//!   before any other write. If that fails too, the store writes nothing more.
+//! * A CRC covers every byte. Every file names its store, and every segment names its successor. If
+//!   a file is damaged, missing or foreign, the error names it and the position, and the store does
+//!   not open.
+//! * A start writes the last segments again before it accepts them: perhaps only the page cache has
+//!   their bytes.
 //! * The directory is locked while the store is open. A store whose files were moved stops
 //!   ([`EmbeddedStore::check`]).
 //!
-//! Architecture invariant: an existing pool never becomes a new one unless the operator has said so
+//! **Architecture Invariant:** an existing pool never becomes a new one unless the operator says so
 //! ([`set_aside`]).
 
 mod data_directory;
@@ -127,13 +128,13 @@ impl EmbeddedStore {
         })
     }
 
-    /// Checks that the files are still where they were opened. Otherwise another kvmaster may write
-    /// there unnoticed.
+    /// Checks that the files are still where they were opened. After a move, another kvmaster could
+    /// write there unnoticed.
     pub fn check(&self) -> Result<(), StoreError> {
         self.with(|open| open.place.check(&self.layout, open.log.active()))
     }
 
-    /// Stores a new identity file.
+    /// Writes a new identity file.
     fn identify(&self, open: &mut Open, identity: Identity) -> Result<(), StoreError> {
         let root = &self.layout.root;
         let failed =
@@ -148,8 +149,8 @@ impl EmbeddedStore {
     }
 }
 
-/// Refuses a snapshot beyond the end of the log. The log has then lost groups, and later groups would get
-/// positions that the snapshot already contains.
+/// Refuses a snapshot beyond the end of the log. Such a log has lost groups, and later groups would
+/// get positions that the snapshot already contains.
 fn check_reach(layout: &Layout, log: LogSpan, snapshots: &Snapshots) -> Result<(), StoreError> {
     let positions = snapshots.positions().iter();
     let beyond = positions.filter(|(_, (seq, _))| *seq > log.last).max();
@@ -219,12 +220,12 @@ impl MetadataStore for EmbeddedStore {
                 ..open.identity
             };
             match self.identify(open, identity) {
-                // A kvmaster that starts on a full disk must still serve gets. The log has reserved space for
-                // a term.
+                // A kvmaster that starts on a full disk must still serve gets. Therefore the log
+                // reserves space for a term.
                 Err(StoreError::DirectoryFull { .. }) => {
                     open.log.begin_epoch(identity.epoch)?;
                     open.identity.epoch = identity.epoch;
-                    // The file may have been replaced before the disk was full.
+                    // The identity file may have been replaced before the disk was full.
                     let failed = |error| files::failed(&self.layout.root, "its identity", &error);
                     open.place.watch(&self.layout).map_err(failed)?;
                 }
@@ -246,7 +247,7 @@ impl MetadataStore for EmbeddedStore {
     }
 
     fn tidy_after_append(&self) {
-        // The thread that holds the lock is appending, and will tidy up afterwards.
+        // If another thread holds the lock, it is appending and will tidy up afterwards.
         if let Some(mut open) = self.open.try_lock()
             && let Some(open) = open.as_mut()
         {
@@ -267,7 +268,7 @@ impl MetadataStore for EmbeddedStore {
         after: LogSeq,
         limit_bytes: u64,
     ) -> Result<Vec<(LogSeq, Bytes)>, StoreError> {
-        // The lock is held, so that no segment is reused meanwhile.
+        // The lock is held so that no segment is reused during the read.
         self.with(|open| open.log.read(after, limit_bytes))
     }
 
@@ -287,7 +288,7 @@ impl MetadataStore for EmbeddedStore {
             allowed(open)?;
             Ok(open.snapshots.writer())
         })?;
-        // Appends continue meanwhile.
+        // Appends continue during this write.
         let written = writer.write(shard, seq, &chunks)?;
         self.with(|open| {
             allowed(open)?;

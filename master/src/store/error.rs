@@ -4,7 +4,7 @@ use super::LogSeq;
 use kvpool_types::{Code, Epoch};
 use std::time::Duration;
 
-/// The reason that an operation of a metadata store failed.
+/// Why an operation of a metadata store failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -42,8 +42,8 @@ pub enum StoreError {
         /// The store's reason.
         reason: String,
     },
-    /// The store is out of space and refuses writes until it has room. A write that used up the
-    /// last space may have been done, whole.
+    /// The store is out of space and refuses writes until it has room. The write that used up the
+    /// last space may have taken effect as a whole.
     #[error("the metadata store is out of space")]
     NoSpace,
     /// The directory's filesystem has no room. Nothing was changed.
@@ -112,7 +112,7 @@ impl StoreError {
     }
 }
 
-/// The reason that a metadata store could not be opened.
+/// Why a metadata store could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -172,7 +172,7 @@ pub enum OpenError {
         /// The last endpoint's error.
         reason: String,
     },
-    /// etcd refused, or the configuration of etcd is wrong.
+    /// etcd refused the request, or the configuration of etcd is wrong.
     #[error("etcd at {endpoints} cannot be used as configured: {reason}")]
     Refused {
         /// The configured endpoints.
@@ -183,7 +183,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// True when `--accept-empty-store` helps.
+    /// True if `--accept-empty-store` helps.
     pub const fn is_damage(&self) -> bool {
         matches!(self, Self::Damaged { .. })
     }

@@ -15,8 +15,8 @@
 //! * `log`, `snapshots`: the log and the snapshots. `election`: leases, the leader, the members.
 //! * `follow`: the log as it grows, for a standby. `maintenance`: keeps etcd small.
 //!
-//! Architecture invariant: no write of a term takes effect after another term has begun. An acknowledged
-//! group is in the log exactly once.
+//! **Architecture Invariant:** no write of a term takes effect after another term has begun. An
+//! acknowledged group is in the log exactly once.
 
 mod election;
 mod follow;
@@ -55,7 +55,7 @@ const FORMAT: u64 = 1;
 /// The most bytes of one value, and of the values of one transaction with several values. etcd takes requests
 /// of 1.5 MiB by default.
 const STEP_BYTES: usize = 1 << 20;
-/// The most keys that one transaction puts or ranges that it deletes. etcd takes 128 by
+/// The most keys that one transaction puts, or the most ranges that it deletes. etcd takes 128 by
 /// default.
 const STEP_KEYS: usize = 100;
 /// The first and the longest pause before a failed request is repeated.
@@ -78,8 +78,9 @@ pub struct EtcdOptions {
     pub connect_timeout: Duration,
     /// The size of an endpoint's file above which it is defragmented, if half of it is free.
     pub defragment_above: ByteSize,
-    /// Whether this store compacts etcd's history, defragments its files and disarms its alarm of a full
-    /// disk. All of this concerns the whole etcd: switch it off if others share that etcd.
+    /// Whether this store compacts etcd's history, defragments its files and disarms its alarm of a
+    /// full disk. Each action concerns the whole etcd: switch it off if other applications share
+    /// that etcd.
     pub compact: bool,
 }
 
@@ -210,7 +211,7 @@ impl EtcdStore {
 
 /// The stored format. A store without a format is new: it gets this format, and an empty log.
 async fn prepare(client: &Client, keys: &Keys) -> Result<Bytes, Error> {
-    // A full etcd refuses every transaction that might put, so the format is read first.
+    // A full etcd refuses every transaction that could put a key, so the format is read first.
     if let Some(found) = client.get(keys.format()).await? {
         return Ok(found.value);
     }

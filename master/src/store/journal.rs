@@ -1,4 +1,5 @@
-//! The only writer of the log. It groups submitted records, makes each group durable, and then calls back.
+//! The only writer of the log. It groups submitted records, makes each group durable, and then
+//! calls back.
 //!
 //! ```text
 //!  submit ──► queue (bounded in bytes) ──► [journal thread]  encode ─► append ─► callbacks
@@ -8,20 +9,23 @@
 //!                                          [snapshot thread] put_snapshot ─► truncate_log
 //! ```
 //!
-//! Every submission that waits when an append ends joins the next group. So any number of callers share one
-//! flush per group. The append thread appends a group for which no caller waits, because its submissions were
-//! answered from memory or concern past events. The journal answers later submissions meanwhile.
+//! Every submission that waits when an append ends joins the next group. So any number of callers
+//! share one flush per group. The append thread appends a group that no caller waits for: its
+//! submissions were answered from memory, or concern past events. The journal answers later
+//! submissions meanwhile.
 //!
-//! Architecture invariants:
-//! * Each callback runs once, under the journal's lock and in the order of the log. It runs after its group is
-//!   durable, except for [`Ack::Memory`]. A past event delays no [`Ack::Memory`] behind it.
-//! * A callback runs on the journal's thread. If nothing is before it, it runs on the submitter's thread in two
-//!   cases: that thread is lent, or the answer comes from memory.
-//! * A shard is captured while no append is under way and the next group is empty. The callbacks have then
-//!   applied the log through its last position, and nothing else.
+//! **Architecture Invariants:**
+//!
+//! * Each callback runs once, under the journal's lock and in the order of the log. It runs after
+//!   its group is durable, except for [`Ack::Memory`]. A past event delays no [`Ack::Memory`] after
+//!   it.
+//! * A callback runs on the journal's thread. If nothing is before it, it runs on the submitter's
+//!   thread in two cases: that thread is lent, or the answer comes from memory.
+//! * A shard is captured while no append is in progress and the next group is empty. The callbacks
+//!   have then applied the log through its last position, and nothing else.
 //! * After a failed append the journal appends and acknowledges nothing more.
-//! * A full store changes nothing. The journal then refuses unanswered submissions. It keeps answered ones, and
-//!   records of past events, and appends these first when there is space.
+//! * A full store changes nothing. The journal then refuses unanswered submissions. It keeps
+//!   answered ones, and records of past events, and appends these first when there is space.
 //!
 //! ADR 0002 says why there is one log and one snapshot for each shard.
 
@@ -48,12 +52,13 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 pub enum Ack {
     /// When its records are durable.
     Durable,
-    /// In its turn, before its records are durable. The records are appended together with others up to 50 ms
-    /// later, and are lost if the master dies before.
+    /// In its turn, before its records are durable. The records are appended together with others
+    /// up to 50 ms later, and are lost if the master dies before.
     ///
-    /// While the store stalls, the group in progress and the next group are answered so, up to their full size.
-    /// Later submissions wait. A submission behind a durable one waits for it, unless that one is a past event
-    /// ([`Journal::insist`]). Space in the queue is returned when the records are durable.
+    /// While the store stalls, the journal answers the group in progress and the next group, up to
+    /// their full size. Later submissions wait. A submission after a durable one waits for it,
+    /// unless the durable one is a past event ([`Journal::insist`]). Space in the queue is returned
+    /// when the records are durable.
     Memory,
 }
 
@@ -61,8 +66,8 @@ pub enum Ack {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {
-    /// The append failed, and it is unknown whether the records are durable. Only the next start,
-    /// which reads the log, can tell.
+    /// The append failed, and it is unknown whether the records are durable. Only the next start
+    /// can tell, because it reads the log.
     #[error("the metadata log could not be written: {0}")]
     Unknown(Arc<StoreError>),
     /// The records were not logged, because the store refused them or an earlier append failed.
@@ -72,7 +77,7 @@ pub enum JournalError {
     /// queue.
     #[error("the records were abandoned before they were logged")]
     Abandoned,
-    /// The journal's thread ended on a fault. Whether the records are durable is unknown.
+    /// A fault ended the journal's thread. Whether the records are durable is unknown.
     #[error("the journal's thread ended on a fault")]
     Died,
 }
@@ -83,12 +88,12 @@ impl JournalError {
         self.code().is_retryable()
     }
 
-    /// Whether the records may be durable after all.
+    /// Whether the records may still be durable.
     pub const fn is_outcome_unknown(&self) -> bool {
         matches!(self, Self::Unknown(_) | Self::Died)
     }
 
-    /// The reason, in words for a caller that does not know the log.
+    /// The reason, for a caller that does not know the log.
     pub fn told(&self) -> String {
         match self {
             Self::Unknown(error) | Self::Refused(error) => error.to_string(),
@@ -115,7 +120,7 @@ impl JournalError {
 #[error("the journal's threads cannot be started: {0}")]
 pub struct StartError(#[from] std::io::Error);
 
-/// The state of which a journal takes snapshots, such as the directory.
+/// The state that a journal captures for snapshots, such as the directory.
 pub trait SnapshotSource: Send + Sync + 'static {
     /// The number of shards.
     fn shards(&self) -> u32;
@@ -126,12 +131,14 @@ pub trait SnapshotSource: Send + Sync + 'static {
     /// The present records without a shard. Called on the journal's thread between two groups.
     fn capture_system(&self) -> Vec<Record>;
 
-    /// Whether the state still exists. A state that is gone has no records, and no snapshot may record that.
+    /// Whether the state still exists. A dropped state has no records, and no snapshot may be taken
+    /// of it.
     fn is_there(&self) -> bool {
         true
     }
 
-    /// The records at the end of each snapshot, whichever shard it has. Called together with the captures.
+    /// Records that every snapshot ends with, whichever shard it has. Called together with the
+    /// captures.
     fn capture_beside(&self) -> Vec<Record> {
         Vec::new()
     }
@@ -140,18 +147,18 @@ pub trait SnapshotSource: Send + Sync + 'static {
 /// Options for groups and snapshots.
 #[derive(Clone, Debug)]
 pub struct JournalOptions {
-    /// A group of this size is appended. A submission is never split.
+    /// The size at which a group is appended. A submission is never split.
     pub group_bytes: ByteSize,
-    /// A group of this many records is appended.
+    /// The number of records at which a group is appended.
     pub group_records: usize,
-    /// The memory of waiting records; beyond it [`Journal::submit`] waits.
+    /// The memory of waiting records. When it is used up, [`Journal::submit`] waits.
     pub queue_bytes: ByteSize,
     /// The log size below which no shard is captured.
     pub log_bytes: ByteSize,
     /// The log may grow to this multiple of all snapshots before a shard is captured.
     pub log_ratio: u64,
-    /// Several shards are captured together up to this size of their snapshots. In a small pool the
-    /// flush of a snapshot costs more than its bytes.
+    /// The size up to which the snapshots of several shards are written together. In a small pool
+    /// the flush of a snapshot costs more than its bytes.
     pub capture_bytes: ByteSize,
     /// Whether every append runs on the append thread, so that the journal gathers the next group meanwhile.
     /// This costs a wake-up, which is worth it for a remote store.
@@ -175,7 +182,7 @@ impl Default for JournalOptions {
     }
 }
 
-/// Up to this many records are answered from memory, or appended, on their submitter's thread.
+/// The most records that are answered from memory, or appended, on their submitter's thread.
 const FEW: usize = 32;
 
 thread_local! {
@@ -201,7 +208,7 @@ pub(crate) fn lend_thread<T>(f: impl FnOnce() -> T) -> T {
 }
 
 /// Finishes the work of an append on this lent thread. The lender calls it after it has sent its
-/// answer: a small write to the log would delay the answer by some microseconds.
+/// answer, since a small write to the log would delay the answer by some microseconds.
 pub(crate) fn end_loan() {
     if let Some(store) = APPENDED.take() {
         store.tidy_after_append();
@@ -275,7 +282,7 @@ impl Drop for JournalShared {
     }
 }
 
-/// The reasons why the journal accepts nothing.
+/// Why the journal accepts nothing.
 #[derive(Debug, Default)]
 struct Health {
     /// The permanent reason, if any.
@@ -348,10 +355,10 @@ struct Submission {
 
 enum Message {
     Submit(Submission),
-    /// A snapshot has ended. Its outcome comes through another channel, where it does not wait behind
-    /// submissions.
+    /// A snapshot has ended. Its outcome comes through another channel, where no submission is
+    /// before it.
     SnapshotDone,
-    /// An append has ended. Its outcome comes through another channel, too.
+    /// An append has ended. Its outcome also comes through another channel.
     Appended,
     Close(Option<oneshot::Sender<()>>),
 }
@@ -414,15 +421,15 @@ impl Journal {
         })
     }
 
-    /// Submits records that must become durable together, and waits for room in the queue.
+    /// Submits records that must become durable together, and waits for space in the queue.
     ///
     /// The journal calls `on_durable` exactly once: with the position of the records, or with the
     /// reason that they are not acknowledged. The callback must not block. It runs on the journal's
     /// thread. For [`Ack::Memory`] and on a lent thread it may run on this thread, so the caller
-    /// holds no lock.
+    /// must hold no lock.
     ///
-    /// A future dropped before there was room gives [`JournalError::Abandoned`]. An error returned
-    /// here goes to `on_durable` too.
+    /// A future that is dropped before there is space calls back with [`JournalError::Abandoned`].
+    /// An error returned here goes to `on_durable` too.
     pub async fn submit(
         &self,
         records: Vec<Record>,
@@ -456,9 +463,9 @@ impl Journal {
         left.map_or(Ok(()), |submission| self.enqueue(submission))
     }
 
-    /// Submits records from code that cannot wait. A full queue takes them as well, and
-    /// [`Journal::submit`] waits the longer. So another limit must bound them: the number of blocks bounds
-    /// removals, for example. `on_durable` as with [`Journal::submit`].
+    /// Submits records from code that cannot wait. A full queue takes them as well, and callers of
+    /// [`Journal::submit`] then wait longer. So another limit must bound these records. Removals,
+    /// for example, are bounded by the number of blocks. `on_durable` as with [`Journal::submit`].
     pub fn submit_now(
         &self,
         records: Vec<Record>,
@@ -512,10 +519,10 @@ impl Journal {
         }
     }
 
-    /// Runs `submit`, which may hold locks while it submits. The caller itself holds no lock.
+    /// Runs `submit`, which may hold locks while it submits. The caller itself must hold no lock.
     ///
-    /// If the journal is free, the callbacks run on this thread after `submit` has returned. This is faster than
-    /// waking another thread.
+    /// If the journal is free, the callbacks run on this thread after `submit` has returned. Waking
+    /// another thread would take longer.
     pub(crate) fn submit_under<T>(&self, submit: impl FnOnce(&mut Submitter<'_>) -> T) -> T {
         let worker = self.shared.worker.upgrade();
         let free = worker.as_deref().and_then(Mutex::try_lock);
@@ -635,15 +642,16 @@ impl Journal {
 /// Receives the records that are submitted within [`Journal::submit_under`].
 pub(crate) struct Submitter<'j> {
     journal: &'j Journal,
-    /// The lock of the journal's worker, if the journal was free. While it is held, nothing else is taken in.
+    /// The lock of the journal's worker, if the journal was free. While this thread holds it, the
+    /// journal takes nothing else in.
     worker: Option<MutexGuard<'j, worker::Worker>>,
     /// True if the journal's thread has work afterwards.
     needs_turn: bool,
 }
 
 impl Submitter<'_> {
-    /// Submits records and does not wait until they are durable, as [`Journal::submit_now`] with [`Ack::Memory`].
-    /// If the journal has failed, the callback runs within this call.
+    /// Submits records without waiting for durability, as [`Journal::submit_now`] with
+    /// [`Ack::Memory`] does. If the journal has failed, the callback runs within this call.
     pub(crate) fn submit_now(
         &mut self,
         records: Vec<Record>,
@@ -668,7 +676,7 @@ impl Submitter<'_> {
 }
 
 impl JournalError {
-    /// The error for records behind the failure, which were certainly not logged.
+    /// The error for records after the failure, which were certainly not logged.
     fn for_later(self) -> Self {
         match self {
             Self::Unknown(error) => Self::Refused(error),

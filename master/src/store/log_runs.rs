@@ -1,4 +1,4 @@
-//! The bytes of the log behind each position, in little memory: a standby follows millions of
+//! The bytes of the log after each position, in little memory: a standby follows millions of
 //! groups.
 
 use super::LogSeq;
@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 
 /// The approximate bytes that the store adds to each group.
 pub(crate) const GROUP_OVERHEAD: u64 = 64;
-/// Neighbouring groups are counted as one run up to this size, so that small groups need no memory
-/// here.
+/// The size up to which neighbouring groups are counted as one run, so that small groups take no
+/// memory here.
 const RUN_BYTES: u64 = 64 << 10;
 
 /// The groups of the log as runs of neighbours: the last position and the bytes of each run.

@@ -197,8 +197,8 @@ pub struct IncarnationDropped {
     pub incarnation: Incarnation,
 }
 
-/// The secret seed of the directory's hashes. It is made once, so that a key keeps its shard after every
-/// restart of the master.
+/// The secret seed of the directory's hashes. It is made once and stored, so that a key keeps its
+/// shard after every restart of the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed {
     /// The secret.
@@ -221,9 +221,9 @@ pub struct SegmentsGranted {
     pub until: SegmentId,
 }
 
-/// Ranges of a segment that blocks have left, while leases on them run. In the log they follow the record of
-/// the blocks' leaving, because a load may find a snapshot without these blocks. A snapshot lists all such
-/// ranges at its position.
+/// Ranges of a segment that blocks have left, while leases on them run. In the log this record
+/// follows the record with which the blocks left, because a load may find a snapshot without these
+/// blocks. A snapshot lists all such ranges at its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeasedRanges {
     /// The segment.
@@ -232,9 +232,9 @@ pub struct LeasedRanges {
     pub ranges: Vec<(Offset, Length)>,
 }
 
-/// Ranges of a segment that removed blocks left without a lease. In the log they follow the record of the
-/// removal, which is made while a reader may still take a lease. They precede every record of the next blocks
-/// in these ranges.
+/// Ranges of a segment that removed blocks left without a lease. In the log this record follows the
+/// record of the removal, since a reader may take a lease until the removal is durable. It precedes
+/// every record of the next blocks in these ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnleasedRanges {
     /// The segment.
@@ -327,7 +327,7 @@ const EXTENDED: u8 = 10;
 const TAG_MASK: u8 = 0x0f;
 /// In any kind except an extended one: fields of a later version follow, behind their length.
 const HAS_LATER_FIELDS: u8 = 0x80;
-/// In an extended record: a reader that does not know the kind must stop.
+/// Flag of an extended record: a reader that does not know the kind must stop.
 const REQUIRED: u8 = 0x10;
 const HARD_PIN: u8 = 0x10;
 /// In the first byte of a removal's later fields: the block had no lease.
@@ -337,7 +337,8 @@ const EVERYWHERE: u8 = 2;
 /// In the same byte: the extents that the block left follow.
 const HAS_PLACES: u8 = 4;
 const HAS_PARENT: u8 = 0x20;
-/// The parent is the key of the commit before, so a chain in order needs no bytes for parents.
+/// The parent is the key of the commit before this one. So a chain in order needs no bytes for
+/// parents.
 const PARENT_IS_PREVIOUS: u8 = 0x40;
 
 const PLAIN_DIGEST: u8 = 0;

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 /// The bytes of the log read at once.
 const READ_BYTES: u64 = 4 << 20;
 
-/// The reason that the metadata is unreadable. The master does not start on part of it.
+/// Why the metadata is unreadable. The master does not start with a part of it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecoveryError {
@@ -175,7 +175,8 @@ pub async fn recover(
                 let needs = load.all().find(|shard| load.position(*shard) < missing);
                 lost = (missing, needs.unwrap_or(ShardIndex::SYSTEM));
                 if missing > span.cut.next() {
-                    // Part of the log has been applied, and nothing can undo it.
+                    // A part of the log has been applied and cannot be undone, so all shards are
+                    // read again.
                     load.all().for_each(|shard| load.forget(shard));
                 }
             }
@@ -219,9 +220,10 @@ impl<T: Target> Load<'_, T> {
         self.target.forget(shard);
     }
 
-    /// Applies the snapshots that are not applied yet. The system's snapshot is first: it has the
-    /// secret that maps keys to shards. Without it no other one counts: a crash brought back the time
-    /// before the first snapshots, and the log, which was not cut yet, has everything.
+    /// Applies the snapshots that are not applied yet. The system's snapshot comes first, since it
+    /// has the secret that maps keys to shards. Without a system snapshot no snapshot counts. A
+    /// crash has then restored the time before the first snapshots, and the log was not cut yet, so
+    /// it has every record.
     async fn missing_snapshots(&mut self) -> Result<(), RecoveryError> {
         let stored = self.store.snapshots().await?;
         let applied = &self.recovered.state.snapshots;

@@ -8,7 +8,7 @@ use std::time::Duration;
 const BURST: Duration = Duration::from_secs(1);
 const NANOS: u128 = 1_000_000_000;
 
-/// A token bucket. It stores the time at which all tokens taken so far are paid for.
+/// A token bucket. It stores the time at which all tokens taken so far are repaid.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
     /// Nanoseconds of the clock.
@@ -21,20 +21,21 @@ impl Bucket {
         self.paid_at.store(0, Ordering::Release);
     }
 
-    /// Checks that tokens are left, at `rate` tokens a second. An error says when there will be.
+    /// Checks that tokens are left, at `rate` tokens a second. An error holds the time until there
+    /// are.
     pub(super) fn check(&self, now: BootInstant) -> Result<(), Duration> {
         let owed = self.paid_at.load(Ordering::Acquire);
         wait_at(owed, now).map_or(Ok(()), Err)
     }
 
-    /// Takes `count` tokens, also more than there are: later calls then wait longer.
+    /// Takes `count` tokens, even if fewer are left: later calls then wait longer.
     pub(super) fn take(&self, count: u64, rate: u64, now: BootInstant) {
         let cost = cost(count, rate);
         let update = |paid_at: u64| Some(paid_at.max(nanos(now)).saturating_add(cost));
         let _ = (self.paid_at).fetch_update(Ordering::AcqRel, Ordering::Acquire, update);
     }
 
-    /// Takes one token if a whole one is left. An error says when there will be one.
+    /// Takes one token if a whole one is left. An error holds the time until there is one.
     pub(super) fn take_one(&self, rate: u64, now: BootInstant) -> Result<(), Duration> {
         let paid = |paid_at: u64| paid_at.max(nanos(now)).saturating_add(cost(1, rate));
         let update = |paid_at: u64| {
@@ -57,13 +58,13 @@ fn cost(count: u64, rate: u64) -> u64 {
     u64::try_from(cost).unwrap_or(u64::MAX)
 }
 
-/// The time at which all tokens of a full bucket are paid for.
+/// The time at which all tokens of a full bucket are repaid.
 fn full(now: BootInstant) -> u64 {
     let burst = u64::try_from(BURST.as_nanos()).unwrap_or(u64::MAX);
     nanos(now).saturating_add(burst)
 }
 
-/// The time until a part of a token is left; `None` when one is left now.
+/// The time until a part of a token is left; `None` if one is left now.
 fn wait_at(paid_at: u64, now: BootInstant) -> Option<Duration> {
     let full = full(now);
     (paid_at >= full).then(|| Duration::from_nanos(paid_at - full + 1))

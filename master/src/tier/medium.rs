@@ -1,4 +1,4 @@
-//! One medium: its ranges, the order in which they are written, and who holds it.
+//! One medium: its ranges, the order in which they are written, and the node that has it.
 
 use super::ring::{Ring, Taken};
 use crate::accounts::{Accounts, Item};
@@ -30,9 +30,9 @@ pub struct Medium {
     /// The bytes of a zone.
     pub zone: Length,
     extents: Mutex<Extents>,
-    /// Extents with an owner. It changes under the lock of `extents`.
+    /// The number of extents with an owner. It changes under the lock of `extents`.
     copies: AtomicU64,
-    /// It changes under the lock of `extents`.
+    /// The extents with hard-pinned copies. They change under the lock of `extents`.
     pins: Mutex<Pins>,
     ring: Mutex<Ring>,
     /// By zone, the tick at which its writing ended. A copy with a later use is kept when the zone is
@@ -60,7 +60,7 @@ impl Pins {
     }
 }
 
-/// The node with the medium, and what it last wrote there.
+/// The node with the medium, and the generation that it last wrote there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The node that offered the medium last.
@@ -164,12 +164,13 @@ impl Medium {
         self.take_beside(Length(0), length, now)
     }
 
-    /// The same for a copy that moves out of the oldest zone.
+    /// [`Medium::take`] for a copy that moves out of the oldest zone.
     pub fn take_for_move(&self, length: Length, now: Tick) -> Taken {
         self.take_by(Ring::take_for_move, Length(0), length, now)
     }
 
-    /// Takes the next range for a new copy, but leaves `reserved` bytes of the written zone, if any, to others.
+    /// Takes the next range for a new copy, but leaves `reserved` bytes of the written zone to
+    /// moved copies.
     pub fn take_beside(&self, reserved: Length, length: Length, now: Tick) -> Taken {
         self.take_by(Ring::take, reserved, length, now)
     }
@@ -221,8 +222,8 @@ impl Medium {
 
     /// The last use of a copy at `offset` whose record comes at `now`.
     ///
-    /// A store may end when its zone is already full. Then the copy counts as last used when the zone was full,
-    /// since the record is no use of the copy.
+    /// The record of a store may come after its zone is full. Then the copy counts as last used
+    /// when the zone was full, since the record is not a use of the copy.
     pub(super) fn used_at(&self, offset: Offset, now: Tick) -> Tick {
         let ring = self.ring.lock();
         let zone = ring.zone_of(offset);
@@ -234,8 +235,8 @@ impl Medium {
         }
     }
 
-    /// Continues behind the copies that are there. A term begins with it: a standby follows the
-    /// copies, and not how far their zone was written. Uses before `now` are not remembered.
+    /// Continues after the copies on the medium. Each term begins with this call: a standby knows
+    /// the copies, but not how far their zone was written. Uses before `now` are forgotten.
     pub fn begin_term(&self, now: Tick) {
         self.continue_behind_blocks();
         self.sealed.lock().fill(now);
@@ -365,7 +366,7 @@ mod tests {
         .unwrap()
     }
 
-    /// A standby learns of copies, and not how far the leader had written their zone.
+    /// A standby learns of copies, but not how far the leader had written their zone.
     #[test]
     fn a_term_continues_behind_the_copies_that_are_there() {
         let medium = medium();

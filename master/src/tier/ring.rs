@@ -9,18 +9,18 @@
 //!                           write here; zone 3 is emptied next
 //! ```
 //!
-//! A device that is written in long runs does not copy data inside itself, so one byte written here
-//! is one byte written there. The zone behind the cursor always has the oldest copies, so a medium
+//! A device that is written in long runs does not move data inside itself. So one byte written here
+//! costs the device one byte. The zone behind the cursor always has the oldest copies, so a medium
 //! needs no queue of victims.
 
 use kvpool_types::{Length, Offset};
 
-/// The most zones of a medium: 257 TiB in zones of 257 MiB. A number from a node must not decide how much memory
-/// every master takes.
+/// The most zones of a medium: 257 TiB in zones of 257 MiB. A node reports its number of zones, and
+/// that number must not decide how much memory every master takes.
 const MOST_ZONES: u32 = 1 << 20;
 
-/// The limit of the allowance for moves, in zones. The allowance adds up because the blocks of a chain lie in few
-/// zones and are used together.
+/// The limit of the allowance for moves, in zones. The allowance accumulates, because the blocks of
+/// a chain lie in few zones and are used together.
 const MOST_COLLECTED: u64 = 2;
 
 /// The outcome of taking a range in a medium's order of writes.
@@ -131,14 +131,14 @@ impl Ring {
         Taken::At(offset)
     }
 
-    /// True when the next zone should be emptied now: an eighth of the zone is written, by new copies alone. The
-    /// rest takes what comes until the next zone is empty. Copies that move may take all of it, so at least an
-    /// eighth of each zone is for new copies.
+    /// True if the next zone should be emptied now: new copies alone have taken an eighth of the
+    /// written zone. The rest takes further copies until the next zone is empty. Moved copies may
+    /// take all of the rest, so at least an eighth of each zone is for new copies.
     pub const fn is_next_due(&self) -> bool {
         self.is_next_due_behind(Length(0))
     }
 
-    /// The same, after so many bytes more.
+    /// [`Ring::is_next_due`] after `length` more bytes.
     pub const fn is_next_due_behind(&self, length: Length) -> bool {
         !self.next_is_empty && self.at + length.0 >= self.zone / 8
     }
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(ring.take(Length(700)), Taken::At(Offset(2000)));
         assert!(ring.is_next_due());
         assert_eq!(ring.take(Length(400)), Taken::NeedsZone);
-        // What fits is still taken.
+        // A range that fits is still taken.
         assert_eq!(ring.take(Length(300)), Taken::At(Offset(2700)));
         ring.emptied();
         assert!(!ring.is_next_due());

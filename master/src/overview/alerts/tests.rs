@@ -11,7 +11,7 @@ fn node(state: &'static str) -> NodeFacts {
     }
 }
 
-/// A leader with one live node and a standby that follows.
+/// A leader with one live node and a standby that follows the log.
 fn healthy() -> Overview {
     Overview {
         role: "leader",
@@ -211,7 +211,7 @@ fn faults_stuck_quarantine_and_a_failed_store_are_alerts() {
             checksum_reports: 2,
             unreachable_reports: 3,
             blocks_lost: 4,
-            // Not a fault.
+            // This counter is not a fault.
             blocks_committed: 5,
             ..Totals::default()
         },
@@ -233,7 +233,7 @@ fn the_list_is_bounded_and_the_worst_stay() {
     assert_eq!(ill.alerts[0].kind, AlertKind::NoLiveNode);
 }
 
-/// Otherwise the page, the alert of Prometheus and the documents would judge one standby differently.
+/// Otherwise the page, Prometheus and the documents would judge a standby differently.
 #[test]
 fn the_page_the_rules_and_the_documents_name_one_lag() {
     let files = [

@@ -2,8 +2,7 @@
 //!
 //! ```text
 //!  lookups ─► bytes by block ─► rate ─┬─ above what its replicas should serve ─► one more replica
-//!                                     └─ far below, for some seconds ──────────► the latest one
-//! leaves
+//!                                     └─ far below, for some seconds ──────────► the latest one leaves
 //! ```
 //!
 //! A block is hot when clients look it up faster than `hot_rate` for each replica. Clients choose

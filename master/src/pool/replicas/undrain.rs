@@ -25,10 +25,10 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// Without any change: [`Code::Missing`] for a node that the pool does not know,
-    /// [`Code::NodeStops`] for a node that stops, [`Code::Unimplemented`] for a node of an earlier
-    /// version. Also without any change: [`Code::NodeUnheard`] for a node without a session, or
-    /// that this leader has not heard.
+    /// [`Code::Missing`] for a node that the pool does not know. [`Code::NodeStops`] for a node
+    /// that stops. [`Code::Unimplemented`] for a node of an earlier version. [`Code::NodeUnheard`]
+    /// for a node without a session, or that this leader has not heard. In these cases nothing was
+    /// changed.
     ///
     /// [`Code::NodeUnheard`] also means that the node did not confirm in time. It is then in
     /// service, and a repeated call waits again.

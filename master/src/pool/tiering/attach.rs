@@ -142,7 +142,7 @@ impl Pool {
             if offer.state == MediumState::MediumGone && used.state != offer.state {
                 // The node may have another medium for these blocks.
                 self.tiering.has_lost_copies.store(true, Ordering::Release);
-                // A look that begins now waits for this lock, and finds that the medium is gone.
+                // A look that begins now waits for this lock, and finds the medium gone.
                 self.doubt_drained();
             }
             used.state = offer.state;

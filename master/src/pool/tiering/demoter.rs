@@ -5,10 +5,11 @@
 //! lags, it skips the blocks that eviction takes next. They leave memory without a copy, as they do without
 //! media.
 //!
-//! With the policy `lru`, a block's *turn* to be stored comes when many bytes are queued after it: more than
-//! [`WITHOUT_COPY`] of the memory that eviction can reach. It is then among the blocks that eviction takes
-//! next. Leases and pins hold the rest of the node's memory, which eviction does not reach. A block that is
-//! evicted before its turn shows how far eviction reaches.
+//! With the policy `lru`, a block's *turn* to be stored comes when many bytes are queued after it.
+//! These bytes exceed the share [`WITHOUT_COPY`] of the memory that eviction can reach. It is then
+//! among the blocks that eviction takes next. Leases and pins hold the rest of the node's memory,
+//! which eviction does not reach. A block that is evicted before its turn shows how far eviction
+//! reaches.
 //!
 //! With the policy `prefix`, eviction takes the ends of chains, whatever their age. So every block's turn
 //! comes at once when more than [`WITHOUT_COPY`] of the node's memory is used.

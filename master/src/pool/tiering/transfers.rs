@@ -339,8 +339,8 @@ impl Pool {
     /// Records a copy that was written. Returns false when the block has gone meanwhile, or its key is being
     /// changed.
     ///
-    /// A block that was evicted while it was copied is kept: its bytes were right when they were read,
-    /// and nothing was put or removed under its key since.
+    /// The copy of a block that was evicted meanwhile is kept. Its bytes were right when they were
+    /// read, and since then no put and no removal has changed the key.
     fn stored(self: &Arc<Self>, transfer: &Transfer) -> bool {
         let mut is_recorded = self.record_copy(transfer);
         if !is_recorded && self.may_be_evicted_now(transfer) {

@@ -1,8 +1,8 @@
 //! A gRPC connection, watched until its first call is complete.
 //!
-//! gRPC has no hello. A connection without a decoded call is a caller: its time is bounded, its
-//! bytes are counted, and it is displaced when there are too many callers. Its first call makes it
-//! a known connection, if the master has a permit left.
+//! gRPC has no hello. A connection without a decoded call is a caller. Its time is bounded and its
+//! bytes are counted. It is displaced when there are too many callers. Its first call makes it a
+//! known connection, if the master has a permit left.
 
 use super::CALLER_TIMEOUT;
 use super::stream::Incoming;

@@ -1,4 +1,4 @@
-//! The rules of an [`ElectionStore`], as far as no fault is needed to see them.
+//! The rules of an [`ElectionStore`] that can be tested without faults.
 
 use super::{append, expect, group};
 use crate::store::etcd::LeaseId;
@@ -12,11 +12,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// A lease that outlives every check.
 const LONG: Duration = Duration::from_secs(60);
-/// A lease that a check waits for.
+/// A lease whose end a check waits for.
 const SHORT: Duration = Duration::from_secs(1);
-/// How long a change of the leader or of the log may take to be told.
+/// The longest time until a watch reports a change of the leader or of the log.
 const TOLD: Duration = Duration::from_secs(20);
-/// How long after its last renewal a short lease has ended at the latest.
+/// The longest time from the last renewal of a short lease to its end.
 const GONE: Duration = Duration::from_secs(4);
 
 /// The source of the stores under test.
@@ -25,7 +25,7 @@ pub trait Bench: Send + Sync {
     /// A connection to a new, empty store.
     async fn fresh(&self) -> Arc<dyn ElectionStore>;
 
-    /// Another connection to the latest store, as another master has it.
+    /// Another connection to the latest store, like that of another master.
     async fn another(&self) -> Arc<dyn ElectionStore>;
 }
 
@@ -124,7 +124,7 @@ async fn of_some_candidates_one_wins(bench: &dyn Bench) {
             };
             assert!(is_right, "{leader:?} leads, and not so: {ended:?}");
         }
-        // A lease that is gone is no error.
+        // Revoking a lease that is gone is not an error.
         expect(store.revoke_lease(leader.lease).await);
         expect(store.revoke_lease(leader.lease).await);
         assert_eq!(expect(first.leader().await), None);
@@ -210,7 +210,7 @@ async fn a_leader_that_learns_a_higher_epoch_begins_a_term_above_it(bench: &dyn 
     assert_eq!(found, (claim("a"), its, second));
     assert_fenced(&*store, first, 1).await;
     append(&*store, second, 1..=1).await;
-    // Later terms are above it too.
+    // The epochs of later terms are above it too.
     expect(store.revoke_lease(its).await);
     let its = lease(&*store).await;
     assert!(win(&*store, its, "a").await > second);
@@ -224,7 +224,7 @@ async fn a_leader_that_was_replaced_deposes_nobody(bench: &dyn Bench) {
     expect(store.revoke_lease(first).await);
     let second = lease(&*other).await;
     let epoch = win(&*other, second, "b").await;
-    // A node told it of the new term.
+    // A node proved the new term to it.
     let refused = store.begin_epoch(epoch).await;
     assert!(
         matches!(refused, Err(StoreError::Fenced { current, .. }) if current == epoch),
@@ -270,7 +270,7 @@ async fn the_log_is_followed_over_changes_of_leader(bench: &dyn Bench) {
     }
     let quiet = timeout(SHORT / 5, groups.next()).await;
     assert!(quiet.is_err(), "{quiet:?}");
-    // What was dropped while it waited has lost nothing.
+    // Dropping the future while it waits must lose no group.
     append(&*store, epoch, expected..=expected).await;
     let told = next_group(&mut *groups).await;
     assert_eq!(told, (LogSeq(expected), group(expected)));

@@ -59,7 +59,7 @@ impl Layout {
         }
     }
 
-    /// The error of the opening for an unusable file.
+    /// The error that refuses to open the store because of an unusable file.
     pub(super) fn damaged(&self, error: StoreError) -> OpenError {
         match error {
             StoreError::Corrupt { reason } => self.damage(reason),
@@ -85,7 +85,7 @@ impl Layout {
         redb_import::is_due(&self.old_file()).map_err(|error| self.io(error))
     }
 
-    /// Renames a store of format 1 that somebody put beside a current store. It is not read.
+    /// Renames a store of format 1 beside a current store. Its content is not read.
     pub(super) fn move_old_aside(&self) -> Result<(), OpenError> {
         if !self.has_old()? {
             return Ok(());
@@ -126,7 +126,8 @@ impl Layout {
         Ok(identity)
     }
 
-    /// True when the directory holds a group or a snapshot. An interrupted start leaves neither.
+    /// True if the directory holds a group or a snapshot. An interrupted first start leaves
+    /// neither.
     fn holds_something(&self) -> Result<bool, OpenError> {
         let entries = |directory: PathBuf| match std::fs::read_dir(directory) {
             Ok(entries) => entries
@@ -181,7 +182,7 @@ impl Layout {
         let mut bytes = 0;
         for directory in [self.root.clone(), self.log(), self.snapshots()] {
             for entry in std::fs::read_dir(directory)? {
-                // A file may disappear meanwhile.
+                // A file may disappear during the loop.
                 bytes += match entry?.metadata() {
                     Ok(metadata) if metadata.is_file() => metadata.len(),
                     _ => 0,
@@ -199,7 +200,7 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The identity of a file or directory, wherever it is moved to.
+/// The identity of a file or directory. A move does not change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Inode(u64, u64);
 
@@ -242,8 +243,8 @@ impl LockedDirectory {
         if let Some(parent) = layout.root.parent().filter(|p| !p.as_os_str().is_empty()) {
             // The directory's name must be as durable as its files.
             match files::sync_directory(parent) {
-                // The right to list the parent is not needed: a journaling filesystem writes the
-                // name when the directory itself is flushed.
+                // Listing the parent may be forbidden and is not needed: a journaling filesystem
+                // writes the name when the directory itself is flushed.
                 Err(error) if error.kind() == ErrorKind::PermissionDenied => directory.sync_all(),
                 flushed => flushed,
             }
@@ -287,7 +288,7 @@ impl LockedDirectory {
     }
 }
 
-/// Moves the files of a store into a new directory inside it, so that the next opening makes a new
+/// Moves the files of a store into a new directory inside it, so that the next start makes a new
 /// store. Returns the new directory.
 pub fn set_aside(directory: &Path) -> Result<PathBuf, OpenError> {
     let layout = Layout::new(directory);

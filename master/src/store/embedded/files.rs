@@ -21,7 +21,7 @@ pub(super) fn replace(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) 
         .and_then(|file| write(&file).and_then(|()| file.sync_all()))
         .and_then(|()| std::fs::rename(&partial, path));
     if let Err(error) = written {
-        // A partial file that stays costs only room.
+        // A partial file that remains only takes space.
         let _removed = std::fs::remove_file(&partial);
         return Err(error);
     }

@@ -22,8 +22,8 @@ pub(super) enum Kind {
     Group,
     /// The log was cut through this position.
     Cut,
-    /// Every group through this position was durable at that time, and none follows. The next frame
-    /// replaces this one.
+    /// Every group through this position was durable when this frame was written, and none follows.
+    /// The next frame replaces this one.
     End,
     /// The log continues in the next segment.
     Next,
@@ -106,7 +106,7 @@ impl Head {
         })
     }
 
-    /// True when these bytes are the head's body.
+    /// True if these bytes are the head's body.
     pub(super) fn holds(&self, body: &[u8]) -> bool {
         crc(body) == self.body_crc
     }

@@ -1,8 +1,9 @@
 //! The file that names the directory's store and pool, and its latest term.
 //!
-//! It is text, so that an operator can read it. It is written before anything else is acknowledged, and replaced
-//! as a whole at each term. So a directory with this file is never taken for empty. On a full disk the log holds
-//! the term instead ([`Log::begin_epoch`](super::log::Log::begin_epoch)).
+//! It is text, so that an operator can read it. It is written before the store acknowledges
+//! anything, and replaced as a whole at each term. So a directory with this file is never taken for
+//! an empty one. On a full disk the log holds the term instead
+//! ([`Log::begin_epoch`](super::log::Log::begin_epoch)).
 
 use super::files;
 use crate::store::record::crc;
@@ -37,7 +38,7 @@ pub(super) struct Identity {
     pub(super) epoch: Epoch,
 }
 
-/// The reason that the file is unusable.
+/// Why the file is unusable.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unreadable {
     #[error("{0}")]

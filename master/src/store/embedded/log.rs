@@ -31,21 +31,22 @@ pub(super) struct Full {
 pub(super) struct Log {
     directory: PathBuf,
     store: StoreId,
-    /// The size of a segment. A larger group gets a larger one.
+    /// The size of a segment. A group that is larger gets a larger segment.
     size: u64,
     full: VecDeque<Full>,
     active: Active,
-    /// The next segment, created before its use. So a store that was full is known to have space again.
+    /// The next segment, created before its use. Its creation shows that a full store has space
+    /// again.
     ahead: Option<Active>,
     has_spare: bool,
     span: LogSpan,
     epoch: Epoch,
-    /// The reason why nothing can be appended any more.
+    /// Why nothing can be appended any more.
     broken: Option<String>,
 }
 
 impl Log {
-    /// Creates the log of a new store, which continues behind `span`.
+    /// Creates the log of a new store. The log continues after `span`.
     pub(super) fn create(
         directory: &Path,
         store: StoreId,
@@ -118,8 +119,8 @@ impl Log {
         Ok(log)
     }
 
-    /// Repeats the frame that announces the last segment, if it is missing. A crash may have come between the
-    /// creation of the segment and that frame.
+    /// Repeats the frame that announces the last segment, if it is missing. A crash may have come
+    /// after the creation of the segment and before that frame.
     fn tell_that_it_goes_on(&self) -> io::Result<()> {
         let Some(before) = self.full.back() else {
             return Ok(());
@@ -155,7 +156,7 @@ impl Log {
         Ok(())
     }
 
-    /// Marks the end of the log, for the reason given at [`Active::mark_end`]. A missing mark does no harm.
+    /// Marks the end of the log: see [`Active::mark_end`]. A missing mark does no harm.
     pub(super) fn mark_end(&mut self) {
         if self.broken.is_none()
             && let Err(error) = self.active.mark_end(self.span.last, self.epoch)
@@ -183,8 +184,8 @@ impl Log {
         self.settle(outcome, "a group cannot be written")
     }
 
-    /// The result of an append. After an unknown outcome nothing more is appended. The next start reads the
-    /// log.
+    /// The result of an append. After an unknown outcome the log takes no more groups. The next
+    /// start reads the log.
     fn settle(
         &mut self,
         outcome: io::Result<io::Result<()>>,
@@ -195,7 +196,7 @@ impl Log {
             Ok(Err(error)) if files::is_full(&error) => {
                 Err(files::failed(&self.directory, doing, &error))
             }
-            // The disk has lost one write, so no further write is attempted.
+            // The disk has lost one write, so the log attempts no further write.
             Ok(Err(error)) | Err(error) => {
                 let reason = format!("{}: {doing}: {error}", self.active.path.display());
                 self.broken = Some(reason.clone());

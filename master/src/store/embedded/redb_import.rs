@@ -27,7 +27,7 @@ const PART: TableDefinition<'_, (u64, u32), &[u8]> = TableDefinition::new("part"
 /// The file of format 1.
 pub(super) const FILE_NAME: &str = "metadata.redb";
 const FORMAT: u64 = 1;
-/// The content that replaces the file: a kvmaster that knows only format 1 refuses it.
+/// The file's new content. A kvmaster that knows only format 1 refuses it.
 const NOTE: &[u8] =
     b"This pool's metadata was carried over into the files beside this one, by a later kvmaster.\n";
 
@@ -51,8 +51,8 @@ pub(super) fn carry(layout: &Layout, cache: usize, segment: u64) -> Result<Ident
             reason: format!("{}: {error}", path.display()),
         },
     };
-    // Either a crash interrupted an earlier migration, or the old file was put back into a current
-    // store that lost its identity. The two cases look alike, so nothing is removed.
+    // A crash may have interrupted an earlier migration. Or the old file was put back into a
+    // current store that lost its identity. The two cases look alike, so nothing is removed.
     let begun = [layout.log(), layout.snapshots()];
     if begun.iter().any(|directory| directory.exists()) {
         let aside = layout.move_aside(begun.clone())?;
@@ -77,7 +77,7 @@ pub(super) fn carry(layout: &Layout, cache: usize, segment: u64) -> Result<Ident
         });
     }
     let identity = copy(&t, layout, segment).map_err(|error| {
-        // These files are this attempt's own, and a full disk needs their room.
+        // Only this attempt made these files, and a full disk needs their space.
         for begun in begun {
             let _next_start_moves_it = std::fs::remove_dir_all(begun);
         }

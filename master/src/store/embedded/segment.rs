@@ -1,7 +1,7 @@
 //! One file of the log: a head, then frames in space that was written before.
 //!
-//! A segment has its full size from the start. An append overwrites bytes, so it needs no space and only one
-//! flush. A shorter file is damaged.
+//! A segment has its full size from the start. An append overwrites bytes, so it needs no space and
+//! only one flush. A file that is shorter than its head says is damaged.
 
 use super::files;
 use super::frame::{self, HEAD, Head, Kind};
@@ -111,7 +111,7 @@ pub(super) struct Read {
     pub(super) end: u64,
     /// True when another segment follows.
     pub(super) goes_on: bool,
-    /// True when the last frame is incomplete: a crash interrupted its append.
+    /// The bytes from the start of this frame to the start of the next one.
     pub(super) torn: bool,
     bytes: Vec<u8>,
 }
@@ -127,8 +127,8 @@ impl Read {
     /// Writes the bytes that were read again, and flushes them.
     ///
     /// A failed flush marks pages of the page cache as clean although the disk lacks them. A later
-    /// flush alone does not write them. A kvmaster that is killed after such a flush leaves them to
-    /// the next start.
+    /// flush alone does not write them. If a kvmaster is killed after such a flush, the next start
+    /// must write them.
     pub(super) fn make_durable(&self, path: &Path) -> io::Result<()> {
         let file = File::options().write(true).open(path)?;
         let end = usize::try_from(self.end).ok();
@@ -202,7 +202,7 @@ pub(super) fn read(path: &Path) -> Result<Read, StoreError> {
         read.epoch = read.epoch.max(head.epoch);
         read.end += head.span();
     }
-    // An append begins when the one before is durable, so nothing follows a torn append.
+    // An append begins after the append before it is durable, so no frame follows a torn append.
     let rest = usize::try_from(read.end).ok();
     let rest = rest.and_then(|end| read.bytes.get(end..));
     let rest = rest.unwrap_or_default();
@@ -271,7 +271,8 @@ impl Active {
         let path = directory.join(name(header.number));
         let file = match spare.map(|spare| open_spare(spare, header.size)) {
             Some(Ok((spare, file))) => {
-                // A power cut must not give the file its old name together with the new head.
+                // Without this flush, a power cut could give the file its old name together with
+                // the new head.
                 files::sync_directory(directory)?;
                 file.write_all_at(&header.encode(), 0)?;
                 file.sync_data()?;
@@ -301,18 +302,18 @@ impl Active {
     pub(super) const fn fits(&self, kind: Kind, length: u64) -> bool {
         let kept = match kind {
             Kind::Group => RESERVE,
-            // One more frame must record that the log continues.
+            // A further frame must record that the log continues, so this frame leaves room for it.
             Kind::Cut => 2 * HEAD as u64,
             Kind::End | Kind::Next => 0,
         };
         self.end + frame::span(length) + kept <= self.header.size
     }
 
-    /// Writes a frame behind the last one and makes it durable. If this fails, no frame is there.
+    /// Writes a frame after the last one and makes it durable. After a failure the frame is absent.
     ///
     /// # Errors
     ///
-    /// The outer error: it is unknown whether the frame is there.
+    /// The outer error: it is unknown whether the frame is present.
     pub(super) fn append(
         &mut self,
         kind: Kind,
@@ -329,21 +330,22 @@ impl Active {
             .write_all_at(&self.buffer, self.end)
             .and_then(|()| self.file.sync_data());
         if let Err(error) = written {
-            // The disk's content is unknown now. Once a head of zeros is durable, no frame is there.
+            // The disk's content is unknown now. Once a head of zeros is durable, the frame is
+            // absent.
             self.file.write_all_at(&[0; HEAD], self.end)?;
             self.file.sync_data()?;
             return Ok(Err(error));
         }
         self.end += head.span();
-        // A group of a megabyte is rare, so its buffer is freed.
+        // A group of a megabyte is rare, so its buffer is not kept.
         if self.buffer.capacity() > 1 << 18 {
             self.buffer = Vec::new();
         }
         Ok(Ok(()))
     }
 
-    /// Marks that every frame so far is durable. The mark is not flushed. It only distinguishes a frame that
-    /// was changed later from a torn append.
+    /// Marks that every frame so far is durable. The mark itself is not flushed. It only helps to
+    /// distinguish a frame that was changed later from a torn append.
     pub(super) fn mark_end(&mut self, seq: LogSeq, epoch: Epoch) -> io::Result<()> {
         match Head::of(Kind::End, seq, epoch, &[]) {
             Some(head) if self.fits(Kind::End, 0) => {

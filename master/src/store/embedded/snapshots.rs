@@ -30,7 +30,7 @@ pub(super) struct Snapshots {
     store: StoreId,
     /// The position and bytes of each shard's snapshot, which are read often.
     positions: SnapshotPositions,
-    /// Whether the directory's entries are durable.
+    /// Whether the entries of the snapshots' directory are durable.
     is_settled: bool,
 }
 
@@ -65,7 +65,7 @@ impl Snapshots {
             directory: directory.to_owned(),
             store,
             positions,
-            // A crash may have come between a replacement and its flush.
+            // A crash may have come after a replacement and before its flush.
             is_settled: false,
         })
     }
@@ -82,7 +82,7 @@ impl Snapshots {
     }
 
     /// Replaces the shard's last snapshot by a written one. Until [`Snapshots::settle`] a crash may
-    /// bring the last one back. The log is not cut before, so either is valid.
+    /// bring the last one back. The log is not cut before that, so either one is valid.
     pub(super) fn take(&mut self, written: Written) -> Result<(), StoreError> {
         let path = self.directory.join(name(written.shard));
         std::fs::rename(&written.partial, &path).map_err(|error| {
@@ -148,7 +148,7 @@ pub(super) struct Written {
 
 impl Drop for Written {
     fn drop(&mut self) {
-        // The call fails when the file has replaced the last one.
+        // Removing fails if the file has replaced the last snapshot, since its name has changed.
         let _taken = std::fs::remove_file(&self.partial);
     }
 }

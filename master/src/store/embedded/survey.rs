@@ -58,7 +58,7 @@ impl Survey {
     }
 }
 
-/// The state kept of a segment that was read.
+/// A segment that was read, without its groups.
 pub(super) struct Summary {
     pub(super) path: PathBuf,
     pub(super) header: Header,

@@ -1,4 +1,4 @@
-//! Any change on the disk is refused or reported. No acknowledged group is lost silently.
+//! The store refuses or reports any change on the disk. It loses no acknowledged group silently.
 
 mod disks;
 mod faults;
@@ -27,7 +27,7 @@ fn chunk(number: u64) -> Bytes {
     Bytes::from(format!("chunk {number} ").repeat(50))
 }
 
-/// Makes a store with some segments and two snapshots; `closes` says whether its master stopped
+/// Makes a store with some segments and two snapshots. `closes` says whether its master stops
 /// cleanly.
 async fn filled(directory: &Path, closes: bool) {
     let store = EmbeddedStore::open(&options(directory)).unwrap();
@@ -147,7 +147,7 @@ async fn a_byte_that_was_flipped_is_refused_or_changes_nothing() {
             let length = std::fs::metadata(directory.path().join(&file))
                 .unwrap()
                 .len();
-            // Steps that are no multiple of any structure in the files.
+            // The steps are not multiples of any structure in the files.
             let steps = (0..length).step_by(if length > 4096 { 251 } else { 13 });
             for at in steps
                 .chain([0, 4096, 4196, length - 1])
@@ -210,7 +210,7 @@ fn a_new_directory_is_for_its_user_alone() {
     let root = above.path().join("new/data");
     drop(EmbeddedStore::open(&options(&root)).unwrap());
     assert_eq!(mode(&root), 0o700);
-    // A directory that is there keeps the rights that somebody gave it.
+    // An existing directory keeps its permissions.
     std::fs::set_permissions(&root, Permissions::from_mode(0o750)).unwrap();
     drop(EmbeddedStore::open(&options(&root)).unwrap());
     assert_eq!(mode(&root), 0o750);
@@ -238,7 +238,7 @@ async fn a_store_whose_files_were_moved_reports_it_and_keeps_its_lock() {
         assert!(matches!(error, StoreError::Moved { .. }), "{error}");
         assert!(error.to_string().contains("moved or replaced"), "{error}");
         if !file.is_empty() {
-            // The lock is on the directory, whatever file is missing.
+            // The lock is on the directory, so a missing file does not matter.
             let second = EmbeddedStore::open(&options(&directory)).unwrap_err();
             assert!(matches!(second, OpenError::InUse { .. }), "{second}");
         }
@@ -311,7 +311,7 @@ async fn a_store_of_format_1_is_migrated_and_closed_to_old_versions() {
     contents(directory.path()).await.unwrap();
     let old = directory.path().join(redb_import::FILE_NAME);
     assert!(redb::Database::create(&old).is_err());
-    // As after a crash before the identity was written.
+    // The state after a crash before the identity was written.
     std::fs::remove_file(&old).unwrap();
     of_format_1(directory.path());
     std::fs::remove_file(directory.path().join(identity::NAME)).unwrap();

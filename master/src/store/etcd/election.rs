@@ -215,12 +215,12 @@ impl EtcdStore {
         *self.standing.lock() = Some(Standing { term, candidate });
     }
 
-    /// Begins a term with an epoch of at least `at_least`, whichever master leads. If this process won an
-    /// election before, the leader's key still names its candidate. Otherwise the key is bound to no lease.
-    /// The election then has no winner until another call of this function.
+    /// Begins a term with an epoch of at least `at_least`, whichever master leads. If this process
+    /// won an election before, the leader's key still names its candidate. Otherwise the key is
+    /// bound to no lease. The election then has no winner until another call of this function.
     ///
-    /// [`StoreError::Fenced`]: another candidate has won since, with an epoch of at least `at_least`. Its
-    /// term goes on.
+    /// [`StoreError::Fenced`]: another candidate has won since, with an epoch of at least
+    /// `at_least`. Its term continues.
     pub(super) async fn take_over(&self, at_least: Epoch) -> Result<Epoch, StoreError> {
         self.check_open()?;
         let standing = self.standing.lock().clone();
@@ -338,11 +338,11 @@ pub struct LeaderWatch {
 }
 
 impl LeaderWatch {
-    /// The leader: at first the current one, then each change; `None` without a leader. Changes in quick
-    /// succession may be reported as one.
+    /// The leader: first the current one, then each change; `None` without a leader. Quick changes
+    /// may be reported as one.
     ///
-    /// After [`StoreError::Unavailable`] it may be called again and continues from the state of that time. The
-    /// future may be dropped while it waits.
+    /// After [`StoreError::Unavailable`] the caller may call this again. It then continues from the
+    /// state of that time. The future may be dropped while it waits.
     pub async fn next(&mut self) -> Result<Option<Leader>, StoreError> {
         loop {
             if let (false, Some(watch)) = (self.unread, &mut self.watch) {
@@ -355,7 +355,8 @@ impl LeaderWatch {
                     }
                 }
             }
-            // The event names the leader only. The epoch floor is needed too, so both are read.
+            // The event contains only the leader's key. The epoch floor is needed too, so both are
+            // read.
             let (revision, leader) = find_leader(&self.client, &self.keys).await?;
             if self.watch.is_none() {
                 let options = WatchOptions {

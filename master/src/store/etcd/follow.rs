@@ -12,7 +12,8 @@ use kvpool_etcd::{Client, Error};
 use std::collections::VecDeque;
 
 impl EtcdStore {
-    /// Follows the log behind `after`. The watch fails if a group is cut before it was delivered.
+    /// Follows the log after position `after`. The watch fails if a group is cut before it was
+    /// delivered.
     pub async fn follow(&self, after: LogSeq) -> Result<LogWatch, StoreError> {
         self.check_open()?;
         let mut follow = LogWatch {
@@ -46,7 +47,7 @@ pub struct LogWatch {
 enum Source {
     /// Reads of the log.
     Read,
-    /// A watch to be opened behind this revision, through which the log was read.
+    /// A watch to be opened after this revision. The log was read through it.
     Behind(Revision),
     /// An open watch.
     Watch(Box<Watch>),
@@ -56,7 +57,8 @@ impl LogWatch {
     /// The next group, once it is durable. The future may be dropped while it waits.
     ///
     /// [`StoreError::OutsideLog`]: the group has been cut, and only snapshots contain it. After
-    /// [`StoreError::Unavailable`] this may be called again, and continues at the same position.
+    /// [`StoreError::Unavailable`] the caller may call this again. It then continues at the same
+    /// position.
     pub async fn next(&mut self) -> Result<(LogSeq, Bytes), StoreError> {
         loop {
             if let Some(found) = self.found.front() {
@@ -107,8 +109,8 @@ impl LogWatch {
         }
     }
 
-    /// Returns to reading. It does no harm if the history of the watch is gone: the log may still have the
-    /// groups.
+    /// Returns to reading the log. etcd may no longer have the watch's history, but the log may
+    /// still have the groups.
     fn broken(&mut self, error: Error) -> Result<(), StoreError> {
         self.source = Source::Read;
         match error {

@@ -47,7 +47,8 @@ impl Keys {
         self.name(discover::LEADER)
     }
 
-    /// The key is put together with the leader's key, and is not deleted with it.
+    /// The key of the present term. It is put together with the leader's key, but not deleted with
+    /// it.
     pub(super) fn term(&self) -> String {
         self.name("term")
     }
@@ -141,7 +142,7 @@ impl Keys {
         )
     }
 
-    /// The ranges between the parts of the given snapshots, which are in order.
+    /// The ranges of parts that belong to none of the given snapshots. `kept` must be sorted.
     pub(super) fn parts_but(&self, kept: &[(ShardIndex, u64)]) -> Vec<Range> {
         let mut start = self.name("part/");
         let mut ranges = Vec::with_capacity(kept.len() + 1);

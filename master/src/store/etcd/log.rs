@@ -11,8 +11,8 @@ use kvpool_types::Epoch;
 
 /// The most groups that one transaction deletes.
 const CUT_GROUPS: u64 = 1024;
-/// The number of groups in one read, while their sizes are not known, and at most. Large groups may follow
-/// small ones.
+/// The number of groups in one read: while their sizes are not known, and at most. Large groups may
+/// follow small ones.
 const READ_GROUPS: (u32, u32) = (8, 64);
 /// The bytes that one read should return.
 const READ_BYTES: u64 = 2 << 20;
@@ -256,7 +256,7 @@ impl EtcdStore {
 mod tests {
     use super::*;
 
-    /// One answer has a second, and etcd bounds only the number of groups in it.
+    /// An answer has a time limit of a second, and etcd bounds only the number of groups in it.
     #[test]
     fn large_groups_behind_small_ones_fit_one_answer() {
         let mut size = ReadSize::new();

@@ -49,10 +49,10 @@ pub struct Usage {
     pub alarms: Vec<String>,
 }
 
-/// State that is kept between calls.
+/// State that is kept between calls of the maintenance.
 #[derive(Debug, Default)]
 pub(super) struct Upkeep {
-    /// Oldest first.
+    /// The latest observations, oldest first.
     seen: VecDeque<Seen>,
     /// The revision and time of the last compaction.
     compacted: Option<(Instant, Seen)>,
@@ -81,7 +81,7 @@ struct Full {
 impl Upkeep {
     fn see(&mut self, now: Seen) {
         self.seen.push_back(now);
-        // Of the entries that are old enough, only the newest is needed.
+        // Of the observations that are old enough, only the newest is needed.
         while self
             .seen
             .get(1)
@@ -89,7 +89,7 @@ impl Upkeep {
         {
             self.seen.pop_front();
         }
-        // Bytes that were put before the first call count as well.
+        // Bytes that were put before the first observation count as well.
         let none = Seen {
             at: now.at,
             revision: Revision(0),
@@ -98,7 +98,8 @@ impl Upkeep {
         self.compacted.get_or_insert((now.at, none));
     }
 
-    /// The entry at which to compact, if it is old enough and enough was put before it.
+    /// The observation up to which to compact, if it is old enough and enough bytes were put before
+    /// it.
     fn due(&self, now: Instant, is_full: bool) -> Option<Seen> {
         let old = *self.seen.front()?;
         let (since, before) = self.compacted?;
@@ -246,7 +247,7 @@ impl EtcdStore {
         Ok(Some(due.revision))
     }
 
-    /// An endpoint of whose file a large part is free.
+    /// An endpoint with a large free part in its file.
     fn loose(&self, statuses: &[(usize, Status)]) -> Option<usize> {
         let above = self.options.defragment_above.as_u64();
         leader_last(statuses)
@@ -339,7 +340,7 @@ mod tests {
         }
         assert_eq!(due(&upkeep, 78, false), None);
         assert_eq!(due(&upkeep, 80, false), Some(176), "a minute has gone");
-        // Much was put, but what is kept for followers is what was put.
+        // Many bytes were put, but all of them are recent, and followers may need that history.
         upkeep.see(seen(82, COMPACT_BYTES));
         assert_eq!(due(&upkeep, 79, false), None);
         upkeep.see(seen(88, COMPACT_BYTES));

@@ -66,7 +66,8 @@ impl EtcdStore {
         let mut state = self.snapshots.lock().await;
         self.sweep(term, &mut state).await?;
         self.span_with(seq).await?;
-        // Above every generation of an earlier term, which ended before this revision.
+        // Above every generation of an earlier term: each of these terms ended before this
+        // revision.
         let now = self.client.range(self.keys.pointers().limit(1).keys_only());
         let now = now.await?.revision.0.unsigned_abs();
         let generation = now.max(state.generation + 1);

@@ -18,22 +18,22 @@ pub(super) struct Term {
     pub(super) created: Revision,
 }
 
-/// The writes that must end.
+/// Which writes must end.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Stop {
-    /// This term and all earlier terms are abandoned.
+    /// This epoch and all earlier ones are abandoned.
     abandoned: Epoch,
     pub(super) closed: bool,
 }
 
-/// The reason why writes wait.
+/// Why writes wait.
 #[derive(Clone, Debug)]
 pub(super) struct Stall {
     since: Instant,
     error: Error,
 }
 
-/// The reason why writes wait, for people.
+/// Why writes wait, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stalled {
     /// How long writes have failed without a success in between.
@@ -96,14 +96,15 @@ impl Answer {
 const OWN_STEPS: usize = 3;
 
 impl EtcdStore {
-    /// Ends a term for this process: pending and later writes of it and of earlier ones answer
-    /// [`StoreError::Unavailable`]. A request in flight may still take effect until another term begins.
+    /// Ends a term for this process. Pending and later writes of this term and of earlier terms get
+    /// [`StoreError::Unavailable`]. A request in flight may still take effect until another term
+    /// begins.
     pub fn abandon(&self, epoch: Epoch) {
         self.stop
             .send_modify(|stop| stop.abandoned = stop.abandoned.max(epoch));
     }
 
-    /// The reason why writes wait; `None` while they do not.
+    /// Why writes wait; `None` while they do not.
     pub fn health(&self) -> Option<Stalled> {
         let stall = self.stall.lock();
         stall.as_ref().map(|stall| Stalled {
@@ -121,7 +122,7 @@ impl EtcdStore {
         }
     }
 
-    /// The term with this epoch. It may be over, which the transaction finds out.
+    /// The term with this epoch. The term may be over: the transaction finds that out.
     pub(super) async fn term(&self, epoch: Epoch) -> Result<Term, StoreError> {
         self.check_open()?;
         let standing = self.standing.lock().as_ref().map(|standing| standing.term);
@@ -212,7 +213,7 @@ impl EtcdStore {
                 // etcd checks its quota again after it has applied a transaction. So it may answer "no space" to
                 // a transaction that it has applied.
                 Err(Error::Unavailable { .. } | Error::NoSpace) => uncertain = true,
-                // The transaction was refused without effect, because etcd's users are being changed.
+                // etcd refused the transaction without effect, because its users are being changed.
                 Err(_) => {}
             }
         }

@@ -1,5 +1,5 @@
-//! The thread that appends groups whose records are already visible. So later submissions need not wait for
-//! the disk. In a simulation each append is a task.
+//! The thread that appends groups whose records are already visible. Later submissions then need
+//! not wait for the disk. In a simulation each append is a task.
 
 use super::{Message, Sender, StartError};
 use crate::store::{LogSeq, MetadataStore, StoreError};
@@ -26,7 +26,7 @@ enum Place {
     Nowhere,
 }
 
-/// The parts of an append.
+/// An append that is handed over.
 struct Appending {
     store: Arc<dyn MetadataStore>,
     epoch: Epoch,
@@ -35,7 +35,7 @@ struct Appending {
 }
 
 impl Appending {
-    /// Reports an outcome, which wakes the journal; false when the journal has ended.
+    /// Reports an outcome and wakes the journal. Returns false if the journal has ended.
     fn report(&self, outcome: Result<(), StoreError>) -> bool {
         self.done.send(outcome).is_ok() && self.journal.send(Message::Appended)
     }

@@ -1,4 +1,4 @@
-//! The choice of shards to capture, and of the position to cut the log at.
+//! The choice of the shards to capture, and of the position at which to cut the log.
 //!
 //! ADR 0002 says when a shard is captured.
 
@@ -13,9 +13,9 @@ pub(super) struct Retention {
     shards: Vec<ShardSnapshot>,
     least_bytes: u64,
     ratio: u64,
-    /// Several shards are captured together up to this size of their snapshots.
+    /// The size up to which the snapshots of several shards are written together.
     capture_bytes: u64,
-    /// After a failed snapshot none is due until the log has this size.
+    /// After a failed snapshot, the size of the log below which none is due.
     pause_until: u64,
 }
 
@@ -59,7 +59,7 @@ impl Retention {
         self.log.push(seq, bytes);
     }
 
-    /// True when the log is so large that a snapshot is due.
+    /// True if the log is so large that a snapshot is due.
     pub(super) fn is_due(&self) -> bool {
         let budget = self
             .least_bytes
@@ -97,7 +97,7 @@ impl Retention {
         self.log.forget(cut);
     }
 
-    /// Records a failed snapshot: none is due until the log has grown by a quarter.
+    /// Records a failed snapshot. The next one is due when the log has grown by a quarter.
     pub(super) fn failed(&mut self) {
         self.pause_until = self.log.bytes() + self.log.bytes() / 4;
     }

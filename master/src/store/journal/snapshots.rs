@@ -42,7 +42,7 @@ enum Place {
     Nowhere,
 }
 
-/// The resources for a job.
+/// The parts that a job needs.
 struct Writing {
     store: Arc<dyn MetadataStore>,
     epoch: Epoch,
@@ -58,7 +58,7 @@ impl Writing {
         Outcome { seq, cut, written }
     }
 
-    /// Reports an outcome, which wakes the journal; false when the journal has ended.
+    /// Reports an outcome and wakes the journal. Returns false if the journal has ended.
     fn report(&self, outcome: Outcome) -> bool {
         self.done.send(outcome).is_ok() && self.journal.send(Message::SnapshotDone)
     }

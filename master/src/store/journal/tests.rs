@@ -28,7 +28,7 @@ struct Faulty {
     lose: AtomicBool,
     /// The disk is full.
     full: AtomicBool,
-    /// The disk has room for a little only: it promises none.
+    /// The disk has little room left, so the store promises none in advance.
     promises_none: AtomicBool,
     appends: AtomicU64,
 }

@@ -20,18 +20,18 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, timeout};
 use tracing::Span;
 
-/// How long records without a waiting submitter wait for more records of their group. An append takes some
-/// hundred microseconds of processor time, whatever its size.
+/// How long records without a waiting submitter wait for more records of their group. An append
+/// takes some hundred microseconds of processor time, whatever its size.
 pub(super) const LINGER: Duration = Duration::from_millis(50);
 /// The longest flush that a lent thread waits for.
 const LENT_FLUSH_LIMIT: Duration = Duration::from_millis(1);
 /// The interval at which a full store is asked for room.
 const RETRY: Duration = Duration::from_millis(250);
-/// A group of this size is appended at once. A longer group needs memory and saves little. The last record
-/// still fits into 64 KiB.
+/// The size at which a group is appended at once. A longer group needs memory and saves little. A
+/// last record still fits into 64 KiB.
 const WORTH: usize = 48 << 10;
 
-/// The parts of the thread.
+/// The parts that the journal's thread works with.
 pub(super) struct Parts {
     pub(super) store: Arc<dyn MetadataStore>,
     pub(super) epoch: Epoch,
@@ -47,15 +47,15 @@ pub(super) struct Parts {
     pub(super) appender: appender::Appender,
 }
 
-/// The runtime for a store's futures on a thread of ours.
+/// The runtime that polls a store's futures on a thread of the journal.
 pub(super) fn runtime() -> Result<tokio::runtime::Runtime, StartError> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?)
 }
 
-/// Starts the thread, or the task. The worker lives as long as that, or a little longer while
-/// another thread uses it.
+/// Starts the thread, or the task. The worker lives as long as the thread or task. It lives a
+/// little longer while another thread uses it.
 pub(super) fn start(
     parts: Parts,
     receiver: mpsc::Receiver<Message>,
@@ -200,7 +200,7 @@ async fn run_on_task(worker: &Mutex<Worker>, queue: Queue, told: &Notify) -> Que
     }
 }
 
-/// Marks the journal as ended, also when its thread ends on a fault, so that no submitter waits for it.
+/// Marks the journal as ended, even if a fault ends its thread. So no submitter waits for it.
 struct Ended {
     health: Arc<Health>,
     room: Arc<Semaphore>,
@@ -217,7 +217,7 @@ impl Drop for Ended {
     }
 }
 
-/// Fails the journal when it is dropped by a panic.
+/// Dropped by a panic, it fails the journal.
 struct Fault(Arc<Health>);
 
 impl Drop for Fault {
@@ -233,13 +233,14 @@ impl Drop for Fault {
 struct Group {
     encoder: Encoder,
     records: usize,
-    /// In the order of the log.
+    /// The submissions, in the order of the log.
     entries: Vec<Entry>,
     /// The first entry that [`Worker::answer_from_memory`] has not passed.
     next: usize,
-    /// Entries without an answer.
+    /// The number of entries without an answer.
     waiting: usize,
-    /// The number of these that are no past events. No later submission is answered before them.
+    /// The number of unanswered entries that are not past events. No later submission is answered
+    /// before them.
     ordered: usize,
     /// Whether a submission has been answered from memory.
     answered: bool,
@@ -249,7 +250,7 @@ struct Group {
     trace: Option<Context>,
 }
 
-/// A submission of a group. It keeps its records for the case that the store has no room for the group.
+/// A submission of a group. It keeps its records, in case the store has no room for the group.
 struct Entry {
     records: Vec<Record>,
     ack: Ack,
@@ -267,7 +268,7 @@ fn append_span(epoch: Epoch, seq: LogSeq, bytes: u64, below: Option<Context>) ->
     })
 }
 
-/// A group that the append thread has.
+/// A group that the append thread is appending.
 struct InFlight {
     seq: LogSeq,
     size: u64,
@@ -275,8 +276,8 @@ struct InFlight {
 }
 
 impl Group {
-    /// How much longer the group may wait for more records; `None` when it is empty, or a submitter waits for
-    /// it.
+    /// How much longer the group may wait for more records. `None` if it is empty, or if a
+    /// submitter waits for it.
     fn lingers(&self) -> Option<Duration> {
         let begun = self.begun.filter(|_| self.waiting == 0)?;
         if self.encoder.len() >= WORTH {
@@ -429,8 +430,8 @@ impl Worker {
         self.group.lingers().filter(|_| self.in_flight.is_none())
     }
 
-    /// Appends the group if possible now. False when an append on another task must end before all that
-    /// was asked for is done.
+    /// Appends the group if that is possible now. Returns false if the end of an append on another
+    /// task must come first.
     fn turn(&mut self, closing: bool) -> bool {
         self.look_at_append();
         if self.is_full() && !self.end_append() {
@@ -447,7 +448,8 @@ impl Worker {
             self.take_snapshot();
             return true;
         }
-        // A full store is asked once more, since it may accept the rest. Records that it refuses are lost.
+        // At the end, a full store is asked once more, since it may accept the rest. Records that
+        // it refuses are lost.
         let asks = self.full_until.is_none() || !std::mem::replace(&mut self.has_asked_last, true);
         if asks && !self.drain() {
             return false;
@@ -461,7 +463,8 @@ impl Worker {
     fn end(&mut self) -> Vec<oneshot::Sender<()>> {
         self.parts.appender.end();
         self.parts.snapshots.end();
-        // A submitter may drop the rest of the worker, on a thread of another runtime, where no runtime may end.
+        // A submitter may drop the rest of the worker, on a thread of another runtime, where no
+        // runtime may be dropped.
         self.runtime = None;
         std::mem::take(&mut self.closers)
     }
@@ -597,8 +600,8 @@ impl Worker {
         true
     }
 
-    /// Makes every submission that was taken in durable, and calls back. False while an append on
-    /// another task has not ended.
+    /// Makes every submission that was taken in durable, and calls back. Returns false while an
+    /// append on another task has not ended.
     fn drain(&mut self) -> bool {
         if !self.end_append() {
             return false;

@@ -20,7 +20,7 @@ const LEAST_RECORD_BYTES: usize = 2;
 /// The fewest bytes of a replica.
 const LEAST_REPLICA_BYTES: usize = 2;
 
-/// The reason that stored records are unreadable.
+/// Why stored records are unreadable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {

@@ -16,7 +16,7 @@ use prost::Message as _;
 /// The head of an extended record.
 pub(super) struct Head {
     pub(super) kind: u64,
-    /// Whether a reader that does not know the kind must stop. Mark a kind so when skipping it
+    /// Whether a reader that does not know the kind must stop. Set this if skipping the record
     /// could lose a block: a master that skips a record does not write it into its next snapshot.
     pub(super) is_required: bool,
 }
@@ -181,7 +181,7 @@ struct RangesFields {
     segment: u32,
     #[prost(uint64, repeated, tag = "2")]
     offsets: Vec<u64>,
-    /// As many as offsets.
+    /// One length for each offset.
     #[prost(uint64, repeated, tag = "3")]
     lengths: Vec<u64>,
 }
@@ -230,7 +230,7 @@ pub(super) fn encode(record: &Record) -> Option<(Head, Vec<u8>)> {
             Some((head, MediumFields::from(medium).encode_to_vec()))
         }
         Record::ReplicaAdded(added) => {
-            // A reader that skipped it would drop the block with its first replica.
+            // A reader that skipped this record would drop the block with its first replica.
             let head = Head {
                 kind: REPLICA_ADDED,
                 is_required: true,
@@ -255,7 +255,8 @@ pub(super) fn encode(record: &Record) -> Option<(Head, Vec<u8>)> {
             Some((head, fields.encode_to_vec()))
         }
         Record::LeasedRanges(leased) => {
-            // A reader that skips it may grant a range while a lease runs. It loses no block.
+            // A reader that skips this record may grant a range while a lease runs. It loses no
+            // block.
             let head = Head {
                 kind: LEASED_RANGES,
                 is_required: false,
@@ -264,7 +265,7 @@ pub(super) fn encode(record: &Record) -> Option<(Head, Vec<u8>)> {
             Some((head, fields.encode_to_vec()))
         }
         Record::UnleasedRanges(unleased) => {
-            // A reader that skips it keeps the ranges shut for a lease.
+            // A reader that skips this record keeps the ranges in quarantine for one lease TTL.
             let head = Head {
                 kind: UNLEASED_RANGES,
                 is_required: false,

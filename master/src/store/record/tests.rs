@@ -1,4 +1,4 @@
-//! The codec's promises: written records are read back, and nothing else is ever read.
+//! The codec's promises: written records are read back, and no other bytes are ever read.
 
 use super::*;
 use kvpool_types::{ChecksumAlgorithm, KeyRef, Setting};
@@ -140,7 +140,7 @@ fn records() -> impl Strategy<Value = Record> {
     ]
 }
 
-/// Corrects the CRC, which no accident would do, so that the checks behind it are tested.
+/// Corrects the CRC, which no accident would do, so that the checks after it are tested.
 fn reseal(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes.truncate(bytes.len() - CRC_BYTES);
     let crc = crc(&bytes);
@@ -189,7 +189,7 @@ proptest! {
         let mut bytes = encode_group(&records).to_vec();
         let at = at.index(bytes.len() - CRC_BYTES);
         bytes[at] ^= flip;
-        // Every record that can be read can be written: the types allow nothing else.
+        // Every record that can be read can be written, because the types allow no other values.
         if let Ok(decoded) = decode(&reseal(bytes)) {
             prop_assert_eq!(decode(&encode_group(&decoded.records)).unwrap().records, decoded.records);
         }

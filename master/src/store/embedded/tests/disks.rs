@@ -47,8 +47,8 @@ impl Drop for Mount {
     }
 }
 
-/// The image of a mounted filesystem contains the flushed bytes. So a copy of it is the disk after
-/// a power cut.
+/// The image of a mounted filesystem contains the flushed bytes only. So a copy of the image is the
+/// disk after a power cut.
 #[tokio::test]
 async fn acknowledged_groups_survive_a_power_cut() {
     let files = tempfile::tempdir().unwrap();
@@ -113,7 +113,7 @@ fn ext4(files: &Path) -> Option<(PathBuf, Mount)> {
     Some((image, disk))
 }
 
-/// The disk after a power cut now.
+/// A copy of the disk as a power cut would leave it now.
 fn cut_power(image: &Path) -> Option<Mount> {
     let after = image.with_extension("after");
     std::fs::copy(image, &after).unwrap();
@@ -161,7 +161,7 @@ async fn a_start_makes_groups_from_the_page_cache_durable() {
     assert_eq!(read_by(store).await, [1, 2, 3, 4]);
 }
 
-/// Without the flush of the directory, the power cut gives the file its old name back.
+/// Without the flush of the directory, a power cut gives the file its old name back.
 #[tokio::test]
 async fn a_power_cut_while_a_spare_becomes_a_segment_leaves_the_log_readable() {
     let files = tempfile::tempdir().unwrap();

@@ -100,7 +100,8 @@ async fn a_directory_whose_parent_cannot_be_listed_is_opened() {
     let directory = parent.path().join("data");
     let mode = std::fs::Permissions::from_mode(0o300);
     std::fs::set_permissions(parent.path(), mode).unwrap();
-    // For this thread only: it then has the rights of a user without privileges.
+    // Drops the capabilities of this thread only. It then has the rights of a user without
+    // privileges.
     let before = capabilities(None).unwrap();
     let mut fewer = before;
     fewer.effective -= CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;

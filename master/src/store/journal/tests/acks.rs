@@ -1,4 +1,4 @@
-//! Who is answered when: from memory, or after the disk.
+//! Which submissions are answered from memory, and which after the append.
 
 use super::*;
 
@@ -158,8 +158,8 @@ async fn memory_acks_are_appended_together_and_soon() {
     assert_eq!(seen.lock().len(), 20);
 }
 
-/// A submitter answers itself when nothing is before it, and the log and the answers keep one
-/// order.
+/// A submitter answers itself if nothing is before its submission. The log and the answers must
+/// keep one order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn memory_acks_on_many_threads_keep_the_logs_order() {
     let Setup { store, journal, .. } = &setup(JournalOptions::default()).await;
@@ -253,7 +253,7 @@ async fn records_submitted_under_a_lock_are_answered_behind_it_and_in_order() {
     assert_eq!(logged(store).await, [gone(0), gone(1), gone(2)]);
 }
 
-/// It may run on a thread of a runtime, where no runtime may end.
+/// The end may run on a thread of a runtime, where no runtime may be dropped.
 #[tokio::test]
 async fn a_submitter_that_uses_the_journal_after_its_end_ends_no_runtime() {
     let Setup { journal, .. } = &setup(JournalOptions::default()).await;

@@ -72,7 +72,7 @@ async fn records_answered_from_memory_are_kept_until_there_is_room() {
     assert_eq!(logged(store).await, [gone(1), gone(2), gone(3)]);
 }
 
-/// What is left is small, and the rest of a disk may take it.
+/// The rest is small, and the remaining space of the disk may take it.
 #[tokio::test]
 async fn a_journal_that_ends_asks_a_store_without_room_once_more() {
     let setup = setup(JournalOptions::default()).await;
