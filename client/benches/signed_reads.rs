@@ -1,8 +1,9 @@
-//! What signed locations cost: the same gets with them and without, and the two keyed hashes alone.
+//! The cost of signed locations: the same gets with and without signatures, and the two keyed
+//! hashes alone.
 //!
-//! Both pools have a master with tokens, so every call to the master costs the same. The node of one asks for signed
-//! locations. Each round gets all blocks from each pool in one batch, over TCP, in turns.
-//! `KVPOOL_ROUNDS` sets the number of rounds (200).
+//! Both pools have a master with tokens, so every call to the master costs the same. The node of
+//! one pool requires signed locations. Each round gets all blocks from each pool in one batch, over
+//! TCP, in turns. `KVPOOL_ROUNDS` sets the number of rounds (200).
 
 #[allow(
     dead_code,

@@ -67,7 +67,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Gets blocks; all are there.
+/// Gets blocks. All of them are present.
 fn get(client: &Client, keys: &[Key], memory: &[Region]) -> Result<Duration, Failure> {
     let began = Instant::now();
     let gets = keys.iter().zip(memory);
@@ -82,7 +82,7 @@ fn get(client: &Client, keys: &[Key], memory: &[Region]) -> Result<Duration, Fai
     Ok(took)
 }
 
-/// The same from texts, which are read and packed one by one.
+/// Asks for keys from texts, which are parsed and packed one by one.
 fn exist_texts(client: &Client, texts: &[String]) -> Result<Duration, Failure> {
     let began = Instant::now();
     let mut packed = client.packer();

@@ -79,7 +79,7 @@ pub struct GetOptions {
 pub enum GetOutcome {
     /// The bytes are in the buffers and match the committed checksum.
     Hit {
-        /// The length of the whole block, also after a get of a range.
+        /// The length of the whole block, even after a get of a range.
         length: Length,
         /// The version of the block that was read.
         version: Version,
@@ -138,7 +138,7 @@ pub enum Remove {
     Everything,
 }
 
-/// What a removal did.
+/// The outcome of a removal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
     /// The number of removed blocks.
@@ -179,7 +179,7 @@ pub struct Listed {
     pub pinned: bool,
 }
 
-/// What the master knows of one block.
+/// The master's description of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
     /// The block's length in bytes.

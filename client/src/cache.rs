@@ -36,7 +36,7 @@ pub(crate) struct LocatedReplica {
     pub(crate) right: Option<ReadRight>,
 }
 
-/// A lease that came with a lookup's answer.
+/// The lease in a lookup's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leased {
     pub(crate) token: u64,
@@ -133,7 +133,7 @@ impl Locations {
         None
     }
 
-    /// Marks the begin of a lookup. Call this before the request is sent.
+    /// Marks the beginning of a lookup. Call this before the request is sent.
     pub(crate) fn begin(&self) -> Begun {
         Begun(*self.purges.read())
     }
@@ -160,7 +160,7 @@ impl Locations {
         }
     }
 
-    /// Drops the locations of keys that this client changed. Answers of lookups that are under way are not
+    /// Drops the locations of keys that this client changed. Answers of lookups in progress are not
     /// cached.
     pub(crate) fn purge<'a>(&self, keys: impl IntoIterator<Item = &'a Key>) {
         *self.purges.write() += 1;
@@ -169,7 +169,7 @@ impl Locations {
         }
     }
 
-    /// Drops all locations. Answers of lookups that are under way are not cached.
+    /// Drops all locations. Answers of lookups in progress are not cached.
     pub(crate) fn purge_all(&self) {
         *self.purges.write() += 1;
         if let Some(entries) = &self.entries {
@@ -212,7 +212,7 @@ mod tests {
         let at = |secs| now.after(Duration::from_secs(secs));
         assert!(cache.get(&key(), Epoch(1), at(6)).is_some());
         assert!(cache.get(&key(), Epoch(1), at(7)).is_none());
-        // The location was removed, and is not only too old to use.
+        // The location was removed; it is not merely too old to use.
         assert!(cache.get(&key(), Epoch(1), now).is_none());
     }
 

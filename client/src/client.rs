@@ -1,4 +1,4 @@
-//! The client: what callers hold, and what all operations share.
+//! The client that callers hold, with its operations.
 
 use crate::api::{
     GetBlock, GetOptions, GetOutcome, Limits, PutBlock, PutOptions, PutOutcome, ViewOptions,
@@ -128,7 +128,7 @@ impl Client {
         })
     }
 
-    /// Puts blocks: one outcome per block, in order. A block that is present is left as it is unless
+    /// Puts blocks: one outcome per block, in order. A present block stays unchanged unless
     /// [`PutOptions::upsert`] is set. Of several blocks with one key the first is put, or with
     /// `upsert` the last. A put waits for free room within its timeout.
     ///
@@ -155,7 +155,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::batch_put`]; so is cancellation.
+    /// Those of [`Client::batch_put`], which also describes cancellation.
     pub async fn upsert(
         &self,
         blocks: Vec<PutBlock>,
@@ -172,7 +172,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::batch_put`]; so is cancellation.
+    /// Those of [`Client::batch_put`], which also describes cancellation.
     pub async fn put(&self, key: &Key, bytes: Vec<u8>) -> Result<PutOutcome, PutError> {
         let block = PutBlock::new(key.clone(), Region::from(bytes).whole());
         self.batch_put(vec![block], &PutOptions::default())
@@ -196,8 +196,8 @@ impl Client {
     ///
     /// # Cancellation
     ///
-    /// Dropping the future releases its leases. Transfers under way may write into the buffers until the
-    /// timeout has passed.
+    /// Dropping the future releases its leases. Transfers in progress may write into the buffers
+    /// until the timeout has passed.
     pub async fn batch_get(
         &self,
         gets: Vec<GetBlock>,
@@ -210,7 +210,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::batch_get`]; so is cancellation.
+    /// Those of [`Client::batch_get`], which also describes cancellation.
     pub async fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, GetError> {
         let mut memory = None;
         let mut place = |length| Some(memory.insert(Region::allocate(length)).whole());
@@ -231,8 +231,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`GetError::Failed`] with [`Code::Internal`] when `place` provides no memory; else as
-    /// [`Client::batch_get`]. So is cancellation.
+    /// [`GetError::Failed`] with [`Code::Internal`] when `place` provides no memory. Otherwise
+    /// those of [`Client::batch_get`], which also describes cancellation.
     pub async fn get_placed(
         &self,
         key: &Key,
@@ -275,8 +275,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`GetError::OutsideBlock`] when the range exceeds the block; else as [`Client::batch_get`]. So is
-    /// cancellation.
+    /// [`GetError::OutsideBlock`] when the range exceeds the block. Otherwise those of
+    /// [`Client::batch_get`], which also describes cancellation.
     pub async fn get_range(
         &self,
         key: &Key,
@@ -325,8 +325,8 @@ impl Client {
         self.inner.counting.snapshot()
     }
 
-    /// The latencies of this client's operations since it connected. Operations that were never done are left
-    /// out.
+    /// The latencies of this client's operations since it connected. Operations without a call are
+    /// left out.
     pub fn latencies(&self) -> Vec<Latency> {
         self.inner.counting.latencies.snapshot()
     }
@@ -351,7 +351,7 @@ impl Client {
         self.inner.control.cluster()
     }
 
-    /// The client's id, drawn anew at each connect.
+    /// The client's id, which is drawn at random at each connect.
     pub fn client_id(&self) -> ClientId {
         self.inner.control.client()
     }

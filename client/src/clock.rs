@@ -1,8 +1,8 @@
 //! The two clocks of a client.
 //!
-//! Deadlines of operations are on the runtime's clock ([`Deadline`]). Leases are on `CLOCK_BOOTTIME`
-//! ([`BootTime`]), as they are at the master. That clock goes on while the machine sleeps, and nobody can set
-//! it.
+//! Deadlines of operations are on the runtime's clock ([`Deadline`]). Leases are on
+//! `CLOCK_BOOTTIME` ([`BootTime`]), as they are at the master. That clock continues while the
+//! machine sleeps, and no process can set it.
 
 use kvpool_types::Length;
 use std::time::Duration;
@@ -53,7 +53,7 @@ impl Deadline {
         )
     }
 
-    /// How long is left.
+    /// The time until the deadline; zero when it has passed.
     pub(crate) fn left(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
@@ -81,8 +81,8 @@ impl Deadline {
         self.at_most((self.left() / attempts.max(1)).max(LEAST + moving))
     }
 
-    /// A deadline after seven eighths of the time left. The rest serves to learn the outcome of a call that
-    /// got no answer.
+    /// A deadline after seven eighths of the remaining time. In the rest, the caller can learn the
+    /// outcome of a call without an answer.
     pub(crate) fn leaving_rest(self) -> Self {
         self.at_most(self.left() * 7 / 8)
     }

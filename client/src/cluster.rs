@@ -58,9 +58,9 @@ pub struct MasterStatus {
     pub applied: u64,
     /// The number of groups that the master has yet to apply.
     pub lag: u64,
-    /// The number of store nodes that called the master lately.
+    /// The number of store nodes that called the master recently.
     pub heard_nodes: u64,
-    /// The number of clients that called the master lately.
+    /// The number of clients that called the master recently.
     pub heard_clients: u64,
     /// The master's version.
     pub version: String,

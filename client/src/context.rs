@@ -16,7 +16,7 @@ use kvpool_transport::rdma::Fabric;
 use kvpool_types::{Code, Key};
 use std::sync::{Arc, OnceLock};
 
-/// See the module's documentation.
+/// The state that all operations of one client share.
 #[derive(Debug)]
 pub(crate) struct ClientContext {
     pub(crate) options: Options,

@@ -121,7 +121,7 @@ impl Call {
         self
     }
 
-    /// Makes the call once, also if it fails.
+    /// Makes the call only once, even if it fails.
     pub(crate) const fn once(mut self) -> Self {
         self.repeat = Repeat::Never;
         self
@@ -155,7 +155,8 @@ impl Call {
         self
     }
 
-    /// The deadline of one attempt: a part of the time left if another attempt could follow.
+    /// The deadline of one attempt. If another attempt could follow, it gets a part of the
+    /// remaining time.
     fn attempt(&self) -> Deadline {
         if self.waits || self.repeat != Repeat::Always {
             self.deadline
@@ -514,8 +515,8 @@ impl Control {
     }
 }
 
-/// Whether a failure is a reason to look for another master. A stale epoch is none: that master knows a newer
-/// term than the caller.
+/// Whether a failure is a reason to look for another master. A stale epoch is not: that master
+/// knows a newer term than the caller.
 const fn moves_on(code: Code) -> bool {
     matches!(
         code,

@@ -92,8 +92,8 @@ pub enum RemoveError {
     /// The removal was refused, or did not succeed within the timeout. It removed nothing.
     #[error(transparent)]
     Failed(#[from] ControlError),
-    /// The answer was lost, so the blocks may or may not be removed. The client does not repeat the removal:
-    /// another client may have put the blocks anew meanwhile.
+    /// The answer was lost, so the blocks may or may not be removed. The client does not repeat the
+    /// removal: another client may have put new blocks under these keys meanwhile.
     #[error("the answer to the removal was lost ({0}): the blocks may be removed or not")]
     OutcomeUnknown(ControlError),
 }

@@ -154,7 +154,7 @@ impl Lease {
     }
 }
 
-/// What a renewal protects, with the latest version of each key's block.
+/// The object that a renewal protects, with the latest version of each key's block.
 #[derive(Clone, Debug)]
 pub(crate) enum LeaseOf {
     /// The presence of the blocks, in whichever extents.
@@ -222,7 +222,7 @@ pub(crate) async fn release(
     all_of(calls).await
 }
 
-/// Makes all calls, also after one failed. Returns the first failure.
+/// Makes all calls, even after one has failed. Returns the first failure.
 pub(crate) async fn all_of<T>(
     calls: impl IntoIterator<Item = impl Future<Output = Result<T, ControlError>>>,
 ) -> Result<(), ControlError> {

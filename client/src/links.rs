@@ -1,5 +1,5 @@
-//! Links to store nodes. A link is opened at its first use, shared by all calls, and opened anew after it
-//! failed.
+//! Links to store nodes. A link is opened at its first use and shared by all calls. After a failure
+//! it is opened again.
 //!
 //! There is one link per node incarnation and transport. Opening is single-flight: a call that comes while a
 //! link is being opened waits for it. After a failure the next attempt is delayed. Calls that come meanwhile
@@ -276,7 +276,7 @@ impl Links {
         })
     }
 
-    /// Whether reads prefer other nodes, because this node failed lately.
+    /// Whether reads prefer other nodes, because this node failed recently.
     pub(crate) fn is_deprioritized(&self, node: &KnownNode) -> bool {
         let links = self.nodes.lock().get(&node.incarnation).map(Arc::clone);
         links.is_some_and(|links| {

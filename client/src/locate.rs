@@ -62,7 +62,7 @@ pub(crate) async fn lookup(
             }
             Ok::<_, ControlError>(found)
         };
-        // The caller holds the leases from other messages, also when this message fails.
+        // The caller holds the leases from other messages even if this message fails.
         async move { (keys.len(), asked.await) }
     });
     let replies: Vec<_> = futures::stream::iter(calls)

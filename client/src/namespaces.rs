@@ -31,7 +31,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`]. [`kvpool_types::Code::InvalidArgument`] when the name exists with
+    /// Those of [`Client::describe`]. [`kvpool_types::Code::InvalidArgument`] when the name exists with
     /// other fields, or for settings that contradict each other.
     pub async fn create_namespace(
         &self,
@@ -58,7 +58,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`]. [`kvpool_types::Code::UnknownNamespace`] without such a namespace,
+    /// Those of [`Client::describe`]. [`kvpool_types::Code::UnknownNamespace`] without such a namespace,
     /// [`kvpool_types::Code::InvalidArgument`] for settings that contradict each other. A refused
     /// change changes nothing.
     pub async fn change_namespace(
@@ -84,7 +84,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`]. [`kvpool_types::Code::NamespaceInUse`] when the namespace has blocks and
+    /// Those of [`Client::describe`]. [`kvpool_types::Code::NamespaceInUse`] when the namespace has blocks and
     /// `with_blocks` is false. After another error the namespace still exists, perhaps with fewer blocks.
     pub async fn delete_namespace(
         &self,
@@ -108,7 +108,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`]. [`kvpool_types::Code::UnknownNamespace`] without such a namespace.
+    /// Those of [`Client::describe`]. [`kvpool_types::Code::UnknownNamespace`] without such a namespace.
     pub async fn namespace(&self, name: &str) -> Result<NamespaceInfo, ControlError> {
         let request = proto::ListNamespacesRequest {
             name: name.to_owned(),
@@ -124,7 +124,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`].
+    /// Those of [`Client::describe`].
     pub async fn namespaces(&self) -> Result<Vec<NamespaceInfo>, ControlError> {
         let deadline = self.control_deadline();
         let mut all: Vec<NamespaceInfo> = Vec::new();

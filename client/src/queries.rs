@@ -35,7 +35,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::exist`]; so is cancellation.
+    /// Those of [`Client::exist`], which also describes cancellation.
     pub async fn is_exist(&self, keys: &[Key]) -> Result<Vec<bool>, ControlError> {
         Ok(self.exist(keys, Leasing::Lease).await?.present)
     }
@@ -59,7 +59,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::exist`]; so is cancellation.
+    /// Those of [`Client::exist`], which also describes cancellation.
     pub async fn exist_packed(
         &self,
         keys: PackedKeys,
@@ -110,7 +110,7 @@ impl Client {
         call: Call,
     ) -> Result<(Vec<bool>, Option<LeasePart>), ControlError> {
         let (keys, count) = match run {
-            // The keys are encoded only now, while earlier messages are under way.
+            // The keys are encoded only now, while earlier messages are in flight.
             Run::Keys(keys) => (pack(keys).into(), keys.len()),
             Run::Packed(run) => (run.keys, run.count),
         };
@@ -133,7 +133,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::exist`]; so is cancellation.
+    /// Those of [`Client::exist`], which also describes cancellation.
     pub async fn match_prefix(&self, keys: &[Key]) -> Result<Prefix, ControlError> {
         self.match_prefix_with(keys, Leasing::Lease).await
     }
@@ -142,7 +142,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::exist`]; so is cancellation.
+    /// Those of [`Client::exist`], which also describes cancellation.
     pub async fn match_prefix_with(
         &self,
         keys: &[Key],
@@ -155,7 +155,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::exist`]; so is cancellation.
+    /// Those of [`Client::exist`], which also describes cancellation.
     pub async fn match_prefix_packed(
         &self,
         keys: PackedKeys,
@@ -199,7 +199,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`]; so is cancellation.
+    /// Those of [`Client::describe`], which also describes cancellation.
     pub async fn get_size(&self, key: &Key) -> Result<Option<Length>, ControlError> {
         let described = self.describe(std::slice::from_ref(key)).await?;
         Ok(described
@@ -246,7 +246,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`]; so is cancellation.
+    /// Those of [`Client::describe`], which also describes cancellation.
     pub async fn list(
         &self,
         pattern: &str,
@@ -278,13 +278,13 @@ impl Client {
         })
     }
 
-    /// Removes blocks. Leased and pinned blocks stay unless `force` is set. When the call returns, also after
-    /// an error, this client has no cached locations of the named blocks.
+    /// Removes blocks. Leased and pinned blocks stay unless `force` is set. When the call returns,
+    /// even with an error, this client has no cached locations of the named blocks.
     ///
     /// # Errors
     ///
-    /// [`RemoveError::OutcomeUnknown`] when the answer is lost. The client does not repeat a removal that may
-    /// have been done, because another client may have put the key anew.
+    /// [`RemoveError::OutcomeUnknown`] when the answer is lost. The client does not repeat a
+    /// removal that may have been done, because another client may have put the key again.
     ///
     /// # Cancellation
     ///
@@ -309,7 +309,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`]; so is cancellation.
+    /// Those of [`Client::describe`], which also describes cancellation.
     pub async fn stats(&self) -> Result<PoolStats, ControlError> {
         let call = Call::by(self.control_deadline());
         let reply = self
@@ -346,7 +346,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`]. After an error the medium may be forgotten all the same: ask
+    /// Those of [`Client::describe`]. After an error the medium may be forgotten all the same: ask
     /// [`Client::stats`].
     pub async fn detach_medium(
         &self,

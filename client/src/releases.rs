@@ -91,7 +91,7 @@ struct Queue {
     dropped_keys: usize,
     read: Vec<Key>,
     index: Index,
-    /// The leases that views left, oldest first.
+    /// The unreleased leases of ended views, oldest first.
     lingering: VecDeque<Lingering>,
     changes: Changes,
     /// Whether a task is sending releases.
@@ -278,7 +278,7 @@ impl Releases {
         self.send_soon(&mut queue);
     }
 
-    /// Takes the lease that an earlier view of `key` left, and the location of its block.
+    /// Takes the unreleased lease of an earlier view of `key`, and the location of its block.
     fn take_lingering(
         &self,
         key: &Key,
@@ -316,7 +316,7 @@ impl Releases {
         }
     }
 
-    /// Releases all leases that views left.
+    /// Releases all unreleased leases of ended views.
     pub(crate) fn forget_all(self: &Arc<Self>) {
         let mut queue = self.queue.lock();
         queue.changes.0 += 1;
@@ -350,7 +350,7 @@ impl Releases {
         }
     }
 
-    /// Sends the queued releases, and those that come meanwhile, until the queue is empty.
+    /// Sends the queued releases, and releases that are queued meanwhile, until the queue is empty.
     async fn send_all(&self) {
         loop {
             let now = BootTime::now();

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// The interval at which [`Client::wait_replica_task`] asks the leader.
 const POLL: Duration = Duration::from_millis(20);
 
-/// What a task does with the replicas of its blocks.
+/// The change that a task makes to the replicas of its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplicaChange {
     /// Each block gets one more replica.
@@ -59,7 +59,7 @@ pub struct ReplicaWish {
 pub enum ReplicaTaskState {
     /// Some blocks are not done yet.
     Running,
-    /// Every block was changed, or was gone before its turn.
+    /// Every block was changed, or had left before its turn.
     Done,
     /// At least one block was not changed.
     Failed,
@@ -72,7 +72,7 @@ pub enum ReplicaTaskState {
 pub struct ReplicaTask {
     /// The task's id.
     pub id: u64,
-    /// What the task does.
+    /// The change that the task makes.
     pub change: ReplicaChange,
     /// The task's state.
     pub state: ReplicaTaskState,
@@ -80,7 +80,7 @@ pub struct ReplicaTask {
     pub blocks: u64,
     /// The number of blocks that were changed.
     pub changed: u64,
-    /// The number of blocks that were gone, or needed no change.
+    /// The number of blocks that had left, or needed no change.
     pub gone: u64,
     /// The number of blocks that could not be changed.
     pub failed: u64,
@@ -205,7 +205,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`]; so is cancellation.
+    /// Those of [`Client::describe`], which also describes cancellation.
     pub async fn replica_tasks(&self, ids: &[u64]) -> Result<Vec<ReplicaTask>, ControlError> {
         self.tasks(ids, false).await
     }
@@ -214,7 +214,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`]; [`Code::InvalidArgument`] for an empty list.
+    /// Those of [`Client::describe`]; [`Code::InvalidArgument`] for an empty list.
     pub async fn cancel_replica_tasks(
         &self,
         ids: &[u64],
@@ -238,7 +238,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::describe`].
+    /// Those of [`Client::describe`].
     pub async fn wait_replica_task(
         &self,
         id: u64,

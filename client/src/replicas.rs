@@ -80,7 +80,7 @@ impl Tried {
     }
 }
 
-/// What a client does after a failed read.
+/// The client's next step after a failed read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// The node is at fault: read another replica, and report to the master.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// The most reservations that wait to be revoked. Further ones are left to expire.
+/// The most reservations that wait to be revoked. Further reservations expire by themselves.
 const QUEUE: usize = 4096;
 /// The most reservations that one call revokes.
 const REVOKED_AT_ONCE: usize = 512;
@@ -44,8 +44,8 @@ impl Revoker {
         Self(sender)
     }
 
-    /// Revokes one reservation. If the queue is full, the reservation is left to expire, as it is when a
-    /// client dies.
+    /// Revokes one reservation. If the queue is full, the reservation expires by itself, like a
+    /// dead client's reservation.
     pub(crate) fn give_back(&self, ticket: Ticket) {
         let _ = self.0.try_send(ticket);
     }

@@ -80,7 +80,7 @@ impl<N: Network> Dial for Over<N> {
 ///
 /// # Errors
 ///
-/// As [`Client::connect`].
+/// Those of [`Client::connect`].
 pub async fn connect<N: Network>(
     options: Options,
     host: HostId,

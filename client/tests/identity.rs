@@ -145,7 +145,7 @@ impl Pool {
         Client::connect(self.tcp(token_file)).await.unwrap()
     }
 
-    /// Why nobody connects with this token.
+    /// The reason that no client connects with this token.
     async fn refusal(&self, token_file: Option<PathBuf>) -> Code {
         let options = self.options(token_file, TransportChoice::Tcp);
         match Client::connect(options).await {
@@ -205,7 +205,7 @@ async fn a_pool_with_tokens_serves_those_who_have_them() {
         let refused = reader.put(&key("y"), b"bytes".to_vec()).await.unwrap_err();
         assert_eq!(refused.code(), Code::Forbidden);
     }
-    // Nobody, over control and over the data port.
+    // A caller without a token, on the control port and on the data port.
     assert_eq!(pool.refusal(None).await, Code::Unauthenticated);
     let address = node.data_address();
     let refused = tokio::task::spawn_blocking(move || hello_without_token(address));
@@ -246,7 +246,7 @@ async fn an_expired_token_ends_calls_with_its_own_code_and_without_a_wait() {
     let error = client.list("", 10, None).await.map(drop).unwrap_err();
     assert_eq!(error.code, Code::TokenExpired);
     assert_eq!(pool.refusal(Some(file.clone())).await, Code::TokenExpired);
-    // One of several masters is asked who leads before it is called.
+    // With several masters, the client first asks one which master leads.
     let mut several = pool.options(Some(file.clone()), TransportChoice::Tcp);
     several.masters.push("http://127.0.0.1:1".to_owned());
     match Client::connect(several).await {
@@ -355,8 +355,8 @@ fn http_status(pool: &Pool, token: &str) -> u16 {
     head.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// As when a file is renewed just after the client has looked at it. The node has dropped the key before the master
-/// does, so that the dial alone is refused.
+/// The file may be renewed just after the client has read it. Here the node drops the key before
+/// the master does, so that only the dial is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dial_whose_token_is_refused_reads_the_file_again() {
     let pool = Pool::start().await;

@@ -209,7 +209,7 @@ mod tests {
             ["kvpool-0.ssd", "kvpool-1.ssd", "kvpool-2.ssd"]
         );
         drop(two);
-        // A file that is there keeps its size when none is given.
+        // An existing file keeps its size when none is given.
         let again = take(None);
         assert_eq!((name(&again), again.1.size()), ("kvpool-1.ssd", SIZE));
     }

@@ -25,7 +25,7 @@ pub enum Op {
 
 /// One request to an engine.
 pub struct Request {
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// The first byte, as an offset into the device; 0 for a flush.
     pub offset: u64,

@@ -105,9 +105,9 @@ impl Formatted {
         Ok(Opened::Formatted(Self { copies, superblock }))
     }
 
-    /// Formats the device as a new medium of this cluster, with a new id, whatever the device held before.
-    /// Call this only for a blank device, or when the operator has asked for it. The bad ranges of a former
-    /// medium stay bad.
+    /// Formats the device as a new medium of this cluster, with a new id, whatever the device held
+    /// before. Call this only for a blank device, or when the operator asked for it. The bad ranges
+    /// of a former medium stay bad.
     pub fn format(
         engine: Arc<dyn Engine>,
         arena: Arc<Arena>,

@@ -511,7 +511,7 @@ mod tests {
         let arena = Arena::new(1 << 20).unwrap();
         let (again, part) = (-libc::EAGAIN, i32::try_from(GRANULE).unwrap());
         let (mut slot, start) = (writing(&arena), Instant::now());
-        // A byte lets the time begin anew.
+        // A byte restarts the time.
         for (millis, result) in [(0, again), (999, again), (1500, part), (1600, again)] {
             let step = step(&mut slot, start, millis, result);
             assert!(matches!(step, Step::Again), "{result} after {millis} ms");

@@ -1,4 +1,4 @@
-//! What every engine must do, on a file, in the page cache, in memory, and behind an engine without
+//! The rules of every engine: on a file, in the page cache, in memory, and behind an engine without
 //! faults.
 
 use kvpool_disk::{
@@ -352,7 +352,7 @@ fn an_idle_engine_costs_no_processor_time() {
 #[test]
 fn where_io_uring_is_blocked_threads_serve() {
     use seccompiler::{SeccompAction, SeccompFilter};
-    // A filter holds for the thread that sets it and for those that it starts.
+    // A filter applies to the thread that sets it, and to the threads that this thread starts.
     let blocked = std::thread::spawn(|| {
         let calls = [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter];
         let filter = SeccompFilter::new(
@@ -527,7 +527,7 @@ fn a_device_that_the_system_uses_is_refused_and_kept_from_it() {
         "{:?}",
         refused.err()
     );
-    // Whoever uses it for a moment is waited for.
+    // A short use by another process is waited for.
     let freed = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));
         drop(taken);

@@ -173,7 +173,7 @@ pub(crate) struct Census {
     pub(crate) receives: u64,
     /// Announced shared-memory writes.
     pub(crate) holds: u64,
-    /// Pins of views, each counted: those that the node was asked for, and those on boards.
+    /// The counts of the pins of views: pins by request, and pins on boards.
     pub(crate) pins: u64,
     /// The bytes that processes hold. An announced write or a pinned extent counts once per process. A pin on
     /// a board always counts.
@@ -190,7 +190,7 @@ pub(crate) struct Census {
     pub(crate) floors: u64,
 }
 
-/// See the module's documentation.
+/// Which extents a process or device may touch, and the fence tickets that wait.
 #[derive(Debug)]
 pub(crate) struct Fence {
     limits: Limits,
@@ -200,7 +200,7 @@ pub(crate) struct Fence {
     reads: Option<ReadTerm>,
     /// Whether reads need a right.
     wants_rights: bool,
-    /// The reads under way, recorded while reads need rights.
+    /// The reads in progress, recorded while reads need signed locations.
     reading: Arc<Reading>,
     /// Loads whose records may not be durable.
     unrecorded: Unrecorded,

@@ -92,7 +92,7 @@ pub enum MediaError {
         /// The id of the medium.
         medium: MediumId,
     },
-    /// The system has no memory or no thread left.
+    /// The system has no free memory or cannot start a thread.
     #[error("media need memory and threads: {0}")]
     System(#[from] std::io::Error),
 }

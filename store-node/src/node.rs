@@ -31,11 +31,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// How often a drain looks whether work is still in progress.
+/// How often a drain checks whether work is still in progress.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 /// How long a node that drains waits for a master. An upgrade restarts masters and nodes at once.
 const MASTER_RETURNS: Duration = Duration::from_secs(15);
-/// How long a medium may take until it is attached anew: a little longer than a disk has for it.
+/// How long a medium may take until it is attached again: a little longer than the time limit of a
+/// disk.
 const REATTACHES: Duration = Duration::from_secs(12);
 /// How long connections may finish their last answers once the node has left the pool.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
@@ -351,7 +352,7 @@ impl Node {
             self.save_blocks().await;
         }
         let deadline = Instant::now() + self.drain_timeout;
-        // First: once the master is told, it is true.
+        // Set first, so that it is true when the master learns of the drain.
         self.store.drain();
         if let Some(agent) = self.agent.read().as_ref() {
             agent.drain();
@@ -385,8 +386,8 @@ impl Node {
         idle && ended
     }
 
-    /// Lets the master copy what memory holds to the media, or move it to other nodes, the block that was
-    /// used last first. Blocks are served meanwhile.
+    /// Lets the master copy the blocks in memory to the media or move them to other nodes, most
+    /// recently used first. Blocks are served meanwhile.
     async fn save_blocks(&self) {
         let begun = Instant::now();
         let for_media = self.media.as_ref().map(|_| self.ssd_drain_timeout);
@@ -407,7 +408,7 @@ impl Node {
                 )
             };
             let media = self.media.as_ref();
-            // The master waits for a medium that is attached anew while the node drains.
+            // The master waits for a medium that is attached again while the node drains.
             let now = Instant::now();
             let may_be_copied = media.is_some_and(|media| {
                 media.is_attached() || now < begun + REATTACHES && media.may_be_attached()
@@ -416,7 +417,8 @@ impl Node {
             if is_connected {
                 heard = now;
             }
-            // A medium is attached to a master: without one, nothing is known of what can be saved.
+            // A medium is attached by a master. Without a master, it is unknown which blocks can be
+            // saved.
             let is_hopeless = match is_connected {
                 true => !can_be_saved,
                 false => now >= heard + MASTER_RETURNS,
@@ -457,7 +459,7 @@ impl Node {
         }
     }
 
-    /// Writes the addresses in one step, so that whoever waits for the file never reads half of it.
+    /// Writes the addresses in one step, so that no reader of the file sees half of it.
     fn write_ready_file(&self, file: &Path) -> io::Result<()> {
         let text = serde_json::json!({
             "listen": self.data_address().to_string(),

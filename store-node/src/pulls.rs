@@ -407,7 +407,7 @@ impl Shared {
                 Ok((link, _)) => return Ok(link),
                 Err(error) => {
                     tracing::debug!(%address, %error, "no link to another node");
-                    // A node of another pool has the address of a node that is gone.
+                    // A node of another pool has taken the address of a node that has left.
                     failed = match error.code {
                         Code::WrongCluster => Code::Unreachable,
                         code => code,

@@ -323,8 +323,8 @@ impl Store {
         }
     }
 
-    /// Frees what a frame took if its process has already ended, since the frame may arrive after the death
-    /// was noticed. A later death is noticed later.
+    /// Frees the extents that a frame took if its process has already ended, since the frame may
+    /// arrive after the death was noticed. A later death is noticed by the watch on processes.
     fn sweep_if_dead(&self, peer: &Peer) {
         let mut poll = [PollFd::new(&peer.process, PollFlags::IN)];
         let now = Timespec {

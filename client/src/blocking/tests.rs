@@ -41,7 +41,7 @@ fn a_get_makes_its_room_outside_the_runtime_that_other_calls_wait_in() {
     let (_nodes, client) = client_of_one_block(None);
     let mut room = None;
     let found = client.get_placed(&key("a"), None, |length| {
-        // Another call of the same client: within its runtime this would panic.
+        // Another call of the same client. Within the client's runtime this call would panic.
         assert_eq!(client.is_exist(&[key("a")]), Ok(vec![true]));
         Some(room.insert(Region::allocate(length)).whole())
     });
@@ -88,7 +88,7 @@ fn a_call_that_is_given_up_ends_long_before_its_deadline() {
     assert!(begun.elapsed() < Duration::from_secs(60));
 }
 
-/// As a name resolver does whose servers are gone.
+/// A name resolver without reachable servers blocks in this way.
 #[test]
 fn the_end_of_a_client_waits_for_no_blocking_work() {
     for on_callers in [true, false] {
@@ -117,7 +117,8 @@ fn the_end_of_a_client_waits_for_no_blocking_work() {
     }
 }
 
-/// Asked on one thread only; says when it is asked for the second time, and answers two seconds later.
+/// Applies to one thread only. Reports when it is asked for the second time, and answers two
+/// seconds later.
 #[derive(Debug)]
 struct SlowOnSecond {
     thread: ThreadId,
@@ -160,7 +161,7 @@ fn pong(socket: &mut TcpStream, request: u64) {
     socket.write_all(&header.encode()).unwrap();
 }
 
-/// Signal handlers run while a call of the main thread is asked about.
+/// Signal handlers run while the client asks whether the main thread's call is cancelled.
 #[test]
 fn a_call_gets_its_answer_while_another_one_is_asked_about() {
     let (says, asked) = mpsc::channel();

@@ -19,14 +19,14 @@ use tokio::runtime::Handle;
 /// The time limit of a hello for which no caller waits.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// See the module's documentation.
+/// The pool id and the limits of the last hello.
 #[derive(Debug)]
 pub(super) struct Agreed {
     known: Arc<Known>,
     /// The client's own limit on the keys of a message.
     max_batch_keys: usize,
     settled: RwLock<Settled>,
-    /// Whether a background hello is under way.
+    /// Whether a background hello is in progress.
     is_greeting: AtomicBool,
 }
 

@@ -27,7 +27,7 @@ const AGAIN: Duration = Duration::from_secs(30);
 /// How long a master may take to answer a ping after a call that was too short for a ping during the call.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// See the module's documentation.
+/// The framed connection to one master.
 #[derive(Debug)]
 pub(super) struct Framed {
     /// `host:port`.
@@ -111,8 +111,8 @@ impl Framed {
             if self.has_told_token() {
                 return Ok(Some(channel));
             }
-            // The new token goes over the open connection, so calls under way continue. If the master refuses
-            // it, the connection is opened anew.
+            // The client sends the new token over the open connection, so calls in progress
+            // continue. If the master refuses the token, the client opens a new connection.
             let (number, greeting) = self.with_token(greeting());
             match greet(&channel, &greeting, deadline.at_most(CONNECT_TIMEOUT)).await {
                 Ok(()) => {

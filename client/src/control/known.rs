@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// See the module's documentation.
+/// The caller's identity and the highest epoch seen.
 #[derive(Debug)]
 pub(super) struct Known {
     /// The identity; its `epoch` field is not used.
@@ -20,7 +20,7 @@ pub(super) struct Known {
     counting: Arc<Counting>,
 }
 
-/// What a call says of a master whose pool is not the one that the client joined.
+/// The error text for a master of another pool than the pool that the client joined.
 pub(super) const ANOTHER_POOL: &str = "is of another pool than this client joined: its data directory or its \
                                        etcd was replaced, or the address leads elsewhere now; \
                                        connect anew, or restart this process";

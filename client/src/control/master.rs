@@ -56,7 +56,7 @@ pub(crate) enum NotCarried {
     Failed(tonic::Status),
 }
 
-/// See the module's documentation.
+/// One master, with its connections.
 #[derive(Debug)]
 pub(super) struct Master {
     /// `http://host:port` or `https://host:port`.

@@ -77,7 +77,7 @@ impl Route {
     }
 }
 
-/// See the module's documentation.
+/// The known masters, and the route to the leader.
 #[derive(Debug)]
 pub(super) struct Masters {
     known: Arc<Known>,
@@ -123,7 +123,7 @@ struct State {
     turn: usize,
 }
 
-/// A call that waits for a route. A search goes on while there are such calls.
+/// A call that waits for a route. A search continues while calls wait.
 struct Waiting<'a>(&'a Masters);
 
 impl Drop for Waiting<'_> {
@@ -377,7 +377,8 @@ impl Masters {
         self.take(&mut state, route);
     }
 
-    /// Ends a round that found no leader. Returns whether the search goes on, because calls wait for it.
+    /// Ends a round that found no leader. Returns whether the search continues, because calls wait
+    /// for it.
     pub(super) fn found_nobody(&self, mut why: ControlError) -> bool {
         let mut state = self.state.lock();
         if let Some(more) = &state.undiscovered {
@@ -413,7 +414,7 @@ impl Masters {
         self.heard.notify_waiters();
     }
 
-    /// Starts a search unless one is under way.
+    /// Starts a search unless one is in progress.
     fn search_on(self: &Arc<Self>, state: &mut State) {
         if state.seeking {
             return;

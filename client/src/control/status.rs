@@ -1,4 +1,4 @@
-//! What a gRPC status means.
+//! The meaning of gRPC statuses.
 
 use crate::errors::ControlError;
 use kvpool_proto::CODE_METADATA;

@@ -1,4 +1,4 @@
-//! Decides whether the bytes in a get's buffers are those of the block.
+//! Decides whether the bytes in a get's buffers are the block's bytes.
 
 use crate::cache::{Leased, Located};
 use crate::clock::BootTime;
@@ -29,7 +29,7 @@ pub(super) fn judge(
     let right = checksum == located.checksum;
     match lease {
         Some(lease) if !lease.runs(ended) => Judged::Outrun,
-        // Without a lease the extent may have been granted anew meanwhile. This is no fault.
+        // Without a lease the extent may hold another block by now. That is not a fault.
         None if !right => Judged::Outrun,
         _ if right => Judged::Right,
         _ => Judged::Wrong(TransferError {

@@ -515,9 +515,9 @@ impl<'a> GetBatch<'a> {
             Counting::one(&self.inner.counting.transfer_retries);
             let version = located.version;
             let item = self.item(at);
-            // The location came from the cache, without a lease. Other bytes there prove no fault of the
-            // replica, since the extent may have been granted anew. Only a read under a lease can find a
-            // replica corrupt.
+            // The location came from the cache, without a lease. Other bytes there prove no fault
+            // of the replica, since the extent may hold another block by now. Only a read under a
+            // lease can find a replica corrupt.
             if !(item.remembered && error.code == Code::LeaseEnded) {
                 for way in &done.ways {
                     item.tried.fail(segment, *way);
@@ -554,7 +554,8 @@ impl<'a> GetBatch<'a> {
         self.again(again);
     }
 
-    /// Records a failed read. Returns false when no time is left for another; the block then has its outcome.
+    /// Records a failed read. Returns false when no time is left for another attempt. The block
+    /// then has its outcome.
     fn note(&mut self, at: usize, error: TransferError) -> bool {
         let error = failed(error.code, error.message);
         if self.deadline.has_passed() {
@@ -571,7 +572,7 @@ impl<'a> GetBatch<'a> {
             self.settle(at, Err(error));
             return false;
         }
-        // The failure of a replica says more than the failure of the lookup after it.
+        // The failure of a replica is more informative than the failure of the lookup after it.
         self.item(at).last.get_or_insert(error);
         let over = self.deadline.has_passed();
         if over {

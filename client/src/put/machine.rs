@@ -31,7 +31,8 @@ use tracing::Instrument;
 /// How long a put looks for another node after this client refused a node's certificate or address.
 const ELSEWHERE: Duration = Duration::from_millis(1_500);
 
-/// If less time than this remains, a failed connection does not prove that no master is there.
+/// If less time than this remains, a failed connection does not prove that no master serves the
+/// address.
 const HURRY: Duration = Duration::from_millis(100);
 /// The time limit of a reserve's answer, beyond its wait for room.
 const RESERVE_MARGIN: Duration = Duration::from_secs(1);
@@ -71,13 +72,13 @@ struct Item<'a> {
 }
 
 enum Stage<'a> {
-    /// The block has no reservation. A request for one is under way or will be sent.
+    /// The block has no reservation. A request for a reservation is in progress or will be sent.
     Waiting,
     /// The replicas are being written.
     Writing(Reserved<'a>),
     /// The replicas are written, and the commit is not sent yet.
     Written(Written<'a>),
-    /// The commit is under way.
+    /// The commit is in progress.
     Committing,
     /// The block has its outcome.
     Settled(Result<PutOutcome, PutError>),
@@ -631,7 +632,7 @@ impl<'a> PutBatch<'a> {
         let hurried = self.deadline.left() < HURRY;
         let item = self.item(at);
         item.stage = Stage::Waiting;
-        // A call without an answer says less than an earlier answer.
+        // A call without an answer is less informative than an earlier answer.
         let says_little = match error.code() {
             Code::DeadlineExceeded => true,
             Code::Unreachable => hurried,

@@ -57,7 +57,7 @@ impl Clock for MovedClock {
     }
 }
 
-/// See the module's documentation.
+/// The state that the masters of one pool share.
 pub(crate) struct Cluster {
     pub(crate) nodes: Nodes,
     pub(super) setup: Setup,

@@ -48,13 +48,13 @@ struct Script {
     answers: HashMap<&'static str, Change>,
 }
 
-/// See the module's documentation.
+/// One master of a pool in a test.
 pub(crate) struct Master {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) seat: Arc<Seat>,
     service: PoolService,
     own_url: String,
-    /// The address at which clients are told to find the master.
+    /// The master's address, as clients learn it.
     url: Mutex<String>,
     script: Mutex<Script>,
 }
@@ -86,7 +86,7 @@ impl Master {
         master
     }
 
-    /// The address at which clients are told to find this master.
+    /// This master's address, as clients learn it.
     pub(crate) fn url(&self) -> String {
         self.url.lock().clone()
     }

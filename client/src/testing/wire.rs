@@ -18,7 +18,7 @@ pub(crate) enum Passage {
     Dead,
 }
 
-/// See the module's documentation.
+/// The connection to a master, which a test may cut.
 #[derive(Debug)]
 pub(crate) struct Wire {
     pub(crate) url: String,

@@ -124,7 +124,7 @@ async fn a_standby_leads_to_a_leader_that_was_not_given() {
     let two = Two::start().await;
     let client = connect(&two.a, options(vec![two.to_b.url.clone()])).await;
     assert_eq!(put(&client, "a").await, STORED);
-    // The standby refused one call. After that it was only asked who leads.
+    // The standby refused one call. After that the client only asked it which master leads.
     assert_eq!(two.b.calls("refused"), 1);
     assert_eq!(two.b.calls("passed on"), 0);
 }
@@ -135,7 +135,7 @@ async fn masters_that_were_not_given_are_learned() {
     two.a.name_members(&two.urls());
     let client = connect(&two.a, options(vec![two.to_a.url.clone()])).await;
     assert_eq!(put(&client, "a").await, STORED);
-    // When asked who leads, it also names the other masters.
+    // Its answer about the leader also names the other masters.
     two.depose().await;
     assert!(
         put_within(&client, "b", Duration::from_millis(300))

@@ -187,7 +187,7 @@ async fn a_batch_larger_than_the_staging_memory_passes_through_it() {
 
 #[tokio::test]
 async fn a_chain_over_several_groups_stays_linked() {
-    // Each block is a group of its own, and several groups are under way at once.
+    // Each block is a group of its own, and several groups are in transfer at once.
     let (pool, _, buffer) = with_gpu(4 * MIB).await;
     let links = watch_links(&pool);
     // Groups for the other node would be committed before the group with the parent of their block.

@@ -381,7 +381,7 @@ async fn puts_that_stay_over_the_clients_cap_leave_the_thread_to_others() {
         timeout: Some(Duration::from_millis(400)),
         ..PutOptions::default()
     };
-    // Pauses are random. With so many puts, a put that spins would have much time left to spin.
+    // Pauses are random. With this many puts, a put without pauses would still spin for long.
     let puts = (0..24).map(|number| {
         let blocks = vec![block(&format!("k{number}"), b"x")];
         pool.client.batch_put(blocks, &options)

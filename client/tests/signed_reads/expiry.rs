@@ -104,7 +104,7 @@ async fn a_location_that_ends_on_its_way_to_the_node_is_asked_for_anew() {
     other.put(&key("z"), bytes(9, LENGTH)).await.unwrap();
     let whole = connected(&pool, "a", "p1").await;
     let range = connected(&pool, "a", "p2").await;
-    // Checksums are asked for over connections that take turns.
+    // Requests for checksums use the connections in turn.
     for _ in 0..4 {
         assert!(get_part(&range, "p2").await.unwrap().is_some());
     }
@@ -140,10 +140,10 @@ async fn a_location_that_ends_on_its_way_to_the_node_is_asked_for_anew() {
     assert!(whole_read.await.unwrap().unwrap() == Some(bytes(1, LENGTH)));
     let part = bytes(2, LENGTH)[70_000..71_000].to_vec();
     assert!(range_read.await.unwrap().unwrap() == Some(part));
-    // Whoever has lost its right meanwhile gets no new location.
+    // A caller that has lost its right meanwhile gets no new location.
     assert_eq!(lost.await.unwrap().unwrap_err().code(), Code::Forbidden);
     for client in [&whole, &range, &loser] {
-        // The node refused what was signed too long ago.
+        // The node refused locations that were signed too long ago.
         assert!(client.counters().transfer_retries > 0);
     }
     // The engine's remembered location ended with its lease, so it shows the node none that has ended.

@@ -14,7 +14,7 @@ async fn a_strict_node_gives_its_memory_to_callers_of_every_namespace_only() {
     put(&tcp, "x", 1).await;
     let x = only(&pool, "a", "x").await;
 
-    // A tenant gets neither a mapping nor queue pairs, and its client goes on over TCP.
+    // A tenant gets neither a mapping nor queue pairs. Its client continues over TCP.
     let refused = x.shm_link(pool.token("a")).await.map(drop);
     assert_eq!(refused, Err(Code::Forbidden));
     let mut port = Port::open(&x, pool.token("a"));
@@ -36,7 +36,7 @@ async fn a_strict_node_gives_its_memory_to_callers_of_every_namespace_only() {
     let may_ask_again = took > Duration::from_secs(20);
     assert!(asked == 1 || may_ask_again, "{asked} times in {took:?}");
 
-    // Who may write in every namespace may map. This node has no RDMA to give.
+    // A caller that may write in every namespace may map memory. This node has no RDMA.
     assert!(x.shm_link(pool.token("root")).await.is_ok());
     let mut port = Port::open(&x, pool.token("root"));
     assert_eq!(port.open_rdma(), Code::InvalidArgument);

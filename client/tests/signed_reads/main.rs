@@ -1,4 +1,4 @@
-//! With tokens, a node sends a byte only to who shows the location that the master signed for it.
+//! With tokens, a node sends a byte only to a caller with a location that the master signed for it.
 
 mod expiry;
 mod isolation;
@@ -38,7 +38,7 @@ async fn only(pool: &Pool, subject: &str, name: &str) -> Place {
     places.remove(0)
 }
 
-/// Reads that no location was signed for, each with what is wrong with it.
+/// Reads without a valid signed location, each with its fault.
 fn forged(x: &Place, y: &Place, z: &Place) -> Vec<(&'static str, ReadItem)> {
     let right = x.right.unwrap();
     let at = |extent: Extent, right: ReadRight| ReadItem::whole(extent).with(Some(right));
@@ -106,7 +106,7 @@ async fn a_read_without_the_location_that_the_master_signed_gets_no_byte() {
         let summed = port.sums(x.epoch, item);
         assert_eq!(summed, Err(Code::LocationRefused), "{what}");
     }
-    // The epoch is part of what is signed, and has a code of its own.
+    // The signature covers the epoch. A wrong epoch has a code of its own.
     let next = Epoch(x.epoch.0 + 1);
     let (code, sent) = port.read(next, x.item());
     assert_eq!((code, sent.len()), (Code::StaleEpoch, 0));
@@ -141,7 +141,8 @@ async fn a_read_without_the_location_that_the_master_signed_gets_no_byte() {
     pool.stop().await;
 }
 
-/// A reader that takes no bytes still has its read when the block is gone and its extent has another tenant's.
+/// A reader that takes no bytes still has its read open after the block has left, when another
+/// tenant's block could get the extent.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_reader_gets_no_byte_of_the_next_block() {
     // More than the sockets of a connection hold.
@@ -218,7 +219,7 @@ async fn clients_and_nodes_read_what_the_master_signed_for_them() {
     ranged.await.unwrap();
     assert!(into.whole().to_vec() == bytes(1, length)[70_000..71_000]);
 
-    // Each node pulls from the other: it shows what the master signed for it.
+    // Each node pulls from the other, and presents the location that the master signed.
     let root = pool.client("root", "a").await;
     let wish = ReplicaWish {
         change: ReplicaChange::Copy,

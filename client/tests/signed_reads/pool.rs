@@ -45,7 +45,7 @@ roles = ["node"]
 
 pub(crate) struct Pool {
     pub(crate) directory: TempDir,
-    /// What signs tokens; `None` in an open pool.
+    /// The signer of tokens; `None` in a pool without tokens.
     key: Option<SigningKey>,
     pub(crate) master: Server,
     pub(crate) nodes: Vec<Node>,
@@ -53,7 +53,7 @@ pub(crate) struct Pool {
     pub(crate) relay: Option<Relay>,
 }
 
-/// What a pool is made of.
+/// The parts of a pool.
 pub(crate) struct Shape {
     pub(crate) nodes: usize,
     /// Whether the master asks for tokens.
@@ -421,7 +421,8 @@ impl Port {
         self.stream.write_all(&request).unwrap();
     }
 
-    /// What came of the block, until all of it has come or the node has ended the connection.
+    /// The bytes of the block that were received, until the block is complete or the node has ended
+    /// the connection.
     pub(crate) fn rest(&mut self, length: usize) -> Vec<u8> {
         let mut head = [0; HEADER_BYTES];
         self.stream.read_exact(&mut head).unwrap();

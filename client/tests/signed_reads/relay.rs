@@ -6,7 +6,8 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 
-/// Relays connections to one address. While it is held, requests wait here, and answers go on.
+/// Relays connections to one address. While the relay is held, requests wait in it, and answers
+/// pass.
 pub(crate) struct Relay {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -61,7 +62,7 @@ impl Relay {
         self.shared.state.lock().is_held = true;
     }
 
-    /// Lets all requests go on.
+    /// Passes the waiting requests on.
     pub(crate) fn release(&self) {
         let mut state = self.shared.state.lock();
         state.is_held = false;
@@ -89,7 +90,7 @@ impl Shared {
     }
 }
 
-/// Passes bytes on until one end leaves. `before` is called with what goes on next.
+/// Passes bytes on until one end closes. Calls `before` with the bytes that it passes next.
 fn pass(mut from: TcpStream, mut to: TcpStream, before: impl Fn(&[u8])) {
     let mut bytes = [0; 16 << 10];
     while let Ok(count) = from.read(&mut bytes)

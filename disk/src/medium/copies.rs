@@ -24,7 +24,7 @@ pub(super) fn perform(
         op,
         offset,
         done: Box::new(move |completion| {
-            // The receiver may have stopped waiting. Then nobody needs the completion.
+            // The receiver may have stopped waiting. Then no task needs the completion.
             let _ = sender.send(completion);
         }),
     });

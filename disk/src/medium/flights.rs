@@ -32,8 +32,8 @@ impl Flights {
         Some(Flight(Arc::clone(self)))
     }
 
-    /// Refuses new stores and loads, and waits for the others. The error is the number that is left at
-    /// `until`.
+    /// Refuses new stores and loads, and waits for the others. The error is the number of requests
+    /// that remain at `until`.
     pub(super) fn close(&self, until: Instant) -> Result<(), usize> {
         let mut state = self.state.lock();
         state.closed = true;

@@ -86,7 +86,8 @@ impl Wanted {
             let head = take(Length(self.data.end).as_usize())?;
             return Some(Room { head, data: None });
         }
-        // The small buffer comes first. A load that then waits holds little memory for which others wait.
+        // The small buffer is taken first. A load that then waits holds little memory that other
+        // loads wait for.
         let head = take(Length(self.header).as_usize())?;
         let bytes = Length(self.data.end - self.data.start).as_usize();
         let data = take(bytes)?;

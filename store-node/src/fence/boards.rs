@@ -1,8 +1,8 @@
 //! The pin boards of clients: pins that the node sees without a message.
 //!
-//! [`kvpool_transport::shm::board`] has the argument about memory order. This module keeps the node's part of
-//! it. Before pins of an old term are ignored, their boards are closed or opened anew. Every decision on an
-//! extent reads all boards.
+//! [`kvpool_transport::shm::board`] has the argument about memory order. This module keeps the
+//! node's part of it. Before pins of an old term are ignored, their boards are closed or opened
+//! again. Every decision on an extent reads all boards.
 
 use super::admit::draining;
 use super::{Aborts, Fence, PeerKey, Range, Span, refused};
@@ -197,7 +197,7 @@ impl Fence {
         self.look_again();
     }
 
-    /// Reads all boards, and the table of reads under way.
+    /// Reads all boards, and the table of reads in progress.
     pub(super) fn look(&self) -> Pinned {
         let mut spans = Vec::new();
         self.each_board_pin(|_, span| spans.push(span));

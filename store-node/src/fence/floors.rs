@@ -116,8 +116,8 @@ mod tests {
     }
 
     proptest! {
-        /// The map says of every byte what an array with one entry a byte says, and never holds
-        /// more ranges than there are bytes.
+        /// The map equals an array with one entry for each byte, and never holds more ranges than
+        /// bytes.
         #[test]
         fn floors_match_an_array(
             steps in prop::collection::vec((0..24u64, 0..24u64, 0..40u64, any::<bool>()), 1..200),

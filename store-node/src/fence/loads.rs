@@ -12,7 +12,7 @@ use super::{Fence, Span, extent};
 use kvpool_types::{Epoch, Extent, GrantId, Version};
 use std::collections::BTreeMap;
 
-/// The most loads that are kept. Of more, those with the lowest grant ids are forgotten.
+/// The most loads that are kept. Beyond that, the loads with the lowest grant ids are forgotten.
 const MOST: usize = 1 << 18;
 
 /// Loads whose records may not be durable, by grant id. An entry whose extent has been fenced or written

@@ -22,7 +22,7 @@ impl Abort for NoSocket {
 /// One step of a history. A number selects one of the existing objects, modulo their count.
 #[derive(Clone, Debug)]
 enum Step {
-    /// The master grants an extent, whatever else is there.
+    /// The master grants an extent, even over other extents.
     Grant { at: u64, units: u64 },
     /// A grant of any age is received over TCP.
     Receive(usize),

@@ -1,8 +1,9 @@
-//! Reads over TCP that are under way, on a node whose readers need signed locations.
+//! Reads over TCP in progress, on a node whose readers need signed locations.
 //!
-//! A client may receive its bytes slowly. Meanwhile the extent must not get another block, whose bytes may
-//! belong to another tenant. So a ticket waits for such reads, and slow reads are aborted. A new term knows
-//! no tickets of the previous one: it aborts all reads. No write begins where a read is under way.
+//! A client may receive its bytes slowly. Meanwhile the extent must not get another block, whose
+//! bytes may belong to another tenant. So a ticket waits for such reads, and slow reads are
+//! aborted. A new term knows no tickets of the previous one: it aborts all reads. No write begins
+//! in a range that is being read.
 //!
 //! Without tokens no read is recorded. A reader verifies the checksum, so it does not accept bytes of another
 //! block.
@@ -20,7 +21,7 @@ use tokio::time::Instant;
 /// read one after the other, and each takes less.
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
 
-/// See the module's documentation.
+/// The reads over TCP that are in progress.
 #[derive(Default)]
 pub(super) struct Reading(Mutex<Table>);
 
@@ -40,7 +41,7 @@ struct Read {
     abort: Arc<dyn Abort>,
 }
 
-/// A read under way; it ends when this is dropped.
+/// A read in progress. Dropping this ends it.
 #[derive(Debug)]
 pub(crate) struct ReadGuard {
     reading: Arc<Reading>,

@@ -93,7 +93,7 @@ impl fmt::Debug for Touch {
     }
 }
 
-/// What one process holds.
+/// The extents that one process holds.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     /// The bytes of its announced writes and pinned extents.

@@ -17,7 +17,7 @@ pub(crate) struct SsdConfig {
     /// For a file, its size; for a device, the part to use. Without a size, a new file in a directory takes a
     /// share of the free space.
     pub(crate) size: Option<ByteSize>,
-    /// Whether to format the device, whatever it holds, unless it is a medium of this pool.
+    /// Whether to format the device whatever its content, unless it is a medium of this pool.
     pub(crate) reset: bool,
     /// Drive writes per day; `None` for no limit.
     pub(crate) dwpd: Option<f64>,

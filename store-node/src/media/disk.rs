@@ -28,7 +28,7 @@ const ROOMY_ZONE: u64 = (1 << 20) + GRANULE;
 const MOST_ZONE: u64 = 257 << 20;
 /// The smallest zone in bytes. A medium with less than two such zones is not used.
 const LEAST_ZONE: u64 = 1 << 20;
-/// How long to wait for the transfers of a medium before it is attached anew.
+/// How long to wait for the transfers of a medium before it is attached again.
 pub(super) const SETTLE: Duration = Duration::from_secs(10);
 
 /// A device or file, and its state.
@@ -91,8 +91,8 @@ enum State {
         segment: SegmentId,
         generation: Generation,
     },
-    /// The medium was detached, or the disk did not answer in time. Its superblock is read again once no
-    /// request is in flight, since a write of the superblock may still be under way.
+    /// The medium was detached, or the disk did not answer in time. Its superblock is read again
+    /// once no request is in flight, since a write of the superblock may still be in progress.
     Unread(Option<MediumId>),
     /// The medium cannot be used until the node restarts, for this reason.
     Failed(String),

@@ -72,7 +72,7 @@ impl Shared {
         }
     }
 
-    /// Waits for the requests that a medium would wait for before it is attached anew.
+    /// Waits for the requests that a medium would wait for before it is attached again.
     async fn settle(&self) {
         let until = Instant::now() + SETTLE;
         let is_busy = || self.disks.iter().any(|disk| disk.lock().in_flight() > 0);

@@ -23,7 +23,7 @@ async fn viewed(link: &Arc<dyn Link>, session: &Session) -> (Grant, Slice) {
     (block, view)
 }
 
-/// Answers come in order, so after a pin by round trip the board and the mapping are there.
+/// Answers come in order, so after a pin by request the board and the mapping exist.
 async fn pin_now(link: &Arc<dyn Link>, extent: Extent) -> Slice {
     let asked = link.pin(Epoch(1), extent, deadline()).await.unwrap();
     let view = link.pin_now(Epoch(1), extent).unwrap();
@@ -136,7 +136,7 @@ async fn a_drain_closes_boards_and_waits_for_what_is_pinned() {
     assert!(drain.await.unwrap(), "nothing was cut off");
 }
 
-/// Runs in a process of its own: takes a view without asking, says so, and waits to be killed.
+/// Runs in a separate process: takes a view through the board, reports it, and waits to be killed.
 #[test]
 #[ignore = "the process that another test starts and kills"]
 fn holder() {

@@ -1,4 +1,4 @@
-//! Several masters: the node finds the one that leads, and those that stand by hear that it is alive.
+//! Several masters: the node finds the leader, and the standbys hear that the node is alive.
 
 use crate::support::{
     Master, SEGMENT, extent, grant, node, read, ready, stands_by, tcp_link, write,
@@ -9,14 +9,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 
-/// Connections are taken there, and nothing comes back.
+/// This address accepts connections and never answers.
 async fn silent() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     (listener, url)
 }
 
-/// Nobody listens on a port that was just closed.
+/// No process listens on a port that was just closed.
 async fn gone() -> String {
     silent().await.1
 }
@@ -30,7 +30,7 @@ async fn a_node_goes_at_once_where_a_standby_sends_it() {
     let refusals = stands_by(standby, leader.url());
     let node = node(given, &directory).await;
     let session = leader.session().await;
-    // Before the standby itself has its next turn.
+    // Before the node asks the standby again.
     assert!(refusals.lock().unwrap().len() <= 1);
     session.welcome(1, SEGMENT);
     ready(&node).await;
@@ -57,7 +57,7 @@ async fn a_session_that_ends_with_a_leaders_name_is_followed_by_one_there() {
     assert_eq!(session.incarnation(), incarnation);
     session.welcome(2, SEGMENT);
     ready(&node).await;
-    // It kept what it had, and is deaf to the term before.
+    // The node kept its blocks, and ignores the term before.
     let link = tcp_link(&node, incarnation).await.unwrap();
     assert_eq!(read(&link, 2, &block).await, Ok(()));
     assert_eq!(read(&link, 1, &block).await, Err(Code::StaleEpoch));
@@ -86,7 +86,7 @@ async fn standbys_are_knocked_at_twice_a_second_while_nobody_leads() {
     }
 }
 
-/// The standby names a leader that the node does not reach: it goes on telling both that it is alive.
+/// The standby names a leader that the node cannot reach. The node keeps calling both.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_is_out_of_reach_keeps_no_standby_from_hearing_the_node() {
     let directory = tempfile::tempdir().unwrap();
@@ -133,8 +133,8 @@ async fn a_leader_that_hangs_is_left_after_its_silence_for_one_that_stands_ready
     second.forget();
     let hung = Instant::now();
     second.session().await.welcome(2, SEGMENT);
-    // A second is the least silence that ends a session, whatever the interval; a knock at the one that
-    // hangs, were it waited for, would take five more.
+    // A silence of at least a second ends a session, whatever the interval. Waiting for an attempt
+    // at the hanging master would take five seconds more.
     let took = hung.elapsed();
     assert!(
         took > Duration::from_millis(900) && took < Duration::from_secs(4),

@@ -1,4 +1,4 @@
-//! A node whose blocks come back from its medium, and what it says of them to the next master.
+//! A node whose blocks are loaded from its medium, and its report about them to the next master.
 
 use crate::support::{
     Master, PATIENCE, SEGMENT, Session, config, extent, grant, range, ready, tcp_link, write,
@@ -147,7 +147,8 @@ async fn a_node_names_a_load_of_an_earlier_term_until_the_extent_is_fenced() {
     assert_eq!(session.register.loaded, []);
 }
 
-/// Behind many fences the answer to a heartbeat is late. A master that never answers one is left all the same.
+/// After many fences the answer to a heartbeat is late. The node still leaves a master that never
+/// answers one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_master_that_speaks_without_answering_heartbeats_is_left_later_than_a_silent_one() {
     let directory = tempfile::tempdir().unwrap();
@@ -164,7 +165,7 @@ async fn a_master_that_speaks_without_answering_heartbeats_is_left_later_than_a_
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    // A silent master is left after a second.
+    // The node leaves a silent master after a second.
     let two_seconds = tokio::time::sleep(Duration::from_secs(2));
     let mut next = std::pin::pin!(master.session());
     tokio::select! {
@@ -184,7 +185,7 @@ async fn a_master_that_speaks_without_answering_heartbeats_is_left_later_than_a_
     }
 }
 
-/// A new master attaches a medium anew, which may take long. It says when the blocks are saved.
+/// A new master attaches a medium again, which may take long. It reports when the blocks are saved.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_stops_waits_for_a_medium_that_may_be_attached_yet() {
     let directory = tempfile::tempdir().unwrap();

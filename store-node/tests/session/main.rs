@@ -1,5 +1,5 @@
-//! The node against the other end of its session: what it says of itself, what it does when told,
-//! and how it comes back.
+//! The node against the other end of its session: its reports, its reactions to orders, and its
+//! return.
 
 mod boards;
 mod failover;
@@ -107,7 +107,7 @@ async fn a_welcome_of_the_version_before_is_a_welcome() {
     ));
 }
 
-/// Whether a node says that an operator takes it out of service; `None` for another message.
+/// Whether a node reports that an operator takes it out of service; `None` for another message.
 fn out_of_service(body: &Body) -> Option<bool> {
     match body {
         Body::Draining(draining) => Some(draining.out_of_service),
@@ -392,7 +392,7 @@ async fn a_silent_master_is_left_for_the_next() {
 async fn a_node_finds_the_master_that_is_there() {
     let directory = tempfile::tempdir().unwrap();
     let (mut master, _) = Master::start().await;
-    // Nobody listens on a port that was just closed.
+    // No process listens on a port that was just closed.
     let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let gone = format!("http://{}", nobody.local_addr().unwrap());
     drop(nobody);
@@ -479,7 +479,8 @@ async fn heartbeats_leave_on_time_while_eight_threads_saturate_the_data_port() {
     }
     let blocks: u64 = readers.into_iter().map(|r| r.join().unwrap()).sum();
     assert!(blocks > 50, "the port was busy: {blocks} blocks");
-    // The other end runs on the same busy machine: what is late here may have left in time.
+    // The other end runs on the same busy machine: a message that arrives late here may have left
+    // in time.
     let slack = Duration::from_millis(400);
     let worst = gaps.iter().max().unwrap();
     assert!(*worst < INTERVAL + slack, "a heartbeat was {worst:?} apart");

@@ -85,7 +85,7 @@ async fn a_location_past_its_deadline_or_of_an_earlier_version_gets_no_byte() {
     let there = read(&link, place, right(5, LATER)).await;
     assert_eq!(there, (Code::Ok, pattern(&first)));
 
-    // The extent is granted anew, for a block of the same length.
+    // The extent is granted again, for a block of the same length.
     session.fence(70, &first);
     assert!(matches!(
         session.word().await,

@@ -1,5 +1,5 @@
-//! A master of a few lines, so that a test can say what a real one would: it moves no bytes and
-//! knows no blocks, it only holds the other end of the session.
+//! A minimal master, with which a test sends the messages of a real one. It moves no bytes and
+//! knows no blocks. It only holds the other end of the session.
 
 use bytes::Bytes;
 use bytesize::ByteSize;
@@ -29,7 +29,7 @@ pub(crate) const KEY: GrantKey = GrantKey([7; 32]);
 /// The master's clock when it welcomes a node.
 pub(crate) const CLOCK_MS: u64 = 1_000_000;
 pub(crate) const SEGMENT: SegmentId = SegmentId(31);
-/// How often nodes are told to speak.
+/// The heartbeat interval that nodes are given.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(50);
 /// Longer than anything here should take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -254,7 +254,7 @@ impl Session {
         }
     }
 
-    /// Asserts that nothing but heartbeats comes for a while.
+    /// Asserts that only heartbeats arrive for a while.
     pub(crate) async fn silence(&mut self, time: Duration) {
         let word = tokio::time::timeout(time, self.word()).await;
         assert!(word.is_err(), "{word:?}");
@@ -380,7 +380,7 @@ pub(crate) fn pattern(grant: &Grant) -> Vec<u8> {
         .collect()
 }
 
-/// Reads a whole extent, and asserts that it holds what was written under the grant.
+/// Reads a whole extent, and asserts that it holds the bytes that were written under the grant.
 pub(crate) async fn read(link: &Arc<dyn Link>, epoch: u64, grant: &Grant) -> Result<(), Code> {
     let memory: Slice = Region::allocate(grant.extent.length).whole();
     let op = kvpool_transport::ReadOp {

@@ -50,7 +50,7 @@ pub(super) fn blocks(life: u64) -> Vec<Block> {
     let mut next = DATA_START;
     let place = |(n, length): (usize, &usize)| {
         let order = life * 100 + n as u64;
-        // One offset has the same version in all passes, so only the order tells its stores apart.
+        // An offset has the same version in all passes, so only the order distinguishes its stores.
         let version = if n == 2 { 7 } else { 1000 + order };
         let block = Block::new(next, order, version, *length);
         next = block.range().end;
