@@ -5,7 +5,7 @@
     unsafe_code,
     reason = "a global allocator cannot be written without it"
 )]
-// UNSAFETY: the allocator hands every call on to the system's and only counts.
+// UNSAFETY: the allocator passes every call to the system's allocator and only counts.
 
 use kvpool_master::clock::BootInstant;
 use kvpool_master::directory::{Directory, NewBlock, Options, Replica, Tick};
@@ -29,7 +29,7 @@ const fn taken(bytes: usize) -> usize {
     (bytes + 8).next_multiple_of(16)
 }
 
-// SAFETY: every call is handed on as it came; counting allocates nothing.
+// SAFETY: every call is passed on unchanged; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(taken(layout.size()), Ordering::Relaxed);
@@ -47,7 +47,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One test at a time: the count is of the whole process.
+/// One test at a time: the count covers the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const BLOCKS: u64 = 1_000_000;

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-// UNSAFETY: the allocator hands every call on to the system's and only counts.
+// UNSAFETY: the allocator passes every call to the system's allocator and only counts.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ const fn taken(bytes: usize) -> usize {
     (bytes + 8).next_multiple_of(16)
 }
 
-// SAFETY: every call is handed on as it came; counting allocates nothing.
+// SAFETY: every call is passed on unchanged; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let bytes = taken(layout.size());

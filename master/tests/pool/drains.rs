@@ -17,7 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Node `b` says that it has pulled the block of key 1 from node `a`, and the log is shut.
+/// Node `b` reports that it has pulled the block of key 1 from node `a`, while the log's gate is
+/// shut.
 async fn pulled_late<'s>(
     pool: &Arc<Pool>,
     store: &'s Gated,
@@ -45,12 +46,12 @@ async fn a_move_that_is_logged_late_keeps_its_source_where_its_target_leaves_or_
             false => pool.detach(&b.node, b.session),
         }
         drop(shut);
-        // What is logged after the move is durable after it.
+        // A record that is logged after the move is durable after it.
         put(&pool, &key(2)).await;
         assert_eq!(holders(&pool, &key(1)), ["a", "b"]);
         let now = pool.replica_tasks(&[task.id]).remove(0);
         assert_eq!((now.changed, now.state), (0, TaskState::Running), "{now:?}");
-        // The move ends there once the node is back, or elsewhere.
+        // The move ends at the target once that node is back, or at another node.
         match leaves {
             true => {
                 let c = join(&pool, "c", 3).await;
@@ -82,7 +83,7 @@ async fn a_move_waits_for_a_full_store() {
     store.is_full.store(true, Ordering::SeqCst);
     let answers = |pull: kvpool_proto::Pull| pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
     answers(b.next().await);
-    // Where the pull is tried again meanwhile, all its tries are refused.
+    // The pull may be retried meanwhile; every retry is refused.
     let begun = std::time::Instant::now();
     while begun.elapsed() < Duration::from_secs(2) {
         if let Ok(pull) = tokio::time::timeout(Duration::from_millis(100), b.next()).await {
@@ -98,7 +99,7 @@ async fn a_move_waits_for_a_full_store() {
     assert_eq!(holders(&pool, &key(1)), ["b"]);
 }
 
-/// The log of a move may be late, as in a full store, and its target may be gone by then.
+/// The log of a move may be late, for example in a full store. Its target may have left by then.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_whose_move_is_logged_after_its_target_went_is_there_in_the_next_term() {
     let directory = tempfile::tempdir().unwrap();
@@ -131,7 +132,8 @@ async fn no_replica_is_dropped_for_one_on_a_node_that_leaves() {
     assert_eq!(holders(&pool, &key(1)).len(), 2);
 }
 
-/// A process that has died is a node without a session for some seconds. Nobody knows yet that it is gone.
+/// A process that has died is a node without a session for some seconds. The master does not know
+/// yet that it has died.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_whose_session_has_ended_counts_for_no_drop_and_no_drain() {
     let directory = tempfile::tempdir().unwrap();
@@ -169,7 +171,7 @@ async fn a_block_is_read_from_the_node_that_it_leaves_before_one_without_a_sessi
     assert_eq!(pull.from_incarnation[..], a.node.incarnation.to_bytes()[..]);
 }
 
-/// The node takes no blocks from the call on, so somebody must also take those that it has.
+/// The node takes no blocks from the call on, so a task must also move the blocks that it has.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_whose_caller_leaves_begins_all_the_same() {
     let directory = tempfile::tempdir().unwrap();
@@ -206,7 +208,8 @@ async fn no_block_moves_to_a_node_that_leaves_meanwhile() {
     assert_eq!(holders(&pool, &key(1)), ["a"]);
 }
 
-/// A hard-pinned block leaves a node that is taken out of service, although all others were used later.
+/// A hard-pinned block leaves a node that is taken out of service, although all other blocks are
+/// more recently used.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_makes_room_for_a_pinned_block() {
     let directory = tempfile::tempdir().unwrap();
@@ -219,7 +222,7 @@ async fn a_drain_makes_room_for_a_pinned_block() {
     let granted = reserve_with(&pool, &key(1), BLOCK, &pinned).await.unwrap();
     assert_eq!(commit(&pool, &key(1), BLOCK, granted).await, [Code::Ok]);
     let b = join(&pool, "b", 2).await;
-    // Both nodes are full of later blocks.
+    // Both nodes are full of more recently used blocks.
     for number in 0..130 {
         let filler = Key::parse(&format!("filler-{number}")).unwrap();
         if let Ok(granted) = reserve_with(&pool, &filler, BLOCK, &on("b")).await {
@@ -238,7 +241,8 @@ async fn a_drain_makes_room_for_a_pinned_block() {
     drop(a);
 }
 
-/// A node that drains has puts under way: their blocks move too, whether the node stops or an operator asks.
+/// The blocks of open puts on a draining node move too, whether the node stops or an operator
+/// drains it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_put_that_is_under_way_when_its_node_drains_moves_with_it() {
     for stops in [true, false] {
@@ -269,7 +273,7 @@ async fn a_put_that_is_under_way_when_its_node_drains_moves_with_it() {
     }
 }
 
-/// A client that never ends its put holds up no drain, and its block does not stay behind.
+/// A client that never ends its put delays no drain, and its block is not left behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_does_not_wait_for_a_put_that_never_ends() {
     let directory = tempfile::tempdir().unwrap();
@@ -321,7 +325,7 @@ async fn a_drain_waits_for_leases_and_only_while_it_may_ask_for_room() {
     assert_eq!(holders(&pool, &key(1)), ["b"]);
 }
 
-/// A later leader learns from the node alone that it is out of service.
+/// A later leader learns only from the node that it is out of service.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_without_a_session_hears_in_its_next_one_that_it_is_out_of_service() {
     let directory = tempfile::tempdir().unwrap();
@@ -339,7 +343,7 @@ async fn a_node_without_a_session_hears_in_its_next_one_that_it_is_out_of_servic
     assert!(drains, "the order is lost");
 }
 
-/// Node `a` has the block of key 1, and gets that of key 2 once the log is open.
+/// Node `a` has the block of key 1, and gets the block of key 2 once the log is open.
 async fn with_a_put_that_waits_for_the_log<'s>(
     pool: &Arc<Pool>,
     store: &'s Gated,
@@ -359,7 +363,7 @@ async fn with_a_put_that_waits_for_the_log<'s>(
     (a, b, committed, shut)
 }
 
-/// The log stands still for longer than the drain waits for puts.
+/// The log stalls for longer than the drain waits for puts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_put_that_waited_for_the_log_moves_before_its_node_is_told() {
     let directory = tempfile::tempdir().unwrap();
@@ -415,7 +419,7 @@ async fn a_node_is_drained_while_no_block_would_be_lost_with_it() {
     pool.draining(&b.node, true);
     assert_eq!(of_a(), "draining", "the other holder leaves too");
     crate::support::media::until("the second hears", || *b.left.lock() == [1]).await;
-    // Longer than from one look at the blocks to the next.
+    // Longer than the time between two looks at the blocks.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(of_a(), "draining");
     assert_eq!(pool.state_label(&b.node), "draining");
@@ -445,7 +449,8 @@ async fn a_node_is_not_drained_once_the_other_holder_is_suspect() {
     assert_eq!(of_a(), "draining", "the other holder is silent");
 }
 
-/// Nobody tells a node whose drain an operator began, and whose task had ended before the node knew.
+/// No message tells the node that its drain is complete: an operator began the drain, and its task
+/// ended before the node knew of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_sees_that_a_drain_is_complete() {
     let directory = tempfile::tempdir().unwrap();
@@ -476,13 +481,13 @@ async fn a_drain_of_the_last_node_that_takes_blocks_is_refused() {
     assert!(refused.message.contains("1 blocks"), "{refused}");
     assert_eq!(a.node.state(), NodeState::Live, "nothing was changed");
     assert!(pool.replica_tasks(&[]).is_empty());
-    // A node that drains takes none either way.
+    // A draining node takes none either.
     pool.drain_node(&name, true).await.unwrap();
     assert_eq!(a.node.state(), NodeState::Draining);
     pool.drain_node(&name, false).await.unwrap();
 }
 
-/// An empty node loses nothing, and the signal that stops a node asks for nothing.
+/// An empty node loses nothing, and a stop by signal is never refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_node_leaves_without_force_when_it_is_empty_or_stopped() {
     let directory = tempfile::tempdir().unwrap();

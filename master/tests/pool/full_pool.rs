@@ -1,4 +1,4 @@
-//! A full pool: which puts wait for room, for how long, and what is evicted for them.
+//! A full pool: which puts wait for room, for how long, and which blocks are evicted for them.
 
 use crate::support::{
     SPACE, commit, item, join, join_late, patient_with_nodes, pool, reserve, reserve_with,
@@ -315,12 +315,13 @@ async fn a_batch_goes_on_when_any_other_writer_of_its_keys_ends() {
     assert!(outcomes[1].is_ok(), "{outcomes:?}");
 }
 
-/// Passes of woken puts run in any order. So a put that runs first must not take the range that eviction made for
-/// the one before it.
+/// Passes of woken puts run in any order. A put that runs first must not take the range that
+/// eviction made for the put before it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_put_is_not_woken_to_take_the_range_of_the_put_before_it() {
     const BLOCK: u64 = 64 * KIB;
-    /// Longer than the free range above the watermark; two are within the demand that eviction serves at once.
+    /// Longer than the free range above the watermark. Two such blocks are within the demand that
+    /// eviction serves at once.
     const LARGE: u64 = 15 * BLOCK;
     let directory = tempfile::tempdir().unwrap();
     let config = Config {
@@ -329,7 +330,7 @@ async fn a_put_is_not_woken_to_take_the_range_of_the_put_before_it() {
     };
     let (pool, _store) = pool(directory.path(), config).await;
     join(&pool, "only", 1, 16 * MIB).await;
-    // Without a lease: 15 neighbours, and 40 blocks between leased ones.
+    // The blocks without a lease: 15 neighbours, and 40 blocks between leased ones.
     let may_leave = |n: u64| n < 15 || (n > 20 && n < 101 && n % 2 == 1);
     for n in 0..243 {
         put(&pool, n, BLOCK).await;
@@ -354,14 +355,14 @@ async fn a_put_is_not_woken_to_take_the_range_of_the_put_before_it() {
     })
     .await
     .unwrap();
-    // There is room for both, and a range for one.
+    // The pool has room for both blocks, and a contiguous range for one.
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(futures::poll!(&mut second).is_pending());
     assert!(first.await.is_ok());
 }
 
-/// What was evicted a moment ago is room that comes. A put that waits for it must not cost young blocks that
-/// happen to be neighbours.
+/// Blocks that were just evicted become free room soon. A put that waits for it must not cost young
+/// blocks that happen to be neighbours.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_the_oldest_blocks_leave_while_the_room_of_others_is_fenced() {
     const BLOCK: u64 = 64 * KIB;
@@ -406,7 +407,7 @@ async fn only_the_oldest_blocks_leave_while_the_room_of_others_is_fenced() {
             left = refused;
         }
         used.extend((first..).take(BATCH));
-        // Some older ones are used again, so that neighbours differ in age.
+        // Some older blocks are used again, so that neighbours differ in age.
         for _ in 0..BATCH / 2 {
             let at = draws.random_range(used.len().saturating_sub(150)..used.len());
             let again = used.remove(at);

@@ -1,4 +1,4 @@
-//! One connection of a stranger begins as many calls as the master announces, and no more.
+//! A stranger's connection begins as many calls as the master announces, and no more.
 
 use kvpool_master::{Config, Server};
 use std::io::{Read, Write};
@@ -62,7 +62,8 @@ fn headers() -> Vec<u8> {
     block
 }
 
-/// The limit that the master announces, and the streams that it refuses of `BEYOND` more than that.
+/// The limit that the master announces, and the streams that it refuses when `BEYOND` more are
+/// opened.
 fn refused_streams(address: SocketAddr) -> (u32, Vec<u32>) {
     let mut socket = TcpStream::connect(address).unwrap();
     socket

@@ -248,7 +248,7 @@ async fn a_lease_on_a_lost_block_does_not_end_one_on_the_block_put_after_it() {
         described.unwrap().lease_left
     };
     assert!(left() > Duration::ZERO, "the new holder's lease was ended");
-    // Its own holder ends the lease.
+    // The holder of the new lease ends it.
     let newest = new.newest;
     let holder = |_| Holder {
         token: new.token,
@@ -258,7 +258,8 @@ async fn a_lease_on_a_lost_block_does_not_end_one_on_the_block_put_after_it() {
     assert_eq!(left(), Duration::ZERO);
 }
 
-/// Versions are given when puts begin. So the put's version is not above those that the lost block could have.
+/// A put gets its version when it begins. So the put's version is not above the versions that the
+/// lost block could have.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_on_a_lost_block_ends_none_on_the_block_of_a_put_that_was_open() {
     let bench = Bench::new().await;

@@ -1,4 +1,4 @@
-//! Leases that readers took in one term, and what the next term knows of them.
+//! Leases that readers took in one term, and the next term's knowledge of them.
 
 use crate::support::{SPACE, commit, full_and_patient, reserve_with};
 use bytesize::ByteSize;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const BLOCK: u64 = 64 << 10;
-/// The blocks that the only node has room for.
+/// The number of blocks that fit into the only node.
 const ROOM: usize = 4;
 const TTL: Duration = Duration::from_secs(5);
 
@@ -32,7 +32,7 @@ async fn lead(store: &Arc<dyn MetadataStore>, clock: &Arc<ManualClock>) -> Arc<P
     pool
 }
 
-/// A term whose removals are in the log, and in no snapshot.
+/// A term whose removals are in the log but in no snapshot.
 async fn lead_without_snapshots(directory: &Path, clock: &Arc<ManualClock>) -> Arc<Pool> {
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap();
     let store: Arc<dyn MetadataStore> = Arc::new(store);
@@ -48,7 +48,7 @@ fn keys() -> Vec<Key> {
     names.map(|name| Key::parse(&name).unwrap()).collect()
 }
 
-/// Grants room for a block of one key, and says where.
+/// Grants room for a block of one key, and returns its location.
 async fn grant(pool: &Arc<Pool>, key: &Key, upsert: bool) -> Result<(SegmentId, Offset), Code> {
     let options = ReserveOptions {
         upsert,
@@ -73,8 +73,8 @@ async fn wait_for_snapshots(store: &Arc<dyn MetadataStore>) {
     panic!("no snapshot contains the log");
 }
 
-/// A snapshot has the new version of a key, and the log nothing of the old one. A reader in the last term has a lease
-/// on the old one.
+/// A snapshot has the new version of a key, and the log has no record of the old one. A reader of
+/// the last term has a lease on the old version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_place_that_was_left_under_a_lease_before_a_snapshot_stays_shut_in_the_next_term() {
     let directory = tempfile::tempdir().unwrap();
@@ -117,7 +117,8 @@ async fn a_place_that_was_left_under_a_lease_before_a_snapshot_stays_shut_in_the
     pool.stop().await;
 }
 
-/// A reader has a lease on one of several removed blocks. In the next term its place is shut, and the others are free.
+/// A reader has a lease on one of several removed blocks. In the next term only that block's extent
+/// stays in quarantine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removed_blocks_without_a_lease_leave_free_places_to_the_next_term() {
     let directory = tempfile::tempdir().unwrap();

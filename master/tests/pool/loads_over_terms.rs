@@ -1,4 +1,4 @@
-//! Blocks that came back from a medium in one term, and whose records the next term never sees.
+//! Blocks that were loaded from a medium in one term, and whose records the next term never sees.
 
 use crate::support::media::*;
 use crate::support::{
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The blocks that the only node has room for.
+/// The number of blocks that fit into the only node.
 const ROOM: u64 = 4;
 const TTL: Duration = Duration::from_secs(5);
 
@@ -49,7 +49,7 @@ async fn on_a_medium(
     (pool, store, clock, node)
 }
 
-/// Where the block of key 1 is, and until when its reader has a lease.
+/// The location of the block of key 1, and the end of its reader's lease.
 fn lease(pool: &Pool, bytes: u64) -> (Extent, BootInstant) {
     let key = key(1);
     let found = pool.lookup(SPACE, &[key.as_ref()][..], true);
@@ -62,7 +62,7 @@ fn lease(pool: &Pool, bytes: u64) -> (Extent, BootInstant) {
     (place, found.token)
 }
 
-/// Puts a block that may take the room of others, and says where.
+/// Puts a block that may take the room of others, and returns its extent.
 async fn put_somewhere(pool: &Arc<Pool>, key: &Key) -> Extent {
     let granted = reserve_with(pool, key, BLOCK, &patient()).await.unwrap();
     let place = Extent {
@@ -74,7 +74,7 @@ async fn put_somewhere(pool: &Arc<Pool>, key: &Key) -> Extent {
     place
 }
 
-/// The next term over the same store. What the last one has not made durable is lost.
+/// The next term over the same store. Records that the last term has not made durable are lost.
 async fn next_term(
     store: &Arc<Gated>,
     clock: &Arc<ManualClock>,
@@ -116,7 +116,7 @@ async fn a_place_that_a_load_filled_stays_shut_when_the_record_of_the_load_is_lo
         let place = put_somewhere(&pool, &key(number)).await;
         assert_ne!(place, leased, "a reader may be at this place");
     }
-    // The node's connection breaks, and the node says the same again.
+    // The node's connection breaks, and the node repeats its report.
     pool.detach(&node, session);
     join_as(&pool, &says, Duration::ZERO).await;
     assert_eq!(node.segments(), [leased.segment]);
@@ -133,7 +133,8 @@ async fn a_place_that_a_load_filled_stays_shut_when_the_record_of_the_load_is_lo
     pool.stop().await;
 }
 
-/// The next term keeps the place of a block that left just before shut, and with it a part of the load's place.
+/// The next term keeps the extent of a block that left just before in quarantine, and with it a
+/// part of the load's extent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_load_took_beside_a_place_that_is_shut_already_stays_shut_too() {
     let directory = tempfile::tempdir().unwrap();
@@ -226,7 +227,7 @@ async fn a_node_need_not_name_a_load_that_failed() {
     until("given up", || below() > of_load).await;
 }
 
-/// Nobody of the next term knows the lease.
+/// The next term does not know the lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_on_a_medium_is_removed_only_when_leases_of_the_last_term_are_over() {
     let directory = tempfile::tempdir().unwrap();
@@ -247,7 +248,7 @@ async fn a_block_on_a_medium_is_removed_only_when_leases_of_the_last_term_are_ov
     pool.stop().await;
 }
 
-/// The copy's holders had moved to the block, which left with its node at once.
+/// The copy's holders had moved to the block, which left at once with its node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_on_a_copy_whose_load_came_too_late_ends_no_lease_on_the_next_load() {
     let directory = tempfile::tempdir().unwrap();
@@ -259,7 +260,7 @@ async fn a_lease_on_a_copy_whose_load_came_too_late_ends_no_lease_on_the_next_lo
     let keys = [block.as_ref()];
     let of_copy = pool.exist(SPACE, &keys[..], true);
     assert_eq!(of_copy.answer, [true]);
-    // What is logged later is published after a removal, which is durable first.
+    // A record that is logged later takes effect after a removal that is durable first.
     let shut = store.gate.lock().await;
     let remover = Arc::clone(&pool);
     let removal = tokio::spawn(async move {

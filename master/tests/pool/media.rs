@@ -85,7 +85,7 @@ async fn the_record_of_an_eviction_names_the_places_that_the_block_left() {
     assert!(evicted > 4, "{evicted} blocks were evicted");
 }
 
-/// The reserve is smaller than a block, so a block that comes back needs an eviction of its own.
+/// The reserve is smaller than a block, so each loaded block needs its own eviction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_comes_back_to_memory_that_is_full() {
     for eviction_ratio in [0.05, 0.0] {
@@ -192,7 +192,7 @@ async fn operators_see_blocks_that_are_on_media_only() {
     assert!(pool.list(SPACE, None, b"m1", 7).await.is_err());
 }
 
-/// The medium is a sixth of what is put: every zone is written several times.
+/// The medium is a sixth of the bytes that are put, so every zone is written several times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_range_of_a_medium_is_written_while_a_copy_needs_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -203,7 +203,7 @@ async fn no_range_of_a_medium_is_written_while_a_copy_needs_it() {
     for number in 0..blocks {
         put_paced(&pool, number).await;
         if number > 400 && number.is_multiple_of(5) {
-            // Blocks of all ages, from those about to be dropped on.
+            // Blocks of all ages, including blocks about to be dropped.
             let age = rand::rng().random_range(0..800).min(number);
             comes_back(&pool, number - age).await;
         }
@@ -222,7 +222,8 @@ async fn no_range_of_a_medium_is_written_while_a_copy_needs_it() {
     assert!(back > 300, "{back}");
 }
 
-/// A copy that ends after the block was evicted counts, unless the key was put or removed meanwhile.
+/// A copy that is recorded after its block was evicted counts, unless the key was put or removed
+/// meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_that_is_evicted_while_it_is_copied_keeps_its_copy() {
     let directory = tempfile::tempdir().unwrap();
@@ -372,7 +373,7 @@ async fn removed_and_replaced_blocks_never_return() {
     let mut replaced: HashMap<u64, u64> = HashMap::new();
     for number in 0..blocks {
         put_paced(&first, number).await;
-        // Removed in memory, on its way to the medium, or long there.
+        // The block to remove is in memory, on its way to the medium, or has been on it for long.
         let other = rand::rng().random_range(0..=number);
         if number.is_multiple_of(3) && !gone.contains(&other) {
             let key = key(other);
@@ -416,7 +417,7 @@ async fn removed_and_replaced_blocks_never_return() {
     };
     let found = check(Arc::clone(&first)).await;
     assert!(found > 0);
-    // Node and master restart, and the node comes back with its medium.
+    // Node and master restart, and the node brings its medium back.
     first.drop_node(&node.node);
     drop(node);
     first.stop().await;
@@ -447,7 +448,7 @@ async fn a_disk_that_stalls_delays_no_put_and_a_session_that_ends_leaks_nothing(
     for number in 0..blocks / 2 {
         put_paced(&pool, number).await;
     }
-    // A block that has left memory, and was copied before.
+    // A block that has left memory, and has a copy.
     let held = present(&pool, 0..100).await;
     let copied = held.iter().position(|is_held| *is_held).unwrap() as u64;
     disk.is_stalled.store(true, Ordering::SeqCst);
@@ -488,7 +489,7 @@ async fn a_disk_that_stalls_delays_no_put_and_a_session_that_ends_leaks_nothing(
     assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
 }
 
-/// Blocks that are used while they lie on the medium outlive many others of their age.
+/// Blocks that are used while they lie only on the medium outlive many other blocks of their age.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copies_that_are_used_stay_when_their_zone_is_written_again() {
     let directory = tempfile::tempdir().unwrap();
@@ -520,7 +521,7 @@ async fn copies_that_are_used_stay_when_their_zone_is_written_again() {
     assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
 }
 
-/// A budget of writes is kept, and what it allows goes to chains and to blocks that come again.
+/// Writes stay within the budget, and the budget serves chains and blocks that are put again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writes_stay_within_their_budget() {
     let directory = tempfile::tempdir().unwrap();
@@ -535,7 +536,7 @@ async fn writes_stay_within_their_budget() {
     // On a slow machine four seconds are too few rounds for the keys that come again.
     while began.elapsed() < Duration::from_secs(4) || number < 6 * 1200 {
         put(&pool, number, &patient()).await;
-        // A few keys come again and again, and memory loses them in between.
+        // A few keys are put again and again, and memory loses them in between.
         if number.is_multiple_of(4) {
             let again = ReserveOptions {
                 upsert: false,
@@ -561,7 +562,7 @@ async fn writes_stay_within_their_budget() {
     assert!(again > 190, "{again} of 300 keys that came again are there");
 }
 
-/// A node that stops gives the blocks that were used last their copies first.
+/// A node that stops first copies its most recently used blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_draining_node_is_told_when_its_memory_is_copied() {
     let directory = tempfile::tempdir().unwrap();
@@ -587,7 +588,7 @@ async fn a_draining_node_is_told_when_its_memory_is_copied() {
         versions[10..20],
         "the blocks that were used last go first"
     );
-    // The next life has them all.
+    // The next incarnation has all of them.
     pool.drop_node(&node.node);
     drop(node);
     let _node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
@@ -607,7 +608,7 @@ async fn a_question_for_presence_begins_the_loads() {
     for number in 0..64 * MIB / BLOCK {
         put_paced(&pool, number).await;
     }
-    // As many as the free room of this small memory takes at every moment: at some it takes seven.
+    // The free room of this small memory always takes six blocks, and sometimes seven.
     let keys: Vec<Key> = (0..6).map(key).collect();
     let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
     let on_media = pool.exist(SPACE, &keys[..], false).answer;
@@ -639,7 +640,7 @@ async fn a_zone_is_not_written_while_a_load_reads_it() {
     let oldest = is_there.iter().position(|is_there| *is_there).unwrap() as u64;
     disk.loads_stall.store(true, Ordering::SeqCst);
     let mut readers = Vec::new();
-    // Neither in memory nor among the oldest copies, which may leave now.
+    // These blocks are neither in memory nor among the oldest copies, which may leave now.
     for number in oldest + 30..oldest + 70 {
         let pool = Arc::clone(&pool);
         readers.push(tokio::spawn(async move { comes_back(&pool, number).await }));

@@ -1,4 +1,4 @@
-//! Media that come to the pool, stay away, come back as others, and leave.
+//! Media that are attached to the pool, stay away, return changed, and leave.
 
 use crate::support::media::*;
 use crate::support::{SPACE, commit, pool, registration, reserve_with};
@@ -77,12 +77,13 @@ async fn a_medium_that_is_not_what_the_pool_remembers_is_formatted() {
         "nor is it formatted"
     );
     drop(stranger);
-    // The first node's disk comes back as it was two attachments ago.
+    // The first node's disk returns with the state of two attachments ago.
     let before = present(&pool, 0..blocks / 2).await;
     assert!(before.iter().filter(|is_held| **is_held).count() > 100);
     drop(first);
     let second = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
-    // A node that leaves before the master knows of its attachment leaves the medium as it was remembered.
+    // A node leaves before the master knows of its attachment. The master then remembers the
+    // medium's state before.
     until("attached", || disk.known.load(Ordering::SeqCst) == 2).await;
     drop(second);
     disk.generation.store(1, Ordering::SeqCst);
@@ -125,7 +126,7 @@ async fn a_medium_that_stays_away_is_dropped() {
     drop(node);
 }
 
-/// The record of its attachment is on its way to the log meanwhile.
+/// The record of its attachment is being appended meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_medium_that_is_detached_before_its_attachment_is_logged_stays_detached() {
     let directory = tempfile::tempdir().unwrap();
@@ -148,7 +149,8 @@ async fn a_medium_that_is_detached_before_its_attachment_is_logged_stays_detache
     assert!(pool.media().is_empty(), "{:?}", pool.media());
 }
 
-/// A node says once that it has a medium, and once that it has attached it. The store may be full at either time.
+/// A node reports once that it has a medium, and once that it has attached it. The store may be
+/// full at either time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_medium_is_attached_when_a_full_store_has_room_again() {
     let directory = tempfile::tempdir().unwrap();
@@ -175,7 +177,8 @@ async fn a_medium_is_attached_when_a_full_store_has_room_again() {
     assert_eq!(pool.media()[0].state, "ready");
 }
 
-/// The node tells each state once. The store may have room when the list of either state asks next.
+/// The node reports each state once. The store may have room when the list with either state is
+/// processed next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_medium_that_waited_for_room_has_the_state_that_its_node_told_last() {
     for full_for in [50, 350] {
@@ -206,7 +209,7 @@ async fn a_medium_that_waited_for_room_has_the_state_that_its_node_told_last() {
     }
 }
 
-/// A block that is committed after the walk over the node's blocks would leave with the node.
+/// A block that is committed after the scan of the node's blocks would leave with the node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_medium_that_is_attached_to_a_draining_node_waits_for_its_puts() {
     let directory = tempfile::tempdir().unwrap();
@@ -228,7 +231,7 @@ async fn a_medium_that_is_attached_to_a_draining_node_waits_for_its_puts() {
     assert!(disk.stores.load(Ordering::SeqCst) >= 1);
 }
 
-/// The node is back before its broken session has ended here.
+/// The node returns before the master has noticed the end of its broken session.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_loads_of_an_earlier_session_end_with_the_next_offer_of_the_medium() {
     let cold = Cold::block(Config::default()).await;

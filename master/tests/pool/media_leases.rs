@@ -1,4 +1,4 @@
-//! Leases on blocks that are on media, or come back from there.
+//! Leases on blocks that are on media, or that are loaded from media.
 
 use crate::support::media::*;
 use crate::support::{SPACE, commit, pool, pool_at, reserve_with};
@@ -100,7 +100,7 @@ async fn a_lease_from_before_its_node_left_ends_no_lease_on_the_block_that_comes
     assert!(is_leased(&pool), "the lease of the second reader was ended");
 }
 
-/// Nobody counts the first holder at the copy, where the second one counts on its own lease.
+/// The copy does not count the first holder. The second holder relies on its own lease there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_from_before_its_node_left_ends_no_lease_on_the_copy() {
     let directory = tempfile::tempdir().unwrap();
@@ -129,7 +129,8 @@ async fn a_lease_from_before_its_node_left_counts_at_the_copy_once_it_is_renewed
     assert_eq!(remove(&pool).await, [Code::Ok]);
 }
 
-/// A lookup may wait longer than a lease lasts. The block was lost meanwhile, and is back with another reader.
+/// A lookup may wait longer than a lease lasts. The block was lost meanwhile, and loaded again for
+/// another reader.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lookup_that_waited_ends_no_lease_on_a_block_that_came_back_again() {
     let directory = tempfile::tempdir().unwrap();
@@ -155,7 +156,7 @@ async fn a_lookup_that_waited_ends_no_lease_on_a_block_that_came_back_again() {
     assert!(is_leased(&pool), "the lease of the reader was ended");
 }
 
-/// The block that came back was removed while its lookup waited for others, and its key has another one.
+/// The loaded block was removed while its lookup waited for others, and its key has a new block.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lookup_that_waited_ends_no_lease_on_the_next_block_of_a_key() {
     let cold = Cold::block(long_leases()).await;
@@ -173,7 +174,7 @@ async fn a_lookup_that_waited_ends_no_lease_on_the_next_block_of_a_key() {
     assert!(is_leased(pool), "the lease of the reader was ended");
 }
 
-/// What came back has left memory with its node since, and another reader counts on the copy.
+/// The loaded block has left memory with its node since, and another reader relies on the copy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lookup_that_waited_ends_no_lease_on_a_copy() {
     let cold = Cold::block(long_leases()).await;
@@ -199,7 +200,7 @@ async fn a_block_that_came_back_and_is_read_by_nobody_may_leave() {
     assert!(!is_leased(pool));
 }
 
-/// Who asks for presence, gets the blocks and gives the leases back leaves nothing behind.
+/// A reader that asks for presence, gets the blocks and releases the leases leaves no lease behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_that_came_back_is_free_when_its_last_holder_has_released_it() {
     let cold = Cold::block(long_leases()).await;
@@ -233,7 +234,8 @@ async fn a_lease_on_a_copy_is_renewed_where_the_block_is() {
     assert_eq!(renew(), [Code::Ok], "in memory");
 }
 
-/// The block of an open put gets a reader, and then a lease on the copy of the version before is released.
+/// The block of an open put gets a reader. Then a lease on the copy of the version before is
+/// released.
 async fn ends_no_lease_on_the_next_version(
     pool: &Arc<Pool>,
     of_copy: BootInstant,
@@ -256,13 +258,13 @@ async fn a_lease_on_a_copy_ends_no_lease_on_the_version_after_it() {
         ..patient()
     };
     let granted = reserve_with(pool, &key(1), BLOCK, &upsert).await;
-    // The version was given before, so the lease may be on it.
+    // The version was given before, so the lease may protect it.
     let of_copy = exist(pool);
     ends_no_lease_on_the_next_version(pool, of_copy, granted.unwrap()).await;
 }
 
-/// When the put begins, its key has no block, and the record of the copy is on its way to the log. So the put knows of
-/// no lease.
+/// When the put begins, its key has no block, and the record of the copy is being appended. So the
+/// put knows of no lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_on_a_copy_that_came_during_a_put_ends_no_lease_on_its_block() {
     let directory = tempfile::tempdir().unwrap();
@@ -294,7 +296,7 @@ async fn a_lease_on_a_copy_that_came_during_a_put_ends_no_lease_on_its_block() {
     ends_no_lease_on_the_next_version(&pool, of_copy, granted.unwrap()).await;
 }
 
-/// The caller does not know of leases on the other blocks, and would give none of them back.
+/// The caller does not know of leases on the other blocks, and would release none of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chain_is_leased_up_to_its_first_gap_beside_media() {
     let directory = tempfile::tempdir().unwrap();

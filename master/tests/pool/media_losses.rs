@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Pinned blocks on a medium outlast any number of other blocks, also where they fill zones of three blocks.
+/// Pinned blocks on a medium outlast any number of other blocks, even if they fill whole zones of
+/// three blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pinned_blocks_on_a_medium_stay_when_they_fill_whole_zones() {
     for (size, zone) in [(32 * MIB, 4 * MIB), (8 * MIB, 256 * KIB)] {
@@ -44,7 +45,7 @@ async fn pinned_blocks_on_a_medium_stay_when_they_fill_whole_zones() {
     }
 }
 
-/// The node may be killed, and has the block again if the medium has its copy.
+/// The node may be killed. It has the block again only if the medium has its copy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_copy_of_a_pinned_block_in_memory_stays_while_others_are_written() {
     let directory = tempfile::tempdir().unwrap();
@@ -143,7 +144,8 @@ async fn a_pinned_block_waits_for_the_write_budget() {
     until("all have copies", || copied(&pool, 0..30) == 30).await;
 }
 
-/// What memory has of it is under suspicion. A node that is gone is the same: its blocks are listed for a while.
+/// The replica in memory is under suspicion. The same holds for a node that has left: its blocks
+/// are listed for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pinned_copy_stays_while_nobody_can_read_its_block_in_memory() {
     let directory = tempfile::tempdir().unwrap();
@@ -172,7 +174,7 @@ async fn a_pinned_copy_stays_while_nobody_can_read_its_block_in_memory() {
     }
 }
 
-/// The node with the memory drains, or was killed and is not missed yet.
+/// The node with the memory drains, or was killed without the master noticing yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pinned_copy_stays_while_the_only_memory_with_its_block_leaves() {
     for drains in [true, false] {
@@ -192,7 +194,7 @@ async fn a_pinned_copy_stays_while_the_only_memory_with_its_block_leaves() {
             ..pinned()
         };
         put(&pool, 0, &both).await;
-        // The next life of `a` has the copy on its medium, and not the block in memory.
+        // The next incarnation of `a` has the copy on its medium, but not the block in memory.
         pool.draining(&a.node, false);
         until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
         pool.drop_node(&a.node);
@@ -243,7 +245,7 @@ async fn an_old_image_at_another_node_does_not_cost_the_holder_its_medium() {
     assert!(comes_back(&pool, 1).await);
 }
 
-/// Blocks in memory whose copies lay on a medium that is retired get copies on a medium that is left.
+/// Blocks in memory whose copies lay on a retired medium get copies on another medium.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocks_whose_copies_are_lost_get_others() {
     let directory = tempfile::tempdir().unwrap();
@@ -253,7 +255,7 @@ async fn blocks_whose_copies_are_lost_get_others() {
     wait_for_attachment(&gone).await;
     let b = join(&pool, "b", 2, 16 * MIB, &left, 64 * MIB, 4 * MIB).await;
     wait_for_attachment(&left).await;
-    // One replica on each node. Either node may make the one copy of a block.
+    // One replica on each node. Either node may make the block's one copy.
     let both = ReserveOptions {
         hints: kvpool_master::placement::PlacementHints {
             replicas: 2,
@@ -292,7 +294,7 @@ async fn blocks_whose_copies_are_lost_get_others() {
     drop(b);
 }
 
-/// A draining node serves what lies on its medium: presence and reads agree.
+/// A draining node serves the blocks on its medium: presence and reads agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_draining_node_serves_the_blocks_on_its_medium() {
     let directory = tempfile::tempdir().unwrap();
@@ -359,7 +361,7 @@ async fn blocks_whose_medium_is_absent_for_long_get_other_copies() {
         put(&pool, number, &both).await;
     }
     let copies = |disk: &Disk| disk.blocks.lock().len() as u64;
-    // Most blocks have their turn at once, and all of these have copies there.
+    // The turn of most blocks has come, and all these blocks have copies there.
     until("`a` copies them", || copies(&gone) > blocks / 10).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     let open = vec![offer(MediumState::MediumReady)];
@@ -378,7 +380,7 @@ async fn blocks_whose_medium_is_absent_for_long_get_other_copies() {
     until("others are made", || copies(&left) >= blocks).await;
 }
 
-/// The generation that it names is an earlier one, and no sign of an old image.
+/// The offer names an earlier generation, but that does not prove an old image.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_offer_of_an_ended_session_costs_no_medium() {
     let directory = tempfile::tempdir().unwrap();
@@ -400,7 +402,8 @@ async fn an_offer_of_an_ended_session_costs_no_medium() {
     assert_eq!(pool.stored_copies().len(), 1, "the medium was dropped");
 }
 
-/// The record of a medium is durable before anybody makes room for its zones: every later leader would read it.
+/// The record of a medium is durable before any master allocates its zones, and every later leader
+/// would read it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_medium_that_no_master_could_keep_in_memory_is_refused() {
     let directory = tempfile::tempdir().unwrap();

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A medium that is smaller than the copied part of memory is written once, and again only for blocks
-/// that are used.
+/// A medium that is smaller than the copied part of memory is written once. It is written again
+/// only for blocks that are used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_pool_writes_nothing_to_a_small_medium() {
     idle_after(&patient()).await;
@@ -51,7 +51,7 @@ async fn idle_after(options: &ReserveOptions) {
     assert!(before > 0, "nothing was stored");
 }
 
-/// A drain into a medium that is smaller than memory keeps the blocks that were used last, and ends.
+/// A drain into a medium that is smaller than memory keeps the most recently used blocks, and ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_ends_when_the_medium_is_full() {
     let directory = tempfile::tempdir().unwrap();
@@ -78,7 +78,7 @@ async fn a_drain_ends_when_the_medium_is_full() {
     }
 }
 
-/// Of blocks that pass through memory beside pinned ones, all get a copy before they leave.
+/// Blocks that pass through memory beside pinned blocks all get a copy before they leave.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocks_get_copies_beside_blocks_that_cannot_leave() {
     for config in [lru(), Config::default()] {
@@ -124,7 +124,7 @@ async fn on_medium_only(pool: &Arc<Pool>, numbers: Range<u64>) -> Vec<u64> {
         .collect()
 }
 
-/// A lookup ends with the patience of its caller. Afterwards nothing is evicted and loaded for it.
+/// A lookup ends when its caller stops waiting. Afterwards no block is evicted or loaded for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lookup_ends_with_the_patience_of_its_caller() {
     const PATIENCE: Duration = Duration::from_millis(200);
@@ -141,7 +141,7 @@ async fn a_lookup_ends_with_the_patience_of_its_caller() {
     let wanted = key(lies_there[0]);
     let wanted = [wanted.as_ref()];
 
-    // A load that goes on is no failure: its caller may ask again.
+    // A load in progress is not a failure: its caller may ask again.
     disk.loads_stall.store(true, Ordering::SeqCst);
     let asked = Instant::now();
     let restored = pool.restore(SPACE, &wanted[..], PATIENCE).await;
@@ -176,7 +176,7 @@ async fn a_lookup_ends_with_the_patience_of_its_caller() {
     assert!(comes_back(&pool, there[0]).await);
 }
 
-/// Eviction takes the end of a chain first. Its blocks have copies all the same.
+/// Eviction takes the end of a chain first. These blocks must still have copies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chain_that_is_longer_than_memory_is_copied_whole() {
     let directory = tempfile::tempdir().unwrap();
@@ -264,7 +264,7 @@ async fn a_drain_counts_the_blocks_that_stay_behind() {
     assert_eq!(pool.counters()["copies_too_long_total"], 1);
 }
 
-/// Says that the medium of a node has this state.
+/// Reports this state of a node's medium.
 async fn offer(pool: &Arc<Pool>, node: &Node, disk: &Disk, state: MediumState) {
     let offer = OfferedMedium {
         state,
@@ -328,8 +328,8 @@ async fn a_drain_waits_for_a_full_store() {
     assert_eq!(disk.left.load(Ordering::SeqCst), 0);
 }
 
-/// The copy was used, so it moves before its zone is written again. The log has no room for the record of its new
-/// place.
+/// The copy was used, so it moves before its zone is written again. The log has no room for the
+/// record of its new extent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_that_moves_while_the_store_is_full_stays() {
     let cold = Cold::block(Config::default()).await;
@@ -365,7 +365,7 @@ async fn a_copy_that_moves_while_the_store_is_full_stays() {
     assert_eq!(present(pool, 1..2).await, [true]);
 }
 
-/// Its record would be refused when the block is there.
+/// The log would refuse the record when the block is loaded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_block_is_loaded_while_the_store_is_full() {
     let cold = Cold::block(Config::default()).await;
@@ -384,7 +384,8 @@ async fn no_block_is_loaded_while_the_store_is_full() {
     assert!(comes_back(pool, 1).await, "it can be logged again");
 }
 
-/// A full etcd holds the append of a put. A load would wait behind it, and make room in memory for nothing.
+/// A full etcd delays the append of a put. A load would wait behind it, and make room in memory for
+/// nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_block_is_loaded_while_appends_wait_for_space() {
     let directory = tempfile::tempdir().unwrap();
@@ -430,7 +431,7 @@ async fn no_block_is_loaded_while_appends_wait_for_space() {
     assert!(comes_back(&pool, cold).await, "it can be logged again");
 }
 
-/// The next place of the medium may take it.
+/// The next offset of the medium may take it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_of_a_drain_that_failed_is_tried_once_more() {
     let directory = tempfile::tempdir().unwrap();
@@ -442,7 +443,8 @@ async fn a_store_of_a_drain_that_failed_is_tried_once_more() {
     assert_eq!(disk.left.load(Ordering::SeqCst), 0);
 }
 
-/// The drain's own stores are what a full disk refuses. Its blocks go to other nodes where the node waits for that.
+/// A full disk refuses the drain's own stores. The blocks go to other nodes if the node waits for
+/// that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_ends_when_its_medium_takes_no_more_stores() {
     for (state, move_blocks) in [
@@ -509,7 +511,8 @@ async fn a_task_counts_the_blocks_that_do_not_come_from_media_to_memory() {
     assert_eq!(counted, keys.len() as u64, "{ended:?}");
 }
 
-/// Puts on another node set the blocks of a draining node aside. Loads there need the room of these blocks.
+/// Puts on another node make eviction set the draining node's blocks aside. Loads there need the
+/// room of these blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copies_on_a_node_that_drains_are_read_while_its_memory_is_full() {
     let directory = tempfile::tempdir().unwrap();
@@ -537,7 +540,7 @@ async fn copies_on_a_node_that_drains_are_read_while_its_memory_is_full() {
     assert_eq!(disk.left.load(Ordering::SeqCst), 0, "the drain lost none");
 }
 
-/// A load on a draining node makes its room of blocks that have copies, and of no others.
+/// A load on a draining node takes room only from blocks that have copies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_load_on_a_node_that_drains_takes_no_room_of_blocks_without_copies() {
     let directory = tempfile::tempdir().unwrap();

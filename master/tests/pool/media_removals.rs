@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The store of a block ends while the block's removal is on its way to the log.
+/// The store of a block ends while the block's removal is being appended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_whose_removal_is_not_logged_yet_gets_no_copy() {
     let directory = tempfile::tempdir().unwrap();
@@ -49,7 +49,7 @@ async fn a_block_whose_removal_is_not_logged_yet_gets_no_copy() {
     assert_eq!(present(&pool, 0..10).await, [false; 10], "removed");
 }
 
-/// A crash would bring the block back to the place that it left.
+/// A crash would bring the block back to the extent that it left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_place_that_a_load_replaced_is_free_after_the_load_is_logged() {
     let directory = tempfile::tempdir().unwrap();
@@ -73,7 +73,7 @@ async fn a_place_that_a_load_replaced_is_free_after_the_load_is_logged() {
         let segment = segments.iter().next().map(Arc::clone);
         segment.unwrap()
     };
-    // Its place is under suspicion, so that a reader gets the copy.
+    // The replica in memory is under suspicion, so that a reader uses the copy.
     let reported = key(1);
     let report = (
         reported.as_ref(),
@@ -82,7 +82,7 @@ async fn a_place_that_a_load_replaced_is_free_after_the_load_is_logged() {
         Code::ChecksumMismatch,
     );
     assert_eq!(pool.report(SPACE, &[report]), [Code::Ok]);
-    // A record that waits at the gate would hold up that of the load.
+    // A record that waits at the gate would delay the record of the load.
     until("quiet", || pool.open_transfers() == 0).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     let used = segment.used();
@@ -94,7 +94,7 @@ async fn a_place_that_a_load_replaced_is_free_after_the_load_is_logged() {
     until("free", || segment.used() == used).await;
 }
 
-/// Begins to load block 1. The task says whether it came back.
+/// Begins to load block 1. The task returns whether the block was loaded.
 async fn load(pool: &Arc<Pool>) -> tokio::task::JoinHandle<bool> {
     let loading = Arc::clone(pool);
     let loading = tokio::spawn(async move { comes_back(&loading, 1).await });
@@ -108,7 +108,7 @@ async fn remove(pool: Arc<Pool>) -> u64 {
     removed.unwrap().removed
 }
 
-/// A removal that is on its way to the log also ends the load of the block.
+/// A removal that is being appended also ends the load of the block.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_whose_removal_is_not_logged_yet_does_not_come_back() {
     let cold = Cold::block(Config::default()).await;
@@ -130,7 +130,8 @@ async fn a_block_whose_removal_is_not_logged_yet_does_not_come_back() {
     assert!(!comes_back(pool, 1).await, "removed");
 }
 
-/// The record of a load is on its way to the log when the block is removed, which is on its medium alone.
+/// The record of a load is being appended when the block, which lies only on its medium, is
+/// removed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_that_comes_back_just_before_its_removal_is_removed_too() {
     let cold = Cold::block(Config::default()).await;
@@ -140,7 +141,7 @@ async fn a_block_that_comes_back_just_before_its_removal_is_removed_too() {
     disk.loads_stall.store(true, Ordering::SeqCst);
     let loading = load(pool).await;
     let gate = store.gate.lock().await;
-    // An append that waits: what comes behind it is one group.
+    // An append that waits: the records after it form one group.
     let other = {
         let pool = Arc::clone(pool);
         tokio::spawn(async move { put(&pool, 2, &patient()).await })
@@ -159,7 +160,7 @@ async fn a_block_that_comes_back_just_before_its_removal_is_removed_too() {
     assert!(!comes_back(pool, 1).await, "removed");
 }
 
-/// The log refuses the removal within the call, which has locks then.
+/// The log refuses the removal within the call, which holds locks then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_removal_that_a_closed_log_refuses_ends() {
     let directory = tempfile::tempdir().unwrap();

@@ -31,7 +31,7 @@ async fn a_later_epoch_without_proof_ends_no_term() {
     for bad in [
         later(ahead, Vec::new()),
         later(u64::MAX, vec![0; 16]),
-        // The proof of another term, and of another pool.
+        // A proof of another term or another pool.
         later(ahead, own.to_vec()),
         later(
             ahead,
@@ -139,7 +139,7 @@ async fn a_second_session_of_an_incarnation_needs_its_secret() {
         ..own.clone()
     };
     let other = Some(IncarnationSecret::new([8; 32]));
-    // No node holds the incarnation yet, as after a restart of the master.
+    // No session of the incarnation is open yet, as after a restart of the master.
     assert_eq!(refused(&pool, &stranger(None)).await, Code::GrantRefused);
     assert_eq!(
         refused(&pool, &stranger(other.clone())).await,
@@ -153,7 +153,7 @@ async fn a_second_session_of_an_incarnation_needs_its_secret() {
     // The network was cut, and the node returns while its old session seems alive.
     pool.register(&own).await.unwrap();
 
-    // A node of the last version has no secret: it returns after its session is over.
+    // A node of an earlier version has no secret: it returns after its session has ended.
     let old = registration("old", 5, MIB);
     let node = pool.register(&old).await.unwrap();
     let (outbox, _inbox) = tokio::sync::mpsc::unbounded_channel();

@@ -25,7 +25,8 @@ async fn put(pool: &Arc<Pool>, key: &Key, bytes: u64) -> Result<(), Code> {
     Ok(())
 }
 
-/// Joins a node of 256 MiB and puts `blocks` blocks of 64 bytes on it. Returns the node and the keys.
+/// Joins a node of 256 MiB and puts `blocks` blocks of 64 bytes on it. Returns the node and the
+/// keys.
 async fn join_filled(pool: &Arc<Pool>, blocks: usize) -> (Arc<StoreNode>, Vec<Key>) {
     let node = join(pool, "n", 7, 256 << 20).await;
     let keys: Vec<Key> = (0..blocks)
@@ -80,7 +81,7 @@ async fn a_block_is_there_until_its_removal_is_durable() {
     put(&pool, &key, 100).await.unwrap();
 }
 
-/// A removal that meets a newer version of the block removes that one too.
+/// A removal that meets a newer version of the block removes that version too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_that_was_replaced_while_it_was_removed_is_removed() {
     let directory = tempfile::tempdir().unwrap();
@@ -109,7 +110,7 @@ async fn a_block_that_was_replaced_while_it_was_removed_is_removed() {
     assert!(!is_there(&pool, &key));
 }
 
-/// A remove that reports a missing block gives the same guarantee as a removal of its own.
+/// A remove that reports a missing block gives the same guarantee as a remove that removes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_remove_reports_a_missing_block_after_its_eviction_is_durable() {
     let directory = tempfile::tempdir().unwrap();
@@ -132,7 +133,7 @@ async fn a_remove_reports_a_missing_block_after_its_eviction_is_durable() {
     assert_eq!(removing.await.unwrap().unwrap().codes, [Code::Missing]);
 }
 
-/// The same for a block that was lost with its node.
+/// The same guarantee for a block that was lost with its node.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_remove_reports_a_missing_block_after_the_loss_of_its_node_is_durable() {
     const BLOCKS: usize = 100_000;
@@ -159,7 +160,7 @@ async fn a_remove_reports_a_missing_block_after_the_loss_of_its_node_is_durable(
     dropping.join().unwrap();
 }
 
-/// A node may have millions of blocks, and nodes that register wait for one another.
+/// A node may have millions of blocks, and registrations wait for each other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_is_dropped_without_waiting_for_its_blocks_to_leave_the_directory() {
     const BLOCKS: usize = 100_000;
@@ -170,7 +171,7 @@ async fn a_node_is_dropped_without_waiting_for_its_blocks_to_leave_the_directory
     pool.drop_node(&node);
     let left = pool.blocks();
     assert!(left > 0, "it waited until all {BLOCKS} blocks had left");
-    // No reader is sent to the remaining blocks.
+    // No lookup returns the remaining blocks.
     let found = pool.exist(SPACE, &asked[..], false).answer;
     assert!(found.iter().all(|found| !found));
     let swept = async {

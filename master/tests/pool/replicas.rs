@@ -1,4 +1,5 @@
-//! Replicas are copied and moved by nodes of the test's own, which answer when the test says so.
+//! Replicas are copied and moved by nodes that the test controls: they answer when the test says
+//! so.
 
 use crate::support::replicas::*;
 use crate::support::{SPACE, commit, lead, media, pool, reserve_with};
@@ -22,7 +23,7 @@ async fn a_block_that_changes_meanwhile_gets_no_replica() {
         let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
         pool.remove(SPACE, &keys, true).await.unwrap();
         if is_replaced {
-            // Only `a` takes it: the version of a block is compared, not its key.
+            // Only `a` takes the block. The version of a block is compared, not its key.
             pool.draining(&b.node, false);
             put(&pool, &key(1)).await;
         }
@@ -58,7 +59,7 @@ async fn a_version_that_is_logged_before_the_replica_does_not_get_it() {
         ..ReserveOptions::default()
     };
     let granted = reserve_with(&pool, &key(1), BLOCK, &upsert).await.unwrap();
-    // The log takes both records, and none of them is durable yet: the old version is still the block.
+    // The log has both records, but neither is durable yet, so the old version is still the block.
     let shut = store.gate.lock().await;
     let committed = tokio::spawn(commit(&pool, &key(1), BLOCK, granted));
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -101,7 +102,7 @@ async fn a_moved_replica_stays_shut_while_a_reader_has_a_lease() {
     }
 }
 
-/// A long read that renewed its lease would read on where the replica was.
+/// A long read that renewed its lease would continue at the old location.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_of_a_place_ends_when_the_replica_has_moved() {
     let directory = tempfile::tempdir().unwrap();
@@ -123,7 +124,7 @@ async fn a_lease_of_a_place_ends_when_the_replica_has_moved() {
     assert_eq!(renew(before, LeaseOf::Places).0, [Code::LeaseEnded]);
     let after = pool.lookup(SPACE, &keys[..], true).token;
     assert_eq!(renew(after, LeaseOf::Places).0, [Code::Ok]);
-    // Who was not told where the block lies has it still.
+    // A reader that asked for presence still has its lease.
     let (answer, mut token) = renew(before, LeaseOf::Presence);
     assert_eq!(answer, [Code::Ok]);
     let moved = std::time::Instant::now();
@@ -136,7 +137,7 @@ async fn a_lease_of_a_place_ends_when_the_replica_has_moved() {
     }
 }
 
-/// A damaged replica leaves a block that has another one.
+/// A damaged replica leaves its block, which has another replica.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_of_a_place_ends_when_the_replica_is_found_damaged() {
     let directory = tempfile::tempdir().unwrap();
@@ -159,7 +160,8 @@ async fn a_lease_of_a_place_ends_when_the_replica_is_found_damaged() {
     assert_eq!(renew(after).answer, [Code::Ok]);
 }
 
-/// A reader puts a block again whose only replica is hidden, and another block gets the place before the node answers.
+/// A reader puts a block whose only replica is hidden again. Another block gets the old extent
+/// before the node answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_at_the_place_of_a_hidden_replica_that_left_is_readable() {
     let directory = tempfile::tempdir().unwrap();
@@ -207,8 +209,8 @@ async fn a_block_at_the_place_of_a_hidden_replica_that_left_is_readable() {
     assert!(found(&key(1)).is_none());
 }
 
-/// The block left while it was copied, so that its replica came too late. A master that dies before the log takes the
-/// replica back would bring the block back.
+/// The block left while it was copied, so its replica came too late. If the master died before the
+/// log removed the replica, the block would return.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removal_that_finds_nothing_waits_until_a_late_replica_is_taken_back() {
     let directory = tempfile::tempdir().unwrap();
@@ -223,7 +225,8 @@ async fn a_removal_that_finds_nothing_waits_until_a_late_replica_is_taken_back()
     let pull = b.next().await;
     let suspected = suspected_on(&pool, &a);
     let moment = || tokio::time::sleep(Duration::from_millis(50));
-    // The next groups pass one by one. The first has a put, the second the replica, the loss and the removal.
+    // The next groups pass one by one. The first has a put. The second has the replica, the loss
+    // and the removal.
     let first = store.gate.lock().await;
     let other = Arc::clone(&pool);
     let other = tokio::spawn(async move { put(&other, &key(9)).await });
@@ -262,7 +265,7 @@ async fn a_block_that_waited_for_a_node_is_pulled_again_after_a_failure() {
     let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
     pool.detach(&b.node, b.session);
     let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
-    // It is looked for a node every 50 ms, more often than a pull may fail.
+    // The task looks for a node every 50 ms, more often than a pull may fail.
     tokio::time::sleep(Duration::from_millis(700)).await;
     let b = join(&pool, "b", 2).await;
     let pull = b.next().await;
@@ -293,7 +296,7 @@ async fn a_pull_that_fails_or_is_lost_is_tried_again_and_leaks_nothing() {
     let task = begin(&pool, Change::Copy, None, &key(1)).await;
     let first = b.next().await;
     pool.pulled(&b.node, &[(first.ticket, Code::Unreachable)]);
-    // The session ends before the second one is answered, and the node comes back.
+    // The session ends before the second pull is answered, and the node returns.
     let second = b.next().await;
     pool.detach(&b.node, b.session);
     let again = join(&pool, "b", 2).await;
@@ -367,7 +370,7 @@ async fn two_tasks_never_bring_a_block_to_one_node_or_drop_one_replica_twice() {
 async fn a_block_that_every_node_has_needs_no_further_replica() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, a, b) = with_two_replicas(directory.path(), Duration::from_millis(10)).await;
-    // Nothing is lost with `a`, so its drain succeeds.
+    // No block is lost with `a`, so its drain succeeds.
     for (change, from) in [
         (Change::Copy, None),
         (Change::Move, Some("a")),
@@ -376,7 +379,7 @@ async fn a_block_that_every_node_has_needs_no_further_replica() {
         let task = end(&pool, &begin(&pool, change, from, &key(1)).await).await;
         assert_eq!((task.state, task.gone), (TaskState::Done, 1), "{task:?}");
     }
-    // The only block of `a` has nowhere to go while `b` takes none, and that is a failure.
+    // No node takes the only block of `a` while `b` takes none. That is a failure.
     put(&pool, &key(2)).await;
     let of = holders(&pool, &key(2)).remove(0);
     for node in [&a, &b] {
@@ -397,7 +400,7 @@ async fn a_block_that_every_node_has_needs_no_further_replica() {
     );
 }
 
-/// `--replica-bandwidth`: after one block the source has spent its bytes for a day.
+/// `--replica-bandwidth`: after one block the source has used up its bytes for a day.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_sends_no_more_than_its_bandwidth() {
     for (bandwidth, most) in [(1, 1), (0, 3)] {

@@ -30,7 +30,7 @@ fn is_there(pool: &Pool, n: u64) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn puts_go_on_while_nodes_join() {
     let directory = tempfile::tempdir().unwrap();
-    // These nodes send nothing more, however slow the machine is.
+    // These nodes send no heartbeats, however slow the machine is.
     let config = patient_with_nodes();
     let (pool, _store) = pool(directory.path(), config).await;
     join(&pool, "first", 1, KIB << 10).await;
@@ -131,7 +131,7 @@ async fn copies_find_room_on_a_full_node_beside_an_empty_one() {
     }
 }
 
-/// The only node that is large enough may return.
+/// The only node that is large enough may return later.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_that_fits_only_an_absent_node_gets_a_retryable_code() {
     let directory = tempfile::tempdir().unwrap();
@@ -149,8 +149,8 @@ async fn a_block_that_fits_only_an_absent_node_gets_a_retryable_code() {
     assert_eq!(never.unwrap_err(), Code::TooLarge);
 }
 
-/// A returning node still has its blocks, although others were written meanwhile and its blocks are
-/// the oldest.
+/// A returning node still has its blocks, although other blocks were written meanwhile and its
+/// blocks are the oldest.
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_of_a_silent_node_are_not_evicted_for_room_on_others() {
     let directory = tempfile::tempdir().unwrap();
@@ -193,7 +193,8 @@ async fn blocks_of_a_silent_node_are_not_evicted_for_room_on_others() {
     beating.abort();
 }
 
-/// The blocks of a chain lie on both nodes. Those on the node that takes none keep no others in memory.
+/// The blocks of a chain lie on both nodes. The blocks on the node that takes none keep no others
+/// in memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn chains_over_a_node_that_takes_no_blocks_make_room_on_the_other() {
     let directory = tempfile::tempdir().unwrap();
@@ -211,7 +212,7 @@ async fn chains_over_a_node_that_takes_no_blocks_make_room_on_the_other() {
         assert_eq!(pool.commit(SPACE, vec![block]).await, [Code::Ok]);
     }
     pool.draining(&leaves, false);
-    // As much as the other node holds, and that twice.
+    // Twice as many blocks as the other node holds.
     for n in 100..128 {
         put(&pool, n, 60 * KIB).await;
     }

@@ -1,4 +1,4 @@
-//! What the silence of a node means, and what ends it.
+//! The meaning of a node's silence, and its end.
 
 use crate::support::media::until;
 use crate::support::registration;
@@ -33,7 +33,7 @@ async fn with_a_silent_node(directory: &Path) -> (Arc<Pool>, Arc<ManualClock>, A
     (pool, clock, node)
 }
 
-/// The clock counts while the machine sleeps. The silence of a live node is then the master's own.
+/// The clock counts while the machine sleeps. A live node's silence is then the master's own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_did_not_run_drops_no_node_for_its_silence() {
     let directory = tempfile::tempdir().unwrap();
@@ -74,7 +74,8 @@ struct Node {
     session: u64,
 }
 
-/// Time passes in steps that the caretaker sees, until `is_so`. The nodes of `speaking` are heard meanwhile.
+/// Advances the time in steps that the caretaker sees, until `is_so`. Meanwhile the nodes in
+/// `speaking` are heard.
 async fn passes(
     pool: &Pool,
     clock: &ManualClock,
@@ -94,7 +95,8 @@ async fn passes(
     panic!("it does not come so");
 }
 
-/// Whoever is heard first would miss the blocks of all others.
+/// Without this time, the first client to be heard would miss the blocks of all nodes that return
+/// later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_nodes_of_a_master_that_was_cut_off_get_time_to_return_once() {
     for is_client in [false, true] {
@@ -143,7 +145,7 @@ async fn a_node_that_was_lost_before_its_master_was_cut_off_stays_suspect() {
     }
 }
 
-/// The node may have been heard last long before: a cut that heals ends sessions.
+/// The node's last message may be long ago when a cut heals and ends sessions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_gets_time_for_a_new_session_from_the_end_of_its_last_one() {
     let directory = tempfile::tempdir().unwrap();
@@ -174,7 +176,7 @@ async fn a_master_that_hears_nobody_drops_no_node() {
     pool.retire().await;
 }
 
-/// A node that drains when a new term welcomes it says so before its first heartbeat.
+/// A node that drains when a new term welcomes it reports that before its first heartbeat.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_says_that_it_drains_was_heard() {
     for is_suspect in [false, true] {

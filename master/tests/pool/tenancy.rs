@@ -152,7 +152,7 @@ async fn a_put_at_a_quota_whose_blocks_are_leased_waits_and_fails_with_the_quota
     assert_eq!(bytes.try_put(9, BLOCK, wait).await, Err(Code::MemoryQuota));
     assert!(begun.elapsed() >= wait, "it waits for its blocks");
     assert_eq!(blocks.try_put(9, BLOCK, wait).await, Err(Code::BlocksQuota));
-    // No quota ever takes such a block, so nothing waits for it.
+    // No quota ever takes such a block, so the put does not wait.
     let begun = std::time::Instant::now();
     let put = bytes.try_put(10, 9 * BLOCK, Duration::from_secs(60)).await;
     assert_eq!(put, Err(Code::OverQuota));
@@ -172,13 +172,13 @@ async fn a_put_at_a_quota_whose_blocks_are_leased_waits_and_fails_with_the_quota
         (0..8).all(|n| bytes.has(n) && blocks.has(n)),
         "a leased block left"
     );
-    // Puts that wait for their quota hold nobody up.
+    // Puts that wait for their quota delay no other put.
     let waiting = {
         let bytes = bytes.clone();
         tokio::spawn(async move { bytes.try_put(11, BLOCK, Duration::from_secs(20)).await })
     };
     tokio::time::sleep(Duration::from_millis(50)).await;
-    // A pass locks out all other puts. While nothing changes at the quota there are few.
+    // A pass locks out all other puts. While the quota does not change, there are few passes.
     let passes = || pool.counters()["put_passes_total"];
     let before = passes();
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -190,7 +190,7 @@ async fn a_put_at_a_quota_whose_blocks_are_leased_waits_and_fails_with_the_quota
             .await
             .unwrap();
     }
-    // A raised quota lets the waiting put go on.
+    // A raised quota lets the waiting put continue.
     let raised = pool.change_namespace("bytes", |settings| {
         settings.set(Setting::MemoryHard, Some(9 * BLOCK));
     });
@@ -199,7 +199,7 @@ async fn a_put_at_a_quota_whose_blocks_are_leased_waits_and_fails_with_the_quota
     check_sums(&pool).await;
 }
 
-/// The end of a lease wakes nobody.
+/// The end of a lease wakes no put.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_put_at_a_quota_goes_on_soon_after_a_block_may_leave() {
     let directory = tempfile::tempdir().unwrap();
@@ -262,7 +262,7 @@ async fn eviction_for_others_never_takes_a_namespace_below_its_guaranteed_share(
     let share = 100 * BLOCK;
     let kept = Tenant::new(&pool, "kept", &[(Setting::Guaranteed, share)]).await;
     let loud = Tenant::new(&pool, "loud", &[]).await;
-    // Its blocks are the oldest of the pool, and twice its share.
+    // These blocks are the oldest of the pool, and twice the share.
     kept.fill(0..200).await;
     for n in 0..1500 {
         loud.put(n).await;
@@ -274,7 +274,7 @@ async fn eviction_for_others_never_takes_a_namespace_below_its_guaranteed_share(
         (100..200).all(|n| kept.has(n)),
         "the newest of its blocks stay"
     );
-    // A block that needs contiguous room takes nothing of the share either.
+    // A block that needs contiguous room takes no block of the share either.
     loud.try_put(5000, 8 * MIB, Duration::from_secs(20))
         .await
         .unwrap();
@@ -346,7 +346,7 @@ async fn blocks_over_a_soft_quota_leave_first_and_then_the_lowest_priority() {
     check_sums(&pool).await;
 }
 
-/// The blocks lie in the common order when the namespace gets its first settings.
+/// The blocks are in the common order when the namespace gets its first settings.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn settings_hold_for_blocks_that_were_there_before_them() {
     let directory = tempfile::tempdir().unwrap();
@@ -363,7 +363,8 @@ async fn settings_hold_for_blocks_that_were_there_before_them() {
     assert_eq!(early.balance().blocks, 100);
     drop((early, loud));
     stop(first, store).await;
-    // And so after a restart, when leases of the term before protect everything for a while.
+    // The same holds after a restart, when leases of the term before protect every block for a
+    // while.
     let (second, _store) = pool(directory.path(), patient()).await;
     let node = join(&second, "only", 1, 32 * MIB).await;
     assert_eq!(node.incarnation, Incarnation(1));
@@ -394,8 +395,8 @@ async fn a_quota_that_is_lowered_is_reached_by_eviction() {
     assert!(tenant.has(99) && !tenant.has(0));
 }
 
-/// Ten namespaces with quotas write five times the pool. `KVPOOL_TENANCY_SECONDS` says for how long
-/// they go on at least. The first five reach their hard quotas; the others fill the pool.
+/// Ten namespaces with quotas write five times the pool. `KVPOOL_TENANCY_SECONDS` sets the least
+/// duration. The first five reach their hard quotas; the others fill the pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_namespaces_with_quotas_write_five_times_the_pool() {
     const POOL: u64 = 64 * MIB;

@@ -1,4 +1,5 @@
-//! Namespaces are created, changed and deleted, also by callers who leave; rates; demands of batches.
+//! Namespaces are created, changed and deleted, even if callers leave. Also rates, and the demands
+//! of batches.
 
 use crate::support::tenants::*;
 use crate::support::{item, join, pool};
@@ -61,7 +62,7 @@ async fn settings_whose_caller_leaves_hold_for_blocks_that_were_there() {
     let left = tokio::time::timeout(AT_THE_GATE, change).await;
     assert!(left.is_err(), "{left:?}");
     drop(gate);
-    // It waits for the change before it.
+    // The call waits for the change before it.
     let changed = pool.change_namespace("early", |settings| {
         settings.set(Setting::Priority, Some(5));
     });
@@ -123,7 +124,7 @@ async fn a_client_of_a_known_namespace_connects_while_others_are_changed_and_del
     assert_eq!(creation.await.unwrap(), Ok(true));
 }
 
-/// A batch of a namespace at its quota makes room for what its quota takes, and for no more.
+/// A batch of a namespace at its quota makes only the room that its quota takes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_demands_no_more_of_others_than_its_quota_takes() {
     let directory = tempfile::tempdir().unwrap();
@@ -201,7 +202,7 @@ async fn a_namespace_is_changed_shown_and_deleted_and_stays_so_after_a_restart()
         "a refused deletion changes nothing"
     );
     gone.put(11).await;
-    // A put that is open ends, and its writer cannot bring the namespace back.
+    // An open put ends, and its writer cannot bring the namespace back.
     let keys = [key(12)];
     let refs: Vec<_> = keys.iter().map(Key::as_ref).collect();
     let options = ReserveOptions::default();
@@ -240,14 +241,14 @@ async fn a_namespace_at_its_rate_is_refused_with_a_hint_and_no_other_is() {
     let calls = Tenant::new(&pool, "calls", &[(Setting::Requests, 10)]).await;
     let bytes = Tenant::new(&pool, "bytes", &[(Setting::Bytes, MIB)]).await;
     let other = Tenant::new(&pool, "other", &[]).await;
-    // Nobody waits an hour for the next call of this test.
+    // The rate is so low that the test makes no further call.
     let taken = (0..1000).take_while(|_| pool.admit(calls.id, false).is_ok());
     let taken = taken.count();
     assert!((10..20).contains(&taken), "{taken} calls at once");
     let (code, wait) = pool.admit(calls.id, true).unwrap_err();
     assert_eq!(code, Code::RequestRate);
     assert!(wait <= Duration::from_millis(101), "{wait:?}");
-    // A large call goes once, and is then paid for.
+    // A large call is served once, and is then paid for.
     assert_eq!(pool.admit(bytes.id, true), Ok(()));
     pool.moved(bytes.id, || 11 * MIB);
     let (code, wait) = pool.admit(bytes.id, true).unwrap_err();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A node of 16 MiB, most of it used by another namespace. So every block gets its copy at once.
+/// A node of 16 MiB. Another namespace uses most of it, so every block gets its copy at once.
 struct Busy {
     pool: Arc<Pool>,
     store: Arc<Gated>,
@@ -37,7 +37,7 @@ impl Busy {
         }
     }
 
-    /// A namespace that has written this many blocks.
+    /// Creates a namespace and writes this many blocks to it.
     async fn tenant(&self, blocks: u64, settings: &[(Setting, u64)]) -> Tenant {
         let tenant = Tenant::new(&self.pool, "tenant", settings).await;
         for n in 0..blocks {
@@ -96,7 +96,7 @@ async fn a_block_that_is_longer_than_the_quota_does_not_come_back_and_evicts_not
     assert_eq!(tenant.balance().blocks, 32);
 }
 
-/// Leases of the term before keep the blocks of a namespace for a while. Its lookups wait meanwhile.
+/// Leases of the term before keep the namespace's blocks for a while. Its lookups wait meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lookups_that_wait_for_a_quota_evict_only_what_they_load() {
     let directory = tempfile::tempdir().unwrap();
@@ -130,7 +130,7 @@ async fn lookups_that_wait_for_a_quota_evict_only_what_they_load() {
     assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
 }
 
-/// Lookups bring blocks back while puts go on, all below one hard quota.
+/// Lookups load blocks while puts continue, all below one hard quota.
 async fn most_while_blocks_come_back(hard: &[(Setting, u64)]) -> (u64, u64) {
     let directory = tempfile::tempdir().unwrap();
     let busy = Busy::new(directory.path(), patient()).await;
@@ -199,7 +199,7 @@ async fn a_deleted_namespace_gets_no_copy() {
     assert_eq!(sums.copies, named.copies, "a copy without a namespace");
 }
 
-/// A load that stalls keeps a deletion waiting. Clients create namespaces meanwhile.
+/// A load that stalls delays a deletion. Clients create namespaces meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deletion_that_waits_for_a_load_holds_up_no_creation() {
     let directory = tempfile::tempdir().unwrap();

@@ -109,7 +109,7 @@ impl Bench {
     async fn register(pool: &Arc<Pool>) -> Result<Arc<StoreNode>, Code> {
         let registration = registration();
         let node = pool.register(&registration).await.map_err(|e| e.code)?;
-        // Nobody reads the master's messages in this test.
+        // The test reads no messages of the master.
         let (outbox, _) = tokio::sync::mpsc::unbounded_channel();
         pool.activate(&node, &registration, outbox);
         pool.heard(&node, Some(Reported::default()));
@@ -233,7 +233,7 @@ fn code(status: &Status) -> Code {
     from_wire(code.to_str().unwrap().parse().unwrap())
 }
 
-/// A client that lost the answer does not wait for its own grant.
+/// A client that lost the answer must not wait for its own grant.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_whose_answer_was_lost_ends_when_its_owner_asks_again() {
     let bench = Bench::new().await;
@@ -297,8 +297,8 @@ async fn sessions_end_at_the_deadline_and_nodes_get_time_to_return() {
     assert!(bench.node.is_connected(), "the same incarnation is back");
 }
 
-/// A process of another pool, or a copy started by mistake, must not cost a node its blocks before
-/// it returns.
+/// A process of another pool, or a copy that was started by mistake, must not cost a node its
+/// blocks before the node returns.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_term_keeps_the_name_of_a_node_for_it_while_it_may_come_back() {
     let bench = Bench::new().await;
@@ -315,7 +315,7 @@ async fn a_new_term_keeps_the_name_of_a_node_for_it_while_it_may_come_back() {
     Bench::register(&pool).await.unwrap();
     assert_eq!(pool.blocks(), 1, "the node is back with its block");
 
-    // A node that had its time to return is replaced.
+    // After its time to return, a node is replaced.
     let (_seat, pool, term) = Bench::lead(&bench.store, &bench.clock, Config::default()).await;
     let refused = pool.register(&newcomer).await.unwrap_err();
     assert_eq!(refused.code, Code::InProgress, "{refused}");

@@ -23,7 +23,7 @@ fn name() -> NodeName {
     NodeName("a".into())
 }
 
-/// The master's word to a node about drains.
+/// The master's messages to a node about drains.
 #[derive(Debug, PartialEq, Eq)]
 enum Word {
     Drain,
@@ -55,7 +55,7 @@ impl Silent {
         }
     }
 
-    /// What the master has said about drains since the last call.
+    /// The master's messages about drains since the last call.
     fn words(&mut self) -> Vec<Word> {
         let mut words = Vec::new();
         while let Ok(message) = self.inbox.try_recv() {
@@ -90,7 +90,7 @@ async fn put_on(pool: &Arc<Pool>, node: &str, number: u8) {
     assert_eq!(holders(pool, &key(number)), [node]);
 }
 
-/// The first block is on its way, and the others wait: the source has spent its bytes for a day.
+/// The first block is being moved, and the others wait: the source has used up its bytes for a day.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_whose_drain_is_cancelled_keeps_its_blocks_and_takes_others() {
     let directory = tempfile::tempdir().unwrap();
@@ -112,7 +112,7 @@ async fn a_node_whose_drain_is_cancelled_keeps_its_blocks_and_takes_others() {
     assert!(a.node.is_placeable());
     let ended = pool.replica_tasks(&[task.id]).remove(0);
     assert_eq!(ended.state, TaskState::Cancelled, "{ended:?}");
-    // What had begun ends as ever.
+    // Pulls that had begun end as usual.
     pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
     let moved = || {
         let keys = (1..=3).filter(|number| holders(&pool, &key(*number)) == ["b"]);
@@ -152,7 +152,7 @@ async fn a_drained_node_is_taken_back_and_can_be_drained_again() {
     assert_eq!(a.node.left_blocks(), None);
     put_on(&pool, "a", 2).await;
     moves(2).await;
-    // The other node is not the last one any more.
+    // The other node is not the last node that takes blocks any more.
     assert_eq!(pool.undrain_node(&name()).await, Ok(true));
     pool.drain_node(&of_b, false).await.unwrap();
 }
@@ -194,7 +194,7 @@ async fn a_put_that_waits_for_room_goes_to_a_node_that_is_taken_back() {
     assert_eq!(holders(&pool, &key(9)), ["a"]);
 }
 
-/// To repeat the call does no harm. Whoever waits for the drain does not begin it again.
+/// Repeating the call does no harm. A caller that waits for the drain does not begin it again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_drain_does_not_go_on() {
     let directory = tempfile::tempdir().unwrap();
@@ -214,7 +214,8 @@ async fn a_cancelled_drain_does_not_go_on() {
     assert_eq!(a.node.state(), NodeState::Live);
 }
 
-/// The drain waits for a put when it is cancelled: neither its task nor its order to the node may follow.
+/// The drain still waits for a put when it is cancelled. Neither its task nor its order to the node
+/// may follow.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_that_is_cancelled_while_it_begins_does_not_begin() {
     let directory = tempfile::tempdir().unwrap();
@@ -235,7 +236,7 @@ async fn a_drain_that_is_cancelled_while_it_begins_does_not_begin() {
     assert_eq!(cancel.await.unwrap(), Ok(true));
     assert_eq!(a.words(), [Word::Undrain(1)]);
     assert!(pool.replica_tasks(&[]).is_empty());
-    // The put that was under way goes on.
+    // The open put continues.
     assert_eq!(commit(&pool, &key(2), BLOCK, open).await, [Code::Ok]);
     assert_eq!(holders(&pool, &key(2)), ["a"]);
 }
@@ -272,7 +273,7 @@ async fn a_drain_is_not_cancelled_on_a_node_that_would_not_hear_of_it() {
         pool.drain_node(&name(), false).await.unwrap();
         match can_undrain {
             true => pool.detach(&a.node, a.session),
-            // A node of an earlier version says the same of each drain.
+            // A node of an earlier version sends the same report for each drain.
             false => pool.draining(&a.node, false),
         }
         let refused = pool.undrain_node(&name()).await.unwrap_err();
@@ -286,8 +287,8 @@ async fn a_drain_is_not_cancelled_on_a_node_that_would_not_hear_of_it() {
     }
 }
 
-/// The node's words cross the order to end the drain. A later leader learns of a drain from the node alone, so
-/// the caller waits for the node.
+/// The node's report crosses the order to end the drain. A later leader learns of a drain only from
+/// the node, so the caller waits for the node.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_ends_when_the_node_has_confirmed_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -302,7 +303,7 @@ async fn a_cancel_ends_when_the_node_has_confirmed_it() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(!cancel.is_finished(), "the node has confirmed nothing");
     assert_eq!(a.words(), [Word::Undrain(1)]);
-    // It had not heard of the cancellation when it said so.
+    // The node had not heard of the cancellation when it sent the report.
     pool.out_of_service(&a.node, a.session, true);
     assert!(a.node.is_placeable(), "the drain is back");
     pool.undrained(&a.node, 1);
@@ -327,7 +328,7 @@ async fn a_cancel_that_was_lost_with_a_session_is_repeated_in_the_next() {
     assert_eq!(again.node.state(), NodeState::Live, "the drain is back");
     pool.undrained(&again.node, 1);
     assert_eq!(pool.undrain_node(&name()).await, Ok(false));
-    // An order that is lost no more is not repeated, and the next drain counts.
+    // An order that was confirmed is not repeated, and the next drain counts.
     pool.drain_node(&name(), false).await.unwrap();
     pool.out_of_service(&again.node, again.session, false);
     assert_eq!(again.node.state(), NodeState::Draining);
@@ -336,7 +337,7 @@ async fn a_cancel_that_was_lost_with_a_session_is_repeated_in_the_next() {
     assert_eq!(third.words(), [Word::Drain]);
 }
 
-/// The drain was begun by an earlier leader. The node has said so to this one.
+/// An earlier leader began the drain. The node has reported it to this leader.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_later_leader_cancels_the_drain_of_an_earlier_one() {
     let directory = tempfile::tempdir().unwrap();
@@ -349,7 +350,7 @@ async fn a_later_leader_cancels_the_drain_of_an_earlier_one() {
     let mut a = Silent::open(&next, true).await;
     next.out_of_service(&a.node, a.session, true);
     assert_eq!(a.node.state(), NodeState::Draining);
-    // An answer to no order counts for nothing.
+    // An answer without an order has no effect.
     next.undrained(&a.node, 1);
     let cancel = {
         let next = Arc::clone(&next);
@@ -367,7 +368,7 @@ async fn a_later_leader_cancels_the_drain_of_an_earlier_one() {
     put_on(&next, "a", 2).await;
 }
 
-/// A pull of the cancelled drain is still on its way when the node stops.
+/// A pull of the cancelled drain is still in progress when the node stops.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_after_a_cancelled_drain_moves_every_block_before_the_node_is_told() {
     let directory = tempfile::tempdir().unwrap();
@@ -391,7 +392,8 @@ async fn a_stop_after_a_cancelled_drain_moves_every_block_before_the_node_is_tol
     }
 }
 
-/// The client repeats a call by itself. The repeated one must not say that the node did not drain.
+/// The client repeats a call by itself. The repeated call must not report that the node did not
+/// drain.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeated_cancel_tells_of_a_drain_that_ends_only_now() {
     let directory = tempfile::tempdir().unwrap();
@@ -432,7 +434,8 @@ async fn no_leader_says_that_a_node_does_not_drain_before_it_has_heard_the_node(
     next.go_on_draining(&name()).await.unwrap();
 }
 
-/// The connection of the earlier session was slow. The node has been taken back in the later one.
+/// The connection of the earlier session was slow. The node was taken back into service in the
+/// later session.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_word_of_an_earlier_session_brings_no_drain_back() {
     let directory = tempfile::tempdir().unwrap();
@@ -453,7 +456,7 @@ async fn a_late_word_of_an_earlier_session_brings_no_drain_back() {
     assert_eq!(later.node.state(), NodeState::Draining);
 }
 
-/// The next incarnation of the process may say again that it drains.
+/// The next incarnation of the process may report a drain again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_ends_when_its_node_has_left_the_pool() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Calls that change the pool for others leave an audit line, also when they are refused.
+//! Calls that change the pool for other callers write an audit line, even if they are refused.
 
 use super::callers::{Caller, Fixture};
 use super::{calls, sessions};
@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use tonic::Status;
 use tracing_subscriber::filter::LevelFilter;
 
-/// What all masters of this process log.
+/// The log of all masters in this process.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -28,7 +28,7 @@ impl io::Write for Log {
 }
 
 impl Log {
-    /// The log of this process, kept from the first call on.
+    /// Starts to keep the log of this process, from the first call on.
     pub(crate) fn keep() -> Self {
         static LOG: OnceLock<Log> = OnceLock::new();
         let log = LOG.get_or_init(|| {
@@ -44,7 +44,7 @@ impl Log {
         log.clone()
     }
 
-    /// How many lines hold all of `parts`.
+    /// The number of lines that contain all of `parts`.
     pub(crate) fn lines(&self, parts: &[&str]) -> usize {
         let bytes = self.0.lock().clone();
         let text = String::from_utf8(bytes).unwrap();
@@ -70,8 +70,9 @@ fn outcome<T>(answer: Result<T, Status>) -> &'static str {
     answer.map_or_else(|status| calls::code_of(&status).label(), |_| "ok")
 }
 
-/// Makes each audited call but the creation of a namespace. The arguments are good enough for nothing but
-/// rights, and `mark` tells them apart. Returns the operation, its object, and the outcome.
+/// Makes each audited call except the creation of a namespace. The arguments pass the check of
+/// rights and nothing more. `mark` distinguishes the calls. Returns the operation, its object, and
+/// the outcome.
 async fn call_each(
     it: &Fixture,
     token: &str,

@@ -11,7 +11,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use tonic::transport::Channel;
 
-/// The namespace that all calls are about.
+/// The namespace of all calls.
 pub(crate) const NAMESPACE: &str = "a";
 const ISSUER: &str = "https://issuer.example";
 
@@ -44,11 +44,11 @@ subject = "operator"
 roles = ["operator"]
 "#;
 
-/// A caller: its token, and its roles as the policy above has them.
+/// A caller: its token, and its roles in the policy above.
 pub(crate) struct Caller {
     pub(crate) name: &'static str,
     pub(crate) token: String,
-    /// The code of every refusal, for a token that no call takes.
+    /// The code of every refusal, for a token that every call refuses.
     pub(crate) refused: Option<Code>,
     pub(crate) here: Roles,
     pub(crate) elsewhere: Roles,
@@ -89,7 +89,7 @@ impl Fixture {
         self.server.stop().await;
     }
 
-    /// A token of the pool's issuer that ends in `seconds`.
+    /// A token of the pool's issuer that expires in `seconds`.
     pub(crate) fn token(&self, subject: &str, seconds: i64) -> String {
         let expires = now().saturating_add_signed(seconds);
         self.sign(&self.key.lock(), subject, ISSUER, "kvpool", expires)
@@ -123,7 +123,7 @@ impl Fixture {
             pool: Roles::NONE,
         };
         let claims = good.split('.').nth(1).unwrap();
-        // {"alg":"none"} and {"alg":"HS256"}, of a caller who would be root.
+        // {"alg":"none"} and {"alg":"HS256"}, for a caller that claims to be root.
         let none = format!("eyJhbGciOiJub25lIn0.{claims}.");
         let shared = format!("eyJhbGciOiJIUzI1NiJ9.{claims}.AAAA");
         let mut callers = vec![
@@ -183,7 +183,7 @@ impl Fixture {
         std::fs::write(self.directory.path().join("policy.toml"), text).unwrap();
     }
 
-    /// The issuer has another key from now on, and not the one before.
+    /// Replaces the issuer's key by another one.
     pub(crate) fn replace_key(&self) {
         let fresh = SigningKey::generate().unwrap();
         let jwks = json!({ "keys": [fresh.public_jwk()] }).to_string();

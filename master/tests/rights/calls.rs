@@ -41,7 +41,7 @@ pub(crate) async fn over_grpc(it: &Fixture, operation: Operation, token: &str) -
         Operation::UseNamespace | Operation::CreateNamespace => {
             let name = NAMESPACE.to_owned();
             if operation == Operation::UseNamespace {
-                // It must be there, or to use it would be to create it.
+                // The namespace must exist, or using it would create it.
                 let root = it.token("root", 60);
                 let made = pool
                     .create_namespace(it.request(creation(it, &name), &root))
@@ -134,7 +134,7 @@ pub(crate) async fn over_grpc(it: &Fixture, operation: Operation, token: &str) -
         Operation::WatchPool => call!(cluster, ClusterRequest { overview: true }),
         Operation::Session => {
             let mut nodes = NodesClient::connect(it.url()).await.unwrap();
-            // A registration that is refused for other reasons: it has no incarnation.
+            // A registration that is refused for another reason: it has no incarnation.
             let first = proto::NodeMessage {
                 body: Some(proto::node_message::Body::Register(
                     proto::Register::default(),
@@ -160,8 +160,8 @@ fn creation(it: &Fixture, name: &str) -> proto::CreateNamespaceRequest {
     }
 }
 
-/// A namespace can be new once, so its creation is tried in a pool of its own. The token is of
-/// another issuer there, unless it is refused everywhere; so the subject is what counts.
+/// A namespace can be new only once, so its creation is tried in a pool of its own. There the token
+/// is of another issuer, unless it is refused everywhere. So only the subject counts.
 async fn create_new(it: &Fixture, token: &str) -> Result<(), Code> {
     let fresh = Fixture::start().await;
     let claims = kvpool_auth::peek(token);
@@ -171,7 +171,7 @@ async fn create_new(it: &Fixture, token: &str) -> Result<(), Code> {
     let known = over_cluster(it, token).await;
     let token = match (known, subject) {
         (Err(code @ (Code::Unauthenticated | Code::TokenExpired)), _) => {
-            // Refused by what it is: a token that this pool did not make.
+            // The token is refused for what it is: this pool did not issue it.
             fresh.stop().await;
             return Err(code);
         }
@@ -216,7 +216,7 @@ impl Framed {
         Ok(connection)
     }
 
-    /// Says hello, on a new connection or on an open one.
+    /// Sends a hello, on a new connection or on an open one.
     pub(crate) fn greet(&mut self, token: &str) -> Result<(), Code> {
         let hello = proto::HelloRequest {
             max_version: 2,
@@ -227,7 +227,7 @@ impl Framed {
         self.send(Op::Greet, &hello)
     }
 
-    /// Makes a call, whose arguments are good enough to be judged. What else is wrong with them does
+    /// Makes a call whose arguments are good enough for the check of rights. Their other faults do
     /// not matter.
     pub(crate) fn call(&mut self, operation: Operation) -> Result<(), Code> {
         super::rights_only(self.send_call(operation))
@@ -328,7 +328,7 @@ pub(crate) fn over_http(
         .unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n{credentials}\r\n");
     stream.write_all(request.as_bytes()).unwrap();
-    // The stream of events never ends: the head is enough.
+    // The stream of events never ends, so the test reads only the head.
     let mut head = Vec::new();
     let mut byte = [0];
     while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() > 0 {

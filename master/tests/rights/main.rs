@@ -1,4 +1,5 @@
-//! Who may call what, over every way into a master: the table of rights against real ports.
+//! Who may call which operation, over every port of a master: the table of rights against real
+//! ports.
 
 mod audit;
 mod callers;
@@ -13,7 +14,7 @@ use kvpool_types::Code;
 use kvpool_types::wire::frame::Op;
 use std::time::{Duration, Instant};
 
-/// What the table says of one operation and one caller.
+/// The table's decision about one operation and one caller.
 fn expected(operation: Operation, caller: &Caller) -> Result<(), Code> {
     caller.refused.map_or(Ok(()), Err)?;
     let fits = match operation.need() {
@@ -24,7 +25,7 @@ fn expected(operation: Operation, caller: &Caller) -> Result<(), Code> {
     if fits { Ok(()) } else { Err(Code::Forbidden) }
 }
 
-/// An outcome without the reasons that have nothing to do with rights.
+/// An outcome without reasons that are unrelated to rights.
 fn rights_only(outcome: Result<(), Code>) -> Result<(), Code> {
     match outcome {
         Err(code @ (Code::Unauthenticated | Code::TokenExpired | Code::Forbidden)) => Err(code),
@@ -46,7 +47,7 @@ async fn every_operation_and_every_caller_meet_as_the_table_says() {
             judged += 1;
             if let Via::GrpcAndFrame(_) = operation.via() {
                 let outcome = calls::over_frames(&it, *operation, &caller.token);
-                // The hello is judged first: who has no role at all gets no further.
+                // The hello is judged first, so a caller without a role gets no further.
                 let hello = expected(Operation::Hello, caller);
                 let named = format!("{operation} by {} in frames", caller.name);
                 assert_eq!(rights_only(outcome), hello.and(wanted), "{named}");
@@ -211,7 +212,7 @@ async fn a_tenant_sees_its_own_namespaces_and_creates_no_other() {
     let code = |status: &tonic::Status| calls::code_of(status);
     for (subject, name, wanted) in [
         ("writer", "a", Ok(())),
-        // It is there: the reader only makes itself known.
+        // The namespace exists: the reader only uses it.
         ("reader", "a", Ok(())),
         ("reader", "a-new", Err(Code::Forbidden)),
         ("writer", "b", Err(Code::Forbidden)),

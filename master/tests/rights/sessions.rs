@@ -106,7 +106,7 @@ async fn a_refused_new_token_does_not_end_the_session_of_the_token_before() {
     }
     let warned = log.lines(&[" WARN ", "node=node-renewing", "new token is refused"]);
     assert_eq!(warned, bad.len());
-    // A good one counts from now on: the leeway for clocks is 30 s, and this one ends soon.
+    // A good token counts from now on. The leeway for clocks is 30 s, and this token expires soon.
     session.renew(it.token("node", -27));
     assert!(session.lives().await);
     let ends = async {

@@ -106,7 +106,7 @@ async fn a_deposed_leader_changes_nothing() {
     };
     assert_eq!((leader.claim, leader.epoch), (claim("old"), first));
     old.revoke_lease(old_lease).await.unwrap();
-    // Nobody leads: the old leader has no term to write in, nor does anyone.
+    // No master leads: neither the old leader nor any other has a term to write in.
     let refused = old.append(first, LogSeq(4), group(4)).await;
     assert!(
         matches!(refused, Err(StoreError::Fenced { .. })),
@@ -248,7 +248,7 @@ async fn an_abandoned_term_answers_at_once_and_is_not_written_in_later() {
         matches!(later, Err(StoreError::Unavailable { .. })),
         "{later:?}"
     );
-    // With a wait for etcd's answers each would take 1 s.
+    // If closing waited for etcd's answers, each call would take 1 s.
     assert!(begun.elapsed() < Duration::from_secs(1));
     etcd.resume().unwrap();
     let next = store.begin_epoch(Epoch(0)).await.unwrap();

@@ -13,7 +13,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Nothing makes room in etcd here, so it stays full.
+/// No leader makes room in etcd here, so it stays full.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_etcd_is_reported_and_its_masters_stay_listed() {
     let directory = tempfile::tempdir().unwrap();

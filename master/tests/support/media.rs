@@ -1,5 +1,5 @@
-//! A node with a disk. The node is the test's own: it answers orders late and out of order. Its disk
-//! knows what each byte holds, so a range that is used twice is found.
+//! A node with a disk, which the test controls: it answers orders late and out of order. The disk
+//! knows the content of each byte, so a range that is used twice is found.
 
 use super::{Gated, SPACE, commit, pool, registration, reserve_with};
 use kvpool_master::Config;
@@ -34,9 +34,9 @@ pub(crate) struct Disk {
     pub(crate) wrong: AtomicU64,
     pub(crate) loads: AtomicU64,
     pub(crate) stores: AtomicU64,
-    /// Set when the master has said that every block has its copy.
+    /// Set when the master has reported that every block has its copy.
     pub(crate) is_demoted: AtomicBool,
-    /// The blocks without a copy then.
+    /// The number of blocks without a copy at that time.
     pub(crate) left: AtomicU64,
     /// The versions of stores from memory, in the order of the orders.
     pub(crate) ordered: Mutex<Vec<u64>>,
@@ -47,7 +47,7 @@ pub(crate) struct Disk {
     pub(crate) loads_stall: AtomicBool,
     /// The orders to move a copy from one zone to another.
     pub(crate) moves: AtomicU64,
-    /// While set, such orders are not answered.
+    /// While set, orders to move a copy are not answered.
     pub(crate) moves_stall: AtomicBool,
     /// While set, nothing is written.
     pub(crate) refuses: AtomicBool,
@@ -237,7 +237,7 @@ pub(crate) fn patient() -> ReserveOptions {
     }
 }
 
-/// The same, for a block that is hard-pinned.
+/// [`ReserveOptions`] for a hard-pinned block.
 pub(crate) fn pinned() -> ReserveOptions {
     ReserveOptions {
         hard_pin: true,
@@ -245,7 +245,7 @@ pub(crate) fn pinned() -> ReserveOptions {
     }
 }
 
-/// Puts a block, and waits for the disk when it lags: a busy machine must not cost copies.
+/// Puts a block, and waits for the disk if it lags: a busy machine must not cost copies.
 pub(crate) async fn put_paced(pool: &Arc<Pool>, number: u64) {
     put(pool, number, &patient()).await;
     for _ in 0..100 {
@@ -262,7 +262,7 @@ pub(crate) async fn present(pool: &Arc<Pool>, numbers: std::ops::Range<u64>) -> 
     pool.exist(SPACE, &keys[..], false).answer
 }
 
-/// True when the block is read from memory after it came back.
+/// True if the block is loaded and read from memory.
 pub(crate) async fn comes_back(pool: &Arc<Pool>, number: u64) -> bool {
     let key = key(number);
     let keys = [key.as_ref()];
@@ -320,7 +320,7 @@ pub(crate) async fn comes_again(pool: &Arc<Pool>, disk: &Arc<Disk>, node: Node) 
     node
 }
 
-/// A pool whose only block, of key 1, lies on a medium alone, at a node in its second life.
+/// A pool whose only block, of key 1, lies only on a medium, on a node in its second incarnation.
 pub(crate) struct Cold {
     pub(crate) pool: Arc<Pool>,
     pub(crate) store: Arc<Gated>,

@@ -37,7 +37,7 @@ pub(crate) struct Gated {
     pub(crate) is_full: AtomicBool,
     /// While set, appends wait, as with a full etcd.
     pub(crate) has_no_space: AtomicBool,
-    /// Whether an append waits so.
+    /// Whether an append waits for space.
     waits_for_space: AtomicBool,
 }
 
@@ -120,7 +120,7 @@ pub(crate) async fn pool(directory: &Path, config: Config) -> (Arc<Pool>, Arc<Ga
     pool_at(directory, config, Arc::new(BootClock)).await
 }
 
-/// The same, by another clock.
+/// [`pool`] with another clock.
 pub(crate) async fn pool_at(
     directory: &Path,
     config: Config,
@@ -211,7 +211,7 @@ pub(crate) async fn join(
     join_late(pool, name, incarnation, bytes, Duration::ZERO).await
 }
 
-/// The same, with fences that take so long.
+/// [`join`] with fences that take this long.
 pub(crate) async fn join_late(
     pool: &Arc<Pool>,
     name: &str,
@@ -223,7 +223,7 @@ pub(crate) async fn join_late(
     join_as(pool, &registration, late).await.0
 }
 
-/// The same, of a node that says this of itself. Gives the number of its session too.
+/// [`join`] with this registration. Also returns the number of the session.
 pub(crate) async fn join_as(
     pool: &Arc<Pool>,
     registration: &Registration,

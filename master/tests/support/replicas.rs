@@ -1,4 +1,5 @@
-//! Nodes of a test's own that answer pulls when the test says so, and the tasks that order them.
+//! Nodes that the test controls: they answer pulls when the test says so. Also the tasks that order
+//! pulls.
 
 use super::{SPACE, commit, pool, registration, reserve};
 use kvpool_master::Config;
@@ -16,12 +17,12 @@ use std::time::Duration;
 pub(crate) const BLOCK: u64 = 64 << 10;
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// A node that fences at once, and keeps the pulls that it is to make.
+/// A node that fences at once, and keeps the pulls that it was ordered to make.
 pub(crate) struct Node {
     pub(crate) node: Arc<StoreNode>,
     pub(crate) session: u64,
     pub(crate) pulls: Arc<Mutex<Vec<proto::Pull>>>,
-    /// How many blocks leave with it, each time that the master has said so.
+    /// The numbers of blocks that leave with it, one for each report of the master.
     pub(crate) left: Arc<Mutex<Vec<u64>>>,
 }
 
@@ -58,7 +59,7 @@ pub(crate) async fn join(pool: &Arc<Pool>, name: &str, life: u128) -> Node {
 }
 
 impl Node {
-    /// The next pull that the node is to make.
+    /// The next pull that the node was ordered to make.
     pub(crate) async fn next(&self) -> proto::Pull {
         for _ in 0..500 {
             if let Some(pull) = self.pulls.lock().pop() {
@@ -167,7 +168,7 @@ pub(crate) fn used_on(pool: &Pool, node: &Arc<StoreNode>) -> u64 {
     own.map(|segment| segment.used()).sum()
 }
 
-/// Waits until so many bytes are in use on all nodes together.
+/// Waits until this many bytes are in use on all nodes together.
 pub(crate) async fn wait_used(pool: &Pool, bytes: u64) {
     let used = || {
         let segments = pool.placement.segments();
@@ -201,7 +202,7 @@ pub(crate) async fn with_a_block(
     (pool, a, b)
 }
 
-/// The same, where `b` has a replica too.
+/// [`with_a_block`], where `b` has a replica too.
 pub(crate) async fn with_two_replicas(
     directory: &std::path::Path,
     ttl: Duration,

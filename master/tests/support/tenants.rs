@@ -1,4 +1,4 @@
-//! Namespaces with settings, as tests use them.
+//! Namespaces with settings, for tests.
 
 use super::{Gated, item, patient_with_nodes};
 use kvpool_master::Config;
@@ -145,18 +145,18 @@ impl Tenant {
     }
 }
 
-/// Ends a master as a crash would: what is not logged is gone.
+/// Ends a master as a crash would: records that are not logged are lost.
 pub(crate) async fn stop(pool: Arc<Pool>, store: Arc<Gated>) {
     pool.retire().await;
     let left = Arc::downgrade(&store);
     drop((pool, store));
-    // Its threads notice the end within a second, and then let the directory go.
+    // The master's threads notice the end within a second, and then release the directory.
     while left.strong_count() > 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// Waits until nothing is under way, and checks that the accounts are what is there.
+/// Waits until no transfer is in progress, and checks that the accounts equal the contents.
 pub(crate) async fn check_sums(pool: &Arc<Pool>) -> Balance {
     for _ in 0..500 {
         let sums = pool.balance();
