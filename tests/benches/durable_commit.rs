@@ -1,12 +1,13 @@
-//! What durability costs a commit: the same blocks with commits acknowledged from memory and from
-//! etcd, in turns in one run.
+//! The cost of durability for a commit: the same blocks with commits acknowledged from memory and
+//! from etcd, in turns in one run.
 //!
 //!     cargo build --release -p kvpool-master -p kvpool-store-node
 //!     cargo bench -p kvpool-tests --bench durable_commit [-- embedded] [-- PAIRS]
 //!
 //! It drives real kvmasters with Reserve and Commit over framed connections and moves no bytes. It
-//! measures batches of 1 and of 128 blocks, one batch at a time and under load. It prints the medians
-//! over the pairs: blocks per second, the median latency of a batch's commit, and the difference.
+//! measures batches of 1 and of 128 blocks, one batch at a time and under load. It prints the
+//! medians over the pairs: blocks per second, the median latency of a batch's commit, and the
+//! difference.
 
 use kvpool_client::{Client, Options as ClientOptions, Remove};
 use kvpool_tests::commits::{Drive, Measured};
@@ -16,7 +17,7 @@ use std::time::Duration;
 
 const SEGMENT: &str = "512MiB";
 const EACH: Duration = Duration::from_secs(2);
-/// So many blocks have room.
+/// The number of blocks that have room.
 const MOST: u64 = 4_000_000;
 
 fn main() -> anyhow::Result<()> {
@@ -102,7 +103,7 @@ fn patient(mut options: ClientOptions) -> anyhow::Result<Client> {
     Ok(tokio::runtime::Handle::current().block_on(Client::connect(options))?)
 }
 
-/// A master to be measured, with what keeps it up.
+/// A master to be measured, with the processes that it needs.
 struct Master {
     address: String,
     client: Client,

@@ -1,6 +1,6 @@
-//! What further replicas are worth: four clients read one block of 16 MiB from three nodes, with and
-//! without `--hot-rate`, alternated in one run. Each node sends at most 1 Gbit/s: `tc` bounds its link, so
-//! the network of the nodes is the limit, and not the processors of this host.
+//! The benefit of further replicas: four clients read one block of 16 MiB from three nodes, with
+//! and without `--hot-rate`, alternated in one run. Each node sends at most 1 Gbit/s: `tc` limits
+//! its link. So the nodes' network is the limit, not the processors of this host.
 //!
 //!     cargo build --release -p kvpool-master -p kvpool-store-node
 //!     cargo bench -p kvpool-tests --bench hot_block [-- ROUNDS]
@@ -22,7 +22,8 @@ const BLOCK: usize = 16 << 20;
 const READERS: usize = 4;
 const NODES: [&str; 3] = ["node-0", "node-1", "node-2"];
 const LINK: &str = "1gbit";
-/// The time for replicas to come, and the time that is measured.
+/// How long replicas may take to appear before the measurement, and the duration of the
+/// measurement.
 const SETTLE: Duration = Duration::from_secs(6);
 const MEASURED: Duration = Duration::from_secs(5);
 
@@ -64,7 +65,7 @@ fn start(net: &Net, party: &str, program: &'static str, place: &Path, flags: &[&
     })
 }
 
-/// MB/s of all readers of one block.
+/// The rate of all readers of one block together, in MB/s.
 fn rate(net: &Net, flags: &[&str]) -> anyhow::Result<f64> {
     let place = tempfile::tempdir()?;
     let data = place.path().join("data").display().to_string();

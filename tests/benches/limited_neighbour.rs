@@ -1,12 +1,13 @@
-//! What a namespace at its rate limit costs its neighbours: the 99th percentiles of another namespace's calls, with the
-//! neighbour and without it, alternated in one run. A neighbour without a limit stands beside them.
+//! The cost of a rate-limited namespace for its neighbours: the 99th percentiles of another
+//! namespace's calls, with and without the neighbour, alternated in one run. A neighbour without a
+//! limit is measured too.
 //!
 //!     cargo build --release -p kvpool-master -p kvpool-store-node
 //!     cargo bench -p kvpool-tests --bench limited_neighbour [-- ROUNDS]
 //!
-//! The pool asks for tokens. The neighbour is a process with eight loops that put, get and ask as fast as they are let.
-//! A round is a turn of each kind, in an order that changes. It prints the medians over the rounds, of the percentiles
-//! (us) and of their ratios to the turn without a neighbour.
+//! The pool uses tokens. The neighbour is a process with eight loops that put, get and ask as fast
+//! as they can. A round has a turn of each kind, in a changing order. It prints the medians over
+//! the rounds: of the percentiles (us), and of their ratios to the turn without a neighbour.
 
 use anyhow::{Context, ensure};
 use kvpool_client::{
@@ -25,17 +26,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const TURN: Duration = Duration::from_secs(3);
-/// Between turns: what the neighbour has begun ends, and its bucket is full again.
+/// The pause between turns: the neighbour's calls end, and its bucket fills again.
 const PAUSE: Duration = Duration::from_millis(1500);
 const BLOCK: usize = 64 << 10;
-/// How many keys are asked for at a time.
+/// The number of keys in one question.
 const ASKED: u64 = 64;
-/// The neighbour's calls a second at its limit.
+/// The neighbour's limit, in calls a second.
 const LIMIT: u64 = 200;
 const LOOPS: u64 = 8;
 const NEIGHBOUR: &str = "elsewhere";
 
-/// What the neighbour does in a turn.
+/// The neighbour's behaviour in a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     Alone,
@@ -79,7 +80,8 @@ impl Neighbour {
         Ok(Self { child, says, hears })
     }
 
-    /// Lets it run, or stops it. Returns how many calls it made since it was told before.
+    /// Starts or stops the neighbour's calls. Returns the number of its calls since the last
+    /// command.
     fn tell(&mut self, word: &str) -> anyhow::Result<u64> {
         writeln!(self.hears, "{word}")?;
         let mut line = String::new();
@@ -132,7 +134,7 @@ async fn be_neighbour(url: &str, token: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes a call for a block, which `exist` asks for with its followers.
+/// Makes one call for a block. `exist` also asks for the blocks after it.
 async fn one(
     client: &Client,
     call: &str,
@@ -189,7 +191,7 @@ async fn measure(rounds: usize) -> anyhow::Result<()> {
     for round in 0..rounds {
         let mut this = [[0.0; 3]; 3];
         for place in 0..TURNS.len() {
-            // Whoever comes second finds a warmer machine: the order changes.
+            // A later turn finds a warmer machine, so the order changes.
             let number = (place + round) % TURNS.len();
             let kind = TURNS[number];
             match kind {
@@ -204,7 +206,7 @@ async fn measure(rounds: usize) -> anyhow::Result<()> {
             }
             if kind != Turn::Alone {
                 neighbour.tell("go")?;
-                // The first second's calls are those of a full bucket.
+                // The calls of the first second use a full bucket.
                 tokio::time::sleep(PAUSE).await;
             }
             let begun = Instant::now();

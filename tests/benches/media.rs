@@ -26,13 +26,13 @@ use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// The bytes of all blocks.
+/// The bytes of all blocks together.
 const TOTAL: u64 = 1 << 30;
 /// The bytes of the medium.
 const MEDIUM: u64 = 3 << 29;
 /// How long a process may fill its page tables.
 const SETTLE: Duration = Duration::from_secs(1);
-/// The bytes in progress, as the master orders them.
+/// The bytes in progress at a time, as the master orders them.
 const WINDOW: u64 = 64 << 20;
 /// The bytes of one batch of gets.
 const BATCH: u64 = 16 << 20;
@@ -118,7 +118,7 @@ async fn round(place: &Path, block: u64) -> anyhow::Result<Vec<(String, [f64; 4]
         let warm = get_all(&client, blocks, block).await?;
         let ratio = cold / disk.min(warm);
         rows.push((format!("get/{name}/{label}"), [cold, disk, warm, ratio]));
-        // The blocks have copies already, so the node ends at once.
+        // The blocks already have copies, so the node ends at once.
         cluster.nodes[0].terminate()?;
     }
     if block == 1 << 20 {
@@ -151,7 +151,7 @@ fn wait_attached(cluster: &Cluster, times: usize) -> anyhow::Result<()> {
     })
 }
 
-/// Bytes that a process has written to disks.
+/// The bytes that a process has written to disks.
 fn written(pid: u32) -> anyhow::Result<u64> {
     let counts = std::fs::read_to_string(format!("/proc/{pid}/io"))?;
     let bytes = counts.lines().find_map(|l| l.strip_prefix("write_bytes: "));
@@ -164,7 +164,7 @@ fn write_zeros(path: &Path, bytes: u64) -> anyhow::Result<()> {
     Ok(file.sync_all()?)
 }
 
-/// Stops the node, and says at which rate it copied its memory: MB/s.
+/// Stops the node, and returns the rate at which it copied its memory, in MB/s.
 fn drain(cluster: &mut Cluster) -> anyhow::Result<f64> {
     let stored = |cluster: &Cluster| -> anyhow::Result<u64> {
         let counters = cluster.counters()?;
@@ -184,7 +184,7 @@ fn drain(cluster: &mut Cluster) -> anyhow::Result<f64> {
         std::thread::sleep(Duration::from_millis(1));
         Ok(())
     };
-    // From the first write on: the node's farewell is not the disk's.
+    // Measured from the first write on: the node's goodbye does not use the disk.
     let written_before = written(pid)?;
     while written(pid)? == written_before {
         waits()?;
@@ -198,7 +198,7 @@ fn drain(cluster: &mut Cluster) -> anyhow::Result<f64> {
     Ok(rate)
 }
 
-/// Gets every block once in random order, and checks some: MB/s.
+/// Gets every block once in random order, and checks some of them. Returns MB/s.
 async fn get_all(client: &Client, blocks: u64, block: u64) -> anyhow::Result<f64> {
     let mut order: Vec<u64> = (0..blocks).collect();
     order.shuffle(&mut StdRng::seed_from_u64(rand::random()));
@@ -262,7 +262,7 @@ async fn latency(client: &Client, blocks: u64, block: u64) -> anyhow::Result<f64
 struct Raw {
     engine: Arc<dyn Engine>,
     arena: Arc<Arena>,
-    /// Bytes of a request.
+    /// The bytes of one request.
     request: u64,
 }
 
@@ -339,7 +339,7 @@ impl Raw {
                     op: op(buffer),
                     offset,
                     done: Box::new(move |completion| {
-                        // The receiver lives until all have come.
+                        // The receiver lives until all completions have come.
                         let _ = done.send(completion.result);
                     }),
                 });

@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = MIB;
-/// Blocks of one call.
+/// The number of blocks in one call.
 const BATCH: u64 = 16;
-/// Blocks that fit into memory with room to spare, so that none is due to be copied.
+/// The number of blocks that fit into memory with room to spare, so that no copy is due.
 const FEW: u64 = 512;
 const SMALL: usize = 64 << 10;
 const STALL: Duration = Duration::from_secs(30);
@@ -42,7 +42,7 @@ fn main() -> anyhow::Result<()> {
     let mut rows: Vec<(&str, Vec<[f64; 2]>)> = Vec::new();
     for round in 0..rounds {
         let all = runtime.block_on(async {
-            // Whoever comes second finds a warmer machine: the order changes.
+            // A later pool finds a warmer machine, so the order changes.
             let (with, without) = match round % 2 {
                 0 => {
                     let with = rates(Some(place.path())).await?;
@@ -78,7 +78,7 @@ fn median(mut all: Vec<f64>) -> f64 {
     all.get(all.len() / 2).copied().unwrap_or_default()
 }
 
-/// Rates of one pool in MB/s, with a disk in `place` or without one.
+/// The rates of one pool in MB/s, with a disk in `place` or without one.
 async fn rates(place: Option<&Path>) -> anyhow::Result<Vec<(&'static str, f64)>> {
     let directory = place.map(tempfile::tempdir_in).transpose()?;
     let node = directory.as_ref().map_or_else(Vec::new, |directory| {
@@ -151,8 +151,8 @@ async fn gets(client: &Client, blocks: u64) -> anyhow::Result<f64> {
     Ok((blocks * BLOCK) as f64 / 1e6 / begun.elapsed().as_secs_f64())
 }
 
-/// The 99th percentiles of single puts and gets in memory, with the disk stalled and before; in us. And how
-/// late the last heartbeat left, in us, against its interval.
+/// The 99th percentiles of single puts and gets in memory, while the disk stalls and before, in us.
+/// Also the lateness of the last heartbeat in us, against its interval.
 async fn stall(place: &Path) -> anyhow::Result<Vec<(&'static str, [f64; 2])>> {
     let directory = tempfile::tempdir_in(place)?;
     let disk = match FaultyDisk::mount(directory.path()) {
@@ -170,7 +170,7 @@ async fn stall(place: &Path) -> anyhow::Result<Vec<(&'static str, [f64; 2])>> {
     };
     let cluster = Cluster::start(options.master(&["--lease-ttl", "300ms"]))?;
     let client = cluster.client().await?;
-    // Memory is full, so copies are under way all the time.
+    // Memory is full, so copies are in progress all the time.
     for first in (0..400).step_by(16) {
         put_all(&client, first..first + 16, 1 << 20).await?;
     }
@@ -188,7 +188,7 @@ async fn stall(place: &Path) -> anyhow::Result<Vec<(&'static str, [f64; 2])>> {
     Ok(rows)
 }
 
-/// The 99th percentiles of puts and of gets of what was just put, in us.
+/// The 99th percentiles of puts, and of gets of blocks that were just put, in us.
 async fn single(client: &Client, first: u64, during: Duration) -> anyhow::Result<(f64, f64)> {
     let until = Instant::now() + during;
     let (mut puts, mut gets) = (Vec::new(), Vec::new());

@@ -1,11 +1,12 @@
-//! A million blocks on etcd: what they take there, and how soon a master serves them.
+//! A million blocks on etcd: their size there, and the time until a master serves them.
 //!
 //!     cargo build --release -p kvpool-master -p kvpool-store-node
 //!     cargo bench -p kvpool-tests --bench metadata_etcd [-- BLOCKS]
 //!
-//! It prints the bytes of etcd per block after the snapshots are written. It prints the time of a cold
-//! start until the master leads, and the time in which a warm standby takes over. Then it writes new versions
-//! of ten times as many blocks. After each tenth it prints the size, and the resident memory of leader and standby.
+//! It prints the bytes of etcd per block after the snapshots are written. It prints the time of a
+//! cold start until the master leads, and the time in which a warm standby takes over. Then it
+//! writes new versions of ten times as many blocks. After each tenth it prints the size, and the
+//! resident memory of leader and standby.
 
 use kvpool_tests::commits::Drive;
 use kvpool_tests::masters::{self, Options, Pool};
@@ -79,7 +80,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The standby takes over from a leader that is killed, and from one that hands over.
+/// The standby takes over from a leader that is killed, and from a leader that hands over.
 fn take_over(pool: &mut Pool, blocks: u64) -> anyhow::Result<()> {
     for (how, by) in [
         ("SIGTERM", Pool::terminate as fn(&mut Pool, usize) -> _),
@@ -99,11 +100,11 @@ fn take_over(pool: &mut Pool, blocks: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All masters end, one starts and leads.
+/// All masters end. Then one starts and leads.
 fn cold_start(pool: &mut Pool, blocks: u64) -> anyhow::Result<()> {
     let leader = pool.wait_settled()?;
     let standby = 1 - leader.index;
-    // The standby first: nobody takes over from a leader that ends last.
+    // The standby ends first, so that no master takes over when the leader ends.
     pool.terminate(standby)?;
     pool.terminate(leader.index)?;
     let begun = Instant::now();
@@ -119,7 +120,7 @@ fn cold_start(pool: &mut Pool, blocks: u64) -> anyhow::Result<()> {
     pool.restart(leader.index)
 }
 
-/// Prints what a master logged of its last election: how long it took from winning to serving.
+/// Prints a master's log line about its last election: the time from winning to serving.
 fn said(pool: &Pool, index: usize) {
     let log = pool.master(index).log_text();
     let is_of_it = |line: &&str| line.contains("elected") || line.contains("promoted");
@@ -142,7 +143,7 @@ fn caught_up(pool: &Pool) -> anyhow::Result<()> {
     })
 }
 
-/// What etcd takes.
+/// The size of the data in etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Size {
     bytes: u64,
@@ -183,7 +184,7 @@ fn size(pool: &Pool) -> anyhow::Result<Size> {
     })
 }
 
-/// The size when it has not changed for 10 s, or after two minutes.
+/// The size once it has not changed for 10 s, or after two minutes.
 fn rest(pool: &Pool) -> anyhow::Result<Size> {
     let limit = Instant::now() + Duration::from_secs(120);
     let (mut last, mut since) = (size(pool)?, Instant::now());

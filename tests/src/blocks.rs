@@ -1,4 +1,4 @@
-//! Blocks that can be checked: every byte follows from the key.
+//! Blocks with checkable content: every byte follows from the key.
 
 use kvpool_client::{Client, GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions};
 use kvpool_transport::{Region, Slice};
@@ -6,7 +6,7 @@ use kvpool_types::{Key, Length};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
-/// The bytes that belong under `key`.
+/// The bytes of the block under `key`.
 pub fn bytes_of(key: &Key, length: usize) -> Vec<u8> {
     let mut state = seed(key);
     let mut out = Vec::with_capacity(length + 8);
@@ -36,25 +36,25 @@ pub fn key(number: u64) -> Key {
     Key::from_digest(digest)
 }
 
-/// Memory that holds the bytes that belong under `key`.
+/// Memory with the bytes of the block under `key`.
 pub fn source(key: &Key, length: usize) -> Slice {
     Region::from(bytes_of(key, length)).whole()
 }
 
-/// Empty memory to get a block into.
+/// Empty memory that receives a block.
 pub fn target(length: usize) -> Slice {
     Region::allocate(Length(length as u64)).whole()
 }
 
-/// Whether `slice` begins with the bytes that belong under `key`.
+/// Whether `slice` begins with the bytes of the block under `key`.
 pub fn is_right(key: &Key, slice: &Slice, length: usize) -> bool {
     let mut bytes = slice.to_vec();
     bytes.truncate(length);
     bytes == bytes_of(key, length)
 }
 
-/// Puts blocks `numbers`, each `length` bytes of its own, in one batch; fails unless all are stored
-/// or present.
+/// Puts the blocks `numbers` in one batch, each `length` bytes long. Fails unless all are stored or
+/// present.
 pub async fn put_all(
     client: &Client,
     numbers: std::ops::Range<u64>,
@@ -73,16 +73,16 @@ pub async fn put_all(
     Ok(())
 }
 
-/// What a check of many blocks found.
+/// The result of a check of many blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Blocks that came back as they were put.
+    /// The number of blocks with the right bytes.
     pub right: usize,
-    /// Blocks that came back otherwise.
+    /// The number of blocks with wrong bytes.
     pub wrong: usize,
-    /// Blocks that are not there.
+    /// The number of absent blocks.
     pub missed: usize,
-    /// Blocks whose get failed.
+    /// The number of blocks whose get failed.
     pub failed: usize,
 }
 
@@ -95,7 +95,7 @@ pub async fn check_all(client: &Client, numbers: std::ops::Range<u64>, length: u
     check_all_by(client, numbers, length, &options).await
 }
 
-/// The same with other options.
+/// [`check_all`] with these options.
 pub async fn check_all_by(
     client: &Client,
     numbers: std::ops::Range<u64>,

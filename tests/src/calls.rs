@@ -1,4 +1,5 @@
-//! Calls over gRPC by hand, with any path, any headers and any body; and what an answer gives away.
+//! Calls over gRPC without a generated client, with any path, headers and body. Also a check that
+//! an answer reveals nothing.
 
 use anyhow::{Context, anyhow, ensure};
 use http_body_util::{BodyExt, Full};
@@ -10,16 +11,16 @@ use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tonic::transport::Channel;
 
-/// What a call was answered.
+/// The answer to a call.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// The status of HTTP.
     pub http: u16,
-    /// The status of gRPC; `None` when HTTP's says enough.
+    /// The status of gRPC; `None` if the HTTP status ended the call.
     pub grpc: Option<u32>,
     /// The message, if there is one.
     pub message: Option<Vec<u8>>,
-    /// Every byte of it, with all headers and trailers.
+    /// Every byte of the answer, with all headers and trailers.
     pub all: Vec<u8>,
 }
 
@@ -29,7 +30,7 @@ pub fn body_of(message: &[u8]) -> Vec<u8> {
     [&[0], &length.to_be_bytes()[..], message].concat()
 }
 
-/// Makes a call. Fails when the connection ends, or the answer is none of gRPC.
+/// Makes a call. Fails if the connection ends, or if the answer is not a gRPC answer.
 pub async fn ask(
     channel: &Channel,
     head: http::request::Builder,
@@ -76,8 +77,9 @@ pub async fn ask(
     })
 }
 
-/// What an answer to the call at `path` says of blocks, nodes and namespaces, where the caller may know none but the
-/// empty namespace `own`. Fails when the answer is not the call's.
+/// The fact about blocks, nodes and namespaces that an answer to the call at `path` reveals, if
+/// any. The caller may know only the empty namespace `own`. Fails if the answer is not an answer to
+/// this call.
 pub fn gives_away(path: &str, answer: &Answer, own: &str) -> anyhow::Result<Option<String>> {
     let Some(message) = answer.message.as_deref().filter(|_| answer.grpc == Some(0)) else {
         return Ok(None);
@@ -124,7 +126,7 @@ pub fn gives_away(path: &str, answer: &Answer, own: &str) -> anyhow::Result<Opti
                 || it.namespaces.iter().any(|name| name != own)
         }),
         "Cluster" => said!(ClusterReply, |it| !it.overview.is_empty()),
-        // What only an administrator may call.
+        // A call that only an administrator may make.
         _ => Some(format!("{path} was answered")),
     })
 }

@@ -1,7 +1,8 @@
-//! A load of puts, replacements, removals and gets that knows which contents each key may have.
+//! A load of puts, replacements, removals and gets that knows the possible contents of each key.
 //!
-//! Each task has keys of its own, so the order of the calls on a key is known. A call that failed may
-//! have taken effect or not, so a key may have several contents until the next call that succeeds.
+//! Each task has its own keys, so the order of the calls on a key is known. A failed call may or
+//! may not have taken effect. So a key may have several possible contents until the next call that
+//! succeeds.
 
 use crate::blocks::{bytes_of, key, target};
 use anyhow::{bail, ensure};
@@ -18,34 +19,34 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-/// How long one call may take, so that an outage does not stop the load.
+/// The timeout of one call. It is short, so that an outage does not stop the load.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Keys in one call.
+/// The number of keys in one call.
 const BATCH: usize = 4;
 
-/// How the load is made.
+/// The parameters of the load.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Tasks at once.
+    /// The number of concurrent tasks.
     pub tasks: u64,
-    /// Keys of each task.
+    /// The number of keys of each task.
     pub keys: u64,
-    /// Bytes of a block.
+    /// The length of a block in bytes.
     pub length: usize,
 }
 
-/// What a load or a check has seen.
+/// The counts of a load or a check.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// Blocks stored.
+    /// Stored blocks.
     pub stored: u64,
-    /// Blocks removed.
+    /// Removed blocks.
     pub removed: u64,
-    /// Blocks got and right.
+    /// Blocks that were got with right bytes.
     pub right: u64,
-    /// Blocks that were not there.
+    /// Absent blocks.
     pub missed: u64,
-    /// Calls that failed.
+    /// Failed calls.
     pub failed: u64,
 }
 
@@ -67,18 +68,18 @@ pub struct Churn {
     shape: Shape,
 }
 
-/// The keys as a load left them.
+/// The possible contents of the keys after a load.
 #[derive(Debug)]
 pub struct Left {
     tasks: Vec<Task>,
-    /// The sum of the load.
+    /// The counts of the load.
     pub seen: Seen,
 }
 
 #[derive(Debug)]
 struct Task {
     first: u64,
-    /// For each key the contents that it may have, by number.
+    /// By key: the numbers of its possible contents.
     may_have: Vec<BTreeSet<u64>>,
     next: u64,
     length: usize,
@@ -234,7 +235,7 @@ impl Task {
         Ok(())
     }
 
-    /// Whether each key was there.
+    /// Returns whether each key was present.
     async fn get(&mut self, client: &Client, batch: &[usize]) -> anyhow::Result<Vec<bool>> {
         let targets: Vec<Slice> = batch.iter().map(|_| target(self.length)).collect();
         let gets = batch.iter().zip(&targets);

@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// What a pool is made of.
+/// The parts of a pool.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How many store nodes.
+    /// The number of store nodes.
     pub nodes: usize,
-    /// The size of each node's one segment, as its flag takes it.
+    /// The size of each node's only segment, in the form of its flag.
     pub segment: String,
     /// More flags for kvmaster.
     pub master: Vec<String>,
     /// More flags for every kvstore-node.
     pub node: Vec<String>,
-    /// Where the master keeps its metadata, if not in the pool's own directory.
+    /// The master's data directory, if it is outside the pool's own directory.
     pub data_dir: Option<PathBuf>,
 }
 
@@ -44,7 +44,7 @@ impl Options {
     }
 }
 
-/// A pool of real processes in a directory of its own. Dropping it kills them.
+/// A pool of real processes in its own directory. Dropping it kills them.
 #[derive(Debug)]
 pub struct Cluster {
     directory: TempDir,
@@ -73,12 +73,12 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The directory that holds everything of this pool.
+    /// The directory with all files of this pool.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The master's address as clients take it.
+    /// The master's URL, for clients.
     pub fn master_url(&self) -> String {
         format!("{}{}", crate::trust::scheme(), self.master.listen)
     }
@@ -90,24 +90,24 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts node `index` anew, as a new incarnation of the same name.
+    /// Starts node `index` again, as a new incarnation of the same name.
     pub fn restart_node(&mut self, index: usize) -> anyhow::Result<()> {
         self.nodes[index] = self.start_node(index)?;
         Ok(())
     }
 
-    /// Where node `index` has its Unix socket.
+    /// The path of node `index`'s Unix socket.
     pub fn node_socket(&self, index: usize) -> PathBuf {
         self.directory().join(format!("node-{index}.sock"))
     }
 
-    /// Starts a process of node `index`, beside the one that may still be there.
+    /// Starts another process of node `index`. An earlier process may still run.
     pub fn start_node(&self, index: usize) -> anyhow::Result<Daemon> {
         let (name, flags) = self.node_flags(index);
         Daemon::start("kvstore-node", self.directory(), &name, &flags)
     }
 
-    /// Starts a process of node `index`, and does not wait until it serves.
+    /// Starts a process of node `index` without waiting until it serves.
     pub fn spawn_node(&self, index: usize) -> anyhow::Result<Daemon> {
         let (name, flags) = self.node_flags(index);
         Daemon::spawn("kvstore-node", self.directory(), &name, &flags)
@@ -134,8 +134,8 @@ impl Cluster {
         (name, flags)
     }
 
-    /// The flags of a small node called `name`, of the master at `url`, and `more`. Those of a cluster's own nodes are
-    /// not among them.
+    /// The flags of a small node `name` of the master at `url`, followed by `more`. The flags of a
+    /// cluster's own nodes are not included.
     pub fn flags_of_node(url: &str, name: &str, more: &[&str]) -> Vec<String> {
         let own = [
             "--master",
@@ -160,13 +160,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// Where the master keeps its metadata.
+    /// The master's data directory.
     pub fn data_dir(&self) -> PathBuf {
         let own = self.directory().join("master-data");
         self.options.data_dir.clone().unwrap_or(own)
     }
 
-    /// Gives the master more flags, from its next start on.
+    /// Adds flags for the master, from its next start on.
     pub fn add_master_flags(&mut self, flags: &[&str]) {
         let flags = flags.iter().map(|flag| (*flag).to_owned());
         self.options.master.extend(flags);
@@ -196,7 +196,7 @@ impl Cluster {
         })
     }
 
-    /// Waits until `condition` holds; fails after 30 s, naming `what`.
+    /// Waits until `condition` holds. Fails after 30 s with an error that names `what`.
     pub fn wait_for(
         &self,
         what: &str,
@@ -233,14 +233,14 @@ impl Cluster {
         all
     }
 
-    /// The master's counters: the JSON of /api/v1/counters.
+    /// The master's counters, from the JSON of /api/v1/counters.
     pub fn counters(&self) -> anyhow::Result<serde_json::Value> {
         Ok(serde_json::from_str(
             &self.master.http_get("/api/v1/counters")?,
         )?)
     }
 
-    /// One number of the counters' top level.
+    /// One number at the top level of the counters.
     pub fn gauge(&self, name: &str) -> anyhow::Result<u64> {
         let counters = self.counters()?;
         counters[name]

@@ -1,8 +1,8 @@
-//! Blocks that a master takes for written: Reserve and Commit over framed connections, many at a time,
-//! and no bytes. What is measured is the master and its log, not the moving of bytes.
+//! Blocks that the master takes for written: Reserve and Commit over framed connections, many at a
+//! time, without bytes. This measures the master and its log, not the transfer of bytes.
 //!
-//! The nodes and their grants are real; the blocks are not: a get of one finds bytes that are not its
-//! own. It is for benches only.
+//! The nodes and their grants are real, but the blocks are not: a get finds other bytes. Only
+//! benches may use this.
 
 use crate::blocks::key;
 use crate::raw;
@@ -21,33 +21,33 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The bytes that every block is said to have.
+/// The committed length of every block, in bytes.
 pub const LENGTH: u64 = 64;
 
-/// How long what found no room waits.
+/// The pause before blocks without room are tried again.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How blocks are committed.
+/// The parameters of the commits.
 #[derive(Clone, Copy, Debug)]
 pub struct Drive {
-    /// Framed connections, each with a thread.
+    /// The number of framed connections, each with a thread.
     pub connections: usize,
-    /// Batches under way on each connection.
+    /// The number of batches in flight on each connection.
     pub in_flight: usize,
-    /// Blocks in a batch.
+    /// The number of blocks in a batch.
     pub batch: u64,
-    /// Write new versions of blocks that are there.
+    /// Whether to write new versions of present blocks.
     pub upsert: bool,
 }
 
-/// What came of it.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Blocks whose commit was acknowledged.
+    /// The number of acknowledged blocks.
     pub blocks: u64,
-    /// From the first reserve to the last acknowledgement.
+    /// The time from the first reserve to the last acknowledgement.
     pub took: Duration,
-    /// From each commit's sending to its answer, in order of length.
+    /// The latency of each commit, in ascending order.
     pub commits: Vec<Duration>,
 }
 
@@ -57,7 +57,7 @@ impl Measured {
         blocks_f64(self.blocks) / self.took.as_secs_f64().max(1e-9)
     }
 
-    /// The latency that half of the commits kept under.
+    /// The median latency of the commits.
     pub fn median(&self) -> Duration {
         let middle = self.commits.get(self.commits.len() / 2);
         middle.copied().unwrap_or_default()
@@ -73,8 +73,8 @@ fn blocks_f64(blocks: u64) -> f64 {
 }
 
 impl Drive {
-    /// Commits the blocks with these numbers at the master at `address`, `host:port`, or as many of
-    /// them as go in `limit`.
+    /// Commits the blocks with these numbers at the master at `address` (`host:port`), or as many
+    /// of them as possible within `limit`.
     pub fn run(
         self,
         address: &str,
@@ -112,22 +112,22 @@ impl Drive {
     }
 }
 
-/// What the connections share.
+/// The state that the connections share.
 struct Work<'a> {
     drive: Drive,
     next: &'a AtomicU64,
-    /// What found no room the last time.
+    /// The blocks without room in the last attempt.
     again: Mutex<Vec<u64>>,
     end: u64,
     until: Instant,
 }
 
 impl Work<'_> {
-    /// The next batch; `None` when there is no more to do.
+    /// The next batch; `None` if no block is left.
     fn take(&self) -> Option<Vec<u64>> {
         let again = std::mem::take(&mut *self.lock_again());
         if !again.is_empty() && Instant::now() < self.until {
-            // What gave way to newer versions is on its way to being free.
+            // The extents of replaced versions will soon be free.
             std::thread::sleep(PAUSE);
             return Some(again);
         }
@@ -141,7 +141,7 @@ impl Work<'_> {
     }
 }
 
-/// A batch that an answer is expected for.
+/// A batch that waits for an answer.
 enum Pending {
     Reserve(Vec<u64>),
     Commit(u64, Instant),
@@ -201,7 +201,7 @@ impl Connection {
         Ok(measured)
     }
 
-    /// Asks for room for the next batch, if there is one.
+    /// Asks for room for the next batch, if there is a batch left.
     fn reserve(&mut self, work: &Work<'_>) -> anyhow::Result<()> {
         let Some(numbers) = work.take() else {
             return Ok(());
@@ -220,7 +220,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Commits what was granted; what found no room comes again.
+    /// Commits the granted blocks. Blocks without room are tried again.
     fn commit_batch(
         &mut self,
         work: &Work<'_>,
@@ -268,7 +268,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a call in one write; its number.
+    /// Sends a call in one write, and returns its number.
     fn send(&mut self, op: Op, message: &impl Message) -> anyhow::Result<u64> {
         let request = self.next;
         self.next += 1;

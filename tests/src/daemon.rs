@@ -8,13 +8,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// How long a daemon may take to serve, or to end.
+/// The longest time for a daemon to serve, or to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 static FILTER: OnceLock<String> = OnceLock::new();
 
-/// Makes later daemons of this process log what `filter` lets through, as `RUST_LOG` has it. Later calls change
-/// nothing.
+/// Sets the log filter of daemons that this process starts later, in the form of `RUST_LOG`. Only
+/// the first call has an effect.
 pub fn log_at(filter: &str) {
     let _already = FILTER.set(filter.to_owned());
 }
@@ -24,13 +24,13 @@ fn filter() -> String {
     FILTER.get().cloned().unwrap_or(told)
 }
 
-/// A daemon that serves. Dropping it kills it.
+/// A running daemon. Dropping it kills it.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
-    /// Where its main port is served, `host:port`.
+    /// The address of its main port, `host:port`.
     pub listen: String,
-    /// Where its HTTP port is served, `host:port`.
+    /// The address of its HTTP port, `host:port`.
     pub http: String,
     log: PathBuf,
     ready: PathBuf,
@@ -50,7 +50,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Starts a binary of this workspace. Its addresses are empty until it is known to serve.
+    /// Starts a binary of this workspace. Its addresses are empty until it serves.
     pub fn spawn(
         binary: &str,
         directory: &Path,
@@ -112,7 +112,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Everything that it has logged.
+    /// The whole log of the daemon.
     pub fn log_text(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -124,7 +124,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Stops the process where it stands; it does not notice. On return none of its threads runs.
+    /// Stops the process (SIGSTOP). When this returns, none of its threads runs.
     pub fn pause(&self) -> anyhow::Result<()> {
         self.signal(Signal::STOP)?;
         let limit = Instant::now() + PATIENCE;
@@ -149,12 +149,12 @@ impl Daemon {
         Ok(true)
     }
 
-    /// Lets a paused process go on.
+    /// Continues a stopped process (SIGCONT).
     pub fn resume(&self) -> anyhow::Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// Kills the process at once (SIGKILL) and waits until it is gone.
+    /// Kills the process at once (SIGKILL) and waits for its end.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -208,7 +208,7 @@ impl Daemon {
         Ok(line.trim().parse()?)
     }
 
-    /// Changes one byte of the node's first segment behind everyone's back, as a memory fault would.
+    /// Changes one byte of the node's first segment without any message, as a memory fault would.
     pub fn flip_byte(&self, offset: u64) -> anyhow::Result<()> {
         use std::os::unix::fs::FileExt;
         for entry in std::fs::read_dir(format!("/proc/{}/fd", self.pid()))? {
@@ -227,7 +227,7 @@ impl Daemon {
         bail!("the process has no segment")
     }
 
-    /// How many threads the process has.
+    /// The number of threads of the process.
     pub fn threads(&self) -> anyhow::Result<usize> {
         Ok(std::fs::read_dir(format!("/proc/{}/task", self.pid()))?.count())
     }
@@ -237,7 +237,7 @@ impl Daemon {
         self.status_bytes("VmRSS:")
     }
 
-    /// The most memory that the process has had, in bytes.
+    /// The peak resident memory of the process, in bytes.
     pub fn peak_bytes(&self) -> anyhow::Result<u64> {
         self.status_bytes("VmHWM:")
     }
@@ -260,7 +260,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Where a binary of this workspace is: beside the directory of the test that runs.
+/// The path of a binary of this workspace, which is beside the directory of the running test.
 pub fn path_of(binary: &str) -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe()?;
     let directory = test

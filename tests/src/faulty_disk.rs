@@ -1,7 +1,7 @@
-//! A filesystem with one file, whose faults a test chooses: to a daemon it is a disk that fails.
+//! A filesystem with one file, whose faults the test chooses. To a daemon it is a failing disk.
 //!
-//! It is mounted with FUSE, so the daemon meets real errors of the kernel on the engine that it would
-//! use in production.
+//! It is mounted with FUSE. So the daemon meets real errors of the kernel, on the engine that it
+//! uses in production.
 
 mod trap;
 
@@ -27,26 +27,26 @@ const ROOT: INodeNo = INodeNo::ROOT;
 const FILE: INodeNo = INodeNo(2);
 const FOREVER: Duration = Duration::from_secs(3600);
 
-/// What happens to reads and writes.
+/// The behaviour of reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// They succeed.
+    /// All succeed.
     None,
-    /// They all fail.
+    /// All fail.
     Fails(Errno),
     /// Writes fail, and reads succeed.
     RefusesWrites(Errno),
-    /// Half of the bytes of a large request are transferred. A small read gives no bytes, and a small write fails
-    /// with `EIO`: so does the next request, for the rest. Linux repeats a write of which no byte is taken, without
-    /// end, and tells no program.
+    /// Large requests transfer half of their bytes. A small read returns no bytes, and a small
+    /// write fails with `EIO`. So the request for the rest of a large one fails too. Linux repeats
+    /// a write of which no byte is taken without end, and reports that to no program.
     Short,
-    /// Each takes so long.
+    /// Each takes this long.
     Late(Duration),
     /// None ends before the fault does.
     Hangs,
 }
 
-/// A request of at most so many bytes is a small one.
+/// The most bytes of a small request.
 const SMALL: u32 = 192 << 10;
 
 fn half(size: u32) -> u32 {
@@ -73,7 +73,7 @@ struct Shared {
 }
 
 impl FaultyDisk {
-    /// Mounts the filesystem. Its bytes lie in a file in `place`.
+    /// Mounts the filesystem. A file in `place` holds its bytes.
     ///
     /// # Errors
     ///
@@ -104,12 +104,12 @@ impl FaultyDisk {
         })
     }
 
-    /// The file to use as a medium. It is created by who opens it first.
+    /// The file to use as a medium. The first process that opens it creates it.
     pub fn path(&self) -> PathBuf {
         self.mount.path().join(NAME)
     }
 
-    /// Begins a fault, or ends it.
+    /// Begins or ends a fault.
     pub fn set(&self, fault: Fault) {
         *self
             .shared
@@ -119,7 +119,7 @@ impl FaultyDisk {
         self.shared.changed.notify_all();
     }
 
-    /// Sets a trap for the next request of this kind, in place of the trap before it.
+    /// Sets a trap for the next request of this kind. It replaces the trap before it.
     pub fn trap(&self, point: Point) -> Trap {
         let (trap, held) = Trap::new(point);
         if let Some(before) = self.shared.trap().replace(held) {
@@ -131,7 +131,7 @@ impl FaultyDisk {
 
 impl Drop for FaultyDisk {
     fn drop(&mut self) {
-        // A request that hangs would keep the daemon, and the daemon the mount.
+        // A hanging request would keep the daemon running, and the daemon keeps the mount.
         self.set(Fault::None);
         if let Some(session) = self.session.take() {
             drop(session);
@@ -156,7 +156,7 @@ impl Shared {
         drop(waited);
     }
 
-    /// Runs a request now, or later on a thread of its own.
+    /// Runs a request now, or later on its own thread.
     fn run(self: &Arc<Self>, point: Point, request: impl FnOnce(&Self, Fault) + Send + 'static) {
         let (shared, fault) = (Arc::clone(self), self.fault());
         let trap = self.trap().clone();
@@ -215,12 +215,12 @@ impl Shared {
     }
 }
 
-/// The filesystem: a directory, and in it one file.
+/// The filesystem: a directory with one file.
 struct OneFile(Arc<Shared>);
 
 impl Filesystem for OneFile {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        // An empty file is not there yet.
+        // An empty file does not exist yet.
         if name == NAME && self.0.size() > 0 {
             reply.entry(&Duration::ZERO, &self.0.attributes(FILE), Generation(0));
         } else {

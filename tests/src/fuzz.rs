@@ -1,7 +1,7 @@
-//! A fuzz runner: a committed corpus, and mutations of it that follow from a seed alone.
+//! A fuzz runner: a committed corpus, and mutations of it that follow only from a seed.
 //!
-//! What a run finds is a number and the bytes in hexadecimal. To keep it, put the bytes into a file of the
-//! corpus: from then on every run begins with it.
+//! A finding is a number and the bytes in hexadecimal. To keep it, put the bytes into a file of the
+//! corpus: from then on every run begins with them.
 
 use anyhow::Context;
 use rand::rngs::StdRng;
@@ -14,13 +14,13 @@ use std::path::PathBuf;
 /// The longest input that is made, in bytes.
 const MOST: usize = 8 << 10;
 
-/// How many mutations a test makes: `KVPOOL_FUZZ`, or `usually`.
+/// The number of mutations of a test: `KVPOOL_FUZZ`, or `usually`.
 pub fn cases(usually: u64) -> u64 {
     let told = std::env::var("KVPOOL_FUZZ").ok();
     told.and_then(|told| told.parse().ok()).unwrap_or(usually)
 }
 
-/// Where random choices begin: `KVPOOL_FUZZ_SEED`, or always the same.
+/// The seed of the random choices: `KVPOOL_FUZZ_SEED`, or a constant.
 pub fn seed() -> u64 {
     let told = std::env::var("KVPOOL_FUZZ_SEED").ok();
     told.and_then(|told| told.parse().ok()).unwrap_or(17)
@@ -34,7 +34,8 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// The files of `tests/fuzz/name`, one input a line in hexadecimal, and `more` that a test makes.
+    /// The inputs in the files of `tests/fuzz/name`, one in each line in hexadecimal, and `more`
+    /// inputs of the test.
     pub fn load(name: &str, more: Vec<Vec<u8>>) -> anyhow::Result<Self> {
         let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz");
         let path = directory.join(format!("{name}.hex"));
@@ -56,7 +57,7 @@ impl Corpus {
         })
     }
 
-    /// The inputs as they are.
+    /// The unchanged inputs.
     pub fn inputs(&self) -> &[Vec<u8>] {
         &self.inputs
     }
@@ -73,8 +74,8 @@ impl Corpus {
         bytes
     }
 
-    /// Gives every input, then `count` mutations, to `check`. Fails, naming the bytes, when it fails or
-    /// panics.
+    /// Passes every input, then `count` mutations, to `check`. If `check` fails or panics, this
+    /// fails with the bytes.
     pub fn run(
         &mut self,
         name: &str,
@@ -111,7 +112,7 @@ fn found(name: &str, which: &str, bytes: &[u8], why: &str) -> anyhow::Error {
     )
 }
 
-/// Numbers at which limits and signs lie.
+/// Numbers at the limits of integer types.
 const EDGES: [u64; 12] = [
     0,
     1,

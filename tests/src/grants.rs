@@ -1,4 +1,4 @@
-//! Puts taken apart: a reservation made by hand, so that a test can stop between any two steps.
+//! The steps of a put by hand, so that a test can stop between any two of them.
 
 use anyhow::{Context, bail};
 use kvpool_proto as proto;
@@ -10,22 +10,22 @@ use kvpool_types::{
 };
 use tonic::transport::Channel;
 
-/// A control connection without the client library's care.
+/// A control connection without the client library.
 #[derive(Debug)]
 pub struct Control {
     client: PoolClient<Channel>,
-    /// The pool.
+    /// The pool's id.
     pub cluster: ClusterId,
     /// The master's term.
     pub epoch: Epoch,
 }
 
-/// One granted extent and the node that it is on.
+/// One granted extent, and its node.
 #[derive(Clone, Debug)]
 pub struct Granted {
-    /// The right to write.
+    /// The permission to write.
     pub grant: Grant,
-    /// The life of the node.
+    /// The node's incarnation.
     pub incarnation: Incarnation,
     /// The node's data port.
     pub data_address: String,
@@ -56,12 +56,12 @@ impl Control {
         })
     }
 
-    /// The generated client.
+    /// The generated gRPC client.
     pub fn raw(&mut self) -> &mut PoolClient<Channel> {
         &mut self.client
     }
 
-    /// What every request carries.
+    /// The caller's fields, which every request carries.
     pub fn caller(&self) -> Option<proto::Caller> {
         Some(proto::Caller {
             cluster_id: self.cluster.to_bytes().to_vec().into(),
@@ -109,7 +109,7 @@ impl Control {
         })
     }
 
-    /// Commits one block; the outcome's code.
+    /// Commits one block, and returns the code of the outcome.
     pub async fn commit(
         &mut self,
         key: &Key,

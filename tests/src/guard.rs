@@ -11,20 +11,20 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
-/// The certificates of one test binary: every client and request of this process trusts them.
+/// The certificates of one test binary. Every client and request of this process trusts them.
 #[derive(Debug)]
 pub struct World {
-    /// Where the files are.
+    /// The directory of the files.
     pub directory: TempDir,
-    /// What signs them.
+    /// The authority that signs them.
     pub authority: Authority,
-    /// Of the daemons.
+    /// The daemons' certificate and key.
     pub daemon: Pair,
-    /// Of a client.
+    /// A client's certificate and key.
     pub client: Pair,
 }
 
-/// The certificates of this process, made when they are first asked for.
+/// The certificates of this process, which the first call makes.
 pub fn world() -> &'static World {
     static WORLD: OnceLock<World> = OnceLock::new();
     WORLD.get_or_init(|| {
@@ -42,7 +42,7 @@ pub fn world() -> &'static World {
     })
 }
 
-/// The flags of a daemon that has `pair`.
+/// The flags of a daemon with `pair`, followed by `more`.
 pub fn flags(pair: &Pair, more: &[&str]) -> Vec<String> {
     let path = |path: &Path| path.display().to_string();
     let mut flags = vec![
@@ -60,8 +60,8 @@ pub fn flags(pair: &Pair, more: &[&str]) -> Vec<String> {
 /// The claim `iss` of all tokens.
 pub const ISSUER: &str = "https://issuer.example";
 
-/// The rules of [`Tokens`]: a subject of each role in namespace `default`, one of another namespace, one without
-/// a rule (`stranger`), and `root`.
+/// The rules of [`Tokens`]: a subject of each role in the namespace `default`, a subject of another
+/// namespace, a subject without a rule (`stranger`), and `root`.
 pub const POLICY: &str = r#"
 [[rule]]
 subject = "reader"
@@ -91,7 +91,7 @@ subject = "operator"
 roles = ["operator"]
 "#;
 
-/// An issuer of tokens, whose JWKS and policy the daemons of a test read.
+/// An issuer of tokens. The daemons of a test read its JWKS and its policy.
 #[derive(Debug)]
 pub struct Tokens {
     directory: TempDir,
@@ -99,8 +99,8 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// A new key, its JWKS, [`POLICY`], and tokens of `root` and `node` for an hour. Every later request and client
-    /// of this process shows the token of `root`.
+    /// Makes a new key, its JWKS, [`POLICY`], and tokens of `root` and `node` for an hour. Every
+    /// later request and client of this process presents the token of `root`.
     pub fn new() -> anyhow::Result<Self> {
         let tokens = Self {
             directory: TempDir::with_prefix("kvpool-auth-")?,
@@ -119,7 +119,7 @@ impl Tokens {
         self.directory.path().join(name)
     }
 
-    /// The public keys.
+    /// The file with the public keys.
     pub fn jwks(&self) -> PathBuf {
         self.path("jwks.json")
     }
@@ -129,7 +129,7 @@ impl Tokens {
         self.path(&format!("{subject}.token"))
     }
 
-    /// A token of `subject` that ends in `seconds`.
+    /// A token of `subject` that expires in `seconds`.
     pub fn token(&self, subject: &str, seconds: i64) -> anyhow::Result<String> {
         Ok(self.key.lock().sign(&NewToken {
             subject,
@@ -140,7 +140,8 @@ impl Tokens {
         })?)
     }
 
-    /// A token of `root` for an hour, but for the claims `over`, and signed by another key if `foreign`.
+    /// A token of `root` for an hour, with the claims `over` changed, and signed by another key if
+    /// `foreign`.
     pub fn token_with(&self, over: &serde_json::Value, foreign: bool) -> anyhow::Result<String> {
         let mut claims =
             json!({ "sub": "root", "iss": ISSUER, "aud": "kvpool", "exp": now() + 3600 });
@@ -152,13 +153,13 @@ impl Tokens {
         Ok(self.key.lock().sign_claims(&claims)?)
     }
 
-    /// Writes a token of `subject` that ends in `seconds` to its file, in one step.
+    /// Writes a token of `subject` that expires in `seconds` to its file, in one step.
     pub fn write(&self, subject: &str, seconds: i64) -> anyhow::Result<()> {
         let token = self.token(subject, seconds)?;
         Ok(save_secret(&self.file(subject), &token)?)
     }
 
-    /// Signs with a new key from here on. Its public half joins the JWKS.
+    /// Signs with a new key from now on, and adds its public half to the JWKS.
     pub fn add_key(&self) -> anyhow::Result<()> {
         let key = SigningKey::generate()?;
         publish(&key, &self.jwks())?;
@@ -166,14 +167,14 @@ impl Tokens {
         Ok(())
     }
 
-    /// Takes every key but the present one out of the JWKS.
+    /// Removes every key except the present one from the JWKS.
     pub fn retire_keys(&self) -> anyhow::Result<()> {
         let fresh = self.path("fresh.json");
         publish(&self.key.lock(), &fresh)?;
         Ok(std::fs::rename(fresh, self.jwks())?)
     }
 
-    /// The flags of a daemon that asks for tokens.
+    /// The flags of a daemon that requires tokens.
     pub fn flags(&self) -> Vec<String> {
         let path = |path: PathBuf| path.display().to_string();
         [
@@ -187,7 +188,7 @@ impl Tokens {
         .into()
     }
 
-    /// The flags of a store node that asks for tokens and has its own.
+    /// The flags of a store node that requires tokens and presents its own.
     pub fn node_flags(&self) -> Vec<String> {
         let mut flags = self.flags();
         let own = self.file("node").display().to_string();

@@ -1,5 +1,5 @@
-//! The `kvpool-test-hand` process: something that can be stopped, continued and killed while it
-//! holds a write or a view.
+//! The `kvpool-test-hand` process. A test can stop, continue and kill it while it holds a write or
+//! a view.
 
 use crate::daemon::path_of;
 use anyhow::Context;
@@ -42,34 +42,34 @@ impl Hand {
         })
     }
 
-    /// The next line that it prints, within 20 s.
+    /// The next line that the process prints, within 20 s.
     pub fn line(&self) -> anyhow::Result<String> {
         self.lines
             .recv_timeout(Duration::from_secs(20))
             .context("the hand said nothing")
     }
 
-    /// Every line that it has printed and that nobody has read.
+    /// Every printed line that was not read yet.
     pub fn printed(&self) -> Vec<String> {
         self.lines.try_iter().collect()
     }
 
-    /// Sends it a line.
+    /// Sends the process a line.
     pub fn say(&mut self, line: &str) -> anyhow::Result<()> {
         Ok(writeln!(self.stdin, "{line}")?)
     }
 
-    /// Stops it where it stands.
+    /// Stops the process (SIGSTOP).
     pub fn pause(&self) -> anyhow::Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// Lets it go on.
+    /// Continues the process (SIGCONT).
     pub fn resume(&self) -> anyhow::Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// Kills it and waits until it is gone.
+    /// Kills the process and waits for its end.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         self.child.kill()?;
         self.child.wait()?;

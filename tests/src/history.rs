@@ -1,10 +1,11 @@
 //! Histories of concurrent clients, and a check that a correct pool could have given their answers.
 //!
-//! A history is the list of operations with their answers, each between two points in time. [`check`]
-//! decides for every answer whether some order of the concurrent operations explains it. It derives, for
-//! each key, the intervals in which a block was certainly present or a value was certainly gone. It
-//! rejects only an answer that contradicts them. A legal history is never rejected; an illegal one may
-//! pass if enough operations overlap. The tests beside it hold both.
+//! A history is the list of operations with their answers, each between two points in time.
+//! [`check`] decides for every answer whether some order of the concurrent operations explains it.
+//! For each key it derives the intervals in which a block was certainly present, or a value was
+//! certainly gone. It rejects only an answer that contradicts them. A legal history is never
+//! rejected. An illegal history may pass if enough operations overlap. The tests in `tests.rs`
+//! check both claims.
 //!
 //! ```text
 //!          put a ├────┤ stored                        get ├──┤ a: the value is gone since `!`
@@ -16,10 +17,11 @@
 //!
 //! The model is one register per key, with three relaxations:
 //!
-//! * A client with a location cache may read a value that was present up to [`Rules::stale`] before the
-//!   get began: a cached location is used until its lease ends.
+//! * A client with a location cache may read a value that was present up to [`Rules::stale`] before
+//!   the get began: a cached location is used until its lease ends.
 //! * An [`Excuse`] allows more in the cases that it names.
-//! * An operation with an unknown outcome may take effect once, at any time after it began, or never.
+//! * An operation with an unknown outcome may take effect once, at any time after it began, or
+//!   never.
 
 mod check;
 mod intervals;
@@ -40,121 +42,125 @@ use std::time::Duration;
 /// A point in time, counted from the start of the history.
 pub type At = Duration;
 
-/// What a client did and was told.
+/// An operation of a client, and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
     /// The number of the key.
     pub key: u64,
-    /// When the client began.
+    /// The time at which the client began it.
     pub start: At,
-    /// When it was answered.
+    /// The time of the answer.
     pub end: At,
-    /// Whether the client remembers where values are.
+    /// Whether the client caches locations.
     pub remembers: bool,
-    /// The rest.
+    /// The kind of operation, with its answer.
     pub what: What,
 }
 
-/// An operation and its answer. Every put and upsert of a history has a value of its own.
+/// An operation and its answer. Every put and upsert of a history has its own value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// A put, which leaves a value that is there.
+    /// A put, which keeps a present value.
     Put(u64, Wrote),
-    /// An upsert, which replaces it.
+    /// An upsert, which replaces a present value.
     Upsert(u64, Wrote),
     /// A remove.
     Remove(Removed),
-    /// A get that was answered.
+    /// A get with an answer.
     Get(Found),
-    /// An exist that was answered.
+    /// An exist with an answer.
     Exist(bool),
 }
 
-/// What a client was told of a value that it put.
+/// The answer to a put or upsert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrote {
-    /// It is there.
+    /// The value is present.
     Stored,
-    /// A value was there already. (Possibly this one: an earlier try whose answer was lost.)
+    /// A value was already present: perhaps this value, from an earlier attempt whose answer was
+    /// lost.
     Present,
-    /// It is not there and will not be.
+    /// The value is absent and will stay so.
     Not,
-    /// Neither.
+    /// The value may be present or not.
     Unknown,
 }
 
-/// What a client was told of a remove.
+/// The answer to a remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removed {
-    /// The key was there and is not any more.
+    /// The key was present and is not any more.
     Done,
-    /// Nothing was there.
+    /// The key was absent.
     Missing,
-    /// It was refused in the end; an earlier try whose answer was lost may have been done.
+    /// The remove was refused in the end. An earlier attempt without an answer may have been done.
     Refused,
-    /// Nothing of use: it may be done yet.
+    /// The outcome is unknown: the remove may still be done.
     Unknown,
 }
 
-/// What a get found.
+/// The result of a get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The value with this number, whole.
+    /// The whole value with this number.
     Value(u64),
-    /// Bytes that are no value of the key.
+    /// Bytes that are not a value of the key.
     Torn,
     /// A miss.
     Nothing,
 }
 
-/// A time in which answers may be otherwise than those of a register.
+/// A time in which answers may differ from a register's answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Excuse {
-    /// Blocks may have been lost for good between two points: a node died, or the pool was full.
+    /// Blocks may have been lost for good between two points, because a node died or the pool was
+    /// full.
     Lost(At, At),
-    /// Blocks may have been out of reach between two points: a node was suspect.
+    /// Blocks may have been unreachable between two points, because a node was suspect.
     Hidden(At, At),
-    /// A deposed leader may have answered between two points: any read may show what was true up to
+    /// A deposed leader may have answered between two points. Any read may show the state of up to
     /// [`Rules::stale`] before it began.
     Deposed(At, At),
 }
 
-/// What a pool may do.
+/// The permitted behaviour of a pool.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// How long a value that was replaced or removed may still be read where that is allowed: one lease.
+    /// How long a replaced or removed value may still be read by clients with cached locations: one
+    /// lease.
     pub stale: Duration,
-    /// A put or upsert may take effect more than once until it is answered: a client whose commit's
-    /// answer was lost does the whole again. In between another client may have changed the key.
+    /// Whether a put or upsert may take effect more than once before its answer. A client that lost
+    /// the answer to its commit repeats the whole put, and another client may have changed the key
+    /// in between.
     pub repeats: bool,
-    /// Where more is allowed.
+    /// The times in which more is permitted.
     pub excuses: Vec<Excuse>,
 }
 
-/// An answer that nothing explains.
+/// An answer without an explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// What rule it breaks.
+    /// The broken rule.
     pub kind: Kind,
-    /// The operation that was answered so.
+    /// The operation with this answer.
     pub operation: Operation,
-    /// Why it is wrong, for people.
+    /// The contradiction, for people.
     pub why: String,
 }
 
 /// The rules that an answer can break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The bytes are no value of the key.
+    /// The bytes are not a value of the key.
     Torn,
-    /// The value was never put, or its put failed for certain, or came later.
+    /// The value was never put, its put certainly failed, or its put came later.
     NeverWritten,
     /// The value had been replaced.
     Stale,
     /// The value had been removed.
     Resurrected,
-    /// The key was said to be there while nothing was.
+    /// The key was reported as present while no value was present.
     Phantom,
-    /// The key was said to be absent while a value was there.
+    /// The key was reported as absent while a value was present.
     Lost,
 }

@@ -1,4 +1,4 @@
-//! Callers that mean no good: many, slow, and silent.
+//! Hostile callers: many, slow, and silent.
 
 use anyhow::Context;
 use kvpool_types::Epoch;
@@ -12,11 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// The bytes that a caller sends before it falls silent.
+/// The bytes that a caller sends before it stops sending.
 pub type Words = Vec<u8>;
 
-/// The bytes that callers of a framed port send, with `op` as the first frame. The callers send nothing,
-/// a part of a header, or a header that announces 4 MiB and the first of these bytes.
+/// The bytes that callers of a framed port send, with `op` in the first frame. Some callers send
+/// nothing, some a part of a header, some a header that announces 4 MiB with the first of these
+/// bytes.
 pub fn framed(op: Op) -> Vec<Words> {
     let head = |meta| {
         let header = Header {
@@ -34,7 +35,7 @@ pub fn framed(op: Op) -> Vec<Words> {
     vec![Words::new(), b"KVP1\x01\x00".to_vec(), head(4096), large]
 }
 
-/// Those of a port that speaks gRPC: the preface, and the settings behind it without any call.
+/// The bytes that callers of a gRPC port send: the preface, and settings without any call.
 pub fn grpc() -> Vec<Words> {
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     let mut settings = preface.clone();
@@ -42,7 +43,7 @@ pub fn grpc() -> Vec<Words> {
     vec![b"PRI".to_vec(), preface, settings]
 }
 
-/// Those of a port that speaks HTTP: parts of a request.
+/// The bytes that callers of an HTTP port send: parts of a request.
 pub fn http() -> Vec<Words> {
     vec![
         Words::new(),
@@ -51,7 +52,7 @@ pub fn http() -> Vec<Words> {
     ]
 }
 
-/// Connections that stay open and say a byte now and then. Dropping it closes them.
+/// Connections that stay open and send a byte now and then. Dropping it closes them.
 #[derive(Debug)]
 pub struct Crowd {
     over: Arc<AtomicBool>,
@@ -73,7 +74,7 @@ impl Line {
 }
 
 impl Crowd {
-    /// `count` callers of `address`, with `words` in turn.
+    /// Opens `count` connections to `address`, which send the entries of `words` in turn.
     pub fn of(address: &str, count: usize, words: &[Words]) -> anyhow::Result<Self> {
         Self::gather(count, words, || {
             let stream = TcpStream::connect(address).with_context(|| format!("call {address}"))?;
@@ -82,7 +83,7 @@ impl Crowd {
         })
     }
 
-    /// The same of a Unix socket.
+    /// [`Crowd::of`] for a Unix socket.
     pub fn of_unix(path: &Path, count: usize, words: &[Words]) -> anyhow::Result<Self> {
         Self::gather(count, words, || {
             let stream = UnixStream::connect(path)?;
@@ -99,7 +100,7 @@ impl Crowd {
         let mut lines = Vec::with_capacity(count);
         for words in words.iter().cycle().take(count) {
             let mut line = call()?;
-            // It may have been closed in favour of a later one.
+            // The daemon may have closed the connection in favour of a later one.
             let _told = line.say(words);
             lines.push((line, words.is_empty()));
         }
@@ -131,7 +132,7 @@ impl Drop for Crowd {
     }
 }
 
-/// Lets this process open as many descriptors as it ever may; how many.
+/// Raises this process's limit of open descriptors as far as possible, and returns it.
 pub fn raise_descriptor_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, current } = getrlimit(Resource::Nofile);

@@ -1,5 +1,5 @@
-//! What the cluster tests share: real daemons as child processes, the signals that hurt them, and
-//! blocks whose every byte can be checked.
+//! The shared parts of the cluster tests: real daemons as child processes, signals and faults, and
+//! blocks with checkable bytes.
 //!
 //! Nothing here replaces a part of kvpool: the daemons are the binaries that users run.
 

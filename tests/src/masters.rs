@@ -15,17 +15,17 @@ use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// The party of a [`Net`] that etcd is.
+/// The name of etcd's party in a [`Net`].
 pub const ETCD: &str = "etcd";
-/// The party of a [`Net`] that all clients and store nodes are.
+/// The name of the party with all clients and store nodes in a [`Net`].
 pub const POOL: &str = "pool";
 
-/// The party of a [`Net`] that a master is.
+/// The name of a master's party in a [`Net`].
 pub fn party(master: usize) -> String {
     format!("master-{master}")
 }
 
-/// A network for so many masters, or a word on standard error that `test` is skipped.
+/// A network for this many masters. If it cannot be made, prints that `test` is skipped.
 pub fn net_or_skip(test: &str, masters: usize) -> Option<Arc<Net>> {
     let masters: Vec<String> = (0..masters).map(party).collect();
     let parties: Vec<&str> = [ETCD, POOL]
@@ -35,8 +35,7 @@ pub fn net_or_skip(test: &str, masters: usize) -> Option<Arc<Net>> {
     Net::or_skip(test, &parties).map(Arc::new)
 }
 
-/// Whether there are standby masters to be tested on this machine; if not, says on standard error that
-/// `test` is skipped.
+/// Whether this machine can test standby masters. If it cannot, prints that `test` is skipped.
 pub fn available(test: &str) -> bool {
     let reason = missing();
     if let Some(reason) = &reason {
@@ -59,34 +58,34 @@ fn missing() -> Option<String> {
     (!knows).then(|| "this kvmaster knows no etcd".to_owned())
 }
 
-/// How the processes reach each other.
+/// The network between the processes.
 #[derive(Clone, Debug, Default)]
 pub enum Layout {
     /// Over the loopback.
     #[default]
     Plain,
-    /// Each master advertises a relay before it, which can be closed.
+    /// Each master advertises a relay in front of it, which the test can close.
     Relayed,
-    /// In a network that can be cut. The caller is at [`POOL`].
+    /// In a network that can be cut. The test itself is at [`POOL`].
     Cuttable(Arc<Net>),
 }
 
-/// What a pool is made of.
+/// The parts of a pool.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How many masters.
+    /// The number of masters.
     pub masters: usize,
-    /// How many members of etcd: 1 or 3.
+    /// The number of etcd members: 1 or 3.
     pub etcd: usize,
-    /// How many store nodes.
+    /// The number of store nodes.
     pub nodes: usize,
-    /// The size of each node's one segment, as its flag takes it.
+    /// The size of each node's only segment, in the form of its flag.
     pub segment: String,
     /// More flags for every kvmaster.
     pub master: Vec<String>,
     /// More flags for every kvstore-node; `{node}` stands for the node's name.
     pub node: Vec<String>,
-    /// How they reach each other.
+    /// The network between the processes.
     pub layout: Layout,
 }
 
@@ -114,7 +113,7 @@ impl Options {
     }
 }
 
-/// A pool of real processes in a directory of its own. Dropping it kills them.
+/// A pool of real processes in its own directory. Dropping it kills them.
 #[derive(Debug)]
 pub struct Pool {
     options: Options,
@@ -190,7 +189,7 @@ impl Pool {
             listen.unwrap_or(&any_port),
             "--http-listen",
             &any_port,
-            // A test's network of namespaces is no loopback.
+            // The test's network of namespaces is not loopback.
             "--insecure",
         ]
         .map(str::to_owned)
@@ -243,7 +242,7 @@ impl Pool {
         }
     }
 
-    /// Does something where a party is.
+    /// Runs `work` in a party's network.
     fn at<R: Send + 'static>(&self, party: &str, work: impl FnOnce() -> R + Send + 'static) -> R {
         match &self.options.layout {
             Layout::Cuttable(net) => net.run(party, |_| work()),
@@ -251,7 +250,7 @@ impl Pool {
         }
     }
 
-    /// The network that it is in, if that can be cut.
+    /// The network of the pool, if it can be cut.
     pub fn net(&self) -> Option<&Net> {
         match &self.options.layout {
             Layout::Cuttable(net) => Some(net),
@@ -259,19 +258,19 @@ impl Pool {
         }
     }
 
-    /// The directory that holds everything of this pool.
+    /// The directory with all files of this pool.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The masters as clients and nodes are told of them.
+    /// The addresses of the masters, for clients and nodes.
     pub fn urls(&self) -> Vec<String> {
         (0..self.masters.len())
             .map(|index| self.url(index))
             .collect()
     }
 
-    /// A master as clients and nodes are told of it.
+    /// The address of a master, for clients and nodes.
     pub fn url(&self, index: usize) -> String {
         let master = &self.masters[index];
         match &master.relay {
@@ -306,7 +305,7 @@ impl Pool {
         self.masters[index].daemon.kill()
     }
 
-    /// Asks a master to end (SIGTERM) and waits until it has.
+    /// Terminates a master (SIGTERM) and waits for its end.
     pub fn terminate(&mut self, index: usize) -> anyhow::Result<()> {
         self.masters[index].is_dead = true;
         self.masters[index].daemon.terminate().map(drop)
@@ -322,30 +321,30 @@ impl Pool {
         Ok(())
     }
 
-    /// Stops a master where it stands (SIGSTOP).
+    /// Stops a master (SIGSTOP).
     pub fn pause(&self, index: usize) -> anyhow::Result<()> {
         self.masters[index].daemon.pause()
     }
 
-    /// Lets a stopped master go on.
+    /// Continues a stopped master (SIGCONT).
     pub fn resume(&self, index: usize) -> anyhow::Result<()> {
         self.masters[index].daemon.resume()
     }
 
-    /// Has connections to a master refused and those that are open end; it needs [`Layout::Relayed`].
-    /// The master itself goes on, and keeps its etcd.
+    /// Refuses connections to a master and ends open ones. Needs [`Layout::Relayed`]. The master
+    /// itself continues, and still reaches etcd.
     pub fn refuse(&mut self, index: usize) {
         let relay = self.masters[index].relay.as_mut();
         relay.expect("a relayed pool").close();
     }
 
-    /// Lets connections to a master through again.
+    /// Admits connections to a master again.
     pub fn accept(&mut self, index: usize) -> anyhow::Result<()> {
         let relay = self.masters[index].relay.as_mut();
         relay.expect("a relayed pool").open()
     }
 
-    /// Kills a node at once and starts it anew, as a new incarnation of the same name.
+    /// Kills a node at once and starts it again, as a new incarnation of the same name.
     pub fn replace_node(&mut self, index: usize) -> anyhow::Result<()> {
         self.nodes[index].kill()?;
         self.nodes[index] = self.start_node(index)?;

@@ -1,5 +1,5 @@
-//! A private network that a test can cut: every process runs in a network namespace, and a hub routes
-//! between them.
+//! A private network that a test can cut. Every process runs in a network namespace, and a hub
+//! routes between the namespaces.
 //!
 //! ```text
 //!   etcd ─────┐        ┌───── master-0
@@ -7,9 +7,9 @@
 //!   pool ─────┘        └───── master-2      sends to the other, and says nothing
 //! ```
 //!
-//! A cut is silent: packets vanish, no connection is reset and no address becomes unreachable, as with a
-//! dead switch. A namespace loses its name after its creation and then lives as long as its processes.
-//! A test that panics or is killed therefore leaves nothing behind.
+//! A cut is silent: packets vanish, no connection is reset and no address becomes unreachable, as
+//! with a dead switch. A namespace loses its name after its creation and then lives as long as its
+//! processes. So a test that panics or is killed leaves nothing behind.
 
 use crate::resident::Resident;
 use anyhow::{Context, bail};
@@ -22,9 +22,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Where `ip netns` keeps the names.
+/// The directory in which `ip netns` keeps the names.
 const NAMES: &str = "/run/netns";
-/// What every name begins with; the number of the process follows.
+/// The prefix of every name. The number of the process follows.
 const PREFIX: &str = "kvpool-test-";
 
 /// A network whose parties can be cut off from each other.
@@ -43,8 +43,8 @@ struct Party {
 }
 
 impl Net {
-    /// Makes a network of these parties, or says on standard error that `test` is skipped, where this
-    /// process may not make one.
+    /// Makes a network of these parties. If this process may not make one, prints that `test` is
+    /// skipped.
     pub fn or_skip(test: &str, parties: &[&str]) -> Option<Self> {
         if let Err(reason) = permitted() {
             let reason = format!("{reason:#}").replace('\n', " ");
@@ -74,7 +74,7 @@ impl Net {
     fn connect(&self, name: &str, index: u8) -> anyhow::Result<Party> {
         let (namespace, resident) = settle()?;
         let (near, far) = (format!("party{index}"), "eth0");
-        // Addresses that are set aside for measuring networks; they are seen nowhere else.
+        // Addresses that are reserved for network benchmarks, so they occur nowhere else.
         let (hub, address) = (
             Ipv4Addr::new(198, 18, index, 1),
             Ipv4Addr::new(198, 18, index, 2),
@@ -101,18 +101,19 @@ impl Net {
         })
     }
 
-    /// The address of a party, seen from all others.
+    /// The address of a party, which all other parties use.
     pub fn address(&self, party: &str) -> Ipv4Addr {
         self.party(party).address
     }
 
-    /// Moves the calling thread to a party: every socket that it, or a thread or process that it starts,
-    /// opens from now on is there. Threads of the test runner are used again: see [`Net::inside`].
+    /// Moves the calling thread to a party. Every socket that this thread opens from now on is
+    /// there, and so is every socket of the threads and processes that it starts. Test runners
+    /// reuse threads: see [`Net::inside`].
     pub fn enter(&self, party: &str) -> anyhow::Result<()> {
         enter(&self.party(party).namespace)
     }
 
-    /// Does `work` on a new thread at a party.
+    /// Runs `work` on a new thread at a party.
     pub fn inside<R: Send>(&self, party: &str, work: impl FnOnce() -> R + Send) -> R {
         let there = move || {
             self.enter(party).expect("a party that stands");
@@ -122,7 +123,7 @@ impl Net {
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Does `work` on the thread of a party that stays until the network is dropped.
+    /// Runs `work` on a party's thread that stays until the network is dropped.
     pub fn run<R: Send + 'static>(
         &self,
         party: &str,
@@ -131,7 +132,7 @@ impl Net {
         self.party(party).resident.run(work)
     }
 
-    /// Lets everything vanish that either of two parties sends to the other.
+    /// Makes every packet between two parties vanish.
     pub fn cut(&self, one: &str, other: &str) -> anyhow::Result<()> {
         self.rules("add", one, other)
     }
@@ -182,12 +183,12 @@ fn enter(namespace: &File) -> anyhow::Result<()> {
         .context("entering a network namespace")
 }
 
-/// Has the namespace of the calling thread pass on what is not for itself.
+/// Makes the calling thread's namespace forward packets.
 fn forward() -> anyhow::Result<()> {
     std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("/proc/sys/net/ipv4/ip_forward")
 }
 
-/// Whether this process may do all that a [`Net`] takes.
+/// Whether this process may make a [`Net`].
 fn permitted() -> anyhow::Result<()> {
     let (_, hub) = settle()?;
     hub.run(|_| {
@@ -197,7 +198,8 @@ fn permitted() -> anyhow::Result<()> {
     })
 }
 
-/// Deletes names that a process left that was killed between making a name and deleting it.
+/// Deletes names of killed processes. Such a process was killed between making a name and deleting
+/// it.
 fn sweep() {
     let entries = std::fs::read_dir(NAMES).into_iter().flatten();
     for name in entries.flatten().map(|entry| entry.file_name()) {

@@ -1,9 +1,8 @@
-//! Load that goes on while something breaks, and what the users of the pool noticed of it.
+//! A load that continues during faults, and a record of what its clients noticed.
 //!
-//! Writers put new blocks, readers get blocks that were put before: some of them as workers do, with
-//! locations that they remember, others asking the master every time. Every operation is written down
-//! with its start, its end and what came of it; [`Report`] says from that how long nothing worked and
-//! whether anything was wrong.
+//! Writers put new blocks. Readers get blocks that were put before: some use cached locations, as
+//! workers do, and others ask the master every time. Every operation is recorded with its start,
+//! its end and its outcome. From that, [`Report`] computes the longest outages and finds errors.
 
 mod report;
 
@@ -20,18 +19,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// What load there is.
+/// The parameters of the load.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// Clients that put new blocks, one at a time.
+    /// The number of clients that put new blocks, one at a time.
     pub writers: usize,
-    /// Clients that get blocks, of each of the two kinds.
+    /// The number of clients that get blocks, of each of the two kinds.
     pub readers: usize,
-    /// The bytes of a block.
+    /// The length of a block in bytes.
     pub length: usize,
-    /// How many blocks there are before the load begins.
+    /// The number of blocks before the load begins.
     pub standing: u64,
-    /// How long each client rests between two operations, so that the pool holds all that is put.
+    /// How long each client pauses between two operations, so that the pool holds all blocks.
     pub rest: Duration,
 }
 
@@ -47,26 +46,26 @@ impl Default for Load {
     }
 }
 
-/// What a client does.
+/// The kinds of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// A put of a new block.
     Put,
-    /// A get by a client that remembers locations.
+    /// A get by a client with cached locations.
     Get,
     /// A get by a client that asks the master every time.
     Lookup,
 }
 
 impl What {
-    /// Everything that clients do.
+    /// All kinds of operations.
     pub const ALL: [Self; 3] = [Self::Put, Self::Get, Self::Lookup];
 }
 
-/// What came of it.
+/// The outcome of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// What was asked for: the put is acknowledged, the bytes are right.
+    /// Success: the put is acknowledged, or the bytes are right.
     Done,
     /// A miss of a block that was put.
     Missed,
@@ -79,21 +78,21 @@ pub enum Outcome {
 /// One operation.
 #[derive(Clone, Debug)]
 pub struct Operation {
-    /// What was done.
+    /// The kind.
     pub what: What,
     /// The number of the block.
     pub block: u64,
-    /// When it began.
+    /// The time at which it began.
     pub start: Instant,
-    /// When it was answered.
+    /// The time of its answer.
     pub end: Instant,
-    /// What came of it.
+    /// The outcome.
     pub outcome: Outcome,
-    /// The highest epoch that the client knew then.
+    /// The highest epoch that the client knew at that time.
     pub epoch: Epoch,
 }
 
-/// Load that runs. Dropping it ends it.
+/// A running load. Dropping it ends it.
 #[derive(Debug)]
 pub struct Running {
     shared: Arc<Shared>,
@@ -152,7 +151,7 @@ impl Load {
 }
 
 impl Running {
-    /// Notes that something is about to be done to the pool.
+    /// Records that the test is about to disturb the pool.
     pub fn event(&mut self, name: &str) -> Instant {
         let at = Instant::now();
         self.events.push(Event {
@@ -162,8 +161,8 @@ impl Running {
         at
     }
 
-    /// Waits until an operation of each of these kinds has succeeded that began after `since`; says
-    /// which kinds have not within `limit`.
+    /// Waits until an operation of each of these kinds that began after `since` has succeeded. If
+    /// `limit` passes, the error names the other kinds.
     pub async fn wait_success(
         &self,
         kinds: &[What],
@@ -190,7 +189,7 @@ impl Running {
         }
     }
 
-    /// Ends the load when the operations under way have ended; what it was like.
+    /// Ends the load when the operations in progress have ended, and returns the report.
     pub async fn end(mut self) -> anyhow::Result<Report> {
         self.shared.stop.store(true, Ordering::Release);
         while let Some(ended) = self.tasks.join_next().await {

@@ -40,7 +40,7 @@ impl Scrape {
         Ok(())
     }
 
-    /// What `expression` names and the scrapes lack, one line each.
+    /// The names in `expression` that the scrapes lack, one line each.
     pub fn lacks(&self, expression: &str) -> anyhow::Result<Vec<String>> {
         let used = Used::read(expression)?;
         let mut lacking = Vec::new();
@@ -77,11 +77,11 @@ impl Scrape {
 pub struct Selector {
     /// The metric.
     pub name: String,
-    /// Labels with the value or pattern that is compared with theirs.
+    /// The labels, each with the value or pattern that it is compared with.
     pub matchers: Vec<(String, String)>,
 }
 
-/// What an expression names.
+/// The names in an expression.
 #[derive(Debug, Default)]
 pub struct Used {
     /// The metrics of kvpool.
@@ -124,7 +124,7 @@ impl Used {
 enum Token {
     /// A name, keyword, number or duration.
     Word(String),
-    /// What stood in quotes.
+    /// The text in quotes.
     Text(String),
     /// Any other character.
     Sign(char),

@@ -1,4 +1,4 @@
-//! Bytes on a socket, for what no client of ours would send.
+//! Raw bytes on a socket, for requests that no kvpool client sends.
 
 use anyhow::{Context, bail};
 use kvpool_types::wire::data::{Failure, Hello, HelloReply, MapRequest, Meta, Statuses};
@@ -50,7 +50,7 @@ fn http_get_on(stream: TcpStream, address: &str, path: &str) -> anyhow::Result<(
     )?;
     let mut text = Vec::new();
     let read = stream.read_to_end(&mut text);
-    // A server may end TLS without a word: the length of the body says whether it is whole.
+    // A server may end TLS without a message. The body's length shows whether it is whole.
     read.or_else(|error| match error.kind() {
         std::io::ErrorKind::UnexpectedEof => Ok(0),
         _ => Err(error),
@@ -69,7 +69,7 @@ pub fn connect(address: &str) -> anyhow::Result<TcpStream> {
     Ok(stream)
 }
 
-/// A connection to a data port or a Unix socket that says exactly what it is told to.
+/// A connection to a data port or a Unix socket that sends exactly the given bytes.
 #[derive(Debug)]
 pub struct Port<S> {
     stream: S,
@@ -97,7 +97,7 @@ impl Port<UnixStream> {
         Ok(Self { stream, next: 1 })
     }
 
-    /// Asks for a segment's memory; the answer's descriptor.
+    /// Requests a segment's memory, and returns the descriptor of the answer.
     pub fn map(&mut self, epoch: Epoch, request: &MapRequest) -> anyhow::Result<OwnedFd> {
         self.send(Op::Map, epoch, &request.to_bytes(), &[])?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
@@ -118,13 +118,13 @@ impl Port<UnixStream> {
 }
 
 impl<S: Read + Write> Port<S> {
-    /// Says hello as a client of `cluster`; the node's answer.
+    /// Sends a hello as a client of `cluster`, and returns the node's answer.
     pub fn hello(&mut self, cluster: ClusterId) -> anyhow::Result<HelloReply> {
         self.hello_with(cluster, Token::default())?
             .map_err(|failure| anyhow::anyhow!("hello answered by {failure:?}"))
     }
 
-    /// Says hello with a token; the node's answer, or its refusal.
+    /// Sends a hello with a token, and returns the node's answer or refusal.
     pub fn hello_with(
         &mut self,
         cluster: ClusterId,
@@ -159,7 +159,7 @@ impl<S: Read + Write> Port<S> {
         self.bytes(payload)
     }
 
-    /// Sends a frame's head for a payload of `payload` bytes, and none of them.
+    /// Sends a frame's head that announces a payload of `payload` bytes, without the payload.
     pub fn announce(
         &mut self,
         op: Op,
@@ -182,7 +182,7 @@ impl<S: Read + Write> Port<S> {
         self.bytes(meta)
     }
 
-    /// Sends bytes as they are.
+    /// Sends these bytes unchanged.
     pub fn bytes(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         Ok(self.stream.write_all(bytes)?)
     }
@@ -211,7 +211,7 @@ impl<S: Read + Write> Port<S> {
         self.receive()
     }
 
-    /// Sends a frame for several items; their codes.
+    /// Sends a frame for several items, and returns their codes.
     pub fn codes(
         &mut self,
         op: Op,

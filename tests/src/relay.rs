@@ -1,5 +1,5 @@
-//! A relay of TCP connections that can be closed: then connections to it are refused and those that
-//! are open end, while whoever is behind it notices nothing else. It can also hold requests back.
+//! A relay of TCP connections that can be closed: it then refuses new connections and ends open
+//! ones. The server behind it notices nothing else. The relay can also hold requests back.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,18 +20,18 @@ pub struct Relay {
     accepting: Option<JoinHandle<()>>,
 }
 
-/// What the connections of a relay share.
+/// The state that the connections of a relay share.
 #[derive(Clone, Debug)]
 struct Way {
     target: Arc<Mutex<String>>,
     holds: watch::Receiver<bool>,
-    /// The bytes that are held back.
+    /// The number of bytes that are held back.
     held: Arc<AtomicUsize>,
 }
 
 impl Relay {
-    /// Listens on `address`; port 0 is any free one. Until [`Relay::to`] says where connections go,
-    /// they end at once.
+    /// Listens on `address`; port 0 means any free port. Connections end at once until
+    /// [`Relay::to`] sets their target.
     pub fn listen(address: &str) -> anyhow::Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
@@ -54,23 +54,23 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Where it listens, open or closed.
+    /// The address of the relay, open or closed.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Sends connections that come from now on to `target`, `host:port`.
+    /// Sends later connections to `target`, `host:port`.
     pub fn to(&self, target: &str) {
         let own = &self.way.target;
         target.clone_into(&mut own.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Holds requests back from now on. Answers go on.
+    /// Holds requests back from now on. Answers pass.
     pub fn hold(&self) {
         self.holds.send_replace(true);
     }
 
-    /// Lets requests go on.
+    /// Lets the held requests pass.
     pub fn release(&self) {
         self.holds.send_replace(false);
     }
@@ -80,7 +80,7 @@ impl Relay {
         self.way.held.load(Ordering::Relaxed)
     }
 
-    /// Refuses connections from now on and ends those that are open. It has happened on return.
+    /// Refuses connections from now on, and ends the open ones before it returns.
     pub fn close(&mut self) {
         let Some((runtime, accepting)) = self.runtime.as_ref().zip(self.accepting.take()) else {
             return;
@@ -95,7 +95,7 @@ impl Relay {
         let _ended_otherwise = is_gone.recv();
     }
 
-    /// Listens again where it did.
+    /// Listens on the same address again.
     pub fn open(&mut self) -> anyhow::Result<()> {
         if self.accepting.is_none() {
             self.accept(std::net::TcpListener::bind(self.address)?)?;
@@ -163,7 +163,7 @@ async fn relay(near: TcpStream, way: Way) {
                 return to_far.shutdown().await;
             }
             held.fetch_add(count, Ordering::Relaxed);
-            // An error says that the relay is gone.
+            // An error means that the relay was dropped.
             drop(holds.wait_for(|holds| !holds).await);
             held.fetch_sub(count, Ordering::Relaxed);
             to_far.write_all(&bytes[..count]).await?;
@@ -182,7 +182,7 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener as Listener, TcpStream as Stream};
 
-    /// A server that sends back what it gets.
+    /// A server that returns what it receives.
     fn echo() -> SocketAddr {
         let listener = Listener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

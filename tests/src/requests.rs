@@ -13,7 +13,7 @@ use prost::Message;
 use proto::change_replicas_request::Blocks;
 use proto::remove_request::What;
 
-/// A frame of these parts.
+/// A frame with these parts.
 pub fn frame(op: Op, epoch: Epoch, meta: &[u8], payload: &[u8]) -> Vec<u8> {
     let header = Header {
         version: VERSION,
@@ -26,7 +26,7 @@ pub fn frame(op: Op, epoch: Epoch, meta: &[u8], payload: &[u8]) -> Vec<u8> {
     [&header.encode(), meta, payload].concat()
 }
 
-/// What a client says to a data port or a Unix socket after its hello.
+/// The requests of a client to a data port or a Unix socket after its hello.
 pub fn of_data_port(epoch: Epoch, life: Incarnation) -> Vec<Vec<u8>> {
     let extent = |n: u64| Extent {
         segment: SegmentId(1),
@@ -75,7 +75,7 @@ pub fn of_data_port(epoch: Epoch, life: Incarnation) -> Vec<Vec<u8>> {
     ]
 }
 
-/// What a client calls a master for: the op of a frame, the path over gRPC, and the message.
+/// The calls of a client to a master: the op of a frame, the path over gRPC, and the message.
 pub fn of_master(caller: &proto::Caller) -> Vec<(Op, &'static str, Vec<u8>)> {
     let packed: bytes::Bytes = keys::pack(&[key(1), key(2), key(9999)]).into();
     let caller = Some(caller.clone());
@@ -127,7 +127,7 @@ pub fn of_master(caller: &proto::Caller) -> Vec<(Op, &'static str, Vec<u8>)> {
 ///
 /// # Panics
 ///
-/// When a call of `pool.proto` is not among them.
+/// If a call of `pool.proto` is missing here.
 pub fn of_every_call(caller: &proto::Caller, keys: &[Key]) -> Vec<(String, Vec<u8>)> {
     let caller = Some(caller.clone());
     let packed: bytes::Bytes = keys::pack(keys).into();

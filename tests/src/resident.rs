@@ -1,7 +1,7 @@
-//! A thread that others have work done on.
+//! A thread that runs work for other threads.
 //!
-//! What a thread starts inherits where it stands: its network namespace, and the life of a process that
-//! asks to die with the thread that started it. A resident is a thread that stays for as long.
+//! A process that a thread starts inherits the thread's network namespace. It may also ask to die
+//! with that thread. So a resident thread stays for as long as its processes are needed.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -19,7 +19,7 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Starts a thread, and does `prepare` on it before anything else.
+    /// Starts a thread and runs `prepare` on it first.
     pub fn start(
         prepare: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
     ) -> anyhow::Result<Self> {
@@ -38,7 +38,7 @@ impl Resident {
         Ok(resident)
     }
 
-    /// Does `work` on the thread and waits for what comes of it. A panic of it goes on here.
+    /// Runs `work` on the thread and returns its result. A panic of `work` continues in the caller.
     pub fn run<R: Send + 'static>(&self, work: impl FnOnce(&Runtime) -> R + Send + 'static) -> R {
         let (done, outcome) = channel::<Result<R, Box<dyn Any + Send>>>();
         let job: Job = Box::new(move |runtime| {

@@ -1,5 +1,5 @@
-//! TLS and a token for a whole test binary: pools, clients and HTTP requests use them once [`trust`] and [`show`]
-//! were called.
+//! TLS and a token for a whole test binary. Pools, clients and HTTP requests use them after calls
+//! of [`trust`] and [`show`].
 
 use kvpool_client::ClientFiles;
 use kvpool_tls::rustls::{ClientConnection, StreamOwned};
@@ -17,23 +17,24 @@ pub(crate) trait Stream: Read + Write {}
 
 impl<S: Read + Write> Stream for S {}
 
-/// Makes every later client and request of this process use TLS with these files. Later calls change
-/// nothing.
+/// Makes every later client and request of this process use TLS with these files. Only the first
+/// call has an effect.
 pub fn trust(files: ClientFiles) {
     let _already = TRUSTED.set(files);
 }
 
-/// Makes every later client and request of this process show the token in `file`. Later calls change nothing.
+/// Makes every later client and request of this process present the token in `file`. Only the first
+/// call has an effect.
 pub fn show(file: PathBuf) {
     let _already = SHOWN.set(file);
 }
 
-/// The file of the token that clients show, if any.
+/// The file of the token that clients present, if any.
 pub fn token_file() -> Option<PathBuf> {
     SHOWN.get().cloned()
 }
 
-/// The header line of a request with the token, or nothing.
+/// The header line with the token for a request; empty without a token.
 pub(crate) fn authorization() -> anyhow::Result<String> {
     let Some(file) = SHOWN.get() else {
         return Ok(String::new());
@@ -42,12 +43,12 @@ pub(crate) fn authorization() -> anyhow::Result<String> {
     Ok(format!("Authorization: Bearer {}\r\n", token.trim()))
 }
 
-/// What clients trust; nothing where [`trust`] was not called.
+/// The files that clients trust; empty before a call of [`trust`].
 pub fn trusted() -> ClientFiles {
     TRUSTED.get().cloned().unwrap_or_default()
 }
 
-/// What the addresses of masters begin with.
+/// The scheme of the masters' addresses.
 pub fn scheme() -> &'static str {
     match TRUSTED.get() {
         Some(_) => "https://",

@@ -248,7 +248,7 @@ async fn an_abandoned_term_answers_at_once_and_is_not_written_in_later() {
         matches!(later, Err(StoreError::Unavailable { .. })),
         "{later:?}"
     );
-    // If closing waited for etcd's answers, each call would take 1 s.
+    // A call that waited for etcd's answer would take 1 s.
     assert!(begun.elapsed() < Duration::from_secs(1));
     etcd.resume().unwrap();
     let next = store.begin_epoch(Epoch(0)).await.unwrap();

@@ -1,4 +1,5 @@
-//! A process that holds a write, a view or a put for a test, which can stop, continue and kill it.
+//! A process that holds a write, a view or a put for a test. The test can stop, continue and kill
+//! it.
 //!
 //! ```text
 //! kvpool-test-hand write MASTER KEY BYTES GRANT_MS   announce a shared-memory write, write on and on
@@ -7,7 +8,7 @@
 //! kvpool-test-hand put-once MASTER KEY BYTES WAY     put one block over `shm` or `tcp`, after a line that says so
 //! ```
 //!
-//! It prints one line when it holds the write, view or put, and one for every answer.
+//! It prints one line when it holds the write, view or put, and one line for every answer.
 
 use anyhow::{Context, bail};
 use kvpool_client::{Client, Options, PutBlock, PutOptions, TransportChoice, ViewOptions};
@@ -68,7 +69,7 @@ async fn write(master: &str, key: u64, length: u64, grant_ms: u64) -> anyhow::Re
 async fn view(master: &str, key: u64, length: usize) -> anyhow::Result<()> {
     let client = connect(master).await?;
     let key = blocks::key(key);
-    // The first view maps the segment, so that the one that is held is pinned without a message.
+    // The first view maps the segment, so that the held view is pinned without a message.
     let options = ViewOptions::default();
     drop(client.get_view(&key, &options).await?);
     let view = client.get_view(&key, &options).await?.context("a hit")?;

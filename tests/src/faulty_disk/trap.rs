@@ -1,4 +1,4 @@
-//! A request that waits at the disk, so that a process can be killed while it is there.
+//! A request that is held at the disk, so that a test can kill a process at that point.
 
 use super::Fault;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,13 +17,13 @@ pub enum Point {
     Flush,
 }
 
-/// Holds the next request of its kind from the disk, until it is released.
+/// Holds the next request of its kind before the disk, until it is released.
 #[derive(Debug)]
 pub struct Trap {
     held: Arc<Held>,
 }
 
-/// A trap as the disk sees it.
+/// The disk's half of a trap.
 #[derive(Debug)]
 pub(super) struct Held {
     point: Point,
@@ -39,7 +39,7 @@ enum Hold {
 }
 
 impl Trap {
-    /// An armed trap, and the half of it for the disk.
+    /// An armed trap, and the disk's half of it.
     pub(super) fn new(point: Point) -> (Self, Arc<Held>) {
         let held = Arc::new(Held {
             point,
@@ -64,8 +64,8 @@ impl Trap {
         *state == Hold::Sprung
     }
 
-    /// Lets the request go on under this fault: [`Fault::Short`] applies half of it,
-    /// [`Fault::Fails`] nothing.
+    /// Releases the request under this fault. [`Fault::Short`] applies half of it, [`Fault::Fails`]
+    /// nothing.
     pub fn release(self, fault: Fault) {
         self.held.end(fault);
     }
@@ -82,7 +82,7 @@ impl Held {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Releases the request under this fault, unless it is released.
+    /// Releases the request under this fault, unless it is already released.
     pub(super) fn end(&self, fault: Fault) {
         let mut state = self.lock();
         if !matches!(*state, Hold::Released(_)) {

@@ -1,10 +1,10 @@
-//! What is certain of a key, and the answers that contradict it.
+//! The certain facts about a key, and the answers that contradict them.
 
 use super::intervals::{Certain, End, Ends, NEVER, Span, meet};
 use super::{At, Excuse, Found, Kind, Operation, Removed, Rules, Violation, What, Wrote};
 use std::collections::{BTreeMap, HashMap};
 
-/// Every answer of a history that nothing explains.
+/// Every answer of a history that has no explanation.
 pub fn check(history: &[Operation], rules: &Rules) -> Vec<Violation> {
     let mut keys: BTreeMap<u64, Vec<Operation>> = BTreeMap::new();
     for operation in history {
@@ -14,24 +14,24 @@ pub fn check(history: &[Operation], rules: &Rules) -> Vec<Violation> {
     keys.values().flat_map(of_key).collect()
 }
 
-/// The writing of a value.
+/// The put or upsert that wrote a value.
 #[derive(Clone, Copy, Debug)]
 struct Writing {
     start: At,
-    /// When it had taken effect for certain; [`NEVER`]: it may not have at all.
+    /// The time by which it had certainly taken effect; [`NEVER`] if it may never have.
     by: At,
-    /// When it took effect at the latest, if at all.
+    /// The latest time at which it took effect, if it did.
     latest: At,
 }
 
-/// What may have been written, by value.
+/// The writings that may have happened, by value.
 type Written = HashMap<u64, Writing>;
 
-/// What is certain of one key.
+/// The certain facts about one key.
 struct Key<'a> {
     rules: &'a Rules,
     written: Written,
-    /// Values whose put failed for certain.
+    /// The values whose put certainly failed.
     failed: Vec<u64>,
     ends: Ends,
     present: Certain,
@@ -77,7 +77,7 @@ impl<'a> Key<'a> {
                 What::Remove(Removed::Done | Removed::Missing) => {
                     let span = (operation.start, operation.end);
                     removals.push(span);
-                    // What it could not see it may have left.
+                    // The remove may have left a value that it could not see.
                     if !rules.hid(span) {
                         absences.push(span);
                         ends.push(End { span, value: None });
@@ -127,7 +127,7 @@ impl<'a> Key<'a> {
             What::Get(Found::Value(value)) => self.fault_of_hit(value, read),
             What::Get(Found::Nothing) | What::Exist(false) => self.fault_of_miss(read),
             What::Exist(true) => self.fault_of_presence(read),
-            // It found the key absent before it made it present.
+            // The put found the key absent before it made it present.
             What::Put(value, Wrote::Stored) => {
                 let by = self.written.get(&value).map_or(operation.end, |w| w.by);
                 self.fault_of_miss((operation.start, by))
@@ -182,7 +182,7 @@ impl<'a> Key<'a> {
     }
 }
 
-/// The values that were or may have been written, and those that certainly were not.
+/// The values that were or may have been written, and the values that certainly were not.
 fn written(operations: &[Operation], repeats: bool) -> (Written, Vec<u64>) {
     let (mut written, mut failed) = (Written::new(), Vec::new());
     for operation in operations {
@@ -201,13 +201,13 @@ fn written(operations: &[Operation], repeats: bool) -> (Written, Vec<u64>) {
         let start = operation.start;
         written.insert(value, Writing { start, by, latest });
     }
-    // Who read it saw that it had been written.
+    // A client that read the value saw that it had been written.
     for operation in operations {
         if let What::Get(Found::Value(value)) = operation.what
             && let Some(writing) = written.get_mut(&value)
         {
             let seen = match repeats {
-                // It may come once more, until its client is answered.
+                // The value may be written once more, until its client has an answer.
                 true => writing.latest,
                 false => operation.end.max(writing.start),
             };
@@ -219,7 +219,7 @@ fn written(operations: &[Operation], repeats: bool) -> (Written, Vec<u64>) {
 }
 
 impl Rules {
-    /// Of when a read may tell the truth. A miss is never remembered.
+    /// The span whose state a read may show. A miss is never cached.
     fn seen(&self, operation: &Operation) -> Span {
         let asked = (operation.start, operation.end);
         let is_hit = matches!(operation.what, What::Get(Found::Value(_)));
@@ -230,7 +230,7 @@ impl Rules {
         }
     }
 
-    /// Whether blocks may have been out of reach at some point of a span.
+    /// Whether blocks may have been unreachable at some point of a span.
     fn hid(&self, span: Span) -> bool {
         let covers =
             |excuse: &Excuse| matches!(*excuse, Excuse::Hidden(from, to) if meet((from, to), span));

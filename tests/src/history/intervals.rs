@@ -1,11 +1,11 @@
-//! Stretches of time, and what is certain in them.
+//! Spans of time, and the certain facts in them.
 
 use super::At;
 
 /// From the first point to the second, both included.
 pub(super) type Span = (At, At);
 
-/// The end of what may happen at any time.
+/// The end of a span without a known end.
 pub(super) const NEVER: At = At::MAX;
 
 /// Whether two spans have a point in common.
@@ -13,22 +13,22 @@ pub(super) fn meet(one: Span, other: Span) -> bool {
     one.0 <= other.1 && other.0 <= one.1
 }
 
-/// When something certainly held.
+/// The spans in which a fact certainly held.
 ///
-/// It is built from sightings (it held at some point of a span) and from endings (it may have stopped
-/// at some point of a span, and cannot stop elsewhere). Between a sighting and the next ending it held
-/// for certain; when an ending may lie between the sighting's point and its end, nothing follows from
-/// the sighting.
+/// They follow from sightings (the fact held at some point of a span) and from endings (the fact
+/// may have stopped at some point of a span, and cannot stop elsewhere). Between a sighting and the
+/// next ending the fact certainly held. If an ending may lie between the sighting's point and its
+/// end, nothing follows from the sighting.
 #[derive(Debug)]
 pub(super) struct Certain {
-    /// Disjoint, in order.
+    /// Disjoint spans, in order.
     spans: Vec<Span>,
 }
 
 impl Certain {
     pub(super) fn new(sightings: &[Span], mut endings: Vec<Span>) -> Self {
         endings.sort_unstable();
-        // The latest point that any ending up to this one, in order of their starts, may lie at.
+        // The latest possible point of any ending up to this one, in the order of their starts.
         let latest: Vec<At> = endings
             .iter()
             .scan(At::ZERO, |latest, ending| {
@@ -56,29 +56,29 @@ impl Certain {
         Self { spans: merged }
     }
 
-    /// Whether it held at every point of a span, and a little before and after.
+    /// Whether the fact held at every point of a span, and a little before and after.
     pub(super) fn throughout(&self, span: Span) -> bool {
         let begun = self.spans.partition_point(|certain| certain.0 < span.0);
         begun > 0 && self.spans[begun - 1].1 > span.1
     }
 }
 
-/// What certainly ended the values of a key: from when each may have happened, by when it had, and to
-/// what value it gave way.
+/// The certain ends of a key's values: the time from which each may have happened, the time by
+/// which it had, and the next value.
 #[derive(Debug)]
 pub(super) struct Ends {
-    /// In order of their first points.
+    /// The ends in the order of their first points.
     ends: Vec<End>,
-    /// For each of `ends`, the two that were over first among it and all after it, of two different
-    /// values.
+    /// For each of `ends`: of it and all later ends, the two that were over first, with two
+    /// different values.
     first: Vec<(Option<End>, Option<End>)>,
 }
 
-/// One certain end of whatever value was there before it.
+/// One certain end of any value that was present before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct End {
     pub(super) span: Span,
-    /// The value that was there instead; `None`: nothing.
+    /// The value that replaced it; `None` without a value.
     pub(super) value: Option<u64>,
 }
 
@@ -104,7 +104,7 @@ impl Ends {
         Self { ends, first }
     }
 
-    /// The first certain end of `value`, which was there by `since`.
+    /// The first certain end of `value`, which was present by `since`.
     pub(super) fn of(&self, value: u64, since: At) -> Option<End> {
         let after = self.ends.partition_point(|end| end.span.0 <= since);
         let (best, second) = *self.first.get(after)?;

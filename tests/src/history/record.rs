@@ -1,4 +1,4 @@
-//! Clients that do things at random, and write down what they did and were told.
+//! Clients that make random calls, and record their calls and the answers.
 
 use super::values::LONGEST;
 use super::{Excuse, Found, Operation, Removed, What, Wrote, decode, encode};
@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// For how long a key is changed.
+/// For how long clients change a key.
 const ROUND: Duration = Duration::from_secs(5);
 
-/// Writes a history. The keys that its clients use must be fresh in the pool.
+/// Records a history. The keys that its clients use must be new in the pool.
 #[derive(Debug)]
 pub struct Recorder {
     started: Instant,
@@ -35,12 +35,12 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// Says that blocks may have been lost between two points in time.
+    /// The excuse that blocks may have been lost between two points in time.
     pub fn lost(&self, from: Instant, to: Instant) -> Excuse {
         Excuse::Lost(self.at(from), self.at(to))
     }
 
-    /// Says that blocks may have been out of reach between two points in time.
+    /// The excuse that blocks may have been unreachable between two points in time.
     pub fn hidden(&self, from: Instant, to: Instant) -> Excuse {
         Excuse::Hidden(self.at(from), self.at(to))
     }
@@ -53,15 +53,15 @@ impl Recorder {
             .clone()
     }
 
-    /// Says that a deposed leader may have answered between two points in time.
+    /// The excuse that a deposed leader may have answered between two points in time.
     pub fn deposed(&self, from: Instant, to: Instant) -> Excuse {
         Excuse::Deposed(self.at(from), self.at(to))
     }
 
-    /// Has a client do things to keys, one after the other, until a point in time. `keys` of them are
-    /// changed for a while; then they are only read, and others are changed. After an outcome that
-    /// nobody knows little is certain of a key, so none is used for long. `remembers` says whether the
-    /// client was told to remember locations.
+    /// Makes a client call the pool for keys, one call after the other, until a point in time. The
+    /// client changes `keys` keys for a while. Then it only reads them, and changes others. After
+    /// an unknown outcome little is certain about a key, so no key is used for long. `remembers`
+    /// says whether the client caches locations.
     pub async fn drive(&self, client: &Client, remembers: bool, keys: u64, until: Instant) {
         while Instant::now() < until {
             let start = Instant::now();
@@ -130,13 +130,13 @@ impl Recorder {
     }
 }
 
-/// The keys of a history, apart from those of other blocks.
+/// The keys of a history, which differ from the keys of other blocks.
 fn name(key: u64) -> Key {
     blocks::key(1 << 48 | key)
 }
 
 async fn remove(client: &Client, key: u64) -> What {
-    // By force: leases protect from eviction, and are no matter of what a history may be.
+    // With force: a history knows no leases, which would protect the block.
     let removed = client.remove(Remove::Keys(vec![name(key)]), true).await;
     let code = removed.ok().and_then(|r| r.codes.first().copied());
     match code {

@@ -1,42 +1,43 @@
-//! Histories of a register that is right, made of chance: whatever the checker says of them is wrong.
+//! Random histories of a correct register. Any violation that the checker finds in them is an error
+//! of the checker.
 
 use super::{At, Excuse, Found, Operation, Removed, What, Wrote};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What chance decides of one operation.
+/// The random choices for one operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Draw {
     client: u8,
     key: u64,
     kind: u8,
-    /// Before it begins, in milliseconds.
+    /// The pause before it, in milliseconds.
     pause: u16,
-    /// From start to end, in milliseconds.
+    /// Its duration, in milliseconds.
     takes: u16,
-    /// Where between start and end it takes effect, of 1000.
+    /// The point of its effect between start and end, of 1000.
     effect: u16,
-    /// How old a read is, of 1000 of what is allowed.
+    /// The age of a read, as a share of the permitted age, of 1000.
     age: u16,
-    /// What else may be otherwise than plain.
+    /// The deviation from a plain operation.
     twist: u8,
 }
 
-/// How far a simulated history may go from a plain register.
+/// The permitted deviations of a simulated history from a plain register.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct World {
     pub(super) clients: u8,
     pub(super) stale: Duration,
-    /// Outcomes are lost now and then.
+    /// Whether some outcomes are lost.
     pub(super) forgets: bool,
-    /// Values are lost at this point, as nodes are.
+    /// The time at which values are lost, as when a node dies.
     pub(super) loses: Option<At>,
-    /// From this point on blocks are out of reach for half a second.
+    /// The time from which blocks are unreachable for half a second.
     pub(super) hides: Option<At>,
-    /// Writes are done twice now and then.
+    /// Whether some writes are done twice.
     pub(super) repeats: bool,
-    /// From this point on a deposed leader answers for half a second.
+    /// The time from which a deposed leader answers for half a second.
     pub(super) deposes: Option<At>,
 }
 
@@ -60,25 +61,25 @@ pub(super) fn draws(clients: u8) -> impl Strategy<Value = Vec<Draw>> {
     prop::collection::vec(draw, 1..120)
 }
 
-/// An operation before it is known what comes of it.
+/// An operation whose outcome is not decided yet.
 #[derive(Clone, Copy)]
 struct Planned {
     draw: Draw,
     value: u64,
     start: At,
     end: At,
-    /// When it takes effect; `None`: never.
+    /// The time of its effect; `None` without one.
     effect: Option<At>,
     is_known: bool,
-    /// A remove that was done is said not to have been: its first answer was lost.
+    /// A remove that was done but reported as refused: its first answer was lost.
     is_refused: bool,
-    /// A read that tells the truth of before it began, by a location that was remembered.
+    /// A read that shows an earlier state, through a cached location.
     is_of_memory: bool,
-    /// It has taken effect before.
+    /// Whether it has already taken effect before.
     is_again: bool,
 }
 
-/// Lets a right register live through what chance decided.
+/// Runs a correct register through the random choices.
 pub(super) fn history(draws: &[Draw], world: &World) -> Vec<Operation> {
     let mut planned = plan(draws, world);
     if world.repeats {
@@ -101,7 +102,7 @@ pub(super) fn history(draws: &[Draw], world: &World) -> Vec<Operation> {
             effect >= from && effect <= from + TROUBLE && planned.draw.twist % 2 == 0
         });
         let what = apply(&planned, &mut kept, is_hidden);
-        // Only a location that was there can have been remembered.
+        // Only a present value's location can be cached.
         if planned.is_again {
             continue;
         }
@@ -113,10 +114,11 @@ pub(super) fn history(draws: &[Draw], world: &World) -> Vec<Operation> {
     done
 }
 
-/// For how long a [`World`] is in trouble.
+/// How long each trouble of a [`World`] lasts.
 const TROUBLE: Duration = Duration::from_millis(500);
 
-/// Has some writes take effect a second time, between the first and the end, unseen by their clients.
+/// Makes some writes take effect a second time, between the first effect and the end, unnoticed by
+/// their clients.
 fn repeat(planned: &mut Vec<Planned>) {
     let again = planned.iter().filter_map(|first| {
         let effect = first.effect.filter(|effect| *effect < first.end)?;
@@ -131,7 +133,7 @@ fn repeat(planned: &mut Vec<Planned>) {
     planned.extend(again);
 }
 
-/// What the checker is to be told of the world.
+/// The excuses that the checker needs for the world.
 pub(super) fn excuses(world: &World) -> Vec<Excuse> {
     let lost = world.loses.map(|at| Excuse::Lost(at, at));
     let hidden = world.hides.map(|from| Excuse::Hidden(from, from + TROUBLE));
@@ -162,7 +164,7 @@ fn plan(draws: &[Draw], world: &World) -> Vec<Planned> {
             }
             (true, _) => Some(start + took * draw.effect.into() / 1000),
             (false, false) => Some(start + took * draw.effect.into() / 1000),
-            // Its effect may come long after the client gave up, or never.
+            // The effect may come long after the client gave up, or never.
             (false, true) => (draw.age > 300).then(|| start + took * draw.age.into() / 100),
         };
         Planned {
@@ -203,7 +205,7 @@ fn remembers(draw: &Draw) -> bool {
     draw.client % 2 == 1
 }
 
-/// What the client of a put without effect was told.
+/// The answer to a put without effect.
 fn not(planned: &Planned) -> Wrote {
     match planned.draw.effect % 2 {
         0 => Wrote::Not,

@@ -1,4 +1,4 @@
-//! The checker accuses no legal history, and finds what was seeded.
+//! The checker rejects no legal history, and finds seeded violations.
 
 use super::simulate::{World, draws, excuses, history};
 use super::*;
@@ -101,7 +101,7 @@ proptest! {
         prop_assert_eq!(check(&history, &rules), vec![], "{:#?}", history);
     }
 
-    /// Where nothing overlaps, everything is certain.
+    /// If no operations overlap, everything is certain.
     #[test]
     fn every_changed_answer_of_a_lone_client_is_found(draws in draws(1), at: prop::sample::Index) {
         let mut history = history(&draws, &World { clients: 1, ..PLAIN });
@@ -141,7 +141,7 @@ fn an_acknowledged_put_that_is_missed_is_lost() {
         &[put(1, 2, 0), remove(3, 4), present, miss(7, 8)],
         Kind::Lost,
     );
-    // A remove that may have come after it explains the miss, one that came before does not.
+    // A remove that may have come later explains the miss. An earlier remove does not.
     is_legal(&[put(1, 5, 0), remove(2, 4), miss(6, 7)], &Rules::default());
     breaks(&[remove(1, 2), put(3, 4, 0), miss(6, 7)], Kind::Lost);
     let unknown = during(1, 2, What::Remove(Removed::Unknown));
@@ -155,13 +155,14 @@ fn an_acknowledged_put_that_is_missed_is_lost() {
 fn a_value_that_gave_way_is_stale() {
     let history = [put(1, 2, 0), upsert(3, 6, 1), hit(7, 8, 0)];
     breaks(&history, Kind::Stale);
-    // While the upsert runs either may be read, and a lease allows the old one a little longer.
+    // While the upsert runs, either value may be read. A lease allows the old value a little
+    // longer.
     is_legal(
         &[put(1, 2, 0), upsert(3, 6, 1), hit(4, 5, 1), hit(4, 6, 0)],
         &Rules::default(),
     );
     is_legal(&history, &stale(2));
-    // Once the new value was read, the old one is past, although the upsert has not ended.
+    // Once the new value was read, the old value is past, although the upsert has not ended.
     breaks(
         &[put(1, 2, 0), upsert(3, 60, 1), hit(4, 5, 1), hit(7, 8, 0)],
         Kind::Stale,
@@ -188,7 +189,7 @@ fn a_value_that_was_removed_does_not_come_back() {
         &[put(1, 2, 0), remove(3, 6), miss(4, 5), miss(7, 8)],
         &Rules::default(),
     );
-    // Within one lease of the remove it may still be seen, by a client that remembered where it is.
+    // Within one lease of the remove, a client with a cached location may still see the value.
     let seen = [put(1, 2, 0), remove(3, 4), hit(5, 6, 0)];
     is_legal(&seen, &stale(1));
     let asked = seen.map(|operation| Operation {
@@ -201,7 +202,7 @@ fn a_value_that_was_removed_does_not_come_back() {
         ..stale(1)
     };
     is_legal(&asked, &deposed);
-    // A miss says that it is gone, too.
+    // A miss also proves that the value is gone.
     let unknown = during(3, 4, What::Remove(Removed::Unknown));
     breaks(
         &[put(1, 2, 0), unknown, miss(5, 6), hit(7, 8, 0)],
@@ -233,7 +234,7 @@ fn a_put_that_was_done_twice_is_found_unless_it_is_allowed() {
         ..Rules::default()
     };
     is_legal(&twice, &repeats);
-    // Not after its client was answered.
+    // But not after its client had the answer.
     let late = [upsert(1, 5, 0), hit(2, 3, 0), upsert(6, 7, 1), hit(8, 9, 0)];
     assert_eq!(kinds(&late, &repeats), [Kind::Stale]);
 }
@@ -284,7 +285,7 @@ fn an_excuse_explains_a_miss_where_it_says_so_and_nowhere_else() {
         kinds(&history, &with(late)),
         [Kind::Lost, Kind::Resurrected]
     );
-    // What was lost does not come back.
+    // A lost value does not come back.
     let lost = with(Excuse::Lost(ms(5), ms(12)));
     assert_eq!(kinds(&history, &lost), [Kind::Resurrected]);
     is_legal(&history[..2], &lost);

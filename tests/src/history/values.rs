@@ -1,11 +1,12 @@
-//! Bytes that say which value of which key they are, and show when they are not whole.
+//! Bytes that name their key and value, and show when they are not whole.
 
 use super::Found;
 
-/// The bytes before the pattern: key and value.
+/// The bytes before the pattern: the key and the value.
 const HEAD: usize = 16;
 
-/// The bytes of a value. Their length follows from the value, so that a mixture of two shows in it too.
+/// The bytes of a value. Their length follows from the value, so that a mixture of two values shows
+/// in the length too.
 pub fn encode(key: u64, value: u64) -> Vec<u8> {
     let length = length_of(value);
     let mut bytes = Vec::with_capacity(length + 8);
@@ -22,7 +23,7 @@ pub fn encode(key: u64, value: u64) -> Vec<u8> {
     bytes
 }
 
-/// Which value of `key` these bytes are.
+/// The value of `key` with these bytes.
 pub fn decode(key: u64, bytes: &[u8]) -> Found {
     let word = |at: usize| {
         let word = bytes.get(at..at + 8)?;
@@ -34,7 +35,7 @@ pub fn decode(key: u64, bytes: &[u8]) -> Found {
     }
 }
 
-/// The most bytes that a value has.
+/// The length of the longest value, in bytes.
 pub(super) const LONGEST: usize = HEAD + 16 * 997;
 
 fn length_of(value: u64) -> usize {

@@ -11,21 +11,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
-/// How long etcd may take to be there again.
+/// The longest time until etcd answers again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A real etcd of one or more members. Dropping it kills them.
 #[derive(Debug)]
 pub struct Store {
-    /// Absent only while the resident has it.
+    /// `None` only while the resident thread has it.
     etcd: Option<EtcdCluster>,
     home: Home,
     endpoints: Vec<String>,
-    /// etcd listens on the loopback of its namespace; these pass on what comes from outside.
+    /// etcd listens on the loopback of its namespace. These relays carry connections from outside.
     _relays: Vec<Relay>,
 }
 
-/// Whose thread starts the members: they die with it, and are in its namespace.
+/// The thread that starts the members. They die with it, and are in its namespace.
 #[derive(Debug)]
 enum Home {
     Here(Resident),
@@ -42,7 +42,7 @@ impl Home {
 }
 
 impl Store {
-    /// Starts etcd with its files in `directory`, at [`ETCD`] where there is a network.
+    /// Starts etcd with its files in `directory`. With a network, it runs at [`ETCD`].
     pub fn start(directory: &Path, members: usize, net: Option<Arc<Net>>) -> anyhow::Result<Self> {
         let outside = net.as_ref().map(|net| net.address(ETCD));
         let home = match net {
@@ -73,17 +73,17 @@ impl Store {
         })
     }
 
-    /// Where masters reach it.
+    /// The addresses of etcd for masters.
     pub fn endpoints(&self) -> &[String] {
         &self.endpoints
     }
 
-    /// How many members it has.
+    /// The number of members.
     pub fn members(&self) -> usize {
         self.endpoints.len()
     }
 
-    /// Which member leads.
+    /// The member that leads.
     pub fn leader(&mut self) -> anyhow::Result<usize> {
         self.with(|etcd, runtime| Ok(runtime.block_on(etcd.leader())?))
     }
@@ -93,7 +93,7 @@ impl Store {
         self.with(move |etcd, _| Ok(etcd.member(member).kill()?))
     }
 
-    /// Starts a member again on its data, after it was killed, and waits until it answers.
+    /// Starts a killed member again on its data, and waits until it answers.
     pub fn restart(&mut self, member: usize) -> anyhow::Result<()> {
         self.with(move |etcd, runtime| Ok(runtime.block_on(etcd.member(member).restart())?))
     }
@@ -116,17 +116,17 @@ impl Store {
         Ok(())
     }
 
-    /// Stops a member where it stands (SIGSTOP).
+    /// Stops a member (SIGSTOP).
     pub fn pause(&mut self, member: usize) -> anyhow::Result<()> {
         self.with(move |etcd, _| Ok(etcd.member(member).pause()?))
     }
 
-    /// Lets a stopped member go on.
+    /// Continues a stopped member (SIGCONT).
     pub fn resume(&mut self, member: usize) -> anyhow::Result<()> {
         self.with(move |etcd, _| Ok(etcd.member(member).resume()?))
     }
 
-    /// Lends etcd to the thread that its members live with.
+    /// Lends etcd to the thread that its members depend on.
     fn with<R: Send + 'static>(
         &mut self,
         work: impl FnOnce(&mut EtcdCluster, &Runtime) -> anyhow::Result<R> + Send + 'static,

@@ -1,4 +1,4 @@
-//! What the masters of a pool say, and waiting for what they are to say.
+//! The reports of a pool's masters, and waits for a wanted state.
 
 use super::{Pool, party};
 use crate::raw::http_get_within;
@@ -7,40 +7,41 @@ use serde_json::Value;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-/// How long a master may take to say what it is: a stopped one says nothing.
+/// The longest time for a master's answer. A stopped master never answers.
 const ASKING: Duration = Duration::from_millis(500);
-/// How long anything may take that is waited for.
+/// The longest time of any wait.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a master says of itself and of the pool.
+/// A master's report about itself and the pool.
 #[derive(Clone, Debug)]
 pub struct Status {
-    /// leader, read-only, standby or starting.
+    /// The role: leader, read-only, standby or starting.
     pub role: String,
-    /// The latest term that it knows.
+    /// The latest term that the master knows.
     pub epoch: u64,
-    /// Everything, under the names of `pool.proto`.
+    /// The whole answer, under the names of `pool.proto`.
     pub all: Value,
 }
 
-/// Who leads.
+/// The leading master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leader {
-    /// Which master.
+    /// Its index.
     pub index: usize,
     /// Its term.
     pub epoch: u64,
 }
 
 impl Pool {
-    /// The JSON that a master's HTTP port answers, asked where the master is: cuts do not matter.
+    /// The JSON that a master's HTTP port answers. The request is made in the master's network, so
+    /// cuts do not matter.
     pub fn get(&self, index: usize, path: &str) -> anyhow::Result<Value> {
         let (http, path) = (self.masters[index].daemon.http.clone(), path.to_owned());
         let body = self.at(&party(index), move || http_get_within(&http, &path, ASKING))?;
         Ok(serde_json::from_str(&body)?)
     }
 
-    /// What a master says of itself.
+    /// A master's report.
     pub fn status(&self, index: usize) -> anyhow::Result<Status> {
         let all = self.get(index, "/api/v1/cluster")?;
         Ok(Status {
@@ -50,7 +51,7 @@ impl Pool {
         })
     }
 
-    /// What every master that answers says of itself.
+    /// The reports of all masters that answer.
     pub fn statuses(&self) -> Vec<(usize, Status)> {
         let alive = (0..self.masters.len()).filter(|index| !self.masters[*index].is_dead);
         alive
@@ -58,7 +59,7 @@ impl Pool {
             .collect()
     }
 
-    /// Who leads, of those that answer and say so: the one of the highest epoch.
+    /// The leader: of the answering masters that report the role, the one with the highest epoch.
     pub fn leader(&self) -> Option<Leader> {
         let leaders = self
             .statuses()
@@ -80,7 +81,7 @@ impl Pool {
         standbys.map(|(index, _)| index).collect()
     }
 
-    /// Waits until one leads of a higher epoch than `epoch`.
+    /// Waits until a master leads with an epoch above `epoch`.
     pub fn wait_leader(&self, epoch: u64) -> anyhow::Result<Leader> {
         let mut found = None;
         self.wait_for(&format!("a leader after epoch {epoch}"), || {
@@ -114,7 +115,7 @@ impl Pool {
         })
     }
 
-    /// One number of the top level of the leader's counters.
+    /// One number at the top level of the leader's counters.
     pub fn gauge(&self, name: &str) -> anyhow::Result<u64> {
         let leader = self.leader().context("nobody leads")?;
         let counters = self.get(leader.index, "/api/v1/counters")?;
@@ -123,7 +124,7 @@ impl Pool {
             .with_context(|| format!("no {name} in {counters}"))
     }
 
-    /// Waits until `condition` holds; fails after 30 s, naming `what`.
+    /// Waits until `condition` holds. Fails after 30 s with an error that names `what`.
     pub fn wait_for(
         &self,
         what: &str,

@@ -1,4 +1,4 @@
-//! Whether cuts cut, heals heal, and nothing is left.
+//! Whether cuts cut, heals heal, and no namespace is left behind.
 
 use super::*;
 use std::io::{ErrorKind, Read, Write};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 const SHORT: Duration = Duration::from_millis(400);
 
-/// A server at `party` that sends back what it gets.
+/// A server at `party` that returns what it receives.
 fn echo(net: &Net, party: &str) -> SocketAddr {
     let listener = {
         let address = net.address(party);
@@ -52,19 +52,19 @@ fn a_cut_swallows_what_goes_between_two_parties_and_nothing_else() {
     says_back(&mut cut_off).unwrap();
 
     net.cut("master-0", "etcd").unwrap();
-    // The open connection is silent, not reset, and a new one is not refused either.
+    // The open connection is silent, not reset. A new connection is not refused either.
     let silent = says_back(&mut cut_off).unwrap_err();
     assert_eq!(silent.kind(), ErrorKind::WouldBlock, "{silent}");
     let late = dial(&net, "master-0", server).unwrap_err();
     assert_eq!(late.kind(), ErrorKind::TimedOut, "{late}");
-    // Other pairs go on, the cut parties' own among them.
+    // Other pairs of parties continue, also those with one of the cut parties.
     says_back(&mut bystander).unwrap();
     let neighbour = echo(&net, "master-0");
     says_back(&mut dial(&net, "master-1", neighbour).unwrap()).unwrap();
 
     net.heal("master-0", "etcd").unwrap();
     says_back(&mut dial(&net, "master-0", server).unwrap()).unwrap();
-    // What was swallowed is sent again by TCP: the old connection lives.
+    // TCP sends the lost packets again, so the old connection lives.
     cut_off
         .set_read_timeout(Some(Duration::from_secs(10)))
         .unwrap();

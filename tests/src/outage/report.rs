@@ -1,4 +1,4 @@
-//! What the load saw: how long nothing worked, and whether anything was wrong.
+//! The observations of a load: the longest times without success, and errors.
 
 use super::{Operation, Outcome, What};
 use crate::blocks::check_all;
@@ -7,40 +7,40 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Something that was done to the pool.
+/// A disturbance of the pool.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// What it was. Events of one name are summed up together.
+    /// Its name. Events of one name are summarised together.
     pub name: String,
-    /// When it began.
+    /// The time at which it began.
     pub at: Instant,
 }
 
 /// The longest times without a success.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gaps {
-    /// Of a put.
+    /// For puts.
     pub put: Duration,
-    /// Of a get with remembered locations.
+    /// For gets with cached locations.
     pub get: Duration,
-    /// Of a get that asks the master.
+    /// For gets that ask the master.
     pub lookup: Duration,
 }
 
-/// What a load was like.
+/// The observations of a load.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// When it began.
+    /// The time at which it began.
     pub started: Instant,
-    /// When it had ended.
+    /// The time at which it had ended.
     pub ended: Instant,
-    /// What was done meanwhile, in order.
+    /// The events during the load, in order.
     pub events: Vec<Event>,
-    /// Every operation, in order of their ends.
+    /// Every operation, in the order of their ends.
     pub operations: Vec<Operation>,
-    /// How many blocks were put before it began: those with the lowest numbers.
+    /// The number of blocks that were put before the load began. They have the lowest numbers.
     pub standing: u64,
-    /// The bytes of every block.
+    /// The length of every block in bytes.
     pub length: usize,
 }
 
@@ -62,7 +62,7 @@ impl Report {
             .collect()
     }
 
-    /// The longest time between two successes that follow each other, of which some lies in a span.
+    /// The longest time between two consecutive successes that overlaps a span.
     pub fn gap(&self, what: What, from: Instant, until: Instant) -> Duration {
         let successes = self.done(what).map(|operation| operation.end);
         let (mut longest, mut last) = (Duration::ZERO, self.started);
@@ -81,17 +81,17 @@ impl Report {
         self.operations.iter().filter(is_one)
     }
 
-    /// Gets that returned bytes which are not the block's.
+    /// The number of gets that returned wrong bytes.
     pub fn wrong(&self) -> usize {
         self.count(&Outcome::Wrong)
     }
 
-    /// Gets that missed a block that was put before the load began.
+    /// The number of gets that missed a block that was put before the load began.
     pub fn missed(&self) -> usize {
         self.count(&Outcome::Missed)
     }
 
-    /// How long after the last event each such get ended.
+    /// For each such get, the last event and the time since it.
     pub fn missed_at(&self) -> Vec<(String, Duration)> {
         let missed = self
             .operations
@@ -111,7 +111,7 @@ impl Report {
         self.operations.iter().filter(is_one).count()
     }
 
-    /// The puts that ended with an error, by what it said.
+    /// The numbers of failed operations of a kind, by error message.
     pub fn failures(&self, what: What) -> BTreeMap<String, usize> {
         let mut failures = BTreeMap::new();
         for operation in self.operations.iter().filter(|o| o.what == what) {
@@ -122,13 +122,13 @@ impl Report {
         failures
     }
 
-    /// How many puts were acknowledged.
+    /// The number of acknowledged puts.
     pub fn acknowledged(&self) -> usize {
         self.done(What::Put).count()
     }
 
-    /// Puts that were acknowledged under an epoch and began after one of a higher epoch had ended, each
-    /// with that other one: both leaders were believed at once.
+    /// The puts that were acknowledged under an epoch although they began after a put of a higher
+    /// epoch had ended, each with that other put. Two leaders were then believed at once.
     pub fn epochs_gone_back(&self) -> Vec<(Operation, Operation)> {
         let mut by_start: Vec<&Operation> = self.done(What::Put).collect();
         by_start.sort_by_key(|operation| operation.start);
@@ -150,15 +150,15 @@ impl Report {
         gone_back
     }
 
-    /// Gets every acknowledged block, those that stood before the load among them: how many are lost
-    /// and how many are wrong. Nothing may have been evicted.
+    /// Gets every acknowledged block, including the blocks from before the load. Returns the
+    /// numbers of lost and of wrong blocks. No block may have been evicted.
     pub async fn lost_and_wrong(&self, client: &Client) -> anyhow::Result<(usize, usize)> {
         let put = self.done(What::Put).map(|operation| operation.block);
         self.lost_and_wrong_of((0..self.standing).chain(put).collect(), client)
             .await
     }
 
-    /// Gets the `count` blocks that were acknowledged last: how many are lost and how many are wrong.
+    /// Gets the last `count` acknowledged blocks. Returns the numbers of lost and of wrong blocks.
     pub async fn newest(&self, count: usize, client: &Client) -> anyhow::Result<(usize, usize)> {
         let put: Vec<u64> = self.done(What::Put).map(|o| o.block).collect();
         let newest = put.get(put.len().saturating_sub(count)..);
@@ -198,7 +198,7 @@ impl Summary {
         }
     }
 
-    /// The most that any of these events cost.
+    /// The longest gaps of the events with this name.
     pub fn worst(&self, name: &str) -> Gaps {
         let most = |of: fn(&Gaps) -> Duration| {
             let gaps = self.0.get(name).into_iter().flatten();
@@ -289,10 +289,10 @@ mod tests {
             (700, 710, 2),
         ];
         assert_eq!(put_gaps(&report(&puts, &[50], 720)), [680]);
-        // What lies before an event, or after the next, is not its own.
+        // A gap before an event, or after the next one, does not belong to it.
         let puts = [(0, 300, 1), (300, 310, 1), (320, 330, 2), (600, 610, 2)];
         assert_eq!(put_gaps(&report(&puts, &[310, 450], 620)), [120, 280]);
-        // An outage that never ended lasts to the end.
+        // An outage without an end lasts to the end of the load.
         assert_eq!(put_gaps(&report(&[(0, 10, 1)], &[50], 1010)), [1000]);
     }
 
@@ -304,7 +304,7 @@ mod tests {
         let found = report(&bad, &[], 60).epochs_gone_back();
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].0.epoch, found[0].1.epoch), (Epoch(1), Epoch(2)));
-        // A failure is no acknowledgement.
+        // A failure is not an acknowledgement.
         let failed = [(0, 10, 2), (20, 30, 0)];
         assert!(report(&failed, &[], 60).epochs_gone_back().is_empty());
     }
