@@ -18,7 +18,7 @@
 //! The model is one register per key, with three relaxations:
 //!
 //! * A client with a location cache may read a value that was present up to [`Rules::stale`] before
-//!   the get began: a cached location is used until its lease ends.
+//!   the get began. The client uses a cached location until its lease ends.
 //! * An [`Excuse`] allows more in the cases that it names.
 //! * An operation with an unknown outcome may take effect once, at any time after it began, or
 //!   never.

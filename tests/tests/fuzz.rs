@@ -26,10 +26,10 @@ use kvpool_types::{
 use prost::Message;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// How many mutations each decoder gets in a usual run.
+/// The number of mutations for each decoder in a usual run.
 const USUALLY: u64 = 5_000;
 
-/// A decoder that believes a count fails here: there is room for inputs many times over, and for no more.
+/// A decoder that trusts a count fails here: the limit is many times the inputs, and no more.
 fn bound_memory() {
     const ROOM: u64 = 1 << 30;
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -332,7 +332,8 @@ fn messages_to_a_master_hold_whatever_comes() {
     });
 }
 
-/// Under a right checksum too, which no accident gives: a record's fields have to hold by themselves.
+/// Also under a right checksum, which no accident gives: the checks of a record's fields must be
+/// sufficient alone.
 #[test]
 fn records_hold_whatever_the_disk_gives() {
     let namespace = record::Namespace {

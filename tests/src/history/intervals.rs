@@ -15,10 +15,10 @@ pub(super) fn meet(one: Span, other: Span) -> bool {
 
 /// The spans in which a fact certainly held.
 ///
-/// They follow from sightings (the fact held at some point of a span) and from endings (the fact
-/// may have stopped at some point of a span, and cannot stop elsewhere). Between a sighting and the
-/// next ending the fact certainly held. If an ending may lie between the sighting's point and its
-/// end, nothing follows from the sighting.
+/// They follow from sightings and endings. A sighting says that the fact held at some point of a
+/// span. An ending says that the fact may have stopped at some point of a span, and at no point
+/// outside the endings. Between a sighting and the next ending the fact certainly held. If an
+/// ending may lie between the sighting's point and its end, nothing follows from the sighting.
 #[derive(Debug)]
 pub(super) struct Certain {
     /// Disjoint spans, in order.

@@ -61,7 +61,7 @@ async fn blocks_have_a_length_within_the_limit() {
     );
     assert_eq!(outcomes[1].as_ref().unwrap_err().code(), Code::TooLarge);
     assert!(outcomes[2].is_ok(), "a bad key failed its neighbour");
-    // A destination that is too small is left as it was.
+    // A destination that is too small stays unchanged.
     let small = target(999);
     let get = GetBlock::new(key(0), small.clone());
     let outcome = client
@@ -140,7 +140,7 @@ async fn the_master_checks_what_no_client_of_ours_would_send() {
         "{status}"
     );
 
-    // A commit of what was granted otherwise changes nothing.
+    // A commit that does not match its grant changes nothing.
     let granted = control.reserve(&key(5), 4096, 2000).await.unwrap();
     let mut shorter = granted.clone();
     shorter.grant.extent.length = Length(100);
@@ -157,7 +157,7 @@ async fn the_master_checks_what_no_client_of_ours_would_send() {
         .unwrap();
     assert_eq!(refused, Code::InvalidArgument);
 
-    // Columns are as long as the batch, and come alone.
+    // Columns have the length of the batch, and exclude the other encoding.
     let versions = vec![granted.grant.id.0];
     let columns = proto::CommitColumns {
         versions: versions.clone(),
@@ -243,7 +243,7 @@ async fn the_data_port_answers_bad_frames_and_serves_others() {
     assert_eq!(told.code, Code::VersionMismatch);
     assert!(told.message.contains("99"), "{}", told.message);
 
-    // No hello; and a hello that shares no version.
+    // A connection without a hello, and a hello without a common version.
     let mut port = Port::open(node).unwrap();
     port.send(Op::Ping, Epoch(0), &[], &[]).unwrap();
     assert_eq!(failure(&mut port).code, Code::Malformed);

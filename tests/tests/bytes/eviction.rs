@@ -1,4 +1,5 @@
-//! Invariant 8: eviction takes what it must and no more; and puts wait for room instead of failing.
+//! Invariant 8: eviction removes only the blocks whose room is needed, and puts wait for room
+//! instead of failing.
 
 use kvpool_client::{GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions};
 use kvpool_tests::blocks::{is_right, key, put_all, source, target};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const POOL: u64 = 256 << 20;
 
-/// From 4 KiB to 16 MiB, more of the small ones, the same for a key in every process.
+/// The length of a block: 4 KiB to 16 MiB, mostly small, and the same for a key in every process.
 fn length_of(number: u64) -> usize {
     let step = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) % 13;
     (4096 << step) - usize::try_from(number % 61).unwrap()
@@ -155,7 +156,7 @@ async fn leased_and_pinned_blocks_stay_and_a_full_pool_says_so() {
         put(number, pinned.clone()).await.unwrap();
     }
     put_all(&client, 3..7, 1 << 20).await.unwrap();
-    // Blocks 3 to 6 are leased by being asked for: nothing may go now.
+    // The exist call leases blocks 3 to 6, so nothing may be evicted now.
     let leased: Vec<_> = (3..7).map(key).collect();
     assert_eq!(client.match_prefix(&leased).await.unwrap().blocks, 4);
     let hasty = PutOptions {
@@ -237,8 +238,8 @@ async fn soft_pinned_blocks_go_last() {
     assert_eq!(client.is_exist(&oldest).await.unwrap(), [true; 3]);
 }
 
-/// A cache's life: what was put is read, and the pool is full. Leases of ended gets, 60 s long here, would
-/// leave nothing to evict.
+/// The usual life of a cache: blocks are put and then read, and the pool is full. Leases of ended
+/// gets, which last 60 s here, would keep every block.
 #[tokio::test(flavor = "multi_thread")]
 async fn puts_each_followed_by_a_get_find_room_in_a_full_pool() {
     let options = Options {
@@ -250,7 +251,7 @@ async fn puts_each_followed_by_a_get_find_room_in_a_full_pool() {
     let mut longest = Duration::ZERO;
     for number in 0..256 {
         let key = key(number);
-        // As a reader that looks before it reads.
+        // The reader looks the block up before it reads, as workers do.
         assert_eq!(
             client.is_exist(std::slice::from_ref(&key)).await,
             Ok(vec![false])

@@ -1,7 +1,7 @@
 //! Invariant 3: no extent is reused while it can still be touched.
 //!
-//! Writers and view holders are stopped (SIGSTOP) past every deadline, the pool is refilled, and they
-//! go on: no block of anyone else's may change.
+//! The test stops writers and view holders (SIGSTOP) past every deadline, refills the pool, and
+//! continues them. No other block may change.
 
 use kvpool_client::{PutBlock, PutOptions};
 use kvpool_tests::blocks::{check_all, key, put_all, source};
@@ -24,7 +24,7 @@ fn small_pool() -> Cluster {
     Cluster::start(options.master(&flags)).unwrap()
 }
 
-/// Puts twice the pool's size, so that every extent that may be reused is.
+/// Puts twice the pool's size, so that every reusable extent is reused.
 async fn refill(client: &kvpool_client::Client, first: u64) {
     for number in first..first + 128 {
         put_all(client, number..number + 1, MIB / 4).await.unwrap();
@@ -62,7 +62,7 @@ async fn a_stopped_shared_memory_writer_keeps_its_extent_shut() {
         after, before,
         "the writer went on and changed a block of another"
     );
-    // Its process's death, and nothing less, opens the extent again.
+    // Only the death of its process frees the extent.
     assert!(cluster.gauge("quarantine_bytes").unwrap() >= HELD);
     hand.kill().unwrap();
     cluster
@@ -128,14 +128,14 @@ async fn a_stalled_tcp_writer_is_cut_off_when_its_grant_ends() {
         .wait_for("the fence", || Ok(cluster.gauge("quarantine_bytes")? == 0))
         .unwrap();
     refill(&client, 0).await;
-    // The rest of the payload goes nowhere.
+    // The rest of the payload is written nowhere.
     let _broken = port.bytes(&garbage);
     sleep(100).await;
     let tally = check_all(&client, 0..128, MIB / 4).await;
     assert_eq!((tally.wrong, tally.failed), (0, 0));
     assert!(port.is_closed());
 
-    // The ended grant opens nothing on a new connection either.
+    // The ended grant is refused on a new connection too.
     let mut port = Port::open(&granted.data_address).unwrap();
     port.hello(control.cluster).unwrap();
     let whole = vec![0xee; usize::try_from(payload).unwrap()];

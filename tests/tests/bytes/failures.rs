@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const LENGTH: usize = 1 << 20;
 
-/// Readers and writers that go on until told to stop, and what they saw.
+/// Readers and writers that run until they are stopped, with their observations.
 struct Load {
     stop: Arc<AtomicBool>,
     tasks: Vec<tokio::task::JoinHandle<(Tally, Duration)>>,
@@ -101,7 +101,7 @@ async fn a_node_killed_amid_gets_and_puts_costs_only_its_own_blocks() {
         }
     );
     assert!(after.right > 0 && after.missed > 0, "{after:?}");
-    // A new life of the node brings its memory back, empty.
+    // A new incarnation of the node offers its memory again, empty.
     cluster.restart_node(0).unwrap();
     cluster.wait_live(2).unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -151,7 +151,8 @@ fn serve_http(listener: TcpListener, answered: Arc<AtomicU64>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn puts_go_on_when_another_program_has_the_port_of_a_node_that_died() {
-    // Until the end of the test the master takes the dead node for live, so that puts and gets meet its port.
+    // Until the end of the test the master takes the dead node for live, so puts and gets still
+    // call its port.
     let options = Options {
         nodes: 2,
         segment: "128MiB".into(),

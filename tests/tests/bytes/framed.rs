@@ -1,5 +1,5 @@
-//! The hot calls over framed connections to the master's port: the same answers as over gRPC, and no
-//! harm from what no client of ours would send.
+//! The hot calls over framed connections to the master's port. They give the same answers as over
+//! gRPC, and requests that no kvpool client sends do no harm.
 
 use kvpool_proto as proto;
 use kvpool_tests::blocks::{key, put_all};
@@ -14,13 +14,13 @@ use prost::Message;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// A framed connection to a cluster's master, not greeted yet.
+/// A framed connection to a cluster's master, before its hello.
 fn open(cluster: &Cluster) -> Port<TcpStream> {
     let url = cluster.master_url();
     Port::open(url.trim_start_matches("http://")).unwrap()
 }
 
-/// A framed connection that has been greeted.
+/// A framed connection after its hello.
 fn greeted(cluster: &Cluster, control: &Control) -> Port<TcpStream> {
     let mut port = open(cluster);
     let hello = proto::HelloRequest {
@@ -44,7 +44,7 @@ fn call<R: Message + Default>(port: &mut Port<TcpStream>, op: Op, request: &impl
     R::decode(meta.as_slice()).unwrap()
 }
 
-/// The code of the failure that comes next, and the request that it is of.
+/// The code of the next failure, and the number of the failed request.
 fn failure(port: &mut Port<TcpStream>) -> (Code, u64) {
     let (header, meta, _) = port.receive().unwrap();
     assert_eq!(header.op, Op::Failure);
@@ -100,7 +100,7 @@ async fn both_protocols_of_the_port_give_the_same_answers() {
             .unwrap()
             .into_inner()
     );
-    // A lease taken over one is renewed and released over the other.
+    // A lease that was taken over one protocol is renewed and released over the other.
     let exist = proto::ExistRequest {
         caller: control.caller(),
         keys: packed(0..2),
@@ -134,7 +134,7 @@ async fn what_is_no_call_is_refused_and_harms_nobody_else() {
     let control = Control::connect(&cluster.master_url()).await.unwrap();
     let mut bystander = greeted(&cluster, &control);
 
-    // What ends the connection: nothing of it can be made sense of.
+    // Bytes that cannot be decoded end the connection.
     let frame = |change: fn(&mut [u8])| {
         let mut head = Header {
             version: 1,
@@ -174,7 +174,7 @@ async fn what_is_no_call_is_refused_and_harms_nobody_else() {
     assert_eq!(failure(&mut hasty), (Code::Malformed, 0), "no greeting");
     assert!(hasty.is_closed());
 
-    // A greeting that fails leaves nothing to call over.
+    // After a refused hello the connection takes no call.
     let mut older = open(&cluster);
     let greeting = proto::HelloRequest {
         min_version: 90,
@@ -187,8 +187,8 @@ async fn what_is_no_call_is_refused_and_harms_nobody_else() {
     assert_eq!(failure(&mut older).0, Code::VersionMismatch);
     assert!(older.is_closed());
 
-    // What is wrong with one call leaves the connection to the next, and so does an operation of a
-    // later version.
+    // A fault of one call, or an operation of a later version, leaves the connection usable for the
+    // next call.
     let mut port = greeted(&cluster, &control);
     port.bytes(&frame(|head| head[6] = 250)).unwrap();
     assert_eq!(failure(&mut port), (Code::Unimplemented, 7));
@@ -212,8 +212,8 @@ async fn what_is_no_call_is_refused_and_harms_nobody_else() {
     assert_eq!(cluster.gauge("reservations").unwrap(), 0);
 }
 
-/// A put that waits for another writer of its key holds up nothing that comes behind it on the same
-/// connection, and is answered when its time is over.
+/// A put that waits for another writer of its key delays no call behind it on the same connection.
+/// It is answered when its time is over.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_waits_holds_up_none_behind_it() {
     let cluster = Cluster::start(Options::default()).unwrap();
@@ -252,8 +252,8 @@ async fn a_call_that_waits_holds_up_none_behind_it() {
     assert!(begun.elapsed() >= wait, "{:?}", begun.elapsed());
 }
 
-/// A master that waits for the nodes of the last term is there: a client that pings it meanwhile must
-/// not take it for gone.
+/// A master that waits for the nodes of the last term is alive. A client that pings it meanwhile
+/// must not take it for dead.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_master_that_waits_for_its_nodes_answers_pings_meanwhile() {
     let mut cluster = Cluster::start(Options::default()).unwrap();
@@ -286,8 +286,8 @@ async fn a_master_that_waits_for_its_nodes_answers_pings_meanwhile() {
     cluster.nodes[0].resume().unwrap();
 }
 
-/// Sends `count` puts that wait for another writer of key 0, each with a request of some `bytes`. How
-/// many are refused at once.
+/// Sends `count` puts that wait for another writer of key 0, each with a request of `bytes` bytes.
+/// Returns how many are refused at once.
 fn wait_many(port: &mut Port<TcpStream>, control: &Control, count: usize, bytes: usize) -> usize {
     let reserve = proto::ReserveRequest {
         caller: control.caller(),
@@ -314,8 +314,8 @@ fn wait_many(port: &mut Port<TcpStream>, control: &Control, count: usize, bytes:
     }
 }
 
-/// The calls that wait on one connection are bounded in number and in bytes; further calls are refused.
-/// Pings, and the commit that the waiting puts need, are still answered.
+/// The waiting calls of one connection are bounded in number and in bytes, and further calls are
+/// refused. Pings, and the commit that the waiting puts need, are still answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn puts_that_wait_by_the_thousand_are_refused_and_the_commit_they_wait_for_is_not() {
     let cluster = Cluster::start(Options::default()).unwrap();
@@ -362,7 +362,7 @@ async fn puts_that_wait_by_the_thousand_are_refused_and_the_commit_they_wait_for
     assert_eq!(present, 4220 - few_refused - large_refused);
 }
 
-/// What waits for a client that is gone would be granted to nobody.
+/// A grant for a client that has gone would help no client.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_put_that_waits_ends_with_its_connection() {
     let cluster = Cluster::start(Options::default()).unwrap();
@@ -371,7 +371,7 @@ async fn a_put_that_waits_ends_with_its_connection() {
     let mut port = greeted(&cluster, &control);
     assert_eq!(wait_many(&mut port, &control, 1, 0), 0);
     drop(port);
-    // Until the master has noticed.
+    // Gives the master time to notice.
     std::thread::sleep(Duration::from_millis(500));
     let revoke = proto::RevokeRequest {
         caller: control.caller(),
@@ -383,13 +383,14 @@ async fn a_put_that_waits_ends_with_its_connection() {
     assert_eq!(cluster.gauge("reservations").unwrap(), 0);
 }
 
-/// A client whose host is gone says nothing, and would keep its thread for ever: the kernel is to ask.
+/// A client whose host has gone sends nothing, and would keep its thread for ever. So the kernel
+/// must probe the peer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quiet_client_is_asked_whether_it_is_there() {
     let cluster = Cluster::start(Options::default()).unwrap();
     let stream = TcpStream::connect(cluster.master_url().trim_start_matches("http://")).unwrap();
     let (client, master) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
-    // What a keepalive timer that runs looks like there.
+    // The form of a running keepalive timer in that table.
     let is_asked = || {
         let connections = std::fs::read_to_string("/proc/net/tcp").unwrap();
         connections.lines().any(|line| {

@@ -1,9 +1,10 @@
-//! Handshakes, tokens and requests that are almost right, at every port of a pool with TLS and tokens.
+//! Slightly wrong handshakes, tokens and requests, at every port of a pool with TLS and tokens.
 //!
-//! No daemon panics or takes a token that was changed. Memory stays bounded, and a good client is served meanwhile.
-//! Each changed gRPC call is answered, and no answer says anything of another namespace.
+//! No daemon panics or accepts a changed token. Memory stays bounded, and a good client is served
+//! meanwhile. Each changed gRPC call gets an answer, and no answer reveals anything about another
+//! namespace.
 //!
-//! `KVPOOL_FUZZ` sets how many there are in all (50 000), and `KVPOOL_FUZZ_SEED` makes others.
+//! `KVPOOL_FUZZ` sets the number of inputs in all (50 000), and `KVPOOL_FUZZ_SEED` another seed.
 
 use kvpool_client::{Client, Key, Namespace};
 use kvpool_proto as proto;
@@ -38,18 +39,18 @@ use std::time::{Duration, Instant};
 use tonic::codegen::http;
 use tonic::transport::Channel;
 
-/// How many in a usual run.
+/// The number of inputs in a usual run.
 const USUALLY: u64 = 50_000;
-/// The longest that one answer is waited for.
+/// The longest wait for one answer.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How many frames a connection gets.
+/// The number of frames on one connection.
 const FRAMES: u64 = 8;
-/// By how much the daemons may grow together, in bytes.
+/// The most bytes by which the daemons may grow together.
 const GROWTH: u64 = 96 << 20;
 
 type Sealed = StreamOwned<ClientConnection, TcpStream>;
 
-/// Where the pool is, and what a good caller knows.
+/// The addresses of the pool, and the knowledge of a good caller.
 struct Target {
     master: String,
     master_http: String,
@@ -59,7 +60,7 @@ struct Target {
     cluster: ClusterId,
     tls: ClientTls,
     token: String,
-    /// Tokens that no port takes.
+    /// Tokens that every port refuses.
     bad: Vec<Vec<u8>>,
 }
 
@@ -101,7 +102,7 @@ impl Target {
             min_version: 1,
             max_version: 2,
             caller: Some(caller()),
-            // As long as the bytes below, which need not be text.
+            // As long as the bytes below, which may not be text.
             token: "x".repeat(token.len()),
             ..Default::default()
         }
@@ -136,7 +137,7 @@ fn hear_out(mut stream: impl Read) {
     }
 }
 
-/// Says something in a session, and waits until the daemon has ended it.
+/// Sends bytes in a session, and waits until the daemon has ended it.
 fn converse(mut stream: Sealed, words: &[u8]) {
     // The daemon may close the connection before it has read everything.
     let _said = stream.write_all(words);
@@ -146,7 +147,7 @@ fn converse(mut stream: Sealed, words: &[u8]) {
     hear_out(&stream.sock);
 }
 
-/// What a client of each kind sends first.
+/// The first bytes of each kind of client.
 fn client_hellos(target: &Target) -> Vec<Vec<u8>> {
     let configs = [target.tls.frames(), target.tls.grpc(), target.http()];
     let hellos = configs.into_iter().map(|config| {
@@ -212,7 +213,7 @@ fn tokens(target: &Target, count: u64, made: &AtomicU64) {
                 };
                 let mut stream = target.sealed(address, target.http());
                 let request = b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: Bearer ";
-                // A line end within would begin the next header.
+                // A line end inside the value would begin the next header.
                 let value: Vec<u8> = mutated
                     .iter()
                     .copied()
@@ -237,7 +238,7 @@ fn tokens(target: &Target, count: u64, made: &AtomicU64) {
                 stream.set_read_timeout(Some(PATIENCE)).unwrap();
                 ask(&mut stream, &target.hello(&text)) == Some(Op::HelloReply)
             }
-            // A connection to the master that was let in asks for another token.
+            // An accepted connection to the master sends another token.
             _ => {
                 let stream = open.get_or_insert_with(|| {
                     let mut stream = target.sealed(&target.master, target.tls.frames());
@@ -306,15 +307,15 @@ fn attack(target: &Target, count: u64, made: &AtomicU64) {
     }
 }
 
-/// The namespace whose blocks a caller of [`OWN`] may not know of.
+/// The namespace whose blocks a caller of [`OWN`] may not learn of.
 const FOREIGN: &str = "foreign";
 /// The namespace of the caller `other`, which is empty.
 const OWN: &str = "elsewhere";
-/// What stands in a key of [`FOREIGN`] that no request names.
+/// A part of a key of [`FOREIGN`] that no request names.
 const MARK: &[u8] = b"marked-4f1c86ab";
 /// How long a put may wait for room.
 const WAIT: Duration = Duration::from_secs(1);
-/// How many calls are made at a time.
+/// The number of concurrent calls.
 const AT_ONCE: u64 = 8;
 
 fn foreign_keys() -> Vec<Key> {
@@ -326,7 +327,8 @@ fn foreign_block() -> Vec<u8> {
     (0..5000u32).map(|at| at.to_le_bytes()[0]).collect()
 }
 
-/// A client of [`FOREIGN`], whose blocks are there, and an empty namespace [`OWN`] with a quota.
+/// Makes a client of [`FOREIGN`], whose blocks are present, and an empty namespace [`OWN`] with a
+/// quota.
 async fn fill_foreign(cluster: &Cluster) -> Client {
     let mut options = cluster.client_options();
     options.namespace = Namespace {
@@ -342,19 +344,19 @@ async fn fill_foreign(cluster: &Cluster) -> Client {
         name: OWN.to_owned(),
         ..Default::default()
     };
-    // What the calls reserve leaves room for good clients.
+    // The quota leaves room for good clients beside the calls' reservations.
     let quota = NamespaceSettings::default().with(Setting::MemoryHard, 4 << 20);
     client.create_namespace(own, &quota).await.unwrap();
     client
 }
 
-/// Calls over gRPC, valid and otherwise.
+/// Makes valid and changed calls over gRPC.
 #[derive(Clone)]
 struct Caller {
     channel: Channel,
     master: String,
     token: String,
-    /// Every call: for blocks of its own namespace, and of the foreign one.
+    /// Every call, for blocks of its own namespace and of the foreign one.
     seeds: Vec<(String, Vec<u8>)>,
 }
 
@@ -382,7 +384,7 @@ impl Caller {
         }
     }
 
-    /// `None` when it cannot be said in HTTP/2.
+    /// `None` if HTTP/2 cannot carry the call.
     fn head(&self, call: &Call) -> Option<http::request::Builder> {
         let mut head = http::Request::post(format!("http://{}{}", self.master, call.path));
         for (name, value) in &call.headers {
@@ -391,7 +393,8 @@ impl Caller {
         head.uri_ref().is_some().then_some(head)
     }
 
-    /// `None` when it cannot be said, ends by its own timeout, or waits for room as it asks to.
+    /// `None` if HTTP/2 cannot carry the call, if the call's own timeout ends it, or if it waits
+    /// for room as requested.
     async fn make(&self, call: &Call) -> Option<Answer> {
         let head = self.head(call)?;
         let asked = calls::ask(&self.channel, head, call.body.clone());
@@ -399,7 +402,7 @@ impl Caller {
         let patience = if waits { WAIT } else { PATIENCE };
         match tokio::time::timeout(patience, asked).await {
             Ok(Ok(answer)) => Some(answer),
-            // The channel itself ends a call at this time.
+            // The channel itself ends a call at the call's timeout.
             Ok(Err(_)) if call.headers.iter().any(|(name, _)| *name == "grpc-timeout") => None,
             Ok(Err(error)) => panic!("{}: {error:#}\n{:?}", call.path, call.body),
             Err(_) if waits => None,
@@ -408,7 +411,7 @@ impl Caller {
     }
 }
 
-/// Changes calls, one after the other: a seed gives the same ones.
+/// Changes calls, one after the other. A seed always gives the same calls.
 struct Mutator {
     caller: Caller,
     /// The message of each seed.
@@ -429,7 +432,7 @@ impl Mutator {
         }
     }
 
-    /// A call that differs from a good one in its message, its frame, its path or its headers.
+    /// A call that differs from a good call in its message, frame, path or headers.
     fn mutate(&mut self) -> Call {
         let Self {
             caller,
@@ -442,7 +445,7 @@ impl Mutator {
         let mut call = caller.good(path, message);
         match random.random_range(0..10) {
             0..=4 => call.body = calls::body_of(&messages[at].mutate()),
-            // Fields that come twice, and those of another call.
+            // Duplicate fields, and the fields of another call.
             5 => call.body = calls::body_of(&[&message[..], other].concat()),
             6 => {
                 let at = random.random_range(0..call.body.len());
@@ -501,7 +504,7 @@ impl Mutator {
     }
 }
 
-/// Makes changed calls. Counts the answers by their status.
+/// Makes changed calls, and counts the answers by status.
 async fn call(
     mutator: Arc<Mutex<Mutator>>,
     count: u64,
@@ -531,7 +534,7 @@ async fn call(
     answers
 }
 
-/// The calls whose answers tell of blocks, nodes and namespaces.
+/// The calls whose answers contain blocks, nodes or namespaces.
 const TELLING: [&str; 8] = [
     "Cluster",
     "Describe",
@@ -543,8 +546,8 @@ const TELLING: [&str; 8] = [
     "Stats",
 ];
 
-/// The seeds as they are. The caller of [`OWN`] learns nothing by them, and `root` everything: what looks for secrets
-/// in answers finds them.
+/// Makes the unchanged calls. The caller of [`OWN`] learns nothing by them, and `root` learns
+/// everything. So the search for secrets in answers works.
 async fn try_seeds(other: &Caller, root: &Caller) {
     let mut told = Vec::new();
     for (path, message) in &other.seeds {
@@ -565,7 +568,7 @@ async fn try_seeds(other: &Caller, root: &Caller) {
     assert_eq!(told, TELLING, "an answer to root gives nothing away");
 }
 
-/// Says that the attack is over.
+/// Reports that the attack has ended.
 struct Over(Arc<AtomicBool>);
 
 impl Drop for Over {
@@ -654,7 +657,7 @@ async fn mutated_handshakes_tokens_and_requests_hurt_nobody() {
         let mut rounds = 0;
         while !over.load(Ordering::Relaxed) {
             serves(&client).await;
-            // One that comes new.
+            // A new client.
             serves(&cluster.client().await.unwrap()).await;
             rounds += 1;
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -664,7 +667,7 @@ async fn mutated_handshakes_tokens_and_requests_hurt_nobody() {
     let attack = {
         let (made, over) = (Arc::clone(&made), Arc::clone(&over));
         tokio::task::spawn_blocking(move || {
-            // Also when an attacker panics.
+            // Even if an attacker panics.
             let _over = Over(over);
             std::thread::scope(|scope| {
                 scope.spawn(|| handshakes(&target, count * 2 / 5, &made));

@@ -1,4 +1,4 @@
-//! Invariant 2: nothing half-written is visible.
+//! Invariant 2: no half-written block is visible.
 
 use kvpool_tests::blocks::{Tally, bytes_of, check_all, key};
 use kvpool_tests::grants::Control;
@@ -86,7 +86,7 @@ async fn a_client_killed_amid_puts_leaves_whole_blocks_or_none() {
             .await
             .unwrap();
     }
-    // What the killed clients had reserved comes back.
+    // The reservations of the killed clients are given back.
     cluster
         .wait_for(
             "no reservations",

@@ -1,7 +1,6 @@
-//! Concurrent clients against a pool in trouble: every answer that they got must be one that a pool
-//! may give.
+//! Concurrent clients against a disturbed pool: a correct pool could have given every answer.
 //!
-//! `KVPOOL_HISTORY_SECONDS=600` goes on for so long; without it, 20 s.
+//! `KVPOOL_HISTORY_SECONDS=600` sets the duration; the default is 20 s.
 
 use kvpool_client::{Client, Options as ClientOptions};
 use kvpool_tests::history::{
@@ -23,7 +22,7 @@ fn how_long() -> Duration {
     Duration::from_secs(asked.and_then(|text| text.parse().ok()).unwrap_or(20))
 }
 
-/// Clients that are under way.
+/// Running clients.
 struct Clients {
     recorder: Arc<Recorder>,
     tasks: JoinSet<()>,
@@ -95,7 +94,7 @@ impl Clients {
     }
 }
 
-/// How many answers break each rule, and from when to when.
+/// For each rule, the number of answers that break it, and the time of the first and the last.
 fn summed_up(violations: &[Violation]) -> String {
     let mut kinds: BTreeMap<String, (usize, BTreeSet<u64>, Duration, Duration)> = BTreeMap::new();
     for Violation {
@@ -118,7 +117,7 @@ fn summed_up(violations: &[Violation]) -> String {
     lines.collect()
 }
 
-/// What else was done to the key of an operation before and after it.
+/// The other operations on an operation's key before and after it.
 fn around(history: &[Operation], operation: &Operation) -> String {
     let mut of_key: Vec<&Operation> = history.iter().filter(|o| o.key == operation.key).collect();
     of_key.sort_by_key(|other| other.start);
@@ -135,7 +134,7 @@ fn around(history: &[Operation], operation: &Operation) -> String {
     lines.collect()
 }
 
-/// How many answers are changed to see whether that is found.
+/// The number of answers that are changed, to test the checker.
 const CHANGED: usize = 200;
 
 /// Inverts the answer of one read at a time and counts how often [`check`] finds it. A history with too
@@ -178,7 +177,8 @@ fn described(history: &[Operation]) -> String {
     format!("{} operations: {counts:?}", history.len())
 }
 
-/// Longer than it takes the master to learn that a node's memory is gone, once its successor serves.
+/// Longer than the master takes to learn that a node's memory is lost, once the node's next
+/// incarnation serves.
 const SURELY_KNOWN: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -212,11 +212,11 @@ async fn every_answer_is_explained_while_the_one_embedded_master_and_a_node_die(
     clients.judge(excuses).await;
 }
 
-/// Longer than it takes a node to reach the leader again over a network that was cut: its connections
-/// wait for a retransmission, or are given up.
+/// Longer than a node takes to reach the leader again after a cut heals. Its connections wait for a
+/// retransmission, or are given up.
 const SURELY_BACK: Duration = Duration::from_secs(3);
 
-/// What befalls a pool with standby masters.
+/// The disturbances of a pool with standby masters.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
     LeaderKilled,
@@ -229,7 +229,7 @@ enum Trouble {
     EtcdCut,
 }
 
-/// Each as often as it stands here; what is cut only where a network can be.
+/// Each disturbance occurs as often as it is listed. Cuts happen only where a network can be cut.
 const TROUBLES: [Trouble; 7] = [
     Trouble::LeaderKilled,
     Trouble::LeaderKilled,
@@ -256,7 +256,7 @@ impl Trouble {
             .unwrap_or_else(|| &cuts[at - TROUBLES.len()])
     }
 
-    /// Lets it befall a settled pool for as long as it lasts, and says what answers it excuses.
+    /// Disturbs a settled pool for as long as given, and returns the answers that this excuses.
     async fn befall(self, pool: &mut Pool, recorder: &Recorder, lasts: Duration) -> Vec<Excuse> {
         let leader = pool.wait_settled().unwrap();
         let begun = Instant::now();
@@ -291,7 +291,8 @@ impl Trouble {
                 let over = Instant::now();
                 let mut excuses = vec![recorder.deposed(begun, over)];
                 if from.contains(&POOL) {
-                    // The nodes have to notice too, and no leader waits for them for ever.
+                    // The nodes have to notice too, and a leader does not wait for them without
+                    // limit.
                     excuses.push(recorder.hidden(begun, over + SURELY_BACK));
                 }
                 excuses

@@ -1,5 +1,5 @@
-//! A block that is read faster than one node should serve gets further replicas, within a budget, and
-//! gives them back when it cools.
+//! A block that is read faster than one node should serve gets further replicas within a budget.
+//! They are dropped when the block cools.
 
 use kvpool_client::{GetOptions, Options as ClientOptions, TransportChoice};
 use kvpool_tests::blocks::{check_all_by, key, put_all};

@@ -1,5 +1,5 @@
-//! Segments of 2 MiB pages: used over every way into them, and refused with the reason where the host has
-//! not set enough of them aside.
+//! Segments of 2 MiB pages, over every transport. If the host has not reserved enough of them, the
+//! node refuses with the reason.
 
 use kvpool_client::{Client, Options as ClientOptions, TransportChoice};
 use kvpool_tests::blocks::{Tally, check_all, put_all};
@@ -8,7 +8,7 @@ use kvpool_tests::{Cluster, Options};
 const SEGMENT: u64 = 32 << 20;
 const FREE: &str = "HugePages_Free:";
 
-/// The bytes of 2 MiB pages that `/proc/meminfo` counts under a name.
+/// The bytes of 2 MiB pages in `/proc/meminfo` under a name.
 fn bytes(of: &str) -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap();
     let number = |name: &str| -> u64 {

@@ -1,4 +1,4 @@
-//! Blocks over real processes: right bytes, or an error, whatever fails beside them.
+//! Blocks over real processes: right bytes or an error, whatever fails meanwhile.
 
 mod bad_input;
 mod eviction;

@@ -1,5 +1,5 @@
-//! The main job as users run it: `kvctl demo` and `kvctl replay`, and the hit rate of a trace held
-//! against a model of plain LRU.
+//! The main use of a pool, as users run it: `kvctl demo` and `kvctl replay`. The hit rate of a
+//! trace is compared with a model of plain LRU.
 
 use kvpool_tests::daemon::path_of;
 use serde_json::Value;
@@ -53,7 +53,8 @@ fn the_demo_shares_blocks_and_finds_none_wrong() {
     }
 }
 
-/// The leading blocks found of all asked, in percent, by plain LRU touched tail first.
+/// The hit rate of plain LRU in percent: leading blocks found, of all blocks asked for. A request
+/// uses its last block first.
 fn lru_hit_rate(requests: &[Vec<u64>], capacity: usize) -> f64 {
     let (mut tick_of, mut by_tick) = (HashMap::new(), BTreeMap::new());
     let (mut tick, mut hits, mut asked) = (0u64, 0u32, 0u32);
@@ -107,7 +108,7 @@ fn hold_against_model(trace: &Path, requests: &[Vec<u64>], capacity: usize) {
 
 #[test]
 fn a_made_trace_hits_as_plain_lru_does() {
-    // Conversations of several turns that come back after others: each turn extends the last.
+    // Conversations of several turns, which continue after others. Each turn extends the last one.
     let mut requests: Vec<Vec<u64>> = Vec::new();
     let mut state = 7u64;
     let mut turns = vec![0u64; 40];
@@ -143,7 +144,7 @@ fn a_made_trace_hits_as_plain_lru_does() {
     }
 }
 
-/// The public conversation trace, where someone has put it.
+/// The public conversation trace, if its file is present.
 fn public_trace() -> Option<PathBuf> {
     let named = std::env::var_os("KVPOOL_TRACE").map(PathBuf::from);
     let beside =

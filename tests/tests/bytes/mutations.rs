@@ -1,6 +1,7 @@
-//! Frames and messages that are almost right, on every port: daemons go on, nothing is lost, memory returns.
+//! Slightly wrong frames and messages, on every port. Daemons continue, no block is lost, and
+//! memory is given back.
 //!
-//! `KVPOOL_FUZZ=100000` for so many on each port, and `KVPOOL_FUZZ_SEED` for others.
+//! `KVPOOL_FUZZ=100000` sets the number for each port, and `KVPOOL_FUZZ_SEED` another seed.
 
 use kvpool_client::Client;
 use kvpool_proto as proto;
@@ -20,16 +21,16 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// How many of each kind in a usual run.
+/// The number of inputs of each kind in a usual run.
 const USUALLY: u64 = 500;
 const BLOCKS: u64 = 50;
 const LENGTH: usize = 10_000;
-/// The longest that one answer is waited for.
+/// The longest wait for one answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Sends `words` and reads until the daemon closes the connection.
 fn converse(stream: impl Into<OwnedFd>, words: &[u8]) {
-    // The calls below work alike on stream sockets of either family.
+    // The calls below work on stream sockets of both families.
     let mut stream = UnixStream::from(stream.into());
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -59,7 +60,7 @@ fn hear_out(mut stream: impl Read) {
     }
 }
 
-/// A node's registration that its master refuses, and a mutation of which may be anything.
+/// A node's registration that its master refuses. A mutation of it may have any outcome.
 fn registration() -> Vec<u8> {
     let register = proto::Register {
         min_version: 1,
@@ -187,7 +188,7 @@ async fn mutated_frames_and_messages_harm_nobody() {
         tokio::task::block_in_place(|| {
             for number in 0..count {
                 let mutated = corpus.mutate();
-                // Most follow a hello that is right: strangers do not come far.
+                // Most inputs follow a valid hello: unknown callers do not get far.
                 let after = |opening: &[u8]| match number % 8 {
                     0 => mutated.clone(),
                     _ => [opening, &mutated].concat(),

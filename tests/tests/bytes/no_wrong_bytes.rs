@@ -85,7 +85,7 @@ async fn a_get_goes_on_to_the_next_copy() {
             .remove(0)
             .unwrap();
     }
-    // Whichever node a client reads from first, one of the two blocks is wrong there.
+    // Each node has one wrong block, so the order in which a client tries nodes does not matter.
     corrupt(&cluster, 0, "node-0").await;
     corrupt(&cluster, 1, "node-1").await;
     for _ in 0..10 {
@@ -100,7 +100,7 @@ async fn a_range_over_a_flipped_byte_is_not_served() {
     let client = cluster.client().await.unwrap();
     put_all(&client, 0..1, LENGTH).await.unwrap();
     corrupt(&cluster, 0, "node-0").await;
-    // The flipped byte lies in the third chunk; the first is sound.
+    // The flipped byte lies in the third chunk; the first chunk is intact.
     let first = kvpool_tests::blocks::target(1000);
     let sound = client
         .get_range(

@@ -1,11 +1,12 @@
-//! `kvctl node wait` with tokens. The token of a test counts for its whole process, so the file has one test.
+//! `kvctl node wait` with tokens. A test's token applies to its whole process, so the file has one
+//! test.
 
 use kvpool_tests::daemon::path_of;
 use kvpool_tests::guard::Tokens;
 use kvpool_tests::{Cluster, Options};
 use std::process::Command;
 
-/// Without a look at the nodes none would seem to drain.
+/// Without the right to see the nodes, no node would seem to drain.
 #[test]
 fn a_wait_for_drains_fails_with_a_token_that_does_not_show_the_nodes() {
     let tokens = Tokens::new().unwrap();
@@ -40,7 +41,7 @@ fn a_wait_for_drains_fails_with_a_token_that_does_not_show_the_nodes() {
         seen.status.success() && text.contains("no node drains"),
         "{seen:?}"
     );
-    // A script that stops a master after the wait must see that a node drains still.
+    // A script that stops a master after the wait must see that a node still drains.
     let run = |subject: &str, arguments: &[&str]| {
         let file = tokens.file(subject).display().to_string();
         let mut kvctl = Command::new(path_of("kvctl").unwrap());
@@ -62,7 +63,7 @@ fn a_wait_for_drains_fails_with_a_token_that_does_not_show_the_nodes() {
     );
     let seen = wait("operator");
     assert!(seen.status.success(), "nothing was changed: {seen:?}");
-    // The block stays, as the command says.
+    // The block stays, as the command reports.
     let forced = run("root", &[&drain[..], &["--force"]].concat());
     assert_eq!(forced.status.code(), Some(1), "{forced:?}");
     let text = String::from_utf8_lossy(&forced.stdout).into_owned();

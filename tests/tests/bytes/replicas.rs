@@ -1,8 +1,9 @@
-//! Replicas are copied, moved and dropped by the pool, node to node. Nothing half-written is visible, no
-//! block is lost that had another replica, and no extent is leaked: also under load, and when a process
-//! dies in the middle.
+//! The pool copies, moves and drops replicas, node to node. No half-written block is visible, no
+//! block with another replica is lost, and no extent is leaked. This holds under load, and when a
+//! process dies meanwhile.
 //!
-//! `KVPOOL_MOVES=10000` moves so many blocks under load. `KVPOOL_MOVE_KILLS=100` kills so many nodes.
+//! `KVPOOL_MOVES=10000` sets the number of moved blocks under load, `KVPOOL_MOVE_KILLS=100` the
+//! number of killed nodes.
 
 use kvpool_client::{
     Client, Code, Key, ReplicaBlocks, ReplicaChange, ReplicaTask, ReplicaTaskState, ReplicaWish,
@@ -90,7 +91,7 @@ async fn replicas_are_copied_moved_and_dropped_by_key() {
         "{both:?}"
     );
 
-    // Each block from each node that holds it: the other one is not there.
+    // Reads each block from each node that has it, while the other holder is killed.
     for killed in 0..3 {
         cluster.nodes[killed].kill().unwrap();
         let name = format!("node-{killed}");
@@ -106,7 +107,7 @@ async fn replicas_are_copied_moved_and_dropped_by_key() {
         assert_eq!((seen.right, seen.wrong), (64, 0), "{seen:?}");
         cluster.restart_node(killed).unwrap();
         cluster.wait_live(3).unwrap();
-        // Those that were on the killed node get their second replica again.
+        // The blocks of the killed node get their second replica again.
         let again = change(
             &client,
             &wish(
@@ -120,7 +121,8 @@ async fn replicas_are_copied_moved_and_dropped_by_key() {
         assert!(both.iter().all(|nodes| nodes.len() == 2), "{both:?}");
     }
 
-    // Everything off node-0: one replica of each moves or is there already, then it is empty.
+    // Moves everything off node-0. One replica of each block moves or is already elsewhere, then
+    // the node is empty.
     let off = ReplicaWish {
         from: Some("node-0".into()),
         ..wish(ReplicaChange::Move, ReplicaBlocks::OnNode)
@@ -170,7 +172,7 @@ async fn tasks_that_change_the_same_blocks_leave_each_with_its_replicas() {
             to: vec![to.into()],
             ..wish(ReplicaChange::Move, all())
         };
-        // Every block is on node-0 and node-1, then both replicas of each are to move to node-2.
+        // Every block is on node-0 and node-1. Then both replicas of each should move to node-2.
         change(&client, &gather("node-1", "node-0")).await;
         change(&client, &gather("node-2", "node-0")).await;
         let copy = ReplicaWish {
@@ -185,7 +187,8 @@ async fn tasks_that_change_the_same_blocks_leave_each_with_its_replicas() {
         let held = holders(&client, 0..BOTH).await;
         let lonely = held.iter().filter(|nodes| nodes.len() != 2).count();
         assert_eq!(lonely, 0, "round {round}: {one:?}, {two:?}");
-        // The same task twice, and a key that is named twice: no block has more replicas than before.
+        // The same task twice, and keys that are named twice: no block gets more replicas than
+        // before.
         let twice: Vec<Key> = keys(0..BOTH).into_iter().chain(keys(0..BOTH)).collect();
         let away = ReplicaWish {
             from: Some("node-2".into()),
@@ -222,7 +225,7 @@ async fn replicas_survive_the_death_of_the_master() {
     assert_eq!(holders(&client, 0..32).await, before);
     let seen = check_all(&client, 0..32, 64 * KIB).await;
     assert_eq!((seen.right, seen.wrong), (32, 0), "{seen:?}");
-    // The old master's task is not known to the new one.
+    // The new master does not know the old master's task.
     assert!(client.replica_tasks(&[]).await.unwrap().is_empty());
     empty_the_pool(&client).await.unwrap();
 }
@@ -280,7 +283,7 @@ async fn a_wish_that_contradicts_itself_is_refused() {
         assert_eq!(refused.code, code, "{wish:?}: {refused}");
     }
     assert!(client.replica_tasks(&[]).await.unwrap().is_empty());
-    // A pool that has no room on the target says so, and nothing changes.
+    // If the target has no room, the task reports that and changes nothing.
     put_all(&client, 1..80, 256 * KIB).await.unwrap();
     let full = ReplicaWish {
         from: one,
@@ -294,7 +297,7 @@ async fn a_wish_that_contradicts_itself_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_move_under_load() {
     let moves = number("KVPOOL_MOVES", 1500);
-    // Less room than the load has blocks: it is full all the time.
+    // The pool has room for fewer blocks than the load has, so it is full all the time.
     let cluster = pool(3, "24MiB");
     let client = cluster.client().await.unwrap();
     let churn = Churn::start(
@@ -345,7 +348,7 @@ async fn nothing_is_lost_when_source_or_target_dies() {
     for kill in 0..kills {
         let (killed, other) = ((kill % 3) as usize, ((kill + 1) % 3) as usize);
         put_all(&client, 0..256, 64 * KIB).await.unwrap();
-        // Two replicas of each, so that one death loses nothing.
+        // Each block has two replicas, so that one death loses none.
         let twice = change(
             &client,
             &wish(
@@ -384,7 +387,7 @@ async fn nothing_is_lost_when_source_or_target_dies() {
     empty_the_pool(&client).await.unwrap();
 }
 
-/// The keys of the first blocks that have one replica.
+/// The keys of the first blocks with one replica.
 async fn with_one(client: &Client, count: u64) -> Vec<Key> {
     let holders = holders(client, 0..count).await;
     let lonely = holders
@@ -398,7 +401,7 @@ async fn with_one(client: &Client, count: u64) -> Vec<Key> {
 async fn a_drained_node_leaves_its_hottest_blocks_in_the_pool() {
     let blocks = number("KVPOOL_DRAIN_BLOCKS", 1500);
     let length = 16 * KIB;
-    // Full: the blocks take nine tenths of three nodes, and do not fit into two.
+    // The pool is full: the blocks take nine tenths of three nodes, and do not fit into two.
     let segment = (blocks * length as u64 * 10 / 27).next_multiple_of(4096);
     let mut cluster = pool(3, &format!("{segment}B"));
     let client = cluster.client().await.unwrap();
@@ -406,7 +409,7 @@ async fn a_drained_node_leaves_its_hottest_blocks_in_the_pool() {
         let last = blocks.min(first + 64);
         put_all(&client, first..last, length).await.unwrap();
     }
-    // The second half is used again, so the first half is what may leave.
+    // The second half is used again, so the first half may be evicted.
     let hot = blocks / 2..blocks;
     let before = check_all(&client, hot.clone(), length).await;
     assert!(before.right as u64 > blocks * 45 / 100, "{before:?}");
@@ -431,7 +434,7 @@ async fn a_drained_node_leaves_its_hottest_blocks_in_the_pool() {
     let lost = before.right.saturating_sub(after.right);
     assert_eq!((after.wrong, after.failed), (0, 0), "{after:?}");
     assert!(lost * 100 <= before.right, "{before:?}, then {after:?}");
-    // New blocks go elsewhere.
+    // New blocks go to other nodes.
     put_all(&client, blocks..blocks + 64, length).await.unwrap();
     empty_the_pool(&client).await.unwrap();
 }
@@ -449,7 +452,7 @@ async fn a_source_with_wrong_bytes_gives_no_replica() {
     let copied = wish(ReplicaChange::Copy, ReplicaBlocks::Keys(keys(0..1)));
     let copied = change(&client, &copied).await;
     assert_eq!(copied.changed, 0, "{copied:?}");
-    // The node found its only replica wrong too, and the block has left.
+    // The node found its only replica wrong too, so the block has left.
     cluster
         .wait_for("the replica is dropped", || {
             Ok(cluster.gauge("blocks")? == 0)

@@ -132,7 +132,7 @@ async fn a_get_from_a_hung_node_ends_at_its_deadline() {
             took < timeout + Duration::from_millis(500),
             "{transport:?}: {took:?}"
         );
-        // Over TCP nothing can come; a mapping can be read without the node's help.
+        // Over TCP a stopped node sends nothing. A mapping can be read without the node.
         if transport == TransportChoice::Tcp {
             assert!(
                 !matches!(outcome, Ok(kvpool_client::GetOutcome::Hit { .. })),

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// What would bring the wall clock in.
+/// Names through which code would read the wall clock.
 const WALL_CLOCK: [&str; 5] = [
     "SystemTime",
     "CLOCK_REALTIME",

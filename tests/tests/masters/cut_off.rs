@@ -1,5 +1,5 @@
-//! The one embedded master behind a network that is cut: operations end at their deadlines, and when
-//! the cut heals everything goes on.
+//! The only master, on the embedded store, behind a network that is cut. Operations end at their
+//! deadlines, and everything continues when the cut heals.
 
 use kvpool_client::{Client, Options as ClientOptions};
 use kvpool_tests::Daemon;

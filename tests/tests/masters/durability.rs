@@ -1,6 +1,6 @@
 //! Invariant 5: an acknowledged commit survives the master, on the embedded store.
 //!
-//! `KVPOOL_KILLS=200` kills the master so many times; without it, a number that keeps the suite quick.
+//! `KVPOOL_KILLS=200` sets the number of kills; the default keeps the suite quick.
 
 use kvpool_tests::blocks::{check_all, key, put_all};
 use kvpool_tests::{Cluster, Options};
@@ -21,7 +21,7 @@ fn kills() -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_acknowledged_block_is_there_after_each_kill_of_the_master() {
-    // Room for all that the writer can put, so that eviction takes nothing.
+    // The pool has room for all blocks that the writer can put, so nothing is evicted.
     let options = Options {
         segment: "2GiB".into(),
         nodes: 1,
@@ -36,7 +36,8 @@ async fn every_acknowledged_block_is_there_after_each_kill_of_the_master() {
         tokio::spawn(async move {
             let mut next = 0;
             while !stop.load(Ordering::Acquire) {
-                // A put whose answer was lost is put again until it is acknowledged.
+                // If the answer to a put was lost, the test puts the block again until it is
+                // acknowledged.
                 if put_all(&client, next..next + BATCH, LENGTH).await.is_ok() {
                     next += BATCH;
                     acknowledged.store(next, Ordering::Release);
@@ -112,7 +113,7 @@ async fn removals_and_namespaces_survive_too() {
     cluster.wait_live(1).unwrap();
     let tally = check_all(&client, 0..50, LENGTH).await;
     assert_eq!((tally.right, tally.missed), (25, 25));
-    // What was removed left room that can be used again.
+    // The room of the removed blocks can be used again.
     put_all(&client, 0..25, LENGTH).await.unwrap();
     assert_eq!(check_all(&client, 0..50, LENGTH).await.right, 50);
 }

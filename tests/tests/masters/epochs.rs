@@ -1,4 +1,5 @@
-//! Invariant 4: one leader writes, and a data request names all that it relies on.
+//! Invariant 4: one leader writes, and a data request names the epoch and the incarnation that it
+//! relies on.
 
 use kvpool_proto as proto;
 use kvpool_tests::blocks::{bytes_of, key, put_all};
@@ -164,7 +165,7 @@ async fn a_read_is_refused_outside_its_extent_its_life_and_its_epoch() {
         read(&mut port, Epoch(epoch.0 - 1), life, extent, LENGTH),
         Code::StaleEpoch
     );
-    // What was granted and never written is no block.
+    // A granted but unwritten extent is not a block.
     assert_ne!(
         read(&mut port, epoch, life, granted.grant.extent, LENGTH),
         Code::Ok
@@ -269,7 +270,7 @@ async fn a_new_incarnation_never_serves_the_blocks_of_the_old() {
     );
 }
 
-/// Its token is of the clock of that term, and would be counted with the leases of this one.
+/// The token is of that term's clock, and could match a lease of this term.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_of_an_earlier_term_is_neither_renewed_nor_released() {
     let mut cluster = Cluster::start(Options::default()).unwrap();

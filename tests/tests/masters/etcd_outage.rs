@@ -1,6 +1,6 @@
-//! etcd in trouble, and what of a term must not outlive it.
+//! Outages of etcd, and the state of a term that must not outlive it.
 //!
-//! `KVPOOL_ETCD_OUTAGE_SECONDS=30` leaves the pool without etcd for so long; without it, 10 s.
+//! `KVPOOL_ETCD_OUTAGE_SECONDS=30` sets the length of the outage; the default is 10 s.
 
 use kvpool_client::{PutBlock, PutOptions};
 use kvpool_proto as proto;
@@ -40,7 +40,7 @@ async fn judge(pool: &Pool, report: &Report) {
     assert!(report.epochs_gone_back().is_empty());
 }
 
-/// A command of kvctl for all masters of the pool.
+/// Runs a command of kvctl against all masters of the pool.
 fn kvctl(pool: &Pool, command: &str) -> Output {
     Command::new(path_of("kvctl").unwrap())
         .args([
@@ -54,7 +54,7 @@ fn kvctl(pool: &Pool, command: &str) -> Output {
         .unwrap()
 }
 
-/// What an operator who asks is told of a leader that is read-only.
+/// Whether the output tells an operator that the leader is read-only.
 fn says_read_only(output: &Output) -> bool {
     String::from_utf8_lossy(&output.stdout).contains("is read-only, because its lease in etcd")
 }
@@ -96,7 +96,7 @@ async fn without_etcd_reads_go_on_and_puts_wait_and_say_why() {
     let begun = load.event("all of etcd gone");
     pool.store.kill_all().unwrap();
 
-    // Past the term of whoever led.
+    // Longer than the last leader's term.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let patience = Duration::from_secs(3);
     let options = PutOptions {
@@ -129,7 +129,7 @@ async fn without_etcd_reads_go_on_and_puts_wait_and_say_why() {
     assert!(says_read_only(&doctor), "{doctor:?}");
 
     tokio::time::sleep_until((begun + outage()).into()).await;
-    // Reads have gone on to the end.
+    // Reads continued to the end.
     let late = Instant::now() - Duration::from_secs(2);
     let reads = [What::Get, What::Lookup];
     load.wait_success(&reads, late, Duration::ZERO)
@@ -157,7 +157,7 @@ async fn without_etcd_reads_go_on_and_puts_wait_and_say_why() {
     judge(&pool, &report).await;
 }
 
-/// Two masters and one small node, so that every extent that may be granted again soon is.
+/// Two masters and one small node, so that every extent is soon granted again if it may be.
 fn small_pool() -> Pool {
     let options = Options {
         masters: 2,
@@ -235,7 +235,7 @@ async fn a_tcp_writer_of_the_last_term_is_cut_off() {
     tokio::time::sleep(Duration::from_millis(100)).await;
     let tally = check_all(&client, 0..128, MIB / 4).await;
     assert_eq!((tally.wrong, tally.failed), (0, 0));
-    // The grant opens nothing any more.
+    // The grant is no longer accepted.
     let mut port = Port::open(&granted.data_address).unwrap();
     port.hello(control.cluster).unwrap();
     let whole = vec![0xee; usize::try_from(payload).unwrap()];
@@ -247,7 +247,7 @@ async fn a_tcp_writer_of_the_last_term_is_cut_off() {
     assert_eq!(check_all(&client, 0..128, MIB / 4).await, tally);
 }
 
-/// Writes the bytes of `number` by hand, as far as a commit.
+/// Makes each step of a put by hand, up to the commit.
 async fn write_by_hand(control: &mut Control, number: u64) -> (Granted, Checksum) {
     let granted = control.reserve(&key(number), 4096, 60_000).await.unwrap();
     let mut port = Port::open(&granted.data_address).unwrap();
@@ -258,7 +258,7 @@ async fn write_by_hand(control: &mut Control, number: u64) -> (Granted, Checksum
     };
     let bytes = bytes_of(&key(number), 4096);
     let checksum = kvpool_transport::checksum::checksum(&bytes);
-    // The block is one chunk, whose own checksum follows it.
+    // The block has one chunk, whose checksum follows it.
     let payload = [&bytes[..], &checksum.0.to_le_bytes()].concat();
     let codes = port
         .codes(Op::Write, control.epoch, &request.to_bytes(), &payload)
@@ -267,8 +267,8 @@ async fn write_by_hand(control: &mut Control, number: u64) -> (Granted, Checksum
     (granted, checksum)
 }
 
-/// The requests wait in the stopped leader's sockets: it reads them the moment that it goes on, before
-/// anything has told it that its term is over.
+/// The requests wait in the stopped leader's sockets. The leader reads them as soon as it
+/// continues, before it learns that its term is over.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_was_stopped_acknowledges_and_grants_nothing_when_it_goes_on() {
     if !masters::available(
@@ -311,7 +311,7 @@ async fn a_leader_that_was_stopped_acknowledges_and_grants_nothing_when_it_goes_
         println!("round {round}: the reserve {reserved:?}");
         assert!(reserved.is_err(), "a deposed leader granted {reserved:?}");
 
-        // The key is free for whoever puts it under the new leader.
+        // A client can put the key again under the new leader.
         let client = pool.client().await.unwrap();
         put_all(&client, number..number + 2, 4096).await.unwrap();
         assert_eq!(check_all(&client, number..number + 2, 4096).await.right, 2);

@@ -1,9 +1,9 @@
-//! What users notice when the leader is gone in each way that it can be.
+//! The effect on users when the leader fails in each possible way.
 //!
-//! `KVPOOL_FAILOVERS=20` kills the leader so many times and does each of the other things to it a
-//! quarter as often; without it, numbers that keep the suite quick. What must hold is asserted: nothing
-//! acknowledged is lost, no byte is wrong, no epoch goes back, and the pool comes back. How long that
-//! takes is printed beside the goal: a busy machine must not fail the suite.
+//! `KVPOOL_FAILOVERS=20` kills the leader this many times, and applies each other fault a quarter
+//! as often. The defaults keep the suite quick. The test asserts the rules: no acknowledged block
+//! is lost, no byte is wrong, no epoch goes back, and the pool recovers. It prints the time that
+//! this takes beside the goal, because a busy machine must not fail the suite.
 
 use kvpool_tests::masters::{self, ETCD, Layout, Options, POOL, Pool, party};
 use kvpool_tests::net::Net;
@@ -11,23 +11,23 @@ use kvpool_tests::outage::{Load, Report, Summary, What};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Puts and lookups are to work again within this when the leader's process is gone,
+/// The goal for puts and lookups to work again after the leader's process has died.
 const GOAL_GONE: Duration = Duration::from_secs(3);
-/// and within this when it hangs or is cut off.
+/// The goal after the leader hangs or is cut off.
 const GOAL_CUT: Duration = Duration::from_secs(6);
-/// And must within this.
+/// The limit in every case.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How long what is not over at once is left as it is: longer than a leader keeps its term without etcd.
+/// How long a lasting fault is kept: longer than a leader keeps its term without etcd.
 const HELD: Duration = Duration::from_secs(7);
 
-/// Something that happens to a leader.
+/// A fault of a leader.
 struct Fault {
     name: &'static str,
-    /// How often, of 20.
+    /// How often the fault is applied, of 20.
     share: u32,
-    /// For how long puts and lookups may stand still.
+    /// The goal for the longest time without a put or lookup.
     goal: Duration,
-    /// Whether another master must lead because of it.
+    /// Whether the fault must make another master lead.
     deposes: bool,
     hurt: fn(&mut Pool, usize),
     repair: fn(&mut Pool, usize),
@@ -43,7 +43,7 @@ impl Fault {
     }
 }
 
-/// Hurts the leader of a pool under load again and again, and says what that was like.
+/// Applies a fault to the leader of a pool under load, again and again, and prints the effect.
 async fn fail_over(fault: &Fault, layout: Layout) {
     let options = Options {
         layout,
@@ -103,7 +103,7 @@ async fn judge(fault: &Fault, pool: &Pool, report: &Report) {
     assert!(worst.put < LIMIT && worst.lookup < LIMIT, "{worst:?}");
 }
 
-/// Runs a test whose processes are all in a network of their own.
+/// Runs a test whose processes are all in their own network.
 fn inside(net: &Arc<Net>, fault: &Fault) {
     let layout = Layout::Cuttable(Arc::clone(net));
     net.inside(POOL, || {
@@ -224,7 +224,7 @@ fn a_leader_that_is_cut_off_from_clients_and_nodes_stops_nobody() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_pool_takes_puts_again_when_its_leader_is_killed() {
     const BLOCK: usize = 64 << 10;
-    /// Twice the bytes of the pool.
+    /// Twice as many bytes as the pool holds.
     const FILL: u64 = 2 * (512 << 20) / BLOCK as u64;
     const GOAL: Duration = Duration::from_secs(1);
     /// The newest blocks: plain LRU does not evict these within a run.
@@ -260,7 +260,7 @@ async fn a_full_pool_takes_puts_again_when_its_leader_is_killed() {
         println!("{name}: {leader:?}, then {next:?}");
         let recovered = load.wait_success(&[What::Put], Instant::now(), LIMIT).await;
         recovered.unwrap_or_else(|error| panic!("{error}\n{}", pool.logs()));
-        // Leases of the last term end meanwhile.
+        // The leases of the last term end meanwhile.
         tokio::time::sleep(Duration::from_secs(8)).await;
         load.event("the same, when it is over");
         pool.restart(leader.index).unwrap();
@@ -291,7 +291,7 @@ async fn a_full_pool_takes_puts_again_when_its_leader_is_killed() {
     );
 }
 
-/// Both at once: what a rack sees whose switch died.
+/// Both cuts at once, as when a rack's switch dies.
 #[test]
 fn a_leader_that_is_cut_off_from_everything_is_followed() {
     let test = "a_leader_that_is_cut_off_from_everything_is_followed";
@@ -312,7 +312,7 @@ fn a_leader_that_is_cut_off_from_everything_is_followed() {
     inside(&net, &fault);
 }
 
-/// Does something with every party but a master.
+/// Runs `work` for every party except one master.
 fn each_other(master: usize, mut work: impl FnMut(&str) -> anyhow::Result<()>) {
     for other in [ETCD, POOL] {
         work(other).unwrap();

@@ -1,5 +1,5 @@
-//! What users see of an outage of the one master on the embedded store, by the same measure as that of
-//! fail-overs.
+//! The effect on users of an outage of the only master, on the embedded store, measured like a
+//! fail-over.
 
 use kvpool_tests::outage::{Load, Summary, What};
 use kvpool_tests::{Cluster, Options};

@@ -1,4 +1,5 @@
-//! A standby holds what the leader holds: after a take-over at rest every key answers as it did before.
+//! A standby holds the same metadata as the leader: after a take-over at rest, every key gives the
+//! same answer.
 
 use kvpool_client::{Client, Remove};
 use kvpool_tests::history::{Found, decode, encode};
@@ -11,7 +12,8 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 const KEYS: u64 = 240;
-/// Keys that are changed at a time, and for how long: so each has a last change amid others.
+/// The number of keys that change at a time. Each key has a last change beside changes of other
+/// keys.
 const AT_A_TIME: u64 = 4;
 const BURST: Duration = Duration::from_millis(50);
 
@@ -19,7 +21,7 @@ fn name(key: u64) -> Key {
     kvpool_tests::blocks::key(key)
 }
 
-/// What a client sees under every key.
+/// A client's view of every key.
 async fn seen(client: &Client) -> Vec<Found> {
     let mut all = Vec::new();
     for key in 0..KEYS {
@@ -29,7 +31,7 @@ async fn seen(client: &Client) -> Vec<Found> {
     all
 }
 
-/// Puts, upserts and removes at random: a few keys, then the next few, until all have had their turn.
+/// Puts, upserts and removes at random: a few keys, then the next few, until all have changed.
 async fn churn(client: &Client, values: &AtomicU64, since: Instant) {
     loop {
         let burst = u64::try_from(since.elapsed().as_nanos() / BURST.as_nanos()).unwrap();
@@ -46,7 +48,7 @@ async fn churn(client: &Client, values: &AtomicU64, since: Instant) {
         let block =
             kvpool_client::PutBlock::new(name(key), kvpool_client::Region::from(bytes).whole());
         let options = kvpool_client::PutOptions::default();
-        // An operation that fails for the sake of a take-over is as good as any.
+        // The outcome of an operation that a take-over interrupts does not matter.
         match dice {
             0..4 => drop(client.batch_put(vec![block], &options).await),
             4..7 => drop(client.upsert(vec![block], &options).await),
@@ -58,7 +60,7 @@ async fn churn(client: &Client, values: &AtomicU64, since: Instant) {
     }
 }
 
-/// Has several clients change all keys, while the leader is treated so in the middle of it.
+/// Makes several clients change all keys, and disturbs the leader with `amid` meanwhile.
 async fn trouble(pool: &mut Pool, values: &Arc<AtomicU64>, amid: fn(&mut Pool)) {
     let mut churning = JoinSet::new();
     let since = Instant::now();
@@ -72,7 +74,7 @@ async fn trouble(pool: &mut Pool, values: &Arc<AtomicU64>, amid: fn(&mut Pool)) 
     churning.join_all().await;
 }
 
-/// Has the leader die, at rest, `times` times, and compares what the next one answers.
+/// Ends the leader at rest, `times` times, and compares the next leader's answers.
 async fn compare(pool: &mut Pool, times: usize) {
     for time in 0..times {
         let leader = pool.wait_settled().unwrap();

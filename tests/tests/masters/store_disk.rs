@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const LENGTH: usize = 64;
 const BATCH: u64 = 256;
 
-/// A filesystem of its own size; `None` where this process may not mount one.
+/// A filesystem of a fixed size; `None` if this process may not mount one.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
@@ -41,7 +41,7 @@ impl SmallDisk {
         self.0.path().join("ballast")
     }
 
-    /// Takes all room that is left.
+    /// Fills the remaining room.
     fn fill(&self) {
         let mut file = std::fs::File::create(self.ballast()).unwrap();
         while file.write_all(&[1; 4096]).is_ok() {}
@@ -55,7 +55,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// Puts batches one after the other, and says up to which number all are stored.
+/// Puts one batch after the other, and counts up to which number all are stored.
 fn write_for_ever(
     client: Client,
     stored: Arc<AtomicU64>,
@@ -86,7 +86,7 @@ async fn puts_fail_with_the_reason_while_the_data_directory_is_full_and_then_go_
     let client = cluster.client().await.unwrap();
     let (stored, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
     let writer = write_for_ever(client.clone(), Arc::clone(&stored), Arc::clone(&stop));
-    // Beside the numbers of the writer.
+    // Numbers that the writer does not use.
     let mut other = 1 << 40;
     for round in 0..2 {
         let before = stored.load(Ordering::Acquire);
@@ -115,7 +115,7 @@ async fn puts_fail_with_the_reason_while_the_data_directory_is_full_and_then_go_
             "{text}"
         );
         assert!(!text.contains("was lost"), "{text}");
-        // The probes say it; a restart would not help, so it is no matter of health.
+        // The probes report it. A restart would not help, so health does not fail.
         let ready = cluster.master.http_get("/readyz").unwrap_err().to_string();
         println!("round {round}: /readyz: {ready}");
         assert!(ready.contains("is full"), "{ready}");
@@ -206,7 +206,7 @@ async fn a_damaged_store_is_refused_by_name_until_the_flag_accepts_an_empty_pool
     let client = cluster.client().await.unwrap();
     put_all(&client, 0..8, LENGTH).await.unwrap();
     assert_eq!(check_all(&client, 0..8, LENGTH).await.right, 8);
-    // The flag that is left there does nothing to a store that is whole.
+    // The flag has no effect on an intact store.
     cluster.master.kill().unwrap();
     cluster.restart_master().unwrap();
     cluster.wait_live(1).unwrap();

@@ -1,5 +1,5 @@
-//! A disk fails in each way that disks fail, under load. The state is told within seconds, calls keep
-//! their deadlines, memory serves on, no heartbeat is late, and no byte is wrong.
+//! Each kind of disk fault, under load. The pool reports the state within seconds. Calls keep their
+//! deadlines, blocks in memory are served, no heartbeat is late, and no byte is wrong.
 
 use fuser::Errno;
 use kvpool_client::{Client, GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Three times the memory, so that most blocks lie on the disk only.
+/// Three times the memory, so that most blocks lie only on the disk.
 const SHAPE: Shape = Shape {
     tasks: 4,
     keys: 100,
@@ -20,21 +20,22 @@ const SHAPE: Shape = Shape {
 const SEGMENT: &str = "32MiB";
 /// The goal is 2 s; the rest is for a busy machine.
 const TOLD_WITHIN: Duration = Duration::from_secs(4);
-/// The longest put and get of a block that is in memory: no wait for the disk, which is seconds late.
+/// The longest put and get of a block in memory. Such a call does not wait for the disk, which is
+/// seconds late.
 const MOST: Duration = Duration::from_secs(1);
 
-/// Puts a block and gets it again, over and over, and notes how long the longest call took.
+/// Puts a block and gets it again and again, and records the longest call.
 struct Probe {
     is_over: Arc<AtomicBool>,
     longest_ms: Arc<AtomicU64>,
     task: tokio::task::JoinHandle<anyhow::Result<Probed>>,
 }
 
-/// What a probe has seen.
+/// The observations of a probe.
 #[derive(Debug, Default)]
 struct Probed {
     hits: u64,
-    /// A run of small blocks may leave a full pool for a large one, also the newest.
+    /// A run of small blocks may leave a full pool for a large block, even the newest ones.
     misses: u64,
     longest: Duration,
 }
@@ -100,7 +101,7 @@ impl Probe {
     }
 }
 
-/// Waits until the master counts the medium under this state, and says how long that took.
+/// Waits until the master counts the medium under this state, and returns the time that this took.
 fn wait_for_state(cluster: &Cluster, state: &str) -> Duration {
     let since = Instant::now();
     let line = format!("kvpool_master_media{{state=\"{state}\"}} 1");
@@ -109,7 +110,7 @@ fn wait_for_state(cluster: &Cluster, state: &str) -> Duration {
     since.elapsed()
 }
 
-/// A pool with one node, whose disk the test spoils.
+/// A pool with one node, whose disk has faults that the test chooses.
 struct Faulty {
     cluster: Cluster,
     disk: FaultyDisk,
@@ -117,7 +118,7 @@ struct Faulty {
 }
 
 impl Faulty {
-    /// `None` where no filesystem of a process can be mounted.
+    /// `None` if this process cannot mount a filesystem.
     fn start(test: &str) -> Option<Self> {
         let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let disk = match FaultyDisk::mount(place.path()) {
@@ -143,8 +144,8 @@ impl Faulty {
     }
 }
 
-/// Runs a pool whose disk has this fault for some seconds. `heals` says whether the medium is in use
-/// again after the fault.
+/// Runs a pool whose disk has this fault for some seconds. `heals` says whether the medium is in
+/// use again after the fault.
 async fn under(test: &str, fault: Fault, state: &str, heals: bool) {
     let Some(Faulty {
         cluster,
@@ -205,8 +206,8 @@ async fn under(test: &str, fault: Fault, state: &str, heals: bool) {
     drop(disk);
 }
 
-/// A batch names blocks in memory and blocks on a disk that hangs. The disk takes none of the blocks in
-/// memory away.
+/// A batch names blocks in memory and blocks on a hanging disk. The disk must not cost the batch
+/// any block in memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_gets_what_is_in_memory_beside_a_disk_that_hangs() {
     const LENGTH: usize = 256 << 10;
@@ -227,7 +228,7 @@ async fn a_batch_gets_what_is_in_memory_beside_a_disk_that_hangs() {
         assert!(put.iter().all(Result::is_ok), "{put:?}");
     }
     disk.set(Fault::Hangs);
-    // The first blocks lie on the disk by now, the last ones in memory.
+    // The first blocks are on the disk by now, the last ones in memory.
     let numbers: Vec<u64> = (0..4).chain(196..200).collect();
     let to: Vec<_> = numbers.iter().map(|_| target(LENGTH)).collect();
     let gets = numbers.iter().zip(&to);

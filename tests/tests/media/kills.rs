@@ -1,8 +1,9 @@
-//! Nodes and masters are killed while blocks move between memory and disk. No get gives a content that
-//! its key cannot have, no removed block comes back, and what exists can be read. In the end no extent is leaked.
+//! Nodes and masters are killed while blocks move between memory and disk. No get returns a content
+//! that its key cannot have. No removed block returns, every present block can be read, and no
+//! extent is leaked.
 //!
-//! `KVPOOL_MEDIA_KILLS=200` kills so many nodes and so many masters, and a tenth as often the leader of a
-//! pool on etcd; without it, numbers that keep the suite quick.
+//! `KVPOOL_MEDIA_KILLS=200` sets the number of killed nodes and of killed masters. The leader of a
+//! pool on etcd is killed a tenth as often. The defaults keep the suite quick.
 
 use kvpool_client::Client;
 use kvpool_tests::accounts::empty_the_pool;
@@ -11,13 +12,14 @@ use kvpool_tests::{Cluster, Options, masters};
 use rand::Rng;
 use std::time::{Duration, Instant};
 
-/// The set is three times the memory, and half of it is replaced before it reaches the disk.
+/// The blocks take three times the memory, and half of them are replaced before they reach the
+/// disk.
 const SHAPE: Shape = Shape {
     tasks: 4,
     keys: 400,
     length: 64 << 10,
 };
-/// A node must serve its disk again within this.
+/// The goal for a node to serve its disk again.
 const GOAL: Duration = Duration::from_secs(3);
 
 fn kills(without: u32, share: u32) -> u32 {
@@ -26,7 +28,7 @@ fn kills(without: u32, share: u32) -> u32 {
     asked.map_or(without, |kills| kills.div_ceil(share))
 }
 
-/// How often the masters have logged an attachment.
+/// The number of attachments in the masters' logs.
 fn attachments(logs: &str) -> usize {
     logs.matches("pool::tiering::attach: medium attached")
         .count()
@@ -42,7 +44,7 @@ fn pool(disk: &std::path::Path) -> Cluster {
     Cluster::start(options.master(&["--lease-ttl", "300ms"])).unwrap()
 }
 
-/// Waits until the disk was attached once more than `before`, and says how long that took.
+/// Waits until the disk was attached once more than `before`, and returns the time that this took.
 fn wait_attached(cluster: &Cluster, before: usize, since: Instant) -> Duration {
     let is_attached = || Ok(attachments(&cluster.master.log_text()) > before);
     cluster
@@ -57,7 +59,7 @@ async fn wait_a_moment() {
     tokio::time::sleep(Duration::from_millis(moment)).await;
 }
 
-/// Ends the load, empties the memory by a kill, and reads all that the disk has.
+/// Ends the load, empties the memory by a kill, and reads all blocks on the disk.
 async fn read_all(mut cluster: Cluster, client: &Client, churn: Churn) {
     let mut left: Left = churn.end().await.unwrap();
     println!("the load: {:?}", left.seen);
@@ -113,7 +115,7 @@ async fn no_kill_of_a_master_brings_back_or_damages_a_block() {
     for round in 0..kills(4, 1) {
         wait_a_moment().await;
         cluster.master.kill().unwrap();
-        // Sometimes the node dies with it, and comes back first.
+        // Sometimes the node is killed too, and returns first.
         if round % 4 == 3 {
             cluster.nodes[0].kill().unwrap();
             cluster.restart_node(0).unwrap();

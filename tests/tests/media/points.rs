@@ -1,8 +1,9 @@
-//! A node is killed at each kind of request to its disk: before the request, in the middle of it, and
-//! after it. No get gives a content that its key cannot have, what exists can be read, and no extent is
-//! leaked. A new life does not touch the disk before the last write of the life before it has ended.
+//! A node is killed at each kind of request to its disk: before the request, in the middle of it,
+//! and after it. No get returns a content that its key cannot have, every present block can be
+//! read, and no extent is leaked. A new process does not touch the disk before the last write of
+//! the killed process has ended.
 //!
-//! `KVPOOL_MEDIA_KILLS=200` kills so many nodes; without it, each point has one kill.
+//! `KVPOOL_MEDIA_KILLS=200` sets the number of killed nodes; by default each point has one kill.
 
 use fuser::Errno;
 use kvpool_client::Client;
@@ -19,14 +20,14 @@ const SHAPE: Shape = Shape {
     keys: 400,
     length: 64 << 10,
 };
-/// A node must serve its disk again within this.
+/// The goal for a node to serve its disk again.
 const GOAL: Duration = Duration::from_secs(3);
-/// How long a request of each kind may be awaited under load.
+/// The longest wait for a request of each kind under load.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long the kernel may take to deliver a kill.
 const DELIVERY: Duration = Duration::from_millis(50);
 
-/// When the node meets the point.
+/// The activity during which the node reaches the point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum During {
     Load,
@@ -37,7 +38,7 @@ enum During {
 const LOST: Fault = Fault::Fails(Errno::EIO);
 /// Half of the request reaches the disk.
 const TORN: Fault = Fault::Short;
-/// The request is done, and nobody hears of it.
+/// The request is done, and the node does not learn of it.
 const DONE: Fault = Fault::None;
 
 const POINTS: [(During, Point, Fault); 12] = [
@@ -74,7 +75,7 @@ fn start(test: &str, place: &Path) -> Option<(Cluster, FaultyDisk)> {
     Some((cluster, disk))
 }
 
-/// How often the disk was attached.
+/// The number of attachments of the disk.
 fn attachments(cluster: &Cluster) -> usize {
     let logs = cluster.master.log_text();
     logs.matches("pool::tiering::attach: medium attached")
@@ -88,7 +89,8 @@ fn wait_attached(cluster: &Cluster, before: usize) {
         .unwrap();
 }
 
-/// Kills the node, whose request is held, and lets the request end so once the kill was delivered.
+/// Kills the node while its request is held. Releases the request with `fault` once the kill was
+/// delivered.
 fn kill_and_release(cluster: &mut Cluster, trap: Trap, fault: Fault) {
     let release = std::thread::spawn(move || {
         std::thread::sleep(DELIVERY);
@@ -132,7 +134,7 @@ async fn no_kill_at_a_request_to_the_disk_damages_a_block() {
         if during == During::Attach {
             cluster.nodes[0] = cluster.spawn_node(0).unwrap();
         }
-        // A start reads extents only where the last flush may not have reached.
+        // A start reads only extents that the last flush may have missed.
         if trap.has_sprung(PATIENCE) {
             met[which] += 1;
         } else {
@@ -173,7 +175,8 @@ async fn a_new_life_waits_for_the_last_write_of_the_life_before() {
             (held, start.join().unwrap())
         });
         let started = started.unwrap();
-        // The filesystem of this test would hold the new life's requests too: the lock comes first.
+        // The filesystem of this test would also hold the new process's requests, so the lock must
+        // come first.
         let log = started.log_text();
         let has_waited = log.matches("another process has the medium").count() > lives;
         assert!(

@@ -1,5 +1,5 @@
-//! Blocks that leave memory lie on the node's disk, come back when they are used, and are there again
-//! after the node or the master was killed. Nothing wrong is ever served.
+//! Blocks that leave memory stay on the node's disk, and are loaded when they are used. They are
+//! present again after the node or the master was killed. No wrong byte is ever served.
 
 use kvpool_client::GetOptions;
 use kvpool_tests::blocks::{Tally, check_all, check_all_by, put_all};
@@ -15,7 +15,7 @@ const BLOCK: usize = 1 << 20;
 const BLOCKS: u64 = 256;
 
 fn pool_with_disk(disk: &Path) -> Cluster {
-    // A short lease: the test reads everything, and memory holds a quarter.
+    // The lease is short, because the test reads every block and memory holds a quarter of them.
     pool_with(disk, &["--lease-ttl", "300ms"])
 }
 
@@ -39,7 +39,7 @@ async fn fill(cluster: &Cluster) {
     }
 }
 
-/// Waits until the node has attached its medium so many times.
+/// Waits until the node has attached its medium this many times.
 fn attached(cluster: &Cluster, times: usize) {
     let is_attached = || {
         Ok(cluster
@@ -59,7 +59,7 @@ fn counter(cluster: &Cluster, name: &str) -> u64 {
     counters["counters"][name].as_u64().unwrap()
 }
 
-/// Reads every block over a client that knows no location yet.
+/// Reads every block with a client that has no cached locations.
 async fn check(cluster: &Cluster) -> Tally {
     let client = cluster.client().await.unwrap();
     let mut all = Tally::default();
@@ -105,7 +105,7 @@ async fn blocks_on_disk_survive_the_deaths_of_node_and_master() {
         "{again:?} after {after:?}"
     );
 
-    // A planned end marks the medium as clean, and the next start continues.
+    // A planned stop marks the medium as clean, and the next start continues from there.
     assert!(cluster.nodes[0].terminate().unwrap().success());
     cluster.restart_node(0).unwrap();
     cluster.wait_live(1).unwrap();
@@ -117,7 +117,8 @@ async fn blocks_on_disk_survive_the_deaths_of_node_and_master() {
     );
 }
 
-/// The node copies its memory to the disk before it ends, and serves all of it ten seconds after its start.
+/// The node copies its memory to the disk before it ends, and serves all of these blocks ten
+/// seconds after its start.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_planned_restart_costs_no_hits() {
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -164,7 +165,7 @@ async fn a_node_out_of_service_whose_blocks_have_copies_stops_at_once() {
     cluster
         .wait_for("every block has its copy", are_stored)
         .unwrap();
-    // The master has said so to the node by now.
+    // By now the master has told the node.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let asked = Instant::now();
     assert!(cluster.nodes[0].terminate().unwrap().success());
@@ -202,7 +203,7 @@ async fn damage_on_disk_is_a_miss_and_never_a_wrong_byte() {
     let mut cluster = pool_with_disk(disk.path());
     fill(&cluster).await;
     assert!(check(&cluster).await.right >= 240);
-    // The blocks in memory go with the node, so that all are read from disk.
+    // The blocks in memory are lost with the node, so all are read from disk.
     cluster.nodes[0].kill().unwrap();
     let mut file = std::fs::File::options()
         .write(true)
@@ -210,7 +211,7 @@ async fn damage_on_disk_is_a_miss_and_never_a_wrong_byte() {
         .unwrap();
     let mut draws = StdRng::seed_from_u64(7);
     for _ in 0..100 {
-        // Behind the superblocks, in the part that was written.
+        // An offset after the superblocks, in the part that was written.
         let at = draws.random_range((1 << 20)..(200u64 << 20));
         file.seek(SeekFrom::Start(at)).unwrap();
         file.write_all(&draws.random::<[u8; 16]>()).unwrap();
@@ -222,7 +223,7 @@ async fn damage_on_disk_is_a_miss_and_never_a_wrong_byte() {
     let after = check(&cluster).await;
     assert!(after.missed > 30 && after.right > 50, "{after:?}");
     assert!(counter(&cluster, "replicas_corrupt_total") > 30);
-    // What was found wrong is gone for good.
+    // Copies that were found wrong are dropped for good.
     let again = check(&cluster).await;
     assert_eq!(again.right, after.right);
 }
@@ -232,7 +233,7 @@ async fn a_disk_that_fails_is_named_and_memory_serves_on() {
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut cluster = pool_with_disk(disk.path());
     fill(&cluster).await;
-    // The blocks in memory go with the node, so that all are read from disk.
+    // The blocks in memory are lost with the node, so all are read from disk.
     cluster.nodes[0].kill().unwrap();
     cluster.restart_node(0).unwrap();
     cluster.wait_live(1).unwrap();
@@ -281,7 +282,7 @@ fn a_file_of_somebody_else_stays_as_it_is() {
     }
 }
 
-/// A copy of a medium beside the medium itself: the node says so, and both stay as they are.
+/// The node finds a medium and a clone of it. It names both, and leaves both unchanged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_refuses_a_medium_and_its_copy_together() {
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -306,8 +307,8 @@ async fn a_node_refuses_a_medium_and_its_copy_together() {
     assert_eq!(after.right, 16, "{after:?}");
 }
 
-/// Four clients read batches that are together four times as large as memory. Every block on the disk is
-/// a hit: who has no room at first asks again.
+/// Four clients read batches that together are four times as large as memory. Every block on the
+/// disk is a hit: a client whose blocks have no room at first asks again.
 #[tokio::test(flavor = "multi_thread")]
 async fn batches_larger_than_memory_hit_every_block() {
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -78,7 +78,7 @@ async fn an_operator_sees_a_medium_and_retires_it_once_its_node_is_gone() {
         })
         .unwrap();
 
-    // The node has it.
+    // The node still has the medium.
     let refused = kvctl(&master, &["ssd", "detach", id, "--yes"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(
@@ -117,7 +117,7 @@ async fn an_operator_sees_a_medium_and_retires_it_once_its_node_is_gone() {
     assert!(done.status.success(), "{done:?}");
     assert!(media(&cluster).unwrap().0.is_empty());
 
-    // It is forgotten for good, and the node that brings it back formats it.
+    // The pool has forgotten the medium for good. A node that brings it back must format it.
     cluster.master.kill().unwrap();
     cluster.restart_master().unwrap();
     cluster.restart_node(0).unwrap();

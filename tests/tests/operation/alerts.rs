@@ -1,4 +1,4 @@
-//! The alert rules, their runbooks and the dashboard name what daemons export and what `kvctl` knows.
+//! The alert rules, their runbooks and the dashboard name only existing metrics and commands.
 
 use kvpool_tests::blocks::{check_all, put_all};
 use kvpool_tests::daemon::path_of;
@@ -14,7 +14,7 @@ use std::process::Command;
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/kvpool");
 const RUNBOOKS: &str = include_str!("../../../docs/operations/alerts.md");
 const DASHBOARD: &str = include_str!("../../../charts/kvpool/dashboards/kvpool.json");
-/// What each runbook says, in this order.
+/// The parts of each runbook, in this order.
 const PARTS: [&str; 4] = [
     "**Meaning.**",
     "**Users notice.**",
@@ -69,7 +69,7 @@ fn panels(dashboard: &Value) -> Vec<&Value> {
     panels.filter(|panel| panel["type"] != "row").collect()
 }
 
-/// Every query of the dashboard: those of panels, of annotations and of variables.
+/// Every query of the dashboard: in panels, annotations and variables.
 fn queries() -> BTreeSet<String> {
     let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
     let targets = panels(&dashboard)
@@ -128,7 +128,7 @@ async fn every_metric_and_label_of_rules_and_dashboard_is_in_a_scrape() {
     assert_eq!(lacking, BTreeSet::new());
 }
 
-/// The metrics that the first alerts need most say what happens to a real pool.
+/// The metrics of the most important alerts count the events of a real pool.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_suspect_node_and_refused_puts_are_counted() {
     let cluster = Cluster::start(Options::default().master(&["--drop-after", "5s"])).unwrap();
@@ -165,7 +165,7 @@ async fn a_suspect_node_and_refused_puts_are_counted() {
     assert!(put_all(&client, 0..3, 4096).await.is_err());
     let refused = "kvpool_master_puts_refused_total{code=\"no_nodes\"}";
     assert!(cluster.master.metric(refused).unwrap() >= 3.0);
-    // A block whose client gave up counts once, however often it was tried.
+    // A block whose client gave up counts once, whatever the number of attempts.
     let failed = "kvpool_master_puts_failed_total{code=\"no_nodes\"}";
     let all_failed = || Ok(cluster.master.metric(failed)? == 3.0);
     cluster.wait_for("the failed puts", all_failed).unwrap();
@@ -209,7 +209,7 @@ fn every_alert_is_whole_and_has_its_runbook() {
     }
 }
 
-/// An operator who follows a runbook types these commands at a bad moment.
+/// An operator types these commands of a runbook during an incident.
 #[test]
 fn every_command_and_metric_of_the_runbooks_exists() {
     let in_quotes = Regex::new("`(kvctl [^`]+)`").unwrap();
@@ -255,7 +255,7 @@ fn every_alert_has_a_test_that_fires_and_one_that_does_not() {
             for case in list(&test["alert_rule_test"]) {
                 let name = text(&case["alertname"]);
                 let used = Used::read(text(&alerts[name]["expr"])).unwrap();
-                // A test without the rule's series would be quiet whatever the rule says.
+                // Without series of the rule, a test would be quiet whatever the rule is.
                 let has = |metric: &str| series.iter().any(|one| one.starts_with(metric));
                 assert!(
                     used.selectors.iter().any(|s| has(&s.name)),
@@ -323,7 +323,7 @@ fn test_files() -> Vec<PathBuf> {
     files
 }
 
-/// Where promtool is, or a word on standard error that `test` is skipped.
+/// The path of promtool. Without promtool, prints that `test` is skipped.
 fn promtool_or_skip(test: &str) -> Option<OsString> {
     let named = std::env::var_os("KVPOOL_PROMTOOL");
     let is_named = named.is_some();
@@ -337,7 +337,7 @@ fn promtool_or_skip(test: &str) -> Option<OsString> {
     None
 }
 
-/// Runs `promtool what rules files`, which must succeed.
+/// Runs `promtool` with these files, which must succeed.
 fn runs(promtool: &OsString, what: &str, files: &[PathBuf]) {
     let mut command = Command::new(promtool);
     let output = command.args([what, "rules"]).args(files).output().unwrap();

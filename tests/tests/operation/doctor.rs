@@ -1,4 +1,5 @@
-//! What `kvctl doctor` says of a pool that is well, of one with a dead node, and of none.
+//! The report of `kvctl doctor` about a healthy pool, about a pool with a dead node, and without a
+//! pool.
 
 use kvpool_tests::daemon::path_of;
 use kvpool_tests::guard::Tokens;
@@ -17,7 +18,7 @@ fn doctor(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// The exit code, and the report, which is there whatever the code is.
+/// The exit code and the report, which is printed whatever the exit code is.
 fn report(master: &str, arguments: &[&str]) -> (Option<i32>, Value) {
     let json = ["--master", master, "--output", "json"];
     let output = doctor(&[&json, arguments].concat());
@@ -26,7 +27,7 @@ fn report(master: &str, arguments: &[&str]) -> (Option<i32>, Value) {
     (output.status.code(), report)
 }
 
-/// Whether the way to a node works, and what is said of it.
+/// Whether the transport to a node works, and the report about it.
 fn way<'a>(report: &'a Value, node: &str, transport: &str) -> (bool, &'a str) {
     let named = |list: &'a Value, key: &str, name: &str| {
         let list = list.as_array().unwrap().iter();
@@ -62,7 +63,7 @@ fn a_healthy_pool_is_reached_by_every_way_that_there_is_and_the_others_say_why_n
         (&node["way"], &node["same_host"]),
         (&"shm".into(), &true.into())
     );
-    // RDMA is there or its absence has one reason, told of the host and of the node.
+    // RDMA works, or host and node name the same reason for its absence.
     let (works, said) = way(&told, "node-0", "rdma");
     match told["host"]["rdma"]["reason"].as_str() {
         Some(reason) => {
@@ -117,7 +118,7 @@ fn a_dead_node_is_named_with_what_each_way_says() {
     let text = findings(&told);
     assert!(text.contains("node node-1 cannot be reached"), "{text}");
     assert!(!text.contains("node node-0"), "{text}");
-    // The master calls it live until it has missed it for a while.
+    // The master still shows the node as live for a while.
     let nodes = told["pool"]["nodes"].as_array().unwrap();
     let dead = nodes.iter().find(|node| node["name"] == "node-1").unwrap();
     let expected = if dead["state"] == "live" { 4 } else { 0 };
@@ -139,7 +140,7 @@ fn a_pool_that_is_not_there_is_a_finding_and_an_exit_code_when_it_was_named() {
     );
 }
 
-/// A node that lacks the flags of tokens serves its blocks to whoever reaches it, and nothing else says so.
+/// A node without the token flags serves its blocks to any caller, and only this report names it.
 #[test]
 fn a_node_that_takes_callers_without_a_token_is_named() {
     let tokens = Tokens::new().unwrap();
@@ -171,7 +172,7 @@ fn a_node_that_takes_callers_without_a_token_is_named() {
     drop(open);
 }
 
-/// The pool would answer these commands also without the files.
+/// Without tokens the pool would also answer these commands without the files.
 #[test]
 fn a_named_file_that_cannot_be_used_fails_every_command_that_asks_a_master() {
     let cluster = Cluster::start(Options::default()).unwrap();

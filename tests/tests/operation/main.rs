@@ -1,4 +1,4 @@
-//! What operators see and do, over real processes: commands, metrics, alerts and pages.
+//! The tools of operators over real processes: commands, metrics, alerts and pages.
 
 mod alerts;
 mod doctor;

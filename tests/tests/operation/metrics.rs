@@ -6,7 +6,8 @@ use std::io::{Read, Write};
 
 const DOCUMENT: &str = include_str!("../../../docs/operations/metrics.md");
 
-/// The names in the first column of the table under the heading that names `prefix`, prefix included.
+/// The names in the first column of the table under the heading with `prefix`. The names include
+/// the prefix.
 fn documented(prefix: &str) -> BTreeSet<String> {
     let heading = format!("(`{prefix}`)");
     let section = DOCUMENT.split("\n### ").find(|section| {

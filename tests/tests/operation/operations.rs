@@ -78,7 +78,7 @@ async fn scattered_buffers_are_put_and_got_in_order() {
         };
         let outcomes = client.batch_put(vec![put], &PutOptions::default()).await;
         assert!(outcomes.into_iter().all(|outcome| outcome.is_ok()));
-        // Other cuts than the put's, one of them odd.
+        // Buffers with other boundaries than the put's, one of them odd.
         let region = Region::allocate(Length(bytes.len() as u64));
         let cut = |from: usize, to: usize| {
             region
@@ -278,7 +278,7 @@ async fn removal_by_key_pattern_namespace_and_all_respects_leases() {
     for name in ["a/1", "a/2", "b/1", "c"] {
         client.put(&named(name), vec![7; 10]).await.unwrap();
     }
-    // What is asked for is leased; the lease of a get ends with the get.
+    // The blocks asked for are leased. The lease of a get ends with the get.
     client.get(&named("a/2")).await.unwrap();
     assert_eq!(client.is_exist(&[named("a/1")]).await, Ok(vec![true]));
     let is_released = async || {

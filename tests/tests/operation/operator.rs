@@ -1,4 +1,4 @@
-//! What an operator types, and the exit codes that scripts go by.
+//! The commands of operators, and the exit codes that scripts use.
 
 use kvpool_tests::blocks::put_all;
 use kvpool_tests::daemon::path_of;
@@ -85,7 +85,7 @@ async fn arguments_that_say_nothing_or_contradict_each_other_are_refused() {
     let both = refused(&[&change[..], &["--clear", "priority"]].concat());
     let expected = "priority is set and cleared at once";
     assert!(both.contains(expected), "{both}");
-    // Other clients hear the same of the master.
+    // Other clients get the same refusal from the master.
     let client = cluster.client().await.unwrap();
     let set = NamespaceSettings::default().with(Setting::Priority, 3);
     let clear = [Setting::Priority];
@@ -155,7 +155,7 @@ async fn a_drain_whose_time_is_over_fails_while_blocks_are_left() {
     put_all(&client, 0..8, 1 << 20).await.unwrap();
     cluster.add_node().unwrap();
     cluster.wait_live(2).unwrap();
-    // The only node that could take the blocks answers nothing.
+    // The only node that could take the blocks is stopped.
     cluster.nodes[1].pause().unwrap();
     let late = drain(&cluster.master_url(), "node-0", "1s");
     // The time is shorter than a call.
@@ -197,7 +197,7 @@ async fn a_drain_that_is_not_waited_for_goes_on() {
         .unwrap();
 }
 
-/// An operator learns at once that nothing happens, and the drain is not forgotten.
+/// The operator learns at once that the drain cannot begin, and the drain is not forgotten.
 #[test]
 fn a_drain_of_a_node_that_is_not_heard_says_so_and_begins_when_it_is_back() {
     let options = Options::default().master(&["--suspect-after", "2s", "--drop-after", "5m"]);
@@ -225,7 +225,8 @@ fn a_drain_of_a_node_that_is_not_heard_says_so_and_begins_when_it_is_back() {
     state(&cluster, "drained");
 }
 
-/// The drain does not come back when another term begins, and whoever waits for it hears that it is over.
+/// The drain does not return in another term, and a command that waits for it learns that it was
+/// cancelled.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_that_is_cancelled_ends_for_whoever_waits_for_it_and_for_good() {
     let options = Options::default().master(&["--suspect-after", "30s"]);
@@ -234,7 +235,7 @@ async fn a_drain_that_is_cancelled_ends_for_whoever_waits_for_it_and_for_good() 
     put_all(&client, 0..8, 1 << 20).await.unwrap();
     cluster.add_node().unwrap();
     cluster.wait_live(2).unwrap();
-    // The only node that could take the blocks answers nothing.
+    // The only node that could take the blocks is stopped.
     cluster.nodes[1].pause().unwrap();
     let started = |arguments: &[&str]| {
         Command::new(path_of("kvctl").unwrap())
@@ -256,7 +257,7 @@ async fn a_drain_that_is_cancelled_ends_for_whoever_waits_for_it_and_for_good() 
     };
     state("draining");
     let waits = started(&["node", "wait", "--settle", "1s", "--timeout", "1m"]);
-    // It has seen the node drain.
+    // By now the wait has seen the node drain.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let master = cluster.master_url();
     let undrain = ["node", "undrain", "node-0", "--output", "json"];
@@ -279,7 +280,7 @@ async fn a_drain_that_is_cancelled_ends_for_whoever_waits_for_it_and_for_good() 
     cluster.master.kill().unwrap();
     cluster.restart_master().unwrap();
     cluster.wait_live(2).unwrap();
-    // The node says in its session whether it drains, a moment after it is live.
+    // The node reports in its session whether it drains, a moment after it is live.
     tokio::time::sleep(Duration::from_secs(1)).await;
     cluster.wait_live(2).unwrap();
     let master = cluster.master_url();
@@ -288,7 +289,7 @@ async fn a_drain_that_is_cancelled_ends_for_whoever_waits_for_it_and_for_good() 
     let client = cluster.client().await.unwrap();
     put_all(&client, 8..12, 1 << 20).await.unwrap();
 
-    // A drained node comes back too. The command ends well only when the node is drained.
+    // A drained node can be taken back too. The command succeeds only when the node is drained.
     let whole = stdout(&drain(&master, "node-0", "1m"));
     let told: serde_json::Value = serde_json::from_str(&whole).unwrap();
     assert_eq!(
@@ -307,7 +308,7 @@ async fn a_drain_that_is_cancelled_ends_for_whoever_waits_for_it_and_for_good() 
 
 #[test]
 fn a_kvmaster_that_still_waits_for_etcd_ends_when_it_is_told_to() {
-    // Takes connections and says nothing: kvmaster gives it 10 s to answer at the start.
+    // Accepts connections and sends nothing. At its start kvmaster waits 10 s for an answer.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let etcd = format!("http://{}", silent.local_addr().unwrap());
     let mut master = Command::new(path_of("kvmaster").unwrap())

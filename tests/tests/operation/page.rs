@@ -118,7 +118,7 @@ fn one_more_sample(cluster: &Cluster) {
     });
 }
 
-/// An operator who stops a node in order did no harm, unless blocks were lost with it.
+/// A node that an operator stops in order is no problem, unless blocks were lost with it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_stops_in_order_is_gone_only_if_blocks_were_lost_with_it() {
     let mut cluster = Cluster::start(Options::default()).unwrap();

@@ -1,5 +1,5 @@
-//! Namespaces with quotas over real processes: what they use is exact after the master was killed, and
-//! after a standby took over.
+//! Namespaces with quotas over real processes. Their usage is exact after the master was killed,
+//! and after a standby took over.
 
 use kvpool_client::{Client, NamespaceInfo, Options, PutBlock, PutOptions};
 use kvpool_tests::blocks;
@@ -14,14 +14,14 @@ use tokio::task::JoinSet;
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 64 << 10;
-/// Both nodes together.
+/// The bytes of both nodes together.
 const POOL: u64 = 64 * MIB;
 const SEGMENT: &str = "32MiB";
 const TENANTS: u64 = 10;
 const SHARE: u64 = 2 * MIB;
-/// The blocks of one put.
+/// The number of blocks in one put.
 const BATCH: u64 = 8;
-/// Leases of the term before protect everything for so long.
+/// Leases of the term before protect every block for this long.
 const LEASE_TTL: &str = "500ms";
 
 fn name(tenant: u64) -> String {
@@ -52,7 +52,7 @@ fn namespace(tenant: u64) -> Namespace {
     }
 }
 
-/// Writes a fifth of what all write. Puts that fail for the sake of the master are put again.
+/// Writes a fifth of the blocks. Puts that fail because of the master are repeated.
 async fn write(options: Options, tenant: u64, first: u64) {
     let client = loop {
         let options = Options {
@@ -82,7 +82,7 @@ async fn write(options: Options, tenant: u64, first: u64) {
     }
 }
 
-/// Looks at the namespaces until told to stop. Returns the most bytes that each had.
+/// Polls the namespaces until told to stop. Returns the largest usage of each in bytes.
 async fn watch(client: Client, is_over: Arc<AtomicBool>) -> BTreeMap<String, u64> {
     let mut most: BTreeMap<String, u64> = BTreeMap::new();
     let mut has_share: BTreeMap<String, bool> = BTreeMap::new();
@@ -94,7 +94,8 @@ async fn watch(client: Client, is_over: Arc<AtomicBool>) -> BTreeMap<String, u64
             };
             let (name, memory) = (seen.namespace.name, seen.memory.0);
             assert!(memory <= hard, "{name}: {memory} of {hard} bytes");
-            // Its own puts take blocks of its share at the hard quota only, which is higher.
+            // A namespace's own puts take blocks of its share only at its hard quota, which is
+            // higher.
             let has_share = has_share.entry(name.clone()).or_default();
             *has_share |= memory >= SHARE + BATCH * BLOCK;
             assert!(
@@ -109,7 +110,7 @@ async fn watch(client: Client, is_over: Arc<AtomicBool>) -> BTreeMap<String, u64
     most
 }
 
-/// Ten namespaces write five times the pool. Returns the most bytes that each had.
+/// Ten namespaces write five times the pool. Returns the largest usage of each in bytes.
 async fn write_all(options: &Options, first: u64) -> BTreeMap<String, u64> {
     let is_over = Arc::new(AtomicBool::new(false));
     let client = Client::connect(options.clone()).await.unwrap();
@@ -127,7 +128,7 @@ async fn write_all(options: &Options, first: u64) -> BTreeMap<String, u64> {
     most
 }
 
-/// The first half reaches its quotas, so that the quotas were put to the test.
+/// The first half must reach its quotas. Otherwise the quotas were not tested.
 fn assert_quotas_are_reached(most: &BTreeMap<String, u64>) {
     for tenant in 0..TENANTS / 2 {
         let most = most[&name(tenant)];
@@ -135,7 +136,7 @@ fn assert_quotas_are_reached(most: &BTreeMap<String, u64>) {
     }
 }
 
-/// The namespaces, once what they use together is what the nodes hold.
+/// The namespaces, once the sum of their usage equals the bytes on the nodes.
 async fn at_rest(client: &Client) -> BTreeMap<String, NamespaceInfo> {
     let limit = Instant::now() + Duration::from_secs(30);
     loop {
@@ -168,7 +169,7 @@ async fn create_all(client: &Client) {
     }
 }
 
-/// What every namespace uses and may use, without what changes at rest.
+/// The usage and the settings of every namespace, without fields that change at rest.
 fn compared(all: &BTreeMap<String, NamespaceInfo>) -> Vec<(&str, u64, u64, NamespaceSettings)> {
     all.iter()
         .map(|(name, one)| (name.as_str(), one.memory.0, one.blocks, one.settings))
@@ -193,7 +194,7 @@ async fn quotas_and_accounts_are_exact_after_the_master_was_killed() {
     cluster.wait_live(2).unwrap();
     let after = at_rest(&client).await;
     assert_eq!(compared(&before), compared(&after));
-    // And killed again while all write.
+    // The master is killed once more while all namespaces write.
     let writing = {
         let of_pool = of_pool.clone();
         tokio::spawn(async move { write_all(&of_pool, 1 << 20).await })

@@ -1,4 +1,4 @@
-//! What kvctl writes to a terminal, to a program and to a pipe that nobody reads.
+//! The output of kvctl to a terminal, to a program, and to a closed pipe.
 
 use kvpool_tests::daemon::path_of;
 use kvpool_tests::{Cluster, Options};
@@ -19,7 +19,7 @@ fn kvctl(master: &str, arguments: &[&str]) -> Output {
     command(master, arguments).output().unwrap()
 }
 
-/// The exit code with standard output, and standard error where that is `both`, closed by their reader.
+/// The exit code when the reader has closed standard output, and standard error too if `both`.
 fn code_when_closed(master: &str, arguments: &[&str], both: bool) -> Option<i32> {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -59,7 +59,7 @@ fn a_pipe_that_nobody_reads_changes_no_exit_code() {
         ] {
             assert_eq!(code(&master, done), Some(0), "{done:?}, both: {both}");
         }
-        // A log line goes to standard error too: there are more blocks than are shown.
+        // Standard error also gets a log line, because more blocks exist than are shown.
         assert_eq!(code(&master, &["ls", "--limit", "0"]), Some(0));
         assert_eq!(code(&master, &["get", "missing"]), Some(3));
         assert_eq!(code(&master, &["exist", "missing"]), Some(3));
@@ -71,7 +71,8 @@ fn a_pipe_that_nobody_reads_changes_no_exit_code() {
 
 #[test]
 fn what_a_key_holds_does_nothing_to_a_terminal() {
-    // A colour, a new line that forges a row, C1's escape, a delete, and an order of characters.
+    // A colour, a line end that forges a row, the escape of C1, a delete, and a change of text
+    // direction.
     let key = "a\u{1b}[31mred\n│ forged │\u{9b}2J\u{7f}\u{202e}txt.exe";
     let cluster = Cluster::start(Options::default()).unwrap();
     let master = cluster.master_url();
@@ -98,7 +99,7 @@ fn what_a_key_holds_does_nothing_to_a_terminal() {
     }
 }
 
-/// New lines end rows; nothing else moves the cursor, changes a colour or turns the text around.
+/// Line ends separate rows. Nothing else moves the cursor, changes a colour or reverses the text.
 fn assert_harmless(shown: &str) {
     let harmful =
         |c: &char| (c.is_control() && *c != '\n') || ('\u{202a}'..='\u{202e}').contains(c);
@@ -133,7 +134,7 @@ fn a_program_is_told_that_a_key_is_missing() {
     assert_eq!(told["present"], true);
     assert_eq!(told["length"], 5);
     assert_eq!(std::fs::read(&copy).unwrap(), b"bytes");
-    // Without a file the bytes are what is written, and nothing else.
+    // Without a file, the output is exactly the bytes.
     let bytes = kvctl(&master, &["get", "there", "--output", "json"]);
     assert_eq!(bytes.stdout, b"bytes");
     let described = kvctl(&master, &["describe", "there", "--output", "json"]);
@@ -184,7 +185,7 @@ fn the_http_port_says_that_it_is_not_where_the_pool_is_served() {
         "names the port that serves: {said}"
     );
     assert!(!said.contains("version_mismatch"), "{said}");
-    // A node's HTTP port is none of a master's either.
+    // A node's HTTP port is not a master's port either.
     let node = format!("http://{}", cluster.nodes[0].http);
     let said = text(&kvctl(&node, &["status"]).stderr);
     assert!(said.contains("HTTP port"), "{said}");

@@ -60,7 +60,8 @@ impl Collector {
         Ok(format!("http://{address}"))
     }
 
-    /// The spans of the trace that begins with the span `name` of so many blocks, in order of time.
+    /// The spans of the trace that begins with the span `name` of this many blocks, in order of
+    /// time.
     fn trace_of(&self, name: &str, blocks: usize) -> Vec<(String, Span)> {
         let kept = self.0.lock().unwrap();
         let blocks = Some(blocks.to_string());
@@ -171,7 +172,7 @@ async fn the_spans_of_a_batch_get_share_a_trace_in_client_master_and_node() -> a
     for (blocks, size) in rounds {
         move_blocks(&cluster, blocks, size).await?;
     }
-    // Sends what is left of the client's spans.
+    // Sends the remaining spans of the client.
     tokio::task::spawn_blocking(move || drop(export)).await?;
 
     for (blocks, size) in rounds {
@@ -200,7 +201,7 @@ async fn the_spans_of_a_batch_get_share_a_trace_in_client_master_and_node() -> a
     Ok(())
 }
 
-/// One client puts a batch; another, which knows no location, gets the batch.
+/// One client puts a batch. Another client without cached locations gets it.
 async fn move_blocks(cluster: &Cluster, blocks: usize, size: usize) -> anyhow::Result<()> {
     let over_tcp = kvpool_client::Options {
         transport: TransportChoice::Tcp,

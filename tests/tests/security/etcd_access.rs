@@ -1,5 +1,5 @@
-//! An etcd that asks for certificates and a password gets both from kvmaster's flags; a kvmaster that
-//! lacks them ends and says why.
+//! An etcd that requires certificates and a password gets both from kvmaster's flags. A kvmaster
+//! without them ends with the reason.
 
 use kvpool_client::{Client, Options};
 use kvpool_etcd::testing::{Etcd, Setup};
@@ -10,8 +10,8 @@ use std::path::Path;
 
 const BLOCKS: u64 = 64;
 
-/// An etcd that asks for certificates and for root's password, and the flags of a kvmaster that has
-/// read `password` from a file, as an editor leaves it.
+/// An etcd that requires certificates and root's password. Also the flags of a kvmaster whose
+/// password file holds `password`, as an editor leaves it.
 async fn closed_etcd(directory: &Path, password: &str) -> (Etcd, Vec<String>) {
     let setup = Setup {
         tls: true,
@@ -44,7 +44,7 @@ fn flags(etcd: &Etcd, password: &Path) -> Vec<String> {
     .collect()
 }
 
-/// The same without one of them.
+/// The flags without one of them.
 fn without(flags: &[String], flag: &str) -> Vec<String> {
     let at = flags.iter().position(|other| other == flag).unwrap();
     [&flags[..at], &flags[at + 2..]].concat()
@@ -78,7 +78,8 @@ async fn certificates_and_a_password_come_from_flags() {
     };
     let client = Client::connect(options).await.unwrap();
     put_all(&client, 0..BLOCKS, 4096).await.unwrap();
-    // What was acknowledged is in that etcd: another kvmaster in the place of the first one has it.
+    // The acknowledged blocks are in that etcd: another kvmaster in place of the first one has
+    // them.
     master.kill().unwrap();
     let listen = flags.iter().position(|flag| flag == "--listen").unwrap();
     flags[listen + 1].clone_from(&master.listen);

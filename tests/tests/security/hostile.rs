@@ -1,4 +1,4 @@
-//! Callers that have not said who they are cost little, and nobody who has pays for them.
+//! Unidentified callers cost little, and no identified client pays for them.
 
 use kvpool_client::Client;
 use kvpool_tests::blocks::{key, put_all};
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 const BLOCKS: u64 = 64;
 
-/// How many calls of a client end in a second, in the best of several moments: what else the machine does is not
-/// to count.
+/// The number of a client's calls in a second, in the best of several moments. Other work of the
+/// machine must not count.
 async fn speed(client: &Client) -> f64 {
     let mut best = 0.0f64;
     for _ in 0..8 {
@@ -44,7 +44,8 @@ fn cost(daemon: &Daemon) -> Cost {
     }
 }
 
-/// `KVPOOL_CALLERS=2000` for each port, and `KVPOOL_KEPT_SPEED=0.9` on a machine that does nothing else.
+/// `KVPOOL_CALLERS=2000` sets the callers of each port. Set `KVPOOL_KEPT_SPEED=0.9` on an idle
+/// machine.
 #[tokio::test(flavor = "multi_thread")]
 async fn callers_before_hello_cost_little_and_known_clients_go_on() {
     let set = |name: &str| std::env::var(name).ok()?.parse::<f64>().ok();
@@ -83,7 +84,7 @@ async fn callers_before_hello_cost_little_and_known_clients_go_on() {
     });
     let during = [cost(master), cost(node)];
     let slow = speed(&client).await;
-    // Those who come now are let in.
+    // A client that connects now is admitted.
     let late = tokio::time::timeout(Duration::from_secs(20), cluster.client()).await;
     let late = late.expect("a client that comes is not let in").unwrap();
     assert!(late.get(&key(0)).await.unwrap().is_some());
@@ -128,7 +129,7 @@ async fn callers_before_hello_cost_little_and_known_clients_go_on() {
     assert_eq!(cluster.node_states().unwrap().len(), 1);
 }
 
-/// Places are for those who have said hello, and who finds none is told so.
+/// Connections count only after their hello. A client beyond the limit gets an error that says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_master_has_as_many_connections_as_it_was_told() {
     let options = Options::default().master(&["--max-connections", "6"]);
@@ -139,7 +140,7 @@ async fn a_master_has_as_many_connections_as_it_was_told() {
     let refused = loop {
         match cluster.client().await {
             Ok(client) => {
-                // Its framed connection is opened by the first call.
+                // The first call opens the client's framed connection.
                 match client.is_exist(&[key(0)]).await {
                     Ok(_) => clients.push(client),
                     Err(error) => break error.to_string(),
@@ -160,7 +161,7 @@ async fn a_master_has_as_many_connections_as_it_was_told() {
         .unwrap();
 }
 
-/// Waits for a future in the midst of a task of the runtime with several threads.
+/// Waits for a future inside a task of the multi-threaded runtime.
 fn futures_now<T>(future: impl Future<Output = T>) -> T {
     tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(future))
 }

@@ -1,4 +1,5 @@
-//! Who may do what, over real processes: TLS, tokens, secrets, and strangers at the ports.
+//! Authentication and rights over real processes: TLS, tokens, secrets, and unknown callers at the
+//! ports.
 
 mod etcd_access;
 mod hostile;

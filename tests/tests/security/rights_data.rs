@@ -1,8 +1,8 @@
-//! Who may say what to a store node: each operation of its data port and of its Unix socket, and each kind of
-//! token.
+//! Who may send which request to a store node: each operation of its data port and its Unix socket,
+//! with each kind of token.
 //!
-//! A node judges a token when a connection opens. So an operation has the rights of the hello, and without a hello
-//! none is answered.
+//! A node judges a token when a connection opens. So an operation has the rights of the hello, and
+//! no operation is answered without a hello.
 
 use kvpool_auth::Role;
 use kvpool_tests::guard::Tokens;
@@ -14,7 +14,7 @@ use kvpool_types::{ClusterId, Code, Epoch, Token};
 use serde_json::json;
 use std::io::{Read, Write};
 
-/// Which ports serve an operation after the hello.
+/// The ports that serve an operation after the hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Both,
@@ -24,7 +24,7 @@ enum At {
     Rdma,
 }
 
-/// Every request to a store node. All take one of the roles of [`MOVERS`], in whichever namespace.
+/// Every request to a store node. Each needs one of the roles in [`MOVERS`], in any namespace.
 const ROWS: &[(Op, At)] = &[
     (Op::Hello, At::Both),
     (Op::Read, At::Data),
@@ -40,7 +40,7 @@ const ROWS: &[(Op, At)] = &[
     (Op::RdmaLocate, At::Rdma),
 ];
 
-/// Who moves bytes.
+/// The roles that may move bytes.
 const MOVERS: [Role; 4] = [Role::Reader, Role::Writer, Role::Admin, Role::Node];
 
 /// Numbers below 32 are the requests to a store node (`types/src/wire/frame.rs`).
@@ -51,7 +51,7 @@ fn every_request_to_a_node_has_a_row() {
     assert_eq!(requests, rows, "add a row to ROWS");
 }
 
-/// A kind of token: its name, the token, and how it is refused.
+/// A kind of token: its name, the token, and the code of its refusal.
 type Caller = (String, String, Option<Code>);
 
 fn callers(tokens: &Tokens) -> Vec<Caller> {
@@ -96,7 +96,8 @@ fn callers(tokens: &Tokens) -> Vec<Caller> {
         let refused = (!MOVERS.contains(&role)).then_some(Code::Forbidden);
         (role.label(), refused)
     });
-    // Rights of another namespace open the port: grants and locations say what a client may touch.
+    // Rights of another namespace are enough for the port: grants and locations decide what a
+    // client may touch.
     let others = [("other", None), ("root", None), ("stranger", forbidden)];
     callers.extend(known.into_iter().chain(others).map(|(subject, refused)| {
         let token = tokens.token(subject, 600).unwrap();
@@ -105,18 +106,18 @@ fn callers(tokens: &Tokens) -> Vec<Caller> {
     callers
 }
 
-/// What one operation came to on a new connection.
+/// The outcome of one operation on a new connection.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     /// The hello was refused.
     Refused(Code),
-    /// The operation is not one of this port.
+    /// This port does not serve the operation.
     NotServed,
     /// The operation was answered, or its arguments were judged.
     Served,
 }
 
-/// Says hello with `token`, and then `op` without arguments.
+/// Sends a hello with `token`, and then `op` without arguments.
 fn meet<S: Read + Write>(mut port: Port<S>, cluster: ClusterId, op: Op, token: &str) -> Outcome {
     let hello = port.hello_with(cluster, Token::from(token.to_owned()));
     if let Err(failure) = hello.unwrap() {
@@ -126,7 +127,8 @@ fn meet<S: Read + Write>(mut port: Port<S>, cluster: ClusterId, op: Op, token: &
     if op == Op::Hello {
         return Outcome::Served;
     }
-    // A request that is malformed is answered so, or ends the connection: it was let in.
+    // A malformed request gets such an answer, or ends the connection. In both cases the caller was
+    // admitted.
     let Ok((header, meta, _)) = port.ask(op, Epoch(0), &[], &[]) else {
         return Outcome::Served;
     };
@@ -180,7 +182,7 @@ async fn every_operation_of_a_node_and_every_token_meet_as_the_table_says() {
                 met += 1;
             }
         }
-        // Without a hello nobody gets an answer of the operation.
+        // Without a hello no caller gets an answer to the operation.
         if *op != Op::Hello {
             silent(Port::open(address).unwrap(), *op);
             silent(Port::open_unix(&socket).unwrap(), *op);

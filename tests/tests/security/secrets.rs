@@ -1,5 +1,5 @@
-//! No secret of a pool is in anything that it says: logs at the most talkative level, `--print-config`, metrics,
-//! pages, the output of kvctl, or the `Debug` of settings.
+//! No output of a pool contains a secret. The outputs are logs at the lowest level,
+//! `--print-config`, metrics, pages, the output of kvctl, and the `Debug` of settings.
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -22,12 +22,12 @@ use tempfile::TempDir;
 
 /// The password of etcd's user.
 const PASSWORD: &str = "marked-password-4f1c86ab";
-/// What strangers offer as a token, here and there.
+/// A token that unknown callers present at several ports.
 const GARBAGE: &str = "bWFya2VkIGdhcmJhZ2U.aW4gdGhlIHBsYWNl.b2YgYSB0b2tlbiA5ZDNmNzFl";
-/// How much of a secret is one: less than this may be anything.
+/// The length of a piece that counts as a secret. A shorter piece may occur by chance.
 const PIECE: usize = 20;
 
-/// A secret, and the forms in which its pieces might be printed.
+/// A secret, and the printable forms of its pieces.
 struct Secret {
     name: String,
     forms: Vec<String>,
@@ -58,7 +58,8 @@ impl Secret {
                 listed.trim_matches(['[', ']']).to_owned(),
             ]);
         }
-        // Basic credentials: any name before the token shifts the groups of three.
+        // Basic credentials: the length of the name before the token shifts the groups of three
+        // bytes.
         for shift in 0..3 {
             let shifted = format!("{}{text}", "x".repeat(shift));
             for encoded in [STANDARD.encode(&shifted), URL_SAFE_NO_PAD.encode(&shifted)] {
@@ -76,7 +77,7 @@ impl Secret {
     }
 }
 
-/// Everything that was said, and by whom.
+/// All outputs, each with the program that printed it.
 #[derive(Default)]
 struct Said(Vec<(String, String)>);
 
@@ -95,7 +96,7 @@ impl Said {
     }
 }
 
-/// The signature of a token: what makes it one.
+/// The signature of a token, which is its secret part.
 fn signature(token: &str) -> &str {
     token.trim().rsplit('.').next().unwrap()
 }
@@ -122,7 +123,7 @@ fn secrets(tokens: &Tokens) -> Vec<Secret> {
     ] {
         let pem = file(&pair.key);
         let lines: String = pem.lines().filter(|line| !line.starts_with('-')).collect();
-        // The algorithm is at the front, and the public half at the end.
+        // The algorithm is at the beginning, and the public half at the end.
         secrets.push(Secret::new(
             format!("the private key of {name}"),
             &lines[lines.len() / 4..lines.len() / 2],
@@ -157,7 +158,7 @@ fn the_scanner_finds_what_is_planted_in_any_form() {
     assert_eq!(said.finds(&[secret]), Vec::<String>::new());
 }
 
-/// The flags of a kvmaster: on an etcd with a password where there is one.
+/// The flags of a kvmaster, and an etcd with a password if etcd is installed.
 async fn master_flags(directory: &Path, tokens: &Tokens) -> (Option<Etcd>, Vec<String>) {
     let mut all = [flags(&world().daemon, &[]), tokens.flags()].concat();
     let ports = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"];
@@ -212,7 +213,7 @@ fn node_flags(directory: &Path, tokens: &Tokens, master: &str) -> Vec<String> {
     all
 }
 
-/// What a program says in all, at the most talkative level.
+/// The whole output of a program at the lowest log level.
 fn output(program: &str, arguments: &[&str], token: &Path) -> String {
     let files = trust::trusted();
     let output = Command::new(path_of(program).unwrap())
@@ -228,7 +229,7 @@ fn output(program: &str, arguments: &[&str], token: &Path) -> String {
     format!("{}\n{}", output.status, String::from_utf8_lossy(&said))
 }
 
-/// The first bytes of what an HTTP port answers to any request.
+/// The first bytes of an HTTP port's answer to a request.
 fn http(address: &str, request: &str) -> String {
     let tls = ClientTls::open(&trust::trusted()).unwrap().unwrap();
     let mut config = (*tls.grpc()).clone();
@@ -247,7 +248,7 @@ fn http(address: &str, request: &str) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// Callers with tokens that nobody knows.
+/// Presents unknown tokens to every port.
 fn offer_garbage(master: &Daemon, node: &Daemon, socket: &Path) -> String {
     let mut said = String::new();
     let basic = STANDARD.encode(format!("me:{GARBAGE}"));
@@ -266,7 +267,7 @@ fn offer_garbage(master: &Daemon, node: &Daemon, socket: &Path) -> String {
     said + &format!("{:?}", refused.unwrap().unwrap_err())
 }
 
-/// The paths of both daemons.
+/// The HTTP paths of both daemons.
 fn paths() -> Vec<&'static str> {
     let sources = [
         include_str!("../../../master/src/service/http.rs"),
@@ -282,7 +283,7 @@ fn paths() -> Vec<&'static str> {
     paths
 }
 
-/// The `Debug` of what holds a secret.
+/// The `Debug` output of every type that holds a secret.
 fn debugs(tokens: &Tokens, password: &Path) -> Said {
     let mut said = Said::default();
     let root = file(&tokens.file("root"));
@@ -357,7 +358,7 @@ async fn nothing_that_a_pool_says_holds_a_secret() {
         .await
         .right;
     assert_eq!(right, 20);
-    // A token that is renewed, and one that is refused.
+    // A renewed token, and a refused one.
     tokens.write("writer", 1800).unwrap();
     tokio::time::sleep(Duration::from_millis(1200)).await;
     kvpool_tests::blocks::put_all(&client, 20..24, 50_000)
@@ -415,7 +416,7 @@ async fn nothing_that_a_pool_says_holds_a_secret() {
                 file(Path::new(&process)),
             );
         }
-        // A signing key, and tokens by it.
+        // A signing key, and tokens signed with it.
         let keys = at.join("keys").display().to_string();
         let create = [
             "token",
@@ -463,7 +464,7 @@ async fn nothing_that_a_pool_says_holds_a_secret() {
         secrets.len()
     );
     assert_eq!(said.finds(&secrets), Vec::<String>::new());
-    // The scanner sees what would be there.
+    // The scanner finds secrets that are really printed.
     let root = file(&tokens.file("root"));
     said.add("a planted line", format!("token={root}"));
     assert_eq!(

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const BLOCKS: Range<u64> = 0..16;
 const LENGTH: usize = 100_000;
-/// What a reader allows for a read. A fail-over takes less, also on a busy machine.
+/// A reader's time limit for a read. A fail-over takes less, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn options() -> GetOptions {
@@ -25,7 +25,7 @@ fn options() -> GetOptions {
 
 async fn connect(pool: &Pool) -> Client {
     let mut options = pool.client_options();
-    // Whoever maps the segment shows no location.
+    // A client that maps the segment presents no location, so use TCP.
     options.transport = TransportChoice::Tcp;
     options.timeouts.connect = PATIENCE;
     Client::connect(options).await.unwrap()
@@ -61,7 +61,7 @@ fn all_right() -> Tally {
     }
 }
 
-/// Reads all blocks again and again until `ends`. Returns how often.
+/// Reads all blocks again and again until `ends`. Returns the number of rounds.
 async fn read_until(client: Client, ends: Arc<AtomicBool>) -> u64 {
     let mut rounds = 0;
     while !ends.load(Ordering::Relaxed) {
@@ -71,7 +71,7 @@ async fn read_until(client: Client, ends: Arc<AtomicBool>) -> u64 {
     rounds
 }
 
-/// Every node asks for locations that the leader signed: a read without one gets nothing.
+/// Every node requires locations that the leader signed. A read without a signature gets nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_with_signed_locations_go_on_when_the_leader_that_signed_them_dies() {
     if !masters::available(
@@ -95,7 +95,7 @@ async fn reads_with_signed_locations_go_on_when_the_leader_that_signed_them_dies
     put_all(&writer, BLOCKS, LENGTH).await.unwrap();
     let first = pool.wait_settled().unwrap();
 
-    // Readers under way: their remembered locations are of the leader that dies.
+    // Running readers: the dying leader signed their cached locations.
     let ends = Arc::new(AtomicBool::new(false));
     let mut readers = Vec::new();
     for _ in 0..3 {
@@ -121,7 +121,7 @@ async fn reads_with_signed_locations_go_on_when_the_leader_that_signed_them_dies
         println!("{rounds} rounds, {again} reads were asked for anew");
     }
 
-    // A reader whose requests are on their way when the leader dies, and come to a node of the next term.
+    // A reader's requests are in flight when the leader dies, and reach a node in the next term.
     pool.restart(first.index).unwrap();
     pool.wait_settled().unwrap();
     let reader = connect(&pool).await;

@@ -15,7 +15,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Longer than a look at the files of a certificate takes to be due.
+/// Longer than the interval at which a daemon checks its certificate files.
 const LOOK: Duration = Duration::from_millis(1200);
 
 fn start(nodes: usize, more: &[&str]) -> Cluster {
@@ -29,7 +29,7 @@ fn start(nodes: usize, more: &[&str]) -> Cluster {
     .unwrap()
 }
 
-/// The options of a client of `cluster` over TCP with other files.
+/// The options of a client of `cluster` over TCP with these files.
 fn with(cluster: &Cluster, tls: ClientFiles) -> ClientOptions {
     let mut options = cluster.client_options();
     options.tls = tls;
@@ -38,7 +38,7 @@ fn with(cluster: &Cluster, tls: ClientFiles) -> ClientOptions {
     options
 }
 
-/// Every port of a pool with one node: its name, its address, and the protocols to offer there.
+/// Every port of a pool with one node: its name, its address, and its ALPN protocol.
 fn ports(cluster: &Cluster) -> [(&'static str, &str, &'static str); 5] {
     let node = &cluster.nodes[0];
     [
@@ -62,7 +62,8 @@ fn s_client(address: &str, alpn: &str, more: &[&str]) -> (bool, String) {
         .stderr(Stdio::piped())
         .spawn()
         .expect("openssl is installed");
-    // It ends when its input does. TLS 1.3 tells a refusal only after the client's handshake.
+    // It ends at the end of its input. With TLS 1.3 a refusal arrives only after the client's
+    // handshake.
     let input = client.stdin.take();
     std::thread::sleep(Duration::from_millis(500));
     drop(input);
@@ -107,13 +108,13 @@ async fn a_pool_with_tls_everywhere_serves_every_operation() {
         let found = client.exist(&keys, Leasing::None).await.unwrap();
         assert_eq!(found.present, [true, true, true, false]);
     }
-    // Monitoring learns when the certificates end: those of the tests have centuries.
+    // The metric shows when the certificates expire. Test certificates are valid for centuries.
     let century = 100.0 * 365.0 * 86400.0;
     for (daemon, prefix) in [(&cluster.master, "master"), (&cluster.nodes[0], "node")] {
         let metric = format!("kvpool_{prefix}_tls_certificate_expires_timestamp_seconds");
         assert!(daemon.metric(&metric).unwrap() > century, "{metric}");
     }
-    // The node says in its address that its data port speaks TLS.
+    // The node's address shows that its data port uses TLS.
     let nodes = cluster.master.http_get("/api/v1/nodes").unwrap();
     assert!(nodes.contains("tls://127.0.0.1:"), "{nodes}");
 }
@@ -136,7 +137,7 @@ fn ports_speak_tls_1_3_and_older_versions_only_where_they_are_asked_for() {
             let (works, said) = s_client(address, alpn, &[old]);
             assert!(!works, "{name} speaks {old}: {said}");
         }
-        // A plain connection gets no answer in the clear.
+        // A plain connection gets no unencrypted answer.
         let mut plain = TcpStream::connect(address).unwrap();
         plain
             .set_read_timeout(Some(Duration::from_secs(10)))
@@ -151,7 +152,7 @@ fn ports_speak_tls_1_3_and_older_versions_only_where_they_are_asked_for() {
     }
     let cluster = start(1, &["--tls-min-version", "1.2"]);
     for (name, address, alpn) in ports(&cluster) {
-        // Whoever speaks frames is of this project, and speaks 1.3.
+        // Every client that speaks frames is of this project, and uses TLS 1.3.
         let expected = alpn != "kvpool/1";
         let (works, said) = s_client(address, alpn, &["-tls1_2"]);
         assert_eq!(works && said.contains("GCM"), expected, "{name}: {said}");
@@ -181,7 +182,7 @@ async fn absent_expired_and_foreign_certificates_are_refused() {
             let more = pair.map(pair_flags);
             let more: Vec<&str> = more.iter().flatten().map(String::as_str).collect();
             let (works, said) = s_client(address, alpn, &more);
-            // Probes have no certificate.
+            // Probes present no certificate.
             assert_eq!(works, name.contains("HTTP"), "{name}: {said}");
             assert!(works || said.contains(why), "{name}: {said}");
         }
@@ -255,7 +256,7 @@ async fn certificates_are_replaced_under_load_and_no_call_fails() {
     for round in 0..3 {
         world.authority.sign("rotating", Life::Valid);
         tokio::time::sleep(LOOK).await;
-        // Those whose connections are new see the new certificate, and are served.
+        // New connections see the new certificate, and are served.
         let client = Client::connect(options.clone()).await.unwrap();
         let begin = 900_000 + round * 10;
         put_all(&client, begin..begin + 4, 100_000).await.unwrap();
@@ -266,8 +267,8 @@ async fn certificates_are_replaced_under_load_and_no_call_fails() {
             *before = now;
         }
     }
-    // A broken file is said once, and the certificate before it stays. A look between the two files of
-    // a replacement may have been said before.
+    // A broken file is reported once, and the earlier certificate stays. A check between the two
+    // files of a replacement may have caused a report before.
     let told = |daemon: &kvpool_tests::Daemon| {
         let log = daemon.log_text();
         log.matches("the certificates loaded before stay in use")
@@ -281,7 +282,8 @@ async fn certificates_are_replaced_under_load_and_no_call_fails() {
             assert_eq!(*before, serial(address, alpn), "{name}");
         }
     }
-    // One for the certificate of the ports, and one for that which the daemon presents to others.
+    // One report for the certificate of the ports, and one for the certificate that the daemon
+    // presents to others.
     for (daemon, before) in [
         (&cluster.master, told_before.0),
         (&cluster.nodes[0], told_before.1),
@@ -312,7 +314,7 @@ async fn mutated_handshakes_cost_little_and_hurt_nobody() {
     for (name, address, _) in ports(&cluster) {
         let mut state = fuzz::seed();
         let mut random = move || {
-            // xorshift64: what the mutations need is that a seed repeats them.
+            // xorshift64 is enough: a seed must repeat the mutations.
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
@@ -332,7 +334,7 @@ async fn mutated_handshakes_cost_little_and_hurt_nobody() {
             let _cut = stream.write_all(&bytes);
         }
     }
-    // Whoever sends for ever is cut off at 64 KiB or so.
+    // A caller that never stops sending is cut off at about 64 KiB.
     for (name, address, _) in ports(&cluster) {
         let mut stream = TcpStream::connect(address).unwrap();
         stream
@@ -340,7 +342,7 @@ async fn mutated_handshakes_cost_little_and_hurt_nobody() {
             .unwrap();
         let begun = Instant::now();
         let mut sent = 0;
-        // Handshake records of a message that says it is 16 MiB long.
+        // Handshake records of a message that announces 16 MiB.
         let record = [&[22, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff][..], &[0; 16380]].concat();
         while stream.write_all(&record).is_ok() && sent < 64 << 20 {
             sent += record.len();
@@ -355,7 +357,7 @@ async fn mutated_handshakes_cost_little_and_hurt_nobody() {
     assert!(grown < 64 << 20, "the daemons have grown by {grown} bytes");
 }
 
-/// What operators see without a handshake that reads the files.
+/// The operator's view, without a handshake that reads the files.
 #[test]
 fn certificates_that_cannot_be_used_are_told_until_they_can() {
     let world = world();
@@ -407,7 +409,7 @@ fn certificates_that_cannot_be_used_are_told_until_they_can() {
         .unwrap();
 }
 
-/// What a real client sends first.
+/// The first bytes of a real client.
 fn client_hello() -> Vec<u8> {
     use kvpool_tls::rustls::ClientConnection;
     let tls = kvpool_tls::ClientTls::open(&trust::trusted())
@@ -422,8 +424,8 @@ fn client_hello() -> Vec<u8> {
     hello
 }
 
-/// Starts a daemon that must end by itself, or be ready within 20 s. Returns whether it serves, and
-/// its words.
+/// Starts a daemon that must either end by itself or be ready within 20 s. Returns whether it
+/// serves, and its output.
 fn serves(
     program: &str,
     flags: &[impl AsRef<std::ffi::OsStr>],
@@ -499,7 +501,7 @@ fn a_port_beyond_loopback_needs_tls_or_the_word_insecure() {
         assert!(served && said.contains(warns), "{said}");
         let (served, said) = serves(program, &with(&tls), &[]);
         assert!(served, "{said}");
-        // Loopback stays open and easy.
+        // On loopback a daemon still needs no flags.
         let near: Vec<&str> = flags
             .iter()
             .map(|flag| match *flag {

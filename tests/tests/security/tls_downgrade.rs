@@ -1,5 +1,5 @@
-//! Nobody who was given addresses with TLS alone goes on in the clear, whoever names a plain address: a token
-//! would be readable on the network.
+//! A client whose addresses all use TLS never continues unencrypted, even if a master names a plain
+//! address. Its token would be readable on the network.
 
 use kvpool_client::{
     Client, ClientFiles, Code, ConnectError, Options as ClientOptions, cluster_status,
@@ -13,7 +13,7 @@ use kvpool_tls::grpc::GrpcWay;
 use kvpool_tls::testing::{Authority, Life};
 use std::time::{Duration, Instant};
 
-/// What each refusal says.
+/// The text in each refusal.
 const SAID: &str = "has no TLS";
 
 /// A pool whose leader and node are plain, and a standby with TLS.
@@ -21,7 +21,7 @@ struct Mixed {
     pool: Pool,
     leader: String,
     standby: Daemon,
-    /// Of the standby.
+    /// The standby's URL.
     url: String,
     files: ClientFiles,
 }
@@ -69,7 +69,8 @@ impl Mixed {
         }
     }
 
-    /// Asks the standby for something that only the leader answers, and to pass it on if `forward`.
+    /// Sends the standby a call that only the leader answers, and asks it to forward the call if
+    /// `forward`.
     async fn ask_standby(&self, forward: bool) -> tonic::Status {
         let tls = ClientTls::open(&self.files).unwrap();
         let way = GrpcWay::to(&self.url, tls.as_ref()).unwrap();
@@ -155,7 +156,7 @@ async fn nobody_follows_a_standby_with_tls_to_a_plain_leader() {
         .find(|(who, _)| *who == mixed.leader);
     assert!(unreached.unwrap().1.contains(SAID), "{unreached:?}");
 
-    // Whoever names a plain master means it.
+    // A client whose options name a plain master accepts plain connections.
     options.masters.push(mixed.leader.clone());
     Client::connect(options.clone()).await.unwrap();
 

@@ -32,7 +32,7 @@ async fn a_standby_takes_over_and_passes_calls_on_with_tls() {
     let leader = pool.wait_settled().unwrap();
     let standby = pool.url(1 - leader.index);
 
-    // A caller that does not reach the leader: the standby calls the leader over TLS.
+    // For a caller that cannot reach the leader, the standby calls the leader over TLS.
     let tls = ClientTls::open(&trust::trusted()).unwrap();
     let way = GrpcWay::to(&standby, tls.as_ref()).unwrap();
     let mut asked = PoolClient::new(way.connect().await.unwrap());
@@ -60,7 +60,7 @@ async fn a_standby_takes_over_and_passes_calls_on_with_tls() {
     assert_eq!(check_all(&client, 0..16, 100_000).await.right, 16);
 }
 
-/// A node without TLS that says it is at `advertise`.
+/// A node without TLS that advertises `advertise`.
 fn plain_node(advertise: &str) -> Cluster {
     let ca = world().authority.ca.display().to_string();
     let node = ["--tls-ca", &ca, "--advertise", advertise];
@@ -81,10 +81,10 @@ async fn a_plain_data_port_beyond_loopback_gets_no_hello_where_masters_have_tls(
         options.timeouts.put = Duration::from_secs(3);
         Client::connect(options).await.unwrap()
     };
-    // No token crosses a network here.
+    // On loopback no token crosses a network.
     let near = plain_node("127.0.0.1");
     put_all(&connect(&near).await, 0..2, 1000).await.unwrap();
-    // An address of documentation (RFC 5737): nobody is there, and nobody is asked.
+    // An address for documentation (RFC 5737), at which no process listens. It must not be called.
     let far = plain_node("203.0.113.7");
     let client = connect(&far).await;
     let begun = Instant::now();
@@ -100,11 +100,11 @@ async fn a_plain_data_port_beyond_loopback_gets_no_hello_where_masters_have_tls(
     assert!(begun.elapsed() < Duration::from_secs(3), "it was called");
 }
 
-/// A node shows its token to the nodes that it copies from.
+/// A node presents its token to the nodes that it copies from.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_with_tls_masters_copies_nothing_from_a_plain_port_beyond_loopback() {
     let ca = world().authority.ca.display().to_string();
-    // An address of documentation (RFC 5737): nobody is there, and nobody is asked.
+    // An address for documentation (RFC 5737), at which no process listens. It must not be called.
     let node = ["--tls-ca", &ca, "--advertise", "203.0.113.7"];
     let cluster = Cluster::start(Options {
         nodes: 2,
@@ -128,7 +128,7 @@ async fn a_node_with_tls_masters_copies_nothing_from_a_plain_port_beyond_loopbac
     let ended = client.wait_replica_task(begun.id, Duration::from_secs(120));
     let ended = ended.await.unwrap().unwrap();
     assert_eq!(ended.state, ReplicaTaskState::Failed, "{ended:?}");
-    // Another code says that the address was called.
+    // Another code would show that the address was called.
     let code = ended.failure.as_ref().map(|(code, _)| *code);
     assert_eq!(code, Some(Code::InvalidArgument), "{ended:?}");
 }
