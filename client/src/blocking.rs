@@ -223,11 +223,20 @@ pub struct Prefix {
 
 impl Client {
     /// Connects to the pool.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`] as of [`crate::Client::connect`], or when the two runtimes cannot be
+    /// started.
     pub fn connect(options: Options) -> Result<Self, ConnectError> {
         Self::connect_with(options, None)
     }
 
     /// Connects to the pool. The client asks `cancel` during this call and during every later call.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`] as of [`Client::connect`], or when `cancel` ends the call.
     pub fn connect_with(
         options: Options,
         cancel: Option<Arc<dyn CancelCheck>>,

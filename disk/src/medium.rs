@@ -77,6 +77,10 @@ pub struct Formatted {
 
 impl Formatted {
     /// Reads the superblocks of a device. This and all methods of `Formatted` block on the device.
+    ///
+    /// # Errors
+    ///
+    /// [`MediumRefused`] when the device is no medium of this release, is too small, or failed.
     pub fn open(engine: Arc<dyn Engine>, arena: Arc<Arena>) -> Result<Opened, MediumRefused> {
         Self::open_until(engine, arena, None)
     }
@@ -108,6 +112,11 @@ impl Formatted {
     /// Formats the device as a new medium of this cluster, with a new id, whatever the device held
     /// before. Call this only for a blank device, or when the operator asked for it. The bad ranges
     /// of a former medium stay bad.
+    ///
+    /// # Errors
+    ///
+    /// [`MediumRefused`] when the device is too small, when the arena has no free buffer, or when
+    /// the device failed.
     pub fn format(
         engine: Arc<dyn Engine>,
         arena: Arc<Arena>,
@@ -148,6 +157,11 @@ impl Formatted {
 
     /// Attaches the medium in this generation. On return the generation is durable, and the medium is marked
     /// as in use.
+    ///
+    /// # Errors
+    ///
+    /// [`MediumRefused::OtherCluster`] for a medium of another cluster. Otherwise the device is too
+    /// small or failed.
     pub fn attach(
         self,
         cluster: ClusterId,

@@ -231,6 +231,10 @@ impl Config {
     }
 
     /// Checks the rules that involve several fields, or that a field's type cannot express.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting`] names the setting, and says what is wrong and what to change.
     pub fn validate(&self) -> Result<(), InvalidSetting> {
         let invalid = |setting, problem: String| Err(InvalidSetting { setting, problem });
         let high = self.eviction_high_watermark_ratio;
@@ -342,6 +346,10 @@ impl Config {
     }
 
     /// The settings of tokens; `None` while tokens are off.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting`] when only some of the settings of tokens are set.
     pub fn auth(&self) -> Result<Option<AuthSettings>, InvalidSetting> {
         let (jwks, policy) = (self.auth_jwks.as_ref(), self.auth_policy.as_ref());
         AuthSettings::from_parts(jwks, &self.auth_issuer, &self.auth_audience, policy)

@@ -62,6 +62,10 @@ impl Default for Namespaces {
 impl Namespaces {
     /// The id of a namespace; the empty name is the default namespace. A namespace that is being
     /// deleted is unknown.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::UnknownNamespace`].
     pub fn resolve(&self, name: &str) -> Result<NamespaceId, Code> {
         if name.is_empty() || name == DEFAULT_NAME {
             return Ok(DEFAULT_ID);

@@ -334,6 +334,10 @@ impl Pool {
     }
 
     /// Stores an epoch later than this term's, so that the next term is above it.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when the store did not store the epoch.
     pub async fn give_way(&self, later: Epoch) -> Result<Epoch, StoreError> {
         self.store.begin_epoch(later).await
     }

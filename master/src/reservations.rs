@@ -336,6 +336,12 @@ impl Locked<'_> {
     }
 
     /// Marks a put as committing and returns it, so that it can neither expire nor be revoked.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::GrantEnded`] without an open put of this version. [`Code::InProgress`] when the put
+    /// is already committing. [`Code::InvalidArgument`] when the length or a segment is not that of
+    /// the grants.
     pub fn begin_commit(
         &mut self,
         namespace: NamespaceId,

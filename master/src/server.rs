@@ -66,6 +66,11 @@ impl Server {
     /// Binds the ports, recovers the metadata, and serves. The ports are bound first, so that a
     /// port in use is reported before anything changes. With etcd the master serves before it
     /// leads: it then names the leader.
+    ///
+    /// # Errors
+    ///
+    /// A text for the operator: a setting or file cannot be used, a port is in use, or the metadata
+    /// cannot be recovered.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
         let tls = config.tls().open()?;
         let grpc = bind(&config.listen, "the gRPC port").await?;
@@ -159,6 +164,10 @@ impl Server {
 
     /// Completes when a node proves a later epoch than a standalone master's, after that epoch is
     /// stored. With elections it never completes, because another election decides.
+    ///
+    /// # Errors
+    ///
+    /// The store did not store the later epoch.
     pub async fn superseded(&self) -> anyhow::Result<Epoch> {
         match &self.lead {
             Lead::Alone(pool, _) => {

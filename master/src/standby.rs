@@ -100,6 +100,10 @@ pub enum ApplyError {
 
 impl Standby {
     /// Loads the metadata from a store.
+    ///
+    /// # Errors
+    ///
+    /// [`RecoveryError`] when the store failed, or when the metadata cannot be read whole.
     pub async fn load(
         store: &dyn MetadataStore,
         config: &Config,

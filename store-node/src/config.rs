@@ -190,6 +190,10 @@ impl Config {
     }
 
     /// Checks the rules that the type of a single field cannot express.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting`] names the setting, and says what is wrong and what to change.
     pub fn validate(&self) -> Result<(), InvalidSetting> {
         self.check_segments()?;
         self.media()?;

@@ -102,6 +102,10 @@ impl Header {
     }
 
     /// Decodes the header at the start of `bytes`, which may be longer.
+    ///
+    /// # Errors
+    ///
+    /// [`HeaderWrong`] names the first check that failed.
     pub fn decode(bytes: &[u8]) -> Result<Self, HeaderWrong> {
         let size = Self::announced(bytes)?;
         let header = bytes.get(..size).ok_or(HeaderWrong::Length)?;

@@ -38,6 +38,10 @@ pub struct Staged {
 impl Staged {
     /// Takes a buffer for a block of `length` bytes from the arena. Waits until `until`, or not at all.
     /// `Ok(None)` means that the arena has no free buffer.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid::Length`] for an empty block, and for a block that is too long.
     pub fn take(
         arena: &Arc<Arena>,
         length: u64,
@@ -57,6 +61,10 @@ impl Staged {
 
     /// A verified block, to be stored at another offset. It keeps its buffer. If it waited for another
     /// buffer, it would hold the memory for which others wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid::Range`] when only a part of the block was loaded.
     pub fn from_loaded(loaded: Loaded) -> Result<Self, Invalid> {
         let chunks = loaded.chunks().to_vec();
         let (buffer, Range { start, end }) = loaded.into_parts();

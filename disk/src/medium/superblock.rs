@@ -78,6 +78,10 @@ impl Superblock {
     }
 
     /// Decodes one copy.
+    ///
+    /// # Errors
+    ///
+    /// [`Unreadable`] when the copy is blank, foreign, damaged, or of a later format.
     pub fn decode(granule: &[u8]) -> Result<Self, Unreadable> {
         if granule.iter().all(|byte| *byte == 0) {
             return Err(Unreadable::Zeros);

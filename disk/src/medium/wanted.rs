@@ -43,11 +43,20 @@ pub struct Wanted {
 
 impl Wanted {
     /// The whole block at `offset`.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] when the expected length is 0 or too long.
     pub fn whole(offset: u64, expected: Expected) -> Result<Self, Invalid> {
         Self::part(offset, expected, 0..expected.length)
     }
 
     /// The bytes `range` of the block at `offset`. The load reads and verifies whole chunks.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`] when the expected length is too long, or when the range is empty or ends after
+    /// the block.
     pub fn part(offset: u64, expected: Expected, range: Range<u64>) -> Result<Self, Invalid> {
         let length = expected.length;
         let header = header_bytes(length).ok_or(Invalid::Length(length))?;

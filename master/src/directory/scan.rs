@@ -44,6 +44,10 @@ impl Directory {
     /// Passes up to `limit` blocks to `f` from `page` on; an empty page is the start. Returns the
     /// next page, or `None` at the end. A block that is present during the whole scan is passed
     /// exactly once. A block that comes or leaves meanwhile is passed at most once.
+    ///
+    /// # Errors
+    ///
+    /// [`BadPage`] when no scan returned `page`.
     pub fn scan(
         &self,
         page: &[u8],

@@ -69,6 +69,11 @@ pub struct Candidate {
 impl Candidate {
     /// Starts to stand by, and to lead when no other master does. `address` and `http_address` are
     /// this master's addresses for other machines. Its ports are already bound.
+    ///
+    /// # Errors
+    ///
+    /// [`CandidateError`] when the password file cannot be read, or when etcd refuses the settings.
+    /// An unreachable etcd is not an error.
     pub async fn start(
         seat: Arc<Seat>,
         clock: Arc<dyn Clock>,

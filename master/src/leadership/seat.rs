@@ -156,6 +156,10 @@ impl Seat {
     }
 
     /// The pool that this master leads, even while its term waits for a renewal.
+    ///
+    /// # Errors
+    ///
+    /// [`NotLeading`] names the leader and the reason.
     pub fn pool(&self) -> Result<Arc<Pool>, NotLeading> {
         let state = self.state.read();
         match &state.pool {

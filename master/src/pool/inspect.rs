@@ -168,6 +168,10 @@ impl Pool {
     /// One page of at most `limit` keys of a namespace that match `pattern`: first the blocks in
     /// memory, then the blocks that are only on media. Takes no lease. The call may examine every
     /// block, so it yields to other tasks every few blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`BadPage`] when no listing returned `page`.
     pub async fn list(
         &self,
         namespace: NamespaceId,

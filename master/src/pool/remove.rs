@@ -69,6 +69,11 @@ impl Pool {
     ///
     /// A reader must never see a removed block return after a crash. So a block stays visible until
     /// its removal is durable.
+    ///
+    /// # Errors
+    ///
+    /// The code with which the log refused a removal; [`Code::StoreFailed`] when the term lapses
+    /// meanwhile. Some of the blocks may be removed.
     pub async fn remove(
         self: &Arc<Self>,
         namespace: NamespaceId,
@@ -108,6 +113,10 @@ impl Pool {
 
     /// Removes many blocks in bounded steps. Each step is durable before the next one begins, and
     /// yields to other tasks.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Pool::remove`]. Earlier steps stay removed.
     pub async fn remove_all(
         self: &Arc<Self>,
         what: &Removal,

@@ -100,6 +100,11 @@ impl Pool {
 
     /// Changes the settings of a namespace, and returns the new ones once they are durable. A
     /// change that has begun goes on even if its caller leaves.
+    ///
+    /// # Errors
+    ///
+    /// [`NamespaceRefused`] when the namespace is unknown, when the new settings contradict each
+    /// other, when this master does not lead, or when the log refuses the record.
     pub async fn change_namespace(
         self: &Arc<Self>,
         name: &str,
@@ -331,6 +336,10 @@ impl Pool {
     }
 
     /// The id of a namespace by name.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::UnknownNamespace`].
     pub fn namespace(&self, name: &str) -> Result<NamespaceId, Code> {
         self.namespaces.resolve(name)
     }

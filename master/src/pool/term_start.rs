@@ -88,6 +88,11 @@ pub struct TermStart {
 impl Pool {
     /// Begins a term on a store with a single master. Its epoch is above every earlier one, and it
     /// has all durable blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`] when the store failed, when its metadata cannot be read, or when a thread
+    /// cannot be started.
     pub async fn start(
         config: Config,
         store: Arc<dyn MetadataStore>,
@@ -110,6 +115,10 @@ impl Pool {
 
     /// Begins `term` with a standby's state, which must contain all durable records. Returns when
     /// the term may grant room.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`] when the log refuses the first records, or when a thread cannot be started.
     pub async fn lead(
         start: TermStart,
         mut standby: Standby,

@@ -92,6 +92,11 @@ struct Open {
 
 impl EmbeddedStore {
     /// Opens the store, or creates one in a directory without a store.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`] when another process has the directory open, when a file is damaged, missing
+    /// or foreign, or when the filesystem failed.
     pub fn open(options: &EmbeddedOptions) -> Result<Self, OpenError> {
         let layout = Layout::new(&options.directory);
         let segment = options.segment.as_u64();
@@ -130,6 +135,10 @@ impl EmbeddedStore {
 
     /// Checks that the files are still where they were opened. After a move, another kvmaster could
     /// write there unnoticed.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] names the file that was moved or replaced.
     pub fn check(&self) -> Result<(), StoreError> {
         self.with(|open| open.place.check(&self.layout, open.log.active()))
     }

@@ -141,6 +141,11 @@ pub struct EtcdStore {
 
 impl EtcdStore {
     /// Opens the store, or creates one. Tries until `connect_timeout` has passed.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`] when etcd does not answer in time, refuses the settings, or holds a later
+    /// format.
     pub async fn open(options: &EtcdOptions) -> Result<Self, OpenError> {
         let refused = |reason: String| OpenError::Refused {
             endpoints: options.endpoints.join(","),

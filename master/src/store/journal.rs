@@ -365,6 +365,10 @@ enum Message {
 
 impl Journal {
     /// Starts a journal that appends under `epoch`, behind the position in `state`.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`] when a thread or its runtime cannot be started.
     pub fn start(
         store: Arc<dyn MetadataStore>,
         epoch: Epoch,
@@ -544,6 +548,10 @@ impl Journal {
     }
 
     /// Waits until all earlier submissions are durable. Returns the log's last position then.
+    ///
+    /// # Errors
+    ///
+    /// [`JournalError`] when an earlier record is not known to be durable.
     pub async fn flush(&self) -> Result<LogSeq, JournalError> {
         let (done, durable) = oneshot::channel();
         self.submit(Vec::new(), Ack::Durable, |outcome| {

@@ -64,6 +64,11 @@ enum Answer {
 impl Pool {
     /// Processes a node's media list. A later list of the session takes precedence, so call this in the order
     /// of the lists. While the metadata store is full, the future waits for space.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError`] when a record of the list was not logged. Later media of the list were not
+    /// processed.
     pub fn media_offered(
         self: &Arc<Self>,
         node: &Arc<StoreNode>,

@@ -56,6 +56,10 @@ impl Pool {
 
     /// Forgets a medium that no connected node has, and its copies. Returns after this is durable. If a node
     /// brings the medium back, the node must format it.
+    ///
+    /// # Errors
+    ///
+    /// The code with which the log refused the record, or [`Code::StoreFailed`].
     pub async fn detach_medium(
         self: &Arc<Self>,
         id: MediumId,

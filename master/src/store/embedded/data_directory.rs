@@ -290,6 +290,10 @@ impl LockedDirectory {
 
 /// Moves the files of a store into a new directory inside it, so that the next start makes a new
 /// store. Returns the new directory.
+///
+/// # Errors
+///
+/// [`OpenError`] when another process has the directory open, or when a file cannot be moved.
 pub fn set_aside(directory: &Path) -> Result<PathBuf, OpenError> {
     let layout = Layout::new(directory);
     let _place = LockedDirectory::lock(&layout)?;

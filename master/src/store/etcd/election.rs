@@ -301,7 +301,11 @@ impl EtcdStore {
         Ok(begun.succeeded.then(|| (epoch_of(floor, created), created)))
     }
 
-    /// Watches the leader.
+    /// Watches the leader. The first report asks etcd; this call does not.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Closed`] when the store was closed.
     pub async fn watch_leader(&self) -> Result<LeaderWatch, StoreError> {
         self.check_open()?;
         Ok(LeaderWatch {

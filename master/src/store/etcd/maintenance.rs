@@ -189,6 +189,10 @@ impl EtcdStore {
     }
 
     /// The bytes in etcd, and its active alarms.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] when no endpoint answers.
     pub async fn usage(&self) -> Result<Usage, StoreError> {
         self.check_open()?;
         let statuses = self.statuses().await?;

@@ -63,6 +63,11 @@ pub struct Decoded {
 }
 
 /// Decodes a group or a chunk.
+///
+/// # Errors
+///
+/// [`RecordError`] when the bytes were changed, or when a later version wrote a record that must
+/// not be skipped.
 pub fn decode(bytes: &[u8]) -> Result<Decoded, RecordError> {
     let (body, tail) = bytes
         .split_last_chunk::<CRC_BYTES>()
