@@ -21,6 +21,7 @@ mod departure;
 mod table;
 
 use cancellations::Cancellations;
+pub use cancellations::DrainReport;
 pub(crate) use cancellations::UndrainOutcome;
 use departure::Departure;
 pub use table::{Judged, Members, Registration};
@@ -268,26 +269,25 @@ impl StoreNode {
         self.change_state(NodeState::Live, NodeState::Draining);
     }
 
-    /// Records the node's own report that it drains.
-    ///
-    /// `session` is the session of the report if an operator takes the node out of service, and `None` if the node
-    /// stops. `moves` is true if the node waits until its blocks have moved. Returns false if the report is out of
-    /// date: the node did not know of a cancellation, or the report is of an earlier session.
-    pub(crate) fn says_it_drains(&self, session: Option<u64>, moves: bool) -> bool {
-        let stops = session.is_none();
-        let cancellations = self.cancellations.lock();
+    /// Records the node's own report that it drains. Returns false if the report is out of date: the node did not
+    /// know of a cancellation, or the report is of an earlier session.
+    pub(crate) fn says_it_drains(&self, report: DrainReport) -> bool {
+        let stops = report.session.is_none();
+        let mut cancellations = self.cancellations.lock();
         if !stops && cancellations.open().is_some() {
             return false;
         }
-        if !stops && self.session_number() != session {
+        if !stops && self.session_number() != report.session {
             return false;
         }
         if stops {
             self.stops.store(true, Ordering::Release);
         }
-        if moves {
+        if report.moves {
             self.waits_for_moves.store(true, Ordering::Release);
         }
+        // A report of an earlier session may come late.
+        cancellations.reported = cancellations.reported.max(report.number);
         // The node asks again in each session, since an earlier session may have lost the answer.
         self.await_word(true);
         self.begin_drain();
@@ -402,7 +402,8 @@ impl StoreNode {
         let cancellations = self.cancellations.lock();
         if cancellations.made == drain && self.drains() {
             self.await_word(false);
-            let word = proto::Demoted { left };
+            let answers = cancellations.reported;
+            let word = proto::Demoted { left, answers };
             self.send(proto::master_message::Body::Demoted(word));
         }
     }
@@ -679,106 +680,4 @@ impl StoreNode {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::Arc;
-    use std::time::Duration;
-
-    #[test]
-    fn a_draining_node_that_was_silent_for_a_while_still_drains() {
-        let key = GrantKey([1; 32]);
-        let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
-        let node = Arc::new(node);
-        let members = Members::default();
-        members.insert(Arc::clone(&node));
-        node.heard(BootInstant(0), Some(Reported::default()));
-        assert_eq!(node.state(), NodeState::Live);
-        for drains in [false, true] {
-            if drains {
-                node.drain();
-            }
-            let before = node.state();
-            let now = BootInstant(node.last_heard().0 + 5000);
-            let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
-            let judged = members.judge(now, second, second, hour);
-            assert!(judged.lost.is_empty() && judged.has_suspect);
-            assert_eq!(node.state(), NodeState::Suspect);
-            assert!(node.heard(now, None));
-            assert_eq!(node.state(), before);
-            assert_eq!(node.is_placeable(), !drains);
-        }
-    }
-
-    #[test]
-    fn a_drain_makes_no_silent_node_readable() {
-        let key = GrantKey([1; 32]);
-        for before in [NodeState::Unreported, NodeState::Suspect, NodeState::Gone] {
-            let name = NodeName("n".into());
-            let node = StoreNode::new(name, Incarnation(7), key.clone(), BootInstant(0));
-            node.set_state(before);
-            node.drain();
-            assert_eq!((node.state(), node.is_readable()), (before, false));
-            assert!(node.drains());
-            node.heard(BootInstant(1), Some(Reported::default()));
-            let after = match before {
-                NodeState::Gone => NodeState::Gone,
-                _ => NodeState::Draining,
-            };
-            assert_eq!(node.state(), after);
-            assert!(!node.is_placeable());
-        }
-    }
-
-    /// The message that ends the silence has read the flag just before the drain sets it.
-    #[test]
-    fn a_node_that_speaks_while_its_drain_begins_drains() {
-        let key = GrantKey([1; 32]);
-        let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
-        let before = node.state();
-        node.drain();
-        assert!(node.end_silence(before, NodeState::Live));
-        assert_eq!(node.state(), NodeState::Draining);
-    }
-
-    /// The message that ends the silence has read the flag just before the cancellation clears it.
-    #[test]
-    fn a_node_that_speaks_while_its_drain_is_cancelled_is_live() {
-        let key = GrantKey([1; 32]);
-        let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
-        let before = node.state();
-        node.drain();
-        assert_eq!(node.undrain(), UndrainOutcome::Now);
-        assert!(node.end_silence(before, NodeState::Draining));
-        assert_eq!(node.state(), NodeState::Live);
-    }
-
-    #[test]
-    fn a_silent_node_stays_suspect_when_its_drain_is_cancelled() {
-        let key = GrantKey([1; 32]);
-        let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
-        node.drain();
-        node.set_state(NodeState::Suspect);
-        assert_eq!(node.undrain(), UndrainOutcome::Now);
-        assert!(!node.is_readable() && !node.is_placeable());
-        node.heard(BootInstant(1), None);
-        assert_eq!(node.state(), NodeState::Live);
-        assert_eq!(node.undrain(), UndrainOutcome::Unconfirmed);
-        node.confirm_undrain(1);
-        assert_eq!(node.undrain(), UndrainOutcome::Before);
-    }
-
-    /// The blocks of the first drain are counted while the drain is cancelled and the node stops.
-    #[test]
-    fn the_word_of_a_cancelled_drain_is_no_answer_to_a_stop() {
-        let key = GrantKey([1; 32]);
-        let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
-        node.drain();
-        let first = node.current_drain().unwrap();
-        assert_eq!(node.undrain(), UndrainOutcome::Now);
-        assert!(node.says_it_drains(None, true));
-        node.tell_left(first, 0);
-        assert!(node.awaits_word());
-        node.tell_left(node.current_drain().unwrap(), 0);
-        assert!(!node.awaits_word());
-    }
-}
+mod tests;

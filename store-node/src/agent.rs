@@ -122,6 +122,7 @@ impl Agent {
             phase: phase.clone(),
             connected: Arc::clone(&connected),
             saved: Arc::clone(&saved),
+            reports: 0,
             seen: Seen::default(),
             has_several: false,
             names: Arc::new(Names::of_system()),
@@ -158,15 +159,10 @@ impl Agent {
         self.connected.load(Ordering::Acquire)
     }
 
-    /// The blocks that stay behind, once the master has said that none of this draining node waits any more
-    /// to be copied or moved.
+    /// The blocks that stay behind, once the master has answered the stop of the node: none waits any more to be
+    /// copied or moved.
     pub(crate) fn saved(&self) -> Option<u64> {
         *self.saved.lock()
-    }
-
-    /// Forgets an earlier answer of [`Agent::saved`].
-    pub(crate) fn forget_saved(&self) {
-        *self.saved.lock() = None;
     }
 
     /// Whether the thread still runs, as it should until [`Agent::leave`].
@@ -212,8 +208,10 @@ struct Context {
     /// The master may have the node drain.
     phase: watch::Sender<Phase>,
     connected: Arc<AtomicBool>,
-    /// Set when the master has said that every block of the draining node has its copy.
+    /// Set when the master has said that no block of the node, which stops, waits any more.
     saved: Arc<Mutex<Option<u64>>>,
+    /// How often the node has reported that it drains.
+    reports: u64,
     seen: Seen,
     /// Whether more than one master is known.
     has_several: bool,

@@ -394,8 +394,6 @@ impl Node {
         let deadline = begun + self.move_drain_timeout.max(for_media.unwrap_or_default());
         let mut heard = begun;
         if let Some(agent) = self.agent.read().as_ref() {
-            // The node may be out of service already, and have an answer of that time.
-            agent.forget_saved();
             agent.drain();
         }
         loop {

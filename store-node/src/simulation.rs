@@ -179,7 +179,6 @@ impl Node {
 
     /// Places nothing here any more, as at SIGTERM. The master moves the blocks to other nodes.
     pub fn drain(&self) {
-        self.agent.forget_saved();
         self.agent.drain();
     }
 

@@ -1,4 +1,15 @@
-//! Cancelled drains of a node: how many there were, and which of them the node has confirmed.
+//! Drains of a node: its reports of them, and the cancellations that it has confirmed.
+
+/// A node's report that it drains.
+#[derive(Clone, Copy, Debug)]
+pub struct DrainReport {
+    /// The session of the report if an operator takes the node out of service; `None` if the node stops.
+    pub session: Option<u64>,
+    /// Whether the node waits until its blocks have moved.
+    pub moves: bool,
+    /// The node's own number of the report; 0 from a node of an earlier version.
+    pub number: u64,
+}
 
 /// How often operators have cancelled drains of the node in this term.
 #[derive(Clone, Copy, Debug, Default)]
@@ -6,6 +17,9 @@ pub(super) struct Cancellations {
     pub(super) made: u64,
     /// The number of the last cancellation that the node has confirmed.
     pub(super) confirmed: u64,
+    /// The highest number of a report that the node drains. Each answer to the node names it: a node that stops
+    /// waits for the answer to its stop.
+    pub(super) reported: u64,
 }
 
 impl Cancellations {

@@ -3,7 +3,9 @@
 use super::Pool;
 use super::sweep::Sweep;
 use crate::clock::BootInstant;
-use crate::membership::{Address, NodeState, Outbox, Registration, Reported, StoreNode};
+use crate::membership::{
+    Address, DrainReport, NodeState, Outbox, Registration, Reported, StoreNode,
+};
 use crate::placement::Segment;
 use crate::placement::quarantine::Freed;
 use crate::store::journal::Ack;
@@ -269,23 +271,35 @@ impl Pool {
     /// Stops placing blocks on a node that shuts down. Its blocks are stored on its media. Without
     /// media they move to other nodes, if the node waits for that. A task that takes the node out
     /// of service ends first.
-    pub fn draining(self: &Arc<Self>, node: &Arc<StoreNode>, move_blocks: bool) {
-        self.says_it_drains(node, None, move_blocks);
+    pub fn draining(self: &Arc<Self>, node: &Arc<StoreNode>, moves: bool) {
+        self.says_it_drains(
+            node,
+            DrainReport {
+                session: None,
+                moves,
+                number: 0,
+            },
+        );
     }
 
     /// Records that a node has processed an operator's drain. Ignored if the drain was cancelled
     /// and the node has not confirmed the cancellation yet, or if the node has a later session.
     pub fn out_of_service(self: &Arc<Self>, node: &Arc<StoreNode>, session: u64, moves: bool) {
-        self.says_it_drains(node, Some(session), moves);
+        self.says_it_drains(
+            node,
+            DrainReport {
+                session: Some(session),
+                moves,
+                number: 0,
+            },
+        );
     }
 
-    fn says_it_drains(
-        self: &Arc<Self>,
-        node: &Arc<StoreNode>,
-        session: Option<u64>,
-        move_blocks: bool,
-    ) {
-        let drains = node.says_it_drains(session, move_blocks);
+    /// Processes a node's report that it drains: [`Pool::draining`] or [`Pool::out_of_service`], with the number of
+    /// the report.
+    pub fn says_it_drains(self: &Arc<Self>, node: &Arc<StoreNode>, report: DrainReport) {
+        let move_blocks = report.moves;
+        let drains = node.says_it_drains(report);
         if drains {
             self.doubt_drained();
         }

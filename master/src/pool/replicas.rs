@@ -301,12 +301,7 @@ impl Pool {
         };
         let names = wish.from.iter().chain(&wish.to);
         for name in names {
-            if self.members.get(name).is_none() {
-                return Err(TaskRefused {
-                    code: Code::Missing,
-                    message: format!("the pool has no node {name}"),
-                });
-            }
+            self.node_named(name)?;
         }
         match wish.change {
             Change::Copy if wish.from.is_some() && !matches!(blocks, Blocks::OnNode) => {
@@ -442,7 +437,7 @@ impl Pool {
     fn node_named(&self, name: &NodeName) -> Result<Arc<StoreNode>, TaskRefused> {
         self.members.get(name).ok_or_else(|| TaskRefused {
             code: Code::Missing,
-            message: format!("the pool has no node {name}"),
+            message: format!("the pool has no node {:?}", name.0),
         })
     }
 
@@ -515,7 +510,7 @@ impl Pool {
                 drop(waiting);
                 self.replicas.wake();
             }
-            Err(error) if error.code == Code::NotDraining => {}
+            Err(error) if matches!(error.code, Code::NotDraining | Code::Missing) => {}
             Err(error) => {
                 tracing::warn!(node = %node.name, %error, "blocks of a draining node are not moved");
                 self.tell_saved(node, drain);

@@ -4,7 +4,7 @@ use super::framed::Origin;
 use super::refused::{Refused, refused};
 use super::rights::{Bearer, Operation, Who, bearer_of};
 use crate::leadership::Seat;
-use crate::membership::{Outbox, Registration, Reported, StoreNode};
+use crate::membership::{DrainReport, Outbox, Registration, Reported, StoreNode};
 use crate::pool::{MOST_MEDIA, OfferedMedium, Pool, RegisterError};
 use kvpool_proto as proto;
 use kvpool_types::MediumId;
@@ -398,10 +398,14 @@ async fn converse(
             }
             FromNode::TransfersDone(done) => pool.transfers_done(node, &ends(&done)),
             FromNode::Pulled(done) => pool.pulled(node, &ends(&done)),
-            FromNode::Draining(draining) => match draining.out_of_service {
-                true => pool.out_of_service(node, session, draining.move_blocks),
-                false => pool.draining(node, draining.move_blocks),
-            },
+            FromNode::Draining(draining) => {
+                let report = DrainReport {
+                    session: draining.out_of_service.then_some(session),
+                    moves: draining.move_blocks,
+                    number: draining.number,
+                };
+                pool.says_it_drains(node, report);
+            }
             FromNode::Undrained(heard) => pool.undrained(node, heard.number),
             FromNode::Goodbye(_) => {
                 pool.said_goodbye(node);

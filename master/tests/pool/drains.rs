@@ -395,6 +395,24 @@ async fn a_drain_counts_a_put_that_waits_for_the_log() {
     assert_eq!(committed.await.unwrap(), [Code::Ok]);
 }
 
+/// The caller's time is over before the task gives up a block.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_is_cancelled_tells_why_its_blocks_waited() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let _a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let task = pool.drain_node(&NodeName("a".into()), true).await.unwrap();
+    // The mover looks at the task every 20 ms.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    pool.cancel_replica_tasks(&[task.id]);
+    let ended = pool.replica_tasks(&[task.id]).remove(0);
+    assert_eq!(ended.state, TaskState::Cancelled);
+    let (code, why) = ended.failure.unwrap();
+    assert_eq!(code, Code::Unreachable);
+    assert!(why.contains("no other node takes replicas now"), "{why}");
+}
+
 /// The label changes at once when the only other holder of a block begins to leave.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_is_drained_while_no_block_would_be_lost_with_it() {

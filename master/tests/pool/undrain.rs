@@ -201,7 +201,9 @@ async fn a_cancelled_drain_does_not_go_on() {
     let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
     assert_eq!(pool.undrain_node(&name()).await, Ok(false));
     let unknown = pool.undrain_node(&NodeName("z".into())).await;
-    assert_eq!(unknown.unwrap_err().code, Code::Missing);
+    let unknown = unknown.unwrap_err();
+    assert_eq!(unknown.code, Code::Missing);
+    assert_eq!(unknown.message, "the pool has no node \"z\"");
     let task = pool.drain_node(&name(), false).await.unwrap();
     let pull = b.next().await;
     pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
@@ -392,6 +394,26 @@ async fn a_stop_after_a_cancelled_drain_moves_every_block_before_the_node_is_tol
     }
 }
 
+/// An operator's command cancels its task when its time is over. A pull of the task is on its way when the node stops.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_after_a_cancelled_task_moves_every_block_before_the_node_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let b = join(&pool, "b", 2).await;
+    let task = pool.drain_node(&name(), false).await.unwrap();
+    let first = b.next().await;
+    pool.cancel_replica_tasks(&[task.id]);
+    pool.draining(&a.node, true);
+    pool.pulled(&b.node, &[(first.ticket, Code::Unreachable)]);
+    let second = b.next().await;
+    assert!(a.left.lock().is_empty(), "the block is on its way");
+    pool.pulled(&b.node, &[(second.ticket, Code::Ok)]);
+    until("the node may leave", || *a.left.lock() == [0]).await;
+    assert_eq!(holders(&pool, &key(1)), ["b"]);
+}
+
 /// The client repeats a call by itself. The repeated call must not report that the node did not
 /// drain.
 #[tokio::test(flavor = "multi_thread")]
@@ -454,6 +476,29 @@ async fn a_late_word_of_an_earlier_session_brings_no_drain_back() {
     assert!(later.node.is_placeable(), "the drain is back");
     pool.out_of_service(&later.node, later.session, true);
     assert_eq!(later.node.state(), NodeState::Draining);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_tells_of_a_stop_that_came_after_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _) = pool(directory.path(), patient_with_nodes()).await;
+    let a = Silent::open(&pool, true).await;
+    put(&pool, &key(1)).await;
+    let _b = join(&pool, "b", 2).await;
+    pool.drain_node(&name(), false).await.unwrap();
+    let cancel = cancel_drain(&pool);
+    until("the node is in service", || a.node.is_placeable()).await;
+    pool.draining(&a.node, true);
+    let stops = cancel.await.unwrap().unwrap_err();
+    assert_eq!(stops.code, Code::NodeStops, "{stops}");
+    assert!(
+        stops.message.contains("since its drain was cancelled"),
+        "{stops}"
+    );
+    // The repeated call cancels nothing.
+    let stops = pool.undrain_node(&name()).await.unwrap_err();
+    assert_eq!(stops.code, Code::NodeStops, "{stops}");
+    assert!(stops.message.contains("Nothing was changed"), "{stops}");
 }
 
 /// The next incarnation of the process may report a drain again.

@@ -3388,6 +3388,9 @@ pub struct Draining {
     /// An operator takes the node out of service. False: the node stops.
     #[prost(bool, tag = "2")]
     pub out_of_service: bool,
+    /// Counts these messages of the node's process, from 1. 0: not said.
+    #[prost(uint64, tag = "3")]
+    pub number: u64,
 }
 /// This incarnation is over: its blocks are gone.
 #[allow(clippy::all)]
@@ -3463,6 +3466,9 @@ pub struct Demoted {
     /// The blocks that have neither a copy nor another replica.
     #[prost(uint64, tag = "1")]
     pub left: u64,
+    /// The number of the last Draining that the master had processed. 0: not said.
+    #[prost(uint64, tag = "2")]
+    pub answers: u64,
 }
 /// An operator takes the node out of service: from here on it drains, in this session and later ones.
 #[allow(clippy::all)]

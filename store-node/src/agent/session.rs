@@ -369,7 +369,9 @@ impl Session {
                     }
                     let move_blocks = context.options.moves_blocks;
                     let out_of_service = wanted == Phase::Draining;
-                    let draining = proto::Draining { move_blocks, out_of_service };
+                    context.reports += 1;
+                    let number = context.reports;
+                    let draining = proto::Draining { move_blocks, out_of_service, number };
                     self.send(ToMaster::Draining(draining))?;
                 }
                 _ = looks.tick(), if context.store.waits_for_boards() => {
@@ -464,12 +466,22 @@ impl Session {
                 });
             }
             FromMaster::Undrain(order) => self.return_to_service(context, order.number)?,
-            FromMaster::Demoted(demoted) => *context.saved.lock() = Some(demoted.left),
+            FromMaster::Demoted(answer) => self.hear_left(context, answer),
             FromMaster::Verify(verify) => verifications.push(&verify)?,
             FromMaster::Refusal(refusal) => return Err(refused(refusal)),
             FromMaster::Welcome(_) => return Err(Failure::Unexpected("a second welcome").into()),
         }
         Ok(())
+    }
+
+    /// Hears how many blocks stay behind. Only the answer to the stop of the node counts: an earlier answer may be of
+    /// a drain that is cancelled, and the node has got blocks since.
+    fn hear_left(&self, context: &Context, answer: proto::Demoted) {
+        // A master of an earlier version does not say what it answers.
+        let is_latest = answer.answers == 0 || answer.answers == context.reports;
+        if is_latest && self.phase >= Phase::Stopping {
+            *context.saved.lock() = Some(answer.left);
+        }
     }
 
     /// Ends a drain that an operator began, and confirms it. A node that stops drains on.
@@ -482,7 +494,6 @@ impl Session {
             drains
         });
         if has_changed {
-            *context.saved.lock() = None;
             tracing::info!("an operator takes the node back into service");
         }
         // The next order to drain is announced again.

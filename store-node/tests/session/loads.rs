@@ -194,7 +194,10 @@ async fn a_node_that_stops_waits_for_a_medium_that_may_be_attached_yet() {
     let drain = tokio::spawn(node.drain());
     assert!(matches!(session.word().await, Body::Draining(_)));
     session.silence(Duration::from_secs(1)).await;
-    session.say(ToNode::Demoted(proto::Demoted { left: 0 }));
+    session.say(ToNode::Demoted(proto::Demoted {
+        left: 0,
+        answers: 0,
+    }));
     assert!(matches!(session.word().await, Body::Goodbye(_)));
     session.cut();
     let ended = tokio::time::timeout(PATIENCE, drain).await;

@@ -142,6 +142,47 @@ async fn a_node_that_is_taken_back_drains_no_more_in_this_session_and_the_next()
     session.silence(INTERVAL * 4).await;
 }
 
+/// One answer to an operator's drain comes before the node is told to stop, and one is on its way then. The operator
+/// cancels the drain meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stops_waits_for_the_answer_to_its_stop() {
+    use kvpool_proto::master_message::Body as Order;
+    use kvpool_proto::{Demoted, Drain, Undrain};
+    let directory = tempfile::tempdir().unwrap();
+    let (mut master, _) = Master::start().await;
+    let waits = Config {
+        move_drain_timeout: PATIENCE,
+        ..config(vec![master.url()], &directory)
+    };
+    let node = Node::start(waits).await.unwrap();
+    let mut session = master.session().await;
+    session.welcome(1, SEGMENT);
+    ready(&node).await;
+    let answer = |answers| Order::Demoted(Demoted { left: 0, answers });
+    session.say(Order::Drain(Drain {}));
+    let Body::Draining(first) = session.word().await else {
+        panic!("no report of the drain");
+    };
+    session.say(answer(first.number));
+    session.silence(INTERVAL * 2).await;
+    let stopped = tokio::spawn(node.drain());
+    let Body::Draining(stop) = session.word().await else {
+        panic!("no report of the stop");
+    };
+    assert!(first.out_of_service && !stop.out_of_service);
+    assert!(0 < first.number && first.number < stop.number);
+    session.say(answer(first.number));
+    session.say(Order::Undrain(Undrain { number: 1 }));
+    let heard = session.word().await;
+    assert!(matches!(heard, Body::Undrained(_)), "{heard:?}");
+    session.silence(INTERVAL * 6).await;
+    session.say(answer(stop.number));
+    assert!(matches!(session.word().await, Body::Goodbye(_)));
+    session.cut();
+    let ended = tokio::time::timeout(PATIENCE, stopped).await;
+    assert!(ended.unwrap().unwrap());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fenced_extent_is_gone_and_its_grant_with_it() {
     let directory = tempfile::tempdir().unwrap();

@@ -97,7 +97,9 @@ impl Pool {
                         Step::Later(code, message) => {
                             work.waits += 1;
                             match work.waits < MOST_WAITS {
-                                true => task.try_later(work, now.after(RETRY)),
+                                true => {
+                                    task.try_later(work, now.after(RETRY), (code, message));
+                                }
                                 false => task.end(Outcome::Failed(code, message), now),
                             }
                             continue;

@@ -512,7 +512,7 @@ fn try_again(
 ) {
     work.failures += 1;
     match work.failures < MOST_FAILURES {
-        true => task.try_later(work, now.after(RETRY)),
+        true => task.try_later(work, now.after(RETRY), (code, why())),
         false => task.end(Outcome::Failed(code, why()), now),
     }
 }

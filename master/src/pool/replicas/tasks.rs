@@ -82,7 +82,7 @@ pub struct TaskView {
     pub failed: u64,
     /// The bytes that arrived at their targets.
     pub bytes: u64,
-    /// The last failure.
+    /// The last failure; of a task that a caller ended, the reason for which its blocks waited last.
     pub failure: Option<(Code, String)>,
     /// The time since it began.
     pub age: Duration,
@@ -121,6 +121,8 @@ struct Progress {
     failed: u64,
     bytes: u64,
     failure: Option<(Code, String)>,
+    /// Why the last block that waits does so.
+    waits_for: Option<(Code, String)>,
     last_change: BootInstant,
     /// The waits for room since the last block was begun, by target.
     starved: HashMap<Incarnation, Starved>,
@@ -161,6 +163,7 @@ impl Task {
                 failed,
                 bytes: 0,
                 failure,
+                waits_for: None,
                 last_change: now,
                 starved: HashMap::new(),
                 is_cancelled: false,
@@ -213,13 +216,16 @@ impl Task {
 
     /// Notes that a block was begun.
     pub(super) fn is_fed(&self) {
-        self.progress.lock().starved.clear();
+        let mut progress = self.progress.lock();
+        progress.starved.clear();
+        progress.waits_for = None;
     }
 
-    /// Tries a block again at `at`.
-    pub(super) fn try_later(&self, work: Work, at: BootInstant) {
+    /// Tries a block again at `at`. Until then it waits for this reason.
+    pub(super) fn try_later(&self, work: Work, at: BootInstant, reason: (Code, String)) {
         let mut progress = self.progress.lock();
         progress.in_progress -= 1;
+        progress.waits_for = Some(reason);
         if !progress.is_cancelled {
             progress.later.push_back((at, work));
         }
@@ -255,6 +261,10 @@ impl Task {
             progress.later.clear();
             progress.is_cancelled = true;
             progress.last_change = now;
+            // Otherwise nobody would learn why the blocks that are left were not changed.
+            if let Some(reason) = progress.waits_for.take() {
+                progress.failure = Some(reason);
+            }
         }
     }
 

@@ -42,7 +42,10 @@ impl Pool {
         }
         let (outcome, tasks) = self.cancel_drain_of(&node);
         match outcome {
-            UndrainOutcome::Stops => return Err(Self::stops(&node)),
+            UndrainOutcome::Stops => {
+                let why = "stops on its own account, or was stopped. Nothing was changed";
+                return Err(Self::stops(&node, why));
+            }
             UndrainOutcome::Before | UndrainOutcome::Unconfirmed => {}
             UndrainOutcome::Now => {
                 tracing::info!(node = %node.name, "operator takes the node back into service");
@@ -86,12 +89,11 @@ impl Pool {
         Ok(())
     }
 
-    fn stops(node: &StoreNode) -> TaskRefused {
+    fn stops(node: &StoreNode, why: &str) -> TaskRefused {
         TaskRefused {
             code: Code::NodeStops,
             message: format!(
-                "node {} stops on its own account, or was stopped. Nothing was changed: start it again for it to \
-                 take blocks",
+                "node {} {why}: start it again for it to take blocks",
                 node.name
             ),
         }
@@ -144,7 +146,8 @@ impl Pool {
         let until = Instant::now() + CONFIRMS;
         while !node.knows_cancellations() {
             if node.stops() {
-                return Err(Self::stops(node));
+                let why = "has begun to stop since its drain was cancelled";
+                return Err(Self::stops(node, why));
             }
             let is_gone = node.state() == NodeState::Gone;
             if is_gone || Instant::now() >= until {
@@ -165,7 +168,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Begins the task of a drain, unless the drain was cancelled.
+    /// Begins the task of a drain, unless the drain was cancelled or the node has left.
     pub(super) async fn move_off(
         self: &Arc<Self>,
         node: &Arc<StoreNode>,
@@ -174,6 +177,13 @@ impl Pool {
         let is_over = || node.current_drain() != Some(drain);
         if is_over() {
             return Err(Self::not_draining(node));
+        }
+        // A task finds its node by name, and the next incarnation has the same one.
+        if node.state() == NodeState::Gone {
+            return Err(TaskRefused {
+                code: Code::Missing,
+                message: format!("node {} has left the pool", node.name),
+            });
         }
         let task = self
             .change_replicas(Self::off(node), Blocks::OnNode)
@@ -200,7 +210,7 @@ mod tests {
     use super::*;
     use crate::clock::BootClock;
     use crate::config::Config;
-    use crate::membership::Address;
+    use crate::membership::{Address, DrainReport};
     use crate::metrics::Metrics;
     use crate::replica::BlockId;
     use crate::store::{EmbeddedOptions, EmbeddedStore};
@@ -235,7 +245,11 @@ mod tests {
         assert!(task.next(pool.now()).is_some());
         let task = pool.replicas.tasks.add(task).unwrap();
         assert_eq!(node.undrain(), UndrainOutcome::Now);
-        assert!(node.says_it_drains(None, true));
+        assert!(node.says_it_drains(DrainReport {
+            session: None,
+            moves: true,
+            number: 0,
+        }));
         assert!(pool.save_after_task_off(&node));
         pool.end_tasks_of_drain(&[task.id]);
         task.end(Outcome::Gone, pool.now());

@@ -2,6 +2,7 @@
 
 use super::super::drained::Room;
 use super::*;
+use crate::membership::DrainReport;
 
 /// A node may be suspect for a moment while its medium is attached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -334,6 +335,33 @@ async fn a_node_that_stops_with_a_medium_is_drained_only_once_it_is_told() {
     pool.retire().await;
 }
 
+/// A node's report that it stops.
+fn stop() -> DrainReport {
+    DrainReport {
+        session: None,
+        moves: true,
+        number: 0,
+    }
+}
+
+/// The drain waited for puts while its node restarted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_moves_no_block_of_the_next_incarnation() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = pool_in(directory.path()).await;
+    let (before, ..) = connected(&pool);
+    before.drain();
+    before.set_state(NodeState::Gone);
+    let (node, _session, _sent) = connected(&pool);
+    pool.members.insert(Arc::clone(&node));
+    pool.move_all_of(&before).await;
+    assert!(pool.replica_tasks(&[]).is_empty());
+    node.drain();
+    pool.move_all_of(&node).await;
+    assert_eq!(pool.replica_tasks(&[]).len(), 1);
+    pool.retire().await;
+}
+
 /// The slow medium takes no stores meanwhile, so the blocks stay in the queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_drain_leaves_the_blocks_of_its_node_to_their_turns() {
@@ -381,7 +409,7 @@ async fn a_stop_after_a_cancelled_drain_keeps_its_line() {
         traffic.uses.get_mut(&slow.id).unwrap().state = MediumState::MediumSlow;
     }
     assert_eq!(node.undrain(), crate::membership::UndrainOutcome::Now);
-    assert!(node.says_it_drains(None, false));
+    assert!(node.says_it_drains(stop()));
     pool.demote_all_of(&node);
     pool.end_line_of_drain(&node);
     {

@@ -1,0 +1,135 @@
+//! Drains and silence of one node.
+
+use super::*;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[test]
+fn a_draining_node_that_was_silent_for_a_while_still_drains() {
+    let key = GrantKey([1; 32]);
+    let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+    let node = Arc::new(node);
+    let members = Members::default();
+    members.insert(Arc::clone(&node));
+    node.heard(BootInstant(0), Some(Reported::default()));
+    assert_eq!(node.state(), NodeState::Live);
+    for drains in [false, true] {
+        if drains {
+            node.drain();
+        }
+        let before = node.state();
+        let now = BootInstant(node.last_heard().0 + 5000);
+        let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
+        let judged = members.judge(now, second, second, hour);
+        assert!(judged.lost.is_empty() && judged.has_suspect);
+        assert_eq!(node.state(), NodeState::Suspect);
+        assert!(node.heard(now, None));
+        assert_eq!(node.state(), before);
+        assert_eq!(node.is_placeable(), !drains);
+    }
+}
+
+#[test]
+fn a_drain_makes_no_silent_node_readable() {
+    let key = GrantKey([1; 32]);
+    for before in [NodeState::Unreported, NodeState::Suspect, NodeState::Gone] {
+        let name = NodeName("n".into());
+        let node = StoreNode::new(name, Incarnation(7), key.clone(), BootInstant(0));
+        node.set_state(before);
+        node.drain();
+        assert_eq!((node.state(), node.is_readable()), (before, false));
+        assert!(node.drains());
+        node.heard(BootInstant(1), Some(Reported::default()));
+        let after = match before {
+            NodeState::Gone => NodeState::Gone,
+            _ => NodeState::Draining,
+        };
+        assert_eq!(node.state(), after);
+        assert!(!node.is_placeable());
+    }
+}
+
+/// The message that ends the silence has read the flag just before the drain sets it.
+#[test]
+fn a_node_that_speaks_while_its_drain_begins_drains() {
+    let key = GrantKey([1; 32]);
+    let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+    let before = node.state();
+    node.drain();
+    assert!(node.end_silence(before, NodeState::Live));
+    assert_eq!(node.state(), NodeState::Draining);
+}
+
+/// The message that ends the silence has read the flag just before the cancellation clears it.
+#[test]
+fn a_node_that_speaks_while_its_drain_is_cancelled_is_live() {
+    let key = GrantKey([1; 32]);
+    let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+    let before = node.state();
+    node.drain();
+    assert_eq!(node.undrain(), UndrainOutcome::Now);
+    assert!(node.end_silence(before, NodeState::Draining));
+    assert_eq!(node.state(), NodeState::Live);
+}
+
+#[test]
+fn a_silent_node_stays_suspect_when_its_drain_is_cancelled() {
+    let key = GrantKey([1; 32]);
+    let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+    node.drain();
+    node.set_state(NodeState::Suspect);
+    assert_eq!(node.undrain(), UndrainOutcome::Now);
+    assert!(!node.is_readable() && !node.is_placeable());
+    node.heard(BootInstant(1), None);
+    assert_eq!(node.state(), NodeState::Live);
+    assert_eq!(node.undrain(), UndrainOutcome::Unconfirmed);
+    node.confirm_undrain(1);
+    assert_eq!(node.undrain(), UndrainOutcome::Before);
+}
+
+/// The blocks of the first drain are counted while the drain is cancelled and the node stops.
+#[test]
+fn the_word_of_a_cancelled_drain_is_no_answer_to_a_stop() {
+    let key = GrantKey([1; 32]);
+    let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+    node.drain();
+    let first = node.current_drain().unwrap();
+    assert_eq!(node.undrain(), UndrainOutcome::Now);
+    assert!(node.says_it_drains(DrainReport {
+        session: None,
+        moves: true,
+        number: 0,
+    }));
+    node.tell_left(first, 0);
+    assert!(node.awaits_word());
+    node.tell_left(node.current_drain().unwrap(), 0);
+    assert!(!node.awaits_word());
+}
+
+/// The node stops between the end of an operator's drain and the word of that end.
+#[test]
+fn the_word_to_a_node_names_the_report_that_it_answers() {
+    let key = GrantKey([1; 32]);
+    let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+    let session = node.attach(Address::default(), outbox, BootInstant(0));
+    let report = |session, number| DrainReport {
+        session,
+        moves: true,
+        number,
+    };
+    let mut answered = |node: &StoreNode| {
+        node.tell_left(node.current_drain().unwrap(), 0);
+        match inbox.try_recv().unwrap().unwrap().body {
+            Some(proto::master_message::Body::Demoted(word)) => word.answers,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(node.says_it_drains(report(Some(session), 1)));
+    assert_eq!(answered(&node), 1);
+    assert!(node.says_it_drains(report(None, 3)));
+    assert_eq!(answered(&node), 3);
+    // It was on its way when the session before ended.
+    assert!(node.says_it_drains(report(None, 2)));
+    assert_eq!(answered(&node), 3);
+}
