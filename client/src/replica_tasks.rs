@@ -86,7 +86,8 @@ pub struct ReplicaTask {
     pub failed: u64,
     /// The bytes that were copied to the targets.
     pub bytes: Length,
-    /// The last failure: its code, and a message for people.
+    /// The last failure: its code, and a message for people. For a cancelled task, the reason for which its blocks
+    /// waited last, if the master gave one.
     pub failure: Option<(Code, String)>,
     /// The time since the task began.
     pub age: Duration,
@@ -176,7 +177,8 @@ impl Client {
     }
 
     /// Cancels a drain that [`Client::drain_node`] began. Blocks that have moved stay on their new nodes. Returns
-    /// true if the node was draining.
+    /// false if the node was not draining. Returns true after an attempt without an answer, which may have cancelled
+    /// the drain.
     ///
     /// # Errors
     ///
@@ -197,8 +199,10 @@ impl Client {
         };
         // The master answers when the node has confirmed.
         let call = Call::by(self.control_deadline()).waiting();
-        let reply = self.inner.control.call(request, call).await?;
-        Ok(reply.drained)
+        let mut is_repeated = false;
+        let control = &self.inner.control;
+        let reply = control.call_noting(request, call, &mut is_repeated).await?;
+        Ok(reply.drained || is_repeated)
     }
 
     /// The tasks with these ids that the leader knows. For an empty list, every task.
@@ -273,7 +277,8 @@ fn read_task(task: proto::ReplicaTask) -> Result<ReplicaTask, ControlError> {
         Ok(proto::ReplicaTaskState::TaskCancelled) => ReplicaTaskState::Cancelled,
         Err(_) => return Err(unknown("state", task.state)),
     };
-    let failure = (task.failed > 0).then(|| (Code::from_peer(task.code), task.message));
+    let code = Code::from_peer(task.code);
+    let failure = (code != Code::Ok).then_some((code, task.message));
     Ok(ReplicaTask {
         id: task.id,
         change,
@@ -289,4 +294,24 @@ fn read_task(task: proto::ReplicaTask) -> Result<ReplicaTask, ControlError> {
         from: task.from,
         to: task.to,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A caller whose time is over asks why the blocks that are left did not move.
+    #[test]
+    fn a_cancelled_task_tells_why_its_blocks_waited() {
+        let task = proto::ReplicaTask {
+            state: proto::ReplicaTaskState::TaskCancelled.into(),
+            code: Code::Unreachable.to_wire().into(),
+            message: "no other node".into(),
+            ..Default::default()
+        };
+        let failure = read_task(task).unwrap().failure;
+        assert_eq!(failure, Some((Code::Unreachable, "no other node".into())));
+        let task = read_task(proto::ReplicaTask::default()).unwrap();
+        assert_eq!(task.failure, None);
+    }
 }

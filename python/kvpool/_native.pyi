@@ -356,8 +356,9 @@ class Pool:
 
     def undrain_node(self, name: str) -> bool:
         """Takes a store node back into service whose drain `drain_node` began. Blocks that have moved stay where they
-        are. Returns whether the node drained until now. Raises an Error with the code `missing` for an unknown
-        node, `node_stops` for a node that stops, and `node_unheard` for a node that does not answer.
+        are. Returns whether the node drained until now, and True after an attempt whose answer was lost. Raises an
+        Error with the code `missing` for an unknown node, `node_stops` for a node that stops, and `node_unheard` for
+        a node that does not answer.
         """
 
     def replica_tasks(self, ids: Sequence[int] = ()) -> _ReplicaTasks:
@@ -663,7 +664,8 @@ class ReplicaTask:
     `id`: int. `change`: copy, move or drop. `state`: running, done, failed or cancelled.
     `blocks`: the blocks of the task, each counted once for each target. `changed`: those with the wanted
     change. `gone`: those that left meanwhile, or needed no change. `failed`: those without the change.
-    `bytes`: bytes that arrived at their targets. `failure`: the last Error of a block, or None.
+    `bytes`: bytes that arrived at their targets. `failure`: the last Error of a block, or None; of a cancelled
+    task, why its blocks waited last.
     `age`, `idle`: seconds since the task began, and since its last change.
     `source`: the node whose replicas move or are dropped, empty for any. `to`: the target nodes, empty for
     the nodes with the most free room.

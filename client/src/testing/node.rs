@@ -95,7 +95,7 @@ impl Nodes {
                 held: Vec::new(),
                 loaded: Vec::new(),
                 can_pull: false,
-                can_undrain: false,
+                can_undrain: true,
                 wants_signed_reads: false,
             };
             let node = pool.register(&registration).await.unwrap();
@@ -131,6 +131,7 @@ impl Nodes {
                 let matches = right && self.mode(node.incarnation) != Mode::Lies;
                 pool.heard_verified(node, verify.ticket, matches);
             }
+            Some(Body::Undrain(order)) => pool.undrained(node, order.number),
             _ => {}
         }
     }

@@ -133,6 +133,17 @@ async fn a_release_is_sent_at_most_once() {
     assert_eq!(pool.master.calls("release"), 1);
 }
 
+/// The repeated call finds a node that does not drain any more.
+#[tokio::test]
+async fn a_drain_whose_cancellation_is_repeated_counts_as_cancelled() {
+    let pool = pool().await;
+    pool.client.drain_node("n1", false).await.unwrap();
+    pool.master.next("undrain_node", [Fault::AnswerLost]);
+    assert!(pool.client.undrain_node("n1").await.unwrap());
+    assert_eq!(pool.master.calls("undrain_node"), 2);
+    assert!(!pool.client.undrain_node("n1").await.unwrap());
+}
+
 #[tokio::test]
 async fn a_lease_that_has_run_out_is_not_released() {
     let ttl = Duration::from_millis(20);

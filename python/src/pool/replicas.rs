@@ -16,7 +16,8 @@ use pyo3::prelude::*;
 /// `id`: int. `change`: copy, move or drop. `state`: running, done, failed or cancelled.
 /// `blocks`: the blocks of the task, each counted once for each target. `changed`: those with the wanted
 /// change. `gone`: those that left meanwhile, or needed no change. `failed`: those without the change.
-/// `bytes`: bytes that arrived at their targets. `failure`: the last Error of a block, or None.
+/// `bytes`: bytes that arrived at their targets. `failure`: the last Error of a block, or None; of a cancelled
+/// task, why its blocks waited last.
 /// `age`, `idle`: seconds since the task began, and since its last change.
 /// `source`: the node whose replicas move or are dropped, empty for any. `to`: the target nodes, empty for
 /// the nodes with the most free room.
@@ -156,8 +157,9 @@ impl Pool {
     }
 
     /// Takes a store node back into service whose drain `drain_node` began. Blocks that have moved stay where they
-    /// are. Returns whether the node drained until now. Raises an Error with the code `missing` for an unknown
-    /// node, `node_stops` for a node that stops, and `node_unheard` for a node that does not answer.
+    /// are. Returns whether the node drained until now, and True after an attempt whose answer was lost. Raises an
+    /// Error with the code `missing` for an unknown node, `node_stops` for a node that stops, and `node_unheard` for
+    /// a node that does not answer.
     fn undrain_node(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
         Ok(self.call(py, |client| client.undrain_node(name))?)
     }

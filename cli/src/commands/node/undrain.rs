@@ -23,7 +23,7 @@ pub(super) struct Args {
 #[derive(Serialize)]
 struct Outcome {
     node: String,
-    /// Whether the node drained until now.
+    /// Whether the node drained until now. True also after an attempt whose answer was lost.
     drained: bool,
 }
 
