@@ -6,7 +6,7 @@ use kvpool_tests::{Cluster, Options};
 use kvpool_types::{Code, NamespaceSettings, Setting};
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::TcpListener;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 fn kvctl(master: &str, arguments: &[&str]) -> Output {
@@ -193,6 +193,116 @@ async fn a_drain_that_is_not_waited_for_goes_on() {
     cluster
         .wait_for("node-0 is drained", || {
             Ok(cluster.node_states()?.contains(&drained))
+        })
+        .unwrap();
+}
+
+/// The time is over before the task gives up a block.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_whose_blocks_no_node_takes_names_this_reason() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 0..2, 1 << 20).await.unwrap();
+    let forced = Command::new(path_of("kvctl").unwrap())
+        .args(["node", "drain", "node-0", "--force", "--timeout", "1s"])
+        .args(["--master", &cluster.master_url()])
+        .output()
+        .unwrap();
+    assert_eq!(code(&forced), Some(1), "{forced:?}");
+    let text = String::from_utf8_lossy(&forced.stdout).into_owned();
+    assert!(text.contains("no other node takes replicas now"), "{text}");
+}
+
+/// Whoever takes the message for a cancelled drain looks for the operator who cancelled it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_whose_node_restarts_says_so() {
+    let options = Options::default().master(&["--suspect-after", "30s"]);
+    let mut cluster = Cluster::start(options).unwrap();
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 0..8, 1 << 20).await.unwrap();
+    cluster.add_node().unwrap();
+    cluster.wait_live(2).unwrap();
+    // The only node that could take the blocks answers nothing.
+    cluster.nodes[1].pause().unwrap();
+    let drains = begin_drain(&cluster, "1m");
+    wait_for_state(&cluster, "draining");
+    // The command has seen the incarnation that drains.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    cluster.nodes[0].kill().unwrap();
+    cluster.restart_node(0).unwrap();
+    let ended = drains.wait_with_output().unwrap();
+    cluster.nodes[1].signal(Signal::CONT).unwrap();
+    assert_eq!(code(&ended), Some(1), "{ended:?}");
+    let why = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(why.contains("node node-0 has restarted"), "{why}");
+}
+
+/// The blocks move slowly, so that the silence falls into the drain.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_outlasts_a_short_silence_of_its_node() {
+    let flags = ["--suspect-after", "2s", "--drop-after", "5m"];
+    let slow = ["--replica-bandwidth", "1MiB"];
+    let options = Options::default().master(&[&flags[..], &slow].concat());
+    let mut cluster = Cluster::start(options).unwrap();
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 0..8, 1 << 20).await.unwrap();
+    cluster.add_node().unwrap();
+    cluster.wait_live(2).unwrap();
+    let drains = begin_drain(&cluster, "3m");
+    wait_for_state(&cluster, "draining");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    cluster.nodes[0].pause().unwrap();
+    wait_for_state(&cluster, "suspect");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    cluster.nodes[0].resume().unwrap();
+    let ended = drains.wait_with_output().unwrap();
+    assert_eq!(code(&ended), Some(0), "{ended:?}");
+    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(told.contains("node node-0 is suspect"), "{told}");
+    assert!(told.contains("hears node node-0 again"), "{told}");
+}
+
+/// The next leader learns from the node alone that it drains.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_goes_on_under_a_leader_that_has_to_hear_the_node_first() {
+    let options = Options::default().master(&["--suspect-after", "30s"]);
+    let mut cluster = Cluster::start(options).unwrap();
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 0..8, 1 << 20).await.unwrap();
+    cluster.add_node().unwrap();
+    cluster.wait_live(2).unwrap();
+    // The only node that could take the blocks answers nothing.
+    cluster.nodes[1].pause().unwrap();
+    let drains = begin_drain(&cluster, "1m");
+    wait_for_state(&cluster, "draining");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    cluster.nodes[0].pause().unwrap();
+    cluster.master.kill().unwrap();
+    cluster.restart_master().unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    cluster.nodes[0].resume().unwrap();
+    cluster.nodes[1].resume().unwrap();
+    let ended = drains.wait_with_output().unwrap();
+    assert_eq!(code(&ended), Some(0), "{ended:?}");
+}
+
+/// Begins to drain node 0.
+fn begin_drain(cluster: &Cluster, time: &str) -> Child {
+    Command::new(path_of("kvctl").unwrap())
+        .args(["node", "drain", "node-0", "--timeout", time])
+        .args(["--master", &cluster.master_url()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits until node 0 has this state.
+fn wait_for_state(cluster: &Cluster, wanted: &str) {
+    let wanted = ("node-0".to_owned(), wanted.to_owned());
+    cluster
+        .wait_for("node-0 changes its state", || {
+            Ok(cluster.node_states()?.contains(&wanted))
         })
         .unwrap();
 }

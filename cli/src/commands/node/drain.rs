@@ -1,14 +1,17 @@
 //! `kvctl node drain`.
 
-use crate::connection::{HIDDEN, call_timeout, control_error, is_hidden, parse_timeout};
+mod outcome;
+mod watch;
+
+use crate::connection::{call_timeout, control_error, parse_timeout};
 use crate::context::Context;
-use crate::output;
 use anyhow::bail;
 use clap::builder::NonEmptyStringValueParser;
 use kvpool_client::{Client, ReplicaTask, ReplicaTaskState};
 use kvpool_types::Code;
-use serde::Serialize;
+use outcome::{Outcome, said};
 use std::time::{Duration, Instant};
+use watch::{GONE, Look, SUSPECT, UNREPORTED, Watch};
 
 /// How often the progress of a drain is looked at.
 const POLL: Duration = Duration::from_millis(200);
@@ -17,11 +20,11 @@ const POLL: Duration = Duration::from_millis(200);
 const SETTLES: Duration = Duration::from_secs(5);
 /// How long the master may take to count the blocks that are left. Its looks at a large pool are rare.
 const COUNTED: Duration = Duration::from_secs(30);
-/// How long a node is seen live before its drain counts as cancelled. Another leader sees a draining node live for a
+/// How long a node takes blocks before its drain counts as cancelled. Another leader sees a draining node live for a
 /// moment, before the node says that it drains.
 const CANCELLED: Duration = Duration::from_secs(1);
-/// How long a node may be silent while it settles. A new leader hears nodes only after a while.
-const SILENT: Duration = Duration::from_secs(15);
+/// How long a new leader may take to hear the node.
+const UNHEARD: Duration = Duration::from_secs(15);
 
 /// Move the blocks of a store node to other nodes, and give it no new ones
 ///
@@ -29,6 +32,7 @@ const SILENT: Duration = Duration::from_secs(15);
 /// A block that stays is lost when the node stops, unless the node's SSD has a copy. The node serves until then.
 /// It takes new blocks again after a restart or `kvctl node undrain`. The drain goes on when this command is
 /// interrupted. For a suspect node the command fails at once, and the drain waits until the node is heard again.
+/// If the node becomes suspect later, the command says so and waits until the node is heard again or is dropped.
 /// The command ends well once `kvctl status` shows the node as `drained`: a stop loses no block then.
 /// Its disks are still needed. The command fails if a stop would lose blocks, unless --allow-loss is given.
 #[derive(Debug, clap::Args)]
@@ -39,7 +43,8 @@ pub(super) struct Args {
     /// The node's name, as `kvctl status` shows it
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     name: String,
-    /// Stop moving blocks after this long; 0s begins the drain, which goes on, and does not wait for it
+    /// Stop moving blocks after this long; 0s begins the drain, which goes on, and does not wait for it. With 0s the
+    /// command ends well if the node is drained already, or with --allow-loss
     #[arg(id = "wait", long = "timeout", value_name = "TIME", default_value = "5m", value_parser = parse_timeout)]
     timeout: Duration,
     /// Drain the node also when no other node takes its blocks. The pool takes no puts then
@@ -50,55 +55,97 @@ pub(super) struct Args {
     allow_loss: bool,
 }
 
-#[derive(Serialize)]
-struct Outcome {
-    node: String,
-    /// The node's state at the end; `gone` for a node that has left the pool.
-    state: String,
-    moved: u64,
-    bytes: u64,
-    /// Blocks that are on the node only, and that a stop loses.
-    left: u64,
-    /// Blocks that did not move, and whose only copy is on the node's SSD.
-    on_ssd: u64,
-    /// Why the last of these was not moved.
-    reason: Option<String>,
-    seconds: f64,
-}
-
 /// What the tasks of a drain have done.
+#[derive(Default)]
 struct Moved {
     blocks: u64,
     bytes: u64,
     /// Those that the last task could not move.
     left: u64,
     failure: Option<(Code, String)>,
+    /// Whether the time was over before the tasks found nothing more to move.
+    is_late: bool,
 }
 
 /// Runs it.
 pub(super) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let client = context.connection.connect().await?;
     let begun = Instant::now();
-    let moved = move_all(&client, &args, begun).await?;
-    let is_over = begun.elapsed() >= args.timeout;
-    let is_full = !is_over && matches!(moved.failure, Some((Code::Full, _)));
+    let task = order(&client, &args).await?;
+    let mut watch = Watch::of(&client, &args.name);
+    let first = watch.look().await?;
+    // Nothing would happen until the node is back. A new leader hears an unreported node soon.
+    if first.state == SUSPECT {
+        return Err(unheard(&args.name, &first.state));
+    }
+    if args.timeout.is_zero() {
+        let outcome = begun_only(&args, &task, first, begun);
+        context.output.show(&outcome, said)?;
+        return outcome.check(false, args.allow_loss);
+    }
+    let until = begun + args.timeout;
+    let moved = move_all(&client, &mut watch, task, until).await?;
     let Settled {
         state,
         left,
         on_ssd,
-    } = settle(&client, &args, &moved, begun).await?;
+    } = settle(&mut watch, &moved, until).await?;
+    let is_full = !moved.is_late && matches!(moved.failure, Some((Code::Full, _)));
     let outcome = Outcome {
+        node: args.name.clone(),
+        state,
         moved: moved.blocks,
         bytes: moved.bytes,
-        on_ssd,
         left,
-        reason: moved.failure.filter(|_| moved.left > 0).map(|(_, why)| why),
+        on_ssd,
+        reason: moved.reason(),
         seconds: begun.elapsed().as_secs_f64(),
-        node: args.name,
-        state,
+        goes_on: false,
     };
     context.output.show(&outcome, said)?;
     outcome.check(is_full, args.allow_loss)
+}
+
+impl Moved {
+    /// Why the last block that stayed did not move.
+    fn reason(self) -> Option<String> {
+        if self.left == 0 {
+            return None;
+        }
+        // A task that is ended before its blocks had their turn has no reason of its own.
+        let late = || self.is_late.then(|| "the time was over".to_owned());
+        self.failure.map(|(_, why)| why).or_else(late)
+    }
+}
+
+/// Begins the drain.
+async fn order(client: &Client, args: &Args) -> anyhow::Result<ReplicaTask> {
+    match client.drain_node(&args.name, args.force).await {
+        Err(error) if error.code == Code::LastNode => bail!(
+            "{}. Nothing was changed: with --force these blocks are lost when the node stops, unless it copies them \
+             to an SSD",
+            error.message
+        ),
+        // It was cancelled while it began.
+        Err(error) if error.code == Code::NotDraining => Err(cancelled(&args.name)),
+        begun => begun.map_err(control_error),
+    }
+}
+
+/// The outcome of a command that does not wait. Its drain has just begun.
+fn begun_only(args: &Args, task: &ReplicaTask, first: Look, begun: Instant) -> Outcome {
+    let left = first.left_blocks.unwrap_or_else(|| left_of(task));
+    Outcome {
+        node: args.name.clone(),
+        state: first.state,
+        moved: task.changed,
+        bytes: task.bytes.0,
+        left,
+        on_ssd: 0,
+        reason: None,
+        seconds: begun.elapsed().as_secs_f64(),
+        goes_on: true,
+    }
 }
 
 fn unheard(name: &str, state: &str) -> anyhow::Error {
@@ -108,75 +155,98 @@ fn unheard(name: &str, state: &str) -> anyhow::Error {
     )
 }
 
-/// Fails for a node that the master hears no more. Nothing would happen until it is back.
-async fn check_is_heard(client: &Client, name: &str) -> anyhow::Result<()> {
-    let stats = client.stats().await.map_err(control_error)?;
-    anyhow::ensure!(!is_hidden(&stats), HIDDEN);
-    let node = stats.nodes.iter().find(|node| node.name == name);
-    // A new leader hears an unreported node soon.
-    match node.filter(|node| node.state == "suspect") {
-        Some(node) => Err(unheard(name, &node.state)),
-        None => Ok(()),
-    }
-}
-
 fn cancelled(name: &str) -> anyhow::Error {
     anyhow::anyhow!("the drain of node {name} was cancelled: the node takes new blocks")
 }
 
-/// Begins tasks until one finds nothing more to move, or the time is over.
-async fn move_all(client: &Client, args: &Args, begun: Instant) -> anyhow::Result<Moved> {
-    let name = &args.name;
-    let (mut blocks, mut bytes) = (0, 0);
-    let mut has_begun = false;
-    let mut back_until = begun;
+/// The blocks that a task has not moved.
+const fn left_of(task: &ReplicaTask) -> u64 {
+    task.blocks - task.changed - task.gone
+}
+
+/// Whether another task would move no more than this one, during which the node was silent or not.
+const fn is_last(ended: &ReplicaTask, was_silent: bool) -> bool {
+    // Blocks of a silent node cannot be read, and fail. They move when it is back.
+    let has_failed_unheard = was_silent && left_of(ended) > 0;
+    // Puts that were under way may have ended on the node since: another look finds them.
+    let finds_more = ended.blocks > 0 && ended.changed > 0;
+    !finds_more && !has_failed_unheard
+}
+
+/// Begins tasks until one finds nothing more to move, or the time is over. `first` is the first task.
+async fn move_all(
+    client: &Client,
+    watch: &mut Watch<'_>,
+    first: ReplicaTask,
+    until: Instant,
+) -> anyhow::Result<Moved> {
+    let mut moved = Moved::default();
+    let mut task = first;
     loop {
-        // A drain that was cancelled meanwhile is not begun again.
-        let asked = match has_begun {
-            true => client.go_on_draining(name).await,
-            false => client.drain_node(name, args.force).await,
-        };
-        let task = match asked {
-            Err(error) if error.code == Code::LastNode => bail!(
-                "{}. Nothing was changed: with --force these blocks are lost when the node stops, unless it \
-                 copies them to an SSD",
-                error.message
-            ),
-            Err(error) if error.code == Code::NotDraining => {
-                if Instant::now() >= back_until {
-                    return Err(cancelled(name));
-                }
-                tokio::time::sleep(POLL).await;
-                continue;
+        let ended = wait(client, watch, task, until).await?;
+        let has_lost_leader = ended.is_none();
+        if let Some(ended) = ended {
+            moved.blocks += ended.changed;
+            moved.bytes += ended.bytes.0;
+            moved.left = left_of(&ended);
+            moved.is_late = Instant::now() >= until;
+            if moved.is_late {
+                moved.failure = ended.failure;
+                return Ok(moved);
             }
-            asked => asked.map_err(control_error)?,
-        };
-        if !std::mem::replace(&mut has_begun, true) {
-            check_is_heard(client, name).await?;
+            watch.until_heard(until).await?;
+            let is_last = is_last(&ended, watch.take_silence());
+            moved.failure = ended.failure;
+            if is_last {
+                return Ok(moved);
+            }
         }
-        let waited = match args.timeout.is_zero() {
-            // The task goes on without this command.
-            true => Some(task),
-            false => wait(client, task, begun + args.timeout).await?,
+        let Some(next) = go_on(client, watch, has_lost_leader).await? else {
+            return Ok(moved);
         };
-        let Some(task) = waited else {
-            // The task has ended with its leader. Another one moves what is left, once it has heard from the node
-            // that it drains.
-            back_until = Instant::now() + SETTLES;
-            continue;
+        task = next;
+    }
+}
+
+/// Begins the next task of the drain, and never the drain itself. `None` when the node has left the pool.
+///
+/// The next leader first has to hear the node, and to learn from it that it drains.
+async fn go_on(
+    client: &Client,
+    watch: &mut Watch<'_>,
+    has_lost_leader: bool,
+) -> anyhow::Result<Option<ReplicaTask>> {
+    let name = watch.name();
+    let begun = Instant::now();
+    let mut heard = begun;
+    // A leader of an earlier version does not say that it has not heard the node.
+    let patience = match has_lost_leader {
+        true => SETTLES,
+        false => CANCELLED,
+    };
+    loop {
+        let error = match client.go_on_draining(name).await {
+            Ok(task) => return Ok(Some(task)),
+            Err(error) => error,
         };
-        blocks += task.changed;
-        bytes += task.bytes.0;
-        let left = task.blocks - task.changed - task.gone;
-        // Puts that were under way may have ended on the node since: another look finds them.
-        if task.blocks == 0 || task.changed == 0 || begun.elapsed() >= args.timeout {
-            return Ok(Moved {
-                blocks,
-                bytes,
-                left,
-                failure: task.failure,
-            });
+        // First: a node that has restarted does not drain either.
+        let is_known = matches!(
+            error.code,
+            Code::NodeUnheard | Code::NotDraining | Code::Missing
+        );
+        if !is_known {
+            return Err(control_error(error));
         }
+        let look = watch.look().await?;
+        let now = Instant::now();
+        match error.code {
+            Code::Missing => return Ok(None),
+            Code::NodeUnheard if now >= begun + UNHEARD => return Err(unheard(name, &look.state)),
+            Code::NodeUnheard => heard = now,
+            _ if now >= heard + patience => return Err(cancelled(name)),
+            _ => {}
+        }
+        tokio::time::sleep(POLL).await;
     }
 }
 
@@ -191,36 +261,20 @@ struct Settled {
 
 /// Waits until the node is drained, or it is known how many blocks a stop loses. A node with an SSD copies there what
 /// did not move, as long as their number changes.
-async fn settle(
-    client: &Client,
-    args: &Args,
-    moved: &Moved,
-    begun: Instant,
-) -> anyhow::Result<Settled> {
-    let name = &args.name;
+async fn settle(watch: &mut Watch<'_>, moved: &Moved, until: Instant) -> anyhow::Result<Settled> {
+    let name = watch.name();
     let since = Instant::now();
-    let settles = if args.timeout.is_zero() {
-        Duration::ZERO
-    } else {
-        SETTLES
-    };
-    let most = (since + settles).max(begun + args.timeout);
+    let most = (since + SETTLES).max(until);
     let mut live_since = None;
-    let mut silent_since = None;
+    let mut unreported_since = None;
     let mut counted: Option<(u64, Instant)> = None;
     loop {
-        let stats = client.stats().await.map_err(control_error)?;
-        anyhow::ensure!(!is_hidden(&stats), HIDDEN);
+        let Look {
+            state,
+            left_blocks,
+            has_ssd,
+        } = watch.look().await?;
         let now = Instant::now();
-        let has_ssd = stats.media.iter().any(|medium| medium.node == *name);
-        let Some(node) = stats.nodes.into_iter().find(|node| node.name == *name) else {
-            let (state, left) = ("gone".to_owned(), moved.left);
-            return Ok(Settled {
-                state,
-                left,
-                on_ssd: 0,
-            });
-        };
         let settled = |state, left| Settled {
             state,
             left,
@@ -230,26 +284,27 @@ async fn settle(
                 0
             },
         };
-        let state = node.state;
+        if state == GONE {
+            return Ok(settled(state, moved.left));
+        }
         live_since = (state == "live").then(|| live_since.unwrap_or(now));
         if live_since.is_some_and(|since| now >= since + CANCELLED) {
             return Err(cancelled(name));
         }
-        let is_silent = matches!(state.as_str(), "suspect" | "unreported");
-        silent_since = is_silent.then(|| silent_since.unwrap_or(now));
-        if silent_since.is_some_and(|since| now >= since + SILENT) {
+        unreported_since = (state == UNREPORTED).then(|| unreported_since.unwrap_or(now));
+        if unreported_since.is_some_and(|since| now >= since + UNHEARD) {
             return Err(unheard(name, &state));
         }
         if state == "drained" {
             return Ok(settled(state, 0));
         }
-        if node.left_blocks != counted.map(|(left, _)| left) {
-            counted = node.left_blocks.map(|left| (left, now));
+        if left_blocks != counted.map(|(left, _)| left) {
+            counted = left_blocks.map(|left| (left, now));
         }
         // Without an SSD nothing else becomes of a block that did not move.
         let is_final = |(left, at): (u64, Instant)| left > 0 && (!has_ssd || now >= at + SETTLES);
         let is_settled = match counted {
-            Some(counted) => live_since.is_none() && is_final(counted),
+            Some(counted) => live_since.is_none() && state != SUSPECT && is_final(counted),
             // An older master counts nothing.
             None => moved.left > 0 && now >= most.min(since + COUNTED),
         };
@@ -261,68 +316,10 @@ async fn settle(
     }
 }
 
-impl Outcome {
-    fn may_stop(&self) -> bool {
-        matches!(self.state.as_str(), "drained" | "gone")
-    }
-
-    /// Fails unless a stop of the node loses no block, or loses only blocks whose loss the operator accepts.
-    fn check(&self, is_full: bool, allow_loss: bool) -> anyhow::Result<()> {
-        let node = &self.node;
-        if self.left > 0 {
-            // Old blocks stay when the other nodes are full. Any other reason is a fault to mend first.
-            let remedy = match is_full {
-                true => "add a store node, or make room on the others,",
-                false => "mend the cause",
-            };
-            anyhow::ensure!(
-                allow_loss,
-                "{} blocks would be lost with node {node}: {remedy} and run the command again. To accept their loss, \
-                 repeat it with --allow-loss",
-                output::count(self.left)
-            );
-            return Ok(());
-        }
-        anyhow::ensure!(
-            self.may_stop(),
-            "node {node} is {}, and not drained yet: run the command again, or wait until `kvctl status` shows it as \
-             drained",
-            self.state
-        );
-        Ok(())
-    }
-}
-
-fn said(outcome: &Outcome) -> String {
-    let (moved, left) = (output::count(outcome.moved), output::count(outcome.left));
-    let begin = format!(
-        "node {} takes no new blocks: moved {moved} blocks in {:.1} s.",
-        outcome.node, outcome.seconds
-    );
-    let on_ssd = match outcome.on_ssd {
-        0 => String::new(),
-        blocks => format!(
-            " {} blocks have only a copy on its SSD, and are back when the node is.",
-            output::count(blocks)
-        ),
-    };
-    let reason = outcome.reason.as_deref().unwrap_or("the time was over");
-    match (outcome.left, outcome.state.as_str()) {
-        (0, "drained") => {
-            format!("{begin}{on_ssd} It can be stopped now: `kvctl status` shows it as drained.")
-        }
-        (0, "gone") => format!("{begin}{on_ssd} It has left the pool."),
-        (0, state) => format!("{begin}{on_ssd} It is {state}, and not drained yet."),
-        _ => format!(
-            "{begin} {left} blocks are on this node only and leave the pool when it stops (last reason: \
-             {reason}).{on_ssd} `kvctl status` shows the node as drained once no such block is left."
-        ),
-    }
-}
-
 /// Waits until a task has ended, or ends it at `until`. `None` when its leader has gone.
 async fn wait(
     client: &Client,
+    watch: &mut Watch<'_>,
     task: ReplicaTask,
     until: Instant,
 ) -> anyhow::Result<Option<ReplicaTask>> {
@@ -339,6 +336,7 @@ async fn wait(
             Some(seen) => task = seen,
             None => return Ok(None),
         }
+        watch.glance().await?;
     }
     Ok(Some(task))
 }
@@ -346,61 +344,46 @@ async fn wait(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvpool_client::ReplicaChange;
+    use kvpool_types::Length;
 
-    fn outcome(state: &str, left: u64, on_ssd: u64) -> Outcome {
-        Outcome {
-            node: "n".into(),
-            state: state.into(),
-            moved: 3,
-            bytes: 3,
+    #[test]
+    fn the_reason_of_a_late_drain_is_the_one_that_the_master_gives() {
+        let moved = |left, failure: Option<&str>, is_late| Moved {
             left,
-            on_ssd,
-            reason: None,
-            seconds: 1.0,
-        }
+            failure: failure.map(|why| (Code::Unreachable, why.to_owned())),
+            is_late,
+            ..Moved::default()
+        };
+        let reason = moved(2, Some("no other node"), true).reason();
+        assert_eq!(reason.as_deref(), Some("no other node"));
+        let reason = moved(2, None, true).reason();
+        assert_eq!(reason.as_deref(), Some("the time was over"));
+        // The master counts more blocks as left than the task has tried.
+        assert_eq!(moved(2, None, false).reason(), None);
+        assert_eq!(moved(0, Some("no other node"), true).reason(), None);
     }
 
-    /// A script stops the node when the command succeeds.
     #[test]
-    fn a_drain_fails_while_a_stop_would_lose_blocks_unless_the_loss_is_accepted() {
-        for is_full in [false, true] {
-            let refused = outcome("draining", 2, 0).check(is_full, false);
-            let why = refused.unwrap_err().to_string();
-            assert!(why.contains("2 blocks would be lost"), "{why}");
-            assert!(why.contains("--allow-loss"), "{why}");
-            assert_eq!(why.contains("add a store node"), is_full, "{why}");
-            assert!(outcome("draining", 2, 0).check(is_full, true).is_ok());
-            assert!(outcome("drained", 0, 4).check(is_full, false).is_ok());
-            // Nobody knows what a stop loses.
-            assert!(outcome("suspect", 0, 0).check(is_full, true).is_err());
-        }
-    }
-
-    /// An operator stops the node when the command says that it may be stopped.
-    #[test]
-    fn a_drain_says_that_the_node_can_be_stopped_only_when_it_is_drained() {
-        for (state, left) in [("draining", 0), ("draining", 2), ("suspect", 0)] {
-            let outcome = outcome(state, left, 0);
-            let text = said(&outcome);
-            assert!(!text.contains("can be stopped"), "{text}");
-            assert!(!outcome.may_stop());
-        }
-        let drained = outcome("drained", 0, 4);
-        let text = said(&drained);
-        assert!(
-            text.contains("can be stopped now") && drained.may_stop(),
-            "{text}"
-        );
-        assert!(
-            text.contains("4 blocks have only a copy on its SSD"),
-            "{text}"
-        );
-        assert!(!text.contains("leave the pool"), "{text}");
-        let both = said(&outcome("draining", 2, 4));
-        assert!(both.contains("2 blocks are on this node only"), "{both}");
-        assert!(
-            both.contains("4 blocks have only a copy on its SSD"),
-            "{both}"
-        );
+    fn a_drain_goes_on_with_the_blocks_that_failed_while_its_node_was_silent() {
+        let ended = |blocks, changed| ReplicaTask {
+            id: 1,
+            change: ReplicaChange::Move,
+            state: ReplicaTaskState::Failed,
+            blocks,
+            changed,
+            gone: 0,
+            failed: blocks - changed,
+            bytes: Length(0),
+            failure: None,
+            age: Duration::ZERO,
+            idle: Duration::ZERO,
+            from: "n".to_owned(),
+            to: Vec::new(),
+        };
+        assert!(is_last(&ended(2, 0), false));
+        assert!(!is_last(&ended(2, 0), true));
+        assert!(is_last(&ended(0, 0), true));
+        assert!(!is_last(&ended(2, 2), false));
     }
 }
