@@ -122,6 +122,10 @@ class StoreBase:
         self._log_failures(what, answers, reason)
         return answers
 
+    def _refuse_key(self, what: str, key: str, reason: object) -> int:
+        """Logs a key that is refused by this store's own code. Returns its code."""
+        return self._refuse(what, f"{key}: {reason}")
+
     def _refuse(self, what: str, reason: str, code: int = _codes.PARAMETERS) -> int:
         """Logs a call that is refused before the native store is asked. Returns its code."""
         self._log_failures(what, [code], reason)

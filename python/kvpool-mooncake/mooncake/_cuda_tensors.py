@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mooncake import _codes
-from mooncake._base import LENGTHS_DIFFER, log
+from mooncake._base import LENGTHS_DIFFER
 from mooncake._tensor_format import Tensor, header_of, is_lazy, torch_module
 from mooncake._tensors import TensorMethods
 
@@ -32,7 +31,8 @@ class CudaTensorMethods(TensorMethods):
                 raise TypeError(f"a tensor must be a torch.Tensor, not {type(tensor).__name__}")
             fits = tensor.is_contiguous() and not is_lazy(tensor)
             if not fits:
-                log.error("%s: the tensor to read into is not contiguous, or a lazy conjugate or negative", key)
+                why = "the tensor to read into is not contiguous, or a lazy conjugate or negative"
+                self._refuse_key("batch_get_tensor_into_cuda", key, why)
             headers.append(header_of(tensor) if fits else b"")
         # A block's pieces are all on one device, so the header is read into the memory of the tensor's device.
         found = [
@@ -54,8 +54,8 @@ class CudaTensorMethods(TensorMethods):
             if answers[at] < 0:
                 continue
             if bytes(found[at].tolist()) != header or answers[at] != len(header) + length:
-                log.error("%s: the stored tensor has another dtype or shape", keys[at])
-                answers[at] = _codes.PARAMETERS
+                why = "the stored tensor has another dtype or shape"
+                answers[at] = self._refuse_key("batch_get_tensor_into_cuda", keys[at], why)
             else:
                 answers[at] = length
         return self._all_said("batch_get_tensor_into_cuda", answers)

@@ -132,7 +132,8 @@ class ParallelReadMethods(TensorMethods):
             log.debug("%s: a part of a split tensor is not there: %s", key, min(answers))
             return False
         if any(found.raw != header for header, found in headers):
-            log.error("%s: a shard is not as the manifest says: another writer has replaced it", key)
+            why = "a shard is not as the manifest says: another writer has replaced it"
+            self._refuse_key("get of a split tensor", key, why)
             return False
         return True
 
@@ -143,7 +144,7 @@ class ParallelReadMethods(TensorMethods):
                 return None if source is None else self._get_tensors([source])[0]
             tensor = torch_module().empty(source.shape, dtype=dtype_of(source.manifest.dtype))
         except (BadSplit, ValueError) as error:
-            log.error("%s: %s", key, error)
+            self._refuse_key("get of a split tensor", key, error)
             return None
         return tensor if self._read_part(key, source, tensor.data_ptr()) else None
 
@@ -157,7 +158,7 @@ class ParallelReadMethods(TensorMethods):
             if ptr <= 0 or len(header) + length > size:
                 raise BadSplit(f"the tensor takes {len(header) + length} bytes, and the memory has {size}")
         except (BadSplit, ValueError) as error:
-            log.error("%s: %s", key, error)
+            self._refuse_key("get of a split tensor", key, error)
             return None
         # Python writes the header. A fault there would end the process.
         if self._sizes_on_host([key], [ptr], [size], write=True)[0] < 0:

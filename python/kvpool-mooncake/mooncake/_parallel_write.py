@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from mooncake import _codes
-from mooncake._base import LENGTHS_DIFFER, log
+from mooncake._base import LENGTHS_DIFFER
 from mooncake._parallel_types import (
     BadSplit,
     Manifest,
@@ -122,7 +122,7 @@ class ParallelWriteMethods(TensorMethods):
             try:
                 pieces = None if tensor is None else _pieces(key, tensor, parallelism, partition, all_ranks)
             except BadSplit as error:
-                log.error("%s: %s", key, error)
+                self._refuse_key("put of split tensors", key, error)
                 pieces = None
             found.append(pieces)
         shards = [shard for pieces in found if pieces for shard in pieces.shards]

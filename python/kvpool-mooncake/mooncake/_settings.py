@@ -102,17 +102,24 @@ def parse_host(value: object) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def after_etcd(address: str) -> str | None:
+    """The part of an address behind the scheme of etcd, in capitals or not; `None` for another scheme."""
+    scheme, separator, rest = address.partition("://")
+    return rest if separator and scheme.lower() == "etcd" else None
+
+
 def parse_masters(value: object) -> tuple[str, ...]:
     """The masters' addresses as kvpool writes them.
 
     `host:port`, `http://host:port` and `https://host:port`, several separated by `,` or `;`, or
-    `etcd://host;host;host[/cluster]`.
+    `etcd://host;host;host[/cluster]`. The scheme may be in capitals.
     """
     if not isinstance(value, str) or not value.strip():
         raise BadSetting(f"master_server_addr: {value!r} is no address")
     text = value.strip()
-    if text.startswith("etcd://"):
-        hosts, slash, cluster = text.removeprefix("etcd://").partition("/")
+    servers = after_etcd(text)
+    if servers is not None:
+        hosts, slash, cluster = servers.partition("/")
         each = [_with_port(host, DEFAULT_ETCD_PORT) for host in re.split("[;,]", hosts) if host.strip()]
         if not each:
             raise BadSetting(f"master_server_addr: {value!r} names no etcd")
@@ -120,6 +127,7 @@ def parse_masters(value: object) -> tuple[str, ...]:
     each = []
     for one in re.split("[;,]", text):
         scheme, separator, rest = one.strip().rpartition("://")
+        scheme = scheme.lower()
         if separator and scheme not in ("http", "https"):
             raise BadSetting(f"master_server_addr: {one!r}: masters are reached by http://, https:// or etcd://")
         if rest.strip("/"):

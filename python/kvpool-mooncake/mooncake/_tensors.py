@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from mooncake._base import BAD_CONFIG, LENGTHS_DIFFER, StoreBase, log
+from mooncake import _codes
+from mooncake._base import BAD_CONFIG, LENGTHS_DIFFER, StoreBase
 from mooncake._tensor_format import Tensor, decode, header_of, is_encoded, memory_at, on_host, torch_module
 from mooncake._types import ReplicateConfig, same_length
 
@@ -60,27 +61,24 @@ class TensorMethods(StoreBase):
         Such is memory of a GPU, and with `write` also memory that is read-only. One native call looks all of it up:
         before Linux 6.11 a look reads all maps of the process.
         """
-        found = []
+        found, wrong = [], []
         are_of_host = self._native.are_of_host(list(buffer_ptrs), list(sizes), write)
         for key, ptr, size, is_of_host in zip(keys, buffer_ptrs, sizes, are_of_host):
-            if not is_of_host and self._native.is_set_up():
-                log.error(
-                    "%s: %d bytes at %#x are no %smemory of the host; for a GPU use put_tensor and "
-                    "get_tensor_into_cuda",
-                    key,
-                    size,
-                    ptr,
-                    "writable " if write else "",
-                )
+            if not is_of_host:
+                wrong.append(f"{key}: {size} bytes at {ptr:#x}")
             found.append(size if is_of_host else -1)
+        if wrong and self._native.is_set_up():
+            kind = "writable memory" if write else "memory"
+            way = "for a GPU use put_tensor and get_tensor_into_cuda"
+            refused = [_codes.PARAMETERS] * len(wrong)
+            self._log_failures("memory of tensors", refused, f"{wrong[0]} are no {kind} of the host; {way}")
         return found
 
-    @staticmethod
-    def _decoded(key: str, data: memoryview) -> Tensor | None:
+    def _decoded(self, key: str, data: memoryview) -> Tensor | None:
         try:
             return decode(data)
         except (ValueError, KeyError, TypeError) as error:
-            log.error("%s: %s", key, error)
+            self._refuse_key("get of a tensor", key, error)
             return None
 
     def _put_encoded(

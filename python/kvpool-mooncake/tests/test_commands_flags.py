@@ -308,6 +308,8 @@ def test_what_is_given_reaches_kvmaster_and_defaults_are_its_own() -> None:
     etcd = ["--etcd=http://a:2379,http://b:2379", "--cluster=blue"]
     assert told(*ha, "--rpc_address=10.0.0.1", "--", "--x=y") == ["--listen=10.0.0.1:50051", *etcd]
     assert told(*ha, "--", "--advertise=10.0.0.1") == ["--listen=0.0.0.0:50051", *etcd]
+    ha[1] = "--etcd_endpoints=ETCD://a:2379;b:2379"
+    assert told(*ha, "--", "--advertise=10.0.0.1") == ["--listen=0.0.0.0:50051", *etcd]
 
 
 @pytest.mark.parametrize(
@@ -373,6 +375,7 @@ def test_a_node_is_told_where_it_is_and_whom_it_serves() -> None:
     rdma = "--protocol=rdma", "--device_names=mlx5_0,mlx5_1"
     etcd = node_told("--master_server_address=etcd://a:1;b:2", *rdma)
     assert "--master=etcd://a:1,b:2/default" in etcd
+    assert "--master=etcd://a:1/blue" in node_told("--master_server_address=ETCD://a:1/blue")
     assert {"--rdma-device=mlx5_0", "--rdma-device=mlx5_1"} <= set(etcd)
     for wrong in ("--global_segment_size=much", "--protocol=pigeon", "--port=99999"):
         with pytest.raises(UsageError, match=wrong[2:].partition("=")[0]):

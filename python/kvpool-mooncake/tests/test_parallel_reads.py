@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import logging
 import mmap
 import random
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from kvpool._native import is_host_memory
 from lent_memory import Memory
+from mooncake._base import Refusals
 from mooncake._parallel_read import ParallelReadMethods, _Part
-from mooncake._parallel_types import Manifest
+from mooncake._parallel_types import Manifest, ReadTarget
 from mooncake._tensor_format import encode_header
 
 
@@ -85,6 +88,7 @@ def test_no_two_fragments_of_a_read_have_the_same_memory(
         wanted = cut(data, manifest, start, end)
         store: Any = ParallelReadMethods.__new__(ParallelReadMethods)
         store._native = Native(objects)
+        store._refusals = Refusals()
         place = Memory(len(wanted))
         assert store._read_part("tensor", _Part(manifest, list(objects), start, end), place.ptr)
         assert bytes(place) == wanted
@@ -98,6 +102,7 @@ def test_a_header_is_not_written_to_memory_that_can_only_be_read(monkeypatch: py
     part = _Part(manifest, ["shard"], 0, 8)
     store: Any = ParallelReadMethods.__new__(ParallelReadMethods)
     store._native = Native({"shard": header + bytes(16)})
+    store._refusals = Refusals()
     monkeypatch.setattr(store, "_source", lambda *_: part)
     page = mmap.PAGESIZE
     memory = mmap.mmap(-1, 2 * page)
@@ -117,9 +122,27 @@ def test_a_header_is_not_written_to_memory_that_can_only_be_read(monkeypatch: py
 def test_the_memory_of_many_keys_is_looked_up_in_one_call() -> None:
     store: Any = ParallelReadMethods.__new__(ParallelReadMethods)
     store._native = Native({})
+    store._refusals = Refusals()
     places = [Memory(64) for _ in range(256)]
     keys = [f"key {n}" for n in range(len(places))]
     addresses, sizes = [place.ptr for place in places], [place.size for place in places]
     addresses[7] = 4096
     assert store._sizes_on_host(keys, addresses, sizes) == [64] * 7 + [-1] + [64] * 248
     assert store._native.looks == [(addresses, sizes, False)]
+
+
+def test_a_call_that_is_wrong_each_time_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    store: Any = ParallelReadMethods.__new__(ParallelReadMethods)
+    store._native = Native({})
+    calls: list[tuple[Callable[[], object], object, str]] = [
+        (lambda: store._sizes_on_host(["a"], [4096], [8]), [-1], "a: 8 bytes at 0x1000 are no memory of the host"),
+        (lambda: store._get_split("a", ReadTarget(mode="shard")), None, "a: a shard is read with a parallelism"),
+        (lambda: store._decoded("a", memoryview(b"")), None, "get of a tensor: 1 of 1 failed with -600: a: "),
+    ]
+    for call, answer, reason in calls:
+        store._refusals = Refusals()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="mooncake"):
+            assert [call() for _ in range(3)] == [answer] * 3
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert reason in line

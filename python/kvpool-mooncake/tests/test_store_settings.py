@@ -57,6 +57,8 @@ def test_what_is_no_size_is_refused_by_name(bad: object) -> None:
         ("[::1]:7", ("http://[::1]:7",)),
         ("etcd://a;b:1;c", ("etcd://a:2379,b:1,c:2379/default",)),
         ("etcd://a:1,b:2/blue", ("etcd://a:1,b:2/blue",)),
+        ("HTTP://a:1;Https://b:2", ("http://a:1", "https://b:2")),
+        ("ETCD://a;b:1/Blue", ("etcd://a:2379,b:1/Blue",)),
     ],
 )
 def test_a_master_is_named_in_any_of_the_usual_ways(given: str, masters: tuple[str, ...]) -> None:

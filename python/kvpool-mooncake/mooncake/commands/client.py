@@ -16,7 +16,7 @@ import sys
 
 from mooncake._clients import announce_client
 from mooncake._offload import offload_medium
-from mooncake._settings import BadSetting
+from mooncake._settings import BadSetting, after_etcd
 from mooncake.commands import flags
 from mooncake.commands.flags import CommandLine, Flag, UsageError
 from mooncake.commands.logging_flags import logging_flags
@@ -124,8 +124,9 @@ def _own_address(line: CommandLine) -> str | None:
 
 def _master(line: CommandLine) -> str:
     master = line.text("master_server_address")
-    if master.startswith("etcd://"):
-        servers, _, cluster = master.removeprefix("etcd://").partition("/")
+    behind = after_etcd(master)
+    if behind is not None:
+        servers, _, cluster = behind.partition("/")
         return f"etcd://{servers.replace(';', ',')}/{cluster or 'default'}"
     return master if "://" in master else f"http://{master}"
 

@@ -10,6 +10,7 @@ import re
 import socket
 import struct
 
+from mooncake._settings import after_etcd
 from mooncake.commands.flags import CommandLine, Flag, UsageError
 from mooncake.commands.logging_flags import logging_flags
 
@@ -255,7 +256,9 @@ def _etcd(line: CommandLine) -> tuple[str, str]:
         # Two masters that do not know of each other would be two pools.
         raise UsageError(f"--ha_backend_type={kind}: with --enable_ha kvmaster keeps its metadata in etcd only")
     name = "ha_backend_connstring" if line.text("ha_backend_connstring") else "etcd_endpoints"
-    servers = line.text(name).removeprefix("etcd://").replace(",", ";").split(";")
+    text = line.text(name)
+    behind = after_etcd(text)
+    servers = (text if behind is None else behind).replace(",", ";").split(";")
     urls = [each if "://" in each else f"http://{each}" for each in map(str.strip, servers) if each]
     if not urls:
         raise UsageError("--enable_ha needs --etcd_endpoints")
