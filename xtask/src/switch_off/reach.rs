@@ -12,7 +12,7 @@ const COST: &str = "it saves work or time: without it nothing becomes wrong";
 const MISS: &str = "without it a block is missed, or evicted in vain: nothing becomes wrong";
 const SIZE: &str = "no history is that large or that long";
 const LOGS: &str = "nobody reads what processes log";
-const CANCELLED: &str = "no operator of the simulation cancels a drain";
+const CANCELLED: &str = "no operator of the simulation begins or cancels a drain";
 const ONE_THREAD: &str = "in one thread nobody looks while it happens";
 
 /// By the beginning of the mechanism's file.
@@ -109,6 +109,8 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "a zone of a large medium has room for the headers of its blocks",
             "an eighth of each zone is for new copies",
             "pinned copies that fill a medium are not written for ever",
+            "a drain moves no block of the next incarnation",
+            "a cancelled task tells why its blocks waited",
         ],
     ),
     (
@@ -255,6 +257,10 @@ const BY_WHAT: &[(&str, &[&str])] = &[
             "no leader judges the drain of a node that it has not heard",
             "the line of a stop outlasts the end of the cancelled drain before it",
             "a cancelled drain leaves no line that nobody shortens",
+            "the word to a node names the report that it answers",
+            "a node that stops takes no answer to an earlier report",
+            "a node that stops takes no answer from before its stop",
+            "a repeated cancellation counts as one",
         ],
     ),
 ];
