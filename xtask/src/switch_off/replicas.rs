@@ -710,4 +710,13 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-tests",
         test: "a_drain_goes_on_under_a_leader_that_has_to_hear_the_node_first",
     },
+    Mechanism {
+        invariant: 5,
+        what: "kvctl waits for a draining node that is silent",
+        file: "cli/src/commands/node/wait.rs",
+        on: "                \"suspect\" | \"unreported\" => before.get(name) == Some(&incarnation),\n",
+        off: "                \"suspect\" | \"unreported\" => before.get(name).is_none() && false,\n",
+        package: "kvpool-cli",
+        test: "a_draining_node_that_is_silent_is_waited_for",
+    },
 ];

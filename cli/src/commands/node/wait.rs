@@ -4,6 +4,7 @@ use crate::connection::{HIDDEN, call_timeout, control_error, is_hidden, parse_ti
 use crate::context::Context;
 use anyhow::bail;
 use kvpool_client::NodeStats;
+use kvpool_types::Incarnation;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ const POLL: Duration = Duration::from_millis(200);
 ///
 /// A store node that stops needs its master to move or save its blocks. Run this before a master stops that
 /// may stop together with store nodes. The command looks for --settle first, because a node's signal may
-/// come later than the master's. It does not wait for drained nodes, which need the master no more. When
+/// come later than the master's. It does not wait for drained nodes, which need the master no more. A node that
+/// drains and becomes suspect is waited for until the master hears it again or drops it. When
 /// --timeout has passed first, it fails and names the nodes that drain still. It also fails, and names the nodes,
 /// if drains that it waited for were cancelled.
 #[derive(Debug, clap::Args)]
@@ -40,6 +42,28 @@ struct Outcome {
     seconds: f64,
 }
 
+/// The nodes that drain, from look to look. The incarnations tell a restart from a cancelled drain.
+#[derive(Default)]
+struct Drains(BTreeMap<String, Incarnation>);
+
+impl Drains {
+    /// Processes a look at the name, the state and the incarnation of each node.
+    fn see<'n>(&mut self, nodes: impl IntoIterator<Item = (&'n str, &'n str, Incarnation)>) {
+        let before = std::mem::take(&mut self.0);
+        for (name, state, incarnation) in nodes {
+            let drains = match state {
+                "draining" => true,
+                // The drain goes on when the master hears the node again.
+                "suspect" | "unreported" => before.get(name) == Some(&incarnation),
+                _ => false,
+            };
+            if drains {
+                self.0.insert(name.to_owned(), incarnation);
+            }
+        }
+    }
+}
+
 /// Runs it.
 pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
     let client = context.connection.connect().await?;
@@ -47,15 +71,16 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
     let mut quiet_since = begun;
     // A shorter timeout leaves no time for the whole of it.
     let settle = args.settle.min(args.timeout);
-    // The incarnations tell a restart from a cancelled drain.
+    let mut drains = Drains::default();
     let mut seen = BTreeMap::new();
     let (nodes, draining, is_quiet) = loop {
         let stats = client.stats().await.map_err(control_error)?;
         // Without a look at the nodes, none would seem to drain.
         anyhow::ensure!(!is_hidden(&stats), HIDDEN);
-        let drain = stats.nodes.iter().filter(|node| node.state == "draining");
-        let draining: Vec<_> = drain.clone().map(|node| node.name.clone()).collect();
-        seen.extend(drain.map(|node| (node.name.clone(), node.incarnation)));
+        let nodes = stats.nodes.iter();
+        drains.see(nodes.map(|node| (node.name.as_str(), node.state.as_str(), node.incarnation)));
+        let draining: Vec<_> = drains.0.keys().cloned().collect();
+        seen.extend(drains.0.clone());
         let now = Instant::now();
         if !draining.is_empty() {
             quiet_since = now;
@@ -99,4 +124,37 @@ fn said(outcome: &Outcome) -> String {
     }
     let names = outcome.draining.join(", ");
     format!("still draining after {:.1} s: {names}", outcome.seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Its master still has blocks to move when it hears the node again.
+    #[test]
+    fn a_draining_node_that_is_silent_is_waited_for() {
+        let mut drains = Drains::default();
+        let first = Incarnation(1);
+        let mut is_waited_for = |state, incarnation| {
+            drains.see([("n", state, incarnation), ("other", "live", first)]);
+            drains.0.contains_key("n")
+        };
+        assert!(!is_waited_for("suspect", first), "it did not drain");
+        assert!(is_waited_for("draining", first));
+        assert!(is_waited_for("suspect", first));
+        assert!(is_waited_for("unreported", first), "under the next leader");
+        assert!(is_waited_for("draining", first));
+        assert!(
+            !is_waited_for("suspect", Incarnation(2)),
+            "it has restarted"
+        );
+        assert!(is_waited_for("draining", first));
+        assert!(!is_waited_for("drained", first));
+        assert!(
+            !is_waited_for("suspect", first),
+            "it needs its master no more"
+        );
+        drains.see([]);
+        assert!(drains.0.is_empty());
+    }
 }
