@@ -18,9 +18,10 @@ pub(crate) const OLDEST: &str = "import sys; sys.exit(sys.version_info < (3, 11)
 /// What builds the wheels.
 const BUILDERS: [&str; 2] = ["maturin>=1.9,<2", "hatchling"];
 /// What the tests use.
-const TESTERS: [&str; 6] = [
+const TESTERS: [&str; 7] = [
     "pytest",
     "pytest-timeout",
+    "pytest-xdist",
     "mypy",
     "numpy",
     "aiohttp",
@@ -32,6 +33,8 @@ pub(crate) const COMMANDS: [&str; 3] = ["kvmaster", "kvstore-node", "kvctl"];
 const OWN_TESTS: &str = "python/tests";
 /// The tests of the wheel `kvpool-mooncake`.
 const MOONCAKE_TESTS: &str = "python/kvpool-mooncake/tests";
+/// The tests mostly wait. The tests of one file share a pool, so one process runs all of them.
+const PROCESSES: [&str; 4] = ["-n", "2", "--dist", "loadfile"];
 /// Debian's package of the module venv.
 const VENV: &str = "python3-venv";
 
@@ -131,7 +134,7 @@ pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
 /// What runs the tests of a folder with the commands that the wheel installed.
 fn pytest(venv: &Path, tests: &str) -> Result<Command> {
     let mut command = tool(venv, "pytest");
-    command.args(["-v", "-rs", tests]);
+    command.args(["-v", "-rs"]).args(PROCESSES).arg(tests);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let paths = std::iter::once(venv.join("bin")).chain(std::env::split_paths(&path));
     command.env("PATH", std::env::join_paths(paths)?);

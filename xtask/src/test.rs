@@ -103,9 +103,10 @@ fn with_nextest(quick: bool, programs: &Programs, tally: &mut Tally) -> Result<(
     {
         return Err(error.into());
     }
-    // Tests wait more than they compute. Those that start daemons have a limit of their own.
+    // Tests wait more than they compute: three threads left half of two cores idle. Tests that start daemons
+    // have a limit of their own.
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    let threads = (cores + 1).to_string();
+    let threads = (cores * 2 + 1).to_string();
     let mut command = cargo(&["nextest", "run", "--workspace", "--profile", "xtask"]);
     command.args(["--test-threads", &threads]);
     command.envs(programs.iter().cloned());
