@@ -1,8 +1,8 @@
 //! The slot of metadata that follows the last chunk of pages (rows S3, S5).
 //!
-//! A slot holds one request's first token and what goes with it. Each field has 64 bytes at least
-//! and begins at a multiple of 64, so that a device moves no smaller piece. The room is written in
-//! little-endian order. The other fields go as the engine wrote them.
+//! A slot holds one request's first token and the metadata of that token. Each field begins at a multiple of 64
+//! bytes and has at least 64 bytes, so that a device moves no smaller piece. The room is in little-endian
+//! order. The session copies the other fields unchanged.
 
 use crate::room::RoomId;
 use std::ops::Range;
@@ -15,23 +15,24 @@ const LINE: u64 = 64;
 pub enum AuxField {
     /// 16 i32: the tokens that prefill has sampled.
     OutputIds,
-    /// 16 i32: the number of tokens that prefill had cached, first.
+    /// 16 i32. The first is the number of tokens that prefill had cached.
     CachedTokens,
-    /// 16 f32: the log probability of the sampled tokens.
+    /// 16 f32: the log probabilities of the sampled tokens.
     TokenLogprobValues,
-    /// 16 i32: the tokens of these.
+    /// 16 i32: the tokens of [`Self::TokenLogprobValues`].
     TokenLogprobIndices,
     /// 128 f32: the greatest log probabilities.
     TopLogprobValues,
-    /// 128 i32: the tokens of these.
+    /// 128 i32: the tokens of [`Self::TopLogprobValues`].
     TopLogprobIndices,
     /// 16 f32: the probabilities for speculative decoding.
     TopkP,
-    /// 16 i64: the tokens of these.
+    /// 16 i64: the tokens of [`Self::TopkP`].
     TopkIndices,
-    /// The hidden states of the last token: the model's hidden size times the size of its dtype.
+    /// The hidden states of the last token. Their length is the model's hidden size times the size of its
+    /// dtype.
     HiddenStates,
-    /// 8 u64: the room, first. The receiver compares it with its own.
+    /// 8 u64. The first is the room, which the receiver compares with its own.
     Room,
 }
 
@@ -67,19 +68,19 @@ impl AuxField {
     }
 }
 
-/// Where the fields of a slot lie.
+/// The byte range of each field in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuxLayout {
     hidden_bytes: u32,
 }
 
 impl AuxLayout {
-    /// A layout for hidden states of this many bytes; 0 when none are sent.
+    /// A layout for hidden states of `hidden_bytes` bytes; 0 when prefill sends none.
     pub const fn new(hidden_bytes: u32) -> Self {
         Self { hidden_bytes }
     }
 
-    /// The bytes of a field, without the padding that follows it.
+    /// The length of a field in bytes, without the padding that follows the field.
     pub fn bytes(&self, field: AuxField) -> u64 {
         match field {
             AuxField::OutputIds
@@ -94,7 +95,7 @@ impl AuxLayout {
         }
     }
 
-    /// The place of a field in a slot.
+    /// The byte range of a field in a slot.
     pub fn range(&self, field: AuxField) -> Range<u64> {
         let mut begin = 0;
         for each in AuxField::ALL {
@@ -106,7 +107,7 @@ impl AuxLayout {
         begin..begin + self.bytes(field)
     }
 
-    /// The bytes of a slot.
+    /// The length of a slot in bytes.
     pub fn slot_bytes(&self) -> u64 {
         self.range(AuxField::Room).end
     }
@@ -117,7 +118,8 @@ impl AuxLayout {
         slot.get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
     }
 
-    /// Puts bytes at the begin of a field. False, and nothing changes, when they do not fit.
+    /// Writes `bytes` at the start of a field. Returns false, and changes nothing, when the bytes exceed the
+    /// slot.
     pub fn put(&self, slot: &mut [u8], field: AuxField, bytes: &[u8]) -> bool {
         let Range { start, end } = self.range(field);
         let range = usize::try_from(start).ok().zip(usize::try_from(end).ok());

@@ -21,8 +21,7 @@ struct Shared {
     origin: Instant,
 }
 
-/// A bootstrap server. Callers are bounded as on the HTTP port of a daemon. Dropping it ends the
-/// server.
+/// A bootstrap server. Its limits on callers are those of a daemon's HTTP port. Dropping it ends the server.
 pub struct BootstrapServer {
     address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
@@ -40,7 +39,7 @@ impl BootstrapServer {
     ///
     /// # Errors
     ///
-    /// The error of asking for the listener's address.
+    /// The listener cannot report its address.
     pub fn start(listener: TcpListener, options: RegistryOptions) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
@@ -53,7 +52,7 @@ impl BootstrapServer {
             .with_state(shared);
         let (stop, stopped) = oneshot::channel::<()>();
         let shutdown = async move {
-            // A dropped sender stops the server, too.
+            // A dropped sender stops the server too.
             drop(stopped.await);
         };
         let task = tokio::spawn(kvpool_daemon::probe::serve(
@@ -71,11 +70,11 @@ impl BootstrapServer {
         self.address
     }
 
-    /// Answers the requests in progress, and ends.
+    /// Answers the requests in progress, then ends the server.
     ///
     /// # Errors
     ///
-    /// The error that ended the server before.
+    /// The error with which the server ended before this call.
     pub async fn stop(mut self) -> io::Result<()> {
         drop(self.stop.take());
         let task = &mut self.task;

@@ -19,7 +19,7 @@ impl Add<Duration> for Moment {
 impl Sub for Moment {
     type Output = Duration;
 
-    /// The time since an earlier moment; zero when that one is later.
+    /// The time since `earlier`; zero when `earlier` is the later moment.
     fn sub(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }

@@ -6,11 +6,11 @@
 //!                   │     first come, first served
 //! ```
 //!
-//! A pin covers the pages of one room. Its owner frees it once, when no transfer reads the pages any more: the
-//! ledger counts pages and knows no transfers.
+//! A pin covers the pages of one room. Its owner frees the pin once, when no transfer reads the pages any more.
+//! The ledger counts pages and knows no transfers.
 //!
-//! A breaker is independent of pins: any receiver may ask for an offer. The owner looks at
-//! [`PinLedger::breaker`] when a receiver asks.
+//! A breaker is independent of pins. It concerns a receiver, and a pin concerns an offer. The owner looks at
+//! [`PinLedger::breaker`] when a receiver asks for a room.
 
 use crate::Moment;
 use crate::room::RoomId;
@@ -21,14 +21,14 @@ use std::time::Duration;
 /// The settings of pins (row P1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinOptions {
-    /// The share of pages that pins may not reserve, in percent: 0 to 100.
+    /// The share of the limit that offers must leave free, in percent: 0 to 100.
     pub reserve_percent: u8,
-    /// How long a receiver is not served after it could not allocate pages.
+    /// How long prefill does not serve a receiver that could not allocate pages.
     pub back_off: Duration,
 }
 
 impl Default for PinOptions {
-    /// The documents' numbers: a reserve of 2 %, and 2.0 s.
+    /// The documents' defaults: a reserve of 2 % and a back-off of 2.0 s.
     fn default() -> Self {
         Self {
             reserve_percent: 2,
@@ -42,9 +42,9 @@ impl Default for PinOptions {
 pub enum PinOutcome {
     /// The pages are pinned.
     Pinned,
-    /// The request waits until pins are freed. [`PinLedger::admitted`] names it then.
+    /// The request waits until other rooms free their pins. Then [`PinLedger::admitted`] returns its room.
     Waits,
-    /// The room has a pin, or waits for one.
+    /// The room has a pin or waits for one already.
     Repeated,
 }
 
@@ -86,7 +86,7 @@ impl PinLedger {
         self.waiting.len()
     }
 
-    /// Asks for a pin on `pages` pages. Requests that wait are served in their order.
+    /// Asks for a pin on `pages` pages. Waiting requests are served first come, first served.
     pub fn pin(&mut self, room: RoomId, pages: u64) -> PinOutcome {
         if self.pins.contains_key(&room) || self.waiting.iter().any(|(other, _)| *other == room) {
             return PinOutcome::Repeated;
@@ -99,7 +99,7 @@ impl PinLedger {
         PinOutcome::Pinned
     }
 
-    /// The requests that waited and are pinned now, oldest first. Each is named once.
+    /// The rooms that waited and are pinned now, oldest first. Each room is returned once.
     pub fn admitted(&mut self) -> Vec<RoomId> {
         std::mem::take(&mut self.admitted)
     }
@@ -120,13 +120,14 @@ impl PinLedger {
         pages
     }
 
-    /// Notes that a receiver could not allocate pages. It is not served for the back-off (P6).
+    /// Opens the breaker of a receiver that could not allocate pages: prefill does not serve it for the
+    /// back-off (P6).
     pub fn trip(&mut self, now: Moment, receiver: Incarnation) {
         self.breakers.retain(|_, until| *until > now);
         self.breakers.insert(receiver, now + self.options.back_off);
     }
 
-    /// Until when a receiver is not served. `None` for one whose breaker is closed.
+    /// The end of a receiver's back-off. `None` while its breaker is closed.
     pub fn breaker(&self, now: Moment, receiver: Incarnation) -> Option<Moment> {
         let until = self.breakers.get(&receiver).copied();
         until.filter(|until| *until > now)
@@ -137,7 +138,8 @@ impl PinLedger {
         self.breakers.remove(&receiver);
     }
 
-    /// P5: new requests wait while the pins exceed the limit, so that the last one may pass it.
+    /// P5: a new request waits only while the pins exceed the limit. So the last admitted request may pass the
+    /// limit.
     fn is_over_limit(&self) -> bool {
         self.pinned > self.limit
     }

@@ -1,4 +1,4 @@
-//! Which bytes of which rank go where: layouts, ranks and page lists as rows.
+//! The plan of a transfer: layouts, ranks and page lists become rows of bytes.
 //!
 //! ```text
 //!  StateShape ─┐
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A state is one region of a rank that is divided into pages: the keys of one layer, its values,
-//! or an opaque state. A page holds `outer` runs, and each run holds `parts` of `part_bytes`. Ranks
+//! or an opaque state. A page holds `outer` runs, and each run holds `parts` parts of `part_bytes`. Ranks
 //! divide the parts among themselves. Every layout of the documents is such a page (rows G19, S7):
 //!
 //! | layout | outer | parts | part_bytes |
@@ -96,10 +96,9 @@ pub enum PlanError {
 pub enum StateRule {
     /// Rank `i` of the targets takes all that rank `i` of the sources holds.
     Copy,
-    /// Each rank holds a share of the parts. With more ranks than parts, several ranks hold the
-    /// same part.
+    /// Each rank holds a share of the parts. With more ranks than parts, several ranks hold the same part.
     Slice,
-    /// Every rank holds the same bytes, so that one source suffices (MLA).
+    /// Every rank holds the same bytes (MLA). So one source suffices for a target.
     OneSource,
 }
 
@@ -122,7 +121,7 @@ pub struct StateShape {
     part_bytes: u64,
 }
 
-/// Sizes stay below this, so that sums of a few never overflow.
+/// The upper bound of a size. The sum of a few sizes below it never overflows.
 const MAX_BYTES: u64 = 1 << 62;
 
 impl StateShape {
@@ -145,7 +144,7 @@ impl StateShape {
         }
     }
 
-    /// An opaque state that is sliced along one of its dimensions, the last of which counts bytes.
+    /// An opaque state that is sliced along one of its dimensions. The last dimension counts bytes.
     ///
     /// # Errors
     ///
@@ -169,7 +168,7 @@ impl StateShape {
         Self::new(StateRule::Slice, outer, u64::from(*parts), part_bytes)
     }
 
-    /// An opaque state that goes whole: `bytes` a page on each rank.
+    /// An opaque state that is never sliced: `bytes` bytes a page on each rank.
     ///
     /// # Errors
     ///
@@ -204,7 +203,7 @@ impl StateShape {
         }
     }
 
-    /// The rule, and outer, parts and part_bytes.
+    /// The rule, `outer`, `parts` and `part_bytes`.
     pub(crate) const fn parameters(&self) -> (StateRule, [u64; 3]) {
         (self.rule, [self.outer, self.parts, self.part_bytes])
     }
@@ -242,7 +241,7 @@ impl StateShape {
     fn first_part(&self, rank: u32, ranks: u32) -> u64 {
         match self.rule {
             StateRule::Copy | StateRule::OneSource => 0,
-            // With more ranks than parts, neighbours hold the same part.
+            // With more ranks than parts, neighbouring ranks hold the same part.
             StateRule::Slice => {
                 let first = u128::from(rank) * u128::from(self.parts) / u128::from(ranks);
                 u64::try_from(first).expect("invariant: a rank is below the number of ranks")

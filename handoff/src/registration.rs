@@ -37,7 +37,7 @@ pub struct RankDescription {
     pub states: Vec<StateRegion>,
 }
 
-/// Why a registration is refused. Nothing changes.
+/// The reasons to refuse a registration. A refused registration changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegistrationError {
     /// The pages of the two ends have different numbers of tokens.
@@ -48,7 +48,7 @@ pub enum RegistrationError {
         /// The other end's number.
         theirs: u32,
     },
-    /// A process registered before with other values.
+    /// The process registered before with other values.
     #[error("session {0} registered before with another layout")]
     Changed(Incarnation),
     /// The ranks or the shapes make no plan.
@@ -73,13 +73,13 @@ pub enum RegistrationError {
     },
 }
 
-/// The most memory of one description, in bytes: about 40,000 states. A letter may be much longer.
+/// The most memory of one description, in bytes: about 40,000 states. A message may be much longer.
 const MAX_DESCRIPTION: usize = 4 << 20;
 /// The most memory of all descriptions, in bytes.
 const MAX_DESCRIPTIONS: usize = 256 << 20;
 
 impl RankDescription {
-    /// About the bytes of memory that it takes.
+    /// The approximate memory of a description, in bytes.
     fn bytes(&self) -> usize {
         let states = self.states.iter();
         let states = states.map(|state| size_of::<StateRegion>() + state.name.len());
@@ -103,7 +103,7 @@ pub struct RegisteredRanks {
     page_tokens: u32,
     capacity: usize,
     ranks: BTreeMap<Incarnation, Arc<RankDescription>>,
-    /// The memory of the descriptions, and the most of it.
+    /// The memory of all descriptions, and its limit, in bytes.
     bytes: usize,
     most_bytes: usize,
 }
@@ -120,7 +120,7 @@ impl RegisteredRanks {
         }
     }
 
-    /// Registers a process. To register again with the same values is harmless.
+    /// Registers a process. A repeated registration with the same values changes nothing.
     ///
     /// # Errors
     ///
@@ -156,7 +156,7 @@ impl RegisteredRanks {
     }
 
     fn check_room(&self, rank: &RankDescription) -> Result<(), RegistrationError> {
-        // First the refusal that no free place changes.
+        // This refusal comes first, because forgetting other processes cannot change it.
         let bytes = rank.bytes();
         if bytes > MAX_DESCRIPTION {
             return Err(RegistrationError::TooLarge { bytes });
@@ -171,7 +171,7 @@ impl RegisteredRanks {
         Ok(())
     }
 
-    /// What a process registered.
+    /// The description that a process registered.
     pub fn get(&self, session: Incarnation) -> Option<&Arc<RankDescription>> {
         self.ranks.get(&session)
     }

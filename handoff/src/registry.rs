@@ -8,7 +8,7 @@
 //!     GET /health
 //! ```
 //!
-//! - `dialects`: what each dialect names its fields
+//! - `dialects`: the field names of each dialect
 //! - `json`: fields of a JSON body or of a query
 //!
 //! A registration is idempotent: a rank that registers again, at the same or another address, takes
@@ -30,9 +30,9 @@ use uuid::Uuid;
 pub struct RegistryOptions {
     /// The most ranks of all dialects together.
     pub max_ranks: usize,
-    /// The most rooms with a data-parallel rank.
+    /// The most rooms whose data-parallel rank is kept.
     pub max_rooms: usize,
-    /// How long the data-parallel rank of a room is kept.
+    /// How long the registry keeps the data-parallel rank of a room.
     pub room_ttl: Duration,
     /// The longest body, in bytes.
     pub max_body: usize,
@@ -129,12 +129,12 @@ impl RankCounts {
     }
 }
 
-/// What all ranks of prefill have in common, as the first one told it.
+/// The settings that all ranks of prefill share, as the first rank registered them.
 #[derive(Clone, Debug, PartialEq)]
 struct PrefillShape {
     counts: RankCounts,
     page_size: u64,
-    /// The fields that SGLang's decode asks back.
+    /// The fields that SGLang's decode reads back.
     told: serde_json::Map<String, serde_json::Value>,
 }
 
@@ -145,13 +145,13 @@ struct VllmGroup {
     workers: BTreeMap<(u32, u32), serde_json::Value>,
 }
 
-/// Where the ranks of one prefill instance are.
+/// The addresses of the ranks of one prefill instance.
 #[derive(Clone, Debug)]
 pub struct BootstrapRegistry {
     options: RegistryOptions,
     shape: Option<PrefillShape>,
     ranks: BTreeMap<RankPlace, RankAddress>,
-    /// Ranks that gave a number alone (chitu's dialect).
+    /// Ranks that registered only a number (chitu's dialect).
     numbered: BTreeMap<u32, RankAddress>,
     vllm: BTreeMap<u32, VllmGroup>,
     rooms: BTreeMap<RoomId, (u32, Moment)>,
@@ -172,7 +172,7 @@ impl BootstrapRegistry {
         }
     }
 
-    /// Answers a request in the dialect in which it was made.
+    /// Answers a request in the dialect of the request.
     pub fn handle(&mut self, now: Moment, request: &HttpRequest<'_>) -> HttpReply {
         if request.body.len() > self.options.max_body {
             let limit = self.options.max_body;
@@ -218,7 +218,7 @@ impl BootstrapRegistry {
         ))
     }
 
-    /// Records the data-parallel rank of a room, and forgets rooms that are too old or too many.
+    /// Records the data-parallel rank of a room, and forgets the oldest rooms beyond the limits.
     fn set_dp_rank(&mut self, now: Moment, room: RoomId, rank: u32) {
         self.rooms.insert(room, (rank, now));
         self.room_order.push_back((room, now));
@@ -228,7 +228,7 @@ impl BootstrapRegistry {
                 break;
             }
             self.room_order.pop_front();
-            // A room that was told again has a later entry.
+            // A room that was recorded again has a later entry.
             if self.rooms.get(&oldest).is_some_and(|(_, at)| *at == since) {
                 self.rooms.remove(&oldest);
             }
@@ -241,7 +241,8 @@ impl BootstrapRegistry {
     }
 }
 
-/// The UUID of a request (row C8): its id if that is a UUID, else a UUID of version 5 over the id.
+/// The UUID of a request (row C8): the request's id if the id is a UUID, else the UUID of version 5 over the
+/// id.
 pub fn request_uuid(id: &str) -> Uuid {
     Uuid::try_parse(id).unwrap_or_else(|_| Uuid::new_v5(&Uuid::NAMESPACE_OID, id.as_bytes()))
 }

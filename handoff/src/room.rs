@@ -1,4 +1,4 @@
-//! Rooms: the two ends of one push or pull, from prefill's ranks to decode's. Prefill writes in both.
+//! Rooms: the two ends of one push or pull, from prefill's ranks to decode's. In both, prefill writes.
 //!
 //! ```text
 //!  RoomReceiver (decode rank)                     RoomSender (prefill rank)
@@ -14,16 +14,16 @@
 //!
 //! - [`RoomReceiver`], [`RoomSender`]: one rank's end of one room
 //! - [`ReceiverDesk`], [`SenderDesk`]: all rooms of a process; messages of rooms that have ended
-//! - [`CellBitmap`]: which pages and layers have come
+//! - [`CellBitmap`]: the pages and layers that have arrived
 //!
 //! Invariants, each with a test in `tests/network/`:
 //!
-//! - Success means that the bytes were verified after the room was closed and fenced, so that no
-//!   later write can change them.
-//! - The pages of a room that failed are given back only after the fence. The pages of a sender
-//!   are given back only after its writes have ended.
+//! - Success means that the bytes were verified after the room was closed and fenced. So no later write can
+//!   change them.
+//! - A receiver gives the pages of a failed room back only after the fence. A sender gives its pages back only
+//!   after its writes have ended.
 //! - A room ends by its deadline at both ends, whatever the network does. Failed is final.
-//! - A message of a room that has ended revives nothing: tombstones know (room, generation).
+//! - A message of a room that has ended cannot reopen the room: the tombstone records (room, generation).
 
 mod bitmap;
 mod desk;
@@ -46,7 +46,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-/// The number of one request, which prefill and decode agree on (row S3).
+/// The number of one request, on which prefill and decode agree (row S3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RoomId(pub u64);
 
@@ -57,8 +57,8 @@ impl RoomId {
     }
 }
 
-/// The number of one attempt at a room. A receiver's process gives every attempt, over all its
-/// rooms, a number above its earlier ones. Two lives of a process use different numbers.
+/// The number of one attempt at a room. A receiver's process numbers its attempts in rising order, over all its
+/// rooms. Two incarnations of a process use different numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RoomGeneration(pub u64);
 
@@ -94,8 +94,8 @@ pub enum PollState {
 }
 
 impl PollState {
-    /// The state of a room over all ranks of one side: the least, so that one failure fails all.
-    /// `None` without ranks.
+    /// The state of a room over all ranks of one side: the least of their states, so that one failure fails the
+    /// room. `None` without ranks.
     pub fn combined(ranks: impl IntoIterator<Item = Self>) -> Option<Self> {
         ranks.into_iter().min()
     }
@@ -106,20 +106,20 @@ impl PollState {
     }
 }
 
-/// The longest time in each state. The room's own deadline bounds all of them together.
+/// The longest time in each state. The room's own deadline bounds the sum of all states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoomLimits {
-    /// In Bootstrapping.
+    /// The limit for Bootstrapping.
     pub bootstrapping: Duration,
-    /// In WaitingForInput: prefill computes meanwhile.
+    /// The limit for WaitingForInput, while prefill computes.
     pub waiting: Duration,
-    /// In Transferring, without progress.
+    /// The limit for Transferring without progress.
     pub stalled: Duration,
-    /// For fence and verification; and how long an abort is repeated.
+    /// The limit for the fence and the verification. An abort is repeated for as long.
     pub closing: Duration,
-    /// Between repetitions of a message that was not answered.
+    /// The time between two repetitions of a message without an answer.
     pub retry: Duration,
-    /// For a broken connection to come back.
+    /// The time that a broken connection has to come back.
     pub grace: Duration,
 }
 
@@ -137,7 +137,7 @@ impl Default for RoomLimits {
 }
 
 impl RoomLimits {
-    /// These limits, with the time that one room gives the other end to open its own.
+    /// The same limits, with `bootstrapping` replaced by the patience of one room.
     #[must_use]
     pub fn with_patience(self, patience: Option<Duration>) -> Self {
         Self {
@@ -167,7 +167,7 @@ impl PageRectangle {
         self.cells() == 0
     }
 
-    /// Whether all of `other` lies inside.
+    /// Whether all of `other` lies inside this rectangle.
     pub fn contains(&self, other: &Self) -> bool {
         let within = |outer: &Range<u32>, inner: &Range<u32>| {
             outer.start <= inner.start && inner.end <= outer.end
@@ -175,8 +175,8 @@ impl PageRectangle {
         within(&self.pages, &other.pages) && within(&self.layers, &other.layers)
     }
 
-    /// The rectangle in pieces of at most `cells` pages times layers: whole layers if one fits, else pages of one
-    /// layer.
+    /// Splits the rectangle into pieces of at most `cells` pages times layers. The pieces are whole layers if
+    /// one layer fits, else pages of one layer.
     pub fn split(&self, cells: u64) -> Vec<Self> {
         let cells = cells.max(1);
         if self.cells() <= cells {

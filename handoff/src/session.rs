@@ -1,4 +1,4 @@
-//! A process's end of its hand-offs: opens rooms, moves their bytes, and says how they end.
+//! One process's end of its hand-offs: it opens rooms, moves their bytes, and reports their outcomes.
 //!
 //! ```text
 //!  caller ──send, receive──► HandoffSession ──Event──► agent (one thread)
@@ -13,18 +13,19 @@
 //! - `receiving`, `sending`: decode's and prefill's rooms
 //! - `memory`: pages as views of a room and as bytes of a chunk
 //! - `peers`: the connections to other processes
-//! - `offering`: the offers that wait for pins, and receivers that decline
+//! - `offering`: the offers that wait for pins, and the receivers that decline
 //! - `handle`: the state of one transfer, which the caller and the agent share
-//! - `request`: what the caller holds of one request
+//! - `request`: the caller's handle of one request
 //!
 //! Invariants, with their tests in `handoff/tests/session/`:
 //!
-//! - Calls return at once. `wait` and [`HandoffSession::close`] wait for a peer, with a deadline.
-//! - `is_released` is said only when no thread and no peer touches the pages for the room any more.
-//! - The memory of a room is written only by the senders that its offers went to.
-//! - A page is received into by one room at a time.
-//! - Offers wait while the pages of other offers exceed the limit. Each offer ends by its deadline, and at once
-//!   when a receiver gives up. It ends when all processes that asked for it are lost, or have lost their
+//! - Calls return at once, except `wait` and [`HandoffSession::close`]. These two wait for a peer, with a
+//!   deadline.
+//! - `is_released` is true only when no thread and no peer touches the pages for the room any more.
+//! - Only the senders that received a room's offers can write into its memory.
+//! - At most one room at a time receives into a page.
+//! - An offer waits while the pages of other offers exceed the limit. It ends by its deadline, and at once when
+//!   a receiver gives up. It also ends when all processes that asked for it are lost, or have lost their
 //!   connections for [`RoomLimits::grace`].
 
 mod agent;
@@ -68,33 +69,33 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// The most bytes of letters that wait for the agent. Senders repeat what is refused.
+/// The most bytes of letters that wait for the agent. A refused letter is sent again.
 const MAX_WAITING_BYTES: u64 = 64 << 20;
 /// The most ranks that may register with one process.
 const MAX_RANKS: usize = 4096;
 
-/// How a session serves its peers.
+/// The settings of a session.
 #[derive(Clone, Debug)]
 pub struct HandoffOptions {
     /// The session's name in its peers' logs.
     pub name: String,
-    /// The secret that all processes share.
+    /// The secret that all processes of the group share.
     pub secret: Secret,
     /// The address that peers connect to, as "host:port". `None` advertises the listener's own address.
     pub address: Option<String>,
     /// The longest time in each state of a room.
     pub limits: RoomLimits,
-    /// The bytes of a room that go at a time.
+    /// The bytes of a room that are written at a time.
     pub chunks: ChunkSizes,
     /// The limit of offers, and the breaker of receivers.
     pub pins: PinLimits,
-    /// How the other processes are watched.
+    /// How the session watches the other processes.
     pub watch: PeerWatchOptions,
     /// How long an unused peer stays connected.
     pub idle: Duration,
-    /// How long a peer's transfer may make no progress before its connection is ended.
+    /// How long a peer's transfer may make no progress before its connection is closed.
     pub stall: Duration,
-    /// The share of rooms, from 0 to 1, that fail on purpose, to test callers (row S12).
+    /// The share of rooms, from 0 to 1, that fail on purpose. For tests of callers (row S12).
     pub failure_probability: f64,
 }
 
@@ -115,12 +116,12 @@ impl Default for HandoffOptions {
     }
 }
 
-/// How much of a room is written at a time. A write must end within [`RoomLimits::stalled`], and begins
-/// again from its first byte otherwise. So the bytes under way are few enough for a slow network, and
-/// enough for a fast one.
+/// The bytes of a room that are written at a time. A write that does not end within [`RoomLimits::stalled`]
+/// starts again from its first byte. So the bytes under way are few enough for a slow network, and enough for a
+/// fast one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkSizes {
-    /// The bytes of a chunk, but at least a page of a layer. Larger ones that the engine names are split.
+    /// The bytes of a chunk, at least one page of one layer. The session splits larger chunks of the engine.
     pub bytes: u64,
     /// The bytes under way to one receiver.
     pub bytes_under_way: u64,
@@ -135,16 +136,16 @@ impl Default for ChunkSizes {
     }
 }
 
-/// How many pages offers may pin, and how long a receiver without pages is left alone (rows P1, P5, P6).
+/// The limit on the pages that offers pin, and the back-off of a receiver without pages (rows P1, P5, P6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinLimits {
-    /// The pages that all offers together may pin, counted once for each offer. `None` for no limit: the
-    /// pages are the caller's own, and requests with one prefix may offer the same pages.
+    /// The pages that all offers together may pin, counted once for each offer. `None` for no limit: the pages
+    /// are the caller's own, and requests with a common prefix may offer the same pages.
     pub pages: Option<u64>,
     /// The share of `pages` that stays free, in percent. An offer waits while the pins exceed the rest. Without
-    /// `pages` it means nothing.
+    /// `pages` it has no effect.
     pub reserve_percent: u8,
-    /// How long a receiver's process that declined for want of pages waits before it is served again.
+    /// How long prefill does not serve a process that declined for want of pages.
     pub back_off: Duration,
 }
 
@@ -163,7 +164,7 @@ impl Default for PinLimits {
 impl PinLimits {
     fn ledger(self) -> PinLedger {
         let options = PinOptions {
-            // A share of no limit is no limit, also 100 % of it.
+            // Without a limit there is no reserve either, even at 100 %.
             reserve_percent: self.pages.map_or(0, |_| self.reserve_percent),
             back_off: self.back_off,
         };
@@ -174,7 +175,7 @@ impl PinLimits {
 /// Why decode asks for nothing of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeclineReason {
-    /// Decode could not allocate all pages. Its process is then left alone for [`PinLimits::back_off`].
+    /// Decode could not allocate all pages. Prefill does not serve its process for [`PinLimits::back_off`].
     NoPages,
     /// Decode does not need the request.
     NotWanted,
@@ -192,21 +193,21 @@ pub enum HandoffError {
     /// The numbers of ranks make no plan, or an address is missing.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The layers lie outside the rank's own.
+    /// Pages lie outside the request, or layers outside this rank's.
     #[error("pages {0:?} and layers {1:?} lie outside the request of this rank")]
     OutOfRange(Range<u32>, Range<u32>),
-    /// Some pages or layers of a request were not named, or one was named twice.
+    /// Some pages or layers of the request were not named, or one was named twice.
     #[error("{named} of {all} pages and layers of the request are named as computed")]
     NotComputed {
         /// The number of pages times layers that were named.
         named: u64,
-        /// The number of the request.
+        /// The number of pages times layers of the request on this rank.
         all: u64,
     },
     /// The metadata exceed the slot.
     #[error("metadata of {0} bytes exceed a slot of {1} bytes")]
     LongAux(usize, u64),
-    /// The room is being sent already.
+    /// The room is open already: its pages are being sent or offered.
     #[error("room {0} is open")]
     Repeated(u64),
     /// The session is closed.
@@ -217,16 +218,15 @@ pub enum HandoffError {
 /// How long a request may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestTimes {
-    /// When it must have ended.
+    /// The request ends by then.
     pub deadline: Instant,
-    /// How long the other end may take to open its room; [`RoomLimits::bootstrapping`] when not said. A
-    /// caller whose other end may be busy gives it more. The loss of the other process is detected
-    /// without it.
+    /// How long the other end may take to open its room; by default [`RoomLimits::bootstrapping`]. Give a busy
+    /// other end more time. The loss of the other process is detected earlier.
     pub patience: Option<Duration>,
 }
 
 impl RequestTimes {
-    /// The other end may take until the deadline.
+    /// Times in which the other end may take until `deadline`.
     pub fn patient(deadline: Instant) -> Self {
         Self {
             deadline,
@@ -244,7 +244,7 @@ impl From<Instant> for RequestTimes {
     }
 }
 
-/// One process's end of its hand-offs. Dropping it closes it.
+/// One process's end of its hand-offs. Dropping the session closes it.
 pub struct HandoffSession {
     events: mpsc::UnboundedSender<Event>,
     memory: Arc<RankMemory>,
@@ -257,7 +257,7 @@ pub struct HandoffSession {
     thread: Mutex<AgentThread>,
 }
 
-/// The agent, or how it ended: false when something may still touch pages of decode.
+/// The agent's thread, or the result of its end: false when a peer may still touch pages of decode.
 enum AgentThread {
     Runs(JoinHandle<bool>),
     Ended(bool),
@@ -399,7 +399,7 @@ impl HandoffSession {
         self.local
     }
 
-    /// The address that peers are told.
+    /// The address that this session advertises to its peers.
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -409,8 +409,8 @@ impl HandoffSession {
         &self.memory
     }
 
-    /// The pages of this rank that rooms send, counted once for each room. The pages of an offer that waits are not
-    /// among them.
+    /// The number of this rank's pages that rooms send, counted once for each room. It excludes the pages of
+    /// offers that wait.
     pub fn pinned(&self) -> u64 {
         self.pinned.load(Ordering::Relaxed)
     }
@@ -421,20 +421,20 @@ impl HandoffSession {
     }
 
     /// Receives a request's pages from prefill. This rank holds the first `held` pages of the request already.
-    /// `pages` are this rank's pages for the others, in the order of the request. `addresses` names all ranks of
-    /// prefill as "host:port": the `sources` ranks of the first of `stages`, then those of the next. With
-    /// `wants_aux` the first of these ranks that this rank needs sends the slot of metadata.
+    /// `pages` are this rank's pages for the rest of the request, in order. `addresses` names all ranks of
+    /// prefill as "host:port": the `sources` ranks of the first of `stages`, then those of the next stage. With
+    /// `wants_aux` the first sender of this rank also sends the slot of metadata.
     ///
     /// # Errors
     ///
     /// - [`HandoffError::NoSuchPage`]: a page lies outside a state.
     /// - [`HandoffError::PageTwice`]: a page is named twice.
     /// - [`HandoffError::Plan`]: neither number of tensor-parallel ranks divides the other, the stages do not fit,
-    ///   or there are not `sources` addresses for each stage.
+    /// - [`HandoffError::NoSuchPage`]: a page lies outside a state.
     /// - [`HandoffError::Closed`]: the session has ended.
     ///
-    /// Other failures come in the state of the request. It fails with [`Code::InProgress`] while another room holds
-    /// one of the pages, and with [`Code::OutOfRange`] when prefill has another number of pages.
+    /// Other failures are in the state of the request. It fails with [`Code::InProgress`] while another room
+    /// holds one of the pages. It fails with [`Code::OutOfRange`] when prefill has another number of pages.
     pub fn receive(
         &self,
         room: RoomId,
@@ -470,8 +470,8 @@ impl HandoffSession {
         Ok(Receiving::new(tag, cell, self.events.clone()))
     }
 
-    /// Sends a request's pages to decode, which has `decode_ranks` tensor-parallel ranks. `pages` are this rank's
-    /// pages from the request's first token. The caller keeps them until they are released.
+    /// Sends a request's pages to decode, which has `decode_ranks` tensor-parallel ranks. `pages` are this
+    /// rank's pages, from the request's first token. The caller keeps the pages until they are released.
     ///
     /// # Errors
     ///
@@ -489,12 +489,12 @@ impl HandoffSession {
         self.open_sending(room, pages, decode_ranks, (times.into(), false))
     }
 
-    /// Offers a request's pages, which are all computed, until decode asks for them: at once (eager), or
-    /// when it uses them (delayed). They stay pinned until decode has them, or until `deadline`.
+    /// Offers a request's pages until decode asks for them: at once (eager), or at their first use (delayed).
+    /// All pages are computed. They stay pinned until decode has them, or until `deadline`.
     ///
     /// While the pages of other offers exceed [`PinLimits`], the offer waits in Bootstrapping and answers no
-    /// receiver. It fails with [`Code::Full`] when it still waits at `deadline`. The caller keeps the pages
-    /// meanwhile.
+    /// receiver. The caller keeps the pages meanwhile. An offer that still waits at `deadline` fails with
+    /// [`Code::Full`].
     ///
     /// # Errors
     ///
@@ -510,12 +510,13 @@ impl HandoffSession {
         self.open_sending(room, pages, decode_ranks, (times, true))
     }
 
-    /// Tells prefill that this process asks for nothing of a request: the request ends at all ends, and
-    /// prefill's pages are free. One rank of decode speaks for all. `addresses` names all ranks of prefill. The
-    /// other ends fail with [`Code::Full`] or, if the request is not wanted, [`Code::Draining`].
+    /// Tells prefill that this process asks for nothing of a request. The request ends at all ends, and
+    /// prefill's pages are free. One rank of decode speaks for all ranks. `addresses` names all ranks of
+    /// prefill. The other ends fail with [`Code::Full`] or, for a request that is not wanted, with
+    /// [`Code::Draining`].
     ///
-    /// Prefill takes the message while this process has a place in the request, or while no process has asked for
-    /// one of the places. Prefill is told once. If the message is lost, the offer ends at its deadline.
+    /// Prefill accepts the message while this process has a place in the request, or while a place is left that
+    /// no process asked for. The process sends the message once. If it is lost, the offer ends at its deadline.
     ///
     /// # Errors
     ///
@@ -585,15 +586,15 @@ impl HandoffSession {
         sent.map_err(|_| HandoffError::Closed)
     }
 
-    /// Ends all transfers, and waits a few seconds until nothing touches their pages. False when
-    /// something still may: the memory must not be freed.
+    /// Ends all transfers, and waits a few seconds until nothing touches their pages. Returns false when a peer
+    /// may still touch them: do not free the memory then.
     pub fn close(&self) -> bool {
         // A second caller waits for the first, and gets the same answer.
         let mut thread = self.thread.lock();
         let is_over = match std::mem::replace(&mut *thread, AgentThread::Ended(false)) {
             AgentThread::Ended(is_over) => is_over,
             AgentThread::Runs(runs) => {
-                // The thread may have ended.
+                // The agent's thread may have ended.
                 drop(self.events.send(Event::Call(Call::Close)));
                 runs.join().unwrap_or(false) && self.pinned() == 0
             }

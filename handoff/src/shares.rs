@@ -1,9 +1,8 @@
 //! The bytes that one prefill rank sends to one decode rank. Both ranks compute them from the same plan.
 //!
-//! A room has a view for the slot of metadata, where a sender fills it, and then one for each state,
-//! in the order of the receiver's states. In a view the pages of the request follow each other, from
-//! the first page that the receiver lacks. So a sender needs no address and no page number of the
-//! receiver.
+//! A room has one view for the slot of metadata, if a sender fills it. Then it has one view for each state, in
+//! the order of the receiver's states. In a view the pages of the request are in order, from the first page
+//! that the receiver lacks. So a sender needs neither an address nor a page number of the receiver.
 
 use crate::plan::{PlanError, RankSlice, Stages, sources_of, targets_of};
 use crate::registration::RankDescription;
@@ -18,24 +17,24 @@ const MAX_GROUP: u32 = 65_536;
 pub struct ShareState {
     /// The index of the state in the receiver's description.
     pub state: usize,
-    /// The parts.
+    /// The parts that the sender fills.
     pub slice: RankSlice,
-    /// The bytes of the parts in one page.
+    /// The length of these parts in one page, in bytes.
     pub page_bytes: u64,
 }
 
 /// One rank of prefill that a receiver needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SenderRank {
-    /// Its pipeline stage.
+    /// The rank's pipeline stage.
     pub stage: u32,
     /// Its rank in the tensor-parallel group.
     pub rank: u32,
-    /// Its layers.
+    /// The rank's layers.
     pub layers: Range<u32>,
 }
 
-/// The states that rank `source` of `sources` fills at a receiver, among those of `layers`.
+/// The states of a receiver that rank `source` of `sources` fills, among the states of `layers`.
 ///
 /// # Errors
 ///
@@ -63,7 +62,7 @@ pub fn states_from(
     Ok(states)
 }
 
-/// The ranks of decode, of `targets`, that a sender sends to, in rising order.
+/// The ranks of decode that a sender sends to, in rising order. Decode has `targets` ranks.
 ///
 /// # Errors
 ///
@@ -84,11 +83,11 @@ pub fn receivers_of(sender: &RankDescription, targets: u32) -> Result<Vec<u32>, 
     Ok(receivers.into_iter().collect())
 }
 
-/// The ranks of prefill that a receiver needs, of `sources` ranks in each of the stages.
+/// The ranks of prefill that a receiver needs. Prefill has `sources` ranks in each stage.
 ///
 /// # Errors
 ///
-/// [`PlanError::Stages`] when decode has another number of stages, and more than one. Otherwise as
+/// [`PlanError::Stages`] when decode has more than one stage and other stages than prefill. Otherwise as
 /// [`sources_of`].
 pub fn senders_of(
     receiver: &RankDescription,
@@ -149,7 +148,7 @@ mod tests {
         }
     }
 
-    /// Row S7: the shares of all senders are each byte of a page once.
+    /// Row S7: the shares of all senders cover each byte of a page exactly once.
     #[test]
     fn s7_both_ends_agree_on_who_sends_what() {
         for (sources, targets) in [(1, 1), (1, 2), (2, 1), (4, 2), (2, 4), (8, 1), (1, 8)] {

@@ -1,4 +1,4 @@
-//! The messages as bytes: protobuf, so that later versions add fields which this one ignores.
+//! The encoded messages: protobuf, so that this version ignores fields of later versions.
 //!
 //! A message is at most [`MAX_HANDOFF_MESSAGE`] bytes. A decoder uses memory in proportion to its
 //! input. Every value outside its range is an error with the name of its field.
@@ -19,7 +19,7 @@ pub const MAX_HANDOFF_MESSAGE: usize = 8 << 20;
 /// A message between prefill and decode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HandoffMessage {
-    /// A rank's layout and regions. Sent once, and harmless when repeated.
+    /// A rank's layout and regions. A rank sends it once; a repetition changes nothing.
     Register(RankDescription),
     /// From a receiver of a room.
     ToSender(ToSender),
@@ -27,7 +27,7 @@ pub enum HandoffMessage {
     ToReceiver(ToReceiver),
 }
 
-/// Why bytes are no message.
+/// The reasons for which bytes are no message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandoffDecodeError {
     /// The message is too long.
@@ -39,13 +39,13 @@ pub enum HandoffDecodeError {
     /// A field is absent, or its value is out of range.
     #[error("malformed message: {0} is absent or out of range")]
     Field(&'static str),
-    /// The message is of a kind that this version does not know.
+    /// This version does not know the kind of the message.
     #[error("a message of a kind that this version does not know")]
     UnknownKind,
 }
 
 impl HandoffMessage {
-    /// The bytes of the message.
+    /// Encodes the message as protobuf.
     pub fn encode(&self) -> Vec<u8> {
         use fields::{Envelope, Kind};
         let kind = match self {
@@ -56,7 +56,7 @@ impl HandoffMessage {
         Envelope { kind: Some(kind) }.encode_to_vec()
     }
 
-    /// Reads a message from its bytes.
+    /// Decodes a message from its bytes.
     ///
     /// # Errors
     ///

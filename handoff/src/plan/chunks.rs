@@ -1,4 +1,4 @@
-//! Chunks of pages: what may be sent while prefill still computes (row S6).
+//! Chunks of pages: the pages that prefill may send while it still computes the request (row S6).
 
 use std::ops::Range;
 
@@ -7,12 +7,12 @@ use std::ops::Range;
 pub struct PageChunk {
     /// The pages of the request, counted from its first token.
     pub pages: Range<u32>,
-    /// Whether metadata and states go with the chunk, because it is the last.
+    /// Whether the chunk is the last. The metadata and the states go with the last chunk.
     pub is_last: bool,
 }
 
-/// Cuts the tokens of one request into chunks of pages. Every chunk but the last ends at the border
-/// of a page. The last one carries the remainder.
+/// Cuts the tokens of one request into chunks of pages. Every chunk but the last ends at a page border. The
+/// last chunk carries the remainder.
 #[derive(Clone, Debug)]
 pub struct PageChunker {
     page_tokens: u32,
@@ -21,7 +21,7 @@ pub struct PageChunker {
 }
 
 impl PageChunker {
-    /// Starts after the `held` pages that the receiver has already. `None` for pages of no tokens.
+    /// Starts after the `held` pages that the receiver has already. `None` for a page size of 0 tokens.
     pub fn new(page_tokens: u32, held: u32) -> Option<Self> {
         (page_tokens > 0).then_some(Self {
             page_tokens,
@@ -30,8 +30,8 @@ impl PageChunker {
         })
     }
 
-    /// The chunk that is complete once `tokens` tokens of the request are computed; `None` when no
-    /// further page is. The last chunk may have no pages, and comes exactly once.
+    /// The chunk that is complete once `tokens` tokens of the request are computed; `None` when no further page
+    /// is. The last chunk comes exactly once, and may have no pages.
     pub fn next(&mut self, tokens: u32, is_last: bool) -> Option<PageChunk> {
         if self.is_done {
             return None;

@@ -1,4 +1,4 @@
-//! Which source ranks a target rank needs, and which parts of each (rows G19, S7, S13).
+//! Which source ranks a target rank needs, and which parts of each source rank (rows G19, S7, S13).
 
 use super::{PlanError, StateRule, StateShape};
 use std::ops::Range;
@@ -10,9 +10,9 @@ pub struct RankSlice {
     pub source: u32,
     /// The target rank.
     pub target: u32,
-    /// The first part within the source's own.
+    /// The first part, counted from the source rank's first part.
     pub source_part: u64,
-    /// The first part within the target's own.
+    /// The first part, counted from the target rank's first part.
     pub target_part: u64,
     /// The number of parts.
     pub parts: u64,
@@ -97,7 +97,7 @@ pub fn targets_of(
     Ok(slices)
 }
 
-/// A source for a state that every source holds, so that the targets use all sources in turn.
+/// The source rank for a state that every source rank holds. The targets use all sources in turn.
 fn spread(target: u32, sources: u32, targets: u32) -> u32 {
     if sources >= targets {
         target * (sources / targets)
@@ -106,10 +106,10 @@ fn spread(target: u32, sources: u32, targets: u32) -> u32 {
     }
 }
 
-/// A source rank that holds a part. Where several hold it, targets use them in turn.
+/// A source rank that holds `part`. Where several ranks hold the part, the targets use them in turn.
 fn holder(shape: &StateShape, part: u64, target: u32, sources: u32, targets: u32) -> u32 {
     let holders = (u64::from(sources) / shape.parts).max(1);
-    // A peer may register a shape of any size.
+    // A peer may register a shape of any size, so the product needs 128 bits.
     let first = u128::from(part) * u128::from(sources) / u128::from(shape.parts);
     // The targets that hold one part are neighbours, and so are the sources.
     let turn = u64::from(spread(target, sources, targets)) % holders;
@@ -122,7 +122,7 @@ fn holder(shape: &StateShape, part: u64, target: u32, sources: u32, targets: u32
 pub struct Stages(Vec<Range<u32>>);
 
 impl Stages {
-    /// Stages from the number of layers of each.
+    /// Stages from the number of layers of each stage.
     ///
     /// # Errors
     ///
@@ -157,8 +157,8 @@ impl Stages {
         self.0.get(rank as usize).cloned()
     }
 
-    /// The stages of prefill that a stage of decode takes its layers from, with these layers. Row
-    /// S13: decode has as many stages as prefill, or one.
+    /// The stages of prefill whose layers a stage of decode takes, with these layers. Row S13: decode has as
+    /// many stages as prefill, or one.
     ///
     /// # Errors
     ///

@@ -18,9 +18,9 @@ pub struct StridedRow {
     pub source: u64,
     /// The offset of the first run at the target.
     pub target: u64,
-    /// The bytes from one run to the next at the source. Equal to `length` when `count` is 1.
+    /// The distance in bytes between the starts of two runs at the source. Equal to `length` when `count` is 1.
     pub source_stride: u64,
-    /// The bytes from one run to the next at the target. Equal to `length` when `count` is 1.
+    /// The distance in bytes between the starts of two runs at the target. Equal to `length` when `count` is 1.
     pub target_stride: u64,
     /// The number of runs.
     pub count: u64,
@@ -59,7 +59,7 @@ impl StridedRow {
         self
     }
 
-    /// Takes in the row that follows. False when the two make no single row.
+    /// Appends the row that follows. Returns false, and changes nothing, when the two rows are no single row.
     fn merge(&mut self, next: &Self) -> bool {
         if self.is_contiguous() && next.is_contiguous() {
             let follows = self.source + self.length == next.source

@@ -229,7 +229,7 @@ fn source_regions(shape: &StateShape, ranks: u32, pages: u32) -> Regions {
     all
 }
 
-/// A peer registers any shape, and its products must not wrap.
+/// A peer may register any shape, so the products of its numbers must not wrap.
 #[test]
 fn a_state_of_a_huge_number_of_parts_has_as_many_sources_as_a_small_one() {
     let shape = StateShape::new(StateRule::Slice, 1, (1 << 62) - 8, 1).unwrap();

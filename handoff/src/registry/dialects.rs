@@ -1,4 +1,4 @@
-//! The four dialects over one registry.
+//! The four HTTP dialects over one registry.
 
 use super::json::Fields;
 use super::{BootstrapRegistry, HttpReply, PrefillShape, RankAddress, RankCounts, RankPlace};
@@ -8,19 +8,20 @@ use serde_json::{Map, Value, json};
 
 type Answer = Result<HttpReply, HttpReply>;
 
-/// The longest address or name of a rank, in bytes. Anybody who reaches the port may register ranks,
-/// and each stays.
+/// The longest address or name of a rank, in bytes. Any process that reaches the port may register ranks, and
+/// the registry keeps each of them.
 const MAX_NAME: usize = 1024;
 
-/// What SGLang's decode asks back as prefill told it, with the value when prefill did not.
+/// The fields that SGLang's decode reads back as prefill sent them. Each has the value for a prefill that did
+/// not send it.
 const TOLD: [(&str, Value); 3] = [
     ("kv_cache_dtype", Value::Null),
     ("prefill_http_port", Value::Null),
     ("decode_allocation_policy", Value::Null),
 ];
-/// The same, left out when prefill did not tell them.
+/// Fields of the same kind, left out when prefill did not send them.
 const TOLD_IF_PRESENT: [&str; 2] = ["kv_layout", "dsv41_spec_layout"];
-/// The same, as flags.
+/// Fields of the same kind, as flags.
 const TOLD_FLAGS: [&str; 2] = ["enable_dsa_cache_layer_split", "enable_kv_cache_sharding"];
 
 impl BootstrapRegistry {
@@ -33,7 +34,7 @@ impl BootstrapRegistry {
         };
         match role.as_str() {
             "prefill" => {}
-            // Nobody asks for a rank of decode: prefill learns its address from the offer.
+            // Nothing looks up a rank of decode: prefill learns its address from the offer.
             "decode" => return Ok(HttpReply::text(200, "OK")),
             _ => return Err(HttpReply::text(400, "role must be Prefill or Decode")),
         }
@@ -59,7 +60,7 @@ impl BootstrapRegistry {
                 "a rank is not below its number of ranks",
             ));
         }
-        // A prefill that consists of this rank alone may come back in another shape.
+        // A prefill that consists of this rank alone may restart with another page size.
         let is_alone = self.ranks.keys().all(|known| *known == place);
         if let Some(known) = self.shape.as_ref().filter(|_| !is_alone) {
             if known.page_size != shape.page_size {
@@ -245,8 +246,8 @@ fn not_found() -> HttpReply {
     HttpReply::text(404, "no such rank of prefill is registered")
 }
 
-/// The place of a rank, and what it tells of all ranks. SGLang's names come first; the documents'
-/// are the same without `attn_` and `system_`.
+/// The numbers of a rank, and the settings that all ranks share. SGLang's names come first. The documents'
+/// names are the same without `attn_` and `system_`.
 fn described(fields: &Fields) -> Result<(RankPlace, PrefillShape), HttpReply> {
     let rank = |name: &str, short: &str| fields.rank_or_zero(fields.either(name, short));
     let count = |name: &str, short: &str| fields.count(fields.either(name, short));

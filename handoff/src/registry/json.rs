@@ -43,7 +43,7 @@ impl Fields {
         }
     }
 
-    /// A whole number, which may be written as a text.
+    /// A whole number, as a JSON number or as text.
     pub(super) fn number(&self, name: &str) -> Result<i64, HttpReply> {
         let value = self.get(name).ok_or_else(|| absent(name))?;
         let number = match value {
@@ -78,7 +78,7 @@ impl Fields {
         }
     }
 
-    /// The first of two names that is there.
+    /// The first of two names that the request has.
     pub(super) fn either<'a>(&self, first: &'a str, second: &'a str) -> &'a str {
         if self.get(first).is_some() {
             first

@@ -79,7 +79,7 @@ fn c7_a_rank_that_registers_again_takes_its_own_place() {
     let zero = "GET /route?engine_rank=0&target_dp_group=0&target_pp_rank=0";
     assert_eq!(ask(&mut registry, zero, &Value::Null).1["rank_port"], 9002);
     assert!(!registry.is_complete(), "the second rank is still missing");
-    // A prefill of one rank that restarts may have other pages.
+    // A prefill of one rank may restart with another page size.
     assert_eq!(ask(&mut registry, "PUT /route", &rank(0, 9000, 16)).0, 200);
 }
 
@@ -215,7 +215,7 @@ fn bad_requests_are_refused_by_name() {
     assert_eq!(refused(&mut small, "PUT /route", rank(1, 9001, 64)).0, 400);
 }
 
-/// Whoever reaches the port may register, and what is registered stays.
+/// Any process that reaches the port may register, and the registry keeps each registration.
 #[test]
 fn long_names_of_ranks_are_refused_in_every_dialect() {
     let mut registry = registry();

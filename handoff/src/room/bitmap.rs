@@ -1,4 +1,4 @@
-//! Which pages and layers of a room have come from one sender.
+//! The pages and layers of a room that have arrived from one sender.
 
 use super::PageRectangle;
 
@@ -11,7 +11,7 @@ pub struct CellBitmap {
 }
 
 impl CellBitmap {
-    /// A bitmap in which no cell has come.
+    /// A bitmap in which no cell has arrived.
     pub fn new(whole: PageRectangle) -> Self {
         let cells = whole.cells();
         let words = usize::try_from(cells.div_ceil(64)).expect("invariant: a room fits in memory");
@@ -22,18 +22,18 @@ impl CellBitmap {
         }
     }
 
-    /// Whether every cell has come.
+    /// Whether every cell has arrived.
     pub const fn is_full(&self) -> bool {
         self.left == 0
     }
 
-    /// The number of cells that have not come.
+    /// The number of cells that have not arrived.
     pub const fn left(&self) -> u64 {
         self.left
     }
 
-    /// Marks a rectangle. False, and nothing changes, when a part of it lies outside or has come
-    /// before.
+    /// Marks a rectangle. Returns false, and changes nothing, when a part of the rectangle lies outside or has
+    /// arrived before.
     pub fn mark(&mut self, rectangle: &PageRectangle) -> bool {
         let is_fresh = self.whole.contains(rectangle)
             && !rectangle.is_empty()

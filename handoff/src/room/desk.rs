@@ -1,4 +1,4 @@
-//! All rooms of one process, and the messages of rooms that it does not have.
+//! All rooms of one process, and the answers to messages of rooms that the process does not have.
 
 use super::given_up::{GivenUps, Left, LeftWhat, crowded};
 use super::messages::{RoomOffer, ToReceiver, ToSender};
@@ -15,9 +15,9 @@ use std::time::Duration;
 pub struct DeskOptions {
     /// The number of tombstones.
     pub tombstones: usize,
-    /// The number of offers for rooms that the engine has not named yet.
+    /// The most offers that wait for rooms which the engine has not named yet.
     pub early_offers: usize,
-    /// How long such an offer is kept. Its receiver repeats it.
+    /// How long such an early offer is kept. Its receiver repeats the offer.
     pub early_ttl: Duration,
 }
 
@@ -40,7 +40,7 @@ pub struct ReceiverDesk {
 }
 
 impl ReceiverDesk {
-    /// A desk of a process with this session.
+    /// A desk of the process with the incarnation `session`.
     pub fn new(session: Incarnation, options: &DeskOptions) -> Self {
         Self {
             session,
@@ -84,8 +84,8 @@ impl ReceiverDesk {
         of_room.or_else(|| self.tombstones.outcome(self.session, tag))
     }
 
-    /// Takes a message from a sender's process. An answer for that process is returned when the
-    /// message belongs to no room here.
+    /// Takes a message from a sender's process. Returns an answer for that process when the message belongs to
+    /// no open room.
     pub fn take(
         &mut self,
         now: Moment,
@@ -112,7 +112,7 @@ impl ReceiverDesk {
                 ToReceiver::Chunk { .. } | ToReceiver::Done { .. } | ToReceiver::Accept { .. },
                 Some(RoomOutcome::Failed(code)),
             ) => Some(ToSender::Abort { tag, code }),
-            // A room of which nothing is known: its tombstone is gone.
+            // The desk knows nothing of the room any more: its tombstone is gone.
             (ToReceiver::Chunk { .. } | ToReceiver::Done { .. }, None) => {
                 let code = Code::GrantEnded;
                 Some(ToSender::Abort { tag, code })
@@ -156,16 +156,17 @@ struct EarlyOffer {
 
 /// Prefill's rooms.
 ///
-/// A room has a place for each of its receivers, and the first process that asks for a place has it. Prefill learns
+/// A room has a place for each of its receivers. The first process that asks for a place has it. Prefill learns
 /// nothing else about the processes of a request. So a message ends a room under these conditions alone:
 ///
-/// - It comes from the process and attempt that has a place in the room.
-/// - It gives up an attempt that has no place yet, and no other attempt has the place or asked for it.
-/// - It declines, its process has not asked, and a place of the room is left that no process asked for.
-/// - It is an offer with other pages than the request's, and no process has its place.
+/// - Its process and attempt have a place in the room.
+/// - It is an abort of an attempt that asked for a place. No other attempt has the place or asked for it.
+/// - It is a decline of a process that asked for a place. No other process has the place or asked for it.
+/// - It is a decline of a process that did not ask. A place of the room is left that no process asked for.
+/// - It is an offer with other pages than the request's. No process has the place of the offer.
 ///
-/// A message about a room that has not opened is kept, and judged when the room opens: only then is the number of
-/// its places known.
+/// The desk keeps a message about a room that has not opened, and judges the message when the room opens. Only
+/// then does the desk know the number of places.
 #[derive(Clone, Debug)]
 pub struct SenderDesk {
     options: DeskOptions,
@@ -175,24 +176,24 @@ pub struct SenderDesk {
     held_back: BTreeMap<(Incarnation, RoomTag), HeldBack>,
     tombstones: Tombstones,
     ended: Vec<(RoomId, RoomOutcome)>,
-    /// Rooms that one side gave up, for the other side that has not named them yet.
+    /// Requests that one side gave up and that the other side has not named yet.
     given_up: GivenUps,
 }
 
 /// An attempt that was told to ask again later.
 #[derive(Clone, Copy, Debug)]
 struct HeldBack {
-    /// Its place among the room's receivers.
+    /// The attempt's place among the room's receivers.
     place: u32,
     until: Moment,
 }
 
-/// An attempt that asked for a room, and has no place in it.
+/// An attempt that asked for a place in a room and has none yet.
 #[derive(Clone, Copy, Debug)]
 struct Ask {
     session: Incarnation,
     tag: RoomTag,
-    /// The place among the room's receivers that it asked for.
+    /// The place that the attempt asked for.
     place: u32,
 }
 
@@ -210,8 +211,8 @@ impl SenderDesk {
         }
     }
 
-    /// Opens a room, and gives it the offers that came before (row G18). Returns the answers for processes whose
-    /// offers the room refuses, by their sessions.
+    /// Opens a room, and gives it the early offers (row G18). Returns an answer for each offer that the room
+    /// refuses, with the session of its process.
     ///
     /// # Errors
     ///
@@ -234,16 +235,17 @@ impl SenderDesk {
             .partition(|early| early.offer.tag.room == id);
         self.early = rest;
         let mut mine: Vec<EarlyOffer> = mine;
-        // An offer that does not fit ends the room. It must not do so where another process has the place.
+        // An offer that does not fit ends the room. It must not do so where another process has the place, so
+        // it comes last.
         mine.sort_by_key(|early| !room.fits(&early.offer));
         self.rooms.insert(id, room);
-        // What this room ends with is noted anew.
+        // The note of an earlier room of this number must not refuse receivers of this room.
         self.given_up.admit(id);
         let left = self.given_up.take_left(now, id);
         let mut answers = Vec::new();
         for EarlyOffer { session, offer, .. } in mine {
-            // Nobody knew the pages of the room when the offer came: `take` judges it now. Decode that gets no
-            // answer would wait for its whole patience.
+            // When the offer came, prefill did not know the pages of the room. `take` judges the offer now:
+            // without an answer decode would wait for its whole patience.
             let answer = self.take(now, session, ToSender::Offer(offer), out);
             answers.extend(answer.map(|answer| (session, answer)));
         }
@@ -253,8 +255,8 @@ impl SenderDesk {
         Ok(answers)
     }
 
-    /// Prepares for a room that may open later and has a number of receivers: an earlier room of its number refuses
-    /// no receiver any more. Returns the reason when a receiver has given the room up already (row P8).
+    /// Prepares for a room with `receivers` receivers that may open later. An earlier room of the same number
+    /// refuses no receiver any more. Returns the reason when a receiver has given the room up already (row P8).
     pub fn expect(&mut self, now: Moment, id: RoomId, receivers: usize) -> Option<Code> {
         self.bury_if_ended(now, id);
         self.given_up.admit(id);
@@ -262,8 +264,8 @@ impl SenderDesk {
         self.left_by(now, (id, receivers), &left)
     }
 
-    /// The reason of the first process that gave a room up and has a place in it. A process that gave up an attempt and
-    /// asks again in another one has not given the room up.
+    /// The reason of the first process that gave the room up and has a place in it. A process that gave up an
+    /// attempt and asks again in another attempt has not given the room up.
     fn left_by(&self, now: Moment, room: (RoomId, usize), left: &[Left]) -> Option<Code> {
         let ends = |left: &&Left| {
             let is_own = |ask: &Ask| left.what == LeftWhat::Request && ask.session == left.session;
@@ -272,8 +274,8 @@ impl SenderDesk {
         left.iter().find(ends).map(|left| left.code)
     }
 
-    /// Whether a message of a process ends a room with a number of receivers, which may not have opened. The
-    /// message is an abort of one attempt, or speaks for the whole process.
+    /// Whether a message of a process ends a room with `receivers` receivers, which need not be open. With an
+    /// attempt, the message aborts this attempt. Without one, it speaks for the whole process.
     pub fn may_end(
         &self,
         now: Moment,
@@ -287,8 +289,7 @@ impl SenderDesk {
         may && self.is_left(now, (id, receivers), place, is_own)
     }
 
-    /// Whether no process has a place of a room, besides the own asks. Without a place: whether there is such a
-    /// place.
+    /// Whether no other process has or asks for `place`. Without a place: whether the room has such a place.
     fn is_left(
         &self,
         now: Moment,
@@ -330,7 +331,7 @@ impl SenderDesk {
         }))
     }
 
-    /// Ends a room that has not opened. Returns the answers for the processes that asked for it.
+    /// Ends a room that has not opened. Returns the answers for the processes that asked for the room.
     pub fn refuse(
         &mut self,
         now: Moment,
@@ -343,11 +344,11 @@ impl SenderDesk {
         self.early = rest;
         let keep = self.options.early_ttl;
         self.given_up.refuse(now, id, code, keep);
-        // What its receivers gave up was this room.
+        // The notes of its receivers were about this room.
         self.given_up.take_left(now, id);
         let mine: Vec<EarlyOffer> = mine;
         for EarlyOffer { session, offer, .. } in &mine {
-            // An abort of this attempt may be under way. It says nothing about the next room of this number.
+            // The attempt's abort may be under way. It must not end the next room of this number.
             let outcome = RoomOutcome::Failed(code);
             self.tombstones.bury(*session, offer.tag, outcome);
         }
@@ -359,7 +360,8 @@ impl SenderDesk {
         mine.into_iter().map(answer).collect()
     }
 
-    /// Notes that an attempt of a receiver is told to ask again later. It ends with the room, as an early offer does.
+    /// Notes that a receiver's attempt is told to ask again later. The note ends with the room, as an early
+    /// offer does.
     pub fn hold_back(&mut self, now: Moment, receiver: Incarnation, offer: &RoomOffer) {
         let attempt = (receiver, offer.tag);
         let most = self.options.early_offers;
@@ -381,8 +383,8 @@ impl SenderDesk {
         }
     }
 
-    /// Buries the attempts at a room that were told to ask again later. Their aborts may be under way, and say
-    /// nothing about the next room of this number.
+    /// Buries the attempts at a room that were told to ask again later. Their aborts may be under way, and must
+    /// not end the next room of this number.
     fn bury_held_back(&mut self, id: RoomId, code: Code) {
         let tombstones = &mut self.tombstones;
         self.held_back.retain(|(session, tag), _| {
@@ -394,8 +396,8 @@ impl SenderDesk {
         });
     }
 
-    /// Puts tombstones in the place of a room that has ended, so that its number is free. Its last
-    /// messages may be lost: the other ends have deadlines of their own.
+    /// Replaces a room that has ended by tombstones, so that its number is free. The room's last messages may
+    /// be lost: the other ends have deadlines of their own.
     pub fn bury_if_ended(&mut self, now: Moment, id: RoomId) {
         let outcome = self.rooms.get(&id).and_then(RoomSender::outcome);
         if let Some(outcome) = outcome {
@@ -409,8 +411,8 @@ impl SenderDesk {
         self.tombstones.outcome(receiver, tag).is_some()
     }
 
-    /// The rooms that have not opened, each with a process that asks for it. A process that has not repeated its
-    /// offer for [`DeskOptions::early_ttl`] asks no more.
+    /// The rooms that have not opened, each with a process that asks for it. A process asks no more when it has
+    /// not repeated its offer for [`DeskOptions::early_ttl`].
     pub fn asked(&self, now: Moment) -> impl Iterator<Item = (RoomId, Incarnation)> {
         let early = self.early.iter().filter(move |early| early.until > now);
         early.map(|early| (early.offer.tag.room, early.session))
@@ -426,8 +428,8 @@ impl SenderDesk {
         self.rooms.values()
     }
 
-    /// Takes a message from a receiver's process. An answer for that process is returned when the
-    /// message belongs to no room here.
+    /// Takes a message from a receiver's process. Returns an answer for that process when the message belongs
+    /// to no open room.
     pub fn take(
         &mut self,
         now: Moment,
@@ -441,7 +443,8 @@ impl SenderDesk {
             return None;
         }
         if matches!(message, ToSender::Offer(_)) {
-            // It asks again. An attempt that is served now asks for no place of the next room of this number.
+            // The attempt asks again. If it is served now, it must not ask for a place in the next room of this
+            // number.
             self.held_back.remove(&(session, tag));
         }
         let outcome = self.tombstones.outcome(session, tag);
@@ -469,7 +472,8 @@ impl SenderDesk {
             let ToSender::Abort { code, .. } = message else {
                 return None;
             };
-            // The room may have told the attempt to ask again later. Another attempt says nothing about the room.
+            // The abort counts if the room told this attempt to ask again later. The abort of an unknown
+            // attempt ends no room.
             let receivers = room.receivers();
             let ends = self.may_end(now, (session, Some(tag)), (tag.room, receivers));
             self.tombstones
@@ -481,12 +485,12 @@ impl SenderDesk {
             return Some(ToReceiver::Aborted { tag });
         };
         if let ToSender::Offer(offer) = &message {
-            // A process that is no receiver of the room has no index to answer to.
+            // The offer names a receiver, so an attempt without a place in the room can be refused.
             if let Err(code) = room.may_offer(from, session, tag) {
                 return Some(ToReceiver::Refuse { tag, code });
             }
             if !room.fits(offer) {
-                // The two ends mean different requests: neither can end well.
+                // The two ends mean different requests, so neither end can succeed.
                 let code = Code::OutOfRange;
                 room.handle(now, SenderEvent::Abort { code }, out);
                 self.bury(now, tag.room);
@@ -517,20 +521,20 @@ impl SenderDesk {
         }
     }
 
-    /// The rooms that tombstones have replaced since the last call.
+    /// The rooms that tombstones have replaced since the last call of this method.
     pub fn take_ended(&mut self) -> Vec<(RoomId, RoomOutcome)> {
         std::mem::take(&mut self.ended)
     }
 
-    /// Forgets what a process offered that has ended.
+    /// Forgets the offers of a process that has ended.
     pub fn forget(&mut self, session: Incarnation) {
         self.early.retain(|early| early.session != session);
         self.held_back.retain(|(of, _), _| *of != session);
         self.tombstones.forget(session);
     }
 
-    /// A receiver wants nothing of a request. The request ends for all of its receivers if the process has a place
-    /// in it.
+    /// A receiver's process declines a request. The request ends for all of its receivers if the process has a
+    /// place in it, as [`SenderDesk`] says.
     fn declined(
         &mut self,
         now: Moment,
@@ -547,13 +551,15 @@ impl SenderDesk {
             return;
         }
         if self.given_up.refused(now, id).is_some() {
-            // Another rank of decode declined the same request: the next request of this number goes on.
+            // Another rank of decode declined this request before. The decline must not end the next request of
+            // this number.
             return;
         }
         let own: Vec<Ask> = (self.asks(now, id))
             .filter(|ask| ask.session == from)
             .collect();
-        // The process asks again, and is refused. Its aborts say nothing about the next room of this number.
+        // An attempt of the process that asks again is refused. Its abort must not end the next room of this
+        // number.
         for Ask { session, tag, .. } in &own {
             let outcome = RoomOutcome::Failed(code);
             self.tombstones.bury(*session, *tag, outcome);
@@ -606,7 +612,7 @@ impl SenderDesk {
                 self.early
                     .retain(|early| (early.session, early.offer.tag) != (session, tag));
                 self.held_back.remove(&(session, tag));
-                // An attempt that did not ask is no part of the room that may open.
+                // The abort of an attempt that did not ask must not end the room that may open.
                 if let Some(Ask { place, .. }) = ask {
                     let left = Left {
                         session,
@@ -617,7 +623,7 @@ impl SenderDesk {
                     let keep = self.options.early_ttl;
                     self.given_up.leave(now, tag.room, left, keep);
                 }
-                // The offer may still be under way: it must find the abort.
+                // The offer may arrive after its abort: the tombstone then refuses it.
                 self.tombstones
                     .bury(session, tag, RoomOutcome::Failed(code));
                 Some(ToReceiver::Aborted { tag })
@@ -629,8 +635,8 @@ impl SenderDesk {
         }
     }
 
-    /// Whether one more early offer of a process is kept. A process that asks for many rooms asks again for one of
-    /// them, where a process that asks for few has no place.
+    /// Whether the desk has room for one more early offer of a process. Without room, the process with the most
+    /// early offers gives up its oldest, if it has more than this process would have.
     fn has_room_for(&mut self, now: Moment, session: Incarnation) -> bool {
         if self.early.len() < self.options.early_offers {
             return true;
@@ -639,7 +645,7 @@ impl SenderDesk {
         let Some(of) = crowded(all, session) else {
             return false;
         };
-        // The oldest comes first.
+        // Early offers are in the order of their arrival.
         if let Some(oldest) = self.early.iter().position(|early| early.session == of) {
             let EarlyOffer { session, offer, .. } = self.early.remove(oldest);
             self.hold_back(now, session, &offer);
@@ -664,7 +670,7 @@ impl SenderDesk {
             }
             if let RoomOutcome::Failed(code) = outcome {
                 self.bury_held_back(id, code);
-                // A receiver may come as late as the room would have waited for it.
+                // A receiver may ask as late as the room would have waited for it.
                 let keep = self.options.early_ttl.max(room.patience());
                 self.given_up.refuse(now, id, code, keep);
             }

@@ -1,9 +1,9 @@
-//! Notes of requests that one side gave up, for the side that has not named them yet.
+//! Notes of requests that one side gave up and that the other side has not named yet.
 //!
 //! ```text
 //!  prefill ends a room ────────────► a later offer of any process is refused
-//!  decode aborts or declines ──────► judged when prefill names the request: how many places it has,
-//!                                    and who asked for them, is known only then
+//!  decode aborts or declines ──────► judged when prefill names the request: only then are its places
+//!                                    and the processes that asked for them known
 //! ```
 
 use super::RoomId;
@@ -12,23 +12,23 @@ use kvpool_types::{Code, Incarnation};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What a process of decode gave up.
+/// The part of a request that a process of decode gave up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LeftWhat {
-    /// One attempt. The next attempt of the process goes on.
+    /// One attempt. The process may ask again with its next attempt.
     Attempt,
     /// The whole request.
     Request,
 }
 
-/// One process of decode gave a request up.
+/// The note that one process of decode gave a request up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Left {
     /// The process.
     pub(super) session: Incarnation,
     pub(super) what: LeftWhat,
-    /// The place among the request's receivers that the process had asked for. `None` for a process that had
-    /// not asked.
+    /// The place among the request's receivers that the process had asked for. `None` if the process had not
+    /// asked.
     pub(super) place: Option<u32>,
     pub(super) code: Code,
 }
@@ -39,12 +39,12 @@ struct Until<T> {
     until: Moment,
 }
 
-/// The notes of one desk. Both kinds are bounded in number and time. A process that gives up many requests makes the
-/// desk forget its own notes, not those of a process that has few.
+/// The notes of one desk. Both kinds are bounded in number and time. A process that gives up many requests
+/// loses notes of its own, not those of a process that has few.
 #[derive(Clone, Debug)]
 pub(super) struct GivenUps {
     most: usize,
-    /// The rooms that prefill ended, and why.
+    /// The rooms that prefill ended, with the reasons.
     refused: BTreeMap<RoomId, Until<Code>>,
     left: BTreeMap<(RoomId, Incarnation), Until<Left>>,
 }
@@ -64,8 +64,8 @@ impl GivenUps {
         insert(&mut self.refused, self.most, now, room, (code, keep));
     }
 
-    /// Notes that a process gave a request up. A process that had asked keeps its place in the note, and one that
-    /// declined the request has declined it still.
+    /// Notes that a process gave a request up. The note keeps the place that the process had asked for before.
+    /// A decline of the request stays a decline.
     pub(super) fn leave(&mut self, now: Moment, room: RoomId, mut left: Left, keep: Duration) {
         let key = (room, left.session);
         let known = self.left.get(&key).filter(|known| now < known.until);
@@ -82,7 +82,8 @@ impl GivenUps {
         insert(&mut self.left, self.most, now, key, (left, keep));
     }
 
-    /// Forgets the oldest note of the process with the most, where this process has few.
+    /// Forgets the oldest note of the process with the most notes, if that process has more than `of` would
+    /// have.
     fn make_room(&mut self, of: Incarnation) {
         let all = self.left.keys().map(|(_, session)| *session);
         let Some(most) = crowded(all, of).filter(|_| self.left.len() >= self.most) else {
@@ -96,19 +97,19 @@ impl GivenUps {
         }
     }
 
-    /// Why prefill ended a room, while that is kept.
+    /// The reason for which prefill ended a room, while the note is kept.
     pub(super) fn refused(&self, now: Moment, room: RoomId) -> Option<Code> {
         let refused = self.refused.get(&room).filter(|it| now < it.until);
         refused.map(|it| it.what)
     }
 
-    /// Forgets that prefill ended a room.
+    /// Forgets that prefill ended a room, because a room of this number may open.
     pub(super) fn admit(&mut self, room: RoomId) {
         self.refused.remove(&room);
     }
 
-    /// A process asks for a room. Returns the reason to refuse it: it declined the request before. An attempt that
-    /// it gave up before is forgotten.
+    /// A process asks for a room. Returns the reason to refuse the process if it declined the request before.
+    /// Forgets the note of an attempt that the process gave up.
     pub(super) fn asks_again(
         &mut self,
         now: Moment,
@@ -124,7 +125,7 @@ impl GivenUps {
         None
     }
 
-    /// Takes the notes of decode's processes about a room.
+    /// Takes the notes of decode's processes about one room.
     pub(super) fn take_left(&mut self, now: Moment, room: RoomId) -> Vec<Left> {
         let last = Incarnation(u128::MAX);
         let of_room = self.left.range((room, Incarnation(0))..=(room, last));
@@ -135,8 +136,8 @@ impl GivenUps {
     }
 }
 
-/// The process that has to give up an entry for one more of `own`: the one with the most entries. `None` where `own`
-/// would have as many.
+/// The process that must give up an entry for one more of `own`: the process with the most entries. `None` if
+/// `own` would then have as many.
 pub(super) fn crowded(
     entries: impl Iterator<Item = Incarnation>,
     own: Incarnation,
@@ -151,7 +152,7 @@ pub(super) fn crowded(
         .map(|(session, _)| session)
 }
 
-/// Adds a note, unless too many others are kept.
+/// Adds a note, unless the limit of notes is reached.
 fn insert<K: Ord, T>(
     notes: &mut BTreeMap<K, Until<T>>,
     most: usize,

@@ -1,4 +1,4 @@
-//! The messages of a room, and the root over its chunks.
+//! The messages of a room, and the digest over its chunks.
 
 use super::{PageRectangle, RoomGeneration, RoomId, RoomTag};
 use kvpool_types::{Checksum, Code};
@@ -23,23 +23,23 @@ pub struct RoomOffer {
     pub tag: RoomTag,
     /// The receiver's rank among the receivers of the sender.
     pub receiver: u32,
-    /// The epoch under which the receiver's transport admits writes.
+    /// The epoch under which the receiver's transport accepts writes.
     pub epoch: u64,
     /// The key of these writes.
     pub key: RoomKey,
     /// The number of leading pages that the receiver holds already.
     pub held: u32,
-    /// The number of pages that the receiver has for the request's pages from `held` on.
+    /// The number of the receiver's pages for the request's pages from `held` on.
     pub pages: u32,
     /// The number of the sender's first view in the room.
     pub view: u32,
     /// Whether this sender sends metadata.
     pub wants_aux: bool,
-    /// The time that is left to the room.
+    /// The time that the room has left.
     pub time_left: Duration,
 }
 
-/// What one chunk carries.
+/// The content of one chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChunkBody {
     /// Pages of some layers.
@@ -51,11 +51,11 @@ pub enum ChunkBody {
 /// A chunk whose bytes are in place at the receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoomChunk {
-    /// The chunk's number, from 0, unique in its sender's part of the room.
+    /// The chunk's number, from 0, unique among the chunks of one sender in one room.
     pub id: u32,
-    /// What it carries.
+    /// The content.
     pub body: ChunkBody,
-    /// The checksum of its bytes, in the order of the plan's rows.
+    /// The checksum of the chunk's bytes, in the order of the plan's rows.
     pub checksum: Checksum,
 }
 
@@ -64,7 +64,7 @@ pub struct RoomChunk {
 pub struct RoomRoot(pub [u8; 32]);
 
 impl RoomRoot {
-    /// The root of chunks, which come in order of their numbers.
+    /// The digest over chunks in the order of their numbers.
     pub fn of<'a>(tag: RoomTag, chunks: impl Iterator<Item = &'a RoomChunk>) -> Self {
         let RoomTag {
             room: RoomId(room),
@@ -90,20 +90,20 @@ impl RoomRoot {
     }
 }
 
-/// The most chunks that one Lacks names. A sender sends no more for one message.
+/// The most chunks that one `Lacks` names. A sender sends no more chunks again for one message.
 pub const MAX_LACKS: usize = 1024;
 
 /// A message of the receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToSender {
-    /// Here are the pages. Repeated until it is answered.
+    /// Offers pages to the sender. The receiver repeats it until the sender answers.
     Offer(RoomOffer),
-    /// All bytes are in place and verified. Answers Done.
+    /// All bytes are in place and verified. Answers `Done`.
     Complete {
         /// The room.
         tag: RoomTag,
     },
-    /// Answers Done: these chunks have not been announced, at most [`MAX_LACKS`].
+    /// Answers `Done`: the sender has not announced these chunks, at most [`MAX_LACKS`].
     Lacks {
         /// The room.
         tag: RoomTag,
@@ -122,8 +122,8 @@ pub enum ToSender {
         /// The room.
         tag: RoomTag,
     },
-    /// The receiver's process asks for nothing of the request, now or later. The request ends at all ends.
-    /// It is said once. If it is lost, the sender's deadline ends the request.
+    /// The receiver's process asks for nothing of the request, now or later. The request ends at all ends. The
+    /// process sends this once. If the message is lost, the sender's deadline ends the request.
     Decline {
         /// The room, with an attempt of its own.
         tag: RoomTag,
@@ -149,19 +149,19 @@ impl ToSender {
 /// A message of the sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToReceiver {
-    /// The offer is taken.
+    /// The sender accepts the offer.
     Accept {
         /// The room.
         tag: RoomTag,
     },
-    /// The offer is refused for good.
+    /// The sender refuses the offer for good.
     Refuse {
         /// The room.
         tag: RoomTag,
         /// The reason.
         code: Code,
     },
-    /// The sender has no room now: offer again later.
+    /// The sender does not serve the attempt now: the receiver offers again later.
     Busy {
         /// The room.
         tag: RoomTag,
@@ -175,13 +175,13 @@ pub enum ToReceiver {
         /// The chunk.
         chunk: RoomChunk,
     },
-    /// All chunks are in place. Repeated until it is answered.
+    /// All chunks are in place. The sender repeats it until the receiver answers.
     Done {
         /// The room.
         tag: RoomTag,
         /// The number of chunks.
         chunks: u32,
-        /// The digest over them.
+        /// The digest over all chunks.
         root: RoomRoot,
     },
     /// The sender gives the room up.

@@ -29,7 +29,7 @@ struct Share {
 }
 
 impl Share {
-    /// Whether the sender is done, and all chunks that it counts have come.
+    /// Whether the sender is done and all chunks of its count have arrived.
     fn has_all_chunks(&self) -> bool {
         self.done
             .is_some_and(|(count, _)| self.chunks.len() as u64 >= u64::from(count))
@@ -39,7 +39,7 @@ impl Share {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// The room is being closed, to end with this outcome.
+    /// The room is being closed. Then it ends with this outcome.
     Closing(RoomOutcome),
     Verifying,
     Ended(RoomOutcome),
@@ -51,11 +51,12 @@ pub struct RoomReceiver {
     plan: RoomReceiverPlan,
     shares: Vec<Share>,
     phase: Phase,
-    /// Whether the pages are given back, or belong to the engine.
+    /// Whether the room still holds the pages. They belong to the engine after success, and are free after a
+    /// failure.
     holds_pages: bool,
-    /// The end of the present state.
+    /// The deadline of the present state.
     state_until: Moment,
-    /// Until when aborts are repeated.
+    /// The time until which aborts are repeated.
     repeats_until: Moment,
 }
 
@@ -121,7 +122,7 @@ impl RoomReceiver {
         }
     }
 
-    /// Why the room has failed, or is about to.
+    /// Why the room has failed or is failing.
     pub const fn failure(&self) -> Option<Code> {
         match self.phase {
             Phase::Closing(RoomOutcome::Failed(code)) | Phase::Ended(RoomOutcome::Failed(code)) => {
@@ -131,7 +132,7 @@ impl RoomReceiver {
         }
     }
 
-    /// Whether the room still holds its pages against another use.
+    /// Whether no other room may use the room's pages yet.
     pub const fn holds_pages(&self) -> bool {
         self.holds_pages
     }
@@ -153,7 +154,7 @@ impl RoomReceiver {
         self.shares.iter().position(is)
     }
 
-    /// When [`ReceiverEvent::Tick`] has work at the latest.
+    /// The latest moment at which [`ReceiverEvent::Tick`] has work.
     pub fn next_wake(&self) -> Option<Moment> {
         let retries = self.shares.iter().filter(|share| self.repeats_to(share));
         let retries = retries.map(|share| share.next_retry);
@@ -167,7 +168,7 @@ impl RoomReceiver {
         }
     }
 
-    /// Takes an event. Actions are added to `out`, in order.
+    /// Takes an event. Appends the actions to `out`, in order.
     pub fn handle(&mut self, now: Moment, event: ReceiverEvent, out: &mut Vec<ReceiverAction>) {
         match event {
             ReceiverEvent::Message { from, message } if message.tag() == self.plan.tag => {
@@ -224,7 +225,7 @@ impl RoomReceiver {
             ToReceiver::Done { chunks, root, .. } => self.done(now, from, (chunks, root), out),
             ToReceiver::Abort { code, .. } => {
                 self.fail(now, code, out);
-                // While the fence is awaited, the answer waits for it too.
+                // An answer must not come before the fence: the sender may reuse its pages after it.
                 if !self.holds_pages {
                     let tag = self.plan.tag;
                     send(from, ToSender::Aborted { tag }, out);
@@ -232,7 +233,7 @@ impl RoomReceiver {
             }
             ToReceiver::Aborted { .. } => {
                 share.has_aborted = true;
-                // A sender that has ended its writes sends nothing more.
+                // A sender that has ended its writes sends nothing more, so the room cannot succeed.
                 self.fail(now, Code::GrantEnded, out);
             }
         }
@@ -245,7 +246,7 @@ impl RoomReceiver {
         let Some(share) = self.shares.get_mut(from) else {
             return;
         };
-        // A sender that sends has accepted: its Accept may be lost.
+        // A sender that sends chunks has accepted, even if its Accept was lost.
         share.is_accepted = true;
         match share.chunks.get(&chunk.id) {
             Some(known) if *known == chunk => return,
@@ -294,7 +295,7 @@ impl RoomReceiver {
         self.settle(now, out);
     }
 
-    /// Closes the room once every sender's part is whole.
+    /// Closes the room once the part of every sender is complete.
     fn settle(&mut self, now: Moment, out: &mut Vec<ReceiverAction>) {
         if !self.shares.iter().all(Share::has_all_chunks) {
             return;
@@ -316,8 +317,8 @@ impl RoomReceiver {
 
     fn fenced(&mut self, now: Moment, out: &mut Vec<ReceiverAction>) {
         match self.phase {
-            // A write that came twice, or late, may have changed bytes since they were announced.
-            // Now nothing can, so now they are compared.
+            // A repeated or late write may have changed bytes after their announcement. After the fence no
+            // write can change them, so the comparison is final.
             Phase::Closing(RoomOutcome::Success) => {
                 self.phase = Phase::Verifying;
                 let all = (0..).zip(&self.shares).flat_map(|(from, share)| {
@@ -356,7 +357,7 @@ impl RoomReceiver {
         self.repeats_until = now + self.plan.limits.closing;
         self.tell_abort(now, code, out);
         match self.phase {
-            // The room is fenced already.
+            // The room was fenced before the comparison, so no second close is needed.
             Phase::Verifying => self.end_failed(now, failed, out),
             _ => self.phase = Phase::Closing(failed),
         }
@@ -395,14 +396,15 @@ impl RoomReceiver {
         };
         let is_new_life = share.plan.session.is_some_and(|known| known != session);
         if is_new_life && share.is_accepted {
-            // Another life of the process knows nothing of the room.
+            // The next incarnation of the process knows nothing of the room.
             share.has_aborted = true;
             return self.fail(now, Code::WrongIncarnation, out);
         }
-        // A life that had not accepted is replaced by the next one.
+        // The room does not depend on an incarnation that had not accepted.
         share.plan.session = Some(session);
         if (share.broken_until.take().is_some() || is_new_life) && self.phase == Phase::Open {
-            // Repeats what may be lost. A sender whose room has ended answers with its outcome.
+            // Repeats the offer, because the earlier one may be lost. A sender whose room has ended answers
+            // with its outcome.
             self.offer(now, from, out);
         }
     }
@@ -443,7 +445,7 @@ impl RoomReceiver {
         }
     }
 
-    /// Whether something is repeated to a sender: an offer, or an abort.
+    /// Whether the room must repeat a message to this sender: an offer or an abort.
     fn repeats_to(&self, share: &Share) -> bool {
         match self.phase {
             Phase::Open => !share.is_accepted,
@@ -476,7 +478,7 @@ impl RoomReceiver {
         send(to, ToSender::Offer(offer), out);
     }
 
-    /// The time that is left to the room.
+    /// The time that the room has left.
     pub fn time_left(&self, now: Moment) -> Duration {
         self.plan.deadline - now
     }

@@ -16,7 +16,7 @@ use target::{Target, WriteState};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// The writes are being ended, after a failure.
+    /// A failure has begun to end the writes.
     Closing(Code),
     Ended(RoomOutcome),
 }
@@ -76,7 +76,7 @@ impl RoomSender {
         }
     }
 
-    /// Why the room has failed, or is about to.
+    /// Why the room has failed or is failing.
     pub const fn failure(&self) -> Option<Code> {
         match self.phase {
             Phase::Closing(code) | Phase::Ended(RoomOutcome::Failed(code)) => Some(code),
@@ -84,7 +84,7 @@ impl RoomSender {
         }
     }
 
-    /// Whether the room still holds its pages against another use.
+    /// Whether no other use may change the room's pages yet.
     pub const fn holds_pages(&self) -> bool {
         self.holds_pages
     }
@@ -122,13 +122,17 @@ impl RoomSender {
         self.targets.len()
     }
 
-    /// The session of a receiver that has offered.
+    /// The session of a receiver that has made an offer.
     pub fn receiver_session(&self, receiver: usize) -> Option<Incarnation> {
         self.targets.get(receiver)?.session
     }
 
-    /// Judges an offer: [`Code::InProgress`] for a second attempt while the first is open,
-    /// [`Code::OutOfRange`] for a receiver that does not exist.
+    /// Checks an offer.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InProgress`] for a second attempt while the first attempt is open. [`Code::OutOfRange`] for a
+    /// receiver that does not exist.
     pub fn may_offer(
         &self,
         receiver: usize,
@@ -143,7 +147,7 @@ impl RoomSender {
         }
     }
 
-    /// Whether an offer's pages are those that the receiver lacks of the request.
+    /// Whether an offer has exactly the pages of the request that its receiver lacks.
     pub fn fits(&self, offer: &RoomOffer) -> bool {
         let rectangle = self.plan.rectangle.without_held(offer.held);
         offer.held <= self.plan.rectangle.pages.end && rectangle.pages.len() == offer.pages as usize
@@ -154,7 +158,7 @@ impl RoomSender {
         self.targets.get(receiver)?.offer.as_ref()
     }
 
-    /// When [`SenderEvent::Tick`] has work at the latest.
+    /// The latest moment at which [`SenderEvent::Tick`] has work.
     pub fn next_wake(&self) -> Option<Moment> {
         match self.phase {
             Phase::Open => {
@@ -173,7 +177,7 @@ impl RoomSender {
         }
     }
 
-    /// Takes an event. Actions are added to `out`, in order.
+    /// Takes an event. Appends the actions to `out`, in order.
     pub fn handle(&mut self, now: Moment, event: SenderEvent, out: &mut Vec<SenderAction>) {
         match event {
             SenderEvent::Message {
@@ -185,7 +189,7 @@ impl RoomSender {
             SenderEvent::ProducedAll => {
                 self.has_all = true;
                 self.advance_all(now, out);
-                // A rank whose bytes nobody needs is done.
+                // A rank whose bytes no receiver needs is done.
                 self.settle(out);
             }
             SenderEvent::Written { to, id, outcome } => self.written(now, (to, id), outcome, out),
@@ -244,7 +248,7 @@ impl RoomSender {
             return;
         }
         match message {
-            // The first is taken above, the second by the desk.
+            // The branch above takes offers, and the desk takes declines.
             ToSender::Offer(_) | ToSender::Decline { .. } => {}
             ToSender::Complete { .. } => {
                 if self.phase == Phase::Open && target.done.is_some() {
@@ -266,7 +270,8 @@ impl RoomSender {
                 }
             }
             ToSender::Abort { code, .. } => {
-                // The receiver sends nothing more that needs an answer, and waits for ours.
+                // After an abort the receiver sends nothing more that needs an answer. It waits for the
+                // sender's answer.
                 self.fail(now, code, out);
                 if !self.holds_pages {
                     send(from, ToReceiver::Aborted { tag }, out);
@@ -312,7 +317,7 @@ impl RoomSender {
                 self.state_until = self.state_until.min(self.plan.deadline);
                 self.advance(now, from, out);
             }
-            // See `may_offer`.
+            // The desk has refused such an offer: see `may_offer`.
             _ => {}
         }
     }
@@ -364,7 +369,7 @@ impl RoomSender {
             }
             Err(code) => {
                 target.set(id, WriteState::Waits(retry_at));
-                // A closed room stays closed. Everything else may pass.
+                // The receiver never opens a closed room again. Any other retryable error may pass.
                 if !code.is_retryable() || code == Code::GrantEnded {
                     self.fail(now, code, out);
                 }
@@ -378,7 +383,7 @@ impl RoomSender {
         }
     }
 
-    /// Starts the writes that can start, and says done when all are in place.
+    /// Starts the writes that can start. Sends `Done` once all chunks are in place.
     fn advance(&mut self, now: Moment, to: usize, out: &mut Vec<SenderAction>) {
         if self.phase != Phase::Open {
             return;

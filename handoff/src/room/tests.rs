@@ -246,7 +246,7 @@ fn chunks_that_make_no_sense_fail_the_room() {
         let out = take(&mut room, ToReceiver::Chunk { tag: TAG, chunk });
         assert_eq!(failed_with(&out), Some(Code::Malformed));
     }
-    // A page that comes twice in two chunks, a chunk that changes, and metadata nobody asked for.
+    // A page that comes in two chunks, a chunk that changes, and metadata that the receiver did not ask for.
     let aux = RoomChunk {
         body: ChunkBody::Aux,
         ..chunk(1, 1..2)
@@ -393,7 +393,7 @@ fn early_offers_are_bounded_and_expire() {
     assert_eq!(desk.take(at(30_001), D, of(8), &mut out), None);
 }
 
-/// Decode may get a slot long after prefill gave its request up.
+/// Decode may name a request long after prefill gave it up.
 #[test]
 fn a_room_that_was_given_up_is_remembered_as_long_as_it_would_have_waited() {
     let code = Code::Draining;
@@ -441,7 +441,7 @@ fn page_lists_that_do_not_fit_the_request_are_refused() {
     }
 }
 
-/// Decode that gets no answer would wait for its whole patience.
+/// Decode without an answer would wait for its whole patience.
 #[test]
 fn an_early_offer_that_does_not_fit_is_refused_when_its_room_opens() {
     let short = RoomOffer {
@@ -511,7 +511,7 @@ fn tombstones_are_bounded_and_still_refuse_older_generations() {
     assert!(tombstones.admits(D, tag(5)) && tombstones.admits(P, tag(1)));
 }
 
-/// A process may end rooms as fast as it can. A slower room of another process would be refused then.
+/// A process may end rooms at any rate. It must not make the desk refuse a slower room of another process.
 #[test]
 fn the_tombstones_of_one_receiver_push_out_none_of_a_receiver_that_has_few() {
     let mut tombstones = Tombstones::new(4);
@@ -528,7 +528,7 @@ fn the_tombstones_of_one_receiver_push_out_none_of_a_receiver_that_has_few() {
     assert!(tombstones.admits(P, tag(2, 4)), "it is only slow");
     assert_eq!(tombstones.outcome(D, tag(96, 96)), None, "four are kept");
     assert!(tombstones.outcome(D, tag(97, 97)).is_some());
-    // The first has fewer than its share, and may add one.
+    // The first receiver has less than its share, and may add a tombstone.
     tombstones.bury(P, tag(3, 6), RoomOutcome::Success);
     assert!(tombstones.outcome(P, tag(1, 5)).is_some());
     assert_eq!(tombstones.outcome(D, tag(97, 97)), None);
@@ -545,11 +545,11 @@ fn an_attempt_below_one_of_its_room_that_ended_is_stale() {
     for (room, generation, is_admitted) in [(1, 4, false), (1, 5, false), (1, 6, true)] {
         assert_eq!(tombstones.admits(D, tag(room, generation)), is_admitted);
     }
-    // Another room, and another receiver, may be slower.
+    // A lower attempt at another room, or of another receiver, is admitted.
     assert!(tombstones.admits(D, tag(2, 4)) && tombstones.admits(P, tag(1, 4)));
 }
 
-/// What a receiver lacks is sent once for each message, however often the message names it.
+/// A Lacks that names a chunk several times makes the sender send the chunk once.
 #[test]
 fn a_chunk_that_is_named_often_is_sent_again_once() {
     let mut room = RoomSender::open(at(0), sender_plan());
@@ -617,7 +617,7 @@ fn a_rectangle_splits_into_layers_and_then_into_pages() {
     assert_eq!(split(0..1 << 30, 0..2, u64::MAX).len(), 1);
 }
 
-/// What waits for the chunks before it is woken by their end, not by the clock.
+/// The end of a write starts the chunks that wait, not the clock.
 #[test]
 fn so_many_cells_go_at_a_time_and_the_end_of_a_write_starts_the_next() {
     let plan = RoomSenderPlan {
@@ -647,7 +647,7 @@ fn so_many_cells_go_at_a_time_and_the_end_of_a_write_starts_the_next() {
     sender.handle(at(3), SenderEvent::Tick, &mut out);
     assert!(started(&mut out).is_empty());
     let written = |id, outcome| SenderEvent::Written { to: 0, id, outcome };
-    // A write that failed goes again later. Its place is too small for the one that waits.
+    // A write that failed starts again later. Its room is too small for the chunk that waits.
     sender.handle(at(4), written(1, Err(Code::Unreachable)), &mut out);
     let again = at(4) + RoomLimits::default().retry;
     assert_eq!(sender.next_wake(), Some(again));

@@ -13,11 +13,12 @@ pub enum RoomOutcome {
     Failed(Code),
 }
 
-/// The rooms that have ended, by receiver. The number of tombstones is bounded. For forgotten rooms only
-/// the highest generation is kept. Generations of one receiver grow, so a new room never has a lower one.
+/// The rooms that have ended, by receiver. The number of tombstones is bounded. For forgotten rooms only the
+/// highest generation of each receiver is kept. A receiver's generations rise, so its new rooms are above this
+/// one.
 ///
-/// A room that is slower than the forgotten ones of its receiver is refused. So a receiver that ends many rooms
-/// makes the desk forget its own, not those of a receiver that has few.
+/// The desk refuses a room whose generation is not above the forgotten ones of its receiver. So a receiver that
+/// ends many rooms makes the desk forget its own tombstones, not those of a receiver that has few.
 #[derive(Clone, Debug)]
 pub struct Tombstones {
     capacity: usize,
@@ -38,7 +39,7 @@ impl Tombstones {
         }
     }
 
-    /// Records the end of a room. The first outcome stays.
+    /// Records the end of a room. A second outcome of the same room is ignored.
     pub fn bury(&mut self, receiver: Incarnation, tag: RoomTag, outcome: RoomOutcome) {
         if self.ended.contains_key(&(receiver, tag)) {
             return;
@@ -51,7 +52,8 @@ impl Tombstones {
         }
     }
 
-    /// The receiver whose oldest tombstone goes: this one if it has its share of them, else the one with the most.
+    /// The receiver that loses its oldest tombstone: this receiver if it has its share of them, else the
+    /// receiver with the most.
     fn crowded(&self, receiver: Incarnation) -> Incarnation {
         let own = self.order.get(&receiver).map_or(0, VecDeque::len);
         if own * self.order.len() >= self.ended.len() {
@@ -75,13 +77,13 @@ impl Tombstones {
         }
     }
 
-    /// How a room ended, if that is known by name.
+    /// The outcome of a room, while its tombstone is kept.
     pub fn outcome(&self, receiver: Incarnation, tag: RoomTag) -> Option<RoomOutcome> {
         self.ended.get(&(receiver, tag)).copied()
     }
 
-    /// Whether a room that is not open may begin: false for one that has ended, or may have, and
-    /// for an attempt below one of its room that has ended.
+    /// Whether a room that is not open may begin. False for a room that has ended, or may have ended. False for
+    /// an attempt below an attempt at the same room that has ended.
     pub fn admits(&self, receiver: Incarnation, tag: RoomTag) -> bool {
         let last = RoomTag {
             generation: RoomGeneration(u64::MAX),
@@ -92,7 +94,7 @@ impl Tombstones {
         ended.next().is_none() && floor.is_none_or(|floor| tag.generation > *floor)
     }
 
-    /// Forgets a receiver whose process has ended: nothing of it can arrive any more.
+    /// Forgets a receiver whose process has ended: none of its messages can arrive any more.
     pub fn forget(&mut self, receiver: Incarnation) {
         self.ended.retain(|(of, _), _| *of != receiver);
         self.order.remove(&receiver);

@@ -1,4 +1,4 @@
-//! The thread that owns a session's machines: it takes events, and performs what they ask for.
+//! The thread that owns a session's machines. It takes events and performs the machines' actions.
 
 use super::ChunkSizes;
 use super::handle::{TransferCell, has_ended};
@@ -31,11 +31,11 @@ const CLOSING: Duration = Duration::from_secs(3);
 
 /// The most sessions whose addresses are known.
 const MAX_ADDRESSES: usize = 8192;
-/// How long the last messages may take.
+/// How long the session waits for the delivery of its last messages.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// The most events between two looks at what is due.
+/// The most events between two checks of what is due.
 const BATCH: usize = 256;
-/// The time between two looks at what keeps a session from its end.
+/// The time between two checks of what keeps a closing session from its end.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A request of the session's caller.
@@ -43,15 +43,15 @@ const LOOK: Duration = Duration::from_millis(2);
 pub(super) enum Call {
     Receive(ReceiveCall, Arc<TransferCell>),
     Send(SendCall, Arc<TransferCell>),
-    /// The cell says which of the requests with this number it is.
+    /// The cell tells apart the requests that used this number.
     OfSending(RoomId, Arc<TransferCell>, SendingCall),
     EndReceiving(RoomTag, Code),
-    /// Tells the processes at these addresses that this one asks for nothing of the request.
+    /// Tells the processes at these addresses that this process asks for nothing of the request.
     Decline(RoomTag, Vec<String>, Code),
     Close,
 }
 
-/// A request about pages that are being sent.
+/// A call about pages that are being sent.
 #[derive(Debug)]
 pub(super) enum SendingCall {
     Produced(PageRectangle),
@@ -59,7 +59,7 @@ pub(super) enum SendingCall {
     End(Code),
 }
 
-/// What happens to a session.
+/// An event of a session.
 #[derive(Debug)]
 pub(super) enum Event {
     Call(Call),
@@ -67,7 +67,7 @@ pub(super) enum Event {
         from: Incarnation,
         address: String,
         message: Box<HandoffMessage>,
-        /// The bytes of the letter.
+        /// The length of the letter in bytes.
         bytes: u64,
     },
     LinkUp {
@@ -97,13 +97,13 @@ pub(super) enum Event {
     },
 }
 
-/// The state of the thread.
+/// The state of the agent's thread.
 pub(super) struct Agent {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) memory: Arc<RankMemory>,
     pub(super) limits: RoomLimits,
     pub(super) chunks: ChunkSizes,
-    /// How long a peer that nothing uses stays connected.
+    /// How long an unused peer stays connected.
     pub(super) idle: Duration,
     pub(super) events: mpsc::UnboundedSender<Event>,
     pub(super) peers: Peers,
@@ -112,20 +112,20 @@ pub(super) struct Agent {
     pub(super) addresses: HashMap<Incarnation, String>,
     pub(super) receivers: ReceiverDesk,
     pub(super) receiving: HashMap<RoomTag, ReceivingRoom>,
-    /// The pages of open rooms that are received into.
+    /// The pages that open rooms receive into.
     pub(super) pages_in_use: HashSet<u32>,
     pub(super) senders: SenderDesk,
     pub(super) sending: HashMap<RoomId, SendingRoom>,
-    /// The rooms that are being sent, which the caller may not open again.
+    /// The rooms that are being sent. The caller may not open their numbers again.
     pub(super) open_rooms: Arc<Mutex<HashSet<RoomId>>>,
     /// The pins of offers, and the breakers of receivers.
     pub(super) pins: PinLedger,
     /// The offers that wait for pins.
     pub(super) waiting: BTreeMap<RoomId, WaitingOffer>,
-    /// Their number.
+    /// The number of offers that wait.
     pub(super) waiting_offers: Arc<AtomicU64>,
-    /// The processes that asked for rooms which have not opened, and whose connections broke: when each counts
-    /// as lost.
+    /// The processes that asked for rooms which have not opened, and that lost their connections. Each has the
+    /// moment at which it counts as lost.
     pub(super) lost: BTreeMap<Incarnation, Moment>,
     pub(super) failure_probability: f64,
     /// The pages of rooms that are being sent.
@@ -136,15 +136,14 @@ pub(super) struct Agent {
 }
 
 impl Agent {
-    /// Runs until the session is closed.
-    /// False when something may still touch pages of decode.
+    /// Runs until the session is closed. Returns false when a peer may still touch pages of decode.
     pub(super) async fn run(mut self, mut events: mpsc::UnboundedReceiver<Event>) -> bool {
         let mut closes_at: Option<Instant> = None;
         let mut sweeps_at = Instant::now() + self.idle;
         loop {
             let now = Instant::now();
             if let Some(end) = closes_at {
-                // The last messages let the other ends end, too.
+                // The other ends learn of the end from the last messages.
                 let is_silent = !self.peers.has_unsent() || now + CLOSING - FAREWELL >= end;
                 if now >= end || (!self.holds_pages() && is_silent) {
                     break;
@@ -162,7 +161,7 @@ impl Agent {
                     let receiving = tokio::time::timeout_at(wake.into(), events.recv());
                     receiving.await.ok()
                 }
-                // A machine has work now, beside what waits.
+                // A machine has work now. Events that wait are taken before it.
                 None => events.try_recv().ok().map(Some),
             };
             match event {
@@ -174,7 +173,7 @@ impl Agent {
                 Some(None) => break,
                 None => {}
             }
-            // What is due is looked up once for many events.
+            // One check of what is due serves many events, because the check visits all rooms.
             for _ in 0..BATCH {
                 match events.try_recv() {
                     Ok(Event::Call(Call::Close)) => {
@@ -187,13 +186,13 @@ impl Agent {
             }
             self.tick();
         }
-        // Calls that came after the last one: their pages were never used.
+        // These calls came too late, and their pages were never used.
         events.close();
         while let Ok(event) = events.try_recv() {
             self.refuse(event);
         }
         for cell in self.cells().filter(|cell| !has_ended(&cell.get())) {
-            // Nothing more is known of what is left.
+            // The outcome of these transfers is unknown.
             cell.change(|state| {
                 state.poll = PollState::Failed;
                 state.failure.get_or_insert(Code::Draining);
@@ -202,7 +201,7 @@ impl Agent {
         !self.receives()
     }
 
-    /// A session that closes opens no room more.
+    /// A closing session opens no further room.
     fn take_or_refuse(&mut self, event: Event, closes: bool) {
         match event {
             Event::Call(Call::Receive(..) | Call::Send(..)) if closes => self.refuse(event),
@@ -252,7 +251,7 @@ impl Agent {
                 }
             }
             Event::Call(Call::OfSending(room, cell, call)) => {
-                // A room that has ended leaves its number to the next one.
+                // A room that has ended leaves its number to the next room.
                 let open = self.sending.get(&room);
                 if open.is_some_and(|open| Arc::ptr_eq(&open.cell, &cell)) {
                     self.of_sending(room, call);
@@ -275,8 +274,8 @@ impl Agent {
             }
             Event::LinkUp { address, session } => self.link_up(&address, session),
             Event::LinkBroken { address } => self.link_broken(&address),
-            // Its registration stays: a process that was only slow goes on, and registers no second time on
-            // the connection that it has to this one. The sweep forgets a process that is gone.
+            // The registration stays. A process that was only slow continues on its own connection, and
+            // registers once on each connection. The sweep forgets a process that has ended.
             Event::PeerLost { session } => self.fail_rooms_with(session),
             Event::Written {
                 room,
@@ -310,7 +309,7 @@ impl Agent {
                 if let Err(error) = self.register(from, &address, Arc::new(rank)) {
                     tracing::warn!(address, %error, "a rank's registration is refused");
                 }
-                // To know of its death.
+                // Connects, to learn of the peer's death.
                 self.peers.know(&address);
             }
             HandoffMessage::ToSender(message) => self.take_message(now, from, &address, message),
@@ -326,7 +325,7 @@ impl Agent {
         }
     }
 
-    /// Registers a rank. Sessions that are not connected are forgotten only where that makes room for it.
+    /// Registers a rank. Forgets sessions without a connection only if that makes room for the rank.
     fn register(
         &mut self,
         from: Incarnation,
@@ -348,7 +347,7 @@ impl Agent {
         for (tag, from) in self.shares_at(address) {
             self.receiver_event(tag, ReceiverEvent::LinkUp { from, session });
         }
-        // After the rooms that go on with the new life.
+        // The rooms that continue with the new incarnation come first.
         if let Some(gone) = gone {
             self.peer_lost(gone);
         }
@@ -373,7 +372,7 @@ impl Agent {
         }
     }
 
-    /// A process is gone: another one is in its place.
+    /// A process has ended: another process is at its address.
     fn peer_lost(&mut self, session: Incarnation) {
         self.fail_rooms_with(session);
         self.forget(session);
@@ -390,7 +389,7 @@ impl Agent {
         }
         let now = self.now();
         self.note_lost(session, now);
-        // Before the session is forgotten, and its offers with it.
+        // This must come before the session and its offers are forgotten.
         self.end_deserted_offers();
     }
 
@@ -402,7 +401,7 @@ impl Agent {
         self.pins.forget(session);
     }
 
-    /// The shares of open rooms whose sender is at an address.
+    /// The parts of open rooms whose sender is at an address.
     fn shares_at(&self, address: &str) -> Vec<(RoomTag, usize)> {
         let mut shares = Vec::new();
         for (tag, room) in &self.receiving {
@@ -413,7 +412,7 @@ impl Agent {
         shares
     }
 
-    /// The receivers of open rooms that are of one session.
+    /// The receivers of open rooms that belong to one session.
     fn targets_of(&self, session: Incarnation) -> Vec<(RoomId, usize)> {
         let mut targets = Vec::new();
         for room in self.senders.rooms() {
@@ -462,13 +461,13 @@ impl Agent {
                 (!self.targets_of(*session).is_empty()).then_some(address.as_str())
             }))
             .collect();
-        // A registration stays: the peer's own connection to this process may live on, and it
+        // The registration stays: the peer's own connection to this process may still be open, and the peer
         // registers once on each connection.
         self.peers
             .retain(self.idle, |address| in_use.contains(address));
     }
 
-    /// Makes room for a registration: forgets the sessions that this process is not connected to.
+    /// Makes room for a registration: forgets the sessions to which this process has no connection.
     fn forget_strangers(&mut self) {
         let is_stranger = |(session, address): &(&Incarnation, &String)| {
             self.peers.session(address) != Some(**session) && self.targets_of(**session).is_empty()
@@ -498,14 +497,14 @@ impl Agent {
         self.cells().any(|cell| !cell.get().is_released)
     }
 
-    /// A room's pages are the caller's again.
+    /// Gives a room's pages back to the caller.
     pub(super) fn unpin(&mut self, room: RoomId, pages: usize) {
         self.pinned.fetch_sub(pages as u64, Ordering::Relaxed);
-        // A push has no pin in the ledger, and frees none.
+        // A push has no pin in the ledger, so this frees none for it.
         self.pins.free(room);
     }
 
-    /// A room number may be used again.
+    /// Frees the number of a room for another request.
     pub(super) fn close_number(&self, room: RoomId) {
         self.open_rooms.lock().remove(&room);
     }

@@ -1,4 +1,4 @@
-//! What the caller sees of a room: its poll state, and whether its pages are free.
+//! The caller's view of a room: its poll state, and whether its pages are free.
 
 use crate::room::PollState;
 use kvpool_types::Code;
@@ -13,10 +13,11 @@ pub struct TransferState {
     pub poll: PollState,
     /// Why the transfer failed. `None` unless `poll` is [`PollState::Failed`].
     pub failure: Option<Code>,
-    /// Whether nothing touches the pages for this transfer any more. It may follow the end of the transfer.
+    /// Whether nothing touches the pages for this transfer any more. It may become true after the end of the
+    /// transfer.
     pub is_released: bool,
-    /// The slot of metadata, of [`AuxLayout::slot_bytes`](crate::aux::AuxLayout::slot_bytes) bytes, at a receiver
-    /// that asked for it and succeeded.
+    /// The slot of metadata, of [`AuxLayout::slot_bytes`](crate::aux::AuxLayout::slot_bytes) bytes. `None`
+    /// unless a receiver asked for it and succeeded.
     pub aux: Option<Vec<u8>>,
 }
 

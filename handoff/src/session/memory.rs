@@ -1,4 +1,4 @@
-//! The memory of one rank, as views of a room and as the bytes of a chunk.
+//! The memory of one rank, as views of a room and as the parts of a chunk.
 
 use crate::aux::AuxLayout;
 use crate::plan::{PlanError, side_rows};
@@ -33,7 +33,7 @@ pub enum RankMemoryError {
         /// The number of memories.
         memories: usize,
     },
-    /// A memory has another length than its state.
+    /// The length of a memory differs from the length of its state.
     #[error("state {name} of layer {layer} has {wanted} bytes, and its memory {found}")]
     Length {
         /// The name of the state.
@@ -45,7 +45,7 @@ pub enum RankMemoryError {
         /// The bytes of the memory.
         found: u64,
     },
-    /// Two states have one name and layer.
+    /// Two states have the same name and layer.
     #[error("state {name} of layer {layer} is there twice")]
     Twice {
         /// The name.
@@ -61,7 +61,7 @@ pub enum RankMemoryError {
         /// The layer.
         layer: u32,
     },
-    /// A state is of a layer that its pipeline stage does not have.
+    /// The layer of a state is outside the rank's pipeline stage.
     #[error("state {name} is of layer {layer}, which this rank's stage does not have")]
     OtherLayer {
         /// The name.
@@ -83,7 +83,7 @@ pub enum RankMemoryError {
 }
 
 impl RankMemory {
-    /// A rank whose states lie in these memories.
+    /// A rank with these states, and with one memory for each state.
     ///
     /// # Errors
     ///
@@ -155,11 +155,11 @@ impl RankMemory {
         stages.stage(*stage).unwrap_or(0..0)
     }
 
-    /// How many pages of a layer these bytes are, at least one. Layers of several sizes count as the largest.
+    /// The number of pages of one layer in `bytes` bytes, at least one. The layer with the largest page counts.
     pub(super) fn cells_of(&self, bytes: u64) -> u64 {
         let mut layers: BTreeMap<u32, u64> = BTreeMap::new();
         for state in &self.description.states {
-            // Looked up when the rank was made.
+            // `new` has checked that every page has a size.
             let page = state.shape.page_bytes(self.description.tensor.1);
             *layers.entry(state.layer).or_default() += page.unwrap_or(0);
         }
@@ -179,7 +179,7 @@ impl RankMemory {
         self.description.states.iter().all(fits)
     }
 
-    /// The rows of some parts of pages, as memory.
+    /// The rows of some parts of pages, in memory.
     fn rows(
         &self,
         state: usize,
@@ -203,7 +203,7 @@ impl RankMemory {
         in_memory.collect()
     }
 
-    /// The views that one sender fills with these pages of this rank. Empty without pages.
+    /// The views that one sender fills with these pages of this rank. Empty if `pages` is empty.
     pub(super) fn views(
         &self,
         share: &[ShareState],
@@ -220,7 +220,7 @@ impl RankMemory {
         views.collect()
     }
 
-    /// The bytes of one chunk for a receiver: `pages` are this rank's pages of the request.
+    /// The parts of one chunk for a receiver: `pages` are this rank's pages of the request.
     pub(super) fn chunk(
         &self,
         receiver: &RankDescription,
@@ -244,7 +244,7 @@ impl RankMemory {
                 ours.layer == theirs.layer && ours.name == theirs.name && ours.shape == theirs.shape
             };
             let mine = self.description.states.iter().position(same);
-            // The two ends describe a state differently.
+            // The two ends describe a state differently, so no state of this rank fits.
             let mine = mine.ok_or(Code::InvalidArgument)?;
             let rows = self.rows(mine, (of.slice.source_part, of.slice.parts), pages);
             let view_of_rows = RoomView::new(rows.map_err(|_| Code::InvalidArgument)?);
@@ -260,7 +260,7 @@ impl RankMemory {
     }
 }
 
-/// The ranges of a room that one chunk of a sender covers: view, offset and length.
+/// The ranges of a room that one chunk of a sender covers, as (view, offset, length).
 pub(super) fn chunk_ranges(
     receiver: &RankDescription,
     share: &[ShareState],
@@ -270,7 +270,7 @@ pub(super) fn chunk_ranges(
 ) -> Vec<(u32, Offset, Length)> {
     let rectangle = match body {
         ChunkBody::Pages(rectangle) => rectangle,
-        // The slot is the first view of its sender.
+        // The slot of metadata is the first view of its sender.
         ChunkBody::Aux => return vec![(first_view, Offset(0), Length(aux_bytes))],
     };
     let first_view = first_view + u32::from(wants_aux);
@@ -287,7 +287,7 @@ pub(super) fn chunk_ranges(
     of_layers.map(range).collect()
 }
 
-/// The checksum of the bytes of a chunk that are now in a closed room.
+/// The checksum of a chunk's bytes in a closed room.
 pub(super) fn chunk_sum(room: &ClosedRoom, ranges: &[(u32, Offset, Length)]) -> Option<Checksum> {
     let mut whole = Checksum(0);
     for (view, offset, length) in ranges {

@@ -1,5 +1,5 @@
-//! Prefill's offers: which of them pin their pages, which wait, and which end before they open a room
-//! (rows P5, P6, P8, P10).
+//! Prefill's offers: which offers pin their pages, which wait, and which end before they open a room (rows P5,
+//! P6, P8, P10).
 //!
 //! ```text
 //!  offer ──► declined before? ──► PinLedger ──► pinned ──► a room (`sending`)
@@ -7,8 +7,9 @@
 //!                                     └── deadline: Full ◄──┴── the end of a room admits the next offer
 //! ```
 //!
-//! An offer that waits ends early when one of its receivers gives up or declines, and when all processes that
-//! asked for it are lost. [`SenderDesk`](crate::room::SenderDesk) says which processes are its receivers.
+//! An offer that waits ends early when one of its receivers gives up or declines. It also ends when all
+//! processes that asked for it are lost. [`SenderDesk`](crate::room::SenderDesk) tells which processes are its
+//! receivers.
 
 use super::agent::Agent;
 use super::handle::TransferCell;
@@ -25,8 +26,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// The longest pause of an attempt whose breaker is open. The desk forgets an attempt that does not ask again for
-/// [`DeskOptions::early_ttl`](crate::room::DeskOptions::early_ttl).
+/// The longest pause of an attempt whose process has an open breaker. The desk forgets an attempt that does not
+/// ask again for [`DeskOptions::early_ttl`](crate::room::DeskOptions::early_ttl), which is longer.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// An offer that waits until other offers free their pins.
@@ -54,7 +55,7 @@ impl Agent {
         }
     }
 
-    /// Opens the room of an offer whose pages are pinned. All of them are computed.
+    /// Opens the room of an offer whose pages are pinned. All of its pages are computed.
     fn open_offer(&mut self, call: SendCall, cell: Arc<TransferCell>) {
         let (id, count) = (call.room, call.pages.len());
         self.pinned.fetch_add(count as u64, Ordering::Relaxed);
@@ -69,7 +70,7 @@ impl Agent {
         self.produced_all(id, &[]);
     }
 
-    /// Opens the rooms of offers that waited and have pins now.
+    /// Opens the rooms of offers that waited and now have pins.
     pub(super) fn open_admitted(&mut self) {
         loop {
             let admitted = self.pins.admitted();
@@ -85,7 +86,7 @@ impl Agent {
         }
     }
 
-    /// Ends the offers that waited until their deadlines.
+    /// Ends the waiting offers whose deadlines have passed.
     pub(super) fn end_late_offers(&mut self) {
         let now = Instant::now();
         let waiting = self.waiting.iter();
@@ -95,21 +96,23 @@ impl Agent {
         }
     }
 
-    /// The first deadline of an offer that waits.
+    /// The first deadline of a waiting offer.
     pub(super) fn next_late_offer(&self) -> Option<Moment> {
         let deadlines = self.waiting.values().map(|offer| offer.call.times.deadline);
         deadlines.min().map(|deadline| self.moment(deadline))
     }
 
-    /// Connects to a process that asks for a room, to know of its death.
+    /// Connects to a process that asks for a room, to learn of its death.
     pub(super) fn watch_asker(&mut self, now: Moment, from: Incarnation, address: &str) {
         self.peers.know(address);
-        // A process that was lost before lives. If it cannot be reached, that is noted anew.
+        // The process lives, so an earlier loss no longer counts. If prefill cannot reach the process, that is
+        // noted again.
         self.lost
             .retain(|session, at| *session != from || *at > now);
     }
 
-    /// Notes that a process which asked for a room counts as lost at a moment, unless its connection comes back.
+    /// Notes the moment at which a process that asked for a room counts as lost, unless its connection comes
+    /// back.
     pub(super) fn note_lost(&mut self, session: Incarnation, at: Moment) {
         let now = self.now();
         if self.senders.asked(now).any(|(_, by)| by == session) {
@@ -118,8 +121,8 @@ impl Agent {
         }
     }
 
-    /// The offers that wait for processes which have all lost their connections, and when the last of these
-    /// counts as lost.
+    /// The waiting offers whose processes have all lost their connections. Each has the moment at which the
+    /// last of these processes counts as lost.
     fn deserted(&self) -> Vec<(RoomId, Moment)> {
         if self.lost.is_empty() || self.waiting.is_empty() {
             return Vec::new();
@@ -135,7 +138,7 @@ impl Agent {
         last.filter_map(|(room, at)| Some((room, at?))).collect()
     }
 
-    /// Ends the offers that wait for processes which are all lost. Their pages would be pinned for nobody.
+    /// Ends the waiting offers whose processes are all lost. No process would take their pages.
     pub(super) fn end_deserted_offers(&mut self) {
         let now = self.now();
         for (room, at) in self.deserted() {
@@ -145,19 +148,19 @@ impl Agent {
         }
     }
 
-    /// When the next offer that waits is deserted.
+    /// The moment at which the next waiting offer has lost all its processes.
     pub(super) fn next_deserted_offer(&self) -> Option<Moment> {
         self.deserted().into_iter().map(|(_, at)| at).min()
     }
 
-    /// Ends the offers that wait, because the session closes.
+    /// Ends the waiting offers, because the session closes.
     pub(super) fn end_waiting_offers(&mut self, code: Code) {
         for room in self.waiting.keys().copied().collect::<Vec<_>>() {
             self.end_waiting(room, code);
         }
     }
 
-    /// Ends an offer that waits, if it is the caller's: another one may have its number by now.
+    /// Ends a waiting offer if it is the caller's. Another offer may have its number by now.
     pub(super) fn end_own_offer(&mut self, id: RoomId, cell: &Arc<TransferCell>, code: Code) {
         let waiting = self.waiting.get(&id);
         if waiting.is_some_and(|offer| Arc::ptr_eq(&offer.cell, cell)) {
@@ -165,7 +168,7 @@ impl Agent {
         }
     }
 
-    /// Ends an offer that waits. Does nothing where no offer of this number waits.
+    /// Ends a waiting offer. Does nothing if no offer of this number waits.
     pub(super) fn end_waiting(&mut self, room: RoomId, code: Code) {
         let Some(WaitingOffer { call, cell }) = self.waiting.remove(&room) else {
             return;
@@ -175,12 +178,12 @@ impl Agent {
         self.end_offer(call.room, &cell, code);
     }
 
-    /// Ends an offer that has no room, and tells the processes that asked for it.
+    /// Ends an offer that has no room, and tells the processes that asked for the offer.
     fn end_offer(&mut self, id: RoomId, cell: &TransferCell, code: Code) {
         let now = self.now();
         let answers = self.senders.refuse(now, id, code);
         self.answer_receivers(answers);
-        // Before the caller knows that the offer is over, and offers it again.
+        // This must come before the caller learns of the end: the caller may offer the same number again.
         self.close_number(id);
         cell.change(|state| {
             state.poll = PollState::Failed;
@@ -189,8 +192,8 @@ impl Agent {
         });
     }
 
-    /// The reason to end the offer that waits, when a message gives its request up and comes from a process that
-    /// has a place in the request.
+    /// The reason to end a waiting offer, if `message` gives its request up and its process has a place in the
+    /// request.
     pub(super) fn gives_up(
         &self,
         now: Moment,
@@ -208,8 +211,9 @@ impl Agent {
         may_end.then_some(code)
     }
 
-    /// A receiver's process wants nothing of a request. One that lacks pages opens its breaker (row P6). `ends_offer`:
-    /// the offer of the request waits, and ends behind this with answers for all that asked: see `gives_up`.
+    /// A receiver's process declines a request. A process without pages opens its breaker (row P6). With
+    /// `ends_offer` the waiting offer of the request ends after this call, and answers all processes that
+    /// asked: see `gives_up`.
     pub(super) fn declined(
         &mut self,
         now: Moment,
@@ -224,13 +228,13 @@ impl Agent {
             self.pins.trip(now, from);
         }
         if !ends_offer {
-            // The process has no place in an offer that goes on. The message has no answer.
+            // The declining process has no place in the offer, which continues. A decline has no answer.
             self.senders.take(now, from, message, out);
         }
     }
 
-    /// The answer to a receiver that asks while its breaker is open: it asks again once the breaker is closed, or
-    /// sooner.
+    /// The answer to a receiver that asks while its breaker is open: ask again when the breaker is closed, or
+    /// earlier.
     pub(super) fn held_back(
         &self,
         now: Moment,
@@ -244,7 +248,7 @@ impl Agent {
         let until = self.pins.breaker(now, from)?;
         let room = self.senders.room(tag.room);
         if room.is_some_and(|room| room.receiver(from, tag).is_some()) {
-            // The room took the attempt before: only the answer was lost.
+            // The room accepted the attempt before, so only the answer was lost.
             return None;
         }
         let retry_after = (until - now).min(ASK_AGAIN);

@@ -1,4 +1,5 @@
-//! The other processes of a hand-off: one task for each sends its letters and watches it.
+//! The other processes of a hand-off. One task for each process sends its letters and watches the process. A
+//! letter is an encoded message.
 //!
 //! ```text
 //!  connect ──► LinkUp ──► letters in order ──┬─ lost ──► LinkBroken ──► connect again
@@ -18,22 +19,22 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
-/// The longest time of one attempt to connect, and of one letter.
+/// The longest time of one attempt to connect, and of one attempt to send a letter.
 const CALL: Duration = Duration::from_secs(2);
 /// The pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The pause after a registration that was refused.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
-/// The most letters that wait for one peer. Machines repeat what is dropped.
+/// The most letters that wait for one peer. A machine repeats a dropped message if it matters.
 const MAX_QUEUED: usize = 65_536;
-/// The most writes to one peer that start at a time. To start takes a thread, and may wait for a connection.
+/// The most writes to one peer that start at a time. A start takes a thread, and may wait for a connection.
 const MAX_STARTS: usize = 8;
 /// The most peers.
 const MAX_PEERS: usize = 4096;
-/// How often a letter is tried on one connection.
+/// The number of attempts to send a letter on one connection.
 const ATTEMPTS: u32 = 3;
 
-/// What all peer tasks share.
+/// The state that all peer tasks share.
 pub(super) struct PeerContext {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) events: mpsc::UnboundedSender<Event>,
@@ -44,7 +45,7 @@ pub(super) struct PeerContext {
 
 /// A message that waits for a connection.
 struct Outgoing {
-    /// The session that the message is for. `None` for whichever process is at the address.
+    /// The session that the message is for. `None` for any process at the address.
     to: Option<Incarnation>,
     body: Vec<u8>,
 }
@@ -52,12 +53,12 @@ struct Outgoing {
 struct Peer {
     letters: mpsc::Sender<Outgoing>,
     task: JoinHandle<()>,
-    /// The session at the other end, once a connection has told it.
+    /// The session at the other end. `None` until a connection has reported it.
     session: Option<Incarnation>,
     used: Instant,
-    /// The letters that wait, or are under way.
+    /// The number of letters that wait or are under way.
     unsent: Arc<AtomicUsize>,
-    /// A permit for each write that may start beside the present ones.
+    /// One permit for each further write that may start now.
     starts: Arc<Semaphore>,
 }
 
@@ -81,11 +82,11 @@ impl Peers {
         }
     }
 
-    /// Queues a message. A peer that is new is connected first.
+    /// Queues a message. Connects to the peer first if the peer is new.
     ///
-    /// A message to a session is dropped where another process is at the address. Each process says its own
-    /// address: it may say one of another process, and a process that restarts has the address of the last.
-    /// The other process may have a room with the same number and attempt.
+    /// A message to a session is dropped where another process is at the address. A process reports its own
+    /// address, and may report the address of another process. A restarted process has the address of its
+    /// earlier incarnation. The process at the address may have a room with the same number and attempt.
     pub(super) fn send(
         &mut self,
         address: &str,
@@ -96,7 +97,7 @@ impl Peers {
             tracing::warn!(address, "too many peers: a message is dropped");
             return;
         };
-        // Counted before the task can take it.
+        // The count rises before the task can take the letter and lower the count.
         peer.unsent.fetch_add(1, Ordering::Relaxed);
         let body = message.encode();
         if peer.letters.try_send(Outgoing { to, body }).is_err() {
@@ -105,7 +106,7 @@ impl Peers {
         }
     }
 
-    /// Whether letters wait, or are under way.
+    /// Whether letters wait or are under way.
     pub(super) fn has_unsent(&self) -> bool {
         let mut peers = self.by_address.values();
         peers.any(|peer| peer.unsent.load(Ordering::Relaxed) > 0)
@@ -149,7 +150,7 @@ impl Peers {
         Some(peer)
     }
 
-    /// Notes the session at an address. Returns the one before it, when that was another.
+    /// Notes the session at an address. Returns the earlier session if it was another one.
     pub(super) fn note_session(
         &mut self,
         address: &str,
@@ -165,8 +166,8 @@ impl Peers {
         self.by_address.get(address)?.session
     }
 
-    /// Disconnects the peers that nothing has used for a while: what is connected has threads and files, also
-    /// when the other end has gone.
+    /// Disconnects the peers that nothing has used for `idle`. A connection costs threads and files, even when
+    /// the other end has gone.
     pub(super) fn retain(&mut self, idle: Duration, is_needed: impl Fn(&str) -> bool) {
         let now = Instant::now();
         let endpoint = &self.context.endpoint;
@@ -184,29 +185,29 @@ impl Peers {
 /// The open connection of a peer.
 struct Connection {
     link: PeerLink,
-    /// Ends with the connection.
+    /// This channel ends with the connection.
     lost: mpsc::UnboundedReceiver<PeerLoss>,
     _watch: PeerWatch,
 }
 
-/// What became of a letter.
+/// The outcome of sending a letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Posted {
     Taken,
-    /// The peer does not take it. Machines repeat what matters.
+    /// The peer refuses the letter. A machine repeats the message if it matters.
     Refused,
-    /// The connection is over.
+    /// The connection has ended.
     Nowhere,
 }
 
 /// How a connection ended.
 enum Served {
-    /// The peer has not answered for the watch's patience.
+    /// The peer has not answered within the watch's patience.
     Silent,
     Broken,
-    /// The peer does not take the registration.
+    /// The peer refuses the registration.
     Unregistered,
-    /// Nobody sends to the peer any more.
+    /// No sender is left for this peer.
     Finished,
 }
 
@@ -240,11 +241,11 @@ impl PeerTask {
                     tracing::debug!(address = self.address, %error, "connecting to a peer failed");
                 }
             }
-            // Links that nothing uses do not notice: a write would wait for them.
+            // An idle link does not notice the loss: a later write would wait for it.
             self.context
                 .endpoint
                 .disconnect(&self.address, Instant::now());
-            // After each attempt: a room that is opened while the peer is gone must learn of it, too.
+            // This comes after each attempt, so that a room which opened meanwhile learns of the loss.
             self.tell(Event::LinkBroken {
                 address: self.address.clone(),
             });
@@ -270,7 +271,7 @@ impl PeerTask {
             let watch = endpoint.watch(&address, context.watch, deadline, on_loss)?;
             let mut link = endpoint.link(&address, deadline)?;
             if link.session() != watch.session() {
-                // The links are of the peer's last life.
+                // The link belongs to the peer's earlier incarnation.
                 endpoint.disconnect(&address, deadline);
                 link = endpoint.link(&address, deadline)?;
             }
@@ -294,14 +295,14 @@ impl PeerTask {
         })
     }
 
-    /// Sends letters until the connection is over.
+    /// Sends letters until the connection ends.
     async fn serve(&mut self, connection: &mut Connection) -> Served {
         match self
             .post(&connection.link, &self.context.registration)
             .await
         {
             Posted::Taken => {}
-            // Nothing after it would be taken. The next connection tries again.
+            // The peer would refuse every later letter. The next connection registers again.
             Posted::Refused => return Served::Unregistered,
             Posted::Nowhere => return Served::Broken,
         }
@@ -329,7 +330,7 @@ impl PeerTask {
             };
             self.unsent.fetch_sub(1, Ordering::Relaxed);
             if posted == Posted::Nowhere {
-                // The watch of the next connection tells whether the peer lives.
+                // The watch of the next connection tells whether the peer is alive.
                 return Served::Broken;
             }
         }

@@ -1,4 +1,4 @@
-//! Decode's rooms: opens them at the transport, and performs what their machines ask for.
+//! Decode's rooms: opens them at the transport, and performs the actions of their machines.
 
 use super::RequestTimes;
 use super::agent::{Agent, AnnouncedChunks, Event};
@@ -19,15 +19,15 @@ use kvpool_types::{Code, Epoch, Length};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the writes of a room that failed may go on before their connections are ended.
+/// How long the writes of a failed room may continue before their connections are closed.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// The pause before a room is closed again in which a write did not end.
+/// The pause before the next attempt to close a room in which a write has not ended.
 const CLOSE_AGAIN: Duration = Duration::from_millis(100);
 
-/// The longest time from a room's begin to a failure without a reason.
+/// The longest time from the start of a room to its failure on purpose, in microseconds.
 const MAX_FAILURE_MICROS: u64 = 3000;
 
-/// A request to receive into pages.
+/// A call to receive into pages.
 #[derive(Clone, Debug)]
 pub(super) struct ReceiveCall {
     pub(super) tag: RoomTag,
@@ -49,29 +49,29 @@ pub(super) struct ReceivingSender {
     pub(super) receiver: u32,
 }
 
-/// A room of decode, beside its machine.
+/// A room of decode: the state beside its machine.
 pub(super) struct ReceivingRoom {
     pub(super) cell: Arc<TransferCell>,
     pub(super) senders: Vec<ReceivingSender>,
     epoch: Epoch,
     held: u32,
-    /// The pages that no other room may have. Empty once they are released.
+    /// The pages that no other room may receive into. Empty once they are released.
     pages: Vec<u32>,
     /// The first view of each sender.
     views: Vec<u32>,
-    /// The slot of metadata, which the first sender fills.
+    /// The slot of metadata. The first sender fills it.
     aux: Option<Region>,
     closed: Option<Arc<ClosedRoom>>,
 }
 
-/// The senders that a receiver needs, given the addresses of all prefill ranks: the ranks of the
-/// first stage, then those of the next.
+/// The senders that a receiver needs. `addresses` names all prefill ranks: the ranks of the first stage, then
+/// those of the next stage.
 pub(super) fn senders_at(
     receiver: &RankDescription,
     addresses: &[String],
     (sources, stages): (u32, &Stages),
 ) -> Result<Vec<ReceivingSender>, PlanError> {
-    // Judged first: the number of ranks is the caller's word.
+    // The check comes first: the caller chose the number of ranks, and each rank costs work.
     let ranks = u64::from(sources) * stages.counts().len() as u64;
     if ranks != addresses.len() as u64 {
         return Err(PlanError::NoSuchRank {
@@ -87,7 +87,7 @@ pub(super) fn senders_at(
             ranks: sources,
         })?;
         let share = states_from(receiver, (rank.rank, sources), &rank.layers)?;
-        // The sender has the same states, for its own layers.
+        // The sender has the same states as the receiver, for the sender's own layers.
         let of_sender = RankDescription {
             tensor: (rank.rank, sources),
             states: receiver
@@ -156,7 +156,7 @@ impl Agent {
             });
         }
         if views.is_empty() {
-            // A request whose pages are all held: there is nothing to write.
+            // The receiver holds all pages of the request, so there is nothing to write.
             let nothing = Region::allocate(Length(1)).whole();
             views.push(RoomView::new(vec![nothing.into()]).map_err(|_| Code::Internal)?);
         }
@@ -219,13 +219,13 @@ impl Agent {
     fn tell_sender(&mut self, tag: RoomTag, to: usize, message: ToSender) {
         let room = self.receiving.get(&tag);
         if let Some(sender) = room.and_then(|room| room.senders.get(to)) {
-            // The caller names the process by its address.
+            // The caller named the process by its address, so any incarnation may answer.
             let message = HandoffMessage::ToSender(message);
             self.peers.send(&sender.address, None, &message);
         }
     }
 
-    /// Closes a room at the transport, on a thread that may wait.
+    /// Closes a room at the transport, on a thread that may block.
     fn close_room(&self, tag: RoomTag) {
         let Some(room) = self.receiving.get(&tag) else {
             return;
@@ -254,7 +254,7 @@ impl Agent {
         self.receiver_event(tag, ReceiverEvent::Fenced);
     }
 
-    /// Compares chunks with memory, on a thread of its own.
+    /// Compares chunks with memory, on a thread that may block.
     fn verify(&self, tag: RoomTag, chunks: AnnouncedChunks) {
         let Some(room) = self.receiving.get(&tag) else {
             return;
@@ -315,7 +315,7 @@ impl Agent {
         }
     }
 
-    /// The pages are the caller's again. A second call changes the state alone.
+    /// Gives the pages back to the caller. A second call only changes the state.
     fn release_receiving(&mut self, tag: RoomTag, change: impl FnOnce(&mut TransferState)) {
         let Some(room) = self.receiving.get_mut(&tag) else {
             return;
@@ -326,14 +326,14 @@ impl Agent {
         room.cell.change(change);
     }
 
-    /// Fails a room now and then, where that was asked for (row S12).
+    /// Fails a room with the session's failure probability (row S12).
     pub(super) fn maybe_fails(&self, end: Event) {
         if self.failure_probability <= 0.0 || rand::random::<f64>() >= self.failure_probability {
             return;
         }
         let events = self.events.clone();
         if rand::random() {
-            // The agent itself is alive.
+            // The send cannot fail: this agent is alive.
             drop(events.send(end));
             return;
         }

@@ -1,4 +1,4 @@
-//! What the caller holds of one request, at decode and at prefill.
+//! The caller's handles of one request, at decode and at prefill.
 
 use super::HandoffError;
 use super::agent::{Call, Event, SendingCall};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use tokio::sync::mpsc;
 
-/// Decode's end of one request. Dropping it before its end gives the request up.
+/// Decode's end of one request. Dropping it before the end of the request aborts the request.
 #[derive(Debug)]
 pub struct Receiving {
     tag: RoomTag,
@@ -20,14 +20,14 @@ pub struct Receiving {
     events: mpsc::UnboundedSender<Event>,
 }
 
-/// Prefill's end of one request. Dropping it before its end gives the request up.
+/// Prefill's end of one request. Dropping it before the end of the request aborts the request.
 #[derive(Debug)]
 pub struct Sending {
     room: RoomId,
     pages: u32,
     layers: Range<u32>,
     slot_bytes: u64,
-    /// The pages times layers that were named as computed.
+    /// The pages times layers that the caller has named as computed.
     named: AtomicU64,
     cell: Arc<TransferCell>,
     events: mpsc::UnboundedSender<Event>,
@@ -42,18 +42,18 @@ impl Receiving {
         Self { tag, cell, events }
     }
 
-    /// The present state.
+    /// The present state of the transfer.
     pub fn state(&self) -> TransferState {
         self.cell.get()
     }
 
-    /// Waits until the transfer has succeeded or failed, and its pages are released. Returns the present state at
-    /// `deadline` otherwise.
+    /// Waits until the transfer has ended and its pages are released, at most until `deadline`. Returns the
+    /// state at that time.
     pub fn wait(&self, deadline: Instant) -> TransferState {
         self.cell.wait_for_end(deadline)
     }
 
-    /// Gives the request up at all ends, with [`Code::Draining`], unless it has ended. Returns at once.
+    /// Aborts the request at all ends, with [`Code::Draining`], unless it has ended. Returns at once.
     pub fn abort(&self) {
         let call = Call::EndReceiving(self.tag, Code::Draining);
         // The session may have ended.
@@ -87,13 +87,13 @@ impl Sending {
         }
     }
 
-    /// Notes that the agent names all pages itself: those of an offer.
+    /// Counts all pages as named: the agent names the pages of an offer itself.
     pub(super) fn name_all(&self) {
         let all = u64::from(self.pages) * self.layers.len() as u64;
         self.named.store(all, Ordering::Relaxed);
     }
 
-    /// The present state.
+    /// The present state of the transfer.
     pub fn state(&self) -> TransferState {
         self.cell.get()
     }
@@ -103,8 +103,8 @@ impl Sending {
         self.cell.wait_for_end(deadline)
     }
 
-    /// These pages of the request are computed, for these layers: they can go. Pages count from the request's
-    /// first token, layers from the model's first layer.
+    /// Names pages and layers of the request that are computed, so that they can be sent. Pages count from the
+    /// request's first token, layers from the model's first layer. Name each page and layer once.
     ///
     /// # Errors
     ///
@@ -122,9 +122,9 @@ impl Sending {
         self.call(SendingCall::Produced(rectangle))
     }
 
-    /// All pages are computed, and [`Sending::produced`] has named each page and layer once. The
-    /// metadata go last, to a receiver that asks for them: `aux` is the begin of the slot, and zeros follow. The
-    /// session fills in the field of the room.
+    /// Ends the request once all pages are computed and [`Sending::produced`] has named each page and layer
+    /// once. `aux` goes last, to a receiver that asks for the metadata. It is the start of the slot, and zeros
+    /// follow. The session fills in the field of the room.
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ impl Sending {
         self.call(SendingCall::ProducedAll(aux))
     }
 
-    /// Gives the request up at all ends, with [`Code::Draining`], unless it has ended. Returns at once.
+    /// Aborts the request at all ends, with [`Code::Draining`], unless it has ended. Returns at once.
     pub fn abort(&self) {
         // The session may have ended.
         drop(self.call(SendingCall::End(Code::Draining)));

@@ -1,5 +1,4 @@
-//! Prefill's rooms: writes chunks into the rooms of receivers, and performs what the machines ask
-//! for.
+//! Prefill's rooms: writes chunks into the rooms of receivers, and performs the actions of the machines.
 
 use super::RequestTimes;
 use super::agent::{Agent, Call, Event, SendingCall};
@@ -18,10 +17,10 @@ use kvpool_types::{Checksum, Code, Epoch, GrantKey, Incarnation};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The longest time of a write's start: its turn, and an attempt to connect.
+/// The longest time until a write starts: it waits for a permit and for a connection.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// A request to send pages.
+/// A call to send pages.
 #[derive(Clone, Debug)]
 pub(super) struct SendCall {
     pub(super) room: RoomId,
@@ -29,17 +28,17 @@ pub(super) struct SendCall {
     pub(super) pages: Vec<u32>,
     pub(super) receivers: usize,
     pub(super) times: RequestTimes,
-    /// Whether all pages are computed, and wait for decode to ask.
+    /// Whether the call is an offer: all pages are computed and wait for decode to ask.
     pub(super) is_offer: bool,
 }
 
-/// A room of prefill, beside its machine.
+/// A room of prefill: the state beside its machine.
 pub(super) struct SendingRoom {
     pub(super) cell: Arc<TransferCell>,
     pages: Arc<Vec<u32>>,
-    /// The session of each receiver, for the last messages of a machine that is gone.
+    /// The session of each receiver. The last messages need it after the machine has gone.
     sessions: Vec<Option<Incarnation>>,
-    /// The slot of metadata, once all is computed.
+    /// The slot of metadata. `None` until the request is computed.
     aux: Option<Slice>,
     deadline: Instant,
     under_way: usize,
@@ -147,7 +146,7 @@ impl Agent {
         if is_registered && matches!(message, ToSender::Offer(_)) {
             self.watch_asker(now, from, address);
         }
-        // Before the desk, which forgets the attempts that a process gives up.
+        // This check comes before the desk's, because the desk forgets an attempt that a process gives up.
         let gives_up = self.gives_up(now, from, &message);
         let gives_up = gives_up.filter(|_| is_registered);
         let mut out = Vec::new();
@@ -174,7 +173,7 @@ impl Agent {
         }
         self.perform_sender(tag.room, out);
         if let Some(code) = gives_up {
-            // After the desk: the attempt that was given up is not told of the end.
+            // This comes after the desk's part, so that the aborted attempt gets no answer about the end.
             self.end_waiting(tag.room, code);
         }
     }
@@ -209,7 +208,8 @@ impl Agent {
                     if let Some(room) = self.sending.get(&id) {
                         let (cell, pages) = (Arc::clone(&room.cell), room.pages.len());
                         self.unpin(id, pages);
-                        // Before the caller knows that the room is over, and sends it again.
+                        // This must come before the caller learns of the release: the caller may send the same
+                        // room again.
                         self.close_number(id);
                         cell.change(|state| state.is_released = true);
                     }
@@ -255,7 +255,7 @@ impl Agent {
         let (endpoint, memory) = (Arc::clone(&self.endpoint), Arc::clone(&self.memory));
         let connect = write.deadline.min(Instant::now() + CONNECT);
         tokio::spawn(async move {
-            // All peers share the threads: a peer that does not answer must not take them all.
+            // All peers share the threads: a peer that does not answer must not occupy them all.
             let turn = tokio::time::timeout_at(connect.into(), starts.acquire_owned()).await;
             let Ok(Ok(turn)) = turn else {
                 tracing::debug!(

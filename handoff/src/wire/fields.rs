@@ -1,6 +1,6 @@
-//! The protobuf messages. A field number is never used for something else.
+//! The protobuf messages. A field number never gets another meaning.
 //!
-//! Tags 15 to 19 of [`Kind`] were messages of pulls by one-sided reads, which no process sent (ADR 0053).
+//! Tags 15 to 19 of [`Kind`] belonged to pulls by one-sided reads, which no process sent (ADR 0053).
 
 use prost::{Message, Oneof};
 

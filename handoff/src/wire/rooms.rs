@@ -1,4 +1,4 @@
-//! Messages of rooms to and from their fields.
+//! Conversions between the messages of rooms and their protobuf fields.
 
 use super::fields::{self, Kind};
 use super::{HandoffDecodeError, HandoffMessage};
@@ -17,7 +17,7 @@ fn code_number(code: Code) -> u32 {
     code.to_wire().into()
 }
 
-/// A code of a later version is an internal error to this one.
+/// This version reads an unknown code of a later version as an internal error.
 fn code_of(number: u32) -> Code {
     let known = u16::try_from(number).ok().and_then(Code::from_wire);
     known.unwrap_or(Code::Internal)

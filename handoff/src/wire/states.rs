@@ -1,4 +1,4 @@
-//! A rank's description to and from its fields.
+//! Conversions between a rank's description and its protobuf fields.
 
 use super::{HandoffDecodeError, fields};
 use crate::plan::{Stages, StateRule, StateShape};

@@ -1,4 +1,4 @@
-//! Messages survive encoding, and arbitrary bytes are judged.
+//! Messages survive encoding, and the decoder accepts or refuses any bytes without a panic.
 
 use super::*;
 use crate::plan::{PageLayout, Stages, StateRule, StateShape};
@@ -119,7 +119,7 @@ fn fields_of_later_versions_are_ignored() {
         bytes.extend([0xa0, 0x06, 0x2a]);
         assert_eq!(HandoffMessage::decode(&bytes), Ok(message));
     }
-    // A kind that does not exist yet: field 90, of two bytes. One that exists no more: field 15.
+    // Field 90, of two bytes, is a kind that does not exist yet. Field 15 is a kind that no longer exists.
     for kind in [&[0xd2, 0x05][..], &[0x7a]] {
         let unknown = HandoffMessage::decode(&[kind, &[0x02, 0x08, 0x01]].concat());
         assert_eq!(unknown, Err(HandoffDecodeError::UnknownKind));
@@ -153,7 +153,7 @@ fn values_out_of_range_are_refused_by_name() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Mutated messages are refused, or read as a message that survives encoding.
+    /// A mutated message is refused, or decodes to a message that survives encoding.
     #[test]
     fn mutated_messages_are_judged(
         which in any::<prop::sample::Index>(),

@@ -5,7 +5,7 @@ use crate::world::World;
 use kvpool_handoff::room::{ChunkBody, PageRectangle, PollState, RoomId, RoomOutcome, RoomTag};
 
 impl World {
-    /// Success implies right bytes, and comes once.
+    /// Success implies right bytes. A room succeeds at most once.
     pub(crate) fn check_success(&mut self, receiver: usize, tag: RoomTag) {
         let request = self
             .requests
@@ -14,7 +14,7 @@ impl World {
             .cloned();
         let (senders, layers) = (self.senders.len(), self.layers);
         let process = &mut self.receivers[receiver];
-        // A late message may name a room of an earlier life.
+        // A late message may name a room of an earlier incarnation.
         let Some(taken) = process.taken.get_mut(&tag) else {
             return;
         };
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    /// Everything has been given back exactly once, and no process keeps a room.
+    /// All pages and pins have been given back exactly once, and no process keeps a room.
     pub(crate) fn check_end(&mut self) {
         self.check_pins();
         let mut broken = Vec::new();

@@ -1,4 +1,4 @@
-//! Decode that has no pages: declines, the breaker of the process that declined, and the pins that end.
+//! Decode without pages: declines, the breaker of the process that declined, and pins that end.
 
 use crate::world::{Event, World};
 use kvpool_handoff::Moment;
@@ -9,10 +9,10 @@ use kvpool_handoff::room::{
 use kvpool_types::{Code, Incarnation};
 use std::time::Duration;
 
-/// In a network without faults, what was under way at a decline has come after this time.
+/// In a network without faults, every message that was under way at a decline has arrived after this time.
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// The time in which prefill serves no new attempt of a process.
+/// How long prefill serves no new attempt of a process that declined.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Silence {
     from: Moment,
@@ -20,7 +20,7 @@ pub(crate) struct Silence {
 }
 
 impl World {
-    /// Decode gives up what it asked for, and asks for nothing more of the request.
+    /// Decode aborts the attempts that it made, and declines the request.
     pub(crate) fn decline(&mut self, receiver: usize, room: usize) {
         let (id, code) = (self.requests[room].id, Code::Full);
         let process = &mut self.receivers[receiver];
@@ -43,14 +43,15 @@ impl World {
         if self.defects.loses_declines {
             return;
         }
-        // Once to each sender: nobody repeats it.
+        // Decode tells each sender once, and does not repeat the decline.
         for sender in 0..self.senders.len() {
             let session = self.senders[sender].session;
             self.tell_sender(receiver, sender, session, ToSender::Decline { tag, code });
         }
     }
 
-    /// What prefill's session does before the desk takes a message. Returns the answer to a process whose breaker is
+    /// The checks that prefill's session makes before the desk takes a message. Returns the answer to a process
+    /// whose breaker is open.
     /// open.
     pub(crate) fn breaker(
         &mut self,
@@ -93,7 +94,8 @@ impl World {
         }
     }
 
-    /// Whether the process of a decline has a place in the open room. `None` where a place is left, and for other
+    /// Whether the process of a decline has a place in the open room. `None` where a place is left, and for
+    /// other messages and rooms.
     /// messages and rooms.
     pub(crate) fn has_place(
         &self,
@@ -135,16 +137,16 @@ impl World {
         }
     }
 
-    /// A room that a process of decode declined before has failed as soon as it opens.
+    /// If a process of decode declined a room before it opened, the room has failed as soon as it opens.
     pub(crate) fn check_early_declines(&mut self, sender: usize, id: RoomId) {
         let process = &self.senders[sender];
         let machine = process.desk.room(id);
         let lives = |session: Incarnation| {
             let mut receivers = self.receivers.iter();
-            // The next life of a process may have its place.
+            // The next incarnation of the process may have its place.
             receivers.position(|receiver| receiver.session == session)
         };
-        // An earlier life may have asked for the same place, and be held back.
+        // An earlier incarnation may have asked for the same place and may be held back.
         let mut asked = process.asked.keys();
         if asked.any(|(of, tag)| tag.room == id && lives(*of).is_none()) {
             return;
@@ -162,7 +164,7 @@ impl World {
         self.senders[sender].given_up.insert(id);
     }
 
-    /// A room that ended by a decline moves no byte more, and a process that declined is not served for the back-off.
+    /// After a decline a room moves no further byte, and its process is not served for the back-off.
     pub(crate) fn check_served(&mut self, sender: usize, room: RoomId, action: &SenderAction) {
         let now = self.queue.now;
         let process = &mut self.senders[sender];
@@ -199,7 +201,7 @@ impl World {
         }
     }
 
-    /// Without faults, no end succeeds once a decline has come.
+    /// Without faults, no end succeeds after a decline has arrived.
     pub(crate) fn check_alike(&mut self, tag: RoomTag) {
         let now = self.queue.now;
         let declined_at = self.declined_at.get(&tag.room);
@@ -233,10 +235,10 @@ impl World {
         }
     }
 
-    /// Plans the declines of a request.
+    /// Chooses the declines of a request.
     pub(crate) fn plan_declines(&mut self, receiver: usize, room: usize) {
         let chance = self.queue.chances.decline;
-        // Other worlds draw the same numbers as before.
+        // The other worlds must draw the same numbers as before.
         if chance > 0.0 && self.queue.happens(chance) {
             let at = self.requests[room].begin + self.queue.millis(0, 2000);
             self.queue.at(at, Event::Decline { receiver, room });

@@ -1,4 +1,4 @@
-//! Performs events and actions: the network, the transport and the engine of each process.
+//! Performs the events and actions on the network, the transport and the engine of each process.
 
 use crate::memory::sum;
 use crate::world::{Event, World};
@@ -239,7 +239,7 @@ impl World {
         let epoch = tag.generation.0;
         for action in actions {
             match action {
-                // Sender `to` of every room is process `to`. Its session is what the room knows.
+                // Sender `to` of every room is process `to`. The room knows the session of that process.
                 ReceiverAction::Send { to, message } => {
                     let session = self.senders[to].session;
                     self.tell_sender(receiver, to, session, message);

@@ -1,5 +1,5 @@
-//! Rooms over a network that drops, repeats, reorders and delays messages and writes, and whose
-//! processes crash. One seed decides everything, so that a failure can be repeated:
+//! Rooms over a network that drops, repeats, reorders and delays messages and writes, while processes crash.
+//! One seed decides everything, so that a failure can be repeated:
 //!
 //! ```sh
 //! KVPOOL_HANDOFF_SEEDS=10000 cargo test -p kvpool-handoff --test network
@@ -12,8 +12,8 @@
 //! - No write lands in a page that its room no longer has.
 //! - Pages and pins are given back exactly once.
 //! - Every room ends by its deadline at every process that lives.
-//! - A decline ends its own request at each sender that it reaches, and no other request. Nothing of a request moves
-//!   at a sender after it. The process that declined is not served for the back-off.
+//! - A decline ends its own request at each sender that it reaches, and no other request. After it nothing of
+//!   the request moves at the sender. The process that declined is not served for the back-off.
 
 mod checks;
 mod declines;
@@ -25,7 +25,7 @@ mod writes;
 
 use world::{Defects, Report, World};
 
-/// The seeds of a usual run.
+/// The number of seeds without the environment variable.
 const USUALLY: u64 = 400;
 
 fn from_environment(name: &str) -> Option<u64> {
@@ -36,7 +36,7 @@ fn run(seed: u64, defects: Defects) -> Report {
     World::new(seed, defects).run()
 }
 
-/// Seeds until one breaks a rule.
+/// Runs seeds until one of them breaks a rule.
 fn first_violation(defects: Defects) -> Option<(u64, String)> {
     (0..4 * USUALLY).find_map(|seed| {
         let report = run(seed, defects);
@@ -56,7 +56,7 @@ fn rooms_over_a_faulty_network_keep_every_rule() {
         events += report.events;
     }
     println!("{seeds} seeds: {events} events, {successes} successes, {failures} failures");
-    // A machine that always fails would keep every rule.
+    // A machine that always fails would keep every rule, so some rooms must succeed.
     assert!(successes > seeds && failures > seeds / 10);
 }
 
@@ -113,7 +113,7 @@ fn without_verification_success_does_not_imply_right_bytes() {
     assert!(text.contains("wrong bytes"), "{text}");
 }
 
-/// Rows P6 and P10: one rank of decode has no pages.
+/// Rows P6 and P10: one rank of decode has no pages and declines.
 #[test]
 fn p6_declines_over_a_faulty_network_keep_every_rule() {
     let seeds = from_environment("KVPOOL_HANDOFF_SEEDS").unwrap_or(USUALLY);
@@ -129,14 +129,14 @@ fn p6_declines_over_a_faulty_network_keep_every_rule() {
     println!(
         "{seeds} seeds: {declines} declines ended {declined} rooms, {busy} offers were told to wait"
     );
-    // Few seeds may have none of these. Many have them, or the worlds are not about declines.
+    // Over many seeds each of these events must occur, or the worlds do not test declines.
     if seeds >= USUALLY {
         assert!(successes.min(declines).min(declined) > seeds / 10);
         assert!(busy > 0, "a breaker is open now and then");
     }
 }
 
-/// The other ends of a request are told at once, so that none of them succeeds later.
+/// The other ends of a request learn of a decline at once, so that none of them succeeds later.
 #[test]
 fn p10_without_faults_all_ends_of_a_declined_request_end_alike() {
     let (mut successes, mut declined) = (0, 0);
@@ -157,7 +157,7 @@ fn a_decline_that_is_lost_ends_its_request_by_the_deadline() {
     };
     let mut late = 0;
     for seed in 0..USUALLY {
-        // A world that is calm would expect the decline to arrive.
+        // In a calm world the checks expect the decline to arrive.
         let report = World::with_declines(seed, defects).run();
         assert_eq!(report.violation, None, "seed {seed}");
         late += report.late;

@@ -4,7 +4,7 @@ use kvpool_handoff::room::{ChunkBody, RoomTag};
 use kvpool_types::Checksum;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a page holds when it belongs to no room. A write into such a page destroys it.
+/// The value of a page that belongs to no room. A write into such a page destroys it.
 pub(crate) const CANARY: u64 = 0xdead_beef;
 
 /// The bytes of one page and layer from one sender, or of a slot of metadata.
@@ -82,7 +82,7 @@ impl Memory {
         Some(pages)
     }
 
-    /// Gives the pages of a room back. Whatever they held is gone.
+    /// Gives the pages of a room back, and erases their values.
     pub(crate) fn release(&mut self, epoch: u64) {
         for page in self.epochs[&epoch].pages.clone() {
             self.owners.remove(&page);
@@ -103,7 +103,7 @@ impl Memory {
         room.pages[(page - room.held) as usize]
     }
 
-    /// Puts values in place. An error is the broken rule.
+    /// Writes values. The error names the broken rule.
     pub(crate) fn place(
         &mut self,
         epoch: u64,

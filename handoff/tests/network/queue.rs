@@ -1,4 +1,4 @@
-//! Events in the order of their time, and the chance that decides about messages.
+//! Events in the order of their time, and the random choices about messages.
 
 use kvpool_handoff::Moment;
 use rand::rngs::StdRng;
@@ -6,7 +6,7 @@ use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How often things go wrong, as chances.
+/// The probabilities of faults.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chances {
     pub(crate) drop: f64,
@@ -18,7 +18,7 @@ pub(crate) struct Chances {
     pub(crate) crash: f64,
     pub(crate) broken_link: f64,
     pub(crate) abort: f64,
-    /// That one rank of decode declines a request. Set by the worlds that are about declines.
+    /// The probability that one rank of decode declines a request. Only worlds about declines set it.
     pub(crate) decline: f64,
 }
 
@@ -94,12 +94,12 @@ impl<E: Clone> Queue<E> {
         self.chance.random_bool(chance.min(1.0))
     }
 
-    /// Between `from` and `to` milliseconds.
+    /// A random time between `from` and `to` milliseconds.
     pub(crate) fn millis(&mut self, from: u64, to: u64) -> Duration {
         Duration::from_micros(self.chance.random_range(from * 1000..=to * 1000))
     }
 
-    /// The time that a packet takes. Different delays reorder packets.
+    /// The time that a packet takes. Different times reorder packets.
     pub(crate) fn delay(&mut self) -> Duration {
         match self.happens(self.chances.slow) {
             true => self.millis(50, 6000),

@@ -1,4 +1,4 @@
-//! The processes, and what happens to them.
+//! The processes of a world, and the faults that happen to them.
 
 use crate::declines::Silence;
 use crate::memory::{Memory, RoomEpoch};
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-/// Mechanisms that a test leaves out, to see that the world notices.
+/// Mechanisms that a test switches off, to show that the checks notice.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Defects {
     pub(crate) no_fence: bool,
@@ -27,25 +27,25 @@ pub(crate) struct Defects {
     pub(crate) loses_declines: bool,
 }
 
-/// What became of one world.
+/// The result of one world.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) trace: u64,
     pub(crate) events: u64,
     pub(crate) successes: u64,
     pub(crate) failures: u64,
-    /// The declines that processes of decode said.
+    /// The number of declines that processes of decode sent.
     pub(crate) declines: u64,
-    /// The rooms of prefill that ended by a decline, and those that ended by a deadline.
+    /// The numbers of prefill's rooms that ended by a decline, and by a deadline.
     pub(crate) declined: u64,
     pub(crate) late: u64,
-    /// The offers of processes whose breakers were open.
+    /// The number of offers of processes whose breakers were open.
     pub(crate) busy: u64,
     pub(crate) violation: Option<String>,
 }
 
-/// A write on its way. Its values are read at the sender when they are placed, as a network card
-/// does; or when it was sent, if the sender has given it up meanwhile.
+/// A write on its way. Its values are read at the sender when they are placed, as a network card does. If the
+/// sender has given the write up, the values are those of the time when it was sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Write {
     pub(crate) sender: usize,
@@ -163,9 +163,9 @@ pub(crate) struct SenderProcess {
     pub(crate) desk: SenderDesk,
     pub(crate) sources: BTreeMap<RoomId, Source>,
     pub(crate) pins: PinLedger,
-    /// When each process of decode that declined is not served.
+    /// The end of the back-off of each process of decode that declined.
     pub(crate) silent: BTreeMap<Incarnation, Silence>,
-    /// When each attempt asked first, and the attempts that were accepted.
+    /// The time at which each attempt asked first, and the attempts that were accepted.
     pub(crate) asked: BTreeMap<(Incarnation, RoomTag), Moment>,
     pub(crate) accepted: BTreeSet<(Incarnation, RoomTag)>,
     /// The declines that came before their rooms opened.
@@ -200,7 +200,7 @@ pub(crate) struct World {
     pub(crate) senders: Vec<SenderProcess>,
     pub(crate) receivers: Vec<ReceiverProcess>,
     pub(crate) report: Report,
-    /// When the first decline of each room was said.
+    /// The time of the first decline of each room.
     pub(crate) declined_at: BTreeMap<RoomId, Moment>,
     /// Whether the network has no faults.
     pub(crate) is_calm: bool,
@@ -230,14 +230,14 @@ impl World {
         Self::with(queue, Defects::default())
     }
 
-    /// A faulty network, in which processes of decode decline.
+    /// A faulty network in which processes of decode decline.
     pub(crate) fn with_declines(seed: u64, defects: Defects) -> Self {
         let mut queue = Queue::new(seed);
         queue.chances.decline = 0.2;
         Self::with(queue, defects)
     }
 
-    /// The same without other faults.
+    /// The same declines without other faults.
     pub(crate) fn with_declines_alone(seed: u64, defects: Defects) -> Self {
         let mut queue = Queue::new(seed);
         queue.chances = Chances {
@@ -334,7 +334,7 @@ impl World {
             taken: BTreeMap::new(),
             tags: BTreeMap::new(),
             declined: BTreeSet::new(),
-            // Generations of two lives differ.
+            // The generations of two incarnations differ.
             generation: u64::try_from(session.0).unwrap() * 1000,
             tick: None,
         }
@@ -533,7 +533,7 @@ impl World {
             receivers: self.receivers.len(),
             limits: limits(),
             deadline: request.deadline,
-            // Small ones, so that what an engine names is split, and waits for its turn.
+            // Small chunks, so that the engine's rectangles are split and wait for their turn.
             chunk_cells: 3,
             cells_under_way: 5,
         };

@@ -1,4 +1,4 @@
-//! Writes: from a sender's memory into a receiver's pages, under the receiver's epochs.
+//! Writes from a sender's memory into a receiver's pages, under the receiver's epochs.
 
 use crate::memory::{sum, truth};
 use crate::world::{Event, Source, World, Write};
@@ -42,8 +42,8 @@ impl World {
         }
         let delay = self.queue.delay();
         if self.queue.happens(self.queue.chances.late_write) {
-            // The sender gives the write up, but its bytes are still under way. They may land
-            // after the same bytes that were sent again.
+            // The sender gives the write up, but its bytes are still under way. They may land after the sender
+            // has sent the same bytes again.
             let early = Some(self.values(&write));
             let delay = self.queue.millis(0, 3000);
             self.queue.after(Duration::ZERO, failed);
@@ -54,7 +54,7 @@ impl World {
         self.queue.after(delay, Event::Arrives(write));
     }
 
-    /// The bytes of a write, as they lie at its sender now.
+    /// The bytes of a write, as they are at its sender now.
     fn values(&mut self, write: &Write) -> Vec<u64> {
         let process = &self.senders[write.sender];
         let source = process.sources.get(&write.room);
@@ -83,7 +83,7 @@ impl World {
         match room {
             Some(room) if process.session == write.session && room.is_open => {
                 room.under_way += 1;
-                // A stalled writer keeps its receive open.
+                // A stalled writer keeps its receive in progress.
                 let delay = self.queue.delay();
                 self.queue.after(delay, Event::Lands(write));
             }
@@ -138,7 +138,7 @@ impl World {
 
     pub(crate) fn ends(&mut self, write: &Write, outcome: Result<Checksum, Code>) {
         let process = &mut self.senders[write.sender];
-        // The end of a write that the sender has given up is news to nobody.
+        // The sender ignores the end of a write that it has given up.
         if process.session != write.sender_session || write.early.is_some() {
             return;
         }

@@ -1,4 +1,4 @@
-//! A rank as a process of its own: the test binary runs itself again, as one of these.
+//! A rank in a process of its own. The test binary runs itself again as such a process.
 
 use crate::ranks::{Group, Rank};
 use kvpool_handoff::plan::PageLayout;
@@ -55,7 +55,7 @@ impl Process {
             line.clear();
             let read = self.output.read_line(&mut line).unwrap();
             assert!(read > 0, "the process ended");
-            // The test harness prints before and beside.
+            // The test harness prints lines of its own before and beside the answer.
             if let Some(at) = line.find(&format!("{key}=")) {
                 return line[at + key.len() + 1..].trim().to_owned();
             }
@@ -68,7 +68,7 @@ impl Process {
         self.answer("done")
     }
 
-    /// The number of the process's threads with a name, of which the kernel keeps 15 bytes.
+    /// The number of the process's threads with this name. The kernel keeps 15 bytes of a name.
     pub(crate) fn threads(&self, name: &str) -> usize {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
         // A thread may end meanwhile.
@@ -95,14 +95,14 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have been killed.
+        // The process may have been killed already.
         drop(self.child.kill());
         drop(self.child.wait());
     }
 }
 
-/// Not a test: what a child runs. Commands: `send ROOM PAGES`, `produce FROM TO`, `produce_each FROM TO` (a
-/// chunk for each page), `finish`, `receive ROOM PAGES ADDRESS`, `pinned`, `poll`.
+/// Not a test: the program of a child. Commands: `send ROOM PAGES`, `produce FROM TO`, `produce_each FROM TO`
+/// (a chunk for each page), `finish`, `receive ROOM PAGES ADDRESS`, `pinned`, `poll`.
 #[test]
 #[ignore = "what a child of other tests runs"]
 fn rank_of_another_process() {
@@ -112,7 +112,7 @@ fn rank_of_another_process() {
     let rank = Rank::start(&group(), 0, 0);
     println!("address={}", rank.address());
     let mut sending: Option<Sending> = None;
-    // To drop a handle gives its request up.
+    // Dropping a handle would abort its request.
     let (mut earlier, mut earlier_receiving) = (Vec::new(), Vec::new());
     let mut receiving = None;
     for line in std::io::stdin().lines() {

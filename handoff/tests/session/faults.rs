@@ -1,4 +1,4 @@
-//! Peers that die, stop, say nothing or give up: the other end knows in time, and its pages are free.
+//! Peers that die, stop, stay silent or give up. The other end learns of it in time, and its pages are free.
 
 use crate::child::{Process, group};
 use crate::ranks::{Group, Rank, soon, succeeded};
@@ -29,7 +29,7 @@ pub(crate) fn reaches(receiving: &Receiving, poll: PollState) {
     }
 }
 
-/// How long until the transfer has failed and its pages are free.
+/// The time until the transfer has failed and its pages are free.
 fn fails_after(receiving: &Receiving, begin: Instant) -> Duration {
     let state = receiving.wait(soon());
     assert_eq!(state.poll, PollState::Failed);
@@ -40,7 +40,7 @@ fn fails_after(receiving: &Receiving, begin: Instant) -> Duration {
 #[test]
 fn prefill_that_is_killed_is_noticed_within_a_second() {
     let rank = decode();
-    // Before the offer, before the first byte, and within the request.
+    // Three times of the kill: before the offer, before the first byte, and within the request.
     for step in 0..3 {
         let mut prefill = Process::start();
         let address = prefill.address.clone();
@@ -103,7 +103,7 @@ fn decode_that_is_killed_leaves_no_pin() {
     assert!(took < Duration::from_millis(1500), "{took:?}");
 }
 
-/// A decode that never offers: the pages are free at the room's deadline.
+/// Decode never asks for the room. Its pages are free at the room's deadline.
 #[test]
 fn a_room_that_nobody_asks_for_ends_at_its_deadline() {
     let prefill = decode();
@@ -142,7 +142,7 @@ fn either_end_that_gives_up_ends_both() {
             assert!(state.is_released);
         }
     }
-    // To drop a handle gives the request up.
+    // Dropping a handle aborts its request.
     let receiving = receive(&decode, 3, 4, &prefill.address());
     let sending = prefill
         .session
@@ -167,7 +167,7 @@ pub(crate) fn exchange(prefill: &Rank, decode: &Rank, room: u64) {
     decode.check(0, &[0]).unwrap();
 }
 
-/// A process that starts again at its old address is another one: rooms with it go on at once.
+/// A process that restarts at its old address is a new incarnation, and rooms with it succeed at once.
 #[test]
 fn a_process_that_starts_anew_at_its_address_is_reached() {
     let (mut prefill, mut decode) = (decode(), decode());
@@ -221,7 +221,7 @@ fn numbers_of_pages_that_differ_fail_both_ends_at_once() {
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
-/// The same, when prefill knows the room later than decode asks for it.
+/// The same rule for decode that asks before prefill knows the room.
 #[test]
 fn an_early_offer_with_another_number_of_pages_fails_both_ends_at_once() {
     let (prefill, decode) = (decode(), decode());
@@ -235,7 +235,7 @@ fn an_early_offer_with_another_number_of_pages_fails_both_ends_at_once() {
         receiving.unwrap()
     };
     let receiving = receive(1, vec![0, 1, 2]);
-    // Letters between two processes keep their order: when prefill has the second offer, it has the first one.
+    // Letters between two processes keep their order. So prefill has the first offer once it has the second.
     let second = receive(2, vec![3, 4]);
     let sending = prefill.session.send(RoomId(2), vec![0, 1], 1, soon());
     let sending = sending.unwrap();
@@ -250,7 +250,7 @@ fn an_early_offer_with_another_number_of_pages_fails_both_ends_at_once() {
     drop((second, sending));
 }
 
-/// A page belongs to one room: nothing is received twice into the same memory.
+/// A page belongs to one room at a time, so no two rooms receive into the same memory.
 #[test]
 fn a_page_is_received_into_once() {
     let (prefill, decode) = (decode(), decode());
@@ -276,7 +276,7 @@ fn a_page_is_received_into_once() {
     assert_ne!(third.state().poll, PollState::Failed);
 }
 
-/// The same request may go to another decode at once when the first one has died.
+/// The same request may go to another decode process as soon as the first one has died.
 #[test]
 fn the_number_of_a_room_is_free_when_its_receiver_has_died() {
     let prefill = decode();
@@ -344,7 +344,7 @@ fn s12_rooms_that_fail_at_random_end_alike_on_all_ranks() {
             let of_sender = each.wait(soon());
             assert!(of_sender.is_released);
             if state.poll == PollState::Success {
-                // A sender may have been told to fail after its bytes were right.
+                // A sender may be told to fail after its bytes were right at the receiver.
                 continue;
             }
             assert_eq!(of_sender.poll, PollState::Failed, "room {room}: {state:?}");
@@ -359,7 +359,7 @@ fn s12_rooms_that_fail_at_random_end_alike_on_all_ranks() {
     }
 }
 
-/// Whoever still has the handle of an ended request says nothing about the next one with its number.
+/// The handle of an ended request must not affect the next request with its number.
 #[test]
 fn a_handle_of_an_ended_request_is_silent_about_the_next_one_of_its_number() {
     let prefill = decode();
@@ -375,7 +375,7 @@ fn a_handle_of_an_ended_request_is_silent_about_the_next_one_of_its_number() {
     let second = prefill.session.send(RoomId(1), vec![2, 3], 1, soon());
     let second = second.unwrap();
     sends(&second, PollState::WaitingForInput);
-    // Its pages are those of the second request now, which are not computed.
+    // These pages belong to the second request now, which has not computed them.
     first.produced(0..2, 0..2).unwrap();
     first.finish(Vec::new()).unwrap();
     first.abort();
@@ -397,7 +397,7 @@ fn sends(sending: &Sending, poll: PollState) {
     }
 }
 
-/// Small writes go another way than large ones: they end with the link, too.
+/// Small writes take another path than large ones. They end with the link too.
 #[test]
 fn decode_that_is_stopped_leaves_no_pin_of_a_small_write() {
     let prefill = decode();
@@ -421,7 +421,7 @@ fn decode_that_is_stopped_leaves_no_pin_of_a_small_write() {
     assert!(prefill.session.close());
 }
 
-/// The connections of this process to a peer's port that are not over.
+/// The number of connections of this process to a peer's port that have not ended.
 fn connections_to(address: &str) -> usize {
     let port: u16 = address.rsplit(':').next().unwrap().parse().unwrap();
     let port = format!(":{port:04X}");
@@ -429,7 +429,7 @@ fn connections_to(address: &str) -> usize {
     let is_open = |line: &&str| {
         let mut words = line.split_whitespace().skip(2);
         let (remote, state) = (words.next().unwrap(), words.next().unwrap());
-        // Established, or closed by the peer alone.
+        // Established, or closed only by the peer.
         remote.ends_with(&port) && (state == "01" || state == "08")
     };
     table.lines().skip(1).filter(is_open).count()
@@ -455,7 +455,7 @@ fn a_peer_that_nothing_uses_has_no_connections() {
         assert!(Instant::now() < until, "they stay");
         std::thread::sleep(Duration::from_millis(20));
     }
-    // It is reached all the same.
+    // A later request reaches the peer again.
     exchange(&prefill, &decode(), 2);
 }
 
@@ -467,7 +467,7 @@ fn a_session_that_closes_opens_no_room_more() {
     let open = prefill.session.send(RoomId(1), vec![0, 1, 2, 3], 1, soon());
     let open = open.unwrap();
     sends(&open, PollState::WaitingForInput);
-    // So that the end takes a while.
+    // A request in progress, so that the end takes a while.
     child.stop();
     open.produced(0..2, 0..2).unwrap();
     std::thread::sleep(Duration::from_millis(100));
@@ -476,7 +476,7 @@ fn a_session_that_closes_opens_no_room_more() {
         std::thread::sleep(Duration::from_millis(100));
         for room in 2..4 {
             let begin = Instant::now();
-            // The session may have ended meanwhile.
+            // The session may have ended.
             let Ok(late) = prefill.session.send(RoomId(room), vec![7], 1, soon()) else {
                 continue;
             };

@@ -1,4 +1,4 @@
-//! Processes that are no peers: nothing of theirs is taken.
+//! Processes that are no peers: a session accepts nothing from them.
 
 use crate::child::group;
 use crate::faults::exchange;
@@ -72,7 +72,7 @@ fn letters_that_are_no_messages_are_refused_by_name() {
     for bytes in [&b"no message"[..], &[0xff; 100], &[]] {
         assert_eq!(post(bytes), Code::Malformed);
     }
-    // A member that has not registered: its offer is refused, and the room goes on to wait.
+    // A member of the group that has not registered: its offer is refused, and the room waits on.
     let sending = rank.session.send(RoomId(1), vec![0], 1, soon()).unwrap();
     let offer = HandoffMessage::ToSender(ToSender::Offer(RoomOffer {
         tag: RoomTag {
@@ -93,7 +93,7 @@ fn letters_that_are_no_messages_are_refused_by_name() {
     assert_eq!(sending.state().poll, PollState::Bootstrapping);
 }
 
-/// A member of the group guesses rooms: no page changes.
+/// A member of the group guesses the numbers of rooms: no page changes.
 #[test]
 fn a_member_without_the_key_of_a_room_writes_nothing() {
     let (prefill, decode) = (with_secret("s"), with_secret("s"));
@@ -137,7 +137,7 @@ fn a_member_without_the_key_of_a_room_writes_nothing() {
     assert_ne!(receiving.wait(until).poll, PollState::Failed);
 }
 
-/// Decode registers once on a connection: prefill that forgot it would refuse each of its requests.
+/// Decode registers once on a connection. Prefill that forgot it would refuse each of its requests.
 #[test]
 fn a_registration_that_is_too_large_makes_prefill_forget_nobody() {
     let with_idle = |millis| {
@@ -150,7 +150,7 @@ fn a_registration_that_is_too_large_makes_prefill_forget_nobody() {
     };
     let (prefill, decode) = (with_idle(50), with_idle(60_000));
     exchange(&prefill, &decode, 1);
-    // Prefill ends its connection to decode meanwhile. Decode keeps its own.
+    // Prefill closes its connection to decode meanwhile, and decode keeps its own.
     std::thread::sleep(Duration::from_millis(300));
     let mut large = decode.session.memory().description().clone();
     large.states[0].name = "n".repeat(5 << 20);

@@ -86,7 +86,7 @@ fn p5_with_98_of_100_pages_pinned_one_offer_goes_and_the_next_waits() {
     assert_eq!(waits.state().poll, PollState::Bootstrapping);
     assert_eq!(asks.state().poll, PollState::Bootstrapping);
     assert!(are(99, 1));
-    // Decode has two pages: these pins end, and the offer that waited goes.
+    // Decode has two pages now, so their pins end and the waiting offer opens its room.
     succeeded(&pull(&decode, &prefill, 1, &[8, 9]).wait(soon()));
     succeeded(&asks.wait(soon()));
     decode.check(0, &[8, 9]).unwrap();
@@ -94,7 +94,7 @@ fn p5_with_98_of_100_pages_pinned_one_offer_goes_and_the_next_waits() {
     succeeded(&waits.wait(soon()));
     succeeded(&offers[0].wait(soon()));
     eventually("97 pages are pinned", || are(97, 0));
-    // One that waits until its deadline fails at both ends, and one that is given up ends at once.
+    // An offer that waits until its deadline fails at both ends. An offer that is given up ends at once.
     let more = offer(&prefill, 52, 2);
     eventually("99 pages are pinned", || are(99, 0));
     let deadline = Instant::now() + Duration::from_secs(3);
@@ -107,13 +107,13 @@ fn p5_with_98_of_100_pages_pinned_one_offer_goes_and_the_next_waits() {
     failed_with(&late.wait(soon()), Code::Full);
     failed_with(&asks.wait(soon()), Code::Full);
     assert!(are(99, 0));
-    // Offers that end without decode free their pins, too.
+    // Offers that end without decode free their pins too.
     drop((offers, last, more));
     eventually("no page is pinned", || are(0, 0));
     assert!(prefill.session.close());
 }
 
-/// A rank on which one offer of two pages has all pins: the next offer waits.
+/// A rank on which one offer of two pages holds all pins, so that the next offer waits.
 fn with_two_pins(group: &Group) -> Rank {
     with_two_pins_and(group, PinLimits::default().back_off)
 }
@@ -131,7 +131,7 @@ fn with_two_pins_and(group: &Group, back_off: Duration) -> Rank {
     Rank::start_with(group, 0, 0, options)
 }
 
-/// Its pages would be pinned later, for nobody, until the offer's deadline.
+/// Otherwise its pages would later be pinned for no process, until the offer's deadline.
 #[test]
 fn an_offer_that_waits_ends_when_its_receiver_gives_up() {
     let (prefill, decode) = (with_two_pins(&group(1)), decode());
@@ -143,7 +143,7 @@ fn an_offer_that_waits_ends_when_its_receiver_gives_up() {
     failed_with(&asks.wait(soon()), Code::Draining);
     failed_with(&waits.wait(soon()), Code::Draining);
     assert_eq!(prefill.session.waiting_offers(), 0);
-    // The next attempt at the same request.
+    // Then comes the next attempt at the same request.
     let again = offer(&prefill, 2, 1);
     eventually("an offer waits", || prefill.session.waiting_offers() == 1);
     let asks = pull(&decode, &prefill, 2, &[5]);
@@ -154,7 +154,7 @@ fn an_offer_that_waits_ends_when_its_receiver_gives_up() {
     assert_eq!(prefill.session.pinned(), 0);
 }
 
-/// Returns when prefill knows all that decode has told it: letters come in order.
+/// Returns when prefill has all of decode's messages: letters arrive in order.
 fn all_is_told(decode: &Rank, prefill: &Rank, unused: u64) {
     let marker = offer(prefill, unused, 1);
     let from = [prefill.address()];
@@ -163,7 +163,7 @@ fn all_is_told(decode: &Rank, prefill: &Rank, unused: u64) {
     failed_with(&marker.wait(soon()), Code::Draining);
 }
 
-/// Each process of the group knows the number of the room, and may ask for it, too.
+/// Each process of the group knows the number of the room, and may ask for the room.
 #[test]
 fn a_process_without_a_place_in_it_ends_no_offer_that_waits() {
     let (prefill, decode, other) = (with_two_pins(&group(1)), decode(), decode());
@@ -189,7 +189,7 @@ fn a_process_without_a_place_in_it_ends_no_offer_that_waits() {
     assert_eq!(prefill.session.pinned(), 0);
 }
 
-/// Another process asks for the same place, so the offer goes on for that one.
+/// Another process asks for the same place, so the offer continues for that process.
 #[test]
 fn a_process_that_declined_has_no_place_in_an_offer_that_goes_on() {
     let (prefill, first, second) = (with_two_pins(&group(1)), decode(), decode());
@@ -212,7 +212,7 @@ fn a_process_that_declined_has_no_place_in_an_offer_that_goes_on() {
     assert_eq!(declined.wait(soon()).poll, PollState::Failed);
 }
 
-/// Prefill answers the attempt with Busy, so the end of the first offer does not reach it.
+/// Prefill answers the attempt with Busy, so the end of the first offer does not reach the attempt.
 #[test]
 fn an_offer_that_waits_outlives_the_abort_of_an_attempt_at_an_earlier_one() {
     let prefill = with_two_pins_and(&group(1), Duration::from_secs(600));
@@ -233,15 +233,15 @@ fn an_offer_that_waits_outlives_the_abort_of_an_attempt_at_an_earlier_one() {
     failed_with(&asks.wait(soon()), Code::Draining);
     all_is_told(&decode, &prefill, 11);
     assert_eq!(prefill.session.waiting_offers(), 1);
-    // An attempt at this offer that is answered with Busy, too, speaks for it.
+    // An attempt at this offer that is answered with Busy may abort it.
     let asks = pull(&decode, &prefill, 2, &[5]);
     asks.abort();
     failed_with(&again.wait(soon()), Code::Draining);
     drop(pins);
 }
 
-/// An offer that waits ends also when decode is lost. Another decode process that asks for the offer keeps it alive.
-/// The requests have no pages, since a page of decode is received into by one room at a time.
+/// An offer that waits also ends when decode is lost. Another decode process that asks for the offer keeps it
+/// alive. The requests have no pages, since at most one room receives into a page of decode.
 fn offers_whose_receivers_are_lost(lose: impl Fn(&mut Process)) {
     let prefill = with_two_pins(&child::group());
     let pins = offer(&prefill, 1, 2);
@@ -253,7 +253,7 @@ fn offers_whose_receivers_are_lost(lose: impl Fn(&mut Process)) {
     }
     let lives = Rank::start(&child::group(), 0, 0);
     let asks = [2, 5].map(|room| receive(&lives, room, 0, &prefill.address()));
-    // Letters come in order: once prefill has accepted the last request of each process, it knows the others.
+    // Letters arrive in order. So prefill has all requests of a process once it has accepted the last one.
     let markers = [4, 5].map(|room| {
         let marker = prefill.session.send(RoomId(room), vec![], 1, soon());
         marker.unwrap()
@@ -275,13 +275,13 @@ fn an_offer_that_waits_ends_when_all_that_asked_for_it_are_killed() {
     offers_whose_receivers_are_lost(Process::kill);
 }
 
-/// Its connections stay, and nobody answers on them.
+/// The connections of a stopped process stay, and nothing answers on them.
 #[test]
 fn an_offer_that_waits_ends_when_all_that_asked_for_it_are_stopped() {
     offers_whose_receivers_are_lost(|child| child.stop());
 }
 
-/// A reserve is a share of the limit: without a limit no offer waits.
+/// A reserve is a share of the limit. So without a limit no offer waits.
 #[test]
 fn a_reserve_without_a_limit_lets_no_offer_wait() {
     let pins = PinLimits {
@@ -299,7 +299,7 @@ fn a_reserve_without_a_limit_lets_no_offer_wait() {
     drop(offers);
 }
 
-/// Row P6: a receiver that had no pages is not served for 2.0 s. Another one is.
+/// Row P6: prefill does not serve a receiver without pages for 2.0 s. It serves other receivers.
 #[test]
 fn p6_a_receiver_without_pages_is_silent_for_two_seconds() {
     let prefill = Rank::start(&group(1), 0, 0);
@@ -320,14 +320,14 @@ fn p6_a_receiver_without_pages_is_silent_for_two_seconds() {
     assert_eq!(prefill.session.pinned(), 0);
 }
 
-/// Row P8: decode has done with a request before prefill offers it.
+/// Row P8: decode declines a request before prefill offers it.
 #[test]
 fn p8_an_offer_that_decode_declined_before_ends_at_once() {
     let (prefill, decode) = (Rank::start(&group(1), 0, 0), decode());
     let from = [prefill.address()];
     let declined = (decode.session).decline(RoomId(1), &from, DeclineReason::NotWanted);
     declined.unwrap();
-    // Letters come in order: prefill knows of the decline once this one has succeeded.
+    // Letters arrive in order. So prefill has the decline once this request has succeeded.
     let marker = offer(&prefill, 2, 1);
     succeeded(&pull(&decode, &prefill, 2, &[4]).wait(soon()));
     succeeded(&marker.wait(soon()));
@@ -340,7 +340,7 @@ fn p8_an_offer_that_decode_declined_before_ends_at_once() {
     succeeded(&again.wait(soon()));
 }
 
-/// Row P10: one rank of decode has no pages. What the other rank has is undone, and prefill knows why.
+/// Row P10: one rank of decode has no pages. The other rank's request is undone, and prefill learns the reason.
 #[test]
 fn p10_a_rank_without_pages_undoes_the_request_of_all_ranks() {
     let prefill = Rank::start(&group(1), 0, 0);

@@ -1,4 +1,4 @@
-//! Rooms that succeed: every byte of every rank is where it belongs.
+//! Rooms that succeed: every byte of every rank is in its right place.
 
 use crate::ranks::{Group, PAGES, Rank, soon, succeeded};
 use kvpool_handoff::plan::PageLayout;
@@ -71,7 +71,7 @@ fn produce(sending: &Sending, chunk: u32) {
     sending.finish(b"metadata of the request".to_vec()).unwrap();
 }
 
-/// Rows C9, S3, S6, S7, S13: 12 pairs of groups, decode first and prefill first.
+/// Rows C9, S3, S6, S7, S13: 12 pairs of groups, with decode first and with prefill first.
 #[test]
 fn every_byte_of_every_layout_arrives() {
     use PageLayout::{HeadMajor, TokenMajor};
@@ -133,7 +133,7 @@ fn pages_that_are_not_of_the_request_stay_as_they_were() {
     assert!(is_whole, "another page was written");
 }
 
-/// A request whose pages decode has all: only the metadata go.
+/// Decode holds all pages of the request, so only the metadata moves.
 #[test]
 fn a_request_that_is_held_whole_moves_metadata_alone() {
     let group = Group::of(1, &[1], PageLayout::HeadMajor);
@@ -147,7 +147,7 @@ fn a_request_that_is_held_whole_moves_metadata_alone() {
     succeeded(&sending[0].wait(soon()));
 }
 
-/// Row S1: the polls that a caller sees are 1, 2, 3 and 4, in this order.
+/// Row S1: a caller sees the polls 1, 2, 3 and 4, in this order.
 #[test]
 fn s1_polls_rise() {
     let group = Group::of(1, &[1], PageLayout::TokenMajor);
@@ -230,7 +230,7 @@ fn bad_calls_are_refused_and_change_nothing() {
     assert!(state.is_released);
 }
 
-/// Rows P3, P4: decode asks for pages that were offered before, later than a room would wait.
+/// Rows P3, P4: decode asks for offered pages later than a room would wait.
 #[test]
 fn p4_an_offer_waits_for_decode_and_its_pins_end_with_done() {
     let group = Group::of(2, &[1], PageLayout::TokenMajor);
@@ -270,7 +270,7 @@ fn p4_an_offer_waits_for_decode_and_its_pins_end_with_done() {
         succeeded(&offered.wait(soon()));
         assert_eq!(rank.session.pinned(), 0);
     }
-    // Row P7: an offer that nobody takes ends at its deadline.
+    // Row P7: an offer that decode never asks for ends at its deadline.
     let deadline = Instant::now() + Duration::from_millis(200);
     let forgotten = prefill[0]
         .session
@@ -280,7 +280,7 @@ fn p4_an_offer_waits_for_decode_and_its_pins_end_with_done() {
     assert_eq!(prefill[0].session.pinned(), 0);
 }
 
-/// An end that opens its room late is waited for as long as the other end's caller says, in both orders.
+/// With patience, an end waits for the other end's room as long as its caller allows, in both orders.
 #[test]
 fn a_patient_end_waits_for_the_other_beyond_the_limit_of_a_room() {
     let group = Group::of(1, &[1], PageLayout::TokenMajor);
@@ -325,7 +325,7 @@ fn a_patient_end_waits_for_the_other_beyond_the_limit_of_a_room() {
         decode.check(0, &[7, 8, 9]).unwrap();
         decode.set(&[7, 8, 9], 0);
     }
-    // Without patience the limit of a room counts, and a deadline ends a patient one too.
+    // Without patience the limit of a room counts. A deadline also ends an end with patience.
     let begun = Instant::now();
     let limited = receive(RoomId(3), soon().into());
     assert_eq!(limited.wait(soon()).failure, Some(Code::DeadlineExceeded));

@@ -1,4 +1,4 @@
-//! Ranks whose bytes say where they belong: every end can work out what a byte must be.
+//! Ranks whose bytes encode their right places, so that every end can compute each byte.
 
 use kvpool_handoff::plan::{PageLayout, Stages, StateRule, StateShape};
 use kvpool_handoff::registration::{RankDescription, StateRegion};
@@ -58,8 +58,8 @@ fn shapes(layout: PageLayout) -> [StateShape; 3] {
     [keys, keys, latent]
 }
 
-/// What a byte of a request is: of a page of the request, a state, and an offset in the page as if
-/// one rank held it whole.
+/// The right value of one byte. `page` counts in the request, and `offset` in a page that one rank would hold
+/// whole.
 fn byte(page: u32, layer: u32, name: usize, offset: u64) -> u8 {
     let mut mixed = u64::from(page) * 0x9e37_79b9 + u64::from(layer) * 0x85eb_ca6b;
     mixed = (mixed + name as u64 * 0xc2b2_ae35 + offset).wrapping_mul(0x2545_f491_4f6c_dd1d);
@@ -132,7 +132,7 @@ impl Rank {
         self.session.address().to_owned()
     }
 
-    /// What a page of this rank must be, for a page of a request.
+    /// The right bytes of this rank's page for a page of the request.
     fn wanted(&self, state: &StateRegion, page: u32) -> Vec<u8> {
         let name = NAMES.iter().position(|name| *name == state.name).unwrap();
         let (outer, parts, part_bytes) = match (name, self.group.layout) {
@@ -159,7 +159,7 @@ impl Rank {
         bytes
     }
 
-    /// Computes pages of a request into pages of this rank.
+    /// Fills pages of this rank with the bytes of pages of a request.
     pub(crate) fn fill(&self, pages: &[u32]) {
         for (state, memory) in &self.states {
             for (of_request, page) in (0..).zip(pages) {
@@ -170,8 +170,8 @@ impl Rank {
         }
     }
 
-    /// Compares this rank's pages for those of the request from `held` on. Names the first byte
-    /// that differs.
+    /// Compares this rank's pages with the pages of the request from `held` on. Names the first byte that
+    /// differs.
     pub(crate) fn check(&self, held: u32, pages: &[u32]) -> Result<(), String> {
         for (state, memory) in &self.states {
             for (of_request, page) in (held..).zip(pages) {
@@ -196,7 +196,7 @@ impl Rank {
         all.map(|(_, memory)| memory.to_vec()).collect()
     }
 
-    /// Whether nothing was written around the memory of the states.
+    /// Whether the memory around the states is unchanged.
     pub(crate) fn guards_are_whole(&self) -> bool {
         let mut guards = self.guards.iter();
         guards.all(|guard| guard.to_vec() == GUARD_BYTES)

@@ -1,14 +1,14 @@
-//! A relay between two sessions: it reads every frame, and an attack decides what goes on.
+//! A relay between two sessions. It reads every frame, and an attack decides what the relay forwards.
 //!
 //! ```text
 //!  prefill ──► port of decode  ──frames──► attack ──► decode
 //!  decode  ──► port of prefill ──frames──► attack ──► prefill
 //! ```
 //!
-//! - `frames`: what a frame carries, and frames that were changed
-//! - `scene`: two sessions behind the relay, and what must hold after each hand-off
+//! - `frames`: the content of a frame, and changed frames
+//! - `scene`: two sessions behind the relay, and the rules that hold after each hand-off
 //! - `chance`: hundreds of seeded attacks, and the table of their outcomes
-//! - `attacks`: attacks whose refusal has a name
+//! - `attacks`: attacks that are refused with a certain code
 //! - `earlier`: bytes of earlier connections, and streams that end
 //! - `insider`: a process that knows the secret and follows no rule
 
@@ -42,7 +42,7 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         .unwrap()
 });
 
-/// Decides what becomes of a frame. It forwards, or does not.
+/// Decides the fate of a frame: forwards it, changes it or drops it.
 pub(crate) trait Attack: Send {
     fn frame(&mut self, frame: Frame, wire: &Wire);
 
@@ -58,7 +58,7 @@ impl<F: FnMut(Frame, &Wire) + Send> Attack for F {
     }
 }
 
-/// Notes when an attack panics, which a task alone would hide.
+/// Notes that an attack panics. Without the note only its task would fail.
 struct Watched<A> {
     attack: A,
     is_broken: Arc<AtomicBool>,
@@ -95,7 +95,7 @@ impl Wire {
         let _ = self.ahead.send(Part::Bytes(bytes));
     }
 
-    /// Sends bytes to the end that the frame came from.
+    /// Sends bytes to the end that sent the frame.
     pub(crate) fn back(&self, bytes: Vec<u8>) {
         let _ = self.back.send(Part::Bytes(bytes));
     }
@@ -167,7 +167,7 @@ impl Relay {
         self.port(of).1
     }
 
-    /// Says where a port's connections go.
+    /// Sets the address to which a port's connections go.
     pub(crate) fn aim(&self, of: Port, target: SocketAddr) {
         self.port(of).2.set(target).unwrap();
     }
@@ -184,7 +184,7 @@ async fn serve(
     attack: Arc<Mutex<dyn Attack>>,
 ) {
     let listener = TcpListener::from_std(listener).unwrap();
-    // Ends all connections with the relay.
+    // Dropping the relay ends all of its connections.
     let mut connections = JoinSet::new();
     loop {
         let Ok((near, _)) = listener.accept().await else {
@@ -212,7 +212,7 @@ async fn join(
     (port, connection): (Port, u64),
     attack: Arc<Mutex<dyn Attack>>,
 ) {
-    // As the sessions themselves: no frame waits for another.
+    // As in the sessions themselves, no frame waits for another.
     near.set_nodelay(true).unwrap();
     far.set_nodelay(true).unwrap();
     let ((from_near, to_near), (from_far, to_far)) = (near.into_split(), far.into_split());
@@ -259,7 +259,7 @@ async fn read_frame(from: &mut OwnedReadHalf) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The next frame of a connection that no relay joins.
+/// The next frame of a connection outside the relay.
 fn read_plain(from: &mut impl std::io::Read) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; HEADER_BYTES];
     from.read_exact(&mut bytes)?;
@@ -279,7 +279,7 @@ async fn write(mut to: OwnedWriteHalf, mut parts: UnboundedReceiver<Part>) {
             break;
         }
     }
-    // What comes later is dropped: the direction is over.
+    // Later parts are dropped, because the direction has ended.
     parts.close();
     drop(to.shutdown().await);
 }

@@ -1,4 +1,4 @@
-//! A slow network: all bytes flow, and a room takes longer than one write may.
+//! A slow network: all bytes flow, and a room takes longer than one write may take.
 
 use crate::ranks::{soon, succeeded};
 use kvpool_handoff::plan::{Stages, StateRule, StateShape};
@@ -57,7 +57,7 @@ fn rank(listener: TcpListener, address: Option<SocketAddr>) -> (HandoffSession, 
     (session, memories)
 }
 
-/// Passes bytes on until the end; with `turn`, all connections together at most [`BYTES_PER_SECOND`].
+/// Forwards bytes until the end. With `turn`, all connections together forward at most [`BYTES_PER_SECOND`].
 pub(crate) fn pass(mut from: TcpStream, mut to: TcpStream, turn: Option<Arc<Mutex<Instant>>>) {
     std::thread::spawn(move || {
         let mut buffer = vec![0; 16 << 10];
@@ -79,7 +79,7 @@ pub(crate) fn pass(mut from: TcpStream, mut to: TcpStream, turn: Option<Arc<Mute
     });
 }
 
-/// The address of a slow way to `target`.
+/// The address of a slow path to `target`.
 fn slow_way(target: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

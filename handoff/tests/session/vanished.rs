@@ -1,4 +1,4 @@
-//! A peer whose host is gone: its connections have ended, and nobody answers at its address.
+//! A peer whose host is gone: its connections have ended, and nothing answers at its address.
 
 use crate::child::{Process, group};
 use crate::faults::{reaches, receive};
@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// The threads of a session that may wait, by the part of their name that the kernel keeps.
+/// The threads of a session that may block, by the part of their name that the kernel keeps.
 const WAITING_THREADS: &str = "kvpool-handoff-";
-/// The starts of writes to one peer at a time.
+/// The number of writes to one peer that may start at a time.
 const STARTS: usize = 8;
 
-/// A way to a process, until the process vanishes.
+/// A path to a process, until the process vanishes.
 #[derive(Default)]
 struct Way {
     target: OnceLock<SocketAddr>,
@@ -25,7 +25,7 @@ struct Way {
 }
 
 impl Way {
-    /// The way, and the address where it begins.
+    /// The path, and the address where it begins.
     fn open() -> (Arc<Self>, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -48,7 +48,7 @@ impl Way {
             pass(copy(&far), copy(&near), None);
             ends.push(far);
         }
-        // A connection that is never answered stays open.
+        // A connection without an answer stays open.
         ends.push(near);
     }
 
@@ -75,7 +75,7 @@ fn few_writes_start_at_once_to_a_decode_that_vanished_and_others_go_on() {
     prefill.tell(&format!("send 1 {PAGES}"));
     reaches(&receiving, PollState::WaitingForInput);
     way.vanish();
-    // So that the writes find no open link. The room itself lives on for the grace of a broken one.
+    // The writes then find no open link. The room itself lives on for the grace period of a broken link.
     std::thread::sleep(Duration::from_millis(200));
     let begun = Instant::now();
     prefill.tell(&format!("produce_each 0 {PAGES}"));
@@ -88,7 +88,8 @@ fn few_writes_start_at_once_to_a_decode_that_vanished_and_others_go_on() {
     succeeded(&arriving.wait(soon()));
     other.check(0, &[0, 1, 2, 3]).unwrap();
 
-    // A thread stays a while after its work. Each peer has one more to connect, and `other` has its writes.
+    // A thread stays for a while after its work. Each peer has one thread more to connect, and `other` has its
+    // writes.
     let threads = prefill.threads(WAITING_THREADS);
     assert!((STARTS..=2 * STARTS).contains(&threads), "{threads}");
     while prefill.tell("pinned") != "0" {

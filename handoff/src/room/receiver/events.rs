@@ -5,10 +5,10 @@ use crate::room::messages::{RoomChunk, RoomKey, ToReceiver, ToSender};
 use crate::room::{PageRectangle, RoomLimits, RoomTag};
 use kvpool_types::{Code, Incarnation};
 
-/// The bytes that one sender must send.
+/// The share of a request that one sender must send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SenderShare {
-    /// The session of the sender's process, once a connection has told it.
+    /// The session of the sender's process. `None` until a connection has reported it.
     pub session: Option<Incarnation>,
     /// All pages of the request, and the sender's layers.
     pub rectangle: PageRectangle,
@@ -16,7 +16,7 @@ pub struct SenderShare {
     pub receiver: u32,
     /// The number of the sender's first view in the room.
     pub view: u32,
-    /// Whether the sender puts metadata into the slot.
+    /// Whether the sender fills the slot of metadata.
     pub wants_aux: bool,
 }
 
@@ -29,22 +29,22 @@ pub struct RoomReceiverPlan {
     pub epoch: u64,
     /// The key of writes into the room.
     pub key: RoomKey,
-    /// The number of leading pages that are held already.
+    /// The number of leading pages that the receiver holds already.
     pub held: u32,
-    /// The number of pages for the rest. All of them are reserved.
+    /// The number of the receiver's pages for the rest of the request. The caller has reserved all of them.
     pub pages: u32,
     /// The senders.
     pub senders: Vec<SenderShare>,
     /// The longest time in each state.
     pub limits: RoomLimits,
-    /// When the room ends at the latest.
+    /// The latest end of the room.
     pub deadline: Moment,
 }
 
 /// An event at a receiver. `from` is an index into the plan's senders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReceiverEvent {
-    /// A message has come.
+    /// A message has arrived.
     Message {
         /// The sender.
         from: usize,
@@ -63,12 +63,12 @@ pub enum ReceiverEvent {
         /// The sender.
         from: usize,
     },
-    /// The sender's process is gone, or answers no ping.
+    /// The sender's process has ended, or answers no ping.
     PeerLost {
         /// The sender.
         from: usize,
     },
-    /// Nothing can touch the room's pages any more. Answers [`ReceiverAction::CloseRoom`].
+    /// No write can reach the room's pages any more. Answers [`ReceiverAction::CloseRoom`].
     Fenced,
     /// The chunks were compared with memory. Answers [`ReceiverAction::Verify`].
     Verified {
@@ -79,7 +79,7 @@ pub enum ReceiverEvent {
     },
     /// The caller gives the room up.
     Abort {
-        /// The reason.
+        /// The reason for the abort.
         code: Code,
     },
     /// Time has passed: see [`super::RoomReceiver::next_wake`].
@@ -96,11 +96,10 @@ pub enum ReceiverAction {
         /// The message.
         message: ToSender,
     },
-    /// Admit no new write into the room, end the present ones, then report
-    /// [`ReceiverEvent::Fenced`].
+    /// Admit no new write into the room, end the writes in progress, then report [`ReceiverEvent::Fenced`].
     CloseRoom,
     /// Compare these chunks with memory, then report [`ReceiverEvent::Verified`].
     Verify(Vec<(usize, RoomChunk)>),
-    /// The pages are free for another use. Comes at most once, and only after a failure.
+    /// The pages are free for another use. The room returns this at most once, and only after a failure.
     ReleasePages,
 }

@@ -5,7 +5,7 @@ use crate::room::messages::{ChunkBody, ToReceiver, ToSender};
 use crate::room::{PageRectangle, RoomId, RoomLimits};
 use kvpool_types::{Checksum, Code, Incarnation};
 
-/// The data that a sender has when the engine names a room.
+/// The data that a sender has when the engine names the room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoomSenderPlan {
     /// The room.
@@ -20,14 +20,14 @@ pub struct RoomSenderPlan {
     pub deadline: Moment,
     /// The most pages times layers of a chunk. Larger rectangles are split.
     pub chunk_cells: u64,
-    /// The most pages times layers that are written to one receiver at a time, if that is more than a chunk.
+    /// The most pages times layers under way to one receiver. A single larger chunk may also go.
     pub cells_under_way: u64,
 }
 
 /// An event at a sender. `from` and `to` are indices of receivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SenderEvent {
-    /// A message has come from a process.
+    /// A message has arrived.
     Message {
         /// The receiver.
         from: usize,
@@ -46,10 +46,10 @@ pub enum SenderEvent {
         to: usize,
         /// The chunk.
         id: u32,
-        /// The checksum of the bytes in place, or why they are not.
+        /// The checksum of the bytes in place, or the reason why they are not in place.
         outcome: Result<Checksum, Code>,
     },
-    /// No write touches the room's pages any more. Answers [`SenderAction::CancelWrites`].
+    /// No write reads the room's pages any more. Answers [`SenderAction::CancelWrites`].
     WritesEnded,
     /// A connection to the receiver is up.
     LinkUp {
@@ -63,14 +63,14 @@ pub enum SenderEvent {
         /// The receiver.
         from: usize,
     },
-    /// The receiver's process is gone, or answers no ping.
+    /// The receiver's process has ended, or answers no ping.
     PeerLost {
         /// The receiver.
         from: usize,
     },
     /// The caller gives the room up.
     Abort {
-        /// The reason.
+        /// The reason for the abort.
         code: Code,
     },
     /// Time has passed: see [`super::RoomSender::next_wake`].
@@ -98,6 +98,6 @@ pub enum SenderAction {
     },
     /// End all writes of the room, then report [`SenderEvent::WritesEnded`].
     CancelWrites,
-    /// The pages may be used for something else. Comes exactly once.
+    /// The pages are free for another use. The room returns this exactly once.
     ReleasePages,
 }

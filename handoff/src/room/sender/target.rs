@@ -8,13 +8,13 @@ use kvpool_types::{Checksum, Incarnation};
 /// The state of one chunk's write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteState {
-    /// It starts at this moment.
+    /// The write starts at this moment.
     Waits(Moment),
     UnderWay,
     InPlace(Checksum),
 }
 
-/// One receiver, as its sender sees it.
+/// One receiver, from its sender's view.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Target {
     pub(super) session: Option<Incarnation>,
@@ -48,7 +48,7 @@ impl Target {
         self.chunks.iter().any(|(_, state)| is(state))
     }
 
-    /// Whether the receiver must still learn of an abort.
+    /// Whether the sender must still tell the receiver of an abort.
     pub(super) fn needs_abort(&self) -> bool {
         self.offer.is_some() && !self.has_aborted && !self.is_gone && !self.is_complete
     }
@@ -57,8 +57,8 @@ impl Target {
         !self.is_complete && self.broken_until.is_some_and(|until| now >= until)
     }
 
-    /// Adds pages as chunks of at most `cells`. Pages that the receiver holds leave an empty rectangle, which is
-    /// not sent.
+    /// Adds pages as chunks of at most `cells`. An empty rectangle adds no chunk: the receiver holds these
+    /// pages.
     pub(super) fn add(&mut self, rectangle: &PageRectangle, cells: u64) {
         if !rectangle.is_empty() {
             let waits = WriteState::Waits(Moment::default());
@@ -82,7 +82,7 @@ impl Target {
     }
 
     /// The chunks whose writes start now, while at most `most` cells are under way. A write's deadline counts
-    /// from its start: what waits in the queue of a connection uses up that time.
+    /// from its start. So a write that waits in a connection's queue would lose that time.
     pub(super) fn start(&mut self, now: Moment, most: u64) -> Vec<(u32, ChunkBody)> {
         let mut started = Vec::new();
         let mut under_way = self.cells_under_way();
@@ -112,7 +112,7 @@ impl Target {
         self.chunks.iter().all(|(_, state)| is(state))
     }
 
-    /// A chunk that is in place, as a message names it.
+    /// A chunk that is in place, for a message to the receiver.
     pub(super) fn announced(&self, id: u32) -> Option<RoomChunk> {
         match self.chunks.get(id as usize)? {
             (body, WriteState::InPlace(checksum)) => Some(RoomChunk {
@@ -135,7 +135,7 @@ impl Target {
         }
         let under_way = self.cells_under_way();
         let waits = self.chunks.iter().filter_map(|(body, state)| match state {
-            // The end of a write wakes the others.
+            // A chunk without room under way waits for the end of a write, not for the clock.
             WriteState::Waits(at) if self.offer.is_some() && fits(under_way, body, most) => {
                 Some(*at)
             }
@@ -153,7 +153,7 @@ fn cells(body: &ChunkBody) -> u64 {
     }
 }
 
-/// Whether a chunk may start beside those under way. One always may.
+/// Whether a chunk may start beside the chunks under way. With nothing under way every chunk may.
 fn fits(under_way: u64, body: &ChunkBody, most: u64) -> bool {
     under_way == 0 || under_way.saturating_add(cells(body)) <= most
 }

@@ -1,8 +1,8 @@
-//! Whose message ends which room, and rows P8 and P10.
+//! Which message ends which room, and rows P8 and P10.
 
 use super::*;
 
-/// A process that knows the number of the room, and no other process of its request.
+/// A process that knows the number of the room and has no part in the request.
 const STRANGER: Incarnation = Incarnation(9);
 
 fn new_desk() -> SenderDesk {
@@ -31,19 +31,19 @@ fn poll(desk: &SenderDesk) -> Option<PollState> {
     desk.room(TAG.room).map(RoomSender::poll)
 }
 
-/// Its note would end the next room of the number for 30 s.
+/// A note of the abort would end the next room of the number for 30 s.
 #[test]
 fn an_abort_of_an_attempt_that_did_not_ask_ends_no_room() {
     let (mut out, code) = (Vec::new(), Code::Draining);
     let abort = || ToSender::Abort { tag: TAG, code };
     let aborted = Some(ToReceiver::Aborted { tag: TAG });
-    // Nobody knows the room.
+    // The desk knows no room of the number.
     let mut desk = new_desk();
     assert_eq!(desk.take(at(0), STRANGER, abort(), &mut out), aborted);
     assert_eq!(desk.expect(at(1), TAG.room, 1), None);
     desk.open(at(1), sender_plan(), &mut out).unwrap();
     assert_eq!(poll(&desk), Some(PollState::Bootstrapping));
-    // The room is open, and has no receiver yet, or has one.
+    // The room is open, first without a receiver, then with one.
     assert_eq!(desk.take(at(2), P, abort(), &mut out), aborted);
     assert_eq!(desk.take(at(3), D, ask(), &mut out), None);
     assert_eq!(poll(&desk), Some(PollState::WaitingForInput));
@@ -57,7 +57,7 @@ fn an_abort_of_an_attempt_that_did_not_ask_ends_no_room() {
     assert_eq!(poll(&desk), Some(PollState::Bootstrapping));
 }
 
-/// Prefill does not know which of the two is the receiver until the room opens.
+/// Until the room opens, prefill cannot tell which of the two processes is the receiver.
 #[test]
 fn an_abort_ends_no_room_whose_place_another_process_asked_for() {
     let (mut out, code) = (Vec::new(), Code::Draining);
@@ -81,7 +81,7 @@ fn an_abort_ends_no_room_whose_place_another_process_asked_for() {
             .and_then(|room| room.receiver_session(0));
         assert_eq!(of, Some(D));
     }
-    // Alone in its place, the attempt speaks for the request of two ranks.
+    // Alone in its place, the attempt speaks for the whole request of two ranks.
     let mut desk = new_desk();
     desk.take(at(0), D, ask(), &mut out);
     desk.take(at(0), P, ask_for(1), &mut out);
@@ -93,7 +93,7 @@ fn an_abort_ends_no_room_whose_place_another_process_asked_for() {
     assert_eq!(failure, Some(code));
 }
 
-/// It is told to ask again, and gives up: prefill would wait for it.
+/// The attempt is told to ask again, and gives up. Otherwise prefill would wait for it.
 #[test]
 fn an_abort_of_an_attempt_that_was_held_back_ends_the_room_that_is_open() {
     let (mut out, code) = (Vec::new(), Code::Draining);
@@ -104,7 +104,7 @@ fn an_abort_of_an_attempt_that_was_held_back_ends_the_room_that_is_open() {
     desk.take(at(2), D, abort(), &mut out);
     assert_eq!(out, [SenderAction::ReleasePages]);
     assert_eq!(desk.take_ended(), [(TAG.room, RoomOutcome::Failed(code))]);
-    // Another process has its place by now.
+    // Another process has taken the place meanwhile.
     let mut desk = new_desk();
     desk.open(at(0), sender_plan(), &mut out).unwrap();
     desk.hold_back(at(1), D, &offer());
@@ -113,7 +113,7 @@ fn an_abort_of_an_attempt_that_was_held_back_ends_the_room_that_is_open() {
     assert_eq!(poll(&desk), Some(PollState::WaitingForInput));
 }
 
-/// Otherwise a process that names wrong pages ends the room of another process that asked for it, too.
+/// Otherwise a process with wrong pages would end the room of another process that asked for it.
 #[test]
 fn an_early_offer_that_does_not_fit_ends_no_room_whose_place_another_process_has() {
     let mut out = Vec::new();
@@ -173,7 +173,7 @@ fn p8_a_decline_ends_the_request_before_and_after_prefill_names_it() {
     assert!(out.contains(&SenderAction::ReleasePages));
 }
 
-/// Each place of the request has a process that asked for it, so the one that declines has none.
+/// Each place of the request has a process that asked for it. So the declining process has none.
 #[test]
 fn a_decline_of_a_process_without_a_place_ends_no_request_that_has_not_opened() {
     let (mut out, code) = (Vec::new(), Code::Full);
@@ -193,7 +193,7 @@ fn a_decline_of_a_process_without_a_place_ends_no_request_that_has_not_opened() 
         desk.open(at(4), sender_plan(), &mut out).unwrap();
         assert_eq!(poll(&desk), Some(PollState::WaitingForInput));
     }
-    // It asked for the place of another process.
+    // The process asked for the place of another process.
     let mut desk = new_desk();
     desk.take(at(0), D, ask(), &mut out);
     desk.take(at(1), STRANGER, ask(), &mut out);
@@ -203,7 +203,7 @@ fn a_decline_of_a_process_without_a_place_ends_no_request_that_has_not_opened() 
     assert_eq!(poll(&desk), Some(PollState::WaitingForInput));
 }
 
-/// The number of a room is no right to end it: each registered process knows such numbers.
+/// The number of a room gives no right to end it: every registered process may know the number.
 #[test]
 fn a_decline_of_a_process_that_receives_nothing_ends_no_open_room() {
     let (mut out, code) = (Vec::new(), Code::Full);
@@ -237,7 +237,7 @@ fn a_second_decline_of_a_request_leaves_the_next_one_of_its_number_alone() {
     assert_eq!(desk.expect(at(5), TAG.room, 1), Some(code));
 }
 
-/// A process that declines many requests takes no memory for them.
+/// The declines of one process take bounded memory.
 #[test]
 fn p8_early_declines_are_bounded() {
     let options = DeskOptions {
@@ -304,7 +304,7 @@ fn the_notes_of_one_process_push_out_none_of_a_process_that_has_few() {
     assert_eq!(desk.take(at(14), D, ask_in(14), &mut out), None);
     assert!(is_busy(desk.take(at(15), STRANGER, ask_in(11), &mut out)));
     assert_eq!(desk.take(at(16), D, ask_in(14), &mut out), None);
-    // Attempts that are held back: three of the stranger, and one of the receiver in the place of the oldest.
+    // Attempts that are held back: three of the stranger. The receiver's attempt takes the place of the oldest.
     for room in 16..=18 {
         assert!(is_busy(desk.take(
             at(room),
@@ -327,7 +327,7 @@ fn the_notes_of_one_process_push_out_none_of_a_process_that_has_few() {
     assert_eq!(desk.expect(at(22), RoomId(19), 1), Some(code));
 }
 
-/// Otherwise it has a place of the next room of the number, whose receiver is another process.
+/// Otherwise the attempt has a place in the next room of the number, whose receiver is another process.
 #[test]
 fn an_attempt_that_was_held_back_and_is_served_then_asks_no_more() {
     let (mut desk, mut out, code) = (new_desk(), Vec::new(), Code::Full);
@@ -354,7 +354,7 @@ fn an_attempt_that_was_held_back_and_is_served_then_asks_no_more() {
     assert_eq!(desk.expect(at(7), TAG.room, 1), Some(code));
 }
 
-/// Its breaker is open, so the attempt was told to ask again later.
+/// The breaker of the process is open, so its attempt was told to ask again later.
 #[test]
 fn a_process_that_declined_and_gives_up_an_attempt_has_declined_still() {
     let (mut desk, mut out, code) = (new_desk(), Vec::new(), Code::Full);
@@ -411,7 +411,7 @@ fn a_room_that_never_opened_refuses_those_that_asked_for_it() {
     assert_eq!(desk.refuse(at(1), TAG.room, code), [(D, refused.clone())]);
     let again = desk.take(at(2), D, ask(), &mut out);
     assert_eq!(again, Some(refused));
-    // Decode gave up at the same time. The next room of the number goes on.
+    // Decode gave the request up at the same time. This must not end the next room of the number.
     let abort = ToSender::Abort { tag: TAG, code };
     let aborted = Some(ToReceiver::Aborted { tag: TAG });
     assert_eq!(desk.take(at(3), D, abort, &mut out), aborted);
@@ -432,13 +432,13 @@ fn a_late_abort_of_an_attempt_that_was_held_back_ends_no_later_room() {
         desk.open(at(7), sender_plan(), &mut out).unwrap();
         assert!(out.is_empty(), "{out:?}");
     };
-    // The room ends before it opens.
+    // First the room ends before it opens.
     let mut desk = new_desk();
     desk.hold_back(at(0), D, &offer());
     assert!(!desk.has_ended(D, TAG), "it may ask again");
     assert!(desk.refuse(at(1), TAG.room, code).is_empty());
     late(&mut desk);
-    // The room was open.
+    // Then the room was open.
     let mut desk = new_desk();
     desk.open(at(0), sender_plan(), &mut out).unwrap();
     desk.hold_back(at(1), D, &offer());
@@ -446,7 +446,7 @@ fn a_late_abort_of_an_attempt_that_was_held_back_ends_no_later_room() {
     late(&mut desk);
 }
 
-/// A side that names a room after the other gave it up learns of that at once, and may try again.
+/// A side that names a room which the other side gave up learns of it at once, and may try again.
 #[test]
 fn a_room_that_was_given_up_early_fails_the_other_side_at_once() {
     let mut out = Vec::new();

@@ -1,4 +1,4 @@
-//! Rows P4 and P7: prefill's pages are given back once, with done or at the deadline.
+//! Rows P4 and P7: prefill's pages are given back once, at `Done` or at the deadline.
 
 use super::*;
 use proptest::prelude::*;
@@ -57,7 +57,7 @@ impl Prefill {
         })
     }
 
-    /// The first write ends.
+    /// The oldest write under way ends.
     fn ends(&mut self, outcome: Result<Checksum, Code>) -> Vec<ToReceiver> {
         match self.under_way.pop_first() {
             Some(id) => self.happens(SenderEvent::Written { to: 0, id, outcome }),
@@ -65,7 +65,7 @@ impl Prefill {
         }
     }
 
-    /// All bytes are in place, and prefill has said so.
+    /// A sender whose bytes are all in place, after its `Done`.
     fn with_all_in_place(deadline: Moment) -> Self {
         let mut prefill = Self::open(deadline);
         prefill.hears(ToSender::Offer(offer()));
@@ -108,7 +108,7 @@ fn p7_a_receiver_that_never_says_done_is_told_at_the_deadline_and_the_pages_are_
 }
 
 proptest! {
-    /// Whatever the order of events, and however often they come.
+    /// The rule holds for every order of events and every repetition.
     #[test]
     fn p4_the_pages_are_given_back_exactly_once_after_the_last_write(
         steps in prop::collection::vec((0u8..12, 1u64..9000), 1..60),

@@ -1,4 +1,4 @@
-//! Attacks on one message, whose refusal has a name.
+//! Attacks on one message that are refused with a certain code.
 
 use super::frames::Frame;
 use super::scene::{Mode, Scene, Size, each, modes_and_sizes, patient};
@@ -15,7 +15,7 @@ const BYTE: usize = 1000;
 
 type Codes = Arc<Mutex<Vec<Code>>>;
 
-/// Waits until so many codes were noted: an answer may be on its way when a request has ended.
+/// Waits until `count` codes are noted: an answer may be on its way when a request has ended.
 fn wait_for(codes: &Codes, count: usize) {
     let until = Instant::now() + PATIENCE;
     while codes.lock().len() < count {
@@ -24,13 +24,13 @@ fn wait_for(codes: &Codes, count: usize) {
     }
 }
 
-/// Does something to the first letter of a name. Notes the codes of its answers.
+/// Attacks the first letter of a kind. Notes the codes of its answers.
 struct OnLetter<F> {
     name: &'static str,
     harm: F,
     request: Option<(u64, u64)>,
     codes: Codes,
-    /// The answers that the sender gets; further ones go nowhere.
+    /// The number of answers that the sender gets. The relay drops further answers.
     answers: usize,
 }
 
@@ -47,7 +47,7 @@ impl<F: FnMut(Frame, &Wire)> OnLetter<F> {
         (attack, codes)
     }
 
-    /// Whether the attack answers to the sender itself, or has let the answer through.
+    /// Whether the attack answers the sender itself, or has let the answer through.
     fn takes(&self, answer: &Frame) -> bool {
         let mut codes = self.codes.lock();
         codes.extend(answer.codes().into_iter().flatten());
@@ -77,7 +77,7 @@ const LETTERS: [&str; 6] = ["register", "offer", "accept", "chunk", "done", "com
 fn a_letter_that_is_changed_on_its_way_is_refused_and_the_request_goes_on() {
     let of = |mode| LETTERS.map(|name| (mode, name));
     each(Mode::BOTH.into_iter().flat_map(of), |(mode, name)| {
-        // One bit: the checksum finds it, and the letter is sent again.
+        // One changed bit: the checksum detects it, and the letter is sent again.
         let (attack, codes) = OnLetter::new(name, 1, |mut frame: Frame, wire: &Wire| {
             frame.payload()[20] ^= 1;
             wire.ahead(frame.bytes);
@@ -86,11 +86,11 @@ fn a_letter_that_is_changed_on_its_way_is_refused_and_the_request_goes_on() {
         scene.hand_off(mode, 1, PATIENCE).assert_success();
         scene.close();
         assert_eq!(*codes.lock(), [Code::ChecksumMismatch], "{name}");
-        // The checksum is right, and the code is not.
+        // The checksum is right, and the code is wrong.
         let (attack, codes) = OnLetter::new(name, 1, |frame: Frame, wire: &Wire| {
             wire.ahead(frame.with_changed_body().bytes);
         });
-        // After a registration that was refused the next attempt waits for a second.
+        // After a refused registration the next attempt waits for a second.
         let mut options = patient();
         options.limits.grace = Duration::from_secs(3);
         let mut scene = Scene::start(Size::Small, &options, attack);
@@ -116,7 +116,7 @@ fn a_letter_that_comes_twice_is_taken_once() {
     });
 }
 
-/// The relay says that a letter was taken, and keeps it until the next one has gone.
+/// The relay answers that a letter was taken, and keeps the letter until the next one has passed.
 struct Overtakes {
     name: &'static str,
     held: Option<Frame>,
@@ -152,7 +152,7 @@ impl Attack for Overtakes {
 
 #[test]
 fn a_letter_that_the_next_one_overtakes_is_refused_and_the_request_goes_on() {
-    // After the last letter of an end nothing comes.
+    // No letter follows the last letter of an end.
     let of = |mode| ["offer", "accept", "chunk", "done"].map(|name| (mode, name));
     each(Mode::BOTH.into_iter().flat_map(of), |(mode, name)| {
         let codes = Codes::default();
@@ -169,7 +169,7 @@ fn a_letter_that_the_next_one_overtakes_is_refused_and_the_request_goes_on() {
     });
 }
 
-/// Passes what is no write into a room.
+/// Forwards every frame except writes into rooms.
 fn on_room_writes(
     mut harm: impl FnMut(Frame, &Wire) + Send + 'static,
 ) -> impl FnMut(Frame, &Wire) + Send {
@@ -213,7 +213,7 @@ fn changed_bytes_with_right_checksums_fail_both_ends() {
     });
 }
 
-/// A signed write comes again with other bytes, before the room is closed.
+/// A signed write is repeated with other bytes, before the room is closed.
 #[test]
 fn a_write_that_is_replayed_with_other_bytes_fails_both_ends() {
     each(modes_and_sizes(), |(mode, size)| {
@@ -251,7 +251,7 @@ fn a_write_that_is_replayed_with_other_bytes_fails_both_ends() {
 fn blocks_that_change_places_fail_both_ends() {
     each(modes_and_sizes(), |(mode, size)| {
         let attack = on_room_writes(|frame, wire| {
-            // The slot of metadata is alone.
+            // The slot of metadata is a write of one block.
             let blocks = frame.write().unwrap().grants.len();
             match blocks {
                 1 => wire.ahead(frame.bytes),
@@ -265,7 +265,7 @@ fn blocks_that_change_places_fail_both_ends() {
     });
 }
 
-/// The relay keeps all writes and says that they are in place. After the end it delivers them.
+/// The relay keeps all writes and answers that they are in place. It delivers them after the end of the room.
 #[test]
 fn writes_that_never_came_fail_both_ends_and_late_ones_change_nothing() {
     each(modes_and_sizes(), |(mode, size)| {
@@ -301,7 +301,7 @@ fn writes_that_never_came_fail_both_ends_and_late_ones_change_nothing() {
     });
 }
 
-/// The pages of one request go to the places of another's.
+/// The pages of one request go to the places of another request.
 #[test]
 fn pages_that_go_to_another_room_fail_both_rooms() {
     each(Mode::BOTH, |mode| {
@@ -328,7 +328,7 @@ fn pages_that_go_to_another_room_fail_both_rooms() {
             }
         });
         let mut scene = Scene::start(Size::Small, &patient(), attack).with_another_room();
-        // The second has other bytes: the fourth to the sixth page of a request.
+        // The second request has other bytes: those of the fourth to the sixth page of a request.
         let one = scene.request((mode, 1), (0, &[1, 3, 5]), PATIENCE);
         let two = scene.request((mode, 2), (3, &[7, 9, 11]), PATIENCE);
         for request in [one, two] {

@@ -1,4 +1,4 @@
-//! Hundreds of seeded attacks. Whatever the relay does, decode has the right bytes, or fails.
+//! Hundreds of seeded attacks. Whatever the relay does, decode has the right bytes or fails.
 
 use super::frames::{Frame, Port, Way};
 use super::scene::{Mode, Scene, Size, hasty};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The attacks at once. Most of them wait for a deadline.
+/// The number of attacks at a time. Most of them wait for a deadline.
 const WORKERS: usize = 40;
 const PATIENCE: Duration = Duration::from_millis(1200);
 /// How long a message waits for the next one, which is to overtake it.
@@ -21,7 +21,7 @@ const SWAP: Duration = Duration::from_millis(40);
 enum Harm {
     /// One bit.
     Flip,
-    /// One bit of the bytes of a write, and the checksums are right again.
+    /// One bit of the bytes of a write, with corrected checksums.
     Forge,
     Truncate,
     Duplicate,
@@ -47,7 +47,7 @@ struct Case {
     way: Way,
     place: Place,
     bit: u8,
-    /// Which earlier message comes again; whether both directions of a connection are cut.
+    /// The earlier message that is repeated, or whether both directions of a connection are cut.
     choice: u64,
 }
 
@@ -77,7 +77,7 @@ impl Case {
     }
 }
 
-/// About as many bytes and frames as a request moves in one direction.
+/// Approximately the bytes and frames that a request moves in one direction.
 const fn span(size: Size, way: Way) -> (u64, u64) {
     match (way.port, way.is_answer, size) {
         (Port::Decode, false, Size::Small) => (55_000, 11),
@@ -102,7 +102,7 @@ struct Chance {
 }
 
 impl Chance {
-    /// The byte of this frame that the case is about.
+    /// The byte of this frame that the case attacks.
     fn byte_of(&self, frame: &Frame) -> Option<usize> {
         let length = frame.bytes.len() as u64;
         let at = match self.case.place {
@@ -190,7 +190,7 @@ impl Attack for Chance {
 /// How one case ended.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Verdict {
-    /// The stream ended before the place of the attack.
+    /// The stream ended before the place of the attack, so nothing was attacked.
     NotReached,
     WrongBytes,
     Ends(String, String),

@@ -35,7 +35,7 @@ fn recorder() -> (impl Attack, Recording) {
     (attack, recording)
 }
 
-/// What was said to the bytes of one connection: the codes for letters, and for writes into rooms.
+/// The answers to the bytes of one connection: the codes for letters, and for writes into rooms.
 #[derive(Debug, Default)]
 struct Said {
     letters: Vec<Code>,
@@ -43,7 +43,7 @@ struct Said {
     hellos: Vec<Code>,
 }
 
-/// Sends all bytes of a connection again, on a connection of their own.
+/// Sends all bytes of a connection again, on a new connection.
 fn replay(frames: &[Frame], to: &Rank, said: &mut Said) {
     let mut socket = TcpStream::connect(to.session.local_addr()).unwrap();
     socket
@@ -96,7 +96,7 @@ fn all_are(codes: &[Code], wanted: Code) {
     assert!(codes.iter().all(|code| *code == wanted), "{codes:?}");
 }
 
-/// The next request has the same pages. It waits while the old bytes come again.
+/// The next request has the same pages. It waits while the old bytes are repeated.
 #[test]
 fn the_bytes_of_an_earlier_request_change_nothing_in_the_next() {
     each(modes_and_sizes(), |(mode, size)| {
@@ -108,7 +108,7 @@ fn the_bytes_of_an_earlier_request_change_nothing_in_the_next() {
         let receiving = scene.ask((mode, 2), (0, &pages), PATIENCE);
         let before = scene.decode.image();
         let said = replay_all(&earlier, &scene);
-        // A hello proves that its sender knew the secret, and opens no room.
+        // A hello proves that its sender knew the secret. It opens no room.
         all_are(&said.hellos, Code::Ok);
         all_are(&said.letters, Code::StaleEpoch);
         all_are(&said.writes, Code::GrantEnded);
@@ -133,7 +133,7 @@ fn the_bytes_for_an_earlier_life_of_a_process_are_refused() {
     let pages = anew.pages();
     let receiving = anew.ask((Mode::Push, 1), (0, &pages), PATIENCE);
     let said = replay_all(&recording.lock(), &anew);
-    // The first hello of a link names no life.
+    // The first hello of a link names no incarnation.
     let of_lanes = |code: &&Code| **code != Code::Ok;
     let refused: Vec<Code> = said.hellos.iter().filter(of_lanes).copied().collect();
     all_are(&refused, Code::WrongIncarnation);
@@ -151,10 +151,10 @@ fn the_bytes_for_an_earlier_life_of_a_process_are_refused() {
     anew.close();
 }
 
-/// Cuts the connection of the first write into a room, in the middle of its bytes.
+/// Cuts the connection of the first write into a room, within its bytes.
 struct Cut {
     is_done: bool,
-    /// Whether nothing gets through afterwards.
+    /// Whether every later frame is dropped.
     is_final: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a frame carries, and frames that were changed.
+//! The content of a frame, and changed frames.
 
 use kvpool_handoff::room::{ToReceiver, ToSender};
 use kvpool_handoff::wire::HandoffMessage;
@@ -20,7 +20,7 @@ pub(crate) enum Port {
     Decode,
 }
 
-/// A direction: requests to a port, or the answers from it.
+/// A direction: requests to a port, or the answers from the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Way {
     pub(crate) port: Port,
@@ -67,18 +67,18 @@ impl Frame {
         self.header().op == Op::Write
     }
 
-    /// The number of the request on its connection, which the answer repeats.
+    /// The number of the request on its connection. The answer repeats it.
     pub(crate) fn request(&self) -> (u64, u64) {
         (self.connection, self.header().request)
     }
 
-    /// A write, whatever it writes into.
+    /// Whether the frame is a write, into any memory.
     pub(crate) fn write(&self) -> Option<WriteRequest> {
         let meta = &self.bytes[HEADER_BYTES..self.payload_at()];
         self.is_write().then(|| WriteRequest::decode(meta).unwrap())
     }
 
-    /// The room that a write goes into.
+    /// The room into which a write goes.
     pub(crate) fn room(&self) -> Option<Epoch> {
         let epoch = self.write()?.grants.first()?.epoch;
         (epoch != Epoch(0)).then_some(epoch)
@@ -137,7 +137,7 @@ impl Frame {
         self
     }
 
-    /// The same write whose blocks go to each other's places: the first two of one length.
+    /// The same write with two blocks exchanged: the first two blocks of equal length.
     pub(crate) fn with_permuted_blocks(mut self) -> Self {
         let mut write = self.write().unwrap();
         let length = |at: usize| write.grants[at].extent.length;
@@ -168,7 +168,7 @@ impl Frame {
     }
 }
 
-/// The name of a message, where a test waits for it.
+/// The name of a message, for tests that wait for the message.
 const fn name(message: &HandoffMessage) -> &'static str {
     match message {
         HandoffMessage::Register(_) => "register",

@@ -1,4 +1,4 @@
-//! A process that knows the secret and follows no rule, in the place of prefill or of decode.
+//! A process that knows the secret and breaks the protocol, in the place of prefill or of decode.
 
 use super::scene::patient;
 use crate::child::group;
@@ -35,7 +35,7 @@ impl LetterBox for Inbox {
     }
 }
 
-/// An endpoint of the group, with no machine behind it.
+/// An endpoint of the group without a machine behind it.
 struct Insider {
     endpoint: Endpoint,
     address: String,
@@ -47,7 +47,7 @@ impl Insider {
         Self::at(None)
     }
 
-    /// One that says another address than its own.
+    /// An insider that reports another address than its own.
     fn at(address: Option<String>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let own = listener.local_addr().unwrap().to_string();
@@ -80,7 +80,7 @@ impl Insider {
         outcome.map_or_else(|error| error.code, |()| Code::Ok)
     }
 
-    /// Sends a message, which its receiver takes.
+    /// Sends a message that its receiver accepts.
     fn says(&self, to: &Rank, message: &HandoffMessage) {
         assert_eq!(self.post(to, message), Code::Ok);
     }
@@ -109,7 +109,7 @@ fn failed_with(state: &TransferState, code: Code) {
     assert!(state.is_released);
 }
 
-/// Decode, whose sender is an insider.
+/// A decode session whose sender is an insider.
 struct Decode {
     rank: Rank,
     insider: Insider,
@@ -214,7 +214,7 @@ fn a_wrong_room_key_writes_nothing() {
     let mut unknown = right.clone();
     unknown.epoch.0 ^= 1;
     refused(&unknown, Code::GrantEnded);
-    // A page of the other room is no page of this one.
+    // A page of the other room is outside this room.
     assert_eq!(decode.page(&right, 9, 2), Err(Code::OutOfRange));
     decode.assert_pages(&(0..PAGES).collect::<Vec<_>>(), BEFORE);
     one.abort();
@@ -225,7 +225,7 @@ fn a_wrong_room_key_writes_nothing() {
     decode.assert_pages(&(0..PAGES).collect::<Vec<_>>(), BEFORE);
 }
 
-/// What a sender announces, whose bytes are right but for their places.
+/// The announcements of a sender. Their bytes are right, and their places are exchanged.
 fn ends_with(chunks: &[RoomChunk], write: impl Fn(&Decode, &RoomPass), wanted: Code) {
     let decode = Decode::start();
     let (receiving, offer) = decode.receive(ROOM, &[1, 3, 5]);
@@ -275,13 +275,13 @@ fn a_permuted_page_list_fails_the_room() {
     for places in [[1, 0, 2], [2, 0, 1], [0, 2, 1]] {
         ends_with(&announced, write(places), Code::ChecksumMismatch);
     }
-    // The bytes lie right, and their announcements name each other's pages.
+    // The bytes are in their right places, and their announcements name each other's pages.
     let mut crossed = announced.clone();
     let first = crossed[0].body.clone();
     crossed[0].body = crossed[1].body.clone();
     crossed[1].body = first;
     ends_with(&crossed, write([0, 1, 2]), Code::ChecksumMismatch);
-    // In their order they are taken.
+    // In the right order the announcements are accepted.
     let decode = Decode::start();
     let (receiving, offer) = decode.receive(ROOM, &[1, 3, 5]);
     write([0, 1, 2])(&decode, &pass(&offer));
@@ -316,10 +316,10 @@ fn pages_that_are_not_of_the_room_fail_it() {
     }
     let mut repeated = vec![chunk(0, 0..1, sum), chunk(0, 1..2, sum)];
     ends_with(&repeated, nothing, Code::Malformed);
-    // A slot of metadata that nobody asked for.
+    // A slot of metadata that the receiver did not ask for.
     repeated[0].body = ChunkBody::Aux;
     ends_with(&repeated, nothing, Code::Malformed);
-    // A list without pages is no message.
+    // A list without pages makes no valid message.
     let decode = Decode::start();
     let (receiving, offer) = decode.receive(ROOM, &[1, 3, 5]);
     let empty = HandoffMessage::ToReceiver(ToReceiver::Chunk {
@@ -357,7 +357,7 @@ fn messages_of_a_stale_generation_move_nothing() {
         },
     ] {
         decode.says(message);
-        // The insider is told why, each time.
+        // The insider learns the reason each time.
         let code = decode.insider.hears(|message| match message {
             HandoffMessage::ToSender(ToSender::Abort { tag, code }) if tag == stale => Some(code),
             _ => None,
@@ -372,7 +372,7 @@ fn messages_of_a_stale_generation_move_nothing() {
         (message == aborted).then_some(())
     });
     assert_eq!(second.state().poll, PollState::Bootstrapping);
-    // Of a generation to come nothing is known.
+    // Nothing is known of a later generation.
     let tag = RoomTag {
         generation: RoomGeneration(of_second.tag.generation.0 + 1),
         ..stale
@@ -391,7 +391,7 @@ fn messages_of_a_stale_generation_move_nothing() {
     decode.assert_pages(&(0..PAGES).collect::<Vec<_>>(), BEFORE);
 }
 
-/// Prefill, whose receiver is an insider.
+/// A prefill session whose receiver is an insider.
 struct Prefill {
     rank: Rank,
     insider: Insider,
@@ -476,7 +476,7 @@ impl Prefill {
     }
 }
 
-/// What an insider changes in an offer.
+/// The change that an insider makes in an offer.
 type Change = fn(&mut RoomOffer);
 
 #[test]
@@ -487,7 +487,7 @@ fn an_offer_with_a_wrong_key_or_other_pages_fails_prefill() {
         // Views that the room does not have.
         (|offer| offer.view = VIEWS, Code::OutOfRange),
         (|offer| offer.view = u32::MAX - 100, Code::OutOfRange),
-        // Other pages than those of the request.
+        // Other pages than the pages of the request.
         (|offer| offer.pages = 2, Code::OutOfRange),
         (|offer| offer.held = 1, Code::OutOfRange),
         (|offer| offer.held = u32::MAX, Code::OutOfRange),
@@ -502,7 +502,8 @@ fn an_offer_with_a_wrong_key_or_other_pages_fails_prefill() {
     }
 }
 
-/// The process at that address has a room with the same number and attempt, and would take a refusal for its own.
+/// The process at that address has a room with the same number and attempt. It would take a refusal for its
+/// own.
 #[test]
 fn an_answer_reaches_no_other_process_at_the_address_that_its_asker_said() {
     let [prefill, decode] = [0, 1].map(|_| Rank::start_with(&group(), 0, 0, patient()));
@@ -530,7 +531,7 @@ fn an_answer_reaches_no_other_process_at_the_address_that_its_asker_said() {
         time_left: Duration::from_secs(60),
     };
     let code = Code::Draining;
-    // The place is taken: the first is answered with Refuse, the second with Aborted.
+    // The place is taken, so prefill answers the offer with Refuse and the abort with Aborted.
     for message in [ToSender::Offer(offer), ToSender::Abort { tag, code }] {
         insider.says(&prefill, &HandoffMessage::ToSender(message));
     }
@@ -542,7 +543,7 @@ fn an_answer_reaches_no_other_process_at_the_address_that_its_asker_said() {
     decode.check(0, &[0]).unwrap();
 }
 
-/// Otherwise its abort would not count, and prefill would wait for it.
+/// Otherwise the abort of the attempt would not count, and prefill would wait for its process.
 #[test]
 fn an_attempt_that_is_held_back_is_told_to_ask_while_prefill_remembers_it() {
     let pins = PinLimits {
@@ -570,7 +571,7 @@ fn an_attempt_that_is_held_back_is_told_to_ask_while_prefill_remembers_it() {
     );
 }
 
-/// A caller that knows of the end may send the same request again at once.
+/// A caller that learns of the end may send the same request again at once.
 #[test]
 fn the_number_of_a_room_is_free_when_its_sender_knows_of_a_failure() {
     let prefill = Prefill::start();
@@ -590,7 +591,7 @@ fn an_offer_of_a_stale_generation_is_refused() {
     failed_with(&sending.wait(soon()), Code::GrantRefused);
     let aborted = HandoffMessage::ToSender(ToSender::Aborted { tag });
     prefill.insider.says(&prefill.rank, &aborted);
-    // The same attempt, and an earlier one, though the request is sent again.
+    // The same attempt and an earlier one are refused, although the request is sent again.
     let again = prefill.send();
     assert_eq!(
         prefill.is_refused(prefill.offer(5, |_| {})),

@@ -1,4 +1,4 @@
-//! Two sessions behind a relay, and what must hold after each hand-off.
+//! Two sessions behind a relay, and the rules that hold after each hand-off.
 
 use super::frames::Port;
 use super::{Attack, Relay};
@@ -10,13 +10,13 @@ use kvpool_transport::peer::{PeerWatchOptions, Secret};
 use kvpool_types::Code;
 use std::time::{Duration, Instant};
 
-/// In every page of decode before a hand-off.
+/// The value of every page of decode before a hand-off.
 const BEFORE: u8 = 0xa5;
-/// In the pages of a room after their release: they are another request's then.
+/// The value of a room's pages after their release, when they belong to another request.
 const AFTER: u8 = 0x3c;
-/// How long after a deadline a busy machine may take to say so, and to end the writes.
+/// How long after a deadline a busy machine may take to report the end, and to end the writes.
 const SLACK: Duration = Duration::from_secs(3);
-/// A room that stays open meanwhile.
+/// A room that stays open during the attacks.
 const OTHER_ROOM: RoomId = RoomId(1 << 40);
 const OTHER_PAGES: [u32; 3] = [0, 2, 38];
 
@@ -30,12 +30,12 @@ impl Mode {
     pub(crate) const BOTH: [Self; 2] = [Self::Push, Self::Pull];
 }
 
-/// How much a request holds.
+/// The size of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
     /// Each write arrives whole before its first byte is placed.
     Small,
-    /// Bytes arrive in the pages themselves, before they are compared.
+    /// Bytes arrive in the pages themselves, before the comparison.
     Large,
 }
 
@@ -61,7 +61,7 @@ impl Size {
     }
 }
 
-/// Runs cases at once, since they wait.
+/// Runs cases at the same time, because each of them mostly waits.
 pub(crate) fn each<T: Send>(cases: impl IntoIterator<Item = T>, run: impl Fn(T) + Sync) {
     let run = &run;
     std::thread::scope(|scope| {
@@ -76,7 +76,7 @@ pub(crate) fn modes_and_sizes() -> impl Iterator<Item = (Mode, Size)> {
     Mode::BOTH.into_iter().flat_map(sizes)
 }
 
-/// How both ends of one request ended.
+/// The outcome of one request at both ends.
 #[derive(Clone, Debug)]
 pub(crate) struct Ends {
     pub(crate) decode: TransferState,
@@ -138,11 +138,11 @@ pub(crate) struct Scene {
     other: Option<Receiving>,
     /// The pages of requests.
     asked: Vec<u32>,
-    /// Those that were another request's after their release.
+    /// The pages that belonged to another request after their release.
     given_back: Vec<u32>,
 }
 
-/// What a caller sets for tests that do not wait for chance.
+/// The settings of tests that do not wait for a random attack.
 pub(crate) fn patient() -> HandoffOptions {
     HandoffOptions {
         secret: Secret::new("of the group"),
@@ -154,7 +154,7 @@ pub(crate) fn patient() -> HandoffOptions {
     }
 }
 
-/// The same with short times, for hundreds of requests.
+/// The same settings with short times, for hundreds of requests.
 pub(crate) fn hasty() -> HandoffOptions {
     HandoffOptions {
         limits: RoomLimits {
@@ -218,19 +218,19 @@ impl Scene {
         receiving.unwrap()
     }
 
-    /// Opens a room of other pages, which nobody sends.
+    /// Opens a room of other pages that no sender serves.
     pub(crate) fn with_another_room(mut self) -> Self {
         let deadline = Instant::now() + Duration::from_secs(60);
         self.other = Some(self.receive(OTHER_ROOM, (0, &OTHER_PAGES), false, deadline));
         self
     }
 
-    /// Pages of decode, each between two that are not of the request.
+    /// Pages of decode, each between two pages outside the request.
     pub(crate) fn pages(&self) -> Vec<u32> {
         (0..self.size.pages()).map(|page| 2 * page + 1).collect()
     }
 
-    /// Opens decode's end of a request, whose first pages decode holds already.
+    /// Opens decode's end of a request. Decode holds the request's first pages already.
     pub(crate) fn ask(
         &mut self,
         (mode, room): (Mode, u64),
@@ -244,7 +244,7 @@ impl Scene {
         self.receive(RoomId(room), (held, pages), aux, deadline)
     }
 
-    /// Opens prefill's end, and computes everything.
+    /// Opens prefill's end, and names all pages as computed.
     pub(crate) fn compute(
         &self,
         (mode, room): (Mode, u64),
@@ -288,8 +288,8 @@ impl Scene {
         Request::new(receiving, sending, (held, pages), patience)
     }
 
-    /// Waits for both ends, and holds every rule that does not depend on the attack. False when
-    /// decode has succeeded with wrong bytes.
+    /// Waits for both ends, and checks every rule that does not depend on the attack. Returns false when decode
+    /// has succeeded with wrong bytes.
     pub(crate) fn ends(&mut self, request: Request) -> (Ends, bool) {
         let until = request.deadline + SLACK;
         let decode = request.receiving.wait(until);
@@ -317,7 +317,7 @@ impl Scene {
         (Ends { decode, prefill }, is_right)
     }
 
-    /// One request from its begin to its end.
+    /// Runs one request from its start to its end.
     pub(crate) fn hand_off(&mut self, mode: Mode, room: u64, patience: Duration) -> Ends {
         let pages = self.pages();
         let request = self.request((mode, room), (0, &pages), patience);
@@ -326,7 +326,7 @@ impl Scene {
         ends
     }
 
-    /// Whether pages that are of no open request have the bytes of before.
+    /// Whether the pages that are in no open request have their earlier bytes.
     fn assert_others_untouched(&self) {
         for state in self.decode.image() {
             let length = state.len() / PAGES as usize;
@@ -344,7 +344,8 @@ impl Scene {
         assert!(self.decode.guards_are_whole(), "memory beside the pages");
     }
 
-    /// Ends the sessions. Nothing has changed since the pages were given back, and no pin is left.
+    /// Ends the sessions. Checks that no byte has changed since the pages were given back, and that no pin is
+    /// left.
     pub(crate) fn close(mut self) {
         if let Some(other) = self.other.take() {
             other.abort();
