@@ -64,7 +64,7 @@ def chain_keys(
     """
 
 class Namespace:
-    """A namespace: its name, and the fields that the keys of its chains begin from.
+    """A namespace: its name, and the fields from which the keys of its chains are derived.
 
     Pools with equal names of namespaces see each other's blocks. Chains of `chain_keys` have equal keys when
     the other four fields are equal. A name is up to 255 bytes of `A-Z a-z 0-9 . _ / : @ -`; an empty name
@@ -93,7 +93,7 @@ class Namespace:
     def salt(self) -> str: ...
     @property
     def seed(self) -> bytes:
-        """The digest from which the namespace's chains begin: 32 bytes."""
+        """The digest from which the keys of the namespace's chains are derived: 32 bytes."""
 
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
@@ -156,27 +156,29 @@ class Pool:
     ) -> Pool:
         """Connects to the pool.
 
-        `master`: `host:port`, `http://host:port` or `https://host:port`, several of them separated by commas or as a
-        sequence, or `etcd://host:port/cluster`. Any master of the pool is enough: the client finds and follows the
-        leader. Default: the environment variable KVPOOL_MASTER, else `http://127.0.0.1:7070`.
+        `master`: `host:port`, `http://host:port` or `https://host:port`, or `etcd://host:port/cluster`. Give
+        several masters as a text with commas or as a sequence. Any master of the pool is enough: the client
+        finds and follows the leader. Default: the environment variable KVPOOL_MASTER, else
+        `http://127.0.0.1:7070`.
         `namespace`: clients with equal names of namespaces share blocks; registered at connect.
-        `transport`: "shm", "rdma" or "tcp" forces one transport. "auto" takes shared memory to nodes on the same
+        `transport`: "shm", "rdma" or "tcp" forces one transport. "auto" uses shared memory to nodes on the same
         host, else RDMA, else TCP.
-        `token_file`: the file with the token for a pool that asks for one; it is read again when it changes. By
-        default the environment variable KVPOOL_TOKEN_FILE names it. `token`: the token itself, in its place.
+        `token_file`: the file with the token, for a pool that requires one. The client reads the file again
+        when it changes. Default: the environment variable KVPOOL_TOKEN_FILE. `token`: the token itself, instead
+        of a file.
         `timeout`: the longest time for connecting, in seconds.
         `put_timeout`, `get_timeout`, `control_timeout`: timeouts in seconds of calls without a `timeout`
         argument. Defaults: put 10, get 5, all other calls 3.
         `spin`: seconds for which a call polls for the master's answer before it sleeps. Polling takes a
         whole core, so use it only where cores are idle.
         `tls_ca`, `tls_cert`, `tls_key`: PEM files. The authority verifies masters and nodes at https:// and
-        tls:// addresses. The certificate and its key are presented to them. Defaults: the environment
+        tls:// addresses. The client presents the certificate and its key to them. Defaults: the environment
         variables KVPOOL_TLS_CA, KVPOOL_TLS_CERT, KVPOOL_TLS_KEY.
-        `tls_server_name`: the name that every certificate must have, instead of the called host. Default:
-        KVPOOL_TLS_SERVER_NAME.
+        `tls_server_name`: the name that every certificate must have, instead of the host in the address.
+        Default: KVPOOL_TLS_SERVER_NAME.
 
-        Raises ConnectError when no master accepts the client. Raises InvalidArgumentError for a malformed address, an
-        option out of range, files of TLS that cannot be used, and "rdma" on a host without RDMA.
+        Raises ConnectError when no master accepts the client. Raises InvalidArgumentError for a malformed
+        address, an option out of range, TLS files that cannot be used, and "rdma" on a host without RDMA.
         """
 
     def batch_put(
@@ -199,13 +201,14 @@ class Pool:
         - False: the key was present, and its block is unchanged;
         - an Error: the put failed.
 
-        `parents`: for each key the key before it in its chain, or None. The link is made if the parent is
-        present at commit.
-        `replicas`: how many replicas, 1 to 64, each on another node. With too few nodes there are fewer
+        `parents`: for each key the key before it in its chain, or None. The master links a block to its parent
+        if the parent is present at commit.
+        `replicas`: the number of replicas, 1 to 64, each on another node. With too few nodes there are fewer
         replicas; `describe` shows them.
-        `preferred_node`: the name of the node to try first, or several in order. `prefer_same_host`: prefer
-        nodes on this host after those.
-        `soft_pin`: for so many seconds, evict the blocks after all others. `hard_pin`: never evict them.
+        `preferred_node`: the name of the node to try first, or several names in order. `prefer_same_host`: try
+        nodes on this host next.
+        `soft_pin`: seconds for which the blocks are evicted after all others. `hard_pin`: never evict the
+        blocks.
         `upsert`: write a new version of blocks that are present; the result is True.
         `timeout`: seconds for the whole call, including the wait for room in a full pool.
         """
@@ -258,9 +261,9 @@ class Pool:
     def get_range(
         self, key: Key, offset: int, length: int, *, timeout: float | None = None
     ) -> bytes | None:
-        """Gets `length` bytes of a block, starting at byte `offset`; None for a miss. Only the 64 KiB chunks of
-        the range are moved and verified. Raises InvalidArgumentError for a range outside the block, and an
-        Error if the get failed.
+        """Gets `length` bytes of a block, starting at byte `offset`; None for a miss. Moves and verifies only the
+        64 KiB chunks of the range. Raises InvalidArgumentError for a range outside the block, and an Error if
+        the get failed.
         """
 
     def is_exist(self, keys: Sequence[Key], *, lease: bool = True) -> _Bools:
@@ -270,14 +273,14 @@ class Pool:
         """
 
     def match_prefix(self, keys: Sequence[Key], *, lease: bool = True) -> Prefix:
-        """Returns a `Prefix`: how many leading blocks of a chain the pool has, with a lease on them, in one round trip.
-        With `lease=False` nothing is leased. Raises as `is_exist` does.
+        """Returns a `Prefix`: the number of leading blocks of a chain that the pool has, with a lease on them.
+        Takes one round trip. With `lease=False` nothing is leased. Raises as `is_exist` does.
         """
 
     def get_view(
         self, key: Key, *, verify: bool = True, timeout: float | None = None
     ) -> View | None:
-        """Returns a block in place, without a copy, from a replica on this host in shared memory; None for a miss.
+        """Returns a block in place, without a copy, from a replica in shared memory on this host; None for a miss.
         `verify=False` skips the comparison with the checksum. Raises an Error if the call failed, or if no
         replica of the block is in shared memory on this host.
         """
@@ -296,15 +299,15 @@ class Pool:
         - False: the block was absent;
         - an Error: the block was kept, for example LeasedError when a lease or a pin protects it.
 
-        `force` removes leased and pinned blocks too. If the master's answer is lost, the block may be present or
-        not. The client does not repeat a removal, because that could remove a block that was put since. Raises an Error
-        when the master answers for no key at all.
+        `force` removes leased and pinned blocks too. If the master's answer is lost, the block may be present
+        or not. The client does not repeat a removal, because the repetition could remove a newer block. Raises
+        an Error when the master answers for no key at all.
         """
 
     def remove_matching(self, regex: str, *, force: bool = False) -> tuple[int, int]:
-        """Removes every block of the namespace whose key matches a regular expression. Returns
-        `(removed, kept)`; a lease or a pin protects the kept blocks, unless `force`. Raises InvalidArgumentError for an
-        invalid expression, and an Error when the master cannot be asked.
+        """Removes every block of the namespace whose key matches a regular expression. Returns `(removed, kept)`.
+        Without `force`, leased and pinned blocks are kept. Raises InvalidArgumentError for an invalid
+        expression, and an Error when the master cannot be asked.
         """
 
     def remove_all(self, *, force: bool = False) -> tuple[int, int]:
@@ -331,15 +334,15 @@ class Pool:
         to: Sequence[str] = (),
         evict: bool = False,
     ) -> ReplicaTask:
-        """Begins a task that copies, moves or drops replicas, and returns its `ReplicaTask` at once. Bytes go
+        """Begins a task that copies, moves or drops replicas, and returns its `ReplicaTask` at once. Bytes move
         from node to node and are verified.
 
         `change`: 'copy' gives each block one more replica for each node of `to`; 'move' moves a replica to
         another node; 'drop' drops the replica on the node `source`. The last readable replica stays.
-        The blocks are one of: these `keys`; the keys in which `regex` matches; without both, every block of
-        every namespace that has a replica on `source`.
+        The blocks are one of: these `keys`; the blocks whose keys contain a match of `regex`; without both,
+        every block of every namespace that has a replica on `source`.
         `to`: names of nodes; empty for the node with the most free room.
-        `evict`: evict blocks that were used earlier where a target is full. Otherwise a full target fails.
+        `evict`: a full target evicts blocks that were used earlier. Without it, a full target fails.
 
         Raises InvalidArgumentError for arguments that contradict each other, and an Error with the code
         `missing` for an unknown node or `too_many_held` while too many tasks run. After another Error the
@@ -347,18 +350,20 @@ class Pool:
         """
 
     def drain_node(self, name: str, *, force: bool = False) -> ReplicaTask:
-        """Takes a store node out of service: it gets no new blocks, and a task moves its blocks to other nodes,
-        the block that was used last first. Blocks that were used earlier are evicted for them. Returns the
-        `ReplicaTask`. The node may stop once its state in `stats` is `drained`. Raises an Error with the code
-        `missing` for an unknown node, and `last_node` without `force`, when no other node takes the blocks that
-        would leave with it. A repeated call moves what is left, or begins the drain anew if it was cancelled.
+        """Takes a store node out of service. The node gets no new blocks, and a task moves its blocks to other
+        nodes. The most recently used block moves first. Full targets evict blocks that were used earlier.
+        Returns the `ReplicaTask`. The node may stop once its state in `stats` is `drained`. A repeated call
+        moves the remaining blocks, or begins the drain again if it was cancelled.
+
+        Raises an Error with the code `missing` for an unknown node. Without `force`, raises an Error with the
+        code `last_node` if no other node can take the blocks that would leave with this node.
         """
 
     def undrain_node(self, name: str) -> bool:
-        """Takes a store node back into service whose drain `drain_node` began. Blocks that have moved stay where they
-        are. Returns whether the node drained until now, and True after an attempt whose answer was lost. Raises an
-        Error with the code `missing` for an unknown node, `node_stops` for a node that stops, and `node_unheard` for
-        a node that does not answer.
+        """Takes a store node back into service after `drain_node`. Blocks that have moved stay where they are.
+        Returns whether the node was draining, and True after an attempt whose answer was lost. Raises an Error
+        with the code `missing` for an unknown node, `node_stops` for a node that stops, and `node_unheard` for a
+        node that does not answer.
         """
 
     def replica_tasks(self, ids: Sequence[int] = ()) -> _ReplicaTasks:
@@ -372,43 +377,46 @@ class Pool:
         """
 
     def wait_replica_task(self, id: int, timeout: float) -> ReplicaTask | None:
-        """Waits until a task has ended, for at most `timeout` seconds, and returns it as it is then. Returns None
-        if the leader does not know the task: another leader began, and the task ended with its own.
+        """Waits until a task has ended, for at most `timeout` seconds, and returns its state at that time. Returns
+        None if the leader does not know the task: another leader began, and the task ended with its own leader.
         """
 
     def create_namespace(self, namespace: Namespace, settings: Mapping[str, int] = {}) -> bool:
-        """Creates a namespace with settings, and returns True. A namespace that exists with the same fields keeps its
-        own settings, and the result is False.
+        """Creates a namespace with settings, and returns True. If a namespace with the same fields exists, it
+        keeps its own settings, and the result is False.
 
         `settings`: dict of a setting's name and its value, an int. In bytes: `memory_soft`, `memory_hard`,
         `media_hard`, `guaranteed`, `bytes_per_second`. In blocks: `blocks_soft`, `blocks_hard`. Others:
-        `priority` (0 to 9), `requests_per_second`. docs/operations/tenancy.md says what each does.
+        `priority` (0 to 9), `requests_per_second`. docs/operations/tenancy.md describes each setting.
 
         Raises InvalidArgumentError for settings that contradict each other, and for a name that exists with
         other fields or, when `settings` are given, with other settings.
         """
 
     def change_namespace(self, name: str, settings: Mapping[str, int | None]) -> NamespaceInfo:
-        """Changes settings of a namespace, durably, and returns its `NamespaceInfo`. A setting whose value is None
-        ends. Settings that are not named stay.
+        """Changes settings of a namespace, durably, and returns its `NamespaceInfo`. The value None ends a
+        setting. Other settings stay unchanged.
 
         Raises an Error with the code `unknown_namespace`, and InvalidArgumentError for settings that contradict
         each other. A refused change changes nothing.
         """
 
     def delete_namespace(self, name: str, *, blocks: bool = False) -> int:
-        """Deletes a namespace. With `blocks` its blocks leave too, despite leases and pins. Returns their number.
+        """Deletes a namespace. With `blocks`, also removes its blocks, despite leases and pins. Returns the number
+        of these blocks.
 
-        Raises an Error with the code `namespace_in_use` without `blocks`, when it has blocks or open puts, and
-        with the code `unknown_namespace`.
+        Raises an Error with the code `namespace_in_use` if the namespace has blocks or open puts and `blocks`
+        is False. Raises an Error with the code `unknown_namespace` for an unknown name.
         """
 
     def namespace(self, name: str) -> NamespaceInfo:
-        """Returns the `NamespaceInfo` of one namespace. Raises an Error with the code `unknown_namespace`."""
+        """Returns the `NamespaceInfo` of one namespace. Raises an Error with the code `unknown_namespace` for an
+        unknown name.
+        """
 
     def namespaces(self) -> _NamespaceInfos:
-        """Returns the `NamespaceInfo` of every namespace, sorted by name. With tokens it needs the role operator, or
-        admin in every namespace. Another role raises an Error with the code `forbidden`.
+        """Returns the `NamespaceInfo` of every namespace, sorted by name. With tokens the call needs the role
+        operator, or admin in every namespace. Another role raises an Error with the code `forbidden`.
         """
 
     def stats(self) -> Stats:
@@ -420,16 +428,16 @@ class Pool:
         """Returns the counters of this connection by name: hits, misses, bytes moved by each transport."""
 
     def latencies(self) -> dict[str, _Latency]:
-        """Returns the latencies of this connection by operation: a dict with `count`, `seconds` (their sum), and
-        `buckets`, a list of (upper end in seconds or None, count of the bucket).
+        """Returns the latencies of this connection by operation. Each is a dict with `count`, `seconds` (their
+        sum), and `buckets`: a list of (upper end in seconds or None, count of the bucket).
 
-        `get` and `put` are whole batches; `read_` and `write_` with a transport are transfers with one store node;
-        capitalized names are calls to the master. Operations that were never done are left out.
+        `get` and `put` are whole batches. `read_` and `write_` with a transport are transfers with one store
+        node. Capitalized names are calls to the master. An operation that never ran has no entry.
         """
 
     @property
     def limits(self) -> Limits:
-        """The pool's limits, agreed on at connect and again with each new leader."""
+        """The pool's limits, agreed at connect and again with each new leader."""
 
     @property
     def closed(self) -> bool:
@@ -469,21 +477,21 @@ class Prefix:
     ) -> None: ...
 
 class Lease:
-    """A lease: the master does not evict its blocks while it runs.
+    """A lease: while it runs, the master does not evict its blocks.
 
     A `with` statement releases it at the end; otherwise it expires. `len()` is the number of its keys.
     """
 
     def renew(self) -> int:
-        """Extends the lease by the master's full lease TTL. Returns how many blocks left the lease, because their
-        lease had expired. Raises ClosedError if the lease is released, also meanwhile, if another thread renews it, or
-        if the pool is closed.
-        Raises an Error when the master cannot be asked; the lease then runs on unchanged.
+        """Extends the lease by the master's full lease TTL. Returns the number of blocks that left the lease
+        because their lease had expired. Raises ClosedError if the lease or the pool is closed, or if another
+        thread renews the lease. A release during the renewal raises ClosedError too. Raises an Error when the
+        master cannot be asked; the lease then continues unchanged.
         """
 
     def release(self) -> None:
-        """Ends the lease, so that its blocks may be evicted. A second release has no effect. During a renewal
-        in another thread, that thread gives the lease back. Raises an Error when the master cannot be told, and
+        """Ends the lease, so that its blocks may be evicted. A second release has no effect. During a renewal in
+        another thread, that thread releases the lease. Raises an Error when the master cannot be told, and
         ClosedError for a closed pool; the lease then expires.
         """
 
@@ -537,7 +545,7 @@ class View(Buffer):
     ) -> None: ...
 
 class Registration:
-    """Memory that is registered with the RDMA ports of this host, so that calls need not register it again.
+    """Memory that is registered with the RDMA ports of this host, so that no call must register it again.
 
     Without RDMA it has no effect. It ends with `unregister()`, at the end of a `with` statement, or when
     it is garbage. The object that owns the memory stays alive until then.
@@ -563,8 +571,8 @@ class Registration:
     ) -> None: ...
 
 class Listing(Iterator[Listed]):
-    """An iterator of `Listed` over the blocks of a namespace, a page at a time. Made by `Pool.list`. Raises ClosedError
-    once the pool is closed, and an Error when the master cannot be asked.
+    """An iterator of `Listed` over the blocks of a namespace, fetched page by page. `Pool.list` makes it. Raises
+    ClosedError once the pool is closed, and an Error when the master cannot be asked.
     """
 
     def __iter__(self) -> Self: ...
@@ -589,9 +597,9 @@ class Listed:
 class Description:
     """The master's description of one block.
 
-    `length`: bytes. `checksum`: of the block's bytes. `version`: grows with each put of the key.
-    `replicas`: list of `Replica`, in memory and on SSDs. `lease_left`, `soft_pin_left`: seconds, 0 without a lease or
-    soft pin. `hard_pin`: whether the block is never evicted.
+    `length`: bytes. `checksum`: the CRC-64 of the block's bytes. `version`: grows with each put of the key.
+    `replicas`: list of `Replica`, in memory and on SSDs. `lease_left`, `soft_pin_left`: seconds, 0 without a
+    lease or soft pin. `hard_pin`: whether the block is never evicted.
     """
 
     @property
@@ -610,10 +618,10 @@ class Description:
     def hard_pin(self) -> bool: ...
 
 class Replica:
-    """One replica of a block. `node`: name of the store node. `segment`: id of the segment. `offset`: bytes
-    from the segment's start. `state`: that of the node (live, suspect, draining or drained), or hidden while the
-    replica is verified again. Of a copy on an SSD it is the medium's: ready, read_only, slow, gone, attaching or
-    absent.
+    """One replica of a block. `node`: name of the store node. `segment`: id of the segment. `offset`: bytes from
+    the segment's start. `state` of a replica in memory: the state of its node (live, suspect, draining or
+    drained), or hidden while the replica is verified again. `state` of a copy on an SSD: the state of its
+    medium (ready, read_only, slow, gone, attaching or absent).
     """
 
     @property
@@ -628,8 +636,8 @@ class Replica:
 class NamespaceInfo:
     """A namespace with its settings and use.
 
-    `name`, `model`, `dtype`, `parallel_rank`, `salt`: as its creator gave them.
-    `settings`: dict of the settings that it has, by name; see `Pool.create_namespace`.
+    `name`, `model`, `dtype`, `parallel_rank`, `salt`: as the creator of the namespace gave them.
+    `settings`: dict of the namespace's settings by name; see `Pool.create_namespace`.
     `memory`: bytes of its blocks and open puts. `media`: bytes of its copies on SSD, with their headers.
     `blocks`: its blocks in memory. `copies`: its copies on SSD. `open_puts`: its puts that have not ended.
     """
@@ -658,14 +666,14 @@ class NamespaceInfo:
     def open_puts(self) -> int: ...
 
 class ReplicaTask:
-    """A task that copies, moves or drops replicas. The leader keeps it in memory, so another leader does not
-    know it.
+    """A task that copies, moves or drops replicas. The leader keeps the task in memory, so the next leader does
+    not know it.
 
     `id`: int. `change`: copy, move or drop. `state`: running, done, failed or cancelled.
-    `blocks`: the blocks of the task, each counted once for each target. `changed`: those with the wanted
-    change. `gone`: those that left meanwhile, or needed no change. `failed`: those without the change.
-    `bytes`: bytes that arrived at their targets. `failure`: the last Error of a block, or None; of a cancelled
-    task, why its blocks waited last.
+    `blocks`: the blocks of the task, each counted once for each target. `changed`: blocks with the requested
+    change. `gone`: blocks that left meanwhile, or needed no change. `failed`: blocks without the change.
+    `bytes`: bytes that arrived at their targets. `failure`: the last Error of a block, or None; for a
+    cancelled task the reason for which its blocks last waited.
     `age`, `idle`: seconds since the task began, and since its last change.
     `source`: the node whose replicas move or are dropped, empty for any. `to`: the target nodes, empty for
     the nodes with the most free room.
@@ -699,8 +707,8 @@ class ReplicaTask:
     def to(self) -> list[str]: ...
 
 class Limits:
-    """The pool's limits. `max_block`: the largest block, in bytes. `max_batch_keys`: the most keys in one
-    message; larger batches are split. `lease_ttl`: how long the master leases found blocks, in seconds.
+    """The pool's limits. `max_block`: the largest block, in bytes. `max_batch_keys`: the most keys in one message;
+    the client splits larger batches. `lease_ttl`: how long the master leases found blocks, in seconds.
     """
 
     @property
@@ -717,7 +725,8 @@ class Stats:
     `capacity`: bytes of memory that the store nodes contribute. `used`: bytes of blocks, open puts and quarantine.
     `quarantine`: bytes of removed blocks that cannot be given out yet. `nodes`: list of `Node`. `uptime`: seconds.
     `counters`: the master's counters by name. `namespaces`: the names of the known namespaces.
-    With tokens, reader and writer see the term, the uptime and their namespaces alone. The rest is 0 or empty.
+    With tokens, the roles reader and writer see only the term, the uptime and their namespaces. The rest is 0
+    or empty.
     """
 
     @property
@@ -742,9 +751,9 @@ class Stats:
     def namespaces(self) -> list[str]: ...
 
 class Node:
-    """A store node. `state`: live, suspect, draining or drained (it may stop). `incarnation`: text, another after each
-    restart of the node. `data_address`: the data port, host:port. `heartbeat_age`: seconds since the last heartbeat.
-    `segments`: list of `Segment`.
+    """A store node. `state`: live, suspect, draining or drained (it may stop). `incarnation`: text, new after each
+    restart of the node. `data_address`: the data port, host:port. `heartbeat_age`: seconds since the last
+    heartbeat. `segments`: list of `Segment`.
     """
 
     @property

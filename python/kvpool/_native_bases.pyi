@@ -57,11 +57,11 @@ class PeerEngine:
     def close(self) -> bool: ...
 
 class BufferHandle:
-    """The bytes of one block, read-only, for as long as this object or a memoryview of it lives."""
+    """The bytes of one block, read-only. They stay as long as this object or a memoryview of it lives."""
 
     @property
     def in_place(self) -> bool:
-        """Whether the bytes are read where they lie, in a store node's memory, rather than copied."""
+        """Whether the bytes are read in place, in a store node's memory. False for a copy."""
 
     def ptr(self) -> int:
         """The address of the first byte; 0 in a child made by fork, which does not have the memory."""

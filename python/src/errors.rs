@@ -1,4 +1,4 @@
-//! What went wrong, on its way to the exceptions of `kvpool.errors`.
+//! Faults of calls, on their way to the exceptions of `kvpool.errors`.
 
 use crate::loan::{InUse, StillLent, deadline};
 use crate::pool::seconds;
@@ -7,13 +7,14 @@ use kvpool_types::Code;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-/// Something that went wrong, before it is an exception.
+/// A failure that is not an exception yet.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
     code: &'static str,
     is_retryable: bool,
     is_connecting: bool,
-    /// Memory that a transfer may still use. The caller must learn of it, whatever a signal's handler raised.
+    /// Memory that a transfer may still use. The caller must learn of it, even if a signal handler raised an
+    /// exception.
     in_use: Option<InUse>,
     message: String,
 }
@@ -30,12 +31,12 @@ impl Fault {
         }
     }
 
-    /// A value of the caller's that cannot be.
+    /// The caller passed an invalid value.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(Code::InvalidArgument, message)
     }
 
-    /// The object was closed or released before. The code is not one of those that cross a wire.
+    /// The object was closed or released before. The code stays in this package and crosses no wire.
     pub(crate) fn closed(message: &str) -> Self {
         Self {
             code: "closed",
@@ -57,7 +58,7 @@ impl Fault {
         }
     }
 
-    /// This process was forked from one that had connections, and so can make none.
+    /// The parent process had connections at the fork, so this process can make none.
     pub(crate) fn fork_of(parent: u32) -> Self {
         Self {
             message: format!(
@@ -68,7 +69,8 @@ impl Fault {
         }
     }
 
-    /// A transfer may still write the call's memory, or read it. The code is not one of those that cross a wire.
+    /// A transfer may still read or write the call's memory. The code stays in this package and crosses no
+    /// wire.
     pub(crate) fn still_lent(why: StillLent) -> Self {
         Self {
             code: "memory_in_use",
@@ -79,12 +81,12 @@ impl Fault {
         }
     }
 
-    /// What went wrong, for people.
+    /// The message for people.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
-    /// The same, saying which of several arguments it is about.
+    /// The same fault, with the argument that it concerns at the start of its message.
     pub(crate) fn at(self, place: &str) -> Self {
         Self {
             message: format!("{place}: {}", self.message),
@@ -92,7 +94,7 @@ impl Fault {
         }
     }
 
-    /// The exception, to be handed out as a value: the answer for one key among others.
+    /// The exception as a value, for the result of one key of a batch.
     pub(crate) fn into_value(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
         static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let make = MAKE.import(py, "kvpool.errors", "_of")?;
@@ -126,8 +128,8 @@ impl std::fmt::Display for Fault {
     }
 }
 
-/// The exception to raise. An exception of a signal handler that ran in the call goes first, or is the cause
-/// of a fault that the caller must learn.
+/// The exception to raise. An exception that a signal handler raised during the call takes its place. If the
+/// caller must learn of the fault, the handler's exception becomes its cause.
 ///
 /// The caller holds the interpreter lock and no other.
 impl From<Fault> for PyErr {

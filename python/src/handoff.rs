@@ -1,12 +1,12 @@
-//! The base of `kvpool.handoff`: sessions of the hand-off over memory that Python names by address.
+//! The base of `kvpool.handoff`: sessions of the hand-off over memory that Python gives by address.
 //!
 //! ```text
 //!  kvpool.handoff.Session ──► HandoffSession ──► kvpool_handoff::session ──► peers
 //!        send, receive  ──► HandoffSending, HandoffReceiving: polled or awaited
 //! ```
 
-// UNSAFETY: passes addresses of a Python caller's on, as `loan` does. That there is memory is looked up
-// first; that it stays until the session is closed is the caller's promise.
+// UNSAFETY: passes on the addresses of a Python caller, as `loan` does. This module first checks that the
+// memory is mapped. The caller promises that it stays mapped until the session is closed.
 #![allow(unsafe_code, reason = "a Python caller names memory by its address")]
 
 use crate::errors::Fault;
@@ -35,24 +35,24 @@ use std::time::{Duration, Instant};
 
 /// The longest timeout, in seconds.
 const MAX_TIMEOUT: f64 = 86_400.0;
-/// The time between two looks at Python's signals while a call waits.
+/// The time between two checks for Python's signals while a call waits.
 const SIGNALS: Duration = Duration::from_millis(50);
 
-/// A state: name, layer, base, pages, rule, and outer, parts and part_bytes of its shape.
+/// A state: name, layer, base, pages, rule, and the shape as (outer, parts, part_bytes).
 type StateTuple = (String, u32, usize, u32, String, (u64, u64, u64));
 
 /// One process's end of its hand-offs.
 #[pyclass(frozen, module = "kvpool._native")]
 pub(crate) struct HandoffSession {
     open: Mutex<Option<Open>>,
-    /// How the session ended, once it has. Held while it ends.
+    /// The result of the session's end. The lock is held while the session ends.
     ended: Mutex<Option<bool>>,
     home: Home,
     address: String,
 }
 
 struct Open {
-    // Dropped first: no peer touches memory any more once the rest goes.
+    // Dropped first, because peers touch the memory as long as the session lives.
     session: Arc<Session>,
     loan: Loan,
     _resident: Resident,
@@ -73,7 +73,7 @@ fn deadline(timeout: f64) -> PyResult<Instant> {
     Ok(Instant::now() + Duration::from_secs_f64(timeout.min(MAX_TIMEOUT)))
 }
 
-/// How long a request may take in all, and how long the other end may take to open its room.
+/// The times of a request: its deadline, and how long the other end may take to open its room.
 fn times(timeout: f64, patience: Option<f64>) -> PyResult<RequestTimes> {
     let now = Instant::now();
     let patience = patience.map(deadline).transpose()?;
@@ -156,8 +156,8 @@ impl HandoffSession {
             let bytes = bytes.ok_or_else(|| invalid("a state exceeds the address space"))?;
             let start = u64::try_from(base)?;
             let is_there = is_mapped(start, bytes, Use::ReadWrite)?;
-            // SAFETY: it is mapped for reading and writing, as was just looked up, and the caller keeps
-            // it until `close` has returned.
+            // SAFETY: `is_mapped` has just found the memory mapped for reading and writing. The caller keeps it
+            // mapped until `close` has returned.
             let memory = unsafe { loan.lend(base, bytes) }.filter(|_| is_there && bytes > 0);
             memories.push(memory.ok_or_else(|| {
                 invalid(format!(
@@ -212,23 +212,23 @@ impl HandoffSession {
         })
     }
 
-    /// The address that peers are told: "host:port".
+    /// The address that the session advertises to peers: "host:port".
     #[getter]
     fn address(&self) -> String {
         self.address.clone()
     }
 
-    /// The pages of requests that are being sent.
+    /// The number of pages of requests that are being sent.
     fn pinned(&self) -> PyResult<u64> {
         Ok(self.session()?.pinned())
     }
 
-    /// The offers that wait until other offers free their pages.
+    /// The number of offers that wait until other offers free their pages.
     fn waiting(&self) -> PyResult<u64> {
         Ok(self.session()?.waiting_offers())
     }
 
-    /// Ends a request that this process asks nothing of.
+    /// Declines a request.
     fn decline(&self, room: u64, senders: Vec<String>, no_pages: bool) -> PyResult<()> {
         let reason = match no_pages {
             true => DeclineReason::NoPages,
@@ -293,7 +293,7 @@ impl HandoffSession {
         Ok(HandoffReceiving(Some(receiving), self.home))
     }
 
-    /// Ends all transfers. False when something may still touch the memory: do not free it then.
+    /// Ends all transfers. Returns false when a peer may still touch the memory: do not free it then.
     fn close(&self, py: Python<'_>) -> PyResult<bool> {
         py.detach(|| self.end())
     }
@@ -312,8 +312,8 @@ impl HandoffSession {
         session.ok_or_else(|| Fault::closed("the session is closed").into())
     }
 
-    /// A second caller waits for the first, and gets its answer. To be called without the interpreter's
-    /// lock.
+    /// Ends the session. A second caller waits for the first and gets the same result. Call it without the
+    /// interpreter's lock.
     fn end(&self) -> PyResult<bool> {
         self.home.check()?;
         let mut ended = self.ended.lock();
@@ -334,17 +334,18 @@ impl HandoffSession {
 impl Drop for HandoffSession {
     fn drop(&mut self) {
         if !self.home.is_here() {
-            // Its threads are the parent's: ending it would wait for them in vain.
+            // The session's threads belong to the parent, so ending it here would wait for ever.
             std::mem::forget(self.open.lock().take());
             return;
         }
-        // A caller that drops the session has given its memory up.
+        // A caller that drops the session has given up its memory.
         end_aside(|| drop(self.end()));
     }
 }
 
 impl HandoffSending {
-    /// The request, in the process that opened it: in a child of a fork its locks may be held for ever.
+    /// The request. Fails in a child made by fork, where a thread of the parent may hold the request's locks
+    /// for ever.
     fn here(&self) -> PyResult<&Sending> {
         self.1.check()?;
         let sending = self.0.as_ref();
@@ -377,7 +378,7 @@ impl Drop for HandoffReceiving {
     }
 }
 
-/// Waits in steps, between which Python's signal handlers run.
+/// Waits in steps. Python's signal handlers run between the steps.
 fn wait(
     py: Python<'_>,
     timeout: f64,
@@ -395,7 +396,7 @@ fn wait(
     }
 }
 
-/// The poll state, why the transfer failed, and whether the pages are free.
+/// The poll state, the reason of a failure, and whether the pages are free.
 fn told(state: &TransferState) -> (u8, Option<&'static str>, bool) {
     let failure = state.failure.map(Code::label);
     (state.poll.number(), failure, state.is_released)
@@ -434,7 +435,7 @@ impl HandoffReceiving {
         Ok(told(&self.here()?.state()))
     }
 
-    /// The slot of metadata, once the transfer has succeeded.
+    /// The slot of metadata. `None` until the transfer has succeeded.
     fn aux<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let aux = self.here()?.state().aux;
         Ok(aux.map(|aux| PyBytes::new(py, &aux)))
@@ -499,7 +500,7 @@ impl HandoffBootstrap {
         let open = self.open.lock().take();
         py.detach(|| {
             if let Some((server, runtime)) = open {
-                // What ended it before is logged.
+                // The server has logged an earlier error.
                 drop(runtime.block_on(server.stop()));
                 runtime.shutdown_timeout(Duration::from_secs(1));
             }
@@ -522,7 +523,7 @@ impl Drop for HandoffBootstrap {
     }
 }
 
-/// The places of the fields in a slot of metadata, in bytes: (name, begin, end); and the slot's bytes.
+/// The byte ranges of the fields in a slot of metadata, as (name, begin, end), and the length of the slot.
 #[pyfunction]
 pub(crate) fn handoff_aux_layout(hidden_bytes: u32) -> (Vec<(String, u64, u64)>, u64) {
     let layout = AuxLayout::new(hidden_bytes);

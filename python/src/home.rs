@@ -1,8 +1,8 @@
 //! The process that an object belongs to.
 //!
-//! A child made by fork has none of its parent's threads, shares its sockets, and lacks its mappings of
-//! nodes' memory. So the parent's connections are of no use there. A call would wait for ever, a view
-//! would read unmapped memory, and dropping either would send messages in the parent's name.
+//! A child made by fork has no threads of its parent, shares its sockets, and lacks its mappings of nodes'
+//! memory. So the parent's connections are useless there. A call would wait for ever, and a view would read
+//! unmapped memory. Dropping either would send messages in the parent's name.
 
 use crate::errors::Fault;
 use pyo3::Python;
@@ -18,13 +18,13 @@ impl Home {
         Self(std::process::id())
     }
 
-    /// Whether this is still the process.
+    /// Whether this process is still the object's process.
     pub(crate) fn is_here(self) -> bool {
         self.0 == std::process::id()
     }
 
-    /// A fault unless this is still the process. To be asked before any lock is taken: a thread that
-    /// the fork left behind may hold it.
+    /// Fails unless this process is the object's process. Call it before taking any lock: in a child a missing
+    /// thread may hold the lock.
     pub(crate) fn check(self) -> Result<(), Fault> {
         if self.is_here() {
             Ok(())
@@ -34,20 +34,20 @@ impl Home {
     }
 }
 
-/// How many residents the process has, and which process that is. A child made by fork finds both as they
-/// were.
+/// The number of residents of the process, and the id of that process. A child made by fork inherits both
+/// values.
 static LIVING: AtomicUsize = AtomicUsize::new(0);
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Held by every object that has threads of its own. A child made by fork lacks these threads but has
-/// the queues of the locks that they waited on. Taking such a lock in the child may end the process. So
-/// while a process has residents, its children can have none.
+/// A token that every object with threads of its own holds. A child made by fork lacks these threads, but has
+/// the queues of the locks that they waited on. Taking such a lock in the child may end the process. So a child
+/// cannot have residents if its parent had some at the fork.
 #[derive(Debug)]
 pub(crate) struct Resident(Home);
 
 impl Resident {
-    /// One more of this process; a fault in the fork of a process that had some at the time. To be made
-    /// before the first thread and lock.
+    /// Adds a resident. Fails in a child made by fork whose parent had residents. Create it before the first
+    /// thread and lock.
     pub(crate) fn new() -> Result<Self, Fault> {
         let owner = OWNER.load(Ordering::Acquire);
         if owner != std::process::id() && LIVING.load(Ordering::Acquire) > 0 {
@@ -67,24 +67,24 @@ impl Drop for Resident {
     }
 }
 
-/// Drops a value without the interpreter's lock, which the thread may hold when the object ends. The drop
-/// may call the master, wait for threads, or drain a segment.
+/// Drops a value without the interpreter's lock, because the drop may call the master, wait for threads, or
+/// drain a segment.
 pub(crate) fn drop_aside<T: Send>(value: T) {
     end_aside(|| drop(value));
 }
 
-/// Does the work of an object's end without the interpreter's lock: other threads of Python go on.
+/// Runs the last work of an object without the interpreter's lock, so that other Python threads continue.
 pub(crate) fn end_aside(work: impl FnOnce() + Send) {
     let mut work = Some(work);
     let mut run = || work.take().map(|work| work());
     let ended = Python::try_attach(|py| py.detach(&mut run));
     if ended.is_none() {
-        // Without an interpreter there is no lock.
+        // After the end of the interpreter there is no lock to release.
         run();
     }
 }
 
-/// A value that is dropped where it was made, and left alone in a child made by fork.
+/// A value that only the process which made it may drop. A child made by fork leaves it alone.
 #[derive(Debug)]
 pub(crate) struct ForkGuarded<T> {
     home: Home,
@@ -100,12 +100,12 @@ impl<T> ForkGuarded<T> {
         }
     }
 
-    /// The process that it belongs to.
+    /// The process that made the value.
     pub(crate) const fn home(&self) -> Home {
         self.home
     }
 
-    /// The value; a fault in another process.
+    /// The value. Fails in another process.
     pub(crate) fn get(&self) -> Result<&T, Fault> {
         self.home.check()?;
         Ok(self
@@ -114,14 +114,14 @@ impl<T> ForkGuarded<T> {
             .expect("invariant: the value is there until the drop"))
     }
 
-    /// The value, for who has asked [`Home::check`].
+    /// The value, for a caller that has called [`Home::check`].
     pub(crate) fn get_mut(&mut self) -> &mut T {
         self.value
             .as_mut()
             .expect("invariant: the value is there until the drop")
     }
 
-    /// The value; `None` in another process, where it is left alone.
+    /// The value. `None` in another process, which leaves the value alone.
     pub(crate) fn into_inner(mut self) -> Option<T> {
         if self.home.is_here() {
             return self.value.take();

@@ -1,4 +1,5 @@
-//! Signals while a call waits: Python runs their handlers on its main thread, which only that thread can do.
+//! Signals while a call waits. Python runs their handlers on its main thread only, so the waiting call must run
+//! them.
 //!
 //! ```text
 //!  call waits ──50 ms──► is_cancelled? ─ handlers run ─┬─ nothing raised: the call waits on
@@ -22,7 +23,8 @@ use pyo3::prelude::*;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// What a signal's handler raised in a call, until it is raised again where Python sees it.
+/// The exception that a signal handler raised in a call. It stays here until a call or the interpreter raises
+/// it.
 static RAISED: Mutex<Option<PyErr>> = Mutex::new(None);
 
 /// Cancels calls of the main thread when a signal's handler raises.
@@ -34,7 +36,7 @@ pub(crate) fn cancel_check() -> Option<Arc<dyn CancelCheck>> {
     Some(Arc::new(Signals))
 }
 
-/// What a handler raised while a call of this thread waited. The caller raises it.
+/// The exception that a handler raised while a call of this thread waited. The caller must raise it.
 pub(crate) fn raised() -> Option<PyErr> {
     is_main_thread().then(|| RAISED.lock().take()).flatten()
 }
@@ -46,7 +48,7 @@ impl CancelCheck for Signals {
 
     fn is_cancelled(&self) -> bool {
         if RAISED.lock().is_some() {
-            // One native call may make several of the client's, and none of them is to wait any more.
+            // One native call may make several client calls, and none of them may wait after the exception.
             return true;
         }
         let raised = Python::try_attach(|py| {
@@ -63,7 +65,8 @@ impl CancelCheck for Signals {
     }
 }
 
-/// Called by the interpreter on its main thread, attached: raises what is kept, unless a call did.
+/// Raises the kept exception, unless a call has raised it. The interpreter calls this on its main thread,
+/// attached.
 extern "C" fn raise(_nothing: *mut c_void) -> c_int {
     let Some(raised) = RAISED.lock().take() else {
         return 0;
@@ -72,10 +75,10 @@ extern "C" fn raise(_nothing: *mut c_void) -> c_int {
     -1
 }
 
-/// Whether this is the process's first thread, which Python's main thread is.
+/// Whether this thread is the first thread of the process, which is Python's main thread.
 fn is_main_thread() -> bool {
     thread_local! {
-        /// Asked of the kernel once a thread: the two calls cost as much as a get from this host.
+        /// Each thread asks the kernel once, because the two system calls cost as much as a get from this host.
         static IS_MAIN: bool = rustix::thread::gettid() == rustix::process::getpid();
     }
     IS_MAIN.try_with(|is_main| *is_main).unwrap_or(false)

@@ -1,4 +1,4 @@
-//! Keys, namespaces and chains, as Python has them.
+//! Keys, namespaces and chains of Python callers.
 
 // UNSAFETY: promises `lists` that reading a key runs no Python code.
 #![allow(unsafe_code, reason = "keys of a list are read without counting each")]
@@ -18,8 +18,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};
 use std::num::NonZeroUsize;
 
-/// Calls `each` for every item of a sequence, in order. One string or bytes object is refused, since
-/// its items are not what anyone means.
+/// Calls `each` for every item of a sequence, in order. Refuses a single string or bytes object, because its
+/// items are never the intended keys.
 pub(crate) fn for_each<'py>(
     items: &Bound<'py, PyAny>,
     what: &str,
@@ -43,7 +43,7 @@ pub(crate) fn for_each<'py>(
     Ok(())
 }
 
-/// How many items a sequence says that it has; 0 when it does not say.
+/// The number of items that a sequence reports; 0 if it reports none.
 pub(crate) fn length_hint(items: &Bound<'_, PyAny>) -> usize {
     items.len().unwrap_or_default()
 }
@@ -54,13 +54,13 @@ fn is_one_text(items: &Bound<'_, PyAny>) -> bool {
         || items.is_instance_of::<PyByteArray>()
 }
 
-/// Calls `found` with a key, a string or the 32 bytes of a digest, without a copy. What has another type
-/// raises; what has the right type and cannot be a key is a fault of that key alone.
+/// Calls `found` with a key, without a copy: a string or the 32 bytes of a digest. An object of another type
+/// raises an exception. A string or bytes object that is no valid key is a fault of that key alone.
 fn with_key<T>(
     key: &Bound<'_, PyAny>,
     found: impl FnOnce(KeyRef<'_>) -> T,
 ) -> PyResult<Result<T, Fault>> {
-    // Of strings nobody asks first whether they are bytes.
+    // Exact strings are the common case, so they skip the check for bytes.
     let is_string = key.is_exact_instance_of::<PyString>();
     if !is_string && let Some(bytes) = bytes_of(key) {
         return Ok(match <&[u8; 32]>::try_from(bytes) {
@@ -95,12 +95,12 @@ fn with_key<T>(
     })
 }
 
-/// A key, or what is wrong with it.
+/// A key, or the fault of the object.
 pub(crate) fn read_key(key: &Bound<'_, PyAny>) -> PyResult<Result<Key, Fault>> {
     with_key(key, |key| key.to_key())
 }
 
-/// Keys of a call that has no answer for one key alone: the first that cannot be raises.
+/// The keys of a call that has no result for each key. The first invalid key raises an exception.
 pub(crate) fn read_keys(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {
     let mut read = Vec::with_capacity(length_hint(keys));
     for_each(keys, "keys", |key| {
@@ -111,7 +111,7 @@ pub(crate) fn read_keys(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {
     Ok(read)
 }
 
-/// The same, packed as they are sent: thousands are asked about at once.
+/// The same keys, packed for the wire: one call may have thousands.
 pub(crate) fn pack_keys(keys: &Bound<'_, PyAny>, mut packed: PackedKeys) -> PyResult<PackedKeys> {
     let mut at = 0;
     let pack = |key: &Bound<'_, PyAny>| {
@@ -121,24 +121,25 @@ pub(crate) fn pack_keys(keys: &Bound<'_, PyAny>, mut packed: PackedKeys) -> PyRe
         Ok(())
     };
     match keys.cast::<PyList>() {
-        // SAFETY: reading a key runs no Python code, unless it is none; then it is used no more.
+        // SAFETY: reading a key runs no Python code. Only the error for an object that is no key does, and the
+        // item is not used after it.
         Ok(list) => unsafe { for_each_borrowed(list, pack) }?,
         Err(_) => for_each(keys, "keys", pack)?,
     }
     Ok(packed)
 }
 
-/// Keys that are texts alone, packed as they are sent.
+/// Keys given as text only, packed for the wire.
 pub(crate) struct PackedTexts {
-    /// Those that are keys.
+    /// The valid keys.
     pub(crate) keys: PackedKeys,
-    /// How many texts there were.
+    /// The number of texts.
     pub(crate) count: usize,
-    /// The places of those that are none, being empty, too long, or no UTF-8.
+    /// The indices of the texts that are no keys: empty, too long, or not UTF-8.
     pub(crate) bad: Vec<usize>,
 }
 
-/// Packs the keys of a list or tuple of strings. What has another type raises.
+/// Packs the keys of a list or tuple of strings. An object of another type raises an exception.
 pub(crate) fn pack_texts(keys: &Bound<'_, PyAny>, packer: PackedKeys) -> PyResult<PackedTexts> {
     let mut packed = PackedTexts {
         keys: packer,
@@ -169,14 +170,15 @@ pub(crate) fn pack_texts(keys: &Bound<'_, PyAny>, packer: PackedKeys) -> PyResul
         Ok(())
     };
     match keys.cast::<PyList>() {
-        // SAFETY: reading a key runs no Python code, unless it is none; then it is used no more.
+        // SAFETY: reading a key runs no Python code. Only the error for an object that is no key does, and the
+        // item is not used after it.
         Ok(list) => unsafe { for_each_borrowed(list, pack) }?,
         Err(_) => for_each(keys, "keys", pack)?,
     }
     Ok(packed)
 }
 
-/// A namespace: its name, and the fields that the keys of its chains begin from.
+/// A namespace: its name, and the fields from which the keys of its chains are derived.
 ///
 /// Pools with equal names of namespaces see each other's blocks. Chains of `chain_keys` have equal keys when
 /// the other four fields are equal. A name is up to 255 bytes of `A-Z a-z 0-9 . _ / : @ -`; an empty name
@@ -215,7 +217,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// The digest from which the namespace's chains begin: 32 bytes.
+    /// The digest from which the keys of the namespace's chains are derived: 32 bytes.
     #[getter]
     fn seed<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.fields().seed())
@@ -237,7 +239,7 @@ impl Namespace {
 }
 
 impl Namespace {
-    /// The same for the client.
+    /// The client's form of the namespace.
     pub(crate) fn fields(&self) -> Fields {
         Fields {
             name: self.name.clone(),
@@ -280,7 +282,7 @@ pub(crate) fn chain_keys<'py>(
 }
 
 fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    // A list is by far the most common, and has no buffer.
+    // Lists come first: they are by far the most common, and have no buffer.
     if !tokens.is_instance_of::<PyList>() && !is_one_text(tokens) {
         if let Ok(buffer) = PyBuffer::<u32>::get(tokens) {
             return one_dimension(&buffer)?.to_vec(tokens.py());
@@ -297,7 +299,7 @@ fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         let token: i128 = match token.extract::<i64>() {
             Ok(token) => token.into(),
             Err(error) if error.is_instance_of::<PyTypeError>(token.py()) => return Err(error),
-            // Too large for 64 bits, hence out of range.
+            // The token is too large for 64 bits, so it is out of range.
             Err(_) => i128::MAX,
         };
         read.push(read_token(token)?);
@@ -306,7 +308,7 @@ fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     Ok(read)
 }
 
-/// Tokens of a buffer of another integer type; `None` when it is none of that type.
+/// The tokens of a buffer with another integer type; `None` for a buffer with a type that is not `T`.
 fn convert<T: Element + Into<i128>>(tokens: &Bound<'_, PyAny>) -> Option<PyResult<Vec<u32>>> {
     let buffer = PyBuffer::<T>::get(tokens).ok()?;
     let read = || {

@@ -30,7 +30,7 @@ mod view;
 
 use pyo3::prelude::*;
 
-/// The module `kvpool._native`: what the package's own modules are made of, not for callers.
+/// The module `kvpool._native`, the base of the package's own modules. Not for other callers.
 #[pymodule]
 mod _native {
     #[pymodule_export]

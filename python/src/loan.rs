@@ -5,9 +5,9 @@
 //! its memory through a [`Loan`]. When the operation ends, the call waits until no transfer holds any of
 //! the memory. This takes microseconds, except when a transfer is being aborted.
 
-// UNSAFETY: turns the addresses that a Python caller passes into memory that transfers use. The caller
-// promises that the memory is its own, as for every buffer address in Python. This module promises that
-// nothing uses the memory after the call.
+// UNSAFETY: makes memory for transfers of the addresses that a Python caller passes. The caller promises that
+// the memory is its own, as for every buffer address in Python. This module promises that no transfer uses the
+// memory after the call.
 #![allow(
     unsafe_code,
     reason = "a Python caller names memory by its address, or by the buffer protocol"
@@ -20,18 +20,18 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a call waits, after its operation has ended and its deadline has passed, until transfers release
-/// its memory. An operation past its deadline aborts its transfers, which takes a fraction of this time.
+/// How long a call waits for transfers to release its memory, after its operation has ended and its deadline
+/// has passed. An operation past its deadline aborts its transfers, which takes a fraction of this time.
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
 
-/// The deadline of a call that may take `timeout` from now. A timeout too long to be added is as good as a year.
+/// The deadline of a call that may take `timeout` from now. A timeout too large for the clock counts as a year.
 pub(crate) fn deadline(timeout: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
     let now = Instant::now();
     now.checked_add(timeout).unwrap_or(now + YEAR)
 }
 
-/// How much time a call has left.
+/// The time that a call has left.
 pub(crate) fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
@@ -42,10 +42,10 @@ pub(crate) struct Loan {
     latch: Arc<DrainLatch>,
 }
 
-/// Held by every lent slice; when the last clone is dropped, the latch opens.
+/// A token that every lent slice holds. The latch opens when the last clone is dropped.
 struct DrainToken(Arc<DrainLatch>);
 
-/// Open once no transfer holds any of the call's memory.
+/// A latch that is open once no transfer holds any of the call's memory.
 #[derive(Debug, Default)]
 struct DrainLatch {
     open: Mutex<bool>,
@@ -59,13 +59,13 @@ impl Drop for DrainToken {
     }
 }
 
-/// Memory that its call lends no more, and that transfers may still use.
+/// Memory of a call that has ended. Transfers may still use it.
 #[derive(Clone, Debug)]
 pub(crate) struct InUse(Arc<DrainLatch>);
 
 impl InUse {
-    /// Whether no transfer uses the memory any more. Waits for it, no longer than until then. Call it without
-    /// the interpreter's lock.
+    /// Whether no transfer uses the memory any more. Waits for that until `until` at the latest. Call it
+    /// without the interpreter's lock.
     pub(crate) fn has_ended_by(&self, until: Instant) -> bool {
         let mut is_open = self.0.open.lock();
         while !*is_open {
@@ -98,7 +98,7 @@ impl Loan {
         }
     }
 
-    /// Lends the `length` bytes at `address`; `None` when that cannot be memory.
+    /// Lends the `length` bytes at `address`; `None` when that range cannot be memory.
     ///
     /// # Safety
     ///
@@ -119,19 +119,19 @@ impl Loan {
         Some(region.whole())
     }
 
-    /// Lends part of memory that is registered for longer than the call.
+    /// Lends a part of memory that is registered for longer than the call.
     pub(crate) fn lend_part(&self, registered: Slice) -> Slice {
         registered.with_hook(Arc::clone(&self.token) as Arc<_>)
     }
 
     /// Waits until no transfer holds lent memory. Call it without the interpreter's lock.
     ///
-    /// `deadline` is the call's own. A signal may have ended the call before it: its transfers go on until then.
+    /// `deadline` is the call's own. If a signal ended the call earlier, its transfers may continue until then.
     pub(crate) fn returned_after(self, deadline: Instant) -> Result<(), StillLent> {
         self.returned_by(deadline.max(Instant::now()) + GRACE)
     }
 
-    /// [`Loan::returned_after`] for a call that no signal ends early.
+    /// [`Loan::returned_after`] without a deadline, for a call that no signal ends early.
     pub(crate) fn returned(self) -> Result<(), StillLent> {
         self.returned_by(Instant::now() + GRACE)
     }
@@ -144,8 +144,8 @@ impl Loan {
         Err(StillLent(memory))
     }
 
-    /// Waits for as long as transfers hold lent memory, and says so in the log. It is for callers that take any
-    /// end of a call for the end of its use of the memory. Call it without the interpreter's lock.
+    /// Waits as long as transfers hold lent memory, and logs the wait. For callers that use the memory again
+    /// after any end of a call. Call it without the interpreter's lock.
     pub(crate) fn returned_at_last(self) {
         let begin = Instant::now();
         let memory = self.end();
@@ -158,7 +158,7 @@ impl Loan {
         }
     }
 
-    /// Lends no more.
+    /// Ends the loan: nothing is lent from now on.
     pub(crate) fn end(self) -> InUse {
         let Self { token, latch } = self;
         drop(token);

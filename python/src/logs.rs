@@ -1,4 +1,4 @@
-//! What the native half says to the process that it is part of.
+//! The log lines and spans of the native half.
 
 use kvpool_daemon::telemetry::{FILTER_VARIABLE, LogFormat, init_with_export};
 use kvpool_trace::Export;
@@ -7,10 +7,10 @@ use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use std::ffi::CString;
 
-/// The export of spans, until the interpreter ends.
+/// The export of spans. It lives until the interpreter ends.
 static EXPORT: Mutex<Option<Export>> = Mutex::new(None);
 
-/// Sends the spans that are left to the collector. For `atexit`: statics are not dropped.
+/// Sends the remaining spans to the collector. For `atexit`: Rust does not drop statics.
 #[pyfunction]
 pub(crate) fn end_export(py: Python<'_>) {
     py.detach(|| drop(EXPORT.lock().take()));
@@ -19,7 +19,7 @@ pub(crate) fn end_export(py: Python<'_>) {
 /// Exports spans if `KVPOOL_OTLP_ENDPOINT` names a collector, and logs to standard error if `RUST_LOG` is set.
 ///
 /// Without these variables the package prints nothing: standard error belongs to the process that imported it.
-/// A filter that cannot be read gives a warning.
+/// An invalid filter gives a warning.
 pub(crate) fn start(py: Python<'_>) -> PyResult<()> {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     if !is_set(FILTER_VARIABLE) && !is_set(kvpool_trace::ENDPOINT_VARIABLE) {

@@ -1,13 +1,14 @@
-//! Whether an address that a caller names is memory of this process at all.
+//! Checks whether an address of a caller is memory of this process.
 //!
 //! This process computes checksums as it sends, so an unmapped address would end the process.
 //! Registered memory is checked once, other memory at each transfer.
 //!
-//! A look must not touch the memory. A page fault can wait for a disk, or for a thread that waits for the interpreter's
-//! lock. So neither `process_vm_readv` nor `MADV_POPULATE_WRITE` will do. Linux 6.11 tells the mapping at one address.
-//! Before it the maps of the process are read, once in a call.
+//! The check must not touch the memory. A page fault can wait for a disk, or for a thread that waits for the
+//! interpreter's lock. So `process_vm_readv` and `MADV_POPULATE_WRITE` cannot be used. Linux 6.11 and later
+//! return the mapping at one address. On earlier kernels a call reads all maps of the process once.
 //!
-//! Two faults stay unnoticed: memory that is unmapped after the look, and a page past the end of its mapped file.
+//! Two faults stay unnoticed: memory that is unmapped after the check, and a page past the end of its mapped
+//! file.
 
 // UNSAFETY: asks the kernel for the mapping at an address, by an ioctl that rustix has no function for.
 #![allow(unsafe_code, reason = "an ioctl of the process's maps")]
@@ -20,17 +21,17 @@ use std::io;
 
 const MAPS: &str = "/proc/self/maps";
 
-/// What is to be done with the memory.
+/// The access that a transfer needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// It is only read.
+    /// Read only.
     Read,
-    /// It is read and written.
+    /// Read and write.
     ReadWrite,
 }
 
-/// Whether the processor can use all of a range in this way. Memory of a GPU is mapped in part by its
-/// driver, but the processor cannot touch it.
+/// Whether the processor can access all of a range in this way. A GPU's driver maps parts of the GPU's memory,
+/// but the processor cannot touch them.
 pub(crate) fn is_mapped(address: u64, length: u64, how: Use) -> io::Result<bool> {
     let Some(end) = address.checked_add(length) else {
         return Ok(false);
@@ -41,7 +42,7 @@ pub(crate) fn is_mapped(address: u64, length: u64, how: Use) -> io::Result<bool>
         if mapping.to <= reached {
             continue;
         }
-        // They come in order: what begins later leaves a gap.
+        // The mappings are in the order of their addresses, so a later start leaves a gap.
         if mapping.from > reached || !mapping.allows(how) || mapping.is_of_gpu {
             return Ok(false);
         }
@@ -53,19 +54,20 @@ pub(crate) fn is_mapped(address: u64, length: u64, how: Use) -> io::Result<bool>
     Ok(reached >= end)
 }
 
-/// Looks memory of the host up, for one call.
+/// Checks host memory for one call.
 ///
-/// The caller has asked the driver of the GPUs before. That driver may map pinned memory of the host through a file of
-/// its own, so the file of a mapping says nothing here.
+/// The caller has asked the GPU driver before. That driver may map pinned host memory through a file of its
+/// own. So this check ignores the file of a mapping.
 #[derive(Default)]
 pub(crate) struct Lookup {
     file: OnceCell<Option<File>>,
-    /// All mappings, once the kernel could not be asked for one; `None` where they cannot be read.
+    /// All mappings, read if the kernel cannot return a single one; the inner `None` if they cannot be read.
     maps: OnceCell<Option<Vec<Mapping>>>,
 }
 
 impl Lookup {
-    /// Whether the processor can use all of a range in this way. Without `/proc` nothing is known, and it may.
+    /// Whether the processor can access all of a range in this way. Without `/proc` the answer is unknown, and
+    /// every range is allowed.
     pub(crate) fn allows(&self, address: usize, length: u64, how: Use) -> bool {
         let mut reached = address as u64;
         let Some(end) = reached.checked_add(length) else {
@@ -80,14 +82,14 @@ impl Lookup {
         true
     }
 
-    /// Where the mapping ends that holds `address`; `None` if there is none for this use.
+    /// The end of the mapping that holds `address`; `None` if no mapping allows this use.
     fn mapped_until(&self, address: u64, how: Use) -> Option<u64> {
         let file = self.file.get_or_init(|| File::open(MAPS).ok());
         if let Some(file) = file {
             match MappingQuery::ask(file, address, how) {
                 Ok(end) => return Some(end),
                 Err(Errno::NOENT) => return None,
-                // An older kernel.
+                // A kernel before 6.11.
                 Err(_) => {}
             }
         }
@@ -118,17 +120,17 @@ struct MappingQuery {
     address: u64,
     _start: u64,
     end: u64,
-    /// Rights, page size, offset, inode, device, and the places of names, which are not asked for.
+    /// Rights, page size, offset, inode, device, and the buffers for names. This module does not ask for names.
     _others: [u64; 8],
 }
 
 impl MappingQuery {
-    /// Only a mapping that can be read.
+    /// Asks only for a readable mapping.
     const READABLE: u64 = 1;
-    /// Only a mapping that can be written.
+    /// Asks only for a writable mapping.
     const WRITABLE: u64 = 2;
 
-    /// Where the mapping ends that holds `address`. [`Errno::NOENT`] if there is none for this use.
+    /// The end of the mapping that holds `address`. [`Errno::NOENT`] if no mapping allows this use.
     fn ask(maps: &File, address: u64, how: Use) -> Result<u64, Errno> {
         let mut query = Self {
             size: size_of::<Self>() as u64,
@@ -139,16 +141,16 @@ impl MappingQuery {
             address,
             ..Self::default()
         };
-        // SAFETY: the code and the structure belong together.
+        // SAFETY: `PROCMAP_QUERY` is the code for this structure.
         let updater = unsafe { Updater::<PROCMAP_QUERY, Self>::new(&mut query) };
-        // SAFETY: the structure tells its size. Without places for names the kernel writes to the structure alone.
-        // Another kind of file refuses the code.
+        // SAFETY: the structure holds its own size. Without buffers for names the kernel writes only to the
+        // structure. Another kind of file refuses the code.
         let asked = unsafe { ioctl(maps, updater) };
         asked.map(|()| query.end)
     }
 }
 
-/// A line of the maps.
+/// A line of the maps file.
 struct Mapping {
     from: u64,
     to: u64,

@@ -1,4 +1,4 @@
-//! The memory that a caller registered, and lending from it.
+//! The memory that a caller registered, and loans from it.
 
 use crate::loan::{GRACE, InUse, Loan, StillLent};
 use crate::mapped::{Lookup, Use};
@@ -12,42 +12,42 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Memory by its address: what is registered for longer, and what is lent for a call.
+/// The registered memory, by address. Calls borrow from it.
 #[derive(Default)]
 pub(crate) struct Memory {
     registered: Mutex<BTreeMap<usize, Registered>>,
-    /// What knows device memory from host memory, once the process uses GPUs.
+    /// The GPU driver, which tells device memory from host memory. Set once the process uses GPUs.
     gpus: OnceLock<Arc<dyn CopyEngine>>,
 }
 
-/// What is registered at one address.
+/// The registration at one address.
 struct Registered {
-    /// `None` for a range of a GPU's memory, which the driver knows by itself.
+    /// `None` for a range of a GPU's memory: the driver knows the range.
     host: Option<Host>,
-    /// The ranges that were registered at this address before, and that transfers may still use.
+    /// Ranges that were registered at this address before and that transfers may still use.
     earlier: Vec<InUse>,
-    /// Whether the registration has ended. It is kept for what transfers may still use.
+    /// Whether the registration has ended. It is kept while transfers may use its memory.
     is_over: bool,
 }
 
 /// A registered range of host memory.
 struct Host {
     memory: Slice,
-    /// Whether the processor may write all of it.
+    /// Whether the processor may write the whole range.
     is_writable: bool,
-    /// Keeps its pages registered with the RDMA ports of this host.
+    /// Keeps the range's pages registered with the RDMA ports of this host.
     with_ports: RegisteredBuffer,
-    /// Says when no transfer uses the range any more.
+    /// Tells when no transfer uses the range any more.
     loan: Loan,
 }
 
 impl Registered {
-    /// Whether the registration has ended, and all use of its memory too.
+    /// Whether the registration and all use of its memory have ended.
     fn is_gone(&self) -> bool {
         self.is_over && self.earlier.iter().all(InUse::has_ended)
     }
 
-    /// Ends the registration: what transfers may still use.
+    /// Ends the registration. Returns the memory that transfers may still use.
     fn end(self) -> Vec<InUse> {
         let Self {
             host, mut earlier, ..
@@ -61,7 +61,7 @@ impl Registered {
     }
 }
 
-/// Waits until no transfer uses the memory, no longer than until then.
+/// Waits until no transfer uses the memory, at the latest until `until`.
 fn ended_by(until: Instant, memory: &[InUse]) -> Result<(), StillLent> {
     match memory.iter().find(|one| !one.has_ended_by(until)) {
         Some(used) => Err(StillLent(used.clone())),
@@ -72,22 +72,22 @@ fn ended_by(until: Instant, memory: &[InUse]) -> Result<(), StillLent> {
 /// Why a range was not registered.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegisterError {
-    /// It is empty, or some of it is no memory that can be read.
+    /// The range is empty, or some of it is not readable memory.
     #[error("{length} bytes at {address:#x} are not a valid memory range")]
     NoMemory {
-        /// Where it would begin.
+        /// The address of the range.
         address: usize,
         /// Its length in bytes.
         length: u64,
     },
-    /// The system refused, for one because it cannot lock so much memory.
+    /// The system refused, for example because of a limit on locked memory.
     #[error("cannot register memory: {0}")]
     Refused(#[from] std::io::Error),
 }
 
 impl Memory {
-    /// To be called at the beginning of a call that takes addresses: finds out whether the process uses
-    /// GPUs, whose addresses look like any others.
+    /// Finds out whether the process uses GPUs. Call it at the start of a call that takes addresses: an address
+    /// does not show that it is a GPU's.
     pub(crate) fn look_for_gpus(&self) {
         if self.gpus.get().is_none()
             && let Some(gpus) = gpu::in_use()
@@ -96,7 +96,8 @@ impl Memory {
         }
     }
 
-    /// Whose memory the range is, as far as [`Memory::look_for_gpus`] has found GPUs.
+    /// The owner of a range: the host, a GPU or neither. Known only as far as [`Memory::look_for_gpus`] has
+    /// found GPUs.
     pub(crate) fn side(&self, address: usize, length: u64) -> Side {
         let range = DeviceRange {
             address: address as u64,
@@ -106,13 +107,13 @@ impl Memory {
         gpus.map_or(Side::Host, |gpus| gpus.side_of(range))
     }
 
-    /// Registers a range; `with_ports` registers it with the RDMA ports. A range that begins where another
-    /// one does takes its place. All pages of host memory are looked up.
+    /// Registers a range. `with_ports` registers it with the RDMA ports. The range replaces an earlier one with
+    /// the same start. All pages of host memory are checked.
     ///
     /// # Safety
     ///
-    /// What is mapped in the range must stay mapped, with the same rights, until [`Memory::unregister`] has
-    /// returned or this value is gone.
+    /// The pages of the range must stay mapped, with the same rights, until [`Memory::unregister`] has returned
+    /// or this value is dropped.
     #[allow(unsafe_code, reason = "passes the caller's promise on")]
     pub(crate) unsafe fn register(
         &self,
@@ -126,7 +127,7 @@ impl Memory {
             None
         } else {
             let loan = Loan::new();
-            // SAFETY: the caller promises it for at least as long as `loan` is out.
+            // SAFETY: the caller's promise covers the whole life of `loan`.
             let memory = unsafe { loan.lend(address, length) }
                 .filter(|_| length > 0 && side == Side::Host)
                 .ok_or(RegisterError::NoMemory { address, length })?;
@@ -155,9 +156,9 @@ impl Memory {
         Ok(())
     }
 
-    /// Ends the registration of the range that begins at `address`, and waits until no transfer uses it.
-    /// False when there is none. A call that finds another one waiting for this waits too. To be called
-    /// without the interpreter's lock.
+    /// Ends the registration of the range that begins at `address`, and waits until no transfer uses the range.
+    /// Returns false without such a registration. Calls for one address wait together. Call it without the
+    /// interpreter's lock.
     pub(crate) fn unregister(&self, address: usize) -> Result<bool, StillLent> {
         let used = {
             let mut registered = self.registered.lock();
@@ -166,7 +167,7 @@ impl Memory {
             };
             let used = removed.end();
             if !used.is_empty() {
-                // So that other calls for this address find what they must wait for.
+                // Later calls for this address must find the memory that they wait for.
                 registered.insert(
                     address,
                     Registered {
@@ -180,15 +181,15 @@ impl Memory {
         };
         ended_by(Instant::now() + GRACE, &used)?;
         let mut registered = self.registered.lock();
-        // Another registration may have begun here meanwhile.
+        // Another registration may have begun at this address meanwhile.
         if registered.get(&address).is_some_and(Registered::is_gone) {
             registered.remove(&address);
         }
         Ok(true)
     }
 
-    /// Ends all registrations, and waits until no transfer uses the memory, for a while; where that
-    /// begins which is still used then. To be called without the interpreter's lock.
+    /// Ends all registrations, and waits a limited time until no transfer uses the memory. Returns the
+    /// addresses of the ranges that are still in use. Call it without the interpreter's lock.
     pub(crate) fn unregister_all(&self) -> Vec<usize> {
         let until = Instant::now() + GRACE;
         let removed = std::mem::take(&mut *self.registered.lock());
@@ -200,14 +201,14 @@ impl Memory {
             .collect()
     }
 
-    /// Lends a range of host memory for a call: as part of a registered one where it lies in one.
+    /// Lends a range of host memory for a call. Uses the registered range that contains it, if there is one.
     ///
-    /// `check` is the use for which the memory is looked up. It is `None` for memory that was looked up already, or
-    /// that an object's buffer keeps mapped.
+    /// `check` is the access to check. It is `None` for memory that was checked already, or that an object's
+    /// buffer keeps mapped.
     ///
     /// # Errors
     ///
-    /// The range cannot be host memory: it is a GPU's, or neither's. Or not all of it is mapped for that use.
+    /// The range is not host memory: it is a GPU's, or neither's. Or some of it is not mapped for that access.
     ///
     /// # Safety
     ///
@@ -236,13 +237,13 @@ impl Memory {
         }
     }
 
-    /// The range as part of the registered one that holds it.
+    /// The range as a part of the registered range that contains it.
     pub(crate) fn part(&self, address: usize, length: u64) -> Option<Slice> {
         let found = self.registered_part(address, length);
         found.map(|(part, _is_writable)| part)
     }
 
-    /// The same, and whether the registered range can be written.
+    /// As [`Memory::part`], with whether the registered range is writable.
     fn registered_part(&self, address: usize, length: u64) -> Option<(Slice, bool)> {
         let registered = self.registered.lock();
         let (from, holder) = registered.range(..=address).next_back()?;
@@ -253,7 +254,7 @@ impl Memory {
     }
 }
 
-/// Whether a range is memory of the host that Python can read, or also write. Memory of a GPU is not.
+/// Whether a range is host memory that Python can read or, with `write`, also write. Memory of a GPU is not.
 #[pyfunction]
 pub(crate) fn is_host_memory(address: u64, length: u64, write: bool) -> bool {
     let Ok(address) = usize::try_from(address) else {

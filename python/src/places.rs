@@ -1,12 +1,12 @@
-//! Batches of blocks of which some lie in this host's memory and some in a GPU's.
+//! Batches whose blocks are partly in host memory and partly in a GPU's memory.
 
 use kvpool_client::{PutBlock, parents_cross};
 
-/// What is in one of two places.
+/// An item in one of two places.
 pub(crate) enum Placed<H, D> {
-    /// In this host's memory.
+    /// In host memory.
     Host(H),
-    /// In a GPU's.
+    /// In a GPU's memory.
     Device(D),
 }
 
@@ -16,8 +16,8 @@ impl<H, D> Placed<H, D> {
     }
 }
 
-/// [`by_place`] for puts. The master links a block only to a parent that is committed before it. So if the
-/// parent of some block is in the other place, neighbours in one place are put together, and all in order.
+/// [`by_place`] for puts. The master links a block only to a parent that is committed before the block. So if a
+/// block's parent is in the other place, this puts runs of items in one place together, in order.
 pub(crate) fn put_by_place<H, D, T>(
     puts: Vec<Placed<PutBlock<H>, PutBlock<D>>>,
     host: impl Fn(Vec<PutBlock<H>>) -> Vec<T>,
@@ -46,7 +46,7 @@ pub(crate) fn put_by_place<H, D, T>(
     outcomes
 }
 
-/// Does the items of each place in one go: one outcome an item, in order.
+/// Handles the items of each place in one batch. Returns one outcome for each item, in order.
 pub(crate) fn by_place<H, D, T>(
     items: Vec<Placed<H, D>>,
     host: impl FnOnce(Vec<H>) -> Vec<T>,

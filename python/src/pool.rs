@@ -1,7 +1,7 @@
 //! `kvpool.Pool`: the pool as Python programs use it.
 //!
-//! Arguments are read with the interpreter's lock held; what the client then does, it does without.
-//! What has the wrong type raises and nothing is done; a wrong value fails its own key.
+//! Calls read their arguments with the interpreter's lock held, and run the client without it. An argument of a
+//! wrong type raises an exception before any work. A wrong value fails only its own key.
 
 mod answers;
 mod buffers;
@@ -92,14 +92,14 @@ impl Pool {
         self.connection.get()
     }
 
-    /// Does `work` with the client, without the interpreter's lock.
+    /// Runs `work` with the client, without the interpreter's lock.
     fn call<T: Send, E: Into<Fault> + Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&Client) -> Result<T, E> + Send,
     ) -> Result<T, Fault> {
         py.detach(|| {
-            // Held in here, so that a pool closed meanwhile is taken apart without the lock too.
+            // The handle is dropped here, because a pool that was closed meanwhile must end without the lock.
             let open = self.open()?;
             work(&open.get()?.client).map_err(Into::into)
         })
@@ -184,27 +184,29 @@ const fn leasing(lease: bool) -> Leasing {
 impl Pool {
     /// Connects to the pool.
     ///
-    /// `master`: `host:port`, `http://host:port` or `https://host:port`, several of them separated by commas or as a
-    /// sequence, or `etcd://host:port/cluster`. Any master of the pool is enough: the client finds and follows the
-    /// leader. Default: the environment variable KVPOOL_MASTER, else `http://127.0.0.1:7070`.
+    /// `master`: `host:port`, `http://host:port` or `https://host:port`, or `etcd://host:port/cluster`. Give
+    /// several masters as a text with commas or as a sequence. Any master of the pool is enough: the client
+    /// finds and follows the leader. Default: the environment variable KVPOOL_MASTER, else
+    /// `http://127.0.0.1:7070`.
     /// `namespace`: clients with equal names of namespaces share blocks; registered at connect.
-    /// `transport`: "shm", "rdma" or "tcp" forces one transport. "auto" takes shared memory to nodes on the same
+    /// `transport`: "shm", "rdma" or "tcp" forces one transport. "auto" uses shared memory to nodes on the same
     /// host, else RDMA, else TCP.
-    /// `token_file`: the file with the token for a pool that asks for one; it is read again when it changes. By
-    /// default the environment variable KVPOOL_TOKEN_FILE names it. `token`: the token itself, in its place.
+    /// `token_file`: the file with the token, for a pool that requires one. The client reads the file again
+    /// when it changes. Default: the environment variable KVPOOL_TOKEN_FILE. `token`: the token itself, instead
+    /// of a file.
     /// `timeout`: the longest time for connecting, in seconds.
     /// `put_timeout`, `get_timeout`, `control_timeout`: timeouts in seconds of calls without a `timeout`
     /// argument. Defaults: put 10, get 5, all other calls 3.
     /// `spin`: seconds for which a call polls for the master's answer before it sleeps. Polling takes a
     /// whole core, so use it only where cores are idle.
     /// `tls_ca`, `tls_cert`, `tls_key`: PEM files. The authority verifies masters and nodes at https:// and
-    /// tls:// addresses. The certificate and its key are presented to them. Defaults: the environment
+    /// tls:// addresses. The client presents the certificate and its key to them. Defaults: the environment
     /// variables KVPOOL_TLS_CA, KVPOOL_TLS_CERT, KVPOOL_TLS_KEY.
-    /// `tls_server_name`: the name that every certificate must have, instead of the called host. Default:
-    /// KVPOOL_TLS_SERVER_NAME.
+    /// `tls_server_name`: the name that every certificate must have, instead of the host in the address.
+    /// Default: KVPOOL_TLS_SERVER_NAME.
     ///
-    /// Raises ConnectError when no master accepts the client. Raises InvalidArgumentError for a malformed address, an
-    /// option out of range, files of TLS that cannot be used, and "rdma" on a host without RDMA.
+    /// Raises ConnectError when no master accepts the client. Raises InvalidArgumentError for a malformed
+    /// address, an option out of range, TLS files that cannot be used, and "rdma" on a host without RDMA.
     #[staticmethod]
     #[pyo3(signature = (master=None, *, namespace=None, transport="auto", token=String::new(),
         token_file=None, timeout=5.0, put_timeout=None, get_timeout=None, control_timeout=None, spin=0.0, tls_ca=None,
@@ -262,13 +264,14 @@ impl Pool {
     /// - False: the key was present, and its block is unchanged;
     /// - an Error: the put failed.
     ///
-    /// `parents`: for each key the key before it in its chain, or None. The link is made if the parent is
-    /// present at commit.
-    /// `replicas`: how many replicas, 1 to 64, each on another node. With too few nodes there are fewer
+    /// `parents`: for each key the key before it in its chain, or None. The master links a block to its parent
+    /// if the parent is present at commit.
+    /// `replicas`: the number of replicas, 1 to 64, each on another node. With too few nodes there are fewer
     /// replicas; `describe` shows them.
-    /// `preferred_node`: the name of the node to try first, or several in order. `prefer_same_host`: prefer
-    /// nodes on this host after those.
-    /// `soft_pin`: for so many seconds, evict the blocks after all others. `hard_pin`: never evict them.
+    /// `preferred_node`: the name of the node to try first, or several names in order. `prefer_same_host`: try
+    /// nodes on this host next.
+    /// `soft_pin`: seconds for which the blocks are evicted after all others. `hard_pin`: never evict the
+    /// blocks.
     /// `upsert`: write a new version of blocks that are present; the result is True.
     /// `timeout`: seconds for the whole call, including the wait for room in a full pool.
     #[pyo3(signature = (keys, blocks, *, parents=None, replicas=Whole::ONE, preferred_node=None,
@@ -424,7 +427,8 @@ impl Pool {
         let mut bytes = Vec::new();
         let mut failure = None;
         let place = |length: Length| -> Option<Slice> {
-            // Outside the client's runtime, which other threads' calls wait in.
+            // This runs outside the client's runtime, so that waiting for the interpreter does not stop calls
+            // of other threads.
             Python::attach(|py| {
                 let lent = Unwritten::new(py, length)
                     .map(|room| room.lend(py, &loan).inspect(|_| bytes.push(room)));
@@ -445,9 +449,9 @@ impl Pool {
         )
     }
 
-    /// Gets `length` bytes of a block, starting at byte `offset`; None for a miss. Only the 64 KiB chunks of
-    /// the range are moved and verified. Raises InvalidArgumentError for a range outside the block, and an
-    /// Error if the get failed.
+    /// Gets `length` bytes of a block, starting at byte `offset`; None for a miss. Moves and verifies only the
+    /// 64 KiB chunks of the range. Raises InvalidArgumentError for a range outside the block, and an Error if
+    /// the get failed.
     #[pyo3(signature = (key, offset, length, *, timeout=None))]
     fn get_range<'py>(
         &self,
@@ -476,7 +480,7 @@ impl Pool {
         let buffers: Vec<Slice> = room.lend(py, &loan).into_iter().collect();
         let deadline = deadline(options.timeout.unwrap_or(client.timeouts().get));
         let found = py.detach(|| client.get_range(&key, Offset(offset), buffers, &options));
-        // A hit counts the block's length, not the range's.
+        // A hit has the length of the block, not of the range.
         let found = found.map(|found| match found {
             GetOutcome::Hit { version, .. } => GetOutcome::Hit {
                 length: Length(length),
@@ -508,8 +512,8 @@ impl Pool {
         list_of_alike(py, &present)
     }
 
-    /// Returns a `Prefix`: how many leading blocks of a chain the pool has, with a lease on them, in one round trip.
-    /// With `lease=False` nothing is leased. Raises as `is_exist` does.
+    /// Returns a `Prefix`: the number of leading blocks of a chain that the pool has, with a lease on them.
+    /// Takes one round trip. With `lease=False` nothing is leased. Raises as `is_exist` does.
     #[pyo3(signature = (keys, *, lease=true))]
     fn match_prefix(
         &self,
@@ -524,7 +528,7 @@ impl Pool {
         Prefix::new(py, Arc::clone(&self.connection), prefix)
     }
 
-    /// Returns a block in place, without a copy, from a replica on this host in shared memory; None for a miss.
+    /// Returns a block in place, without a copy, from a replica in shared memory on this host; None for a miss.
     /// `verify=False` skips the comparison with the checksum. Raises an Error if the call failed, or if no
     /// replica of the block is in shared memory on this host.
     #[pyo3(signature = (key, *, verify=true, timeout=None))]
@@ -558,9 +562,9 @@ impl Pool {
     /// - False: the block was absent;
     /// - an Error: the block was kept, for example LeasedError when a lease or a pin protects it.
     ///
-    /// `force` removes leased and pinned blocks too. If the master's answer is lost, the block may be present or
-    /// not. The client does not repeat a removal, because that could remove a block that was put since. Raises an Error
-    /// when the master answers for no key at all.
+    /// `force` removes leased and pinned blocks too. If the master's answer is lost, the block may be present
+    /// or not. The client does not repeat a removal, because the repetition could remove a newer block. Raises
+    /// an Error when the master answers for no key at all.
     #[pyo3(signature = (keys, *, force=false))]
     fn remove<'py>(
         &self,
@@ -587,9 +591,9 @@ impl Pool {
         answers(py, outcomes, |removed| Ok(truth(py, removed)))
     }
 
-    /// Removes every block of the namespace whose key matches a regular expression. Returns
-    /// `(removed, kept)`; a lease or a pin protects the kept blocks, unless `force`. Raises InvalidArgumentError for an
-    /// invalid expression, and an Error when the master cannot be asked.
+    /// Removes every block of the namespace whose key matches a regular expression. Returns `(removed, kept)`.
+    /// Without `force`, leased and pinned blocks are kept. Raises InvalidArgumentError for an invalid
+    /// expression, and an Error when the master cannot be asked.
     #[pyo3(signature = (regex, *, force=false))]
     fn remove_matching(&self, py: Python<'_>, regex: String, force: bool) -> PyResult<(u64, u64)> {
         self.remove_whole(py, Remove::Pattern(regex), force)
@@ -642,11 +646,11 @@ impl Pool {
         Ok(counters)
     }
 
-    /// Returns the latencies of this connection by operation: a dict with `count`, `seconds` (their sum), and
-    /// `buckets`, a list of (upper end in seconds or None, count of the bucket).
+    /// Returns the latencies of this connection by operation. Each is a dict with `count`, `seconds` (their
+    /// sum), and `buckets`: a list of (upper end in seconds or None, count of the bucket).
     ///
-    /// `get` and `put` are whole batches; `read_` and `write_` with a transport are transfers with one store node;
-    /// capitalized names are calls to the master. Operations that were never done are left out.
+    /// `get` and `put` are whole batches. `read_` and `write_` with a transport are transfers with one store
+    /// node. Capitalized names are calls to the master. An operation that never ran has no entry.
     fn latencies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let open = self.open()?;
         let latencies = PyDict::new(py);
@@ -665,7 +669,7 @@ impl Pool {
         Ok(latencies)
     }
 
-    /// The pool's limits, agreed on at connect and again with each new leader.
+    /// The pool's limits, agreed at connect and again with each new leader.
     #[getter]
     fn limits(&self) -> PyResult<Limits> {
         let open = self.open()?;

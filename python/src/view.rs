@@ -1,7 +1,7 @@
 //! Views: blocks read in place, as Python buffers.
 
-// UNSAFETY: lends a view's memory out through the buffer protocol. The view is kept until the last
-// buffer is given back, and its memory is never written while it is kept.
+// UNSAFETY: lends a view's memory through the buffer protocol. The view is kept until the last buffer is
+// released, and its memory is never written while it is kept.
 #![allow(unsafe_code, reason = "the buffer protocol is made of raw pointers")]
 
 use crate::errors::Fault;
@@ -27,10 +27,10 @@ pub(crate) struct View {
     state: Mutex<State>,
 }
 
-/// The view itself, until it is released.
+/// The view and its buffers. The view is `None` once it is released.
 struct State {
     view: Option<ForkGuarded<kvpool_client::View>>,
-    /// How many buffers of it are out.
+    /// The number of buffers in use.
     lent: usize,
 }
 
@@ -51,10 +51,10 @@ impl View {
 }
 
 impl View {
-    /// Counts one more buffer that is out; where the memory begins.
+    /// Counts one more buffer in use. Returns the address of the memory.
     fn lend(&self) -> Result<*mut u8, Fault> {
         self.home.check()?;
-        // No exception is made while the lock is held: Python code would run, and other threads with it.
+        // No exception is made while the lock is held: it would run Python code, and other threads with it.
         let mut state = self.state.lock();
         let view = state.view.as_ref();
         let view = view.ok_or_else(|| Fault::closed("the view is released"))?;
@@ -126,7 +126,7 @@ impl View {
 
     /// # Safety
     ///
-    /// Called by the interpreter alone, with a buffer to be filled.
+    /// Called only by the interpreter, with a buffer to fill in.
     unsafe fn __getbuffer__(
         slf: Bound<'_, Self>,
         buffer: *mut ffi::Py_buffer,
@@ -135,8 +135,8 @@ impl View {
         let this = slf.get();
         let start = this.lend()?;
         let filled = ffi::Py_ssize_t::try_from(this.length).map(|length| {
-            // SAFETY: the interpreter gives a buffer to fill. The memory is there until the view is
-            // dropped, which waits for the buffers that are out; the buffer itself refers to `slf`.
+            // SAFETY: the interpreter passes a buffer to fill in. The memory stays until the view is dropped.
+            // The drop waits for the buffers in use, because each buffer refers to `slf`.
             unsafe { ffi::PyBuffer_FillInfo(buffer, slf.as_ptr(), start.cast(), length, 1, flags) }
         });
         if matches!(filled, Ok(0)) {
@@ -149,9 +149,9 @@ impl View {
 
     /// # Safety
     ///
-    /// Called by the interpreter alone, once for each buffer that was filled.
+    /// Called only by the interpreter, once for each filled buffer.
     unsafe fn __releasebuffer__(&self, _buffer: *mut ffi::Py_buffer) {
-        // In a child made by fork the lock may be held by a thread that is not there.
+        // In a child made by fork a missing thread may hold the lock.
         if self.home.is_here() {
             self.state.lock().lent -= 1;
         }

@@ -1,7 +1,7 @@
-//! Long lists, read and made at a few nanoseconds an item.
+//! Reading and making long lists, at a few nanoseconds an item.
 
-// UNSAFETY: reads a list's items without counting references to them, and strings and bytes objects without
-// asking twice what they are.
+// UNSAFETY: reads the items of a list without counting references to them. Reads strings and bytes objects
+// after a single type check.
 #![allow(
     unsafe_code,
     reason = "thousands of keys are read a call; counting each costs more than asking the master"
@@ -15,7 +15,8 @@ use pyo3::{Borrowed, PyTypeInfo, ffi};
 ///
 /// # Safety
 ///
-/// `each` must run no Python code while it uses the item, since that could take it off the list.
+/// `each` must run no Python code while it uses the item, because that code could remove the item from the
+/// list.
 pub(super) unsafe fn for_each_borrowed<'py>(
     list: &Bound<'py, PyList>,
     mut each: impl FnMut(&Bound<'py, PyAny>) -> PyResult<()>,
@@ -24,15 +25,15 @@ pub(super) unsafe fn for_each_borrowed<'py>(
     for at in 0..ffi::Py_ssize_t::try_from(list.len())? {
         // SAFETY: the list is a list, and the interpreter's lock is held.
         let item = unsafe { ffi::PyList_GetItem(list.as_ptr(), at) };
-        // SAFETY: the item is null with an exception set, or on the list, where it stays while the lock
-        // is held and no Python code runs.
+        // SAFETY: the item is null with an exception set, or is in the list. It stays in the list while the
+        // lock is held and no Python code runs.
         let item = unsafe { Borrowed::from_ptr_or_err(py, item) }?;
         each(&item)?;
     }
     Ok(())
 }
 
-/// The text of a string, an error when it cannot be UTF-8; `None` for what is no string.
+/// The text of a string, or an error if it is not UTF-8; `None` for an object that is no string.
 pub(super) fn text_of<'a>(object: &'a Bound<'_, PyAny>) -> Option<PyResult<&'a str>> {
     if !is::<PyString>(object) {
         return None;
@@ -43,13 +44,13 @@ pub(super) fn text_of<'a>(object: &'a Bound<'_, PyAny>) -> Option<PyResult<&'a s
     let Some(size) = usize::try_from(size).ok().filter(|_| !start.is_null()) else {
         return Some(Err(PyErr::fetch(object.py())));
     };
-    // SAFETY: so many bytes are there, which never change, for as long as the object is borrowed.
+    // SAFETY: `start` points to `size` bytes, which never change while the object is borrowed.
     let text = unsafe { std::slice::from_raw_parts(start.cast(), size) };
-    // SAFETY: the interpreter has just made or kept them as UTF-8.
+    // SAFETY: the interpreter has encoded these bytes as UTF-8.
     Some(Ok(unsafe { std::str::from_utf8_unchecked(text) }))
 }
 
-/// The bytes of a bytes object; `None` for what is none.
+/// The bytes of a bytes object; `None` for any other object.
 pub(super) fn bytes_of<'a>(object: &'a Bound<'_, PyAny>) -> Option<&'a [u8]> {
     if !is::<PyBytes>(object) {
         return None;
@@ -59,16 +60,17 @@ pub(super) fn bytes_of<'a>(object: &'a Bound<'_, PyAny>) -> Option<&'a [u8]> {
     let code =
         unsafe { ffi::PyBytes_AsStringAndSize(object.as_ptr(), &raw mut start, &raw mut size) };
     let size = usize::try_from(size).ok().filter(|_| code == 0)?;
-    // SAFETY: so many bytes are there, which never change, for as long as the object is borrowed.
+    // SAFETY: `start` points to `size` bytes, which never change while the object is borrowed.
     Some(unsafe { std::slice::from_raw_parts(start.cast_const().cast(), size) })
 }
 
-/// Whether an object is of a type. Most are of just that type, which takes no call to tell.
+/// Whether an object is an instance of a type. The exact type is the common case, and its check needs no call.
 fn is<T: PyTypeInfo>(object: &Bound<'_, PyAny>) -> bool {
     object.is_exact_instance_of::<T>() || object.is_instance_of::<T>()
 }
 
-/// A list of values most of which are alike: made of the first at once, and the others put in.
+/// A list of values most of which are equal. Copies the first value to every place at once, then sets the
+/// others.
 pub(crate) fn list_of_alike<'py, T>(py: Python<'py>, values: &[T]) -> PyResult<Bound<'py, PyList>>
 where
     T: Copy + PartialEq + IntoPyObject<'py>,

@@ -6,8 +6,8 @@
 //!                                        └─ Batches  what goes on in the background
 //! ```
 
-// UNSAFETY: passes addresses of a Python caller's on, as `loan` and `memory` do. That there is memory is
-// looked up first; that it stays while it is registered or lent is the caller's promise.
+// UNSAFETY: passes on the addresses of a Python caller, as `loan` and `memory` do. This module first checks
+// that the memory is mapped. The caller promises that it stays mapped while it is registered or lent.
 #![allow(unsafe_code, reason = "a Python caller names memory by its address")]
 
 mod batches;
@@ -31,12 +31,12 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a peer's transfer may stand still, and how long a range that is given back waits for one
-/// before it is broken off.
+/// How long a peer's transfer may make no progress. Also how long `unregister` waits for a transfer before it
+/// aborts the transfer.
 const STALL: Duration = Duration::from_secs(10);
-/// How long closing waits for transfers that are under way.
+/// How long closing waits for transfers in progress.
 const END_GRACE: Duration = Duration::from_secs(2);
-/// The longest timeout, in seconds: what is longer is meant to be for ever, and nothing is.
+/// The longest timeout, in seconds. A longer timeout is meant as "no limit", and counts as this one.
 const MAX_TIMEOUT: f64 = 86_400.0;
 
 /// One session: memory of this process that peers may read and write, and transfers to and from peers.
@@ -54,14 +54,14 @@ pub(crate) struct PeerEngine {
 }
 
 struct Session {
-    // Dropped first: no peer touches memory any more once the rest goes.
+    // Dropped first, because peers touch the memory as long as the endpoint lives.
     endpoint: Endpoint,
     memory: Memory,
     batches: Batches,
     _resident: Resident,
 }
 
-/// A transfer as the caller asked for it.
+/// One transfer of a caller.
 struct Asked {
     target: String,
     direction: Direction,
@@ -73,9 +73,10 @@ struct Asked {
 
 #[pymethods]
 impl PeerEngine {
-    /// Serves peers at `host` and `port`, 0 for any free port; `name` is for the peers' logs. Peers need the
+    /// Serves peers at `host` and `port`; 0 means any free port. `name` is for the peers' logs. Peers need the
     /// same `secret`. With an empty secret every process that reaches the port may access registered memory.
-    /// Bytes go over the named RDMA devices, over all of them for an empty list, and over TCP without any.
+    /// Bytes go over the named RDMA devices, or over all devices for an empty list. With None, or without a
+    /// device, bytes go over TCP.
     #[new]
     #[pyo3(signature = (host, port, name, secret, rdma_devices=None))]
     fn new(
@@ -118,7 +119,7 @@ impl PeerEngine {
         Ok(self.session()?.endpoint.local_addr().port())
     }
 
-    /// The names of the RDMA ports that it uses, and why it uses none.
+    /// The names of the RDMA ports in use, and the reason if there are none.
     fn ports(&self) -> PyResult<(Vec<String>, Option<String>)> {
         let session = self.session()?;
         Ok(match session.endpoint.ports() {
@@ -141,8 +142,8 @@ impl PeerEngine {
         Ok(news.map(|(target, route)| (target, told(route))).collect())
     }
 
-    /// Lets peers read and write `length` bytes at `address` until `unregister`. Raises ValueError for memory
-    /// that is not this process's or overlaps a registered range.
+    /// Lets peers read and write `length` bytes at `address` until `unregister`. Raises ValueError for a range
+    /// that is not memory of this process, or that overlaps a registered range.
     fn register(&self, py: Python<'_>, address: usize, length: u64) -> PyResult<()> {
         let session = self.session()?;
         py.detach(|| session.register(address, length))
@@ -160,8 +161,8 @@ impl PeerEngine {
         })
     }
 
-    /// Moves bytes between this process and the peer at `target`, "host:port". Then sends it `message`, if
-    /// given.
+    /// Moves bytes between this process and the peer at `target`, "host:port". Then sends `message` to the
+    /// peer, if given.
     #[pyo3(signature = (target, write, addresses, remotes, lengths, timeout, message=None))]
     #[allow(clippy::too_many_arguments, reason = "as the caller gives them")]
     fn transfer(
@@ -191,8 +192,8 @@ impl PeerEngine {
         })
     }
 
-    /// As `transfer`, but in the background. Returns its number, which is never 0. Keep the memory until
-    /// `status` says that the transfer has ended.
+    /// As `transfer`, but in the background. Returns the transfer's number, which is never 0. Keep the memory
+    /// until `status` reports the end of the transfer.
     #[pyo3(signature = (target, write, addresses, remotes, lengths, timeout, message=None))]
     #[allow(clippy::too_many_arguments, reason = "as the caller gives them")]
     fn submit(
@@ -229,14 +230,15 @@ impl PeerEngine {
         })
     }
 
-    /// The state of a submitted transfer: 1 done, 0 pending, -1 failed, -2 timed out. None for a number that
-    /// is unknown, or that thousands of later transfers have replaced.
+    /// The state of a submitted transfer: 1 done, 0 pending, -1 failed, -2 timed out. None for an unknown
+    /// number, and for a transfer that ended thousands of transfers ago.
     fn status(&self, number: u64) -> PyResult<Option<i32>> {
         let status = self.session()?.batches.status(number);
         Ok(status.as_ref().map(Status::number))
     }
 
-    /// Waits until a submitted transfer has ended; like `status`.
+    /// Waits until a submitted transfer has ended, for at most the timeout. Returns its state, as `status`
+    /// does.
     fn wait(&self, py: Python<'_>, number: u64, timeout: f64) -> PyResult<Option<i32>> {
         let deadline = Instant::now() + seconds(timeout)?;
         let session = self.session()?;
@@ -244,7 +246,7 @@ impl PeerEngine {
         Ok(status.as_ref().map(Status::number))
     }
 
-    /// Why a submitted transfer failed; None when it did not.
+    /// The reason of a failed transfer; None for any other transfer.
     fn failure(&self, number: u64) -> PyResult<Option<String>> {
         Ok(match self.session()?.batches.status(number) {
             Some(Status::Ended(Err(error))) => Some(error.to_string()),
@@ -252,13 +254,13 @@ impl PeerEngine {
         })
     }
 
-    /// Takes the messages that peers have left, oldest first.
+    /// Returns the messages from peers since the last call, oldest first.
     fn messages<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let messages = self.session()?.endpoint.messages().into_iter();
         Ok(messages.map(|message| PyBytes::new(py, &message)).collect())
     }
 
-    /// Where the memory begins that the peer registered first; None when it has registered none.
+    /// The address of the memory that the peer registered first; None if it has registered none.
     fn first_registered(
         &self,
         py: Python<'_>,
@@ -271,7 +273,8 @@ impl PeerEngine {
             .map_err(|error| raised(&error))
     }
 
-    /// Copies bytes to an address in this process. Raises ValueError when that is no memory.
+    /// Copies bytes to an address in this process. Raises ValueError if the range is not memory of this
+    /// process.
     fn write_bytes(&self, py: Python<'_>, address: usize, data: &[u8]) -> PyResult<()> {
         let session = self.session()?;
         py.detach(|| {
@@ -284,7 +287,8 @@ impl PeerEngine {
         })
     }
 
-    /// Copies bytes from an address in this process. Raises ValueError when that is no memory.
+    /// Copies bytes from an address in this process. Raises ValueError if the range is not memory of this
+    /// process.
     fn read_bytes<'py>(
         &self,
         py: Python<'py>,
@@ -321,18 +325,18 @@ impl PeerEngine {
         session.ok_or_else(|| PyRuntimeError::new_err("the engine is closed"))
     }
 
-    /// False when memory is still in use.
+    /// Ends the session. Returns false when a transfer still uses memory.
     fn end(&self) -> bool {
         let Some(session) = self.session.lock().take() else {
             return true;
         };
         if !self.home.is_here() {
-            // Its threads are the parent's: ending it would wait for them in vain.
+            // The session's threads belong to the parent, so ending it here would wait for ever.
             std::mem::forget(session);
             return true;
         }
         let withdrawn = session.endpoint.withdraw_all();
-        // Whoever else has the session is in the middle of a transfer, here or in the background.
+        // Any other owner of the session is in the middle of a transfer, in a call or in the background.
         let until = Instant::now() + END_GRACE;
         while Arc::strong_count(&session) > 1 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
@@ -357,19 +361,19 @@ impl Session {
         }
         let expose = |memory: &Slice| {
             let exposed = self.endpoint.expose(memory.clone());
-            // The endpoint registers it with its own ports for peers, and for its own transfers when they
-            // first use it.
+            // The endpoint itself registers the range with its RDMA ports: for peers now, for its own transfers
+            // at their first use.
             exposed
                 .map(|()| RegisteredBuffer::default())
                 .map_err(std::io::Error::other)
         };
-        // SAFETY: it is mapped for reading and writing, as was just looked up, and the caller keeps it
-        // until it is unregistered.
+        // SAFETY: `is_mapped` has just found the range mapped for reading and writing. The caller keeps it
+        // mapped until it is unregistered.
         unsafe { self.memory.register(address, length, expose) }
             .map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    /// The moves that a caller named, and what tells when their memory is free again.
+    /// The moves of a transfer, and the loan that tells when their memory is free again.
     fn lend(
         &self,
         write: bool,
@@ -404,8 +408,8 @@ impl Session {
         if !is_registered && !is_mapped(u64::try_from(address)?, length, how)? {
             return Err(no_memory(address, length));
         }
-        // SAFETY: it is mapped in the way that the transfer uses it, as was looked up just now or when it
-        // was registered, and the caller keeps it until the call or the submitted transfer has ended.
+        // SAFETY: the range is mapped for this access: `is_mapped` or the registration has checked it. The
+        // caller keeps it mapped until the call or the submitted transfer has ended.
         unsafe { self.memory.lend(loan, address, length, None) }
             .map_err(|_| no_memory(address, length))
     }
@@ -431,7 +435,7 @@ impl Session {
     }
 }
 
-/// How bytes go, and why not over RDMA.
+/// The transport to a peer, and the reason if it is not RDMA.
 type Told = (&'static str, Option<String>);
 
 fn told(route: Route) -> Told {

@@ -42,25 +42,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A store: not set up at first, then connected to a pool, then closed.
+/// A store. It is not set up at first, then connected to a pool, then closed.
 #[pyclass(frozen, module = "kvpool._native")]
 #[derive(Default)]
 pub(crate) struct ObjectStore {
     pool: RwLock<Option<Arc<Pool>>>,
-    /// The process that set it up; 0 while none has. Read before any lock, which a child made by fork
-    /// could find taken by a thread that it does not have.
+    /// The id of the process that set the store up; 0 before. It is read before any lock: in a child made by
+    /// fork a missing thread could hold the lock.
     process: AtomicU32,
 }
 
 thread_local! {
-    /// Why the last call of this thread failed, where a code alone would say it. Threads share a store, so the reason
-    /// is no part of it.
+    /// The reason of the last failed call of this thread, where its code does not tell it. Threads share a
+    /// store, so the reason is kept for each thread.
     static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 impl ObjectStore {
-    /// The pool, `None` while the store is not set up; an error in a child made by fork. Every call begins with this,
-    /// so the reason of an earlier failure is forgotten here.
+    /// The pool; `None` while the store is not set up. Fails in a child made by fork. Every call begins here,
+    /// so this forgets the reason of an earlier failure.
     fn pool(&self) -> PyResult<Option<Arc<Pool>>> {
         LAST_ERROR.with_borrow_mut(String::clear);
         match self.process.load(Ordering::Acquire) {
@@ -76,7 +76,7 @@ impl ObjectStore {
         }
     }
 
-    /// Keeps why something failed, for [`ObjectStore::last_error`] in the same thread.
+    /// Keeps the reason of a failure for [`ObjectStore::last_error`] in the same thread.
     #[allow(
         clippy::unused_self,
         reason = "the reason is the last of a call of a store"
@@ -90,21 +90,21 @@ impl ObjectStore {
 
 impl Drop for ObjectStore {
     fn drop(&mut self) {
-        // A store that nobody closed is taken apart as `close` does it. In a child made by fork its pool
-        // leaves the parts alone.
+        // A store that was not closed ends here as in `close`. In a child made by fork its pool leaves the
+        // parts alone.
         drop_aside(self.pool.get_mut().take());
     }
 }
 
-/// Does `work` while other Python threads run.
+/// Runs `work` without the interpreter's lock, so that other Python threads run.
 fn aside<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
     py.detach(work)
 }
 
-/// Does `work` with lent memory while other Python threads run, and waits until the memory is back.
+/// Runs `work` with lent memory and without the interpreter's lock. Waits until no transfer uses the memory.
 fn aside_with<T: Send>(py: Python<'_>, lent: lent::Lent<'_>, work: impl FnOnce() -> T + Send) -> T {
     py.detach(|| {
-        // Memory is waited for also when the work panics: its owner must not free it before.
+        // A panic must not end the wait: the owner of the memory would free it while a transfer uses it.
         let done = catch_unwind(AssertUnwindSafe(work));
         lent.returned();
         done.unwrap_or_else(|panic| resume_unwind(panic))

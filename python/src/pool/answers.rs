@@ -1,4 +1,4 @@
-//! What the master tells of blocks, nodes and the pool, as Python objects.
+//! The master's answers about blocks, nodes and the pool, as Python objects.
 
 use kvpool_client::{
     DescribedReplica, Description as Described, Limits as Agreed, Listed as InList, NodeStats,
@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 
 /// The master's description of one block.
 ///
-/// `length`: bytes. `checksum`: of the block's bytes. `version`: grows with each put of the key.
-/// `replicas`: list of `Replica`, in memory and on SSDs. `lease_left`, `soft_pin_left`: seconds, 0 without a lease or
-/// soft pin. `hard_pin`: whether the block is never evicted.
+/// `length`: bytes. `checksum`: the CRC-64 of the block's bytes. `version`: grows with each put of the key.
+/// `replicas`: list of `Replica`, in memory and on SSDs. `lease_left`, `soft_pin_left`: seconds, 0 without a
+/// lease or soft pin. `hard_pin`: whether the block is never evicted.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Description {
@@ -24,10 +24,10 @@ pub(crate) struct Description {
     hard_pin: bool,
 }
 
-/// One replica of a block. `node`: name of the store node. `segment`: id of the segment. `offset`: bytes
-/// from the segment's start. `state`: that of the node (live, suspect, draining or drained), or hidden while the
-/// replica is verified again. Of a copy on an SSD it is the medium's: ready, read_only, slow, gone, attaching or
-/// absent.
+/// One replica of a block. `node`: name of the store node. `segment`: id of the segment. `offset`: bytes from
+/// the segment's start. `state` of a replica in memory: the state of its node (live, suspect, draining or
+/// drained), or hidden while the replica is verified again. `state` of a copy on an SSD: the state of its
+/// medium (ready, read_only, slow, gone, attaching or absent).
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Replica {
@@ -49,8 +49,8 @@ pub(crate) struct Listed {
     pinned: bool,
 }
 
-/// The pool's limits. `max_block`: the largest block, in bytes. `max_batch_keys`: the most keys in one
-/// message; larger batches are split. `lease_ttl`: how long the master leases found blocks, in seconds.
+/// The pool's limits. `max_block`: the largest block, in bytes. `max_batch_keys`: the most keys in one message;
+/// the client splits larger batches. `lease_ttl`: how long the master leases found blocks, in seconds.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Limits {
@@ -65,7 +65,8 @@ pub(crate) struct Limits {
 /// `capacity`: bytes of memory that the store nodes contribute. `used`: bytes of blocks, open puts and quarantine.
 /// `quarantine`: bytes of removed blocks that cannot be given out yet. `nodes`: list of `Node`. `uptime`: seconds.
 /// `counters`: the master's counters by name. `namespaces`: the names of the known namespaces.
-/// With tokens, reader and writer see the term, the uptime and their namespaces alone. The rest is 0 or empty.
+/// With tokens, the roles reader and writer see only the term, the uptime and their namespaces. The rest is 0
+/// or empty.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Stats {
@@ -81,9 +82,9 @@ pub(crate) struct Stats {
     namespaces: Vec<String>,
 }
 
-/// A store node. `state`: live, suspect, draining or drained (it may stop). `incarnation`: text, another after each
-/// restart of the node. `data_address`: the data port, host:port. `heartbeat_age`: seconds since the last heartbeat.
-/// `segments`: list of `Segment`.
+/// A store node. `state`: live, suspect, draining or drained (it may stop). `incarnation`: text, new after each
+/// restart of the node. `data_address`: the data port, host:port. `heartbeat_age`: seconds since the last
+/// heartbeat. `segments`: list of `Segment`.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -108,7 +109,7 @@ pub(crate) struct Segment {
     largest_free: u64,
 }
 
-/// Gives classes a `repr` of their main fields.
+/// Gives the classes a `repr` of their main fields.
 macro_rules! shown {
     ($($class:ident: $($field:ident),+;)*) => {
         $(
@@ -181,7 +182,7 @@ impl Node {
     }
 }
 
-/// Python objects of items.
+/// Converts items to Python objects.
 fn objects<T, U>(py: Python<'_>, items: Vec<T>) -> PyResult<Vec<Py<U>>>
 where
     U: From<T> + pyo3::PyClass + Into<pyo3::PyClassInitializer<U>>,

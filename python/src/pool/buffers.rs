@@ -1,8 +1,7 @@
-//! The memory of a caller's blocks: what Python objects name, lent for one call.
+//! The memory of a caller's blocks, lent for one call. Python objects name it.
 
-// UNSAFETY: takes and gives back Python buffers, and lends what lies behind them. A buffer that is taken
-// stays where it is until it is given back, which is what `Buffers` holds it for. Streams of CUDA are named
-// by their handles.
+// UNSAFETY: takes and releases Python buffers, and lends their memory. A buffer stays in place until it is
+// released, so `Buffers` holds it. CUDA streams are named by their handles.
 #![allow(
     unsafe_code,
     reason = "the buffer protocol and tensors name memory by its address"
@@ -26,16 +25,16 @@ use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
-/// What a call does with its memory.
+/// The access of a call to its memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// Blocks are put from it.
+    /// A put reads blocks from it.
     Read,
-    /// Blocks are got into it.
+    /// A get writes blocks into it.
     Write,
 }
 
-/// The memory that one call lends, and the objects that it belongs to.
+/// The memory that one call lends, and its owners.
 pub(crate) struct Buffers<'a, 'py> {
     py: Python<'py>,
     open: &'a Open,
@@ -44,50 +43,50 @@ pub(crate) struct Buffers<'a, 'py> {
     lookup: Lookup,
     taken: Vec<Taken>,
     objects: Vec<Bound<'py, PyAny>>,
-    /// The streams whose work on the memory must have ended, each with its GPU.
+    /// The streams whose queued work must end first, each with its GPU.
     streams: BTreeSet<(u32, u64)>,
-    /// The GPUs with memory on which torch may have queued work.
+    /// The GPUs whose memory torch may still be working on.
     of_torch: BTreeSet<u32>,
 }
 
-/// Memory by its place.
+/// A range of memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Range {
     pub(crate) address: usize,
     pub(crate) length: u64,
-    /// Whether who names it says that it is a GPU's. An address alone says nothing.
+    /// Whether the object that names the range reports a GPU. An address alone does not show that.
     pub(crate) is_device: bool,
     pub(crate) stream: Stream,
 }
 
-/// The stream on which the owner of a GPU's memory works with it.
+/// The stream on which the owner of a GPU's memory works.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stream {
-    /// The default stream, which copies follow anyway.
+    /// The default stream. Copies follow its work anyway.
     Default,
-    /// The stream on which torch queues work at present.
+    /// The stream on which torch queues work at the time of the call.
     OfTorch,
-    /// The stream with this handle of CUDA's.
+    /// The CUDA stream with this handle.
     Named(u64),
 }
 
 /// The memory of one block.
 pub(crate) type Block = Placed<Vec<Slice>, Vec<GpuSlice>>;
 
-/// One piece of it.
+/// One buffer of a block.
 type Piece = Placed<Slice, GpuSlice>;
 
-/// A buffer that is taken; dropped, it is given back.
+/// A Python buffer. The drop releases it.
 pub(crate) struct Taken(Box<ffi::Py_buffer>);
 
-// SAFETY: a buffer is not bound to the thread that took it; it is given back with the interpreter's lock
-// held, whatever thread does it.
+// SAFETY: a buffer is not bound to the thread that took it. Any thread may release it with the interpreter's
+// lock held.
 unsafe impl Send for Taken {}
-// SAFETY: what is shared is only read.
+// SAFETY: shared references only read the structure.
 unsafe impl Sync for Taken {}
 
 impl Taken {
-    /// Takes an object's buffer as bytes in one piece. A fault when the object has none like that.
+    /// Takes an object's buffer as contiguous bytes. A fault if the object has no such buffer.
     fn new(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Result<Self, Fault>> {
         let flags = match usage {
             Use::Read => ffi::PyBUF_SIMPLE,
@@ -135,14 +134,14 @@ impl Drop for Taken {
     }
 }
 
-/// Memory that an object names, and what keeps it there.
+/// Memory that an object names, with the buffer that keeps it in place.
 pub(crate) struct Named {
     pub(crate) range: Range,
     pub(crate) taken: Option<Taken>,
 }
 
-/// The memory that an object names: its buffer, a tensor's storage, an array's on a GPU, or an
-/// `(address, length)` pair. `None` when it is none of these.
+/// The memory that an object names: its buffer, a tensor's storage, a GPU array, or an `(address, length)`
+/// pair. `None` for any other object.
 pub(crate) fn name(
     object: &Bound<'_, PyAny>,
     usage: Use,
@@ -159,7 +158,7 @@ pub(crate) fn name(
         }
         let taken = match Taken::new(object, usage) {
             Ok(taken) => taken,
-            // CuPy's arrays have the buffer protocol too, and refuse it.
+            // CuPy's arrays have the buffer protocol, but refuse to export a buffer.
             Err(refused) => {
                 let Some(range) = cuda_array_of(object, usage)? else {
                     return Err(refused);
@@ -183,8 +182,8 @@ pub(crate) fn name(
     Ok(range.map(|range| range.map(|range| Named { range, taken: None })))
 }
 
-/// Whether the bytes are references to Python objects, which must never be overwritten. A numpy array of
-/// objects exports its memory as bytes without an error.
+/// Whether the bytes are references to Python objects, which no get may overwrite. A numpy array of objects
+/// exports its memory as bytes without an error.
 fn holds_objects(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = object.py();
     if let Ok(view) = object.cast::<PyMemoryView>() {
@@ -203,7 +202,7 @@ fn holds_objects(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     }
 }
 
-/// An `(address, length)` pair; `None` for what is no tuple of two integers.
+/// An `(address, length)` pair; `None` for an object that is no tuple of two integers.
 fn pair_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>> {
     let Ok(pair) = object.cast::<PyTuple>() else {
         return Ok(None);
@@ -229,8 +228,8 @@ fn pair_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>> 
     })))
 }
 
-/// Whether an object is a number with `__index__`. Arrays and tensors have that method too, and are memory.
-/// An integer of numpy's is a number although it has the buffer protocol.
+/// Whether an object is a number with `__index__`. Arrays and tensors have this method too, but are memory. A
+/// numpy integer is a number, although it has the buffer protocol.
 fn is_integer(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     static INTEGRAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     if object.is_instance_of::<PyInt>() {
@@ -251,7 +250,7 @@ fn is_integer(object: &Bound<'_, PyAny>) -> PyResult<bool> {
         && !object.hasattr(pyo3::intern!(py, "__cuda_array_interface__"))?)
 }
 
-/// The storage of a tensor as torch has them, told by what it can do: torch is not imported.
+/// The storage of a torch tensor. Attributes identify a tensor, so torch is not imported.
 fn tensor_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>> {
     let py = object.py();
     let Some(data_ptr) = object.getattr_opt(pyo3::intern!(py, "data_ptr"))? else {
@@ -275,7 +274,7 @@ fn tensor_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>
         if let Some(is_lazy) = object.getattr_opt(is_lazy)?
             && is_lazy.call0()?.is_truthy()?
         {
-            // Its memory has other values than the tensor.
+            // The memory of such a tensor has other values than the tensor.
             return Ok(Some(Err(Fault::invalid(
                 "a tensor must not be a lazy conjugate or negative; use resolve_conj() or resolve_neg()",
             ))));
@@ -298,7 +297,7 @@ fn tensor_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>
     })))
 }
 
-/// The handles of the streams on which torch queues work at present, on these GPUs.
+/// The handles of the streams on which torch queues work now, on these GPUs.
 fn streams_of_torch(py: Python<'_>, gpus: &BTreeSet<u32>) -> PyResult<Vec<(u32, u64)>> {
     if gpus.is_empty() {
         return Ok(Vec::new());
@@ -316,7 +315,7 @@ fn streams_of_torch(py: Python<'_>, gpus: &BTreeSet<u32>) -> PyResult<Vec<(u32, 
     gpus.iter().map(current).collect()
 }
 
-/// The memory of an array on a GPU, as CuPy, Numba and others show theirs.
+/// The memory of a GPU array, as CuPy, Numba and others describe it.
 fn cuda_array_of(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Result<Range, Fault>>> {
     let py = object.py();
     let name = pyo3::intern!(py, "__cuda_array_interface__");
@@ -332,7 +331,7 @@ fn cuda_array_of(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Resul
         return Ok(Some(Err(Fault::invalid(message))));
     };
     let strides = shown.call_method1("get", ("strides",))?;
-    // None says that nothing is to be waited for.
+    // None means that no work must end first.
     let stream = shown.call_method1("get", ("stream",))?;
     let stream = stream
         .extract::<Option<u64>>()?
@@ -364,7 +363,7 @@ fn cuda_array_of(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Resul
 }
 
 impl<'a, 'py> Buffers<'a, 'py> {
-    /// Nothing is lent yet.
+    /// A loan of no memory yet.
     pub(crate) fn new(py: Python<'py>, open: &'a Open, usage: Use) -> Self {
         open.memory.look_for_gpus();
         Self {
@@ -380,8 +379,8 @@ impl<'a, 'py> Buffers<'a, 'py> {
         }
     }
 
-    /// Lends a block: one buffer, or a sequence of them, all of this host's memory or all of a GPU's. What
-    /// is no memory at all raises; memory that cannot be used as asked is a fault of this block alone.
+    /// Lends a block: one buffer or a sequence of buffers, all in host memory or all on a GPU. An object that
+    /// names no memory raises an exception. Memory without the needed access is a fault of this block alone.
     pub(crate) fn lend(&mut self, block: &Bound<'py, PyAny>) -> PyResult<Result<Block, Fault>> {
         if let Some(named) = name(block, self.usage)? {
             return Ok(named.and_then(|named| {
@@ -425,9 +424,9 @@ impl<'a, 'py> Buffers<'a, 'py> {
                 Use::Write => mapped::Use::ReadWrite,
             };
             let check = taken.is_none().then_some((&self.lookup, how));
-            // SAFETY: a buffer that was taken stays for as long as `self` holds it, which is until the
-            // loan is returned; a tensor's or a pair's memory is there by the caller's promise, and the
-            // object is held as long.
+            // SAFETY: `self` holds a buffer until the loan is returned, and the buffer stays in place as long.
+            // For a tensor or a pair the caller promises that the memory stays, and `self` holds the object as
+            // long.
             match unsafe { memory.lend(&self.loan, address, length, check) } {
                 Ok(slice) => {
                     match taken {
@@ -462,9 +461,8 @@ impl<'a, 'py> Buffers<'a, 'py> {
         Ok(Piece::Device(slice))
     }
 
-    /// Waits for the work that the caller's streams have queued, and does the work of the call, which may take
-    /// `timeout`. The work is told its deadline. This returns when no transfer uses any of the memory. All of
-    /// this is without the interpreter's lock.
+    /// Waits for the queued work of the caller's streams, then runs `work` with its deadline, `timeout` from
+    /// then. Returns when no transfer uses the memory any more. The interpreter's lock is released meanwhile.
     pub(crate) fn run<T: Send>(
         self,
         timeout: Option<Duration>,
@@ -490,17 +488,17 @@ impl<'a, 'py> Buffers<'a, 'py> {
         streams.extend(of_torch?);
         let (done, returned) = py.detach(|| {
             let waited = streams.into_iter().try_for_each(|(device, stream)| {
-                // SAFETY: torch's streams live as long as the process. Who names a stream of its own in the
-                // interface of CUDA's arrays promises that it exists.
+                // SAFETY: torch's streams live as long as the process. An object that names a stream in the
+                // CUDA array interface promises that the stream exists.
                 unsafe { gpu::wait_for_stream(gpu::Device(device), stream) }
             });
             let deadline = deadline(timeout);
-            // Memory is waited for also when the work panics: its owner must not free it before.
+            // A panic must not end the wait: the owner of the memory would free it while a transfer uses it.
             let done = waited.map(|()| catch_unwind(AssertUnwindSafe(|| work(deadline))));
             (done, loan.returned_after(deadline))
         });
         if let Err(still_lent) = returned {
-            // Never given back, for as long as the process lives: bytes may still arrive there.
+            // The memory is never released, because bytes may still arrive there.
             std::mem::forget((taken, objects));
             return Err(Fault::still_lent(still_lent));
         }
@@ -515,7 +513,7 @@ impl<'a, 'py> Buffers<'a, 'py> {
     }
 }
 
-/// A range of a GPU's memory, for one call. The driver knows it, so nothing is registered.
+/// A range of a GPU's memory, for one call. The driver knows the range, so this registers nothing.
 pub(crate) fn device_slice(open: &Open, range: Range) -> Result<GpuSlice, Fault> {
     let Range {
         address, length, ..
@@ -540,35 +538,35 @@ fn no_memory(object: &Bound<'_, PyAny>) -> PyErr {
     ))
 }
 
-/// A bytes object whose bytes are still to come: no one else knows it until it is given out.
+/// A bytes object without its bytes yet. No other code has it before it is returned.
 pub(crate) struct Unwritten(Py<PyBytes>);
 
 impl Unwritten {
-    /// Room for so many bytes. Raises MemoryError when there is none.
+    /// A new object of `length` bytes. Raises MemoryError if the memory cannot be allocated.
     pub(crate) fn new(py: Python<'_>, length: Length) -> PyResult<Self> {
         let size = ffi::Py_ssize_t::try_from(length.0).map_err(|_| {
             pyo3::exceptions::PyMemoryError::new_err(
                 "cannot allocate memory for a block of this length",
             )
         })?;
-        // SAFETY: without bytes to copy the call makes an object of this length, or fails.
+        // SAFETY: without bytes to copy, the call makes an object of this length or fails.
         let object = unsafe { ffi::PyBytes_FromStringAndSize(std::ptr::null(), size) };
         // SAFETY: the object is new and owned, or null with an exception set.
         let object = unsafe { Bound::from_owned_ptr_or_err(py, object) }?;
         Ok(Self(object.cast_into::<PyBytes>()?.unbind()))
     }
 
-    /// Lends its bytes.
+    /// Lends the object's bytes.
     pub(crate) fn lend(&self, py: Python<'_>, loan: &Loan) -> Option<Slice> {
         let length = self.0.as_bytes(py).len() as u64;
         // SAFETY: the object is a bytes object and alive.
         let start = unsafe { ffi::PyBytes_AsString(self.0.as_ptr()) };
-        // SAFETY: the object lives until the loan is returned, which is waited for before it is given
-        // out or dropped; nobody else knows it, so nobody reads the bytes as they are written.
+        // SAFETY: the object lives until the loan is returned: the caller waits for the loan before it returns
+        // or drops the object. No other code has the object, so none reads the bytes meanwhile.
         unsafe { loan.lend(start.expose_provenance(), length) }
     }
 
-    /// The object, its first `length` bytes written; a copy when that is not all of them.
+    /// The object after a get of `length` bytes; a copy if the object is longer.
     pub(crate) fn written(self, py: Python<'_>, length: Length) -> Bound<'_, PyBytes> {
         let bytes = self.0.into_bound(py);
         match bytes.as_bytes().get(..length.as_usize()) {

@@ -1,4 +1,4 @@
-//! Leases, and the prefixes that they are on.
+//! Leases, and the prefixes under lease.
 
 use crate::errors::Fault;
 use crate::home::{ForkGuarded, Home, drop_aside};
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A lease: the master does not evict its blocks while it runs.
+/// A lease: while it runs, the master does not evict its blocks.
 ///
 /// A `with` statement releases it at the end; otherwise it expires. `len()` is the number of its keys.
 #[pyclass(frozen, module = "kvpool")]
@@ -20,17 +20,17 @@ pub(crate) struct Lease {
     state: Mutex<State>,
 }
 
-/// Where a lease is.
+/// The holder of the lease.
 enum State {
     Held(ForkGuarded<blocking::Lease>),
-    /// With the call that renews it. No lock is held while the master is asked.
+    /// The lease is with the call that renews it. No lock is held while the master is asked.
     Renewing {
-        /// When the first of its blocks may be evicted, unless the renewal succeeds.
+        /// The time at which its first block may be evicted, unless the renewal succeeds.
         until: Instant,
-        /// The number of its keys before.
+        /// The number of its keys before the renewal.
         len: usize,
     },
-    /// Given back, or to be given back by the call that renews it.
+    /// The lease is released, or the call that renews it will release it.
     Released,
 }
 
@@ -44,7 +44,7 @@ impl Lease {
         }
     }
 
-    /// Takes the lease out to renew it.
+    /// Takes the lease out for its renewal.
     fn begin_renewal(&self) -> Result<ForkGuarded<blocking::Lease>, Fault> {
         self.home.check()?;
         let mut state = self.state.lock();
@@ -64,7 +64,7 @@ impl Lease {
         }
     }
 
-    /// Puts the lease back after its renewal; gives it if it was released meanwhile.
+    /// Puts the lease back after its renewal. Returns the lease if it was released meanwhile.
     fn end_renewal(
         &self,
         lease: ForkGuarded<blocking::Lease>,
@@ -91,10 +91,10 @@ impl Drop for Lease {
 
 #[pymethods]
 impl Lease {
-    /// Extends the lease by the master's full lease TTL. Returns how many blocks left the lease, because their
-    /// lease had expired. Raises ClosedError if the lease is released, also meanwhile, if another thread renews it, or
-    /// if the pool is closed.
-    /// Raises an Error when the master cannot be asked; the lease then runs on unchanged.
+    /// Extends the lease by the master's full lease TTL. Returns the number of blocks that left the lease
+    /// because their lease had expired. Raises ClosedError if the lease or the pool is closed, or if another
+    /// thread renews the lease. A release during the renewal raises ClosedError too. Raises an Error when the
+    /// master cannot be asked; the lease then continues unchanged.
     fn renew(&self, py: Python<'_>) -> PyResult<usize> {
         self.home.check()?;
         self.pool.get()?;
@@ -113,8 +113,8 @@ impl Lease {
         Ok(renewed?)
     }
 
-    /// Ends the lease, so that its blocks may be evicted. A second release has no effect. During a renewal
-    /// in another thread, that thread gives the lease back. Raises an Error when the master cannot be told, and
+    /// Ends the lease, so that its blocks may be evicted. A second release has no effect. During a renewal in
+    /// another thread, that thread releases the lease. Raises an Error when the master cannot be told, and
     /// ClosedError for a closed pool; the lease then expires.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         self.home.check()?;
@@ -151,7 +151,7 @@ impl Lease {
         })
     }
 
-    /// Always true: a lease on no block is a lease too.
+    /// Always true: a lease on no block is a lease too, although its `len()` is 0.
     fn __bool__(&self) -> bool {
         true
     }

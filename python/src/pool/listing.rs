@@ -1,4 +1,4 @@
-//! The iterator over a pool's blocks, and what a removal leaves.
+//! The iterator over a pool's blocks.
 
 use crate::errors::Fault;
 use crate::pool::answers::Listed;
@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// An iterator of `Listed` over the blocks of a namespace, a page at a time. Made by `Pool.list`. Raises ClosedError
-/// once the pool is closed, and an Error when the master cannot be asked.
+/// An iterator of `Listed` over the blocks of a namespace, fetched page by page. `Pool.list` makes it. Raises
+/// ClosedError once the pool is closed, and an Error when the master cannot be asked.
 #[pyclass(frozen, module = "kvpool")]
 pub(crate) struct Listing {
     pool: Arc<Connection>,
@@ -18,16 +18,16 @@ pub(crate) struct Listing {
 }
 
 struct State {
-    /// What is left of the page, last first.
+    /// The rest of the page, last block first.
     page: Vec<InList>,
     next: Next,
 }
 
 #[derive(Clone)]
 enum Next {
-    /// Where the next page begins; `None` for the first.
+    /// The start of the next page; `None` for the first page.
     Page(Option<Page>),
-    /// There is none.
+    /// No page is left.
     End,
 }
 
@@ -44,8 +44,8 @@ impl Listing {
         }
     }
 
-    /// The next block, asking the master for a page when need be. Two threads may share a listing; a
-    /// page that both ask for at once is given out twice.
+    /// The next block. Asks the master for a page when necessary. Two threads may share a listing. A page that
+    /// both ask for at the same time is returned twice.
     fn next(&self) -> Result<Option<InList>, Fault> {
         loop {
             let open = self.pool.get()?;

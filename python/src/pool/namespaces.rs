@@ -1,4 +1,4 @@
-//! Namespaces with their quotas and limits, as Python programs create, change and watch them.
+//! Namespaces with their quotas and limits: Python programs create, change and watch them.
 
 use super::Pool;
 use super::answers::shown;
@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 
 /// A namespace with its settings and use.
 ///
-/// `name`, `model`, `dtype`, `parallel_rank`, `salt`: as its creator gave them.
-/// `settings`: dict of the settings that it has, by name; see `Pool.create_namespace`.
+/// `name`, `model`, `dtype`, `parallel_rank`, `salt`: as the creator of the namespace gave them.
+/// `settings`: dict of the namespace's settings by name; see `Pool.create_namespace`.
 /// `memory`: bytes of its blocks and open puts. `media`: bytes of its copies on SSD, with their headers.
 /// `blocks`: its blocks in memory. `copies`: its copies on SSD. `open_puts`: its puts that have not ended.
 #[pyclass(frozen, get_all, module = "kvpool")]
@@ -67,7 +67,7 @@ fn read_setting(name: &str) -> Result<Setting, Fault> {
     })
 }
 
-/// The settings with a value, and those that end.
+/// The settings with a value, and the settings to end.
 fn read_settings(
     settings: &BTreeMap<String, Option<Whole>>,
 ) -> Result<(NamespaceSettings, Vec<Setting>), Fault> {
@@ -85,12 +85,12 @@ fn read_settings(
 
 #[pymethods]
 impl Pool {
-    /// Creates a namespace with settings, and returns True. A namespace that exists with the same fields keeps its
-    /// own settings, and the result is False.
+    /// Creates a namespace with settings, and returns True. If a namespace with the same fields exists, it
+    /// keeps its own settings, and the result is False.
     ///
     /// `settings`: dict of a setting's name and its value, an int. In bytes: `memory_soft`, `memory_hard`,
     /// `media_hard`, `guaranteed`, `bytes_per_second`. In blocks: `blocks_soft`, `blocks_hard`. Others:
-    /// `priority` (0 to 9), `requests_per_second`. docs/operations/tenancy.md says what each does.
+    /// `priority` (0 to 9), `requests_per_second`. docs/operations/tenancy.md describes each setting.
     ///
     /// Raises InvalidArgumentError for settings that contradict each other, and for a name that exists with
     /// other fields or, when `settings` are given, with other settings.
@@ -108,8 +108,8 @@ impl Pool {
         Ok(self.call(py, |client| client.create_namespace(fields, &set))?)
     }
 
-    /// Changes settings of a namespace, durably, and returns its `NamespaceInfo`. A setting whose value is None
-    /// ends. Settings that are not named stay.
+    /// Changes settings of a namespace, durably, and returns its `NamespaceInfo`. The value None ends a
+    /// setting. Other settings stay unchanged.
     ///
     /// Raises an Error with the code `unknown_namespace`, and InvalidArgumentError for settings that contradict
     /// each other. A refused change changes nothing.
@@ -124,22 +124,24 @@ impl Pool {
         Ok(changed.into())
     }
 
-    /// Deletes a namespace. With `blocks` its blocks leave too, despite leases and pins. Returns their number.
+    /// Deletes a namespace. With `blocks`, also removes its blocks, despite leases and pins. Returns the number
+    /// of these blocks.
     ///
-    /// Raises an Error with the code `namespace_in_use` without `blocks`, when it has blocks or open puts, and
-    /// with the code `unknown_namespace`.
+    /// Raises an Error with the code `namespace_in_use` if the namespace has blocks or open puts and `blocks`
+    /// is False. Raises an Error with the code `unknown_namespace` for an unknown name.
     #[pyo3(signature = (name, *, blocks=false))]
     fn delete_namespace(&self, py: Python<'_>, name: &str, blocks: bool) -> PyResult<u64> {
         Ok(self.call(py, |client| client.delete_namespace(name, blocks))?)
     }
 
-    /// Returns the `NamespaceInfo` of one namespace. Raises an Error with the code `unknown_namespace`.
+    /// Returns the `NamespaceInfo` of one namespace. Raises an Error with the code `unknown_namespace` for an
+    /// unknown name.
     fn namespace(&self, py: Python<'_>, name: &str) -> PyResult<NamespaceInfo> {
         Ok(self.call(py, |client| client.namespace(name))?.into())
     }
 
-    /// Returns the `NamespaceInfo` of every namespace, sorted by name. With tokens it needs the role operator, or
-    /// admin in every namespace. Another role raises an Error with the code `forbidden`.
+    /// Returns the `NamespaceInfo` of every namespace, sorted by name. With tokens the call needs the role
+    /// operator, or admin in every namespace. Another role raises an Error with the code `forbidden`.
     fn namespaces(&self, py: Python<'_>) -> PyResult<Vec<NamespaceInfo>> {
         let all = self.call(py, |client| client.namespaces())?;
         Ok(all.into_iter().map(NamespaceInfo::from).collect())

@@ -1,4 +1,4 @@
-//! What a pool holds while it is open, shared by what it hands out.
+//! The state of an open pool, which the objects that it returns share.
 
 use crate::errors::Fault;
 use crate::home::{ForkGuarded, Home, Resident, drop_aside};
@@ -12,20 +12,20 @@ use std::sync::Arc;
 pub(crate) struct Open {
     pub(crate) client: Client,
     pub(crate) memory: Memory,
-    /// Where the memory begins that is registered.
+    /// The addresses of registered memory.
     pub(crate) registered: Mutex<BTreeSet<usize>>,
-    /// Goes last.
+    /// Dropped last, after all threads of the client.
     _resident: Resident,
 }
 
-/// A connection that can be closed. What is under way then goes on until its end.
+/// A connection that can be closed. Calls in progress then continue to their end.
 pub(crate) struct Connection {
     home: Home,
     open: Mutex<Option<Arc<ForkGuarded<Open>>>>,
 }
 
 impl Connection {
-    /// An open one.
+    /// An open connection.
     pub(crate) fn new(client: Client, resident: Resident) -> Self {
         let open = ForkGuarded::new(Open {
             client,
@@ -39,16 +39,15 @@ impl Connection {
         }
     }
 
-    /// The connection for the length of a call; a fault when it is closed, or was made by another
-    /// process.
+    /// The connection for one call. Fails if it is closed or belongs to another process.
     pub(crate) fn get(&self) -> Result<Arc<ForkGuarded<Open>>, Fault> {
         self.home.check()?;
         let open = self.open.lock().clone();
         open.ok_or_else(|| Fault::closed("the pool is closed"))
     }
 
-    /// Closes it. What was open is for the caller to drop, without the interpreter's lock, as that may
-    /// take a moment.
+    /// Closes the connection. The caller drops the result without the interpreter's lock, because that may take
+    /// a moment.
     pub(crate) fn close(&self) -> Option<Arc<ForkGuarded<Open>>> {
         if !self.home.is_here() {
             return None;
@@ -56,7 +55,7 @@ impl Connection {
         self.open.lock().take()
     }
 
-    /// Whether it is closed, as seen from this process.
+    /// Whether the connection is closed or belongs to another process.
     pub(crate) fn is_closed(&self) -> bool {
         !self.home.is_here() || self.open.lock().is_none()
     }
@@ -64,7 +63,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Without this the field's own drop would take the connection apart in a child too.
+        // Otherwise the field's own drop would end the connection in a child made by fork too.
         let open = self.open.get_mut().take();
         if self.home.is_here() {
             drop_aside(open);

@@ -1,4 +1,4 @@
-//! What calls are told, read from Python.
+//! The options of calls, read from Python.
 
 use crate::errors::Fault;
 use crate::keys::Namespace;
@@ -9,19 +9,18 @@ use pyo3::types::PyString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The longest time that a call may be given, in seconds: over eleven days.
+/// The longest timeout of a call, in seconds: over eleven days.
 const LONGEST: f64 = 1e6;
 
-/// The most replicas that a put may ask for: more than that is a mistake, and not a wish.
+/// The most replicas of a put. A larger number is a mistake of the caller.
 const MOST_REPLICAS: u64 = 64;
 
-/// Any Python int, of which some are no whole number of this interface: that is the call's fault with a
-/// name, and not an overflow.
+/// Any Python int. An int outside the range is an invalid argument with its name, not an OverflowError.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Whole(Option<u64>);
 
 impl Whole {
-    /// What is meant where nothing is said.
+    /// The default of an option with the value 1.
     pub(crate) const ONE: Self = Self(Some(1));
 
     /// The number.
@@ -43,9 +42,9 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Whole {
     }
 }
 
-/// A time in seconds.
+/// Reads a time in seconds.
 pub(crate) fn seconds(what: &str, value: f64) -> Result<Duration, Fault> {
-    // A comparison with what is no number is false.
+    // The comparison is false for NaN.
     if (0.0..=LONGEST).contains(&value) {
         Ok(Duration::from_secs_f64(value))
     } else {
@@ -55,12 +54,12 @@ pub(crate) fn seconds(what: &str, value: f64) -> Result<Duration, Fault> {
     }
 }
 
-/// A time in seconds that may be left out.
+/// Reads an optional time in seconds.
 pub(crate) fn some_seconds(what: &str, value: Option<f64>) -> Result<Option<Duration>, Fault> {
     value.map(|value| seconds(what, value)).transpose()
 }
 
-/// The times given to `Pool.connect`, in seconds. `None` means the client's default.
+/// The times of `Pool.connect`, in seconds. `None` means the client's default.
 pub(crate) struct ConnectTimes {
     pub(crate) connect: f64,
     pub(crate) put: Option<f64>,
@@ -69,7 +68,7 @@ pub(crate) struct ConnectTimes {
     pub(crate) spin: f64,
 }
 
-/// The client's options.
+/// The client's options for `Pool.connect`.
 pub(crate) fn connect_options(
     master: Option<&Bound<'_, PyAny>>,
     namespace: Option<&Namespace>,
@@ -147,7 +146,7 @@ impl Names {
     }
 }
 
-/// How to put, in the words of `put` and `batch_put`.
+/// The options of a put, under the names of `put` and `batch_put`.
 #[derive(Default)]
 pub(crate) struct PutWords {
     pub(crate) replicas: Whole,
@@ -160,7 +159,7 @@ pub(crate) struct PutWords {
 }
 
 impl PutWords {
-    /// The same for the client.
+    /// The client's form of these options.
     pub(crate) fn read(self) -> Result<PutOptions, Fault> {
         let replicas = self.replicas.read("replicas")?;
         if !(1..=MOST_REPLICAS).contains(&replicas) {

@@ -1,4 +1,4 @@
-//! Batches: what is asked of the client, what fails before, and one answer a key.
+//! Batches: the keys for the client, the keys that fail before, and one result for each key.
 
 use super::buffers::Unwritten;
 use crate::errors::Fault;
@@ -10,10 +10,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::time::Instant;
 
-/// One key of a batch: to be asked about, or at fault before.
+/// One key of a batch: `None` if the client is asked about it, else its fault.
 pub(super) type Planned = Option<Fault>;
 
-/// Notes what is to be asked about one key, or why nothing is.
+/// Plans one key: the client is asked about it, or it has a fault.
 pub(super) fn plan_one<T>(one: Result<T, Fault>, plan: &mut Vec<Planned>, asked: &mut Vec<T>) {
     plan.push(match one {
         Ok(one) => {
@@ -24,7 +24,7 @@ pub(super) fn plan_one<T>(one: Result<T, Fault>, plan: &mut Vec<Planned>, asked:
     });
 }
 
-/// The outcomes of what was asked, and the faults of what was not, in order.
+/// The outcomes of the keys that the client was asked about and the faults of the others, in order.
 pub(super) fn merge<T, E: Into<Fault>>(
     plan: Vec<Planned>,
     outcomes: Vec<Result<T, E>>,
@@ -66,8 +66,8 @@ pub(super) fn read_parents(
     }
 }
 
-/// One answer a key: what `show` makes of an outcome, or its exception. Raises what a signal's handler
-/// raised in the call.
+/// One result for each key: the value that `show` makes of an outcome, or an exception object. Raises the
+/// exception of a signal handler that ran during the call.
 pub(super) fn answers<'py, T>(
     py: Python<'py>,
     outcomes: Vec<Result<T, Fault>>,
@@ -83,7 +83,7 @@ pub(super) fn answers<'py, T>(
     PyList::new(py, shown.collect::<PyResult<Vec<_>>>()?)
 }
 
-/// The one outcome of a batch of one.
+/// The outcome of a batch of one key.
 pub(super) fn only<T>(outcomes: Vec<Result<T, Fault>>) -> Result<T, Fault> {
     let outcome = outcomes.into_iter().next();
     outcome.unwrap_or_else(|| {
@@ -99,7 +99,8 @@ pub(super) fn truth(py: Python<'_>, is: bool) -> Bound<'_, PyAny> {
     pyo3::types::PyBool::new(py, is).to_owned().into_any()
 }
 
-/// What a get found in memory of our own: waits until no transfer uses it, and hands the last of it out.
+/// The result of a get into new memory. Waits until no transfer uses the memory, and returns the last of
+/// `rooms`.
 pub(super) fn finish<'py>(
     py: Python<'py>,
     (loan, deadline): (Loan, Instant),
@@ -108,7 +109,7 @@ pub(super) fn finish<'py>(
     failure: Option<PyErr>,
 ) -> PyResult<Option<Bound<'py, PyBytes>>> {
     if let Err(still_lent) = py.detach(|| loan.returned_after(deadline)) {
-        // Never freed, for as long as the process lives: bytes may still arrive there.
+        // The memory is never freed, because bytes may still arrive there.
         std::mem::forget(rooms);
         return Err(Fault::still_lent(still_lent).into());
     }

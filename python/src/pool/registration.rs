@@ -1,7 +1,7 @@
-//! Memory that stays registered for longer than a call.
+//! Memory that is registered for longer than one call.
 
-// UNSAFETY: registers memory by its address. The buffer behind it is held until the registration has
-// ended; a tensor's or a pair's memory is there by the caller's promise.
+// UNSAFETY: registers memory by its address. The registration holds the buffer behind it. The caller promises
+// that the memory of a tensor or an `(address, length)` pair stays.
 #![allow(unsafe_code, reason = "memory is registered by its address")]
 
 use crate::errors::Fault;
@@ -13,7 +13,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// Memory that is registered with the RDMA ports of this host, so that calls need not register it again.
+/// Memory that is registered with the RDMA ports of this host, so that no call must register it again.
 ///
 /// Without RDMA it has no effect. It ends with `unregister()`, at the end of a `with` statement, or when
 /// it is garbage. The object that owns the memory stays alive until then.
@@ -24,7 +24,7 @@ pub(crate) struct Registration {
     held: Mutex<Option<Held>>,
 }
 
-/// What is held for as long as the registration.
+/// The objects that live as long as the registration.
 struct Held {
     open: Arc<ForkGuarded<Open>>,
     _buffer: Option<Taken>,
@@ -53,12 +53,13 @@ impl Registration {
         })
     }
 
-    /// Ends the registration and waits until no transfer uses the memory, without the interpreter's
-    /// lock. If one still does, the registration holds on, and the next call waits again.
+    /// Ends the registration and waits until no transfer uses the memory, without the interpreter's lock. If a
+    /// transfer still uses the memory, the registration stays, and the next call waits again.
     fn end(&self, py: Python<'_>) -> Result<(), Fault> {
         self.home.check()?;
         let ended = py.detach(|| -> Result<Option<Held>, Fault> {
-            // Locked until the transfers have ended: the memory is free for no caller before.
+            // The lock is held until the transfers have ended, so that no caller takes the memory for free
+            // before.
             let mut held = self.held.lock();
             let Some(Held { open, .. }) = held.as_ref() else {
                 return Ok(None);
@@ -72,7 +73,7 @@ impl Registration {
         ended.map(drop)
     }
 
-    /// Keeps what is held for ever: a transfer still uses the memory.
+    /// Keeps the objects for ever, because a transfer still uses the memory.
     fn keep(&mut self) {
         let Some(held) = self.held.get_mut().take() else {
             return;
@@ -89,7 +90,7 @@ fn register(open: &Open, range: Range) -> Result<(), Fault> {
         address, length, ..
     } = range;
     if range.is_device {
-        // Where there is no such GPU, its address would be taken for one of this host's.
+        // Without such a GPU the address would be taken for host memory.
         device_slice(open, range)?;
     }
     if !open.registered.lock().insert(address) {
@@ -98,8 +99,7 @@ fn register(open: &Open, range: Range) -> Result<(), Fault> {
         )));
     }
     let with_ports = |memory: &_| open.client.register_buffer(memory);
-    // SAFETY: what the memory belongs to is held until the registration has ended, or is there by the
-    // caller's promise.
+    // SAFETY: the registration holds the owner of the memory, or the caller promises that the memory stays.
     let registered = unsafe { open.memory.register(address, length, with_ports) };
     registered.map_err(|error| {
         open.registered.lock().remove(&address);

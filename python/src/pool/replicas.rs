@@ -1,4 +1,4 @@
-//! Tasks of the leader that copy, move and drop replicas, as Python programs begin and watch them.
+//! Tasks of the leader that copy, move and drop replicas: Python programs begin and watch them.
 
 use super::Pool;
 use super::answers::shown;
@@ -10,14 +10,14 @@ use kvpool_client::{
 };
 use pyo3::prelude::*;
 
-/// A task that copies, moves or drops replicas. The leader keeps it in memory, so another leader does not
-/// know it.
+/// A task that copies, moves or drops replicas. The leader keeps the task in memory, so the next leader does
+/// not know it.
 ///
 /// `id`: int. `change`: copy, move or drop. `state`: running, done, failed or cancelled.
-/// `blocks`: the blocks of the task, each counted once for each target. `changed`: those with the wanted
-/// change. `gone`: those that left meanwhile, or needed no change. `failed`: those without the change.
-/// `bytes`: bytes that arrived at their targets. `failure`: the last Error of a block, or None; of a cancelled
-/// task, why its blocks waited last.
+/// `blocks`: the blocks of the task, each counted once for each target. `changed`: blocks with the requested
+/// change. `gone`: blocks that left meanwhile, or needed no change. `failed`: blocks without the change.
+/// `bytes`: bytes that arrived at their targets. `failure`: the last Error of a block, or None; for a
+/// cancelled task the reason for which its blocks last waited.
 /// `age`, `idle`: seconds since the task began, and since its last change.
 /// `source`: the node whose replicas move or are dropped, empty for any. `to`: the target nodes, empty for
 /// the nodes with the most free room.
@@ -102,15 +102,15 @@ impl ReplicaTask {
 
 #[pymethods]
 impl Pool {
-    /// Begins a task that copies, moves or drops replicas, and returns its `ReplicaTask` at once. Bytes go
+    /// Begins a task that copies, moves or drops replicas, and returns its `ReplicaTask` at once. Bytes move
     /// from node to node and are verified.
     ///
     /// `change`: 'copy' gives each block one more replica for each node of `to`; 'move' moves a replica to
     /// another node; 'drop' drops the replica on the node `source`. The last readable replica stays.
-    /// The blocks are one of: these `keys`; the keys in which `regex` matches; without both, every block of
-    /// every namespace that has a replica on `source`.
+    /// The blocks are one of: these `keys`; the blocks whose keys contain a match of `regex`; without both,
+    /// every block of every namespace that has a replica on `source`.
     /// `to`: names of nodes; empty for the node with the most free room.
-    /// `evict`: evict blocks that were used earlier where a target is full. Otherwise a full target fails.
+    /// `evict`: a full target evicts blocks that were used earlier. Without it, a full target fails.
     ///
     /// Raises InvalidArgumentError for arguments that contradict each other, and an Error with the code
     /// `missing` for an unknown node or `too_many_held` while too many tasks run. After another Error the
@@ -145,21 +145,23 @@ impl Pool {
         ReplicaTask::new(py, task)
     }
 
-    /// Takes a store node out of service: it gets no new blocks, and a task moves its blocks to other nodes,
-    /// the block that was used last first. Blocks that were used earlier are evicted for them. Returns the
-    /// `ReplicaTask`. The node may stop once its state in `stats` is `drained`. Raises an Error with the code
-    /// `missing` for an unknown node, and `last_node` without `force`, when no other node takes the blocks that
-    /// would leave with it. A repeated call moves what is left, or begins the drain anew if it was cancelled.
+    /// Takes a store node out of service. The node gets no new blocks, and a task moves its blocks to other
+    /// nodes. The most recently used block moves first. Full targets evict blocks that were used earlier.
+    /// Returns the `ReplicaTask`. The node may stop once its state in `stats` is `drained`. A repeated call
+    /// moves the remaining blocks, or begins the drain again if it was cancelled.
+    ///
+    /// Raises an Error with the code `missing` for an unknown node. Without `force`, raises an Error with the
+    /// code `last_node` if no other node can take the blocks that would leave with this node.
     #[pyo3(signature = (name, *, force=false))]
     fn drain_node(&self, py: Python<'_>, name: &str, force: bool) -> PyResult<ReplicaTask> {
         let task = self.call(py, |client| client.drain_node(name, force))?;
         ReplicaTask::new(py, task)
     }
 
-    /// Takes a store node back into service whose drain `drain_node` began. Blocks that have moved stay where they
-    /// are. Returns whether the node drained until now, and True after an attempt whose answer was lost. Raises an
-    /// Error with the code `missing` for an unknown node, `node_stops` for a node that stops, and `node_unheard` for
-    /// a node that does not answer.
+    /// Takes a store node back into service after `drain_node`. Blocks that have moved stay where they are.
+    /// Returns whether the node was draining, and True after an attempt whose answer was lost. Raises an Error
+    /// with the code `missing` for an unknown node, `node_stops` for a node that stops, and `node_unheard` for a
+    /// node that does not answer.
     fn undrain_node(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
         Ok(self.call(py, |client| client.undrain_node(name))?)
     }
@@ -179,8 +181,8 @@ impl Pool {
         ReplicaTask::each(py, tasks)
     }
 
-    /// Waits until a task has ended, for at most `timeout` seconds, and returns it as it is then. Returns None
-    /// if the leader does not know the task: another leader began, and the task ended with its own.
+    /// Waits until a task has ended, for at most `timeout` seconds, and returns its state at that time. Returns
+    /// None if the leader does not know the task: another leader began, and the task ended with its own leader.
     fn wait_replica_task(
         &self,
         py: Python<'_>,

@@ -1,4 +1,4 @@
-//! Transfers that nobody waits for, by number.
+//! Transfers in the background, by number.
 
 use kvpool_transport::TransferError;
 use kvpool_types::Code;
@@ -6,15 +6,15 @@ use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
-/// How many transfers that have ended can still be asked about.
+/// The number of ended transfers whose state is kept.
 const REMEMBERED: usize = 4096;
 
-/// What became of a transfer so far.
+/// The state of a transfer.
 #[derive(Clone, Debug)]
 pub(super) enum Status {
-    /// It goes on.
+    /// The transfer is in progress.
     Pending,
-    /// All bytes are in place, or why they are not.
+    /// All bytes are in place, or the error of the transfer.
     Ended(Result<(), TransferError>),
 }
 
@@ -45,7 +45,7 @@ struct State {
 }
 
 impl Batches {
-    /// The number of a new one, which is never 0.
+    /// Returns the number of a new transfer. It is never 0.
     pub(super) fn begin(&self) -> u64 {
         let mut state = self.state.lock();
         state.last += 1;
@@ -54,7 +54,7 @@ impl Batches {
         number
     }
 
-    /// Says how one ended.
+    /// Records the end of a transfer.
     pub(super) fn end(&self, number: u64, outcome: Result<(), TransferError>) {
         let mut state = self.state.lock();
         state.known.insert(number, Status::Ended(outcome));
@@ -68,12 +68,12 @@ impl Batches {
         self.changed.notify_all();
     }
 
-    /// How one stands; `None` for a number that was never given, or has been forgotten.
+    /// The state of a transfer; `None` for a number that is unknown or forgotten.
     pub(super) fn status(&self, number: u64) -> Option<Status> {
         self.state.lock().known.get(&number).cloned()
     }
 
-    /// How one stands once it has ended, or at the deadline.
+    /// Waits until a transfer has ended, at most until the deadline. Returns its state.
     pub(super) fn wait(&self, number: u64, deadline: Instant) -> Option<Status> {
         let mut state = self.state.lock();
         loop {

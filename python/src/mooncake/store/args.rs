@@ -1,4 +1,4 @@
-//! What Python callers pass, read in place.
+//! The arguments of Python callers, read in place.
 
 use super::codes;
 use kvpool_client::PutOptions;
@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 use std::time::Duration;
 
-/// An address, an offset or a length: any Python int. One that is negative, or over 64 bits, has no
-/// value, which is an outcome of its item and not a fault of the call.
+/// An address, an offset or a length, as any Python int. An int below 0 or above 64 bits has no value. This
+/// fails its item, not the call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Number(Option<u64>);
 
@@ -37,7 +37,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Number {
     }
 }
 
-/// The key that a string names; `None` when it names none: it is empty, over 1 KiB, or no UTF-8.
+/// The key of a string; `None` for a string that is no key: empty, over 1 KiB, or not UTF-8.
 pub(super) fn key(text: &Bound<'_, PyAny>) -> PyResult<Option<Key>> {
     let text = text.cast::<PyString>().map_err(|_| {
         let kind = text.get_type();
@@ -67,7 +67,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Keys {
                 .collect::<PyResult<_>>()
                 .map(Self);
         }
-        // A str is a sequence of strs, and never what is meant.
+        // A str is a sequence of strs, but a caller never means its characters as keys.
         let kind = object.get_type();
         Err(PyTypeError::new_err(format!(
             "keys must be a list of str, not {kind}"
@@ -80,8 +80,8 @@ impl Keys {
         self.0.len()
     }
 
-    /// Asks about the keys that are keys, and puts the answers in their places; the others' answer is
-    /// that of bad parameters.
+    /// Calls `ask` with the valid keys, and puts its answers in their places. The answer of any other key is
+    /// the code of bad parameters.
     pub(super) fn ask(self, ask: impl FnOnce(Vec<Key>) -> Vec<i64>) -> Vec<i64> {
         let count = self.len();
         let bad: Vec<usize> = (0..count)
@@ -111,7 +111,7 @@ impl Keys {
 /// soft pin in milliseconds, hard pin.
 pub(super) type How = (u32, Vec<String>, bool, Option<u64>, bool);
 
-/// The options that it stands for.
+/// The client's form of these options.
 pub(super) fn put_options(how: How, upsert: bool) -> PutOptions {
     let (replicas, preferred_nodes, prefer_same_host, soft_pin_ms, hard_pin) = how;
     PutOptions {

@@ -1,31 +1,31 @@
-//! The numbers that callers of `mooncake.store` know outcomes by.
+//! The codes by which callers of `mooncake.store` know outcomes.
 
 use kvpool_client::{ControlError, GetError, PutError, RemoveError};
 use kvpool_types::Code;
 
-/// Done.
+/// Success.
 pub(super) const OK: i64 = 0;
-/// No segment is called so.
+/// No segment has this name.
 pub(super) const NO_SEGMENT: i64 = -101;
-/// No room, or no node to hold the block.
+/// No free room, or no node for the block.
 pub(super) const NO_SPACE: i64 = -200;
 /// A parameter is outside its documented range, or the store is not set up.
 pub(super) const PARAMETERS: i64 = -600;
-/// What was written is not what was announced.
+/// The written bytes are not the announced bytes.
 pub(super) const INVALID_WRITE: i64 = -700;
-/// The key is being written.
+/// Another put of the key is in progress.
 pub(super) const NOT_READY: i64 = -703;
 /// The key is absent.
 pub(super) const NOT_FOUND: i64 = -704;
-/// The same is under way already.
+/// The same operation is in progress already.
 pub(super) const BUSY: i64 = -714;
 /// A transfer failed.
 pub(super) const TRANSFER: i64 = -800;
-/// The master cannot be asked.
+/// The master does not answer.
 pub(super) const RPC: i64 = -900;
 
-/// What a code of kvpool is called here. `unreachable` is what it means that the other side cannot be
-/// reached, which depends on who that is.
+/// The Mooncake code of a kvpool code. `unreachable` is the code for a peer that cannot be reached. It depends
+/// on the peer: the master or a node.
 pub(super) const fn of(code: Code, unreachable: i64) -> i64 {
     match code {
         Code::Ok => OK,
@@ -71,22 +71,22 @@ pub(super) const fn of(code: Code, unreachable: i64) -> i64 {
     }
 }
 
-/// Why a call to the master failed.
+/// The code of a failed call to the master.
 pub(super) const fn of_control(error: &ControlError) -> i64 {
     of(error.code, RPC)
 }
 
-/// Why blocks were not removed.
+/// The code of a failed removal.
 pub(super) const fn of_remove(error: &RemoveError) -> i64 {
     of(error.code(), RPC)
 }
 
-/// Why a block was not put.
+/// The code of a failed put.
 pub(super) const fn of_put(error: &PutError) -> i64 {
     of(error.code(), TRANSFER)
 }
 
-/// Why a block could not be got.
+/// The code of a failed get.
 pub(super) const fn of_get(error: &GetError) -> i64 {
     of(error.code(), TRANSFER)
 }

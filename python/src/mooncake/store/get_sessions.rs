@@ -1,4 +1,4 @@
-//! Get sessions: keys that are leased from the start of a session to its end, however long that is.
+//! Get sessions: keys that are leased from the start of a session to its end, for any length of time.
 
 use kvpool_client::ControlError;
 use kvpool_client::Leasing;
@@ -9,9 +9,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often leases are looked at when they run for long.
+/// The longest time between two renewals of a lease.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How often at most.
+/// The shortest time between two renewals of a lease.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// The get sessions of one store.
@@ -29,29 +29,29 @@ struct Shared {
 #[derive(Default)]
 struct Open {
     held: Vec<Arc<Held>>,
-    /// Whether the thread that renews runs. It ends when nothing is held.
+    /// Whether the keeper thread runs. It ends when no session holds a lease.
     keeping: bool,
 }
 
-/// What one start leased.
+/// The keys that one call of `start` leased.
 struct Held {
     /// The keys whose session has not ended.
     keys: Mutex<HashSet<Key>>,
-    /// The keys whose session has ended, and which the lease still covers.
+    /// The keys whose session has ended and that the lease still covers.
     ended: Mutex<Vec<Key>>,
-    /// The keeper locks it while it asks the master. Others only try to lock it: see [`release`].
+    /// The keeper holds this lock while it asks the master. Other threads only try to lock it: see [`release`].
     leased: Mutex<Option<Leased>>,
 }
 
 /// The lease of a session.
 struct Leased {
     lease: Lease,
-    /// Whether keys have fallen out of it, as when the master was not there in time to renew it.
+    /// Whether keys have fallen out of the lease, for example because the master did not answer in time.
     lapsed: bool,
 }
 
 impl GetSessions {
-    /// Begins a session for those of `keys` that are present; which those are is the answer.
+    /// Begins a session for each of `keys` that is present. Returns for each key whether it is present.
     pub(super) fn start(&self, client: &Client, keys: &[Key]) -> Result<Vec<bool>, ControlError> {
         let (present, lease) = client.exist(keys, Leasing::Lease)?;
         let found: HashSet<Key> = keys
@@ -82,8 +82,8 @@ impl GetSessions {
         Ok(present)
     }
 
-    /// Ends a session of each key: whether it had one. Where the keeper renews a lease meanwhile, the keeper gives
-    /// its keys back when that call has ended.
+    /// Ends a session of each key. Returns for each key whether it had a session. If the keeper is renewing a
+    /// key's lease, the keeper gives the key back after the renewal.
     pub(super) fn end(&self, keys: &[Key]) -> Vec<bool> {
         let mut ended = Vec::new();
         let had_one = {
@@ -112,7 +112,7 @@ impl GetSessions {
 }
 
 impl Open {
-    /// Ends a session of a key, and adds it to what ends with it. False when the key has none.
+    /// Ends a session of a key, and adds the key to `ended`. Returns false when the key has no session.
     fn end(&self, key: &Key, ended: &mut Vec<(Arc<Held>, Vec<Key>)>) -> bool {
         let Some(held) = self.held.iter().find(|held| held.keys.lock().remove(key)) else {
             return false;
@@ -125,18 +125,20 @@ impl Open {
     }
 }
 
-/// Gives a lease back. When that fails it runs out by itself.
+/// Gives a lease back. A lease that cannot be given back expires by itself.
 fn give_back(lease: Lease) {
     if let Err(error) = lease.release() {
         tracing::debug!(%error, "session lease not released, it expires by itself");
     }
 }
 
-/// Gives back what a start leased of keys whose sessions have ended: all of it with the last one. A thread that holds
-/// the lease may be in a call to the master. It calls this function after it, so nobody waits for it here.
+/// Gives back the lease on keys whose sessions have ended, and the whole lease with the last key. A thread that
+/// holds the lease may be in a call to the master. It calls this function afterwards, so no other thread waits
+/// for it.
 fn release(held: &Held) {
     let mut leases = Vec::new();
-    // The list is read again after each unlock: a thread that could not lock the lease has left its keys there.
+    // The list is read again after each unlock, because a thread that could not lock the lease has left its
+    // keys there.
     loop {
         if held.ended.lock().is_empty() {
             break;
@@ -154,7 +156,7 @@ fn release(held: &Held) {
     leases.into_iter().for_each(give_back);
 }
 
-/// Renews leases, each before half of it has passed, until nothing is held.
+/// Renews leases, each before half of its time has passed, until no session holds one.
 fn keep(shared: &Shared, client: &Client, pause: Duration) {
     loop {
         let held = {
@@ -173,7 +175,8 @@ fn keep(shared: &Shared, client: &Client, pause: Duration) {
     }
 }
 
-/// Renews the lease of a session; where keys have fallen out of it, takes it anew for what is still there.
+/// Renews the lease of a session. If keys have fallen out of the lease, takes a new lease on the keys that are
+/// still present.
 fn renew(client: &Client, held: &Held) {
     let mut leased = held.leased.lock();
     let Some(leased) = leased.as_mut() else {

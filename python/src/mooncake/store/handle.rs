@@ -1,7 +1,7 @@
-//! A block's bytes as Python's buffer protocol shows them: in place on the node, or a copy of our own.
+//! A block's bytes through Python's buffer protocol: in place on the node, or a copy.
 
-// UNSAFETY: fills in the structure of the buffer protocol. The memory that it names is kept by the
-// exporting object, which the structure counts.
+// UNSAFETY: fills in the structure of the buffer protocol. The exporting object keeps the memory, and the
+// structure holds a reference to that object.
 #![allow(unsafe_code, reason = "the buffer protocol is a C structure")]
 
 use crate::home::drop_aside;
@@ -12,14 +12,14 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use std::ffi::c_int;
 
-/// The bytes of one block, read-only, for as long as this object or a memoryview of it lives.
+/// The bytes of one block, read-only. They stay as long as this object or a memoryview of it lives.
 #[pyclass(frozen, module = "mooncake.store")]
 pub(crate) struct BufferHandle {
-    /// There until the drop.
+    /// `Some` until the drop.
     memory: Option<Slice>,
     length: u64,
     in_place: bool,
-    /// The process that it was made in. A child made by fork does not have memory that is in place.
+    /// The process that made the handle. A child made by fork does not have memory that is in place.
     process: u32,
 }
 
@@ -33,12 +33,12 @@ impl BufferHandle {
         }
     }
 
-    /// Whether its memory is there in this process.
+    /// Whether this process has the memory.
     fn is_here(&self) -> bool {
         !self.in_place || self.process == std::process::id()
     }
 
-    /// The first byte's address; null where the memory is not.
+    /// The address of the first byte; null where the memory is not mapped.
     fn start(&self) -> *mut u8 {
         match &self.memory {
             Some(memory) if self.is_here() => memory.as_ptr(),
@@ -51,10 +51,10 @@ impl Drop for BufferHandle {
     fn drop(&mut self) {
         let memory = self.memory.take();
         if !self.is_here() {
-            // A child made by fork must not give back what its parent reads.
+            // A child made by fork must not release a view that its parent reads.
             std::mem::forget(memory);
         } else if self.in_place {
-            // The node is told.
+            // The release tells the node, so it runs without the interpreter's lock.
             drop_aside(memory);
         }
     }
@@ -72,7 +72,7 @@ impl BufferHandle {
         self.length
     }
 
-    /// Whether the bytes are read where they lie, in a store node's memory, rather than copied.
+    /// Whether the bytes are read in place, in a store node's memory. False for a copy.
     #[getter]
     fn in_place(&self) -> bool {
         self.in_place
@@ -89,7 +89,7 @@ impl BufferHandle {
 
     /// # Safety
     ///
-    /// Called by the interpreter, with a structure to fill.
+    /// Called by the interpreter, with a structure to fill in.
     unsafe fn __getbuffer__(
         slf: Bound<'_, Self>,
         view: *mut ffi::Py_buffer,
@@ -104,8 +104,8 @@ impl BufferHandle {
         let length = ffi::Py_ssize_t::try_from(handle.length)
             .map_err(|_| PyBufferError::new_err("the block exceeds the addressable memory"))?;
         const READ_ONLY: c_int = 1;
-        // SAFETY: the memory is `length` bytes that live as long as this object, which the filled
-        // structure counts; it is shown as read-only, which views are.
+        // SAFETY: the memory is `length` bytes that live as long as this object, and the structure holds a
+        // reference to the object. The buffer is read-only, as views are.
         let filled = unsafe {
             ffi::PyBuffer_FillInfo(
                 view,

@@ -1,8 +1,8 @@
-//! What a Python caller lends for one call: ranges by their addresses, objects with a buffer, and
-//! `bytes` that are being made.
+//! The memory that a Python caller lends for one call: ranges by their addresses, objects with a buffer, and
+//! new `bytes`.
 
-// UNSAFETY: lends memory that Python callers name. That an address is the caller's own is the caller's
-// promise, as everywhere in this module's interface; that an object lives long enough is seen to here.
+// UNSAFETY: lends memory that Python callers name. The caller promises that an address is its own, as
+// everywhere in this module's interface. This module keeps objects alive for long enough.
 #![allow(
     unsafe_code,
     reason = "Python callers name memory by its address, or by objects"
@@ -23,21 +23,21 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::cell::Cell;
 
-/// The memory of one call. What it lends must be given up before [`Lent::returned`] is waited for.
+/// The memory of one call. Drop every lent slice before you call [`Lent::returned`], which waits for them.
 pub(super) struct Lent<'m> {
     pool: &'m Parts,
     loan: Loan,
-    /// What the call does with ranges.
+    /// The access of the call to ranges.
     how: Use,
     lookup: Lookup,
-    /// The first range that could not be lent.
+    /// The reason of the first range that could not be lent.
     refused: Cell<Option<String>>,
-    /// Objects whose memory is lent, kept until it is back.
+    /// Objects whose memory is lent, kept until no transfer uses it.
     objects: Vec<PyUntypedBuffer>,
 }
 
 impl<'m> Lent<'m> {
-    /// Nothing is lent yet.
+    /// A loan of no memory yet.
     pub(super) fn new(pool: &'m Parts, how: Use) -> Self {
         pool.memory.look_for_gpus();
         Self {
@@ -50,13 +50,13 @@ impl<'m> Lent<'m> {
         }
     }
 
-    /// The `length` bytes at `address`; `None` when they are no memory of this host that can be used so.
+    /// The `length` bytes at `address`; `None` if they are not host memory with the needed access.
     pub(super) fn range(&self, address: Number, length: Number) -> Option<Slice> {
         let (address, length) = (usize::try_from(address.value()?).ok()?, length.value()?);
         let memory = &self.pool.memory;
         let check = Some((&self.lookup, self.how));
-        // SAFETY: the Python caller promises that it is memory until the call returns, and no call
-        // returns before `returned` has. What is not mapped now is refused.
+        // SAFETY: the Python caller promises that the memory stays until the call returns, and each call waits
+        // for `returned`. `lend` refuses memory that is not mapped.
         let lent = unsafe { memory.lend(&self.loan, address, length, check) };
         if lent.is_err() {
             let to_what = match self.how {
@@ -70,19 +70,19 @@ impl<'m> Lent<'m> {
         lent.ok()
     }
 
-    /// Keeps the reason of the first range that is not lent.
+    /// Keeps the reason of the first range that could not be lent.
     fn refuse(&self, reason: String) {
         let first = self.refused.take().unwrap_or(reason);
         self.refused.set(Some(first));
     }
 
-    /// Why the first range was not lent that was not; `None` if all were.
+    /// The reason of the first range that could not be lent; `None` if all ranges were lent.
     pub(super) fn refusal(&self) -> Option<String> {
         self.refused.take()
     }
 
-    /// Ranges in order, of host memory or all of one GPU's memory. `None` if the lists differ in length or a
-    /// range is invalid. Empty ranges are left out.
+    /// The ranges in order, all of host memory or all of one GPU's memory. Returns `None` if the lists differ
+    /// in length or a range is invalid. Skips empty ranges.
     pub(super) fn ranges(&self, addresses: &[Number], lengths: &[Number]) -> Option<Buffers> {
         if addresses.len() != lengths.len() {
             return None;
@@ -108,7 +108,7 @@ impl<'m> Lent<'m> {
         slices.collect::<Option<_>>().map(Buffers::Host)
     }
 
-    /// The `length` bytes of a GPU's memory at `address`; `None` when that is none.
+    /// The `length` bytes of a GPU's memory at `address`; `None` if they are not a GPU's memory.
     fn device_range(&self, address: Number, length: Number) -> Option<GpuSlice> {
         let length = Length(length.value()?);
         let buffer = self
@@ -118,7 +118,7 @@ impl<'m> Lent<'m> {
         buffer.ok().map(|buffer| buffer.whole())
     }
 
-    /// The bytes of an object, to be read from only.
+    /// The bytes of an object. The call must only read them.
     pub(super) fn object(&mut self, object: &Bound<'_, PyAny>) -> PyResult<Slice> {
         let buffer = PyUntypedBuffer::get(object).map_err(|_| {
             let kind = object.get_type();
@@ -132,14 +132,14 @@ impl<'m> Lent<'m> {
         let address = buffer.buf_ptr().expose_provenance();
         let length = u64::try_from(buffer.len_bytes()).unwrap_or(u64::MAX);
         // SAFETY: the exported buffer keeps the memory in place, and `objects` keeps it exported until
-        // everything lent is back. A put only reads from what it is given.
+        // `returned`. A put only reads the memory.
         let slice = unsafe { self.loan.lend(address, length) };
         self.objects.push(buffer);
         slice.ok_or_else(|| PyBufferError::new_err("the value has no bytes in memory"))
     }
 
-    /// A new `bytes` object of `length` bytes, and its memory to be filled. It must reach no Python
-    /// code before it is filled.
+    /// A new `bytes` object of `length` bytes, and its memory. Fill the memory before Python code sees the
+    /// object.
     pub(super) fn fresh<'py>(
         &self,
         py: Python<'py>,
@@ -147,21 +147,21 @@ impl<'m> Lent<'m> {
     ) -> PyResult<(Bound<'py, PyBytes>, Slice)> {
         let size = pyo3::ffi::Py_ssize_t::try_from(length)
             .map_err(|_| PyBufferError::new_err("the value exceeds the addressable memory"))?;
-        // SAFETY: without a source, this makes an object whose bytes are ours to fill.
+        // SAFETY: without a source this makes an object with uninitialized bytes, which the caller may fill.
         let made = unsafe { pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), size) };
-        // SAFETY: the object is new, so its one count is ours; null, with an error set, is looked for.
+        // SAFETY: the object is new, so this holds its only reference. Null with an error set becomes an `Err`.
         let object = unsafe { Bound::from_owned_ptr_or_err(py, made) }?;
         let bytes = object.cast_into::<PyBytes>()?;
-        // SAFETY: it is a bytes object, whose bytes lie at this address for as long as it lives: the
-        // caller keeps it until `returned`, and nobody else has it.
+        // SAFETY: the object is a bytes object, whose bytes stay at this address while it lives. The caller
+        // keeps it until `returned`, and no other code has it.
         let address = unsafe { pyo3::ffi::PyBytes_AsString(bytes.as_ptr()) }.expose_provenance();
-        // SAFETY: as above.
+        // SAFETY: the same reason holds for the memory.
         let slice = unsafe { self.loan.lend(address, length) }
             .ok_or_else(|| PyBufferError::new_err("the value has no bytes in memory"))?;
         Ok((bytes, slice))
     }
 
-    /// Waits until everything lent is back, for as long as it takes. To be called without the interpreter's lock.
+    /// Waits until no transfer uses lent memory, without a limit. Call it without the interpreter's lock.
     ///
     /// Callers of Mooncake's interface use the memory again after any answer and any exception.
     pub(super) fn returned(self) {
@@ -173,7 +173,7 @@ impl<'m> Lent<'m> {
 
 /// Registers a range of the caller's memory.
 ///
-/// The Python caller promises that what is mapped there stays so until it is unregistered or the store is closed.
+/// The Python caller promises that the range stays mapped until it is unregistered or the store is closed.
 pub(super) fn register(
     memory: &Memory,
     address: usize,

@@ -1,4 +1,4 @@
-//! A store that is set up: the client, what it registered, and the segments and sessions it holds.
+//! A store that is set up: the client, its registered memory, and its segments and sessions.
 
 use super::codes;
 use super::get_sessions::GetSessions;
@@ -15,8 +15,8 @@ use kvpool_types::{Key, Length};
 use std::ops::Deref;
 use std::time::Instant;
 
-/// The state of a store that is set up. A child made by fork must not use it and never drops it: it lacks
-/// the threads, and messages would go out in the parent's name.
+/// The state of a store that is set up. A child made by fork must neither use nor drop it. It lacks the
+/// threads, and its messages would go out in the parent's name.
 pub(super) struct Pool {
     parts: Option<Box<Parts>>,
     home: Home,
@@ -29,7 +29,7 @@ pub(super) struct Parts {
     pub(super) segments: Segments,
     pub(super) get_sessions: GetSessions,
     pub(super) put_sessions: PutSessions,
-    /// Goes last.
+    /// Dropped last, after all threads of the other parts.
     _resident: Resident,
 }
 
@@ -71,14 +71,14 @@ impl Drop for Pool {
     }
 }
 
-/// What a block is put from or got into.
+/// The memory from which a block is put, or into which it is got.
 pub(super) type Buffers = Placed<Vec<Slice>, Vec<GpuSlice>>;
 
-/// A block to move, or the code of what is wrong with it.
+/// A block to move, or the code of an invalid item.
 pub(super) type Item = Result<(Key, Buffers), i64>;
 
 impl Parts {
-    /// Puts the items that can be put: one code an item. Also why the first that failed did.
+    /// Puts the valid items. Returns one code for each item, and the reason of the first failure.
     pub(super) fn put(
         &self,
         items: Vec<Item>,
@@ -109,7 +109,7 @@ impl Parts {
         (codes, why)
     }
 
-    /// Gets the items that can be got: the length of each, or a code.
+    /// Gets the valid items. Returns a length or a code for each item, and the reason of the first failure.
     pub(super) fn get(&self, items: Vec<Item>, deadline: Instant) -> (Vec<i64>, Option<String>) {
         let mut why = None;
         let codes = spread(items, |items| {
@@ -127,8 +127,8 @@ impl Parts {
         (codes, why)
     }
 
-    /// The length of each of `keys`, which are leased and whose places are then known; or a code. Also why the first
-    /// get that failed did.
+    /// The length of each key's block, or a code, and the reason of the first failed get. This leases the found
+    /// blocks and caches their locations.
     pub(super) fn lengths(
         &self,
         keys: &[Key],
@@ -142,7 +142,7 @@ impl Parts {
             })
             .collect();
         let mut why = None;
-        // No buffer holds a block, which has at least one byte, and the error says how long it is.
+        // A block has at least one byte. So a get without buffers fails, and its error has the length.
         let length = |outcome| match outcome {
             Err(GetError::BufferTooSmall { block, .. }) => Ok(block.0),
             Err(error) => Err(failed_get(&error, &mut why)),
@@ -155,13 +155,13 @@ impl Parts {
     }
 }
 
-/// The code of a get that failed. `why` keeps the reason of the first.
+/// The code of a failed get. `why` keeps the reason of the first failure.
 pub(super) fn failed_get(error: &GetError, why: &mut Option<String>) -> i64 {
     why.get_or_insert_with(|| error.to_string());
     codes::of_get(error)
 }
 
-/// The options of a get within the time that a call has left.
+/// The options of a get with the time that the call has left.
 pub(super) fn within(deadline: Instant) -> GetOptions {
     GetOptions {
         timeout: Some(left(deadline)),
@@ -169,10 +169,10 @@ pub(super) fn within(deadline: Instant) -> GetOptions {
     }
 }
 
-/// A key and its buffers, in their place.
+/// A key with its buffers, by the place of the buffers.
 type PlacedItem = Placed<(Key, Vec<Slice>), (Key, Vec<GpuSlice>)>;
 
-/// Each key beside the buffers of its place.
+/// Sorts each key with its buffers by their place.
 fn placed(items: Vec<(Key, Buffers)>) -> Vec<PlacedItem> {
     let place = |(key, buffers)| match buffers {
         Buffers::Host(slices) => Placed::Host((key, slices)),
@@ -195,7 +195,7 @@ fn gets<B>(items: Vec<(Key, Vec<B>)>) -> Vec<GetBlock<B>> {
     items.into_iter().map(get).collect()
 }
 
-/// The length of a block that was found, or that it was not.
+/// The length of a found block, or the code of a miss.
 pub(super) fn length_of(found: GetOutcome) -> i64 {
     match found {
         GetOutcome::Hit { length, .. } => as_count(length),
@@ -203,12 +203,12 @@ pub(super) fn length_of(found: GetOutcome) -> i64 {
     }
 }
 
-/// A number of bytes as Python is told it.
+/// A number of bytes as a Python result.
 pub(super) fn as_count(length: Length) -> i64 {
     i64::try_from(length.0).unwrap_or(i64::MAX)
 }
 
-/// Does the good items in one go, and puts each answer in its item's place.
+/// Calls `work` once with the valid items, and puts each answer in its item's place.
 fn spread(items: Vec<Item>, work: impl FnOnce(Vec<(Key, Buffers)>) -> Vec<i64>) -> Vec<i64> {
     let mut codes: Vec<i64> = Vec::with_capacity(items.len());
     let mut good = Vec::with_capacity(items.len());

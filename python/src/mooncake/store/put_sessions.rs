@@ -1,4 +1,4 @@
-//! Put sessions: blocks that are written range by range, and put when their session ends.
+//! Put sessions: a caller writes a block range by range, and the end of the session puts the block.
 
 use super::codes;
 use kvpool_client::PutOptions;
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The put sessions of one store. Nothing of them is visible before their end.
+/// The put sessions of one store. Their blocks are invisible before the end of the session.
 #[derive(Default)]
 pub(super) struct PutSessions {
     open: Mutex<HashMap<Key, Arc<Mutex<Staged>>>>,
@@ -17,7 +17,7 @@ pub(super) struct PutSessions {
 /// A block that is being written.
 pub(super) struct Staged {
     bytes: Vec<u8>,
-    /// The ranges that were written, `(from, to)`.
+    /// The written ranges, as `(from, to)`.
     written: Vec<(usize, usize)>,
     options: PutOptions,
 }
@@ -49,12 +49,12 @@ impl PutSessions {
         codes::OK
     }
 
-    /// Whether the key's session has not ended.
+    /// Whether the key has an open session.
     pub(super) fn is_open(&self, key: &Key) -> bool {
         self.open.lock().contains_key(key)
     }
 
-    /// Writes ranges: how many bytes they are, or a code. A code means that none was written.
+    /// Writes ranges. Returns the number of written bytes, or a code. With a code, no range was written.
     pub(super) fn write(&self, key: &Key, ranges: &[(u64, Slice)]) -> i64 {
         let Some(staged) = self.open.lock().get(key).cloned() else {
             return codes::NOT_FOUND;
@@ -74,8 +74,8 @@ impl PutSessions {
         i64::try_from(count).unwrap_or(i64::MAX)
     }
 
-    /// Ends the session: the block's bytes and how to put them, or a code. A block that was not written
-    /// from end to end is given up.
+    /// Ends the session. Returns the block's bytes and the options of its put, or a code. Drops a block that
+    /// was not written completely.
     pub(super) fn end(&self, key: &Key) -> Result<(Vec<u8>, PutOptions), i64> {
         let staged = self.open.lock().remove(key).ok_or(codes::NOT_FOUND)?;
         let mut staged = staged.lock();
@@ -85,13 +85,13 @@ impl PutSessions {
         Ok((std::mem::take(&mut staged.bytes), staged.options.clone()))
     }
 
-    /// Gives the session up. False when there is none.
+    /// Drops the session. Returns false when the key has none.
     pub(super) fn revoke(&self, key: &Key) -> bool {
         self.open.lock().remove(key).is_some()
     }
 }
 
-/// Where the ranges lie in a block of `size` bytes; `None` when one does not.
+/// The ranges within a block of `size` bytes; `None` if one of them lies outside.
 fn places(ranges: &[(u64, Slice)], size: usize) -> Option<Vec<(usize, usize)>> {
     ranges
         .iter()
@@ -103,7 +103,7 @@ fn places(ranges: &[(u64, Slice)], size: usize) -> Option<Vec<(usize, usize)>> {
         .collect()
 }
 
-/// Whether ranges together are all of `0..size`.
+/// Whether the ranges together cover all of `0..size`.
 fn covers(ranges: &mut [(usize, usize)], size: usize) -> bool {
     ranges.sort_unstable();
     let mut end = 0;

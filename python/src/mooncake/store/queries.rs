@@ -1,4 +1,4 @@
-//! What is asked of the master alone: presence, sizes, descriptions, removals.
+//! Queries that only the master answers: presence, sizes, descriptions, removals.
 
 use super::args::{Keys, key};
 use super::pool::as_count;
@@ -17,7 +17,7 @@ type Described = (u64, Vec<Replica>);
 
 #[pymethods]
 impl ObjectStore {
-    /// Whether each key is present: 1, 0 or a code. What is present is leased for a while.
+    /// Whether each key is present: 1, 0 or a code. Present keys are leased.
     fn exist<'py>(
         &self,
         py: Python<'py>,
@@ -37,7 +37,7 @@ impl ObjectStore {
                 vec![codes::of_control(&error); asked]
             }
         };
-        // From the first on, so that the places before each are right.
+        // Insertion starts with the first index, so that the later indices are right.
         for at in bad {
             answers.insert(at, codes::PARAMETERS);
         }
@@ -59,8 +59,7 @@ impl ObjectStore {
         })
     }
 
-    /// What the master knows of each key, `None` for those that it does not; a code when it could not
-    /// be asked.
+    /// The master's description of each key; `None` for an absent key. A code when the master does not answer.
     fn describe(&self, py: Python<'_>, keys: Keys) -> PyResult<(i64, Vec<Option<Described>>)> {
         let nothing = |keys: &Keys| keys.0.iter().map(|_| None).collect();
         let Some(pool) = self.pool()? else {
@@ -88,7 +87,7 @@ impl ObjectStore {
         Ok((codes::OK, keys.0.into_iter().map(place).collect()))
     }
 
-    /// Removes blocks: one code a key.
+    /// Removes blocks. Returns one code for each key.
     fn remove(&self, py: Python<'_>, keys: Keys, force: bool) -> PyResult<Vec<i64>> {
         let Some(pool) = self.pool()? else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
@@ -117,12 +116,12 @@ impl ObjectStore {
         Ok(answers)
     }
 
-    /// Removes the blocks whose keys match a regular expression: how many, or a code.
+    /// Removes the blocks whose keys match a regular expression. Returns their number, or a code.
     fn remove_pattern(&self, py: Python<'_>, pattern: String, force: bool) -> PyResult<i64> {
         self.remove_many(py, Remove::Pattern(pattern), force)
     }
 
-    /// Removes all blocks of this tenant: how many, or a code.
+    /// Removes all blocks of this tenant. Returns their number, or a code.
     fn remove_namespace(&self, py: Python<'_>, force: bool) -> PyResult<i64> {
         self.remove_many(py, Remove::Namespace, force)
     }

@@ -12,15 +12,15 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// How many reads are under way at once. Each waits for the wire most of its time.
+/// The number of reads in progress at a time. Each read mostly waits for the network.
 const AT_ONCE: usize = 4;
-/// How often the fragments of a block are read while puts replace it.
+/// How often the fragments of a block are read when puts replace the block.
 const ATTEMPTS: usize = 4;
 
-/// One fragment to read, or the code of what is wrong with it.
+/// One fragment to read, or the code of an invalid one.
 pub(super) type Fragment = Result<(Key, u64, Slice), i64>;
 
-/// Fragments of one block that follow each other there.
+/// Fragments that are contiguous in one block.
 struct Run {
     key: Key,
     from: u64,
@@ -28,20 +28,20 @@ struct Run {
     places: Vec<usize>,
 }
 
-/// The versions of a block that its runs were read from: the lowest and the highest.
+/// The lowest and the highest version of a block that its runs were read from.
 type Versions = Option<(Version, Version)>;
 
-/// What became of one run.
+/// The outcome of one run.
 #[derive(Default)]
 struct Outcome {
     versions: Versions,
-    /// The places that failed, with codes.
+    /// The indices of the fragments that failed, with their codes.
     failed: Vec<(usize, i64)>,
     /// The reason of the first failure; `None` for a miss.
     reason: Option<String>,
 }
 
-/// Why a range was not read.
+/// The reason for which a range was not read.
 struct Unread {
     code: i64,
     /// `None` for a miss.
@@ -50,11 +50,11 @@ struct Unread {
     is_outside: bool,
 }
 
-/// Reads fragments: the length of each, or a code, and the reason of the first failure. Neighbours in the list that
-/// follow each other in a block are read in one go.
+/// Reads fragments. Returns a length or a code for each, and the reason of the first failure. One read takes
+/// adjacent fragments of the list that are contiguous in a block.
 ///
-/// All fragments of one key are of one version of its block. If a put replaces the block meanwhile, they are read
-/// again. All reads together take no longer than one get may.
+/// All fragments of one key come from one version of its block. If a put replaces the block meanwhile, they are
+/// read again. All reads together take no longer than the timeout of one get.
 pub(super) fn read(client: &Client, fragments: Vec<Fragment>) -> (Vec<i64>, Option<String>) {
     let deadline = deadline(client.timeouts().get);
     let mut answers: Vec<i64> = Vec::with_capacity(fragments.len());
@@ -102,7 +102,7 @@ pub(super) fn read(client: &Client, fragments: Vec<Fragment>) -> (Vec<i64>, Opti
     (answers, reason)
 }
 
-/// For each run, whether the runs of its key are of several versions.
+/// For each run, whether the runs of its key have different versions.
 fn mixed(runs: &[Run], outcomes: &[Outcome]) -> Vec<bool> {
     let mut versions: HashMap<&Key, Versions> = HashMap::new();
     for (run, outcome) in runs.iter().zip(outcomes) {
@@ -150,7 +150,7 @@ fn read_run(client: &Client, run: &Run, deadline: Instant) -> Outcome {
             outcome.failed = failed.collect();
             outcome.reason = unread.reason;
         }
-        // Of a run that reaches over the block's end the first fragments may be fine.
+        // The first fragments of a run beyond the end of the block may be valid, so each is read alone.
         Err(_) => {
             let mut from = run.from;
             for (place, slice) in run.places.iter().zip(&run.buffers) {
@@ -171,7 +171,7 @@ fn read_run(client: &Client, run: &Run, deadline: Instant) -> Outcome {
     outcome
 }
 
-/// Reads one range: the version of its block, `None` for an empty range.
+/// Reads one range. Returns the version of its block, or `None` for an empty range.
 fn read_range(
     client: &Client,
     key: &Key,
@@ -209,7 +209,8 @@ fn read_range(
     }
 }
 
-/// Does all of `runs`, some at a time: the outcome of each. Without threads of the system's, one does all.
+/// Reads all runs, a few at a time. Returns the outcome of each. If the system has no further thread, this
+/// thread reads all.
 fn in_parallel(runs: &[Run], work: impl Fn(&Run) -> Outcome + Sync) -> Vec<Outcome> {
     if let [only] = runs {
         return vec![work(only)];

@@ -9,17 +9,16 @@ use kvpool_types::{Code, Key};
 use pyo3::prelude::*;
 use std::time::Duration;
 
-/// How long the drop of replicas may take: the leader only changes its table.
+/// How long the drop of replicas may take. It is short, because the leader only changes its table.
 const DROP_LIMIT: Duration = Duration::from_secs(10);
 
-/// A task: what it changes, its state, the seconds since it began and since its last change, and the last
-/// failure.
+/// A task: its change, its state, the seconds since its start and since its last change, and its last failure.
 type Task = (&'static str, &'static str, f64, f64, String);
 
 #[pymethods]
 impl ObjectStore {
-    /// Begins a task that moves the replica of a block from `source`, or without a source copies the block:
-    /// the code, and the task's id.
+    /// Begins a task for one block. With `source` it moves the replica on that node, else it copies the block.
+    /// Returns a code and the task's id.
     fn begin_replica_task(
         &self,
         py: Python<'_>,
@@ -39,7 +38,7 @@ impl ObjectStore {
         }))
     }
 
-    /// A task by its id; `None` when the leader does not know it.
+    /// A task by its id; `None` if the leader does not know it.
     fn replica_task(&self, py: Python<'_>, id: u64) -> PyResult<(i64, Option<Task>)> {
         let Some(pool) = self.pool()? else {
             return Ok((codes::PARAMETERS, None));
@@ -60,7 +59,8 @@ impl ObjectStore {
         Ok((codes::OK, task))
     }
 
-    /// Drops the replicas of blocks on one node, as far as others can be read, and waits for the end.
+    /// Drops the replicas of blocks on one node, except the last readable replica of a block. Waits for the
+    /// end.
     fn drop_replicas(&self, py: Python<'_>, keys: Keys, node: String) -> PyResult<i64> {
         let Some(pool) = self.pool()? else {
             return Ok(codes::PARAMETERS);
@@ -77,7 +77,7 @@ impl ObjectStore {
     }
 }
 
-/// The code of a refused wish. A block cannot be missing here, so a node is.
+/// The code of a refused task. A block cannot be missing here, so `Missing` means a node.
 fn of_wish(error: &ControlError) -> i64 {
     match error.code {
         Code::Missing => codes::PARAMETERS,
@@ -107,7 +107,7 @@ fn begin(
         blocks: ReplicaBlocks::Keys(vec![key]),
         from: source.clone(),
         to,
-        // As the original: a full target is a failure.
+        // As in the original, a full target is a failure.
         evict: false,
     };
     let has_replica = |node: &String| block.replicas.iter().any(|replica| replica.node == *node);

@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 
-/// How often it is looked whether a master has welcomed a node.
+/// The time between two checks whether a master has accepted a node.
 const POLL: Duration = Duration::from_millis(10);
-/// How long work on a node may go on while it is closed.
+/// How long the work of a node may continue while the node is closed.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Why no segment was contributed.
+/// The reasons why no segment was contributed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SegmentError {
     /// The node's threads cannot be started.
@@ -26,38 +26,38 @@ pub(super) enum SegmentError {
         "no master accepted the segment within {0:?}; in a pool with tokens it needs the role node"
     )]
     NotWelcome(Duration),
-    /// A file for blocks cannot be used.
+    /// A file for blocks on SSD cannot be used.
     #[error("{}: {reason}; remove the file, or give another directory", path.display())]
     Medium {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A file for blocks is not in use yet.
+    /// A file for blocks on SSD was not attached in time.
     #[error("{} was not attached within {within:?}", path.display())]
     NotAttached {
         /// The file.
         path: PathBuf,
-        /// How long it was waited for.
+        /// The time that the call waited.
         within: Duration,
     },
 }
 
-/// What is to be contributed.
+/// The segment to contribute.
 pub(super) struct Wanted {
     pub(super) masters: Vec<String>,
     pub(super) size: u64,
     /// The node's media, as items of its setting `ssd`.
     pub(super) ssd: Vec<String>,
-    /// What the node is called.
+    /// The node's name.
     pub(super) name: String,
-    /// Where it listens, `host:port`.
+    /// The listening address, `host:port`.
     pub(super) listen: String,
-    /// What others are told, `host:port`; empty for where it listens.
+    /// The advertised address, `host:port`; empty for the listening address.
     pub(super) advertise: String,
     pub(super) rdma_devices: Vec<String>,
-    /// How long a master may take to welcome the node, and to attach its media.
+    /// How long a master may take to accept the node and to attach its media.
     pub(super) within: Duration,
 }
 
@@ -74,7 +74,7 @@ struct Running {
 }
 
 impl Segments {
-    /// Contributes a segment, and returns once a master knows it: the files of its media.
+    /// Contributes a segment, and returns once a master has accepted it. Returns the files of its media.
     pub(super) fn start(&self, wanted: Wanted) -> Result<Vec<PathBuf>, SegmentError> {
         let mut running = self.running.lock();
         let runtime = match running.runtime.take() {
@@ -95,7 +95,7 @@ impl Segments {
         Ok(media)
     }
 
-    /// Takes a segment out of the pool, with what it holds. False when there is none of that name.
+    /// Takes a segment and its blocks out of the pool. Returns false when no segment has this name.
     pub(super) fn stop(&self, name: &str) -> bool {
         let mut running = self.running.lock();
         let Some(node) = running.nodes.remove(name) else {
@@ -107,7 +107,7 @@ impl Segments {
         true
     }
 
-    /// Takes all of them out.
+    /// Takes all segments out of the pool.
     pub(super) fn close(&self) {
         let mut running = self.running.lock();
         let nodes = std::mem::take(&mut running.nodes);
@@ -133,7 +133,7 @@ async fn serve(wanted: &Wanted) -> Result<Node, SegmentError> {
         listen: wanted.listen.clone(),
         advertise: wanted.advertise.clone(),
         http_listen: "127.0.0.1:0".into(),
-        // Segments may be as small as an object or two, and what holds most of one is this process.
+        // A segment may be as small as one or two objects, and this process may hold most of it.
         max_held_ratio: 1.0,
         rdma_device: wanted.rdma_devices.clone(),
         drain_timeout: DRAIN,
@@ -141,7 +141,7 @@ async fn serve(wanted: &Wanted) -> Result<Node, SegmentError> {
         tls_cert: tls.cert,
         tls_key: tls.key,
         tls_server_name: tls.server_name,
-        // As open as the original without TLS; the node warns of it.
+        // Without TLS the node accepts every caller, as the original does. The node logs a warning.
         insecure: true,
         ..Config::default()
     };
@@ -166,7 +166,7 @@ async fn serve(wanted: &Wanted) -> Result<Node, SegmentError> {
     Ok(node)
 }
 
-/// The first medium that is not in use, and why.
+/// The first medium that is not in use, with the reason.
 fn not_in_use(node: &Node, within: Duration) -> Option<SegmentError> {
     node.media().into_iter().find_map(|medium| {
         let path = medium.path;

@@ -1,4 +1,4 @@
-//! Sessions and ranges as Python calls them.
+//! The Python methods of sessions and ranges.
 
 use super::args::{How, Keys, Number, put_options};
 use super::lent::Lent;
@@ -12,8 +12,8 @@ use pyo3::prelude::*;
 
 #[pymethods]
 impl ObjectStore {
-    /// Reads fragments of blocks, one an item of the lists: lengths or codes. Each is as many bytes from
-    /// its offset in the block on as its memory is long.
+    /// Reads one fragment of a block for each item of the lists. Returns lengths or codes. A fragment starts at
+    /// its offset in the block and fills its memory.
     fn get_ranges(
         &self,
         py: Python<'_>,
@@ -47,8 +47,8 @@ impl ObjectStore {
         Ok(answers)
     }
 
-    /// Begins a get session for each key that is present: 0, or a code. Those are leased until the
-    /// session ends.
+    /// Begins a get session for each key that is present. Returns 0 or a code for each key. The keys are leased
+    /// until their sessions end.
     fn get_session_start(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<i64>> {
         let Some(pool) = self.pool()? else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
@@ -70,7 +70,7 @@ impl ObjectStore {
         Ok(answers)
     }
 
-    /// Ends the get session of each key: 0, or the code of one that has none.
+    /// Ends the get session of each key. Returns 0, or the code for a key without a session.
     fn get_session_end(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<i64>> {
         let Some(pool) = self.pool()? else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
@@ -85,7 +85,7 @@ impl ObjectStore {
         }))
     }
 
-    /// Begins a put session for each key: 0, or a code.
+    /// Begins a put session for each key. Returns 0 or a code for each key.
     fn put_session_start(
         &self,
         py: Python<'_>,
@@ -107,7 +107,7 @@ impl ObjectStore {
         }))
     }
 
-    /// Writes ranges of blocks whose put sessions are open: how many bytes each, or a code.
+    /// Writes ranges of blocks with open put sessions. Returns the number of bytes, or a code, for each key.
     fn put_session_write(
         &self,
         py: Python<'_>,
@@ -141,7 +141,7 @@ impl ObjectStore {
         }))
     }
 
-    /// Puts the blocks of put sessions, which end: one code a key.
+    /// Puts the blocks of put sessions and ends the sessions. Returns one code for each key.
     fn put_session_end(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<i64>> {
         let Some(pool) = self.pool()? else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
@@ -152,7 +152,7 @@ impl ObjectStore {
             let mut why = None;
             let mut codes = Vec::with_capacity(keys.len());
             let mut run: Vec<Item> = Vec::new();
-            // Sessions that end together were nearly always begun together, with the same options.
+            // Sessions that end together nearly always began together, with equal options.
             for key in keys.0 {
                 let ended = match &key {
                     Some(key) => pool.put_sessions.end(key),
@@ -185,7 +185,7 @@ impl ObjectStore {
         Ok(codes)
     }
 
-    /// Gives put sessions up: 0, or the code of a key that has none.
+    /// Drops put sessions. Returns 0, or the code for a key without a session.
     fn put_session_revoke(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<i64>> {
         let Some(pool) = self.pool()? else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
@@ -206,7 +206,7 @@ impl ObjectStore {
     }
 }
 
-/// What is written where in one block; `None` when the lists do not match or are out of range.
+/// The ranges to write into one block; `None` if the lists do not match or a range is out of bounds.
 fn writes(
     lent: &Lent<'_>,
     addresses: &[Number],

@@ -1,4 +1,4 @@
-//! Setting a store up, what it contributes and registers, and its end.
+//! The setup of a store, its segments and registered memory, and its end.
 
 use super::args::Number;
 use super::pool::Pool;
@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A key that is asked for to hear whether the master answers.
+/// A key for probing the master. No caller uses it.
 const HEALTH_KEY: &str = "kvpool/health";
 
-/// Timeouts in milliseconds: for connecting, a put, a get, and any other call.
+/// Timeouts in milliseconds: of connecting, a put, a get, and any other call.
 type TimeoutMillis = (u64, u64, u64, u64);
 
 #[pymethods]
@@ -27,7 +27,7 @@ impl ObjectStore {
         Self::default()
     }
 
-    /// Connects to the pool: a code, and why it is not 0.
+    /// Connects to the pool. Returns a code and, unless it is 0, the reason.
     fn connect(
         &self,
         py: Python<'_>,
@@ -77,8 +77,8 @@ impl ObjectStore {
         }
     }
 
-    /// Contributes a segment of `size` bytes, with media for blocks that leave it, as a node called `name`.
-    /// Returns a code, why it is not 0, and the files of the media.
+    /// Contributes a segment of `size` bytes as the node `name`. Blocks that leave the segment go to its media.
+    /// Returns a code, the reason unless it is 0, and the files of the media.
     #[allow(clippy::too_many_arguments, reason = "one a setting, passed by name")]
     fn add_segment(
         &self,
@@ -125,7 +125,7 @@ impl ObjectStore {
         })
     }
 
-    /// Takes a segment out of the pool, with the blocks that it holds.
+    /// Takes a segment and its blocks out of the pool.
     fn remove_segment(&self, py: Python<'_>, name: String) -> PyResult<i64> {
         let Some(pool) = self.pool()? else {
             return Ok(codes::PARAMETERS);
@@ -138,7 +138,7 @@ impl ObjectStore {
         })
     }
 
-    /// Registers memory that blocks are put from and got into again and again.
+    /// Registers memory for repeated puts and gets.
     fn register(&self, py: Python<'_>, address: Number, length: Number) -> PyResult<i64> {
         let Some(pool) = self.pool()? else {
             return Ok(codes::PARAMETERS);
@@ -161,7 +161,7 @@ impl ObjectStore {
         })
     }
 
-    /// Ends the registration of the memory that begins at `address`, once no transfer uses it.
+    /// Ends the registration of the memory at `address` once no transfer uses it.
     fn unregister(&self, py: Python<'_>, address: Number) -> PyResult<i64> {
         let Some(pool) = self.pool()? else {
             return Ok(codes::PARAMETERS);
@@ -176,7 +176,7 @@ impl ObjectStore {
         }
     }
 
-    /// 0 when the master answers, 1 when the store is not set up, 2 when it does not.
+    /// 0 when the master answers, 1 when the store is not set up, 2 when the master does not answer.
     fn health(&self, py: Python<'_>) -> PyResult<i64> {
         let Some(pool) = self.pool()? else {
             return Ok(1);
@@ -207,15 +207,16 @@ impl ObjectStore {
             .map_or(0, |pool| pool.client.limits().max_block.0))
     }
 
-    /// Why the last call of this thread failed, where a code alone says it; empty where nothing more is known.
+    /// The reason of this thread's last failed call, where the code does not tell it; else empty.
     #[staticmethod]
     fn last_error() -> String {
         LAST_ERROR.with_borrow(String::clone)
     }
 
-    /// What the token may not do with the blocks of the namespace, as the master says it. Empty without a token.
+    /// The rights on the blocks of the namespace that the token lacks, as the master reports them. Empty
+    /// without a token.
     ///
-    /// No call tells a token's rights. So a key that nobody has is asked for and removed.
+    /// No call returns the rights of a token. So this looks up and removes a key that no caller uses.
     fn missing_rights(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let Some(pool) = self.pool()? else {
             return Ok(Vec::new());
@@ -242,15 +243,15 @@ impl ObjectStore {
         }))
     }
 
-    /// Ends the sessions, removes the segments from the pool, and closes the connection. Calls of other
-    /// threads continue to their end, and `close` waits for calls that use registered memory. Returns a code
-    /// and the addresses of memory that a transfer still uses, which must not be freed.
+    /// Ends the sessions, removes the segments from the pool, and closes the connection. Calls of other threads
+    /// continue to their end, and `close` waits for calls that use registered memory. Returns a code, and the
+    /// addresses of memory that a transfer still uses. Do not free that memory.
     fn close(&self, py: Python<'_>) -> PyResult<(i64, Vec<usize>)> {
         if self.pool()?.is_none() {
             return Ok((codes::OK, Vec::new()));
         }
-        // With the interpreter's lock, as calls take the pool and lend: those that have taken it have
-        // lent what they use.
+        // This holds the interpreter's lock, as calls do when they take the pool and lend memory. So a call
+        // that has taken the pool has also lent its memory.
         let pool = self.pool.write().take();
         self.process.store(0, Ordering::Release);
         let used = aside(py, || {

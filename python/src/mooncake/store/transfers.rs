@@ -14,12 +14,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::time::{Duration, Instant};
 
-/// How long it may take at most to get a view, before the bytes are copied instead.
+/// How long a view may take. After that the bytes are copied instead.
 const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[pymethods]
 impl ObjectStore {
-    /// Puts values, each made of parts that are bytes-like: one code a key.
+    /// Puts values, each made of bytes-like parts. Returns one code for each key.
     fn put_values(
         &self,
         py: Python<'_>,
@@ -47,7 +47,7 @@ impl ObjectStore {
         self.put_items(py, &pool, lent, items, &put_options(how, upsert))
     }
 
-    /// Puts one range of memory a key: one code a key.
+    /// Puts one range of memory for each key. Returns one code for each key.
     fn put_from(
         &self,
         py: Python<'_>,
@@ -68,7 +68,7 @@ impl ObjectStore {
         self.put_items(py, &pool, lent, items, &put_options(how, upsert))
     }
 
-    /// Puts several ranges of memory a key: one code a key.
+    /// Puts several ranges of memory for each key. Returns one code for each key.
     fn put_from_many(
         &self,
         py: Python<'_>,
@@ -89,7 +89,7 @@ impl ObjectStore {
         self.put_items(py, &pool, lent, items, &put_options(how, upsert))
     }
 
-    /// Gets into one range of memory a key: lengths or codes.
+    /// Gets each block into one range of memory. Returns lengths or codes.
     fn get_into(
         &self,
         py: Python<'_>,
@@ -108,9 +108,11 @@ impl ObjectStore {
         self.get_items(py, &pool, lent, items)
     }
 
-    /// Which ranges are memory of the host that Python can read, or also write. None is while the store is not set up.
+    /// Which ranges are host memory that Python can read or, with `write`, also write. All are false while the
+    /// store is not set up.
     ///
-    /// The ranges share one [`Lent`]: an older kernel's maps are read once, without the interpreter's lock.
+    /// The ranges share one [`Lent`]: on an older kernel it reads the maps once, without the interpreter's
+    /// lock.
     fn are_of_host(
         &self,
         py: Python<'_>,
@@ -131,7 +133,7 @@ impl ObjectStore {
         }))
     }
 
-    /// Gets into several ranges of memory a key: lengths or codes.
+    /// Gets each block into several ranges of memory. Returns lengths or codes.
     fn get_into_many(
         &self,
         py: Python<'_>,
@@ -150,7 +152,7 @@ impl ObjectStore {
         self.get_items(py, &pool, lent, items)
     }
 
-    /// Gets values as bytes, empty where there is none, and one code a key.
+    /// Gets values as bytes, empty for a miss or an error, and one code for each key.
     fn get_values<'py>(
         &self,
         py: Python<'py>,
@@ -213,7 +215,8 @@ impl ObjectStore {
         Ok((PyList::new(py, filled)?, answers))
     }
 
-    /// Gets a value in place where it lies on this host, else a copy, `None` where there is none; and a code.
+    /// Gets a value in place if a node on this host has it, else as a copy; `None` for a miss or an error. Also
+    /// returns a code.
     fn get_handle(
         &self,
         py: Python<'_>,
@@ -231,7 +234,7 @@ impl ObjectStore {
             match pool.client.get_view(&key, &options) {
                 Ok(Some(view)) => (Ok(BufferHandle::new(view.memory().clone(), true)), None),
                 Ok(None) => (Err(codes::NOT_FOUND), None),
-                // The copy says what fails, if it fails too.
+                // The copy reports the failure if it fails too.
                 Err(_) => {
                     let (mut copied, why) = copies(&pool, vec![key], deadline);
                     (copied.pop().unwrap_or(Err(codes::TRANSFER)), why)
@@ -243,7 +246,7 @@ impl ObjectStore {
         Ok((copied.ok(), code))
     }
 
-    /// Gets copies of values, moved together, `None` where there is none; and one code a key.
+    /// Gets copies of values in one batch, `None` for a miss or an error, and one code for each key.
     fn get_handles(
         &self,
         py: Python<'_>,
@@ -271,7 +274,7 @@ impl ObjectStore {
 }
 
 impl ObjectStore {
-    /// Puts from lent memory: one code an item.
+    /// Puts from lent memory. Returns one code for each item.
     fn put_items(
         &self,
         py: Python<'_>,
@@ -287,7 +290,7 @@ impl ObjectStore {
         Ok(codes)
     }
 
-    /// Gets into lent memory: a length or a code an item.
+    /// Gets into lent memory. Returns a length or a code for each item.
     fn get_items(
         &self,
         py: Python<'_>,
@@ -303,7 +306,7 @@ impl ObjectStore {
     }
 }
 
-/// Keys and what goes with each, or the code of bad parameters where either is not one.
+/// Each key with its values. An item is the code of bad parameters if its key or its values are invalid.
 fn items<T>(
     keys: Keys,
     memory: impl Iterator<Item = T>,
@@ -319,17 +322,18 @@ fn items<T>(
         .collect()
 }
 
-/// What a get into new memory came to.
+/// The outcome of a get into new memory.
 enum Got {
-    /// That many bytes of it.
+    /// The block has this many bytes, in the new memory.
     Whole(Length),
-    /// A version of another length, in memory of its own.
+    /// The block has another length, so it is in memory of its own.
     Other(Slice),
-    /// No bytes: the code of a miss or of a failure.
+    /// A miss or a failure, with its code.
     Nothing(i64),
 }
 
-/// Gets again what has become longer since its length was asked for. `why` keeps the reason of the first failure.
+/// Gets blocks again that have grown since their lengths were read. `why` keeps the reason of the first
+/// failure.
 fn settled(
     pool: &Parts,
     key: &Key,
@@ -357,7 +361,7 @@ fn settled(
     }
 }
 
-/// The code of a copy.
+/// The code for a copy.
 fn code_of(copied: &Result<BufferHandle, i64>) -> i64 {
     match copied {
         Ok(_) => codes::OK,
@@ -365,7 +369,7 @@ fn code_of(copied: &Result<BufferHandle, i64>) -> i64 {
     }
 }
 
-/// Copies of blocks, moved together, or a code for each; and the reason of the first failure.
+/// Copies of blocks from one batch, or a code for each, and the reason of the first failure.
 fn copies(
     pool: &Parts,
     keys: Vec<Key>,
