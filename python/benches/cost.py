@@ -1,11 +1,11 @@
-"""What calling through Python costs: the same calls, in turns, through Python and through Rust.
+"""The cost of calling through Python: the same calls, alternately through Python and through Rust.
 
     python python/benches/cost.py [--rounds 300]
 
 The script starts a pool from the commands on the path, and `timed`, which makes calls on request. `timed` is an
 example of the client's crate: `cargo build --release -p kvpool-client --example timed`. A pair is one call
-through each, one directly after the other; they alternate in which is first. The script prints the medians,
-and the median and quartiles of the pairs' ratios. Use release builds and a quiet machine.
+through Python and one through Rust, directly after each other; the order alternates. The script prints the
+medians, and the median and quartiles of the pairs' ratios. Use release builds and a quiet machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Rust:
         )
 
     def call(self, line: str) -> int:
-        """Nanoseconds of one call, timed as `timed` does."""
+        """Returns the nanoseconds of one call, timed as `timed` does."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
@@ -51,9 +51,9 @@ class Rust:
 
 
 def aligned_like(array: np.ndarray) -> np.ndarray:
-    """Zeroes of the same shape that begin on a page, as the memory of `timed` does.
+    """Zeroes of the same shape that begin on a page, like the memory of `timed`.
 
-    A copy to an address inside a cache line, as of most numpy arrays, costs some per cent more.
+    Most numpy arrays begin inside a cache line, and a copy to such an address costs some per cent more.
     """
     room = np.zeros(array.nbytes + 4096, dtype="uint8")
     start = -room.ctypes.data % 4096
@@ -61,7 +61,7 @@ def aligned_like(array: np.ndarray) -> np.ndarray:
 
 
 def timed(call: Callable[[], object]) -> int:
-    """Nanoseconds of the second of two calls: neither side is timed when it has just been woken."""
+    """Returns the nanoseconds of the second of two calls, so that no measured side has just been woken."""
     call()
     began = time.perf_counter_ns()
     call()
@@ -90,7 +90,7 @@ def compare(
 
 
 def main() -> None:
-    # Asked to end, it ends what it has started too.
+    # An interrupt also ends the processes that it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description="What calling through Python costs.")
     parser.add_argument("--rounds", type=int, default=300, help="pairs of calls a line")

@@ -1,4 +1,4 @@
-"""What a GPU's blocks cost: the same calls from the memory of the GPU and of the host, in turns.
+"""The cost of a GPU's blocks: the same calls from GPU memory and from host memory, in turns.
 
     python python/benches/gpu.py [--rounds 15]
 
@@ -6,10 +6,10 @@ It needs torch with a CUDA GPU, and the commands on the path. A round has, in va
 
 - the call with blocks in GPU memory;
 - the same call with blocks in host memory;
-- a bare copy of as many bytes between the GPU and pinned host memory, and the wait for its end.
+- a bare copy of as many bytes between the GPU and pinned host memory, with the wait for its end.
 
-Each line gives the medians in 10^9 bytes a second. The ratio is that of the GPU's call to the slower of the other two,
-in its own round: the median of the rounds and the quartiles. All bytes are compared.
+Each line gives the medians in 10^9 bytes a second. The ratio compares the GPU's call with the slower of the
+other two in the same round. It is the median of the rounds, with the quartiles. All bytes are compared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Blocks:
         count, length, pieces = shape
         part = length // pieces
         self.memory = torch.zeros((pieces, count, part), dtype=torch.uint8, device=device)
-        # By their addresses, as engines name them: a tensor for each piece costs more than its copy.
+        # The blocks are given by their addresses, as engines do: a tensor for each piece costs more than its
+        # copy.
         start = self.memory.data_ptr()
         self.blocks = [
             [(start + (piece * count + block) * part, part) for piece in range(pieces)] for block in range(count)
@@ -51,7 +52,7 @@ class Blocks:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """How long a call takes. The GPU has nothing else to do."""
+    """Returns the seconds of a call. The GPU has no other work."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     call()
@@ -59,7 +60,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def compare(pool: kvpool.Pool, way: str, shape: tuple[int, int, int], rounds: int) -> None:
-    """Prints the lines of puts and of gets for one shape of blocks."""
+    """Prints the results of puts and of gets for one shape of blocks."""
     count, length, pieces = shape
     on_gpu, on_host, back = Blocks(shape, "cuda"), Blocks(shape, "cpu"), Blocks(shape, "cuda")
     on_gpu.fill(1)
@@ -88,7 +89,7 @@ def compare(pool: kvpool.Pool, way: str, shape: tuple[int, int, int], rounds: in
             "get": [lambda: get(keys[0], back), lambda: get(keys[1], host_back), lambda: bare(device, pinned)],
         }
         for verb, three in calls.items():
-            # The first call after a pause is slower, whichever it is, so it is not timed.
+            # The first call after a pause is always slower, so it is not timed.
             if verb == "put":
                 put(keys[2], on_host)
             else:
@@ -116,7 +117,7 @@ def compare(pool: kvpool.Pool, way: str, shape: tuple[int, int, int], rounds: in
 
 
 def main() -> None:
-    # Asked to end, it ends what it has started too.
+    # An interrupt also ends the processes that it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description="What a GPU's blocks cost.")
     parser.add_argument("--rounds", type=int, default=15, help="rounds of each line")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Returns a port that no process listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -20,7 +20,8 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def pool_of_processes(segment: str = "256MiB") -> Iterator[str]:
-    """A kvmaster and a kvstore-node from the path, the node with a segment of this size; the master's URL."""
+    """Starts a kvmaster and a kvstore-node with a segment of this size, both from the path. Yields the master's
+    URL."""
     with tempfile.TemporaryDirectory() as dir, contextlib.ExitStack() as stack:
         url = f"http://127.0.0.1:{free_port()}"
         master = ["kvmaster", f"--listen={url[7:]}", f"--data-dir={dir}/master"]

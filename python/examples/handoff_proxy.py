@@ -4,16 +4,18 @@
 python handoff_proxy.py --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000 --listen 0.0.0.0:8080
 ```
 
-All engines run `KvpoolConnector` with `handoff`. Repeat `--prefill` and `--decode` for more engines. Each request
-goes to a prefill engine, with one token to answer, and then to a decode engine, with the `kv_transfer_params` of
-prefill's answer. The engines take turns, so that each prefill engine meets each decode engine.
+All engines run `KvpoolConnector` with `handoff`. Repeat `--prefill` and `--decode` for more engines. Each
+request goes to a prefill engine first, with one token to answer. Then it goes to a decode engine, with the
+`kv_transfer_params` of prefill's answer. The engines take turns, so that each prefill engine meets each decode
+engine.
 
 - If prefill does not answer, decode computes the prompt itself.
 - If decode does not answer, the client gets status 502, or 504 after `--timeout` seconds without a byte.
-- A room holds the KV of one sequence. So decode computes requests for several prompts or several answers itself.
+- A room holds the KV of one sequence. So decode itself computes requests for several prompts or several
+  answers.
 
-With `--together` decode is asked at once, once the proxy has learned the address of prefill's ranks: decode
-then takes layers while prefill computes. Only with `handoff = push`. It needs aiohttp.
+With `--together` the proxy asks decode at once, when it knows the address of prefill's ranks. Decode then takes
+layers while prefill computes. This needs `handoff = push`. The proxy needs aiohttp.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ logger = logging.getLogger("handoff_proxy")
 PATHS = ("/v1/completions", "/v1/chat/completions")
 PASSED = ("Authorization", "X-Request-Id")
 CONNECT_SECONDS = 5.0
-# vLLM closes an idle connection after 5 s. A request that meets the end of its connection would fail.
+# vLLM closes an idle connection after 5 s. A request on a connection that is being closed would fail.
 IDLE_SECONDS = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """A client's request, as it goes to both engines."""
+    """A client's request, in the form for both engines."""
 
     path: str
     body: dict[str, Any]
@@ -62,7 +64,7 @@ def pairs(prefill: Sequence[str], decode: Sequence[str]) -> Iterator[tuple[str, 
     """Yields pairs of a prefill and a decode engine without end: engines take turns, and all pairs occur."""
     turns, shifts = math.lcm(len(prefill), len(decode)), math.gcd(len(prefill), len(decode))
     for turn in itertools.count():
-        # In step, two and two engines would only ever make two pairs.
+        # Two and two engines in step would only ever make two pairs.
         shift = turn // turns % shifts
         yield prefill[turn % len(prefill)], decode[(turn + shift) % len(decode)]
 
@@ -80,8 +82,8 @@ class Proxy:
         self._http: aiohttp.ClientSession | None = None
 
     async def serve(self, app: web.Application) -> Any:
-        """Keeps one client session as long as the application runs."""
-        # With a limit, requests to decode could hold all connections while prefill waits for one.
+        """Keeps one client session while the application runs."""
+        # With a limit, requests to decode could hold all connections while prefill waits for a connection.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=self._timeout)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as self._http:
@@ -94,7 +96,7 @@ class Proxy:
         try:
             body = await request.json()
         except (ValueError, LookupError, RecursionError) as error:
-            # LookupError: a charset that Python does not know.
+            # LookupError: the request names a charset that Python does not know.
             return _error(400, f"the body is not JSON: {error}")
         if not isinstance(body, dict):
             return _error(400, "the body is not a JSON object")
@@ -128,20 +130,20 @@ class Proxy:
         room = secrets.randbits(63)
         params = {**known, "room": room, "tokens": None}
         first = asyncio.create_task(self._prefilled(asked, prefill, room))
-        # The loop itself refers to its tasks weakly.
+        # The event loop keeps only weak references to its tasks.
         self._prefilling.add(first)
         first.add_done_callback(self._prefilling.discard)
         second = asyncio.create_task(self._decoded(asked, decode, params))
         try:
             await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
             if not second.done() and first.result() is None:
-                # Prefill does not compute the prompt: decode must not wait for it.
+                # Prefill does not compute the prompt, so decode must not wait for it.
                 second.cancel()
                 self._known.pop(prefill, None)
                 return await self._decoded(asked, decode, None)
             return await second
         except BaseException:
-            # Decode does not answer, or the client has gone: nobody takes the KV.
+            # Decode does not answer, or the client has gone: no engine takes the KV.
             first.cancel()
             second.cancel()
             raise
@@ -153,7 +155,7 @@ class Proxy:
             params["room"] = room
         body = {**asked.body, "max_tokens": 1, "stream": False, "kv_transfer_params": params}
         body.pop("stream_options", None)
-        # vLLM refuses a minimum above the maximum.
+        # vLLM refuses a minimum number of tokens above the maximum.
         body.pop("min_tokens", None)
         if "max_completion_tokens" in body:
             body["max_completion_tokens"] = 1
@@ -181,7 +183,7 @@ class Proxy:
     async def _passed_on(
         self, request: web.Request, engine: str, answer: aiohttp.ClientResponse
     ) -> web.StreamResponse:
-        """Passes the answer on, piece by piece."""
+        """Passes the answer on to the client, piece by piece."""
         async with answer:
             kind = answer.headers.get("Content-Type", "application/json")
             passed = web.StreamResponse(status=answer.status, headers={"Content-Type": kind})
@@ -190,11 +192,11 @@ class Proxy:
                 async for piece in answer.content.iter_any():
                     await passed.write(piece)
             except aiohttp.ClientConnectionResetError:
-                # The client has gone; with the block decode's connection ends too.
+                # The client has gone. The end of the block also ends decode's connection.
                 return passed
             except (aiohttp.ClientError, TimeoutError) as error:
                 logger.warning("the answer of decode %s broke off: %s", engine, error)
-                # An end in good order would look to the client like the whole answer.
+                # To the client an orderly end would look like the whole answer.
                 if request.transport is not None:
                     request.transport.abort()
                 return passed
@@ -254,7 +256,7 @@ def main() -> None:
     app.cleanup_ctx.append(proxy.serve)
     for path in PATHS:
         app.router.add_post(path, proxy.answer)
-    # With handler_cancellation, engines do not go on with the request of a client that has gone.
+    # With handler_cancellation, engines stop computing for a client that has gone.
     web.run_app(app, host=host, port=port, handler_cancellation=True, print=functools.partial(print, flush=True))
 
 

@@ -21,7 +21,7 @@ from kvpool.errors import Error
 __version__: str
 
 class Tensor(Protocol):
-    """A tensor as torch has them, contiguous, on the CPU or a CUDA device."""
+    """A torch tensor, contiguous, on the CPU or a CUDA device."""
 
     def data_ptr(self) -> int: ...
     def is_contiguous(self) -> bool: ...
@@ -29,7 +29,7 @@ class Tensor(Protocol):
     def element_size(self) -> int: ...
 
 class CudaArray(Protocol):
-    """An array on a GPU as CuPy and Numba have them, contiguous."""
+    """A GPU array of CuPy, Numba and others, contiguous."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]: ...

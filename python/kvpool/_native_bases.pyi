@@ -1,4 +1,4 @@
-"""The classes of `kvpool._native` that other modules are based on. The module has no file of its own at run time."""
+"""The classes of `kvpool._native` on which other modules build. This stub has no module at run time."""
 
 from collections.abc import Sequence
 from typing import Literal

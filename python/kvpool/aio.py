@@ -6,12 +6,12 @@ async with await kvpool.aio.Pool.connect("http://127.0.0.1:7070") as pool:
     assert await pool.get("key") == b"value"
 ```
 
-Calls wait in the pool's own threads, which release the interpreter's lock meanwhile.
+Calls wait in the pool's own threads. These release the interpreter's lock meanwhile.
 
-Cancelling depends on the call. A call that lends memory (`batch_put`, `put`, `batch_get`) ends when its
-transfer ends, by its timeout at the latest, and then raises CancelledError. So after the await the
-memory always belongs to the caller. Any other call raises at once; its thread continues to the call's
-end and drops the result. A cancelled call that has not begun never begins.
+Cancelling depends on the call. A call that lends memory (`batch_put`, `put`, `batch_get`) continues until its
+transfer ends, at the latest until its timeout. Then it raises CancelledError. So after the await the memory
+always belongs to the caller. Any other call raises at once. Its thread continues to the end of the call and
+drops the result. A cancelled call that has not begun never begins.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class _Threads:
-    """Threads that calls wait in."""
+    """The threads in which calls wait."""
 
     def __init__(self, count: int) -> None:
         self._executor = ThreadPoolExecutor(count, thread_name_prefix="kvpool-aio")
@@ -56,7 +56,7 @@ class _Threads:
     async def run_lending(self, call: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
         """Runs a call that lends memory; when cancelled, waits for its end if it has begun."""
         future = self._begin(functools.partial(call, *args, **kwargs))
-        # asyncio.wait never cancels what it waits for.
+        # asyncio.wait never cancels its tasks.
         waited = asyncio.wrap_future(future)
         cancelled: asyncio.CancelledError | None = None
         while not waited.done():
@@ -67,7 +67,7 @@ class _Threads:
                     raise
                 cancelled = error
         if cancelled is not None:
-            # Retrieve the exception, or asyncio warns that nobody did.
+            # Without this retrieval asyncio warns about an exception that no caller saw.
             waited.exception()
             raise cancelled
         return waited.result()
@@ -83,7 +83,7 @@ class _Threads:
 
 
 class Lease:
-    """`kvpool.Lease` with `async def`; an asynchronous context manager that releases it."""
+    """`kvpool.Lease` with `async def`. As an asynchronous context manager it releases the lease at the end."""
 
     def __init__(self, lease: kvpool.Lease, threads: _Threads) -> None:
         self._lease = lease
@@ -121,7 +121,7 @@ class Lease:
 
 
 class Prefix:
-    """`kvpool.Prefix` with `async def`: `blocks`, and the `lease` on them."""
+    """`kvpool.Prefix` with `async def`: the number `blocks`, and the `lease` on these blocks."""
 
     def __init__(self, prefix: kvpool.Prefix, threads: _Threads) -> None:
         self.blocks = prefix.blocks
@@ -142,11 +142,11 @@ class Prefix:
 class Pool:
     """`kvpool.Pool` with `async def`; `kvpool.Pool` documents arguments, results and errors.
 
-    Made by `await Pool.connect(...)`; an asynchronous context manager that closes it.
+    `await Pool.connect(...)` makes it. As an asynchronous context manager it closes the pool at the end.
     """
 
     def __init__(self, pool: kvpool.Pool, *, threads: int = 8) -> None:
-        """Wraps a connected pool; at most `threads` calls wait at the same time."""
+        """Wraps a connected pool. At most `threads` calls wait at the same time."""
         self._pool = pool
         self._threads = _Threads(threads)
 
@@ -170,7 +170,7 @@ class Pool:
         tls_server_name: str | None = None,
         threads: int = 8,
     ) -> Self:
-        """As `kvpool.Pool.connect`; at most `threads` calls wait at the same time."""
+        """As `kvpool.Pool.connect`. At most `threads` calls wait at the same time."""
         connecting = _Threads(1)
         try:
             pool = await connecting.run(
@@ -354,15 +354,15 @@ class Pool:
         return await self._threads.run(self._pool.wait_replica_task, id, timeout)
 
     async def create_namespace(self, namespace: kvpool.Namespace, settings: Mapping[str, int] | None = None) -> bool:
-        """As `kvpool.Pool.create_namespace`. A cancelled call may still create it."""
+        """As `kvpool.Pool.create_namespace`. A cancelled call may still create the namespace."""
         return await self._threads.run(self._pool.create_namespace, namespace, settings or {})
 
     async def change_namespace(self, name: str, settings: Mapping[str, int | None]) -> kvpool.NamespaceInfo:
-        """As `kvpool.Pool.change_namespace`. A cancelled call may still change it."""
+        """As `kvpool.Pool.change_namespace`. A cancelled call may still change the namespace."""
         return await self._threads.run(self._pool.change_namespace, name, settings)
 
     async def delete_namespace(self, name: str, *, blocks: bool = False) -> int:
-        """As `kvpool.Pool.delete_namespace`. A cancelled call may still delete it."""
+        """As `kvpool.Pool.delete_namespace`. A cancelled call may still delete the namespace."""
         return await self._threads.run(self._pool.delete_namespace, name, blocks=blocks)
 
     async def namespace(self, name: str) -> kvpool.NamespaceInfo:
@@ -398,7 +398,7 @@ class Pool:
     async def close(self) -> None:
         """Closes the connection after the calls in progress have ended. A second close has no effect."""
         self._threads.refuse()
-        # The end of the client may take a moment, in which the loop goes on.
+        # Closing the client may take a moment. The event loop continues meanwhile.
         await asyncio.to_thread(self._end)
 
     def _end(self) -> None:

@@ -1,7 +1,7 @@
 """The exceptions of kvpool.
 
-Each exception has a stable `code` for programs to match on. The subclasses are the cases that callers
-usually handle apart; all other codes are a plain `Error`.
+Each exception has a stable `code` for programs to match on. The subclasses are the codes that callers usually
+handle separately. Every other code raises a plain `Error`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,16 @@ __all__ = [
 class Error(Exception):
     """An operation, or one key of it, failed.
 
-    `code`: a stable name, such as `full`, `leased`, `unreachable`, `deadline_exceeded` or
-    `checksum_mismatch`. Three codes come from this package: `closed`, `forked` and
-    `memory_in_use`.
-    `is_retryable`: whether the same call may succeed later without a change by the caller.
-    A miss is not an error.
+    `code`: a stable name, such as `full`, `leased`, `unreachable`, `deadline_exceeded` or `checksum_mismatch`.
+    Three codes come only from this package: `closed`, `forked` and `memory_in_use`. `is_retryable`: whether the
+    same call may succeed later without a change by the caller. A miss is not an error.
     """
 
     code: str
     is_retryable: bool
 
     def __init__(self, message: str, code: str = "internal", is_retryable: bool = False) -> None:
-        # Only the message goes up: an OSError would take a second argument for something of its own.
+        # Only the message goes to the base class: OSError would interpret a second argument.
         super().__init__(message)
         self.code = code
         self.is_retryable = is_retryable
@@ -85,14 +83,15 @@ class ClosedError(Error):
 
 
 class ForkedError(Error):
-    """The pool belongs to the parent process, which had pools open at the fork: connect after the fork."""
+    """The pool belongs to the parent process, or the parent had pools open at the fork: connect only after the
+    fork."""
 
 
 class MemoryInUseError(Error):
     """The call has ended, and a transfer still uses its memory 10 seconds after the call's timeout.
 
-    Bytes may still arrive in that memory, or be read from it. Do not free it and do not use it
-    again before `wait` has returned True. A process that was stopped or lacks memory may cause this.
+    Bytes may still be written to that memory or read from it. Do not free or reuse it before `wait` has
+    returned True. The cause may be a process that was stopped or that lacks memory.
     """
 
     _use: MemoryUse | None = None
@@ -100,8 +99,8 @@ class MemoryInUseError(Error):
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until no transfer uses the memory, for `timeout` seconds at most; without a limit if None.
 
-        Returns whether no transfer uses the memory any more. A copy of the exception, as pickling
-        makes it, cannot wait: it returns False at once.
+        Returns whether no transfer uses the memory any more. A copy of the exception, for example by pickle,
+        cannot wait: it returns False at once.
         """
         use = self._use
         if use is None:
@@ -109,7 +108,7 @@ class MemoryInUseError(Error):
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             left = 1.0 if end is None else end - time.monotonic()
-            # In steps, so that the handlers of signals run.
+            # The wait runs in steps, so that signal handlers can run.
             if use.has_ended(min(max(left, 0.0), 1.0)):
                 return True
             if left <= 0.0:
@@ -138,7 +137,7 @@ _OF_CODE: dict[str, type[Error]] = {
 def _of(
     code: str, message: str, is_retryable: bool, connecting: bool, memory_use: MemoryUse | None
 ) -> Error:
-    """The exception of a code. The native module makes all its exceptions here."""
+    """Makes the exception of a code. The native module makes all its exceptions here."""
     kind = _OF_CODE.get(code, Error)
     if connecting and kind is not InvalidArgumentError:
         kind = ConnectError

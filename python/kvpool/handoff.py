@@ -1,7 +1,7 @@
 """Hand-off: sends KV directly from a prefill process to a decode process, without the pool.
 
-Each rank of an engine opens one `Session` over its KV memory. For each request, prefill calls `send` and
-decode calls `receive`, with the same number of the request: the room. Either may come first.
+Each rank of an engine opens one `Session` over its KV memory. For each request, prefill calls `send` and decode
+calls `receive`. Both use the same number for the request: the room. Either call may come first.
 
 ```python
 from kvpool import handoff
@@ -22,10 +22,10 @@ with handoff.Session([state], page_tokens=4) as decode:           # in the decod
 What to know first:
 
 - All calls return at once, except `wait` and `close`, which have a deadline.
-- A room ends at both ends: with `SUCCESS` when every byte was compared after the last write, or with
-  `FAILED`. After `FAILED` use the pages again once `released` is true.
-- A peer that is killed is noticed within a second, one that is stopped within four.
-- Numbers of pages are this process's own. Only the two ends' layouts must agree: heads, tokens of a page.
+- A room ends at both ends. It ends with `SUCCESS` when every byte was compared after the last write, else with
+  `FAILED`. After `FAILED`, use the pages again once `released` is true.
+- The other end learns of a killed peer within a second, and of a stopped peer within four.
+- Page numbers are each process's own. Only the layouts of the two ends must agree: heads, and tokens of a page.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 
 
 class Poll(enum.IntEnum):
-    """The state of a room on one rank. The state of a room over several ranks is the least of theirs.
+    """The state of a room on one rank. A room's state over several ranks is the least of their states.
 
     FAILED and SUCCESS are final. BOOTSTRAPPING: not all ranks of the other side are known. WAITING_FOR_INPUT: all
     ranks agree, and no byte has moved. TRANSFERRING: bytes move."""
@@ -74,12 +74,12 @@ class Poll(enum.IntEnum):
 class State:
     """One region of this rank's KV memory: the keys of a layer, its values, or another state.
 
-    A page of the region has `outer` runs of parts. All ranks together have `parts` parts of `part_bytes`
-    bytes in a run; with the rule "slice" each rank holds its share of them.
+    A page of the region has `outer` runs. A run has `parts` parts of `part_bytes` bytes over all ranks
+    together. With the rule "slice" each rank holds its share of the parts.
 
     - Token-major keys `[token][head][bytes]`: `outer` tokens of a page, `parts` heads of all ranks.
     - Head-major keys `[head][token][bytes]`: `outer` 1, `parts` heads, `part_bytes` of all tokens.
-    - A state that goes whole: rule "copy" or "one_source" (MLA), `outer` and `parts` 1.
+    - A state that is never sliced: rule "copy" or "one_source" (MLA), with `outer` and `parts` 1.
     """
 
     name: str
@@ -101,22 +101,22 @@ class State:
 
 
 class AuxLayout:
-    """The layout of a slot of metadata, as engines of disaggregated serving know it. A slot has `slot_bytes` bytes.
-    `hidden_bytes`: the bytes of the hidden states of one token; 0 when none are sent."""
+    """The layout of a slot of metadata, in the form of disaggregated engines. A slot has `slot_bytes` bytes.
+    `hidden_bytes`: the bytes of the hidden states of one token; 0 when prefill sends none."""
 
     def __init__(self, hidden_bytes: int = 0) -> None:
         fields, self.slot_bytes = _native.handoff_aux_layout(hidden_bytes)
         self._fields = {name: (begin, end) for name, begin, end in fields}
 
     def range(self, field: str) -> tuple[int, int]:
-        """The first byte of a field in a slot, and the one after its last. Raises KeyError for an
+        """Returns the first byte of a field in a slot, and the byte after its last. Raises KeyError for an
         unknown field. Names: output_ids, cached_tokens, token_logprobs_val, token_logprobs_idx,
         top_logprobs_val, top_logprobs_idx, topk_p, topk_index, hidden_states, room."""
         return self._fields[field]
 
 
 class _Transfer:
-    """The operations that both ends of a request have."""
+    """The operations of both ends of a request."""
 
     def __init__(self, native: _native.HandoffSending | _native.HandoffReceiving) -> None:
         self._native = native
@@ -128,17 +128,17 @@ class _Transfer:
 
     @property
     def error(self) -> str | None:
-        """Why the request failed: a code such as `unreachable` or `deadline_exceeded`; otherwise None."""
+        """The code of a failed request, such as `unreachable` or `deadline_exceeded`; otherwise None."""
         return self._native.state()[1]
 
     @property
     def released(self) -> bool:
-        """Whether nothing touches the pages for this request any more."""
+        """Whether no transfer touches the pages for this request any more."""
         return self._native.state()[2]
 
     def wait(self, timeout: float) -> Poll:
-        """Waits until the request has ended and its pages are released, at most `timeout` seconds. Returns the
-        present state then. Raises InvalidArgumentError for a negative timeout."""
+        """Waits until the request has ended and its pages are released, for at most `timeout` seconds. Returns
+        the state at that time. Raises InvalidArgumentError for a negative timeout."""
         return Poll(self._native.wait(timeout))
 
     def abort(self) -> None:
@@ -158,10 +158,10 @@ class Sending(_Transfer):
         first_layer: int | None = None,
         layers: int | None = None,
     ) -> None:
-        """Sends `pages` pages of the request from `first_page` on, which are computed. With layers, only these
-        layers are sent: `layers` of them from `first_layer` on, or one. Layers count from the model's first. Name
-        each page and layer once. Raises InvalidArgumentError for pages outside the request, and for layers that
-        this rank does not have."""
+        """Names computed pages of the request, so that they can be sent: `pages` pages from `first_page` on.
+        With `first_layer`, only `layers` layers from `first_layer` on are computed, one by default. Layers
+        count from the model's first layer. Name each page and layer once. Raises InvalidArgumentError for pages
+        outside the request, and for layers that this rank does not have."""
         of_layers = None
         if first_layer is not None:
             of_layers = (first_layer, first_layer + (1 if layers is None else layers))
@@ -169,13 +169,13 @@ class Sending(_Transfer):
 
     def finish(self, aux: bytes | None = None) -> None:
         """Ends the request, after `produced` has named each page and layer once. `aux` is the slot of metadata,
-        for a receiver that asks for it; its field `room` is filled in. Raises InvalidArgumentError while a page or
-        layer is not named, and for a slot that is too long."""
+        for a receiver that asks for it. The session fills in its field `room`. Raises InvalidArgumentError
+        while a page or layer is not named, and for a slot that is too long."""
         self._native.finish(aux or b"")
 
 
 class Offering(_Transfer):
-    """Prefill's end of a pull: pages that decode may ask for. Dropping this object before the pull has ended
+    """Prefill's end of a pull: pages that decode may ask for. Dropping this object before the end of the pull
     aborts it."""
 
     _native: _native.HandoffSending
@@ -188,13 +188,13 @@ class Receiving(_Transfer):
 
     @property
     def aux(self) -> bytes | None:
-        """The slot of metadata, if it was asked for and the state is SUCCESS; otherwise None."""
+        """The slot of metadata. None unless `receive` asked for it and the state is SUCCESS."""
         return self._native.aux()
 
 
 class Pulling:
-    """Decode's end of a pull. A delayed one is a proxy, which holds no memory and asks for nothing, until
-    `use` names the pages."""
+    """Decode's end of a pull. A delayed pull is a proxy: it holds no memory and asks for nothing until `use`
+    names the pages."""
 
     def __init__(
         self, begin: Callable[[Sequence[int]], Receiving], decline: Callable[[bool], None]
@@ -205,14 +205,15 @@ class Pulling:
         self._ended: str | None = None
 
     def use(self, pages: Sequence[int]) -> None:
-        """Asks for the bytes, into this rank's pages for those of the request after the held ones. Raises
-        ValueError when it was used or aborted before."""
+        """Asks for the bytes. `pages`: this rank's pages for the request's pages after the held ones. Raises
+        ValueError when the pull was used or aborted before."""
         self._check_unused()
         self._receiving = self._begin(pages)
 
     def decline(self) -> None:
-        """This process has no pages for the pull: it ends at both ends with `full`, and prefill serves this
-        process again after its `back_off`. Raises ValueError when the pull was used or aborted before."""
+        """Declines the pull, because this process has no pages for it. The pull ends at both ends with `full`.
+        Prefill serves this process again after its `back_off`. Raises ValueError when the pull was used or
+        aborted before."""
         self._check_unused()
         self._decline(True)
         self._ended = "full"
@@ -230,24 +231,24 @@ class Pulling:
 
     @property
     def error(self) -> str | None:
-        """Why the pull failed: a code."""
+        """The code of a failed pull; otherwise None."""
         if self._receiving is None:
             return self._ended
         return self._receiving.error
 
     @property
     def released(self) -> bool:
-        """Whether nothing touches the pages for this pull any more."""
+        """Whether no transfer touches the pages for this pull any more."""
         return True if self._receiving is None else self._receiving.released
 
     def wait(self, timeout: float) -> Poll:
-        """Waits until the pull has ended and its pages are released, at most `timeout` seconds. Returns
-        at once before `use`."""
+        """Waits until the pull has ended and its pages are released, for at most `timeout` seconds. Returns at
+        once before `use`."""
         return self.poll if self._receiving is None else self._receiving.wait(timeout)
 
     def abort(self) -> None:
-        """Gives the pull up, at both ends. Before `use` prefill is told once: if the message is lost, its pins
-        end with the offer's timeout."""
+        """Aborts the pull at both ends. Before `use`, decode tells prefill once. If that message is lost, the
+        pins end with the offer's timeout."""
         if self._receiving is not None:
             self._receiving.abort()
         elif self._ended is None:
@@ -257,7 +258,7 @@ class Pulling:
 
 
 class _Closed(abc.ABC):
-    """A base for objects that a `with` statement closes."""
+    """A base of objects that a `with` statement closes."""
 
     @abc.abstractmethod
     def close(self) -> object:
@@ -278,18 +279,19 @@ class _Closed(abc.ABC):
 class Session(_Closed):
     """One rank's end of its hand-offs. The memory of its states must stay until `close` has returned.
 
-    `page_tokens`: tokens of a page, equal at both ends. `advertise`: what peers are told to connect to,
-    "host:port"; the listener's own address by default. `secret`: shared by all processes; without one,
-    every process that reaches the port may take part. `tensor`: this rank and the number of ranks of its
-    tensor-parallel group. `pipeline`: this stage, and the number of layers of each stage; one stage with
-    all layers of `states` by default. `failure_probability`: the share of requests that fail without a
-    reason, for tests of callers.
+    `page_tokens`: tokens of a page, equal at both ends. `advertise`: the address that peers connect to,
+    "host:port"; by default the listener's own. `secret`: shared by all processes of the group. Without a
+    secret, every process that reaches the port may take part. `tensor`: this rank, and the number of ranks of
+    its tensor-parallel group. `pipeline`: this stage, and the number of layers of each stage; by default one
+    stage with all layers of `states`. `failure_probability`: the share of requests that fail on purpose, for
+    tests of callers.
 
-    `pin_limit`: the pages that all offers together may pin, no limit by default. `pin_reserve`: the
-    percentage of `pin_limit` that stays free, 0 to 100. `back_off`: how long a process that declined for want of
-    pages is not served, in seconds.
+    `pin_limit`: the pages that all offers together may pin; no limit by default. `pin_reserve`: the percentage
+    of `pin_limit` that stays free, 0 to 100. `back_off`: seconds for which prefill does not serve a process
+    that declined for want of pages.
 
-    Raises InvalidArgumentError for memory that is not this process's, and for ranks that do not divide.
+    Raises InvalidArgumentError for memory that is not this process's, and for parts that the ranks cannot share
+    evenly.
     """
 
     def __init__(
@@ -344,8 +346,8 @@ class Session(_Closed):
         return self._native.address
 
     def pinned(self) -> int:
-        """The number of pages of requests that are being sent, counted once for each request. Offers that wait
-        are not among them."""
+        """The number of this rank's pages that requests send, counted once for each request. Waiting offers do
+        not count."""
         return self._native.pinned()
 
     def waiting(self) -> int:
@@ -353,11 +355,11 @@ class Session(_Closed):
         return self._native.waiting()
 
     def decline(self, room: int, senders: Sequence[str], *, no_pages: bool = True) -> None:
-        """Ends a request that this process asks nothing of, at all ends: prefill's pages are free, and other
-        ranks of decode fail. With `no_pages` the reason is `full`, and prefill serves this process again after
-        its `back_off`; otherwise it is `draining`. `senders`: the addresses of all ranks of prefill. Prefill
-        takes the message unless other processes have asked for all places of the request. Prefill is told once:
-        if the message is lost, its own timeout ends the request."""
+        """Declines a request at all ends: prefill's pages are free, and the other ranks of decode fail.
+        `senders`: the addresses of all ranks of prefill. With `no_pages` the reason is `full`, and prefill
+        serves this process again after its `back_off`; otherwise the reason is `draining`. Prefill accepts the
+        message unless other processes have asked for all places of the request. The process sends it once. If
+        it is lost, prefill's own timeout ends the request."""
         self._native.decline(room, list(senders), no_pages)
 
     def send(
@@ -369,20 +371,20 @@ class Session(_Closed):
         timeout: float = 300.0,
         patience: float | None = None,
     ) -> Sending:
-        """Sends a request's pages to decode. `pages`: this rank's pages, from the request's first token.
-        Keep them until `released`. `decode_tp`: the number of decode's tensor-parallel ranks. `timeout`: the
-        longest time of all, in seconds. `patience`: how long decode may take to ask, 30 s by default. Raises
-        an Error with the code `in_progress` while the room is open. Raises InvalidArgumentError for a page that
-        does not exist, and for numbers of ranks of which neither divides the other."""
+        """Sends a request's pages to decode. `pages`: this rank's pages, from the request's first token. Keep
+        them until `released`. `decode_tp`: the number of decode's tensor-parallel ranks. `timeout`: the longest
+        time of the request, in seconds. `patience`: how long decode may take to ask, in seconds, 30 by default.
+        Raises an Error with the code `in_progress` while the room is open. Raises InvalidArgumentError for a
+        page that does not exist, and if neither number of ranks divides the other."""
         return Sending(self._native.send(room, list(pages), decode_tp, timeout, patience))
 
     def offer(
         self, room: int, pages: Sequence[int], *, decode_tp: int = 1, timeout: float = 360.0
     ) -> Offering:
-        """Offers a request's pages, all of them computed, for decode to pull. They stay pinned until
-        decode has them, its process is lost, or `timeout` seconds have passed. While the pins of other offers
-        exceed the part of the session's `pin_limit` that offers may use, the offer waits: BOOTSTRAPPING, and
-        `full` after the timeout. Raises as `send` does."""
+        """Offers a request's pages for decode to pull. All of them are computed. The pages stay pinned until
+        decode has them, its process is lost, or `timeout` seconds have passed. The offer waits while the pins
+        of other offers exceed the part of `pin_limit` that offers may use. It waits in BOOTSTRAPPING, and fails
+        with `full` after the timeout. Raises as `send` does."""
         return Offering(self._native.offer(room, list(pages), decode_tp, timeout))
 
     def pull(
@@ -397,8 +399,8 @@ class Session(_Closed):
         timeout: float = 300.0,
         patience: float | None = None,
     ) -> Pulling:
-        """Pulls the pages of an offer: at once with `pages`, or delayed, with None, until `Pulling.use`.
-        The other arguments are those of `receive`; `timeout` and `patience` count from the use."""
+        """Pulls the pages of an offer: at once with `pages`, or, with None, when `Pulling.use` names them. The
+        other arguments are those of `receive`. `timeout` and `patience` count from the use."""
 
         def begin(used: Sequence[int]) -> Receiving:
             return self.receive(
@@ -433,14 +435,15 @@ class Session(_Closed):
         timeout: float = 300.0,
         patience: float | None = None,
     ) -> Receiving:
-        """Receives a request's pages from prefill. A page that another open request receives into fails this
-        one with `in_progress`. `held`: the number of the request's first pages that are here already; `pages`: this
-        rank's pages for those after them. `senders`: the addresses of all ranks of prefill, "host:port", the ranks
-        of the first stage first. `prefill_tp`: the number of prefill's tensor-parallel ranks, by default the senders
-        of each stage. `prefill_layers`: the number of layers of each stage of prefill, those of this session by
-        default. `aux`: whether to ask for the slot of metadata. `timeout`: the longest time of all, in seconds.
-        `patience`: how long prefill may take to open its room, 30 s by default. Raises InvalidArgumentError for a
-        page that does not exist or is named twice, and for numbers of ranks or layers that do not fit."""
+        """Receives a request's pages from prefill. `held`: the number of the request's first pages that this
+        rank holds already. `pages`: this rank's pages for the rest of the request. If another open request
+        receives into one of them, this request fails with `in_progress`. `senders`: the addresses of all ranks
+        of prefill, "host:port", the ranks of the first stage first. `prefill_tp`: the number of prefill's
+        tensor-parallel ranks, by default the senders of each stage. `prefill_layers`: the number of layers of
+        each stage of prefill, by default those of this session. `aux`: whether to ask for the slot of metadata.
+        `timeout`: the longest time of the request, in seconds. `patience`: how long prefill may take to open
+        its room, in seconds, 30 by default. Raises InvalidArgumentError for a page that does not exist or is
+        named twice, and for numbers of ranks or layers that do not fit."""
         stages = self._stages if prefill_layers is None else list(prefill_layers)
         ranks = max(1, len(senders) // len(stages)) if prefill_tp is None else prefill_tp
         native = self._native.receive(
@@ -449,8 +452,8 @@ class Session(_Closed):
         return Receiving(native)
 
     def close(self) -> bool:
-        """Ends all requests, and waits a few seconds until nothing touches the memory. False when
-        something still may: do not free it then."""
+        """Ends all requests, and waits a few seconds until nothing touches the memory. Returns False when a
+        peer may still touch it: do not free it then."""
         return self._native.close()
 
 
@@ -463,7 +466,7 @@ class Bootstrap(_Closed):
 
     @property
     def address(self) -> str:
-        """Where it listens: "host:port"."""
+        """The listening address: "host:port"."""
         return self._native.address
 
     def close(self) -> None:

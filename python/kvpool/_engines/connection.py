@@ -16,19 +16,19 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 _WAIT_LINE = 60.0
-"""The time between two lines about one wait, in seconds."""
+"""The time between two log lines about one wait, in seconds."""
 
 
 class Connection:
     """Connects to the pool, and leaves the pool alone for `retry_after` seconds after a failed call.
 
-    A failed cache must neither stop the engine nor delay each request. So the connection is made
-    beside the engine's work.
+    A failed cache must neither stop the engine nor delay each request. So a thread beside the engine's work
+    connects to the pool.
     """
 
     def __init__(self, settings: PoolSettings, memory: Sequence[tuple[int, int]] = ()):
-        """`memory`, as (address, length), is registered with the pool: the source and target of
-        transfers."""
+        """`memory`, as (address, length), is registered with the pool. Transfers read from it and write into
+        it."""
         self._settings = settings
         self._memory = memory
         self._registered: list[kvpool.Registration] = []
@@ -49,7 +49,7 @@ class Connection:
             return self._failures
 
     def pool(self) -> kvpool.Pool | None:
-        """The pool; None while it is not connected, and for `retry_after` after a failure."""
+        """The pool; None without a connection, and for `retry_after` after a failure."""
         with self._lock:
             if self._closed or time.monotonic() < self._rest_until:
                 return None
@@ -61,22 +61,23 @@ class Connection:
         return pool
 
     def call(self, what: str, otherwise: Answer, ask: Callable[[kvpool.Pool], Answer]) -> Answer:
-        """The result of `ask`; `otherwise` without a pool or after a failure, which is logged."""
+        """Returns the result of `ask`. Without a pool, and after a failure, returns `otherwise`. Logs a
+        failure."""
         pool = self.pool()
         if pool is None:
             return otherwise
         try:
             return ask(pool)
         except Exception as error:
-            # Any exception: the caller may be a thread that the engine cannot go on without.
+            # Every exception is caught: the caller may be a thread that the engine needs.
             self.failed(what, error)
             return otherwise
 
     def failed(self, what: str, error: BaseException) -> None:
-        """Counts that a call failed as a whole, and logs it.
+        """Counts and logs a call that failed as a whole.
 
-        There is at most one line in `retry_after` seconds. Returns when no transfer uses the call's
-        memory any more: the engine uses it again then.
+        It logs at most one line in `retry_after` seconds. It returns when no transfer uses the call's memory
+        any more, because the engine then uses that memory again.
         """
         self._log(what, error)
         if isinstance(error, kvpool.MemoryInUseError):
@@ -118,7 +119,7 @@ class Connection:
             pool.close()
 
     def _register(self, pool: kvpool.Pool) -> None:
-        # Transfers of unregistered memory work too, only not directly by an RDMA device.
+        # Transfers of unregistered memory also work, but an RDMA device cannot access that memory directly.
         try:
             self._registered = [pool.register_buffer(part) for part in self._memory]
         except kvpool.Error as error:
@@ -128,7 +129,7 @@ class Connection:
         try:
             threading.Thread(target=self._connect, name="kvpool-connect", daemon=True).start()
         except RuntimeError as error:
-            # The system has no thread to give. A later call tries again.
+            # The system has no free thread. A later call tries again.
             with self._lock:
                 self._connecting = False
                 self._rest_until = time.monotonic() + self._settings.retry_after

@@ -30,9 +30,9 @@ class Renewable(Protocol):
 class Keeper:
     """Renews and releases leases on its own thread, so that the scheduler never waits for the master.
 
-    Without `again`, a lease is dropped once it has lost a block. With it, a lease is kept while it runs. When it has
-    ended, `again` returns the next one for its owner, or None. It runs on the keeper's thread, and may raise
-    kvpool.Error.
+    Without `again`, the keeper drops a lease that has lost a block. With `again`, it keeps the lease until the
+    lease has ended. Then `again(owner)` returns the owner's next lease, or None. `again` runs on the keeper's
+    thread, and may raise kvpool.Error.
     """
 
     def __init__(self, again: Callable[[str], Renewable | None] | None = None) -> None:
@@ -45,7 +45,7 @@ class Keeper:
         self._thread.start()
 
     def hold(self, owner: str, lease: Renewable) -> None:
-        """Renews `lease` until `let_go`; releases the lease that `owner` had before."""
+        """Renews `lease` until `let_go`. Releases the earlier lease of `owner`."""
         with self._changed:
             self._drop(owner)
             self._held[owner] = (lease, lease.left)
@@ -69,7 +69,7 @@ class Keeper:
         return held is not None and held[0].left > 0
 
     def close(self) -> None:
-        """Releases all leases; waits a short time at most."""
+        """Releases all leases. Waits only a short time."""
         with self._changed:
             for owner in list(self._held):
                 self._drop(owner)
@@ -87,7 +87,7 @@ class Keeper:
         while True:
             with self._changed:
                 if not self._over and not self._closed:
-                    # Sleep without a timeout while no lease is held.
+                    # Without a lease the thread sleeps without a timeout.
                     self._changed.wait(_LOOK if self._held else None)
                 over, self._over = self._over, []
                 due = [
@@ -115,7 +115,7 @@ class Keeper:
         try:
             lost = lease.renew()
         except kvpool.Error as error:
-            # The next look tries again while it runs.
+            # The next check tries again while the lease runs.
             logger.debug("a lease was not renewed in %.1f s: %s", time.monotonic() - began, error)
         is_whole = not lost or self._again is not None
         if is_whole and lease.left > 0:
@@ -129,7 +129,7 @@ class Keeper:
                     self._held[owner] = (following, following.left)
                     following = None
             if following is not None:
-                # Its owner let go meanwhile.
+                # The owner let the lease go meanwhile.
                 self._over.append(following)
             self._changed.notify()
 

@@ -1,4 +1,4 @@
-"""The settings of every connector, and how they are read from the engine's configuration."""
+"""The settings that all connectors have, and their reading from the engine's configuration."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class PoolSettings:
     """The address of the pool and how to reach it. Times are in seconds."""
 
     master: str | tuple[str, ...] | None = None
-    """One address of a master, or several. Without one the environment variable KVPOOL_MASTER has them, else
-    it is http://127.0.0.1:7070."""
+    """One address of a master, or several. Default: the environment variable KVPOOL_MASTER, else
+    http://127.0.0.1:7070."""
     namespace: str = ""
     """The namespace of all keys; empty for the default namespace."""
     transport: Transport = "auto"
@@ -27,7 +27,7 @@ class PoolSettings:
     control_timeout: float = 1.0
     """The longest time that a lookup may take."""
     retry_after: float = 5.0
-    """How long the pool is left alone after a failed call."""
+    """How long the engine sends no calls to the pool after a failed call."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Self:

@@ -7,14 +7,14 @@ import threading
 
 
 def started(threads: int, name: str) -> concurrent.futures.ThreadPoolExecutor:
-    """An executor whose threads all run already.
+    """Returns an executor whose threads all run already.
 
-    An executor starts its threads with the first calls of `submit`. Where the system has no thread
-    to give, such a call raises. Its work stays in the queue, and may run later on memory that has
-    another use by then. Raises RuntimeError if the system has no thread to give now.
+    An executor normally starts its threads during the first calls of `submit`. If the system has no free
+    thread, such a call raises. Its work stays in the queue, and may later run on memory that has another use by
+    then. Raises RuntimeError if the system has no free thread now.
     """
     executor = concurrent.futures.ThreadPoolExecutor(threads, name)
-    # Each thread waits in it for the others, so that none of them takes the work of two.
+    # Each thread waits in the barrier for the others, so that each takes exactly one of these tasks.
     together = threading.Barrier(threads)
     try:
         begun = [executor.submit(together.wait) for _ in range(threads)]
