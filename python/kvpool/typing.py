@@ -1,4 +1,4 @@
-"""The types of what the pool's methods take, for annotations of callers."""
+"""The argument types of the pool's methods, for annotations of callers."""
 
 from __future__ import annotations
 

@@ -5,8 +5,9 @@ lmcache ... --l2-adapter '{"type": "plugin", "module_path": "kvpool.lmcache",
   "class_name": "KvpoolL2Adapter", "adapter_params": {"master": "http://10.0.0.1:7070"}}'
 ```
 
-The settings are those of `kvpool._engines.settings.PoolSettings` and `salt`; the adapter also has `serde`. LMCache
-is imported only with the first use of one of the classes. Written for the interface of LMCache 0.5.6.
+The settings are the fields of `kvpool._engines.settings.PoolSettings`, and `salt`. The adapter also has
+`serde`. LMCache is imported only at the first use of one of the classes. Written for the interface of LMCache
+0.5.6.
 """
 
 from __future__ import annotations

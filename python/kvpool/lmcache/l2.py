@@ -28,7 +28,7 @@ from kvpool.lmcache.names import Names
 logger = logging.getLogger(__name__)
 
 _THREADS = 2
-"""How many tasks of one kind run at a time; each uses several connections."""
+"""The number of tasks of one kind that run at a time. Each task uses several connections."""
 
 Answer = TypeVar("Answer")
 
@@ -40,8 +40,8 @@ class Settings(PoolSettings):
     salt: str = ""
     """Separates models with the same name, such as two sets of weights, and 8-bit element types."""
     serde: str = ""
-    """A name for the serde of LMCache's configuration of the adapter, with its parameters; empty without one.
-    LMCache does not tell the adapter."""
+    """A name for the serde, with its parameters, in LMCache's configuration of the adapter; empty without a
+    serde. LMCache does not tell the adapter its serde."""
 
 
 class Tasks:
@@ -61,7 +61,7 @@ class Tasks:
             try:
                 answer = run()
             except Exception:
-                # Any exception: the caller waits for a result.
+                # Every exception is caught: the caller waits for a result.
                 logger.exception("a task failed")
             with self._lock:
                 self._done[number] = answer
@@ -70,18 +70,18 @@ class Tasks:
         self._threads.submit(work)
 
     def take(self, number: int) -> Any:
-        """The result of a task, once; None while it runs."""
+        """Returns the result of a task, once. None while the task runs."""
         with self._lock:
             return self._done.pop(number, None)
 
     def take_all(self) -> dict[int, Any]:
-        """The results of all tasks that have ended."""
+        """Returns the results of all tasks that have ended."""
         with self._lock:
             done, self._done = self._done, {}
         return done
 
     def close(self) -> None:
-        """Waits for the tasks in progress, which all have deadlines."""
+        """Waits for the tasks in progress. All of them have deadlines."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         self.event.close()
 
@@ -89,8 +89,8 @@ class Tasks:
 class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     """Stores LMCache's objects in a pool that all hosts share.
 
-    `params` are the settings. `l1_memory_desc` names the memory of the objects, which is registered.
-    A lookup locks objects with leases, which are renewed until the unlock. The pool evicts by itself.
+    `params` are the settings. `l1_memory_desc` names the memory of the objects, which the adapter registers. A
+    lookup locks objects with leases, and the adapter renews them until the unlock. The pool evicts by itself.
     """
 
     def __init__(self, params: Mapping[str, Any], l1_memory_desc: Any = None):
@@ -194,12 +194,13 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def _look_up(self, keys: Sequence[Any], layouts: Any) -> Any:
         found = Bitmap(len(keys))
-        # Without the pool too: a store after this lookup needs the types that it tells.
+        # This also runs without the pool: a store after this lookup needs the element types that the lookup
+        # gives.
         names = self._names.of_lookup(keys, layouts)
         pool = self._connection.pool()
         if pool is None:
             return found
-        # An object whose types are not known cannot be named.
+        # Without its element types an object has no name.
         named = [(at, name) for at, name in enumerate(names) if name is not None]
         if not named:
             return found
@@ -233,8 +234,8 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return loaded
 
     def _fits(self, item: Any, length: int) -> bool:
-        """Whether `length` bytes are a whole object. LMCache makes room for the longest serialized object; the
-        room of a shorter one is cut."""
+        """Whether `length` bytes are a whole object. LMCache allocates room for the longest serialized object,
+        and the room of a shorter object is cut."""
         size = item.get_size()
         is_shorter = bool(self._settings.serde) and 0 < length < size
         if is_shorter and hasattr(item, "set_used_size"):
@@ -242,7 +243,7 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return is_shorter or bool(length == size)
 
     def _named(self, keys: Sequence[Any], objects: Sequence[Any]) -> tuple[list[str], list[int]]:
-        """The names of the objects that have one, and their numbers."""
+        """Returns the names of the objects that have one, and the indices of these objects."""
         named = [(name, at) for at, name in enumerate(self._names.of_objects(keys, objects)) if name is not None]
         if len(named) < len(keys):
             reason = (
@@ -261,7 +262,7 @@ def _memory_of(objects: Sequence[Any]) -> list[tuple[int, int]]:
 
 
 def _arena(description: Any) -> list[tuple[int, int]]:
-    """The memory of the objects, as far as it is allocated already."""
+    """The memory of the objects that is allocated already."""
     if description is None:
         return []
     size = getattr(description, "stable_registration_size", None)

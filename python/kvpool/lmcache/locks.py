@@ -14,7 +14,7 @@ from kvpool._engines.leases import Keeper
 
 @dataclass
 class _Owner:
-    """One lease: its keys, and how many of them are still locked by it."""
+    """One lease: its keys, and the number of its keys that are still locked."""
 
     pool: kvpool.Pool
     keys: Sequence[str]
@@ -32,7 +32,8 @@ class Locks:
         self._owners: dict[str, _Owner] = {}
 
     def look_up(self, pool: kvpool.Pool, keys: Sequence[str]) -> list[bool]:
-        """Returns which of the keys the pool has, and locks these. Raises kvpool.Error, and locks none then.
+        """Locks the keys that the pool has. Returns for each key whether it is locked. Locks none if it raises
+        kvpool.Error.
 
         Takes one round trip if all present keys come first, else three.
         """
@@ -41,7 +42,7 @@ class Locks:
         try:
             first = self._lease(pool, keys, owners)
             present[:first] = [True] * first
-            # Do not ask again for a key that was absent.
+            # The key after the first ones was absent, so it is not asked again.
             rest = range(first + 1, len(keys))
             if rest:
                 there = pool.is_exist([keys[at] for at in rest], lease=False)
@@ -50,14 +51,14 @@ class Locks:
                     for at in again[: self._lease(pool, [keys[at] for at in again], owners)]:
                         present[at] = True
         except BaseException:
-            # The caller learns of no lock, so it would never end these.
+            # The caller learns of no lock, so it would never release these.
             for owner in owners:
                 self._give_up(owner)
             raise
         return present
 
     def unlock(self, keys: Sequence[str]) -> None:
-        """Releases one lock of each key; skips a key without a lock."""
+        """Releases one lock of each key. Skips a key without a lock."""
         over = []
         with self._lock:
             for key in keys:
@@ -79,12 +80,13 @@ class Locks:
         self._keeper.close()
 
     def _lease(self, pool: kvpool.Pool, keys: Sequence[str], owners: list[str]) -> int:
-        """Locks the leading keys that are present; returns how many. Adds their owner to `owners`."""
+        """Locks the leading keys that are present. Returns their number. Adds their owner to `owners`."""
         prefix = pool.match_prefix(keys)
         if prefix.blocks:
             owner = str(next(self._numbers))
             owners.append(owner)
-            # Record the lease before a caller can unlock it, or nothing would ever release it.
+            # The lease is recorded before a caller can unlock its keys. Otherwise nothing would ever release
+            # it.
             self._keeper.hold(owner, prefix.lease)
             with self._lock:
                 locked = keys[: prefix.blocks]
@@ -94,7 +96,7 @@ class Locks:
         return prefix.blocks
 
     def _give_up(self, owner: str) -> None:
-        """Ends all locks of an owner."""
+        """Releases all locks of an owner."""
         with self._lock:
             owned = self._owners.pop(owner, None)
             for key in owned.keys if owned is not None else ():
@@ -106,7 +108,7 @@ class Locks:
         self._keeper.let_go(owner)
 
     def _lease_again(self, owner: str) -> kvpool.Lease | None:
-        """A new lease on the leading keys that an owner still locks, because its lease has ended."""
+        """Takes a new lease on the leading keys that an owner still locks, because its lease has ended."""
         with self._lock:
             owned = self._owners.get(owner)
             if owned is None:

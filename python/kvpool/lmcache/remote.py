@@ -31,9 +31,9 @@ _MODULES = ("kvpool.lmcache", "kvpool.lmcache.remote")
 _OF_LMCACHE = ("module_path", "class_name")
 
 _ROOM_WAIT = 1.0
-"""The longest time that a get waits for LMCache's memory, in seconds. Stores that end give some back."""
+"""The longest time that a get waits for LMCache's memory, in seconds. Stores that end free some of it."""
 _ROOM_LOOK = 0.02
-"""How often a get that waits asks for it, in seconds."""
+"""The time between two requests of a waiting get for memory, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,22 +56,22 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
       remote_storage_plugin.kvpool.master: http://10.0.0.1:7070
     ```
 
-    Further settings go beside `master`. A chunk is stored as LMCache's description of it and its bytes,
-    which move directly from and into LMCache's memory. A failure is a miss and a line in the log.
+    Further settings go beside `master`. A stored chunk is LMCache's description of the chunk and its bytes. The
+    bytes move directly from and into LMCache's memory. A failure is a miss and a line in the log.
 
     Raises ValueError if LMCache stores its chunks layer by layer.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, local_cpu_backend: Any, config: Any):
         if config.use_layerwise:
-            # Room for a chunk has the shape of all layers. One layer does not fit it, and LMCache's layerwise
-            # loader takes the bytes of a miss for the layer's.
+            # The room for a chunk has the shape of all layers, which a single layer does not fit. After a miss
+            # LMCache's layerwise loader would take the bytes in the room for the layer.
             raise ValueError(
                 "kvpool's remote connector does not support LMCache's use_layerwise: set use_layerwise to false"
             )
         self._loop = loop
         # LMCache's scheduler has no memory, and passes a stand-in without attributes. With
-        # `enable_scheduler_bypass_lookup` it looks chunks up itself, and does nothing else.
+        # `enable_scheduler_bypass_lookup` the scheduler looks chunks up itself, and makes no other call.
         metadata = getattr(local_cpu_backend, "metadata", None)
         self._memory: Any = local_cpu_backend if metadata is not None else None
         if self._memory is not None:
@@ -90,7 +90,7 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         return True
 
     def batched_contains(self, keys: Sequence[Any]) -> int:
-        """How many leading keys are present; each is leased for a short time."""
+        """Returns how many leading keys are present. Each of them is leased for a short time."""
         return self._connection.call("looking chunks up", 0, lambda pool: self._leading(pool, keys))
 
     async def batched_async_contains(self, lookup_id: str, keys: Sequence[Any], pin: bool = False) -> int:
@@ -105,7 +105,7 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
     async def batched_get(self, keys: Sequence[Any]) -> Chunks:
         getting = asyncio.get_running_loop().run_in_executor(None, self._get, keys)
         try:
-            # LMCache cancels a get that takes too long. The thread goes on, and has chunks at its end.
+            # LMCache cancels a get that takes too long. Its thread continues, and has chunks at its end.
             return await asyncio.shield(getting)
         except asyncio.CancelledError:
             getting.add_done_callback(_give_back)
@@ -126,7 +126,7 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         return True
 
     async def batched_put(self, keys: Sequence[Any], memory_objs: Sequence[Any]) -> None:
-        # LMCache gives the memory back when a cancelled put returns. The thread goes on and reads it.
+        # LMCache reuses the memory when a cancelled put returns. The thread continues to read it.
         for chunk in memory_objs:
             chunk.ref_count_up()
 
@@ -141,7 +141,7 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         except BaseException:
             _give_up(memory_objs)
             raise
-        # Without the shield a put that has not begun would be cancelled, and would keep the memory.
+        # Without the shield, cancelling a put that has not begun would leave its memory allocated.
         await asyncio.shield(putting)
 
     def remove_sync(self, key: Any) -> bool:
@@ -195,7 +195,7 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
                 chunks[at] = self._chunk(room[at], heads[at], outcome)
             return chunks
         except BaseException:
-            # The caller gets none of them.
+            # The caller gets none of these chunks.
             chunks = [None] * len(keys)
             raise
         finally:
@@ -204,11 +204,11 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
                     one.ref_count_down()
 
     def _allocate(self, room: Chunks, count: int) -> None:
-        """Adds room for whole chunks to `room`: a stored chunk may be shorter, and its room is then cut. When
-        LMCache's memory is full, there may be less than `count`, and the rest are misses."""
+        """Adds room for `count` whole chunks to `room`. The room of a shorter stored chunk is cut later. When
+        LMCache's memory is full, there may be less room, and the rest are misses."""
         end = time.monotonic() + _ROOM_WAIT
         while len(room) < count:
-            # With LMCache's own wait, which has no end, gets that hold room wait for each other.
+            # LMCache's own wait has no end: gets that hold room would wait for each other.
             one = self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt, busy_loop=False)
             if one is not None:
                 room.append(one)
@@ -219,7 +219,7 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
                 return
 
     def _chunk(self, room: Any, head: bytearray, outcome: Any) -> Any:
-        """The chunk that was got into `room`; None for a miss."""
+        """Returns the chunk that a get wrote into `room`; None for a miss."""
         if isinstance(outcome, kvpool.Error):
             logger.warning("a chunk was not got: %s", outcome)
         elif outcome is not None and outcome > len(head):
@@ -263,12 +263,13 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
 
 
 def _prefix(serde: str | None, salt: str) -> str:
-    """The prefix of the names of an engine's chunks. LMCache's names have the element type, and not the serde."""
+    """Returns the prefix of the names of an engine's chunks. LMCache's names have the element type, but not the
+    serde."""
     return f"{start(salt)}:" if serde in (None, "naive") else f"{start(salt)}({serde}):"
 
 
 def _give_back(getting: asyncio.Future[Chunks]) -> None:
-    """Gives the chunks of a get back that nobody waits for."""
+    """Gives back the chunks of a get that no caller waits for."""
     if not getting.cancelled() and getting.exception() is None:
         _give_up([chunk for chunk in getting.result() if chunk is not None])
 
@@ -280,13 +281,13 @@ def _give_up(chunks: Sequence[Any]) -> None:
 
 
 def _pieces(head: bytes | bytearray, chunk: Any) -> list[Any]:
-    """A chunk's bytes: its description, if it has one, and its memory."""
+    """Returns the pieces of a chunk: its description, if it has one, and its memory."""
     body = (chunk.data_ptr, chunk.get_size())
     return [head, body] if head else [body]
 
 
 def plugin_settings(extra: dict[str, Any]) -> dict[str, Any]:
-    """This plugin's settings, by the plugin's name in LMCache's configuration."""
+    """Returns this plugin's settings, by the plugin's name in LMCache's configuration."""
     start, end = "remote_storage_plugin.", ".module_path"
     ours = [key for key, value in extra.items() if key.endswith(end) and value in _MODULES]
     names = [key[len(start) : -len(end)] for key in ours]

@@ -1,10 +1,10 @@
 """kvpool for SGLang 0.5.23: the storage of its hierarchical cache, and a back end of its disaggregation.
 
 - `storage`: `KvpoolStorage`, for `--hicache-storage-backend dynamic`;
-- `plugin`: what SGLang runs at its start, so that `--disaggregation-transfer-backend kvpool` exists;
+- `plugin`: the entry point that adds `--disaggregation-transfer-backend kvpool` when SGLang starts;
 - `handoff`: the classes of that back end.
 
-`storage` and `handoff` need SGLang, which is imported only with their first use.
+`storage` and `handoff` need SGLang, which is imported only at their first use.
 """
 
 from __future__ import annotations

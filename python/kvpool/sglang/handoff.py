@@ -4,9 +4,9 @@
 python -m sglang.launch_server ... --disaggregation-mode prefill --disaggregation-transfer-backend kvpool
 ```
 
-SGLang's own bootstrap server tells decode where prefill's ranks listen. Of SGLang's common classes this
-back end uses that registration and the table of failures. It does not use the ZMQ messages: a session of
-`kvpool.handoff` for each rank carries everything. Settings, from the environment:
+SGLang's own bootstrap server tells decode the addresses of prefill's ranks. This back end uses that
+registration and the table of failures of SGLang's common classes. It does not use their ZMQ messages: one
+session of `kvpool.handoff` for each rank carries everything. Settings, from the environment:
 
 - `KVPOOL_HANDOFF_DECODE_RANKS`: decode's attention tensor parallel ranks (default: as many as prefill's)
 - `KVPOOL_HANDOFF_SECRET_FILE`: a file with the secret that both engines share (default: none)
@@ -47,19 +47,18 @@ from kvpool.sglang.models import draft, setting
 logger = logging.getLogger(__name__)
 
 _REFUSED = (kvpool.Error, OverflowError, TypeError, ValueError)
-"""What a hand-off that does not begin raises. A client chooses its room, which may be no number of 64 bits."""
+"""The exceptions of a hand-off that does not begin. A client chooses its room, which may not fit 64 bits."""
 _FIELD = "hidden_states"
-"""The field of the library's slot of metadata that takes all of SGLang's buffers, one after the other."""
+"""The field of the library's slot of metadata that holds all of SGLang's buffers, one after the other."""
 
 
 def states(
     args: Any, ranks: int, heads: int | None, draft_heads: int | None = None
 ) -> list[handoff.State]:
-    """A rank's KV cache: the regions of the model, and after them those of its draft model.
+    """The states of a rank: the regions of the model, then those of its draft model.
 
-    `heads` and `draft_heads` are the KV heads of all `ranks` ranks. None means latent attention
-    (MLA), of which all ranks hold the same bytes. Raises ValueError for a cache that is not made of
-    keys and values.
+    `heads` and `draft_heads` are the KV heads of all `ranks` ranks together. None means latent attention (MLA),
+    where all ranks hold the same bytes. Raises ValueError for a cache that does not consist of keys and values.
     """
     if args.state_types:
         others = ", ".join(str(kind.value) for kind in args.state_types)
@@ -69,7 +68,7 @@ def states(
     of_model, of_draft = regions[: len(regions) - drafts], regions[len(regions) - drafts :]
     found = _states(args, of_model, ranks, heads, 0, args.kv_cache_dtype_str)
     if of_draft:
-        # Engines with different draft models cannot use each other's bytes.
+        # Engines with different draft models cannot use each other's bytes, so the names of the states differ.
         told = [str(setting("spec", "speculative_draft_kv_cache_dtype")), *draft()]
         digest = hashlib.sha256(repr(told).encode()).hexdigest()
         name = f"{args.kv_cache_dtype_str} draft {digest[:16]}"
@@ -120,10 +119,10 @@ def _states(
 
 
 class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
-    """A rank's session, and what is known of prefill's ranks."""
+    """A rank's session, and the known addresses of prefill's ranks."""
 
     supports_deferred_decode_kv_release = True
-    """SGLang keeps the pages of a failed request until `is_abort_release_safe`."""
+    """SGLang keeps the pages of a failed request until `is_abort_release_safe` returns true."""
 
     def __init__(self, args: Any, mode: Any, server_args: Any, is_mla_backend: bool = False):
         self.session: handoff.Session | None = None
@@ -135,13 +134,14 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
         self.opened()
 
     def opened(self) -> handoff.Session:
-        """The session, which this call opens if it is the first."""
+        """Returns the session. The first call opens it."""
         if self.session is None:
             args = self.kv_args
             if self.pp_size != 1:
                 raise ValueError("kvpool hands off between engines without pipeline stages")
             if self.attn_cp_size != 1:
-                # Decode asks rank 0 only: the rooms of the others would wait for nobody, and fail the request.
+                # Decode asks rank 0 only. The rooms of the other ranks would get no offer, and fail the
+                # request.
                 raise ValueError(
                     f"kvpool hands off between engines without context parallel ranks, not {self.attn_cp_size}: "
                     "set --attn-cp-size to 1"
@@ -161,14 +161,14 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
         return self.session
 
     def _heads(self) -> int | None:
-        """The KV heads of all ranks; None with latent attention. SGLang tells them prefill only."""
+        """The KV heads of all ranks; None with latent attention. SGLang gives this number only to prefill."""
         if self.is_mla:
             return None
         known = getattr(self.kv_args, "total_kv_head_num", None)
         return int(known or ModelConfig.from_server_args(self.server_args).get_total_num_kv_heads())
 
     def _draft_heads(self) -> int | None:
-        """The same of the draft model, whose attention may be of another kind than the model's."""
+        """The KV heads of the draft model, whose attention may differ from the model's."""
         if not getattr(self.kv_args, "num_draft_entries", 0):
             return None
         config = ModelConfig.from_server_args(
@@ -182,7 +182,7 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
         return int(config.get_total_num_kv_heads())
 
     def register_to_bootstrap(self) -> None:
-        """Registers the session's address in the place of a socket for SGLang's messages."""
+        """Registers the session's address instead of a socket for SGLang's messages."""
         self.rank_port = int(self.opened().address.rpartition(":")[2])
         super().register_to_bootstrap()
 
@@ -195,7 +195,7 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
         return int(os.environ.get("KVPOOL_HANDOFF_DECODE_RANKS") or self.attn_tp_size)
 
     def senders(self, receiver: KvpoolKVReceiver, ranks: int) -> tuple[str, ...] | None:
-        """The addresses of all of prefill's ranks; `None` if one is not registered."""
+        """Returns the addresses of all of prefill's ranks; `None` if a rank is not registered."""
         key = (receiver.bootstrap_addr, receiver.prefill_dp_rank)
         if key not in self._senders:
             found = [
@@ -208,7 +208,7 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
         return self._senders[key]
 
     def forget_senders(self, receiver: KvpoolKVReceiver) -> None:
-        """After a failure prefill may come back at other addresses."""
+        """Forgets prefill's addresses: after a failure prefill may restart at other addresses."""
         self._senders.pop((receiver.bootstrap_addr, receiver.prefill_dp_rank), None)
         self.prefill_info_table.pop(receiver.bootstrap_addr, None)
 
@@ -216,18 +216,20 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
         return 1
 
     def ends(self, room: int, receiving: handoff.Receiving) -> None:
-        """Decode gives the room up. SGLang may drop the receiver before the last write has ended."""
-        # SGLang does not tell the end of each room: without this look they would stay.
+        """Notes that decode aborts a room. SGLang may drop the receiver before the last write has ended."""
+        # SGLang does not report the end of every room. Without this check released rooms would stay in the
+        # table.
         self._ending = {other: one for other, one in self._ending.items() if not one.released}
         self._ending[room] = receiving
 
     def is_abort_release_safe(self, bootstrap_room: int, required_acks: int) -> bool:
-        """Whether decode's pages can be used again. The room itself knows it, so prefill need not answer."""
+        """Whether decode's pages can be used again. The room itself tells this, without an answer of
+        prefill."""
         receiving = self._ending.get(bootstrap_room)
         return receiving is None or receiving.released
 
     def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
-        """SGLang has given the pages back, at the latest after a timeout of its own."""
+        """SGLang has reused the pages, at the latest after its own timeout."""
         receiving = self._ending.pop(bootstrap_room, None)
         if receiving is not None and not receiving.released:
             logger.error(
@@ -238,7 +240,7 @@ class KvpoolKVManager(CommonKVManager):  # type: ignore[misc]
         super().clear_deferred_abort_state(bootstrap_room)
 
     def aux(self, index: int) -> bytes:
-        """SGLang's metadata of a request, as the library's slot."""
+        """Returns SGLang's metadata of a request as a slot of the library."""
         start, _ = self.slot.range(_FIELD)
         slot = bytearray(self.slot.slot_bytes)
         for base, size in zip(self.kv_args.aux_data_ptrs, self.kv_args.aux_item_lens, strict=True):
@@ -273,7 +275,7 @@ class KvpoolKVSender(CommonKVSender):  # type: ignore[misc]
         num_kv_tokens: int | None = None,
         indices_event: Any = None,
     ) -> None:
-        """Notes the pages of a chunk; the last chunk starts the hand-off."""
+        """Adds the pages of a chunk. The last chunk starts the hand-off."""
         if self.conclude_state is not None:
             return
         self._pages += [int(page) for page in kv_indices]
@@ -288,7 +290,7 @@ class KvpoolKVSender(CommonKVSender):  # type: ignore[misc]
                 self._pages,
                 decode_tp=manager.decode_ranks,
                 timeout=manager.timeout,
-                # A full decode asks late.
+                # A busy decode engine asks late.
                 patience=manager.timeout,
             )
             self._sending.produced(0, len(self._pages))
@@ -297,8 +299,8 @@ class KvpoolKVSender(CommonKVSender):  # type: ignore[misc]
             self._fail(str(error))
 
     def poll(self) -> int:
-        """The state of the hand-off. Prefill may compute as soon as the request is known: decode need not have
-        asked."""
+        """Returns the state of the hand-off. Prefill may compute as soon as the request is known, before decode
+        has asked."""
         if self.conclude_state is not None:
             return int(self.conclude_state)
         if self._sending is None:
@@ -307,7 +309,7 @@ class KvpoolKVSender(CommonKVSender):  # type: ignore[misc]
             return int(state)
         state = int(self._sending.poll)
         if state in (KVPoll.Success, KVPoll.Failed) and not self._sending.released:
-            # The scheduler reuses the pages once the hand-off is over.
+            # The scheduler reuses the pages once this reports the end.
             return int(KVPoll.Transferring)
         if state == KVPoll.Failed:
             self._fail(self._sending.error or "failed")
@@ -323,13 +325,14 @@ class KvpoolKVSender(CommonKVSender):  # type: ignore[misc]
         super().abort()
 
     def _open_unsent(self) -> None:
-        """Opens the room of a prompt that is not sent. Its abort tells decode, which otherwise holds its pages
-        for the whole patience."""
+        """Opens the room of an unsent prompt, so that its abort reaches decode. Otherwise decode would hold its
+        pages for the whole patience."""
         manager = self.kv_mgr
         try:
             self._sending = manager.opened().send(
                 self.bootstrap_room,
-                # None of them goes. With another number than decode's the room would fail for that reason.
+                # No page of them is sent. With another number than decode's, the room would fail for that
+                # reason.
                 range(getattr(self, "num_kv_indices", 0)),
                 decode_tp=manager.decode_ranks,
                 timeout=manager.timeout,
@@ -380,7 +383,8 @@ class KvpoolKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 prefill_tp=ranks,
                 aux=aux_index is not None,
                 timeout=manager.timeout,
-                # Prefill opens its room with the last chunk of the prompt, which may wait in its queue.
+                # Prefill opens its room only with the last chunk of the prompt, and the prompt may wait in
+                # prefill's queue.
                 patience=manager.timeout,
             )
         except _REFUSED as error:
@@ -390,7 +394,7 @@ class KvpoolKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         if self._receiving is None:
             return int(super().poll())
         if self.conclude_state == KVPoll.Failed and not self._receiving.released:
-            # A late write may still come: the scheduler would reuse the pages.
+            # A late write may still arrive, and the scheduler would reuse the pages.
             return int(KVPoll.Transferring)
         if self.conclude_state is not None:
             return int(super().poll())
@@ -418,11 +422,11 @@ class KvpoolKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         self.kv_mgr.forget_senders(self)
 
     def _register_kv_args(self) -> bool:
-        """Does nothing: a session tells its layout itself."""
+        """Does nothing: a session sends its layout itself."""
         return True
 
     def _send_abort_notification(self, *, force_arm: bool = False) -> None:
-        """Gives the room up, whose end tells prefill. SGLang calls this also when another rank has failed."""
+        """Aborts the room, whose end tells prefill. SGLang also calls this when another rank has failed."""
         if self._receiving is not None:
             self.kv_mgr.ends(self.bootstrap_room, self._receiving)
             self._receiving.abort()

@@ -1,4 +1,4 @@
-"""What tells the caches of two engines apart, as SGLang was told it at its start."""
+"""The settings that make the caches of two engines differ, as SGLang received them at its start."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 try:
     from sglang.srt.runtime_context import get_context  # type: ignore[import-not-found]
 except ImportError:
-    # Earlier versions of SGLang have none.
+    # Earlier versions of SGLang lack this module.
     get_context = None
 
 _DRAFTS_WITHOUT_MODEL = ("NGRAM", "NONE")
-"""Algorithms that draft from the text alone: engines with and without them have equal pages."""
+"""Algorithms that draft from the text alone. Engines with and without them have equal pages."""
 
 
 def cache_types() -> list[str]:
-    """The element types that SGLang was told to cache, of the model and of its draft model.
+    """The element types of the caches of the model and of its draft model, as SGLang's settings name them.
 
-    Host memory does not tell them apart: it holds every type of 8 bits as plain bytes.
+    Host memory does not show these types: it holds every 8-bit type as plain bytes.
     """
     if get_context is None:
         return []
@@ -26,12 +26,12 @@ def cache_types() -> list[str]:
 
 
 def draft() -> list[str]:
-    """The draft model, whose layers SGLang can pack into the model's pages; nothing without one."""
+    """The draft model, whose layers SGLang can pack into the model's pages; an empty list without one."""
     algorithm = setting("spec", "speculative_algorithm")
     if algorithm is None or str(algorithm).upper() in _DRAFTS_WITHOUT_MODEL:
         return []
     path = setting("spec", "speculative_draft_model_path")
-    # A model that has the layers for drafts itself may lie at another path on each host.
+    # A model with its own draft layers may have another path on each host.
     if path is not None and path == setting("model", "model_path"):
         path = ""
     fields = (
@@ -43,7 +43,7 @@ def draft() -> list[str]:
 
 
 def setting(bag: str, field: str, otherwise: Any = None) -> Any:
-    """A setting of SGLang's. It has none for host memory without an engine, as a test makes it."""
+    """Returns a setting of SGLang. Host memory that a test makes without an engine has no settings."""
     if get_context is None:
         return otherwise
     context = get_context()

@@ -1,6 +1,6 @@
 """The entry point that SGLang loads in each of its processes: it adds the transfer back end `kvpool`.
 
-Only the names below know how SGLang chooses a back end.
+Only the names below depend on how SGLang chooses a back end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _UTILS = "sglang.srt.disaggregation.utils"
 
 
 def load() -> None:
-    """Adds the back end to SGLang's choices, and its classes to those that SGLang looks up."""
+    """Adds the back end to SGLang's choices, and its classes to SGLang's table."""
     from sglang.srt.arg_groups.choices import (  # type: ignore[import-not-found]
         DISAGG_TRANSFER_BACKEND_CHOICES,
         add_disagg_transfer_backend_choices,
@@ -30,7 +30,7 @@ def load() -> None:
     if _BACKEND not in DISAGG_TRANSFER_BACKEND_CHOICES:
         add_disagg_transfer_backend_choices([_BACKEND])
     members = {member.name: member.value for member in TransferBackend}
-    # The functional form: an enum with members cannot be extended.
+    # The functional form is needed, because an enum with members cannot be extended.
     extended = enum.Enum(  # type: ignore[misc]
         TransferBackend.__name__, {**members, "KVPOOL": _BACKEND}, module=TransferBackend.__module__
     )

@@ -35,17 +35,17 @@ from kvpool.sglang.models import cache_types, draft
 logger = logging.getLogger(__name__)
 
 _DRAFT_POOLS = ("draft", "draft_swa")
-"""SGLang's names of the memory for the keys and values of a draft model."""
+"""SGLang's names for the memory of a draft model's keys and values."""
 
 _EQUAL_ON_ALL_RANKS = ("MLATokenToKVPoolHost", "DeepSeekV4PagedHostPool")
-"""SGLang's classes of memory with equal pages on all ranks: those of latent attention."""
+"""SGLang's classes of host memory with equal pages on all ranks: the classes of latent attention."""
 
 _OF_SGLANG = (
     "backend_name",
     "module_path",
     "class_name",
     "interface_v1",
-    # Keys that SGLang itself reads from the same object.
+    # SGLang itself reads these keys from the same object.
     "prefetch_threshold",
     "prefetch_timeout_base",
     "prefetch_timeout_per_ki_token",
@@ -63,13 +63,13 @@ class Settings(PoolSettings):
 
 @dataclasses.dataclass(frozen=True)
 class _SidePool:
-    """Host memory besides the KV cache, for example for recurrent states or an indexer."""
+    """Host memory besides the KV cache, for example of recurrent states or an indexer."""
 
     memory: Any
     suffix: str
     """The suffix of its pages' keys."""
     direct: bool
-    """Whether it names its pages by address; otherwise each page is copied once more."""
+    """Whether the memory gives the address of each page. Otherwise each page is copied once more."""
 
 
 class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
@@ -100,7 +100,7 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
             self._connection.call("registering memory", None, lambda pool: self._register(pool, buffer))
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Registers host memory of another kind, for models whose cache has more than keys and values."""
+        """Registers another kind of host memory, for models whose cache has more than keys and values."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         name = str(host_pool_name)
         if name == str(PoolName.KV):
@@ -116,7 +116,7 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
             self._connection.call("registering memory", None, lambda pool: self._register(pool, *buffers))
 
     def _differs_between_ranks(self, memory: Any, name: str) -> bool:
-        """Whether ranks that share the model's pages have other pages in this memory."""
+        """Whether ranks that share the model's pages have different pages in this memory."""
         if name == str(PoolName.MAMBA):
             return True
         if name not in _DRAFT_POOLS or not self._config.is_mla_model:
@@ -135,17 +135,16 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: list[Any] | None = None, extra_info: Any = None
     ) -> Any:
-        """How many leading pages can be used, and how many of each kind of memory are present.
+        """Returns how many leading pages can be used, and how many pages of each kind of memory are present.
 
-        Each kind has its own rule for the pages that it must have. Present pages are leased for a short
-        time.
+        Each kind has its own rule for the pages that it requires. Present pages are leased for a short time.
         """
         transfers = pool_transfers or []
         policies = (PoolHitPolicy.ALL_PAGES, PoolHitPolicy.TRAILING_PAGES)
         for transfer in transfers:
             if transfer.hit_policy not in policies:
                 raise ValueError(f"pool {transfer.name}: {transfer.hit_policy} is not known")
-        # Some caches have no keys and values of their own: all data is in the other pools.
+        # Some caches have no keys and values of their own: all data is in the other kinds of memory.
         has_kv = getattr(self.mem_pool_host, "kv_buffer", True) is not None
         kinds = ([""] if has_kv else []) + [self._side_pool(transfer.name).suffix for transfer in transfers]
         names = [f"{self._key(key)}{kind}" for kind in kinds for key in keys]
@@ -166,23 +165,23 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         return PoolTransferResult(max(usable, default=0), hits, usable)
 
     def batch_get_v2(self, transfers: list[Any], extra_info: Any = None) -> dict[str, list[bool]]:
-        """Gets pages into host memory of several kinds; for each kind, which pages were hits."""
+        """Gets pages into several kinds of host memory. Returns for each kind which pages were hits."""
         return {transfer.name: self._get_v2(transfer) for transfer in transfers}
 
     def batch_set_v2(self, transfers: list[Any], extra_info: Any = None) -> dict[str, list[bool]]:
-        """Puts pages from host memory of several kinds; for each kind, which pages are in the pool."""
+        """Puts pages from several kinds of host memory. Returns for each kind which pages are in the pool."""
         return {transfer.name: self._set_v2(transfer) for transfer in transfers}
 
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
-        """Gets pages into SGLang's host memory; for each page whether it was a hit."""
+        """Gets pages into SGLang's host memory. Returns for each page whether it was a hit."""
         return self._get_pages(self._names(keys), _pages(self.mem_pool_host, keys, host_indices))
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
-        """Puts pages from SGLang's host memory; for each page whether it is in the pool."""
+        """Puts pages from SGLang's host memory. Returns for each page whether it is in the pool."""
         return self._put(self._names(keys), _pages(self.mem_pool_host, keys, host_indices))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
-        """A page as a tensor: `target_location` if given, else a new tensor of bytes; None for a
+        """Returns a page as a tensor: `target_location` if given, else a new tensor of bytes. None for a
         miss."""
         if target_location is not None:
             return self.batch_get([key], [target_location])[0]
@@ -190,7 +189,7 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         return None if found is None else torch.frombuffer(bytearray(found), dtype=torch.uint8)
 
     def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[Any]:
-        """Gets pages into tensors; for each the tensor, or None for a miss."""
+        """Gets pages into tensors. Returns for each page its tensor, or None for a miss."""
         if target_locations is None:
             return [self.get(key) for key in keys]
         outcomes = self._get(self._names(keys), list(target_locations))
@@ -200,13 +199,13 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         ]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
-        """Puts a page; returns whether it is in the pool."""
+        """Puts a page. Returns whether it is in the pool."""
         return value is not None and self.batch_set([key], [value])
 
     def batch_set(
         self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
     ) -> bool:
-        """Puts pages; returns whether all of them are in the pool."""
+        """Puts pages. Returns whether all of them are in the pool."""
         if values is None:
             return False
         return all(self._put(self._names(keys), [value.contiguous() for value in values]))
@@ -215,14 +214,14 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """How many leading pages are present; each is leased for a short time."""
+        """Returns how many leading pages are present. Each of them is leased for a short time."""
         names = self._names(keys)
         present: list[bool] = []
         return _leading(self._connection.call("looking pages up", present, lambda pool: pool.is_exist(names)))
 
     def clear(self) -> None:
         """Removes the pages of this model and rank, for all hosts, leased ones too. Raises kvpool.Error if the
-        pool still has some: SGLang takes a normal return for success."""
+        pool keeps some of them: SGLang takes a normal return for success."""
         mine = f"^{self._prefix}"
         pool = self._connection.pool()
         if pool is None:
@@ -238,14 +237,14 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
             raise kvpool.LeasedError(f"{kept} pages were not removed, they are in use: clear again", "leased", True)
 
     def get_stats(self) -> None:
-        """Nothing: the pool's own metrics replace SGLang's."""
+        """Returns nothing: the pool's own metrics replace SGLang's."""
 
     def close(self) -> None:
         """Closes the connection to the pool."""
         self._connection.close()
 
     def _make_prefix(self, memory: str) -> str:
-        """The key prefix of this model and rank.
+        """Returns the key prefix of this model and rank.
 
         Ranks of a model with latent attention have equal pages, so they share keys.
         """
@@ -343,7 +342,7 @@ def _leading(present: Sequence[bool]) -> int:
 
 
 def _format(memory: Any) -> list[str]:
-    """The format of the pages of a host memory, as far as SGLang says it."""
+    """Describes the format of the pages of a host memory, as far as SGLang reports it."""
     fields = [str(getattr(memory, field, "")) for field in ("layout", "page_size", "dtype", "size_per_token")]
     device_type = str(getattr(getattr(memory, "device_pool", None), "dtype", ""))
     return [*fields, device_type, *cache_types(), *draft()]
@@ -381,7 +380,7 @@ def _pages(memory: Any, keys: Sequence[str], host_indices: Any) -> list[list[tup
 
 
 def _has_addresses(memory: Any) -> bool:
-    """Whether a host memory pool names its pages by address. Some do so only in some layouts."""
+    """Whether a host memory gives the address of each page. Some do so only in some layouts."""
     try:
         addresses, _lengths = memory.get_page_buffer_meta(torch.arange(_page_size(memory)))
     except (AttributeError, AssertionError, NotImplementedError, ValueError):

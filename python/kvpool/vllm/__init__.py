@@ -8,8 +8,8 @@ vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvpoolConnector", "kv_r
 
 Modules:
 
-- `scheduler` asks the pool which blocks of a prompt it has, and keeps leases on them until they are loaded;
-- `lookups` sends these questions beside vLLM's own scheduler;
+- `scheduler` looks up the blocks of a prompt in the pool, and keeps leases on them until they are loaded;
+- `lookups` sends the lookups beside vLLM's own scheduler;
 - `worker` moves blocks between vLLM's memory and the pool;
 - `keys` names blocks;
 - `settings` lists the settings in `kv_connector_extra_config`;
@@ -24,7 +24,7 @@ __all__ = ["KvpoolConnector"]
 
 
 def __getattr__(name: str) -> Any:
-    # Only vLLM asks for the connector, so vLLM is imported only then.
+    # Only vLLM uses the connector, so vLLM is imported only at its use.
     if name == "KvpoolConnector":
         from kvpool.vllm.connector import KvpoolConnector
 

@@ -1,4 +1,4 @@
-"""The class that vLLM loads; it translates vLLM's interface to the scheduler's and the worker's half.
+"""The class that vLLM loads. It maps vLLM's interface to the scheduler's half and the worker's half.
 
 Written for the interface of vLLM 0.32.
 """
@@ -56,7 +56,7 @@ from kvpool.vllm.worker import Mover
 logger = logging.getLogger(__name__)
 
 _DRAFTS_WITHOUT_LAYERS = ("ngram", "ngram_gpu", "suffix")
-"""Methods that draft from the text alone, so that engines with and without them have equal blocks."""
+"""Methods that draft from the text alone. Engines with and without them have equal blocks."""
 
 
 @dataclasses.dataclass
@@ -68,10 +68,10 @@ class KvpoolMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclasses.dataclass
 class KvpoolHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """What a worker tells the scheduler's half once."""
+    """The data that a worker sends the scheduler's half once."""
 
     address: str
-    """Where its session for hand-offs listens."""
+    """The address of the worker's session for hand-offs."""
 
 
 class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -81,9 +81,8 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     `kv_connector_extra_config`, are the fields of [`Settings`]. Raises ValueError, with the reason, for an
     unknown setting or an unsupported model.
 
-    Loads are asynchronous: a request waits for its blocks while others continue. Set
-    `kv_load_failure_policy` to "recompute", so that a request whose blocks have vanished since the
-    lookup computes them.
+    Loads are asynchronous: a request waits for its blocks while others continue. Set `kv_load_failure_policy`
+    to "recompute". Then a request computes the blocks that have vanished since its lookup.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any):
@@ -124,10 +123,10 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @property
     def requires_kv_delivery(self) -> bool:
         """Whether a preempted request must compute its blocks again before it ends. A block that is not saved
-        is a later miss, and no caller waits for it. For a block that is handed off decode waits."""
+        is only a later miss. But decode waits for a block that is handed off."""
         return self._hands_off and self._saves
 
-    # What follows runs in the scheduler.
+    # The methods from here on run in the scheduler.
 
     def on_new_request(self, request: Any) -> None:
         self._requests[request.request_id] = request
@@ -140,7 +139,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         tokens = self._plans.lookup(
             request.request_id, request.block_hashes, request.num_tokens, num_computed_tokens
         )
-        # None: vLLM asks again at its next step and schedules other requests meanwhile.
+        # None makes vLLM ask again at its next step. vLLM schedules other requests meanwhile.
         if self._desk is not None and tokens is not None:
             tokens += self._desk.promised(
                 request.request_id,
@@ -224,7 +223,8 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self.request_finished_all_groups(request, (block_ids,))
 
     def reset_cache(self) -> bool | None:
-        """Removes the blocks of this model and layout from the pool. vLLM takes only False for a failure."""
+        """Removes the blocks of this model and layout from the pool. Returns whether all of them are removed,
+        and without a planner the answer of vLLM's base class. vLLM takes only False for a failure."""
         if self._planner is None:
             answer: bool | None = super().reset_cache()
             return answer
@@ -233,7 +233,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         logger.error("the pool still has this model's blocks: reset the cache again when the pool answers")
         return False
 
-    # What follows runs in the workers.
+    # The methods from here on run in the workers.
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         config = self._kv_cache_config
@@ -257,7 +257,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._connection,
             rank_name(rank // replicas, get_pp_group().rank_in_group),
             memory,
-            # Of ranks with equal blocks, the first one saves.
+            # Of several ranks with equal blocks, only the first saves.
             saves=self._saves and rank % replicas == 0,
             save_backlog=self._settings.save_backlog,
             save_patience=self._settings.put_timeout,
@@ -279,7 +279,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def bind_connector_metadata(self, connector_metadata: KvpoolMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         if self._exchange is not None:
-            # Here, before the model runs: vLLM calls `start_load_kv` after it.
+            # The copies start here, before the model runs: vLLM calls `start_load_kv` after it.
             self._exchange.begin_sends(connector_metadata.plan)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -293,7 +293,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Does nothing: loads end before their requests are computed."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Hands the layer off; blocks are saved in the pool with all their layers, after the step."""
+        """Hands the layer off. The pool gets the blocks after the step, with all their layers."""
         if self._exchange is not None:
             self._exchange.layer_computed(extract_layer_index(layer_name))
 
@@ -324,7 +324,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         bad, self._bad_blocks = self._bad_blocks, set()
         return bad
 
-    # What follows runs in both.
+    # The methods from here on run in the scheduler and in the workers.
 
     def shutdown(self) -> None:
         for part in (self._planner, self._exchange, self._mover, self._connection):
@@ -427,8 +427,9 @@ def _stage_layers(vllm_config: Any) -> list[int]:
 
 
 def _state_name(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> str:
-    """Differs for engines that cannot use each other's bytes. The number of ranks may differ, and vLLM's object of
-    the architecture differs between a worker in the engine's process and one in its own."""
+    """Returns a name that differs for engines that cannot use each other's bytes. It does not depend on the
+    number of ranks. It also avoids vLLM's architecture object, which differs between a worker in the engine's
+    process and one in its own."""
     fields = _fields(vllm_config, kv_cache_config, settings)
     for name in ("architecture", "groups", "hash", "ranks", "unit"):
         del fields[name]
@@ -465,7 +466,7 @@ def _shards(vllm_config: Any, kv_cache_config: Any) -> int:
 
 
 def _fields(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> dict[str, str]:
-    """All that a block's bytes depend on, besides the model's name and its tokens."""
+    """The fields on which a block's bytes depend, besides the model's name and the tokens."""
     unit_tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     parallel = vllm_config.parallel_config
     groups = {
@@ -476,7 +477,7 @@ def _fields(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> dict[
             type(group.kv_cache_spec).__name__,
             group.kv_cache_spec.block_size,
             sorted({one.page_size_bytes for one in iter_layer_specs(group.kv_cache_spec)}),
-            # A draft model adds its layers to the groups of the model.
+            # A draft model adds its layers to the model's groups.
             len(group.layer_names),
         )
         for number, group in groups.items()
@@ -506,30 +507,30 @@ def _fields(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> dict[
 
 
 def _skipped_layers(cache: Any) -> dict[str, str]:
-    """The layers that are kept in the model's type beside a cache of another one; nothing without any."""
+    """The layers that keep the model's element type beside a cache of another type; empty without any."""
     skipped = sorted(set(cache.kv_cache_dtype_skip_layers))
     return {"cache dtype skip layers": json.dumps(skipped)} if skipped else {}
 
 
 def _draft(vllm_config: Any) -> dict[str, str]:
-    """The draft model, whose layers blocks have too; nothing without one."""
+    """The draft model, whose layers are also in the blocks; empty without one."""
     drafts, model = vllm_config.speculative_config, vllm_config.model_config
     if drafts is None or drafts.method in _DRAFTS_WITHOUT_LAYERS:
         return {}
-    # Where the model itself has the layers for drafts, `model` of the settings replaces its path.
+    # If the model itself has the draft layers, the setting `model` replaces its path.
     own = drafts.model in (model.model, getattr(model, "model_weights", None))
     return {
         "draft method": str(drafts.method),
         "draft model": "" if own else str(drafts.model),
         "draft revision": str(drafts.revision),
         "draft dtype": str(getattr(drafts.draft_model_config, "dtype", None)),
-        # Without a type of its own the draft model has the cache's type, which is a field too.
+        # A draft model without its own type has the cache's type, which is another field.
         "draft cache dtype": str(drafts.kv_cache_dtype),
     }
 
 
 def _architecture(model: Any) -> str:
-    """The model's configuration, without its path and the version that wrote it."""
+    """The model's configuration, without its path and the version that wrote the file."""
     config = dict(model.hf_config.to_dict())
     for name in ("_name_or_path", "transformers_version"):
         config.pop(name, None)
@@ -537,7 +538,7 @@ def _architecture(model: Any) -> str:
 
 
 def _device(kind: str) -> str:
-    """The part of the device that the cached bytes depend on: on a CPU, vLLM packs them for the CPU's
+    """The property of the device on which the cached bytes depend. On a CPU, vLLM packs them for the CPU's
     matrix instructions."""
     if kind != "cpu":
         return kind

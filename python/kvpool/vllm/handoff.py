@@ -1,4 +1,4 @@
-"""Hand-off: a prompt's blocks go straight from the engine that computed them to the one that decodes.
+"""Hand-off: a prompt's blocks go straight from the engine that computed them to the engine that decodes.
 
 ```
  proxy ──── request, do_remote_decode ───► prefill's scheduler (Desk) ──Send──► its workers (Exchange)
@@ -6,9 +6,9 @@
    └─────── request, room and senders ───► decode's scheduler (Desk) ─Receive─► its workers (Exchange)
 ```
 
-The parameters travel in vLLM's `kv_transfer_params`. A request with `do_remote_decode` is prefill's: its
-answer has the parameters of decode's request, with `do_remote_prefill`. So a proxy only passes them on.
-A proxy that knows prefill's addresses may also choose the `room` and send both requests at once.
+The parameters travel in vLLM's `kv_transfer_params`. A request with `do_remote_decode` is prefill's. Its answer
+has the parameters of decode's request, with `do_remote_prefill`. So a proxy only passes them on. A proxy that
+knows prefill's addresses may also choose the `room` and send both requests at the same time.
 
 `Desk`, `Parameters` and `Arrivals` are pure. `Exchange` moves bytes.
 """
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 MODES = ("push", "pull", "delayed")
 _ROOMS = 1 << 63
 _MAX_RANKS = 1024
-"""The most ranks of decode that a client may name: prefill computes the share of each."""
+"""The most ranks of decode that a client may name. Prefill computes a share for each of them."""
 _MAX_LAYERS = 65_536
-"""The most layers of a model: a client may name any number."""
+"""The most layers of a model, because a client may name any number."""
 _STOP_SECONDS = 5.0
-"""How long a preempted request's hand-off may take to give its blocks back."""
+"""How long `stop` waits for a preempted request's hand-off to release its blocks."""
 _LOOK = 0.002
 
 Blocks = Callable[[], Sequence[int]]
@@ -47,8 +47,8 @@ Handle = TypeVar("Handle")
 
 
 def session_options(settings: Settings, place: int) -> dict[str, Any]:
-    """The arguments of a rank's `handoff.Session` that come from the settings. `place` is the rank's number over
-    all stages of this engine."""
+    """The arguments of a rank's `handoff.Session` that come from the settings. `place` is the rank's number
+    over all stages of this engine."""
     secret = settings.handoff_secret_file
     return {
         "host": settings.handoff_host,
@@ -72,7 +72,8 @@ class Parameters:
 
     @classmethod
     def read(cls, given: Mapping[str, Any], mode: str) -> Parameters:
-        """Reads them; `mode` is used if they name none. Raises ValueError with the name of a wrong one."""
+        """Reads the parameters. `mode` is used if they name none. Raises ValueError, with the name, for an
+        invalid one."""
         room, senders = given.get("room"), given.get("senders")
         if not _is_number(room) or not 0 <= room < _ROOMS:
             raise ValueError(f"kv_transfer_params: room is a number below 2^63, not {room!r}")
@@ -96,7 +97,7 @@ class Parameters:
         return cls(room, tuple(senders), ranks, tuple(layers), mode, tokens)
 
     def answer(self) -> dict[str, Any]:
-        """The `kv_transfer_params` of decode's request."""
+        """Returns the `kv_transfer_params` of decode's request."""
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -140,7 +141,8 @@ class Desk:
         layers: Sequence[int],
         decode_ranks: int,
     ):
-        """`ranks` are this engine's tensor parallel ranks, `layers` the numbers of layers of its stages."""
+        """`ranks` is the number of this engine's tensor parallel ranks. `layers` are the numbers of layers of
+        its stages."""
         self._mode = mode
         self._page_tokens = page_tokens
         self._gives = gives
@@ -164,8 +166,9 @@ class Desk:
     def promised(
         self, request: str, params: Mapping[str, Any] | None, tokens: int, computed: int
     ) -> int:
-        """How many of the prompt's `tokens` tokens prefill has, after the `computed` ones that are whole pages
-        in this engine's memory or in the pool. Each request asks prefill once."""
+        """Returns how many of the prompt's `tokens` tokens come from prefill. The engine has the first
+        `computed` tokens in its memory or in the pool, and only their whole pages count. Each request asks
+        prefill once."""
         if not self._takes or not params or not params.get("do_remote_prefill") or request in self._asked:
             return 0
         try:
@@ -188,7 +191,8 @@ class Desk:
         return tokens - held * self._page_tokens
 
     def allocated(self, request: str, blocks: Sequence[int], load_tokens: int) -> int:
-        """The engine has made room for so many tokens to load. Returns how many of them come from prefill."""
+        """The engine has allocated room for `load_tokens` tokens. Returns how many of them come from
+        prefill."""
         promised = self._promised.pop(request, None)
         if promised is None or load_tokens == 0:
             return 0
@@ -210,7 +214,7 @@ class Desk:
         return tokens - held * self._page_tokens
 
     def arrived(self, requests: Iterable[str], bad_blocks: Iterable[int]) -> set[str]:
-        """The loads of `requests` have ended. Returns those that did not get all blocks from prefill."""
+        """The loads of `requests` have ended. Returns the requests that did not get all blocks from prefill."""
         bad = set(bad_blocks)
         ended = {request: self._receiving.pop(request, None) for request in requests}
         return {
@@ -220,7 +224,7 @@ class Desk:
         }
 
     def preempted(self, requests: Iterable[str]) -> None:
-        """The requests have lost their blocks. vLLM may compute one again in the same step."""
+        """The requests have lost their blocks. vLLM may compute a request again in the same step."""
         for request in requests:
             self._given.pop(request, None)
 
@@ -239,7 +243,7 @@ class Desk:
         if computed_tokens < tokens:
             return
         if answer_tokens != 1:
-            # A second token would change the last page while it is sent.
+            # A second token would change the last page while the page is sent.
             logger.warning("request %s is not handed off: prefill answers 1 token, not %d", request, answer_tokens)
             return
         room = params.get("room")
@@ -265,8 +269,8 @@ class Desk:
         self._sends.append(Send(request, room, pages, ranks))
 
     def finished(self, request: str, whole: bool) -> tuple[bool, dict[str, Any] | None]:
-        """The request is over. Returns whether its blocks must stay until the workers have sent them, and the
-        answer's `kv_transfer_params`. `whole` is false for a request that was aborted."""
+        """The request has ended. Returns whether its blocks must stay until the workers have sent them, and the
+        `kv_transfer_params` of its answer. `whole` is false for a request that was aborted."""
         self._promised.pop(request, None)
         self._asked.discard(request)
         if self._receiving.pop(request, None) is not None:
@@ -283,7 +287,7 @@ class Desk:
         return True, parameters.answer()
 
     def step(self) -> dict[str, Any]:
-        """The fields of the plan of the step that is about to run."""
+        """Returns the hand-off's fields of the plan of the next step."""
         sends, self._sends = tuple(self._sends), []
         receives, self._receives = tuple(self._receives), []
         dropped, self._dropped = frozenset(self._dropped), set()
@@ -294,23 +298,23 @@ class Desk:
 class _Outgoing:
     send: Send
     handle: handoff.Sending | handoff.Offering | None
-    """`None` if it could not begin."""
+    """`None` if the hand-off did not begin."""
     layers: set[int] = dataclasses.field(default_factory=set)
-    """The layers that were announced."""
+    """The layers that were named as computed."""
     is_given_up: bool = False
     """Whether a call of the handle failed."""
 
     def computed(self, layer: int) -> None:
-        """The layer of a push can go."""
+        """Names a computed layer of a push."""
         pages = len(self.send.pages)
         self._tell(lambda handle: handle.produced(0, pages, layer, 1))
 
     def finish(self) -> None:
-        """All layers of a push can go."""
+        """Ends a push after its last layer."""
         self._tell(lambda handle: handle.finish())
 
     def _tell(self, call: Callable[[handoff.Sending], None]) -> None:
-        """Calls the handle. A failure ends the hand-off, and not the engine."""
+        """Calls the handle. A failure ends the hand-off, but not the engine."""
         if self.is_given_up or not isinstance(self.handle, handoff.Sending):
             return
         try:
@@ -351,7 +355,8 @@ class Exchange:
         self._stopped: set[str] = set()
 
     def begin_sends(self, plan: Plan) -> None:
-        """Before the step: its prompts can go layer by layer. Aborts hand-offs of requests that ended early."""
+        """Starts the pushes of the step, so that they can go layer by layer. Aborts hand-offs of requests that
+        ended early."""
         for send in plan.sends:
             outgoing = _Outgoing(send, self._send(send) if self._mode == "push" else None)
             self._outgoing[send.request] = outgoing
@@ -365,16 +370,16 @@ class Exchange:
             self._incoming[receive.request] = _Incoming(receive, self._receive(receive), time.monotonic())
 
     def layer_computed(self, layer: int) -> None:
-        """The step has computed this layer of the prompts that it ends."""
+        """Names a layer that the step has computed, for the prompts that end in this step."""
         for outgoing in self._now:
             if layer not in outgoing.layers:
                 outgoing.layers.add(layer)
                 outgoing.computed(layer)
 
     def step_ended(self) -> None:
-        """The step has computed all layers."""
+        """Ends the step's hand-offs of prompts: all layers are computed."""
         for layer in self._layers:
-            # A layer whose attention does not call the connector has not been told.
+            # A layer whose attention does not call the connector was not named yet.
             self.layer_computed(layer)
         ended, self._now = self._now, []
         for outgoing in ended:
@@ -384,7 +389,8 @@ class Exchange:
                 outgoing.finish()
 
     def stop(self, requests: Iterable[str]) -> None:
-        """Returns when no hand-off touches the blocks of these requests any more."""
+        """Ends the hand-offs of these requests. Returns when no hand-off touches their blocks any more, or
+        after a logged timeout."""
         for request in requests:
             self._abort(request)
             outgoing, incoming = self._outgoing.pop(request, None), self._incoming.pop(request, None)
@@ -396,13 +402,14 @@ class Exchange:
                     logger.error("the blocks of request %s are reused, but a hand-off may touch them", request)
 
     def is_sending(self, request: str) -> bool:
-        """Whether the request's blocks are still to be named by `sent`."""
+        """Whether `sent` has yet to return this request."""
         return request in self._outgoing
 
     def sent(self, over: Iterable[str]) -> set[str]:
-        """The requests that are over and whose blocks are free; `over` ended since the last call."""
+        """Returns the ended requests whose blocks are free. `over`: the requests that ended since the last
+        call."""
         ended = set(over)
-        # The scheduler waits for a request that ended before the step that says it was preempted.
+        # The scheduler waits for a request that ended before its preemption was reported to this worker.
         stopped = ended & self._stopped
         self._stopped.clear()
         self._over.update(request for request in ended if request in self._outgoing)
@@ -416,11 +423,11 @@ class Exchange:
         return done | stopped
 
     def received(self) -> dict[str, tuple[int, ...]]:
-        """The requests whose receive has ended, with the blocks that did not come."""
+        """Returns the requests whose receive has ended, with the blocks that did not arrive."""
         ended: dict[str, tuple[int, ...]] = {}
         for request, incoming in list(self._incoming.items()):
             handle, pages = incoming.handle, incoming.receive.pages
-            # Asked first: a receive that succeeds between the two questions has not failed.
+            # This question comes first: a receive that succeeds between the two questions has not failed.
             is_free = _is_free(handle)
             came = handle is not None and handle.poll == handoff.Poll.SUCCESS
             if came or is_free:
@@ -448,7 +455,7 @@ class Exchange:
                 send.pages,
                 decode_tp=send.decode_ranks,
                 timeout=self._timeout,
-                # A full decode asks late.
+                # A busy decode engine asks late.
                 patience=self._timeout,
             ),
         )
@@ -475,7 +482,7 @@ class Exchange:
             prefill_tp=receive.prefill_ranks,
             prefill_layers=receive.prefill_layers or None,
             timeout=self._timeout,
-            # Where a proxy sends both requests at once, prefill may still compute or have it in its queue.
+            # If a proxy sends both requests at the same time, prefill may still queue or compute the prompt.
             patience=self._timeout,
         )
 
@@ -489,11 +496,11 @@ class Exchange:
             prefill_tp=receive.prefill_ranks,
             prefill_layers=receive.prefill_layers or None,
             timeout=self._timeout,
-            # Where a proxy sends both requests at once, prefill may still compute or have it in its queue.
+            # If a proxy sends both requests at the same time, prefill may still queue or compute the prompt.
             patience=self._timeout,
         )
         if is_delayed:
-            # vLLM has made room for the blocks already, so this is the time of use.
+            # vLLM has allocated the blocks already, so they are used at once.
             pulling.use(receive.pages)
         return pulling
 
@@ -504,7 +511,7 @@ class Exchange:
 
 
 class Arrivals:
-    """Joins the parts of a request's load: from the pool, and from prefill."""
+    """Joins the parts of a request's load: the part from the pool, and the part from prefill."""
 
     def __init__(self) -> None:
         self._parts: dict[str, int] = {}
@@ -517,8 +524,8 @@ class Arrivals:
             self._parts[request] = self._parts.get(request, 0) + 1
 
     def ended(self, parts: Iterable[tuple[str, Iterable[int]]]) -> dict[str, set[int]]:
-        """Notes parts that have ended, with the blocks that did not come. Returns the requests that have no
-        more parts, with all their blocks that did not come."""
+        """Notes the parts that have ended, with the blocks that did not arrive. Returns the requests without
+        further parts, with all their blocks that did not arrive."""
         whole: dict[str, set[int]] = {}
         for request, bad in parts:
             self._bad.setdefault(request, set()).update(bad)
@@ -536,9 +543,9 @@ class Arrivals:
 
 
 def _begun(request: str, start: Callable[[], Handle]) -> Handle | None:
-    """The handle of a hand-off; `None` if it does not begin.
+    """Returns the handle of a hand-off; `None` if the hand-off does not begin.
 
-    A client chose parts of it. A value that the native call cannot take must not end the engine.
+    A client chose parts of the arguments. A value that the native call refuses must not end the engine.
     """
     try:
         return start()

@@ -1,6 +1,6 @@
 """The keys of a model's KV cache blocks in the pool.
 
-vLLM names a block of tokens by a hash over it and all tokens before it. A block in the pool is the part
+vLLM names a block of tokens by a hash over the block and all tokens before it. A block in the pool is the part
 of one rank, for one group of layers. Its key has four parts:
 
 ```
@@ -9,8 +9,7 @@ vllm:Llama-3.1-8B:5f0c..e1:t0p0:g0:9f86d081884c7d65...
    model and its layout    rank group  vLLM's hash
 ```
 
-The hash is the last part and always has 64 hex digits: the pool stores keys of this form in the
-least memory.
+The hash is the last part and always has 64 hex digits: the pool needs the least memory for keys of this form.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 _SHOWN = 40
-"""How many characters of the model's name its keys contain, for operators who list keys."""
+"""The number of characters of the model's name in its keys. They serve operators who list keys."""
 
 
 def layout_prefix(model: str, fields: Mapping[str, str]) -> str:
-    """The prefix of a model's keys.
+    """Returns the prefix of a model's keys.
 
-    `fields` has everything that a block's bytes depend on besides its tokens. Two engines share blocks
-    only if all fields are equal.
+    `fields` has everything on which a block's bytes depend, besides its tokens. Two engines share blocks only
+    if all fields are equal.
     """
     digest = hashlib.sha256()
     for text in [model, *(part for item in sorted(fields.items()) for part in item)]:
@@ -40,13 +39,13 @@ def layout_prefix(model: str, fields: Mapping[str, str]) -> str:
 
 
 def block_key(prefix: str, rank: str, group: int, hashed: bytes) -> str:
-    """The key of `rank`'s part of a block for a group of layers."""
+    """Returns the key of `rank`'s part of a block for a group of layers."""
     digest = hashed if len(hashed) == 32 else hashlib.sha256(hashed).digest()
     return f"{prefix}:{rank}:g{group}:{digest.hex()}"
 
 
 def rank_name(tensor_rank: int, pipeline_rank: int) -> str:
-    """The name of a rank in keys."""
+    """Returns the name of a rank in keys."""
     return f"t{tensor_rank}p{pipeline_rank}"
 
 
@@ -62,7 +61,7 @@ class Group:
 class Layout:
     """How a model's tokens are divided into blocks, and which ranks hold the blocks.
 
-    A *unit* is the smallest run of tokens that consists of whole blocks in every group. Loads are
+    A *unit* is the smallest run of tokens that consists of whole blocks in every group. A load consists of
     whole units.
     """
 
@@ -71,7 +70,7 @@ class Layout:
     groups: tuple[Group, ...]
     unit_tokens: int
     hash_tokens: int
-    """The number of tokens that one of vLLM's hashes adds."""
+    """The number of tokens that each of vLLM's hashes covers besides the tokens before them."""
 
     def __post_init__(self) -> None:
         for group in self.groups:
@@ -87,20 +86,21 @@ class Layout:
         return len(self.ranks) * sum(self.unit_tokens // group.block_tokens for group in self.groups)
 
     def units(self, hashes: int, tokens: int) -> int:
-        """The number of whole units within the first `tokens` tokens and the first `hashes` hashes."""
+        """Returns the number of whole units within the first `tokens` tokens and the first `hashes` hashes."""
         return min(hashes * self.hash_tokens, tokens) // self.unit_tokens
 
     def blocks(self, group: Group, first: int, last: int) -> range:
-        """The numbers of the group's blocks in units `first` to `last`, `last` excluded."""
+        """Returns the numbers of the group's blocks in the units from `first` up to, but not including,
+        `last`."""
         per_unit = self.unit_tokens // group.block_tokens
         return range(first * per_unit, last * per_unit)
 
     def hash_of(self, group: Group, block: int, hashes: Sequence[bytes]) -> bytes:
-        """The hash that names the group's block of that number: over all tokens to its last one."""
+        """Returns the hash that names a block of the group. It covers all tokens up to the block's last one."""
         return hashes[(block + 1) * group.block_tokens // self.hash_tokens - 1]
 
     def chain(self, hashes: Sequence[bytes], units: int) -> list[str]:
-        """The keys of the first units, unit by unit.
+        """Returns the keys of the first units, unit by unit.
 
         If the pool has the first `n` keys, `n // keys_per_unit` units can be loaded on all ranks.
         """

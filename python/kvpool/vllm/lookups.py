@@ -12,7 +12,7 @@ from kvpool._engines.leases import Keeper
 from kvpool._engines.threads import started
 
 _THREADS = 2
-"""How many lookups run at a time, so that one that hangs does not delay the next."""
+"""The number of lookups that run at a time. Two, so that a lookup that hangs does not delay the next."""
 
 _WHAT = "looking up a prompt"
 """The name of the call in the log."""
@@ -23,9 +23,9 @@ _Answer = concurrent.futures.Future[kvpool.Prefix | None]
 class Lookups:
     """Asks the pool on its own threads, at most one lookup at a time for each request.
 
-    All lookups of one step together delay the scheduler for `patience` seconds at most. A lookup ends
-    by the connection's `control_timeout`; a timeout counts as a miss. If a request no longer wants the
-    answer, its lease is released.
+    All lookups of one step together delay the scheduler for at most `patience` seconds. A lookup ends by the
+    connection's `control_timeout`, and a timeout counts as a miss. If a request no longer wants the answer, its
+    lease is released.
     """
 
     def __init__(self, connection: Connection, keeper: Keeper, patience: float):
@@ -37,17 +37,17 @@ class Lookups:
         self._asked: dict[str, tuple[int, _Answer]] = {}
 
     def begin_step(self) -> None:
-        """Starts a step: the scheduler may be delayed for the whole `patience` again."""
+        """Starts a step, in which the lookups may again delay the scheduler for the whole `patience`."""
         self._left = self._patience
 
     def ask(
         self, request: str, units: int, keys: Callable[[], Sequence[str]]
     ) -> tuple[bool, kvpool.Prefix | None]:
-        """Whether the lookup of so many units is answered, and the answer: `None` without a
-        pool or after a failure.
+        """Returns whether the lookup of `units` units has an answer, and the answer. The answer is `None`
+        without a pool and after a failure.
 
-        `keys` returns the keys of the lookup. The first call starts the lookup; the call that returns
-        the answer forgets it.
+        `keys` returns the keys of the lookup. The first call starts the lookup. The call that returns the
+        answer forgets the lookup.
         """
         asked = self._asked.get(request)
         if asked is not None and asked[0] != units:

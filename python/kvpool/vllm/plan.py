@@ -27,7 +27,7 @@ class Move:
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """A prompt that this step has computed to its end, and that is handed off to decode."""
+    """A prompt that this step completes and that is handed off to decode."""
 
     request: str
     room: int
@@ -53,9 +53,9 @@ class Receive:
     prefill_layers: tuple[int, ...]
     """The number of layers of each of prefill's stages."""
     held: int
-    """How many of the prompt's first blocks come from elsewhere."""
+    """The number of the prompt's first blocks that come from elsewhere."""
     pages: tuple[int, ...]
-    """The blocks after these."""
+    """This engine's blocks for the rest of the prompt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,4 +71,4 @@ class Plan:
     sends: tuple[Send, ...] = ()
     receives: tuple[Receive, ...] = ()
     dropped: frozenset[str] = frozenset()
-    """Requests that ended early: their hand-offs are aborted."""
+    """Requests that ended early: the workers abort their hand-offs."""

@@ -1,4 +1,4 @@
-"""Runs of rows from one allocation, which is made, pinned and registered once."""
+"""Runs of rows from one allocation. The allocation is made, pinned and registered once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 
 class Rows:
-    """A run of adjacent rows; returned to the pool of rows when this object is garbage."""
+    """A run of adjacent rows. It returns to the pool of rows when this object is garbage."""
 
     def __init__(self, start: int, count: int, returned: collections.deque[tuple[int, int]]):
         self.start = start
@@ -15,7 +15,7 @@ class Rows:
         self._returned = returned
 
     def __del__(self) -> None:
-        # No lock: the garbage collector may run this inside `take`.
+        # A lock could deadlock: the garbage collector may run this inside `take`.
         self._returned.append((self.start, self.count))
 
 
@@ -28,7 +28,7 @@ class RowPool:
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
 
     def take(self, count: int) -> Rows | None:
-        """The first run of so many free rows; `None` without one."""
+        """Returns the first free run of `count` rows; `None` without one."""
         with self._lock:
             self._take_back()
             for at, (start, free) in enumerate(self._free):

@@ -15,7 +15,7 @@ from kvpool.vllm.plan import Block, Move, Plan
 from kvpool.vllm.settings import Settings
 
 _MISS_LASTS = 0.5
-"""How long a lookup without new blocks is not repeated, in seconds."""
+"""How long a lookup that found no new blocks is not repeated, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Planner:
         spare_units: int = 0,
         lookup_patience: float = Settings.lookup_patience,
     ):
-        """The last `spare_units` found units are computed anyway: a model that drafts tokens from hidden
-        states needs the states of the last tokens. `lookup_patience`: as in `Settings`."""
+        """`spare_units`: how many of the last found units are computed anyway. A model that drafts tokens from
+        hidden states needs the states of the last tokens. `lookup_patience`: as in `Settings`."""
         self._layout = layout
         self._spare_units = spare_units
         self._connection = connection
@@ -77,12 +77,12 @@ class Planner:
     def lookup(
         self, request: str, hashes: Sequence[bytes], tokens: int, local_tokens: int
     ) -> int | None:
-        """How many tokens after the first `local_tokens` can be loaded; `None` while that is unknown:
-        ask again at the next step.
+        """Returns how many tokens after the first `local_tokens` can be loaded. Returns `None` while that is
+        unknown: ask again at the next step.
 
-        `tokens` is the number of tokens of the request. The last token is always computed, because the
-        engine needs its output. A lookup is one round trip to the master, beside the scheduler. A
-        cached answer needs none.
+        `tokens` is the number of tokens of the request. The last token is always computed, because the engine
+        needs its output. A lookup is one round trip to the master, beside the scheduler. A cached answer needs
+        no round trip.
         """
         layout = self._layout
         wanted = layout.units(len(hashes), tokens - 1)
@@ -108,8 +108,8 @@ class Planner:
         blocks: Sequence[Sequence[int]],
         load_tokens: int,
     ) -> None:
-        """The engine has made room for the request and wants so many more tokens loaded than it had at
-        the lookup; 0 for none."""
+        """The engine has allocated room for the request. `load_tokens`: the tokens to load beyond those that it
+        had at the lookup; 0 for none."""
         found = self._found.pop(request, None)
         if found is None or load_tokens == 0:
             if request not in self._loading:
@@ -122,12 +122,12 @@ class Planner:
         self._to_load.append(move)
 
     def handed(self, request: str, tokens: int) -> None:
-        """The first `tokens` tokens come from another engine, which saves their blocks itself."""
+        """The first `tokens` tokens come from another engine, and that engine saves their blocks."""
         units = tokens // self._layout.unit_tokens
         self._saved_units[request] = max(units, self._saved_units.get(request, 0))
 
     def step(self, progress: Iterable[Progress], preempted: Iterable[str]) -> Plan:
-        """The moves of the step that is about to run."""
+        """Returns the moves of the next step."""
         self._lookups.begin_step()
         gone = frozenset(preempted)
         # The workers stop reading these blocks, so no block must stay when the requests end.
@@ -142,11 +142,12 @@ class Planner:
         )
 
     def arrived(self, requests: Iterable[str], failed: Iterable[str], bad_blocks: Iterable[int]) -> None:
-        """The loads of `requests` have ended; `failed` and requests with any of `bad_blocks` did not load."""
+        """The loads of `requests` have ended. Requests in `failed`, and requests with any of `bad_blocks`, did
+        not load."""
         bad = set(bad_blocks)
         lost = set(failed)
         if bad:
-            # Block ids come without a group only where there is one group.
+            # vLLM names blocks without their group only if there is one group.
             lost.update(
                 request
                 for request, move in self._loading.items()
@@ -161,7 +162,7 @@ class Planner:
             self._keeper.let_go(request)
 
     def finished(self, request: str) -> bool:
-        """The request is over. Returns whether its blocks must stay until the workers have saved them."""
+        """The request has ended. Returns whether its blocks must stay until the workers have saved them."""
         self._lookups.forget(request)
         self._found.pop(request, None)
         self._saved_units.pop(request, None)
@@ -174,15 +175,15 @@ class Planner:
         return saving
 
     def reset(self) -> bool:
-        """Forgets what lookups have found, and removes the layout's blocks from the pool, leased ones too.
+        """Forgets the results of lookups, and removes the layout's blocks from the pool, leased ones too.
         Returns whether the pool has removed all of them.
 
-        Blocks that are still being saved, here or by another engine, can come after it.
+        Saves in progress, here or in another engine, can put blocks after the removal.
         """
         self._lookups.forget_all()
         for request in list(self._found):
             del self._found[request]
-            # What was found counted as saved.
+            # The found blocks counted as saved, and are removed now.
             self._saved_units.pop(request, None)
             self._keeper.let_go(request)
         mine = f"^{re.escape(self._layout.prefix)}:"
@@ -211,7 +212,7 @@ class Planner:
         units = 0
         is_answered, prefix = self._lookups.ask(request, wanted, lambda: layout.chain(hashes, wanted))
         if not is_answered:
-            # The earlier answer and its lease, if any, are of no use any more.
+            # The scheduler no longer uses the earlier answer or its lease.
             self._found.pop(request, None)
             return None
         if prefix is not None:
@@ -244,8 +245,7 @@ class Planner:
     ) -> Iterable[Block]:
         layout = self._layout
         for at in layout.blocks(group, first, last):
-            # A group with a window has no memory for blocks before the window: block 0 means
-            # no block.
+            # A group with a window has no memory for blocks before the window: block 0 means no block.
             if at < len(blocks) and blocks[at] != 0:
                 parent = layout.hash_of(group, at - 1, hashes) if at else None
                 yield Block(group.number, blocks[at], layout.hash_of(group, at, hashes), parent)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A run of bytes in each block: the run of block `n` begins at `start + n * stride`."""
+    """A run of bytes in each block. The run of block `n` begins at `start + n * stride`."""
 
     start: int
     stride: int
@@ -16,10 +16,10 @@ class Segment:
 
 
 def runs(shape: Sequence[int], strides: Sequence[int], item_bytes: int) -> list[tuple[int, int]]:
-    """The runs of contiguous bytes of an array, as (offset, length), in the order of their offsets.
+    """Returns the runs of contiguous bytes of an array, as (offset, length), in the order of their offsets.
 
-    `strides` are in elements, as in torch. Adjacent runs are joined. Raises ValueError if elements
-    overlap, because the result of a copy would then depend on its order.
+    `strides` are in elements, as in torch. Adjacent runs are joined. Raises ValueError if elements overlap,
+    because the result of a copy would then depend on its order.
     """
     pieces = [(0, item_bytes)]
     for size, stride in sorted(zip(shape, strides, strict=True), key=lambda axis: axis[1]):
@@ -37,7 +37,7 @@ def runs(shape: Sequence[int], strides: Sequence[int], item_bytes: int) -> list[
 
 
 def merged(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Pieces as (offset, length), with adjacent pieces joined."""
+    """Joins adjacent pieces, given as (offset, length)."""
     whole: list[tuple[int, int]] = []
     for offset, length in pieces:
         if whole and sum(whole[-1]) == offset:
@@ -48,10 +48,9 @@ def merged(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def joined(segments: Iterable[Segment]) -> list[Segment]:
-    """Segments of one group of layers; segments that are adjacent in every block are joined.
+    """Joins the segments of one group of layers that are adjacent in every block.
 
-    The order is kept. It is the order of the bytes in the pool, which must not depend on an engine's
-    addresses.
+    The order stays. It is the order of the bytes in the pool, which must not depend on an engine's addresses.
     """
     whole: list[Segment] = []
     for segment in segments:
@@ -75,5 +74,5 @@ class BlockMap:
         return sum(segment.length for segment in self.segments)
 
     def pieces(self, number: int) -> list[tuple[int, int]]:
-        """The pieces of the block of that number, as (address, length)."""
+        """Returns the pieces of the block of that number, as (address, length)."""
         return [(part.start + number * part.stride, part.length) for part in self.segments]

@@ -1,8 +1,8 @@
 """Copies of blocks in host memory, for memory that the pool cannot reach.
 
-Blocks of a device are gathered on the device, copied into pinned host memory, and put from there; a get
-goes the other way. Blocks in host memory are copied by the same code when the engine is about to reuse
-them before they are saved.
+Blocks of a device are gathered on the device, copied into pinned host memory, and put from there. A get goes
+the other way. The same code copies blocks in host memory, if the engine is about to reuse them before they are
+saved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvpool.vllm.segments import BlockMap
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """Host memory with copies of blocks, one row each; returned when this object is garbage."""
+    """Host memory with copies of blocks, one row each. It is reusable when this object is garbage."""
 
     tensor: Any
     rows: Rows | None
@@ -34,9 +34,9 @@ class Copies:
 class Staging:
     """Copies the blocks of one group of layers to and from host memory.
 
-    `storages` has, for each of the group's segments, the flat byte view of its memory and the view's
-    address. At most `budget` bytes of host memory are allocated once. Register `memory` with the pool,
-    so that calls need not register it. Copies beyond the budget use memory of their own.
+    `storages` has, for each of the group's segments, the address and the flat byte view of its memory. At most
+    `budget` bytes of host memory are allocated once. Register `memory` with the pool, so that no call must
+    register it. Copies beyond the budget use memory of their own.
     """
 
     def __init__(self, blocks: BlockMap, storages: Sequence[tuple[int, Any]], budget: int):
@@ -50,7 +50,7 @@ class Staging:
         self._block_bytes = blocks.block_bytes
         self._device = self._views[0].device
         self._pinned = self._device.type == "cuda"
-        # Copies run on a stream of their own, not in the engine's queue.
+        # The copies run on a stream of their own, so that they do not wait in the engine's queue.
         self._stream: Any = torch.cuda.Stream(self._device) if self._pinned else None
         rows = budget // self._block_bytes
         self._own = self._made(rows)
@@ -62,7 +62,8 @@ class Staging:
         return int(self._own.data_ptr()), int(self._own.numel())
 
     def mark(self) -> Any:
-        """A point in the engine's queue of work: results from before it can be read after it."""
+        """Returns a mark in the engine's queue of work. After the mark, the results of earlier work can be
+        read."""
         if self._stream is None:
             return None
         event = torch.cuda.Event()
@@ -70,7 +71,7 @@ class Staging:
         return event
 
     def room(self, blocks: int) -> Copies:
-        """Host memory for so many blocks."""
+        """Returns host memory for `blocks` blocks."""
         rows = self._free.take(blocks)
         if rows is None:
             return Copies(self._made(blocks), None)
@@ -80,7 +81,7 @@ class Staging:
         return torch.empty((blocks, self._block_bytes), dtype=torch.uint8, pin_memory=self._pinned)
 
     def gather(self, numbers: Sequence[int], after: Any) -> Copies:
-        """A copy of the blocks in host memory, with their content at the mark `after`."""
+        """Copies blocks into host memory, with their content at the mark `after`."""
         copies = self.room(len(numbers))
         rows = copies.tensor
         with torch.cuda.stream(self._stream):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOADERS = 2
-"""How many requests are loaded at a time; each load uses several connections."""
+"""The number of requests that are loaded at a time. Each load uses several connections."""
 
 Pieces = list[tuple[int, int]]
 """Memory as (address, length)."""
@@ -35,7 +35,7 @@ class GroupMemory:
 
     blocks: BlockMap
     staging: Staging | None
-    """The copier; never `None` for a group that is not `kept`."""
+    """The copies of the group's blocks in host memory; never `None` for a group that is not `kept`."""
     direct: bool
     """Whether the pool reaches the memory; otherwise its bytes move through `staging`."""
     kept: bool
@@ -48,18 +48,17 @@ class Moved:
     """The saves and loads that ended since the last call."""
 
     saved: set[str]
-    """Requests that are over and whose blocks are saved or dropped."""
+    """Ended requests whose blocks are saved or dropped."""
     loaded: dict[str, tuple[Block, ...]]
-    """Requests whose load has ended, with the blocks that could not be loaded."""
+    """Requests whose load has ended, with the blocks that were not loaded."""
 
 
 class Mover:
-    """Loads and saves what the scheduler's half planned, on threads of its own.
+    """Loads and saves the plans of the scheduler's half, on threads of its own.
 
-    A save reads the engine's memory after the step that computed it, while the engine continues. The
-    memory does not change meanwhile. A finished request's blocks are kept until `moved` names the
-    request. `stop` waits for the saves of a preempted request. Blocks that are not kept are copied at
-    once.
+    A save reads the engine's memory after the step that computed it, while the engine continues. The memory
+    does not change meanwhile. A finished request's blocks stay until `moved` returns the request. `stop` waits
+    for the saves of a preempted request. Blocks that are not kept are copied at once.
     """
 
     def __init__(
@@ -73,8 +72,8 @@ class Mover:
         save_patience: float,
         rest: float,
     ):
-        """At most `save_backlog` bytes wait to be saved; `close` waits `save_patience` seconds for them.
-        After a failed save no save starts for `rest` seconds."""
+        """At most `save_backlog` bytes wait to be saved. `close` waits at most `save_patience` seconds for
+        them. After a failed save no save starts for `rest` seconds."""
         self._connection = connection
         self._rank = rank
         self._memory = memory
@@ -99,15 +98,16 @@ class Mover:
             try:
                 self._loader.submit(self._load, plan.prefix, move, self._marks())
             except Exception as error:
-                # Any exception: it must not leave the engine's thread. The request waits for the
-                # end of the load.
+                # Every exception is caught: none may reach the engine's thread. The request waits for the end
+                # of the load.
                 self._connection.failed("loading a prompt", error)
                 self._load_ended(move, move.blocks)
 
     def save(self, plan: Plan) -> None:
-        """Starts the plan's saves. Its blocks are computed, or the device has their work in its queue."""
+        """Starts the plan's saves. The blocks are computed, or the device has the work for them in its
+        queue."""
         for move in plan.saves:
-            # Also without a block to save here: the scheduler waits for all ranks.
+            # This also runs without a block to save on this rank, because the scheduler waits for all ranks.
             jobs = self._saving.setdefault(move.request, [])
             jobs[:] = [job for job in jobs if not job.done()]
             if not self._saves or not self._has_room(move):
@@ -115,12 +115,12 @@ class Mover:
             try:
                 jobs.append(self._start_save(plan.prefix, move))
             except Exception as error:
-                # Any exception: it must not leave the engine's thread. An unsaved block is only a
+                # Every exception is caught: none may reach the engine's thread. An unsaved block is only a
                 # later miss.
                 self._connection.failed("saving blocks", error)
 
     def stop(self, requests: Iterable[str]) -> None:
-        """Returns when no block of these requests is read any more."""
+        """Returns when no save reads a block of these requests any more."""
         for request in requests:
             jobs = self._saving.pop(request, None)
             if jobs is None:
@@ -130,18 +130,18 @@ class Mover:
             concurrent.futures.wait([job for job in jobs if not job.cancel()])
 
     def is_saving(self, request: str) -> bool:
-        """Whether the request's blocks are still to be named by `moved`."""
+        """Whether `moved` has yet to return this request."""
         return request in self._saving
 
     def moved(self, over: Iterable[str]) -> Moved:
-        """The saves and loads that ended; `over` are the requests that ended since the last call."""
+        """Returns the ended saves and loads. `over`: the requests that ended since the last call."""
         ended = set(over)
         self._ending.update(request for request in ended if request in self._saving)
         saved = {request for request in self._ending if all(job.done() for job in self._saving[request])}
         self._ending -= saved
         for request in saved:
             del self._saving[request]
-        # The scheduler waits for a request that ended before the step that says it was preempted.
+        # The scheduler waits for a request that ended before its preemption was reported to this worker.
         saved |= ended & self._stopped
         self._stopped.clear()
         with self._lock:
@@ -149,7 +149,7 @@ class Mover:
         return Moved(saved, loaded)
 
     def close(self) -> None:
-        """Waits for the saves in progress, `save_patience` seconds at most."""
+        """Waits for the saves in progress, for at most `save_patience` seconds."""
         jobs = [job for jobs in self._saving.values() for job in jobs]
         concurrent.futures.wait(jobs, timeout=self._patience)
         for executor in (self._saver, self._loader):
@@ -183,7 +183,7 @@ class Mover:
                 copies[number] = staging.gather([block.number for block in blocks], marks[number])
         size = self._bytes(move.blocks)
         job = self._saver.submit(self._save, prefix, move, marks, copies)
-        # Only now: a submit that fails leaves nothing behind.
+        # The count rises only here, so that a failed submit does not raise it.
         with self._lock:
             self._unsaved_bytes += size
 
@@ -219,8 +219,8 @@ class Mover:
         )
         errors = [outcome for outcome in outcomes if isinstance(outcome, kvpool.Error)]
         if errors:
-            # An unsaved block is only a later miss. A pool that is full or has lost a node gets
-            # time, so that the engine's blocks do not accumulate in the backlog.
+            # An unsaved block is only a later miss. The pause gives time to a pool that is full or has lost a
+            # node. So the engine's blocks do not accumulate in the backlog.
             self._rest_until = time.monotonic() + self._rest
             logger.warning(
                 "%d of %d blocks were not saved, and none will be for %g s: %s",
@@ -235,7 +235,7 @@ class Mover:
         try:
             bad = self._loaded_but(prefix, move, marks)
         except BaseException as error:
-            # Any exception: the engine must learn that the load has ended, or it waits for ever.
+            # Every exception is caught: an engine that does not learn of the end of the load waits for ever.
             self._connection.failed("loading a prompt", error)
         self._load_ended(move, bad)
 
@@ -244,7 +244,7 @@ class Mover:
             self._loaded[move.request] = bad
 
     def _loaded_but(self, prefix: str, move: Move, marks: Mapping[int, Any]) -> tuple[Block, ...]:
-        """Loads the blocks of `move`; returns the blocks that could not be loaded."""
+        """Loads the blocks of `move`. Returns the blocks that were not loaded."""
         order: list[Block] = []
         keys: list[str] = []
         into: list[Pieces] = []
