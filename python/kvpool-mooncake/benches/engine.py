@@ -1,4 +1,4 @@
-"""What a transfer costs beside a bare TCP socket: the same bytes, the same two processes, in one run.
+"""The cost of a transfer beside a bare TCP socket: the same bytes and the same two processes, in one run.
 
     python benches/engine.py [MIB] [ROUNDS]
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def receive(pipe: multiprocessing.connection.Connection, length: int) -> None:
-    """The peer: an engine with a buffer, and a plain socket that fills another one."""
+    """The peer: an engine with a buffer, and a plain socket that fills another buffer."""
     engine = TransferEngine()
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
     address = engine.allocate_managed_buffer(length)
@@ -77,7 +77,7 @@ def main() -> None:
         for name, way in ways.items():
             begun = time.perf_counter()
             way()
-            # The first round touches all memory for the first time.
+            # The first round touches all memory for the first time, so it is not counted.
             if round_:
                 took[name].append(time.perf_counter() - begun)
     pipe.send("digest")

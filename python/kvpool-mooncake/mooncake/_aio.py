@@ -11,8 +11,8 @@ from typing import Any
 class AsyncForms:
     """Mixin that gives each method of a class an awaitable variant.
 
-    The method runs in a thread of asyncio's pool, until its deadline at most. After a cancellation the
-    thread continues to the method's end and uses the buffers until then.
+    The method runs in a thread of asyncio's pool, at most until its deadline. After a cancellation the thread
+    continues to the end of the method, and uses the buffers until then.
     """
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:

@@ -16,11 +16,11 @@ from mooncake._types import How, ReplicateConfig, how_to_put
 
 log = logging.getLogger("mooncake")
 
-# Callers ask for these: an absent key, and a key that a reader still uses.
+# Callers expect these failures, so they give no warning: an absent key, and a key under lease.
 _EXPECTED: Final = frozenset((_codes.NOT_FOUND, _codes.LEASED))
 # The seconds between two warnings with one code.
 _QUIET: Final = 10.0
-# Why a call is refused before the native store is asked.
+# The reasons for which a call is refused before it reaches the native store.
 NOT_SET_UP: Final = "the store is not set up, or is closed"
 LENGTHS_DIFFER: Final = "the lists differ in length"
 BAD_CONFIG: Final = "the ReplicateConfig has a value out of range"
@@ -29,16 +29,17 @@ Data = TypeVar("Data")
 
 
 class Refusals:
-    """Which refusals a store warns of: of each code the first, and then one in 10 seconds."""
+    """Chooses the refusals that a store logs: the first with each code, then one in 10 seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        # By code: when a warning was due last, and how many refusals were left out since.
+        # By code: the time of the last warning, and the number of refusals left out since.
         self._codes: dict[int, tuple[float | None, int]] = {}
 
     def add(self, code: int, count: int) -> int | None:
-        """Counts refusals. Returns how many were left out before a warning that is due; `None` if none is due."""
+        """Counts refusals. Returns the number left out since the last warning if a warning is due, else
+        `None`."""
         now = self._clock()
         with self._lock:
             last, left_out = self._codes.get(code, (None, 0))
@@ -56,12 +57,12 @@ class StoreBase:
         self._native = ObjectStore()
         # The lengths of registered ranges, by address.
         self._registered: dict[int, int] = {}
-        # Addresses of memory that a transfer still used when the store was closed.
+        # The addresses of memory that a transfer still used when the store was closed.
         self._in_use: set[int] = set()
         self._refusals = Refusals()
 
     def _room_at(self, address: int) -> int | None:
-        """The bytes from an address to the end of its registered range; `None` outside of all."""
+        """The bytes from an address to the end of its registered range; `None` outside of every range."""
         for start, length in list(self._registered.items()):
             if start <= address < start + length:
                 return start + length - address
@@ -72,25 +73,26 @@ class StoreBase:
         return how_to_put(config, node_name)
 
     def _said(self, what: str, code: int) -> int:
-        """Returns the code; logs a failure with its reason."""
+        """Returns the code. Logs a failure with its reason."""
         if code < 0:
             self._log_failures(what, [code])
         return code
 
     def _all_said(self, what: str, answers: list[int]) -> list[int]:
-        """Returns the codes; logs the failures among them, with the reason of the first."""
+        """Returns the codes. Logs the failures among them, with the reason of the first."""
         if min(answers, default=0) < 0:
             self._log_failures(what, answers)
         return answers
 
     def _got(self, what: str, found: tuple[Data, list[int]]) -> Data:
-        """Returns the data of a call that has no codes for its caller; logs the failures among its codes."""
+        """Returns the data of a call whose caller gets no codes. Logs the failures among its codes."""
         data, answers = found
         self._all_said(what, answers)
         return data
 
     def _log_failures(self, what: str, answers: Sequence[int], reason: str = "") -> None:
-        """Logs each code below 0 with a reason. The default is that of the last native call of this thread."""
+        """Logs each code below 0 with a reason. By default this is the reason of this thread's last native
+        call."""
         failed = Counter(code for code in answers if code < 0)
         if failed.keys() <= _EXPECTED and not log.isEnabledFor(logging.DEBUG):
             return
@@ -117,7 +119,7 @@ class StoreBase:
         return answers[0] if answers else _codes.PARAMETERS
 
     def _refused(self, what: str, keys: Sequence[object], reason: str) -> list[int]:
-        """Logs a batch that is refused before the native store is asked. Returns one code for each key."""
+        """Logs a batch that is refused before it reaches the native store. Returns one code for each key."""
         answers = [_codes.PARAMETERS] * len(keys)
         self._log_failures(what, answers, reason)
         return answers
@@ -127,6 +129,6 @@ class StoreBase:
         return self._refuse(what, f"{key}: {reason}")
 
     def _refuse(self, what: str, reason: str, code: int = _codes.PARAMETERS) -> int:
-        """Logs a call that is refused before the native store is asked. Returns its code."""
+        """Logs a call that is refused before it reaches the native store. Returns its code."""
         self._log_failures(what, [code], reason)
         return code

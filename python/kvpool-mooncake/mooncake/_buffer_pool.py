@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class BufferLeaseView:
-    """The bytes of a lease. The lease is not given back while a memoryview of them lives."""
+    """The bytes of a lease. The lease cannot be released while a memoryview of the bytes lives."""
 
     def __init__(self, lease: BufferLease) -> None:
-        # A class of its own, since only its objects take weak references and attributes.
+        # Only objects of a new class take weak references and attributes.
         window: Any = type("_Window", (ctypes.c_ubyte * lease.size,), {})
         self._window = window.from_address(lease.ptr) if lease.size else window()
         self._window.lease = lease
 
     @property
     def buffer(self) -> memoryview:
-        """The bytes, to be read and written."""
+        """The bytes, readable and writable."""
         return memoryview(self._window).cast("B")
 
 
@@ -49,18 +49,19 @@ class BufferLease:
 
     @property
     def size(self) -> int:
-        """The length in bytes, as it was asked for."""
+        """The requested length in bytes."""
         return self._size
 
     @property
     def buffer(self) -> memoryview:
-        """The bytes, to be read and written. Raises RuntimeError after the release."""
+        """The bytes, readable and writable. Raises RuntimeError after the release."""
         view = BufferLeaseView(self)
         self._views.append(weakref.ref(view._window))
         return view.buffer
 
     def release(self) -> None:
-        """Gives the buffer back. Raises RuntimeError while a memoryview of it lives. A second call does nothing."""
+        """Returns the buffer to its pool. Raises RuntimeError while a memoryview of it lives. A second call
+        does nothing."""
         if any(view() is not None for view in self._views):
             raise RuntimeError("the buffer has exported views, and is not released")
         pool, self._pool = self._pool, None
@@ -76,24 +77,24 @@ class BufferLease:
         self.release()
 
     def __del__(self) -> None:
-        # Views hold their lease, so none is left here. Nothing may be left of an object without a constructor.
+        # Each view holds its lease, so no view is left here. An object whose constructor failed has no `_pool`.
         self._views = []
         if hasattr(self, "_pool"):
             self.release()
 
 
 def _pages(size: int) -> int:
-    """The bytes of the pages that hold so many bytes."""
+    """Rounds a size up to whole pages, in bytes."""
     return -(-size // PAGE) * PAGE
 
 
 class BufferPool:
     """Buffers registered with a store and reused.
 
-    The pool's limit is `max_bytes`, but not less than the store's local buffer, and twice the local buffer
-    for 0. A store without a local buffer has no limit then. A request gets the smallest idle buffer that is
-    large enough, or a new one of at least `min_size_class` bytes. Buffers and the limit are whole pages. The limit
-    counts whole buffers, not the bytes that were asked for.
+    The pool's limit is `max_bytes`, but at least the store's local buffer. With a `max_bytes` of 0 it is twice
+    the local buffer. Without a local buffer the pool then has no limit. A request gets the smallest idle buffer
+    that is large enough, or a new buffer of at least `min_size_class` bytes. Buffers and the limit are whole
+    pages. The limit counts whole buffers, not the requested bytes.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class BufferPool:
         prewarm_size: int | None = None,
         prewarm_count: int = 0,
     ) -> None:
-        """`max_size_class` has no effect. Raises RuntimeError for a value that cannot be, or without a store."""
+        """`max_size_class` has no effect. Raises RuntimeError for an invalid value, or without a store."""
         if store is None or not hasattr(store, "register_buffer"):
             raise RuntimeError("a BufferPool needs a MooncakeDistributedStore")
         if min_size_class < 1 or max_bytes < 0:
@@ -135,10 +136,11 @@ class BufferPool:
             self.prewarm(prewarm_size, prewarm_count)
 
     def acquire(self, size: int, block: bool | None = None, timeout: float | None = None) -> BufferLease:
-        """A buffer of `size` bytes.
+        """Returns a buffer of `size` bytes.
 
-        While the pool's limit is reached it waits, for `timeout` seconds if given. With `block` of False, at the
-        timeout, for a size over the limit, and in a closed pool it raises RuntimeError.
+        While the limit is reached, the call waits for `timeout` seconds, or without a timeout as long as
+        necessary. Raises RuntimeError at the timeout, for a size over the limit, and in a closed pool. With
+        `block` False it does not wait and raises RuntimeError.
         """
         waits = self._waits if block is None else block
         seconds = self._patience if timeout is None else timeout
@@ -160,11 +162,11 @@ class BufferPool:
                     raise RuntimeError(f"the buffer pool was exhausted for {seconds} s: timed out")
                 self._changed.wait(left)
 
-    # The original's other name.
+    # The original has this second name.
     buffer = acquire
 
     def prewarm(self, size: int, count: int) -> None:
-        """Makes `count` idle buffers of `size` bytes, as far as the limit lets them."""
+        """Makes `count` idle buffers of `size` bytes, as far as the limit allows."""
         with self._changed:
             for _ in range(count):
                 capacity = self._capacity(size)
@@ -200,7 +202,7 @@ class BufferPool:
             del self._free[ptr]
         else:
             capacity = self._capacity(size)
-            # Idle buffers that are too small make room for one that fits.
+            # Idle buffers that are too small are freed for a buffer that fits.
             for idle in list(self._free):
                 if self._limit and sum(self._capacities.values()) + capacity > self._limit:
                     self._drop(idle)

@@ -1,7 +1,8 @@
-"""How `setup_dummy` finds the pool of a `mooncake_client` on this host.
+"""How `setup_dummy` finds the pool that a `mooncake_client` of this host belongs to.
 
-A caller of `setup_dummy` knows only the port of a client on its host. So the command that starts the
-client writes the masters' addresses to a file named for the port, in a directory of the user.
+A caller of `setup_dummy` knows only the port of a client on its host. So the command that starts the client
+writes the addresses of the masters to a file. The file is named after the port, and lies in a directory of the
+user.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class AnnouncedClient:
     """The announcement of a client on this host."""
 
     masters: str
-    """The addresses of its masters, separated by commas."""
+    """The addresses of the client's masters, separated by commas."""
     tenant: str
-    """The namespace of the stores that join through it."""
+    """The namespace of stores that join through the client."""
 
 
 def announce_client(
@@ -38,7 +39,7 @@ def announce_client(
 ) -> Path:
     """Announces that the client on `port`, in process `process` (default: this one), uses `masters`.
 
-    Returns the file; remove it when the client ends.
+    Returns the file. Remove the file when the client ends.
     """
     file = _file(port)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -50,10 +51,10 @@ def announce_client(
 
 
 def announced_client(port: int) -> AnnouncedClient | None:
-    """The announcement of the client on `port`; `None` without a living one."""
+    """Returns the announcement of the client on `port`; `None` without a running client."""
     file = _file(port)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        # Another user's directory under the same name is none to believe.
+        # A directory of another user under this name is not trustworthy.
         if file.stat().st_uid != os.getuid():
             return None
         said = json.loads(file.read_text())

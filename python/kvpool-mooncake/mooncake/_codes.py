@@ -15,7 +15,7 @@ NO_TASK: Final = -1400
 
 
 def meaning(code: int) -> str:
-    """What a code says where no other reason is known."""
+    """The meaning of a code, for a failure without a known reason."""
     if code == PARAMETERS:
         return "a key, an address, a length or a range is invalid, or lists differ in length"
     return "the table of codes in docs/operations/mooncake.md says what it means"

@@ -1,4 +1,4 @@
-"""Reading tensors into tensors that the caller has, on a GPU or on the host."""
+"""Reading tensors into the caller's own tensors, on a GPU or on the host."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class CudaTensorMethods(TensorMethods):
     def get_tensor_into_cuda(self, key: str, tensor: Tensor) -> int:
         """Reads a stored tensor into a contiguous tensor of the same dtype and shape, on a GPU or the host.
 
-        Returns the bytes of the data, or a code: -600 for a stored tensor of another dtype or shape, after which
-        the bytes of `tensor` are undefined.
+        Returns the length of the data in bytes, or a code. The code is -600 for a stored tensor of another
+        dtype or shape. The bytes of `tensor` are undefined after it.
         """
         return self._one(self.batch_get_tensor_into_cuda([key], [tensor]))
 
@@ -34,19 +34,19 @@ class CudaTensorMethods(TensorMethods):
                 why = "the tensor to read into is not contiguous, or a lazy conjugate or negative"
                 self._refuse_key("batch_get_tensor_into_cuda", key, why)
             headers.append(header_of(tensor) if fits else b"")
-        # A block's pieces are all on one device, so the header is read into the memory of the tensor's device.
+        # All pieces of a block are on one device. So the header is read into memory of the tensor's device.
         found = [
             torch.empty(max(len(header), 1), dtype=torch.uint8, device=tensor.device)
             for header, tensor in zip(headers, tensors_list)
         ]
         lengths = [tensor.numel() * tensor.element_size() for tensor in tensors_list]
-        # An address of 0 is refused, so a tensor that does not fit is left as it is.
+        # A tensor that does not fit gets the address 0, which is refused. So its bytes stay unchanged.
         places = [
             [place.data_ptr() if header else 0, tensor.data_ptr()][: 2 if length else 1]
             for place, header, tensor, length in zip(found, headers, tensors_list, lengths)
         ]
         sizes = [[len(header), length][: len(place)] for header, length, place in zip(headers, lengths, places)]
-        # Addresses follow the default stream alone.
+        # Addresses follow only the default stream, so the call waits for torch's current stream.
         for device in {tensor.device for tensor in tensors_list if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         answers = self._native.get_into_many(keys, places, sizes)

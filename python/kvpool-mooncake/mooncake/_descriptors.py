@@ -1,4 +1,4 @@
-"""Where the replicas of an object are."""
+"""The locations of an object's replicas."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ class ReplicaStatus(enum.IntEnum):
 class Descriptor:
     """The location of a replica's bytes.
 
-    `size` is in bytes. `transport_endpoint` is the node's name: the segment's `host:port` for the segment of a store.
-    `buffer_address` is the offset in the segment, not an address: only the node could use one.
+    `size` is in bytes. `transport_endpoint` is the node's name; for the segment of a store this is the
+    segment's `host:port`. `buffer_address` is the offset in the segment. It is no address, because only the
+    node could use one.
     """
 
     size: int = 0
     buffer_address: int = 0
     transport_endpoint: str = ""
 
-    # Releases before 0.3.12 wrote these names.
+    # Releases before 0.3.12 used these names.
     size_ = property(lambda self: self.size)
     buffer_address_ = property(lambda self: self.buffer_address)
     transport_endpoint_ = property(lambda self: self.transport_endpoint)
@@ -37,7 +38,7 @@ class Descriptor:
 
 @dataclasses.dataclass(frozen=True)
 class DiskDescriptor:
-    """A file that all hosts share, which kvpool has none of."""
+    """A file that all hosts share. kvpool has none."""
 
     file_path: str
     object_size: int
@@ -88,9 +89,9 @@ class ReplicaDescriptor:
         return MemoryDescriptor(Descriptor(self.length, self.offset, self.node))
 
     def get_disk_descriptor(self) -> DiskDescriptor:
-        """kvpool has none: raises."""
+        """Not supported: raises, because kvpool has no such replica."""
         raise RuntimeError("the replica is in memory, not on a disk")
 
     def get_local_disk_descriptor(self) -> DiskDescriptor:
-        """kvpool has none: raises."""
+        """Not supported: raises, because kvpool has no such replica."""
         raise RuntimeError("the replica is in memory, not on a disk")

@@ -12,7 +12,7 @@ from typing import SupportsIndex
 
 _log = logging.getLogger("mooncake.engine")
 
-# No address or length is larger, so none that a caller gives by mistake overflows below.
+# No valid address or length is larger. So a caller's mistake cannot overflow in the native module.
 LARGEST = 1 << 63
 
 
@@ -46,14 +46,14 @@ def check_str(what: str, value: object) -> None:
 
 
 def address(value: int) -> int:
-    """An address. Raises ValueError for an invalid one."""
+    """Checks an address. Raises ValueError for an invalid one."""
     if not 0 <= value < LARGEST:
         raise ValueError(f"{value} is no address")
     return value
 
 
 def length(value: int) -> int:
-    """A length in bytes. Raises ValueError for an invalid one."""
+    """Checks a length in bytes. Raises ValueError for an invalid one."""
     if not 0 <= value < LARGEST:
         raise ValueError(f"{value} is no length")
     return value
@@ -62,7 +62,7 @@ def length(value: int) -> int:
 def ranges(
     target: str, buffers: Sequence[int], peer_addresses: Sequence[int], lengths: Sequence[int]
 ) -> tuple[list[int], list[int], list[int]]:
-    """The lists of a transfer. Raises TypeError for a wrong type."""
+    """Checks the types of a transfer's lists. Raises TypeError for a wrong type."""
     check_str("target_hostname", target)
     ranges = list(buffers), list(peer_addresses), list(lengths)
     names = "buffers", "peer_buffer_addresses", "lengths"
@@ -81,7 +81,7 @@ def check_values(*ranges: list[int]) -> None:
 
 
 def is_write(opcode: TransferOpcode) -> bool:
-    """The direction of an opcode. Raises ValueError for an unknown opcode."""
+    """Whether an opcode means a write. Raises ValueError for an unknown opcode."""
     return TransferOpcode(opcode) is TransferOpcode.Write
 
 

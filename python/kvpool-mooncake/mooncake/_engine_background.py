@@ -1,4 +1,4 @@
-"""Transfers that go on in the background."""
+"""Transfers in the background."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mooncake._engine_base import FAILED, OK, EngineBase, failed
 
 
 class BackgroundMethods(EngineBase):
-    """Reads and writes that are begun, and asked for later."""
+    """Reads and writes that a call begins and that the caller asks about later."""
 
     def transfer_submit_write(
         self,
@@ -20,9 +20,10 @@ class BackgroundMethods(EngineBase):
         length: int,
         transport_hint: str = "",
     ) -> int:
-        """Begins a write. Returns its number for `transfer_check_status`, or 0. Keep the memory until it ends.
+        """Begins a write. Returns its number for `transfer_check_status`, or 0 on failure. Keep the memory
+        until it ends.
 
-        The status of 0 is -1, as the status of a write to a peer that is not reached.
+        `transfer_check_status(0)` is -1, like the status of a write to an unreachable peer.
         """
         return self._submit(target_hostname, [buffer], [peer_buffer_address], [length], TransferOpcode.Write)
 
@@ -34,7 +35,8 @@ class BackgroundMethods(EngineBase):
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        """Begins several writes. Returns the batch's number, or 0. Keep the memory until they end."""
+        """Begins several writes. Returns the batch's number, or 0 on failure. Keep the memory until they
+        end."""
         return self._submit(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Write)
 
     def batch_transfer_async_read(
@@ -45,7 +47,7 @@ class BackgroundMethods(EngineBase):
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        """Begins several reads. Returns the batch's number, or 0. Keep the memory until they end."""
+        """Begins several reads. Returns the batch's number, or 0 on failure. Keep the memory until they end."""
         return self._submit(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Read)
 
     def batch_transfer_async(
@@ -58,7 +60,8 @@ class BackgroundMethods(EngineBase):
         notify: TransferNotify | None = None,
         transport_hint: str = "",
     ) -> int:
-        """Begins several reads or writes. Returns the batch's number, or 0."""
+        """Begins several reads or writes. Returns the batch's number, or 0 on failure. Keep the memory until
+        they end."""
         return self._submit(target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify)
 
     def transfer_check_status(self, batch_id: int) -> int:
@@ -89,7 +92,7 @@ class BackgroundMethods(EngineBase):
                 done = False
                 continue
             try:
-                # Each has a deadline of its own, which is not further away than this.
+                # Each transfer has a deadline of its own, and none is later than this one.
                 if native.wait(batch_id, self._timeout + 15.0) != 1:
                     failed("get_batch_transfer_status", native.failure(batch_id) or f"batch {batch_id}")
                     done = False

@@ -18,7 +18,7 @@ FAILED = -1
 
 
 def failed(what: str, why: object) -> int:
-    """Logs a failure; returns its code."""
+    """Logs a failure. Returns its code."""
     log.error("%s: %s", what, why)
     return FAILED
 

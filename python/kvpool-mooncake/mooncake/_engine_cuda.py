@@ -1,4 +1,4 @@
-"""The methods of the original that need its own library or a GPU, which kvpool's engine has not."""
+"""The methods that need the original's own library or a GPU. kvpool's engine has neither."""
 
 from __future__ import annotations
 

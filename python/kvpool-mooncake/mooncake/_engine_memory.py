@@ -16,8 +16,8 @@ class MemoryMethods(EngineBase):
     def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
         """Lets peers read and write `capacity` bytes at `buffer_addr`. Returns 0, or -1 for a failure.
 
-        It fails if the range is not host memory of this process, or overlaps a registered range. Before
-        you free the memory, unregister it or close the engine: this process sums the bytes there.
+        It fails if the range is not host memory of this process, or overlaps a registered range. Unregister the
+        memory or close the engine before you free the memory: this process computes checksums of it.
         """
         _args.check_int("buffer_addr", buffer_addr)
         _args.check_int("capacity", capacity)
@@ -31,10 +31,10 @@ class MemoryMethods(EngineBase):
         return OK
 
     def unregister_memory(self, buffer_addr: int) -> int:
-        """Ends a registration when no transfer uses the range. Returns 0, or -1 for a failure.
+        """Ends a registration once no transfer uses the range. Returns 0, or -1 for a failure.
 
-        It fails if no registration begins at the address, or if a transfer still uses the range after
-        the timeout. Then do not free the memory.
+        It fails if no registration begins at the address, or if a transfer still uses the range at the timeout.
+        After the timeout, do not free the memory.
         """
         _args.check_int("buffer_addr", buffer_addr)
         native = self._native
@@ -70,7 +70,7 @@ class MemoryMethods(EngineBase):
         return OK if all(result == OK for result in results) else FAILED
 
     def allocate_managed_buffer(self, length: int) -> int:
-        """The address of `length` new bytes, zeroed and registered; 0 on failure."""
+        """Returns the address of `length` new bytes, zeroed and registered; 0 on failure."""
         _args.check_int("length", length)
         if self._native is None or not 0 < length < _args.LARGEST:
             failed("allocate_managed_buffer", f"{length} bytes, or the engine is not initialized")
@@ -128,7 +128,7 @@ class MemoryMethods(EngineBase):
         return OK
 
     def read_bytes_from_buffer(self, source_address: int, length: int) -> bytes:
-        """`length` bytes from an address in this process. Raises ValueError for an invalid address."""
+        """Returns `length` bytes from an address in this process. Raises ValueError for an invalid address."""
         _args.check_int("source_address", source_address)
         _args.check_int("length", length)
         native = self._native
@@ -137,7 +137,8 @@ class MemoryMethods(EngineBase):
         return native.read_bytes(_args.address(source_address), _args.length(length))
 
     def get_first_buffer_address(self, segment_name: str) -> int:
-        """The address of the memory that a peer registered first; 0 without one or without the peer."""
+        """Returns the address of the memory that a peer registered first. 0 without such memory or without the
+        peer."""
         _args.check_str("segment_name", segment_name)
         native = self._native
         if native is None:

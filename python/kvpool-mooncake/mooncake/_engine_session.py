@@ -16,7 +16,7 @@ DEFAULT_TIMEOUT = 30.0
 
 
 def timeout_setting() -> float:
-    """The longest time of a transfer, in seconds. Raises ValueError for an invalid setting."""
+    """Reads the longest time of a transfer, in seconds. Raises ValueError for an invalid setting."""
     text = os.environ.get("KVPOOL_ENGINE_TIMEOUT", "")
     if not text:
         return DEFAULT_TIMEOUT
@@ -27,7 +27,7 @@ def timeout_setting() -> float:
 
 
 def split(local_hostname: str) -> tuple[str, int]:
-    """The host and the port, 0 without one. Raises ValueError."""
+    """Splits a host name into the host and the port, 0 without a port. Raises ValueError for an invalid one."""
     host, port = local_hostname, ""
     if local_hostname.startswith("["):
         host, _, port = local_hostname[1:].partition("]")
@@ -42,7 +42,7 @@ def split(local_hostname: str) -> tuple[str, int]:
 
 
 def devices(device_name: str | None) -> tuple[str, ...]:
-    """RDMA devices from a list separated by commas; none for empty text."""
+    """Reads RDMA devices from a list separated by commas; none for empty text."""
     return parse_devices(device_name)
 
 
@@ -51,13 +51,13 @@ def serve(
 ) -> tuple[PeerEngine, str]:
     """Listens on the address of the host name, else on all interfaces. Returns the engine and its address.
 
-    The engine uses the named RDMA devices, all of them for an empty list. Raises OSError if it cannot
+    The engine uses the named RDMA devices, or all devices for an empty list. Raises OSError if it cannot
     listen.
     """
     ports = [port, 0] if any_port and port else [port]
     tries = [(host, number) for number in ports]
-    # Elsewhere the host's address may be one that is translated; this machine's own never is, and who
-    # names it does not mean to be reached from others.
+    # The host's address may belong to a NAT, so the session then listens on all interfaces. A loopback address
+    # never does. A caller that names one wants no connections from other machines.
     if not is_loopback(host):
         tries += [("::" if ":" in host else "0.0.0.0", number) for number in ports]
     last: OSError = OSError("no address")

@@ -1,4 +1,5 @@
-"""Transfers that are waited for. `transport_hint` has no effect: each peer is reached in the best way there is."""
+"""Transfers that a call waits for. `transport_hint` has no effect: each peer is reached by its best
+transport."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from mooncake._engine_base import OK, EngineBase, failed
 
 
 class TransferMethods(EngineBase):
-    """Reads and writes that end before the call does."""
+    """Reads and writes that end before their call returns."""
 
     def transfer_sync_write(
         self,
@@ -20,7 +21,8 @@ class TransferMethods(EngineBase):
         length: int,
         transport_hint: str = "",
     ) -> int:
-        """Writes `length` bytes at `buffer` to the peer's `peer_buffer_address`. Returns 0 or -1."""
+        """Writes `length` bytes at `buffer` to the peer's `peer_buffer_address`. Returns 0, or -1 for a
+        failure."""
         return self._sync(target_hostname, [buffer], [peer_buffer_address], [length], TransferOpcode.Write)
 
     def transfer_sync_read(
@@ -31,7 +33,8 @@ class TransferMethods(EngineBase):
         length: int,
         transport_hint: str = "",
     ) -> int:
-        """Reads `length` bytes from the peer's `peer_buffer_address` to `buffer`. Returns 0 or -1."""
+        """Reads `length` bytes from the peer's `peer_buffer_address` to `buffer`. Returns 0, or -1 for a
+        failure."""
         return self._sync(target_hostname, [buffer], [peer_buffer_address], [length], TransferOpcode.Read)
 
     def transfer_sync(
@@ -44,7 +47,7 @@ class TransferMethods(EngineBase):
         notify: TransferNotify | None = None,
         transport_hint: str = "",
     ) -> int:
-        """Reads or writes, then sends `notify` to the peer, if given. Returns 0 or -1."""
+        """Reads or writes, then sends `notify` to the peer, if given. Returns 0, or -1 for a failure."""
         return self._sync(target_hostname, [buffer], [peer_buffer_address], [length], opcode, notify)
 
     def batch_transfer_sync_write(
@@ -55,7 +58,7 @@ class TransferMethods(EngineBase):
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        """Writes several ranges; ranges adjacent at the peer are joined. Returns 0 or -1."""
+        """Writes several ranges. Ranges adjacent at the peer are joined. Returns 0, or -1 for a failure."""
         return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Write)
 
     def batch_transfer_sync_read(
@@ -66,7 +69,7 @@ class TransferMethods(EngineBase):
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        """Reads several ranges. Returns 0 or -1."""
+        """Reads several ranges. Returns 0, or -1 for a failure."""
         return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Read)
 
     def batch_transfer_sync(
@@ -79,7 +82,8 @@ class TransferMethods(EngineBase):
         notify: TransferNotify | None = None,
         transport_hint: str = "",
     ) -> int:
-        """Reads or writes several ranges, then sends `notify` to the peer, if given. Returns 0 or -1."""
+        """Reads or writes several ranges, then sends `notify` to the peer, if given. Returns 0, or -1 for a
+        failure."""
         return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify)
 
     def _sync(

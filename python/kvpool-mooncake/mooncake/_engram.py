@@ -1,4 +1,4 @@
-"""Embedding tables of one layer, one object a head, of which rows are looked up."""
+"""Embedding tables of one layer, with one object for each head. Callers look up rows of the tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ITEM = 4
 
 @dataclasses.dataclass
 class EngramStoreConfig:
-    """The rows of each head's table, and the float32 values of a row."""
+    """The number of rows of each head's table, and the number of float32 values in a row."""
 
     table_vocab_sizes: list[int] = dataclasses.field(default_factory=lambda: [1024])
     embedding_dim: int = 64
@@ -37,11 +37,11 @@ class EngramStore:
         self._store = store
 
     def get_table_vocab_sizes(self) -> list[int]:
-        """The rows of each head's table."""
+        """The number of rows of each head's table."""
         return list(self._rows)
 
     def get_embedding_dim(self) -> int:
-        """The values of a row."""
+        """The number of values in a row."""
         return self._width
 
     def get_num_heads(self) -> int:
@@ -53,10 +53,10 @@ class EngramStore:
         return list(self._keys)
 
     def populate(self, embedding_buffers: Sequence[Any]) -> None:
-        """Puts one float32 array [rows, values] for each head. Raises RuntimeError, also if a table is there.
+        """Puts one float32 array [rows, values] for each head. Raises RuntimeError, also if a table exists.
 
-        Nothing is put unless all arrays fit and the pool has none of the tables. If the put of a table fails, the
-        error says how many others are put.
+        It puts nothing unless all arrays fit and the pool has none of the tables. If a table cannot be put, the
+        error tells how many tables were put.
         """
         numpy = _numpy()
         store = self._needed()
@@ -86,9 +86,10 @@ class EngramStore:
             raise RuntimeError(f"{codes.count(_codes.OK)} of {len(codes)} tables are put, the others not: {codes}")
 
     def lookup(self, row_ids: Any) -> Any:
-        """The rows of an array [batch, tokens, heads] of row numbers: float32 [batch, tokens, heads, values].
+        """Looks up an array [batch, tokens, heads] of row numbers. Returns float32 [batch, tokens, heads,
+        values].
 
-        Raises RuntimeError for another shape, a row that is not in the table, or a table that is not there.
+        Raises RuntimeError for another shape, a row outside its table, or an absent table.
         """
         numpy = _numpy()
         store = self._needed()
@@ -107,7 +108,7 @@ class EngramStore:
             wanted, places = numpy.unique(ids[:, :, head], return_inverse=True)
             if wanted[0] < 0 or wanted[-1] >= rows:
                 raise RuntimeError(f"the table of head {head} has {rows} rows: {wanted[0]} to {wanted[-1]} are asked")
-            # Each row is read once, however often it is asked for.
+            # Each row is read once, however often the array names it.
             table = numpy.empty((len(wanted), self._width), dtype=numpy.float32)
             codes = store._native.get_ranges(
                 [key] * len(wanted),
@@ -121,7 +122,7 @@ class EngramStore:
         return found
 
     def remove_from_store(self, force: bool = False) -> int:
-        """Removes the tables. Returns how many were there. Raises RuntimeError if one cannot be removed."""
+        """Removes the tables. Returns how many were present. Raises RuntimeError if one cannot be removed."""
         codes = self._needed().batch_remove(self._keys, force)
         for key, code in zip(self._keys, codes):
             if code not in (_codes.OK, _codes.NOT_FOUND):

@@ -1,4 +1,4 @@
-"""Host memory for blocks, and the cores of a thread."""
+"""Host memory for blocks, and the binding of a thread to cores."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from mooncake import _codes
 
 _log = logging.getLogger("mooncake")
 
-# Memory that is never freed: bytes may still arrive there.
+# This memory is never freed, because bytes may still arrive in it.
 _kept: list[tuple[mmap.mmap, ctypes.c_char]] = []
 
 
 class MooncakeHostMemAllocator:
-    """Page-aligned memory, by address. The allocator frees the rest when it ends."""
+    """Page-aligned memory, by address. At its end the allocator frees all memory that is left."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._blocks: dict[int, tuple[mmap.mmap, ctypes.c_char]] = {}
 
     def alloc(self, size: int) -> int:
-        """The address of `size` new bytes, all zero; 0 on failure."""
+        """Returns the address of `size` new bytes, all zero; 0 on failure."""
         if size <= 0:
             return 0
         try:
@@ -46,13 +46,14 @@ class MooncakeHostMemAllocator:
         if found is None:
             return _codes.PARAMETERS
         block, first = found
-        # A mapping is closed only when nothing names its memory any more.
+        # The mapping can be closed only after the last reference to its memory is gone.
         del found, first
         block.close()
         return _codes.OK
 
     def keep(self, ptr: int) -> bool:
-        """Never frees this memory of `alloc`: a transfer still uses it. False for any other address."""
+        """Keeps this memory of `alloc` for ever, because a transfer still uses it. Returns False for any other
+        address."""
         with self._lock:
             found = self._blocks.pop(ptr, None)
         if found is not None:
@@ -67,9 +68,9 @@ class MooncakeHostMemAllocator:
 
 
 def bind_to_numa_node(node: int) -> None:
-    """Runs this thread on the cores of a NUMA node, so that memory it touches first is on that node.
+    """Runs this thread on the cores of a NUMA node. Memory that the thread touches first is then on that node.
 
-    Without such a node it logs this and changes nothing.
+    Without such a node the call changes nothing and logs that.
     """
     if not isinstance(node, int):
         raise TypeError(f"node must be an int, not {type(node).__name__}")
@@ -79,7 +80,7 @@ def bind_to_numa_node(node: int) -> None:
         for part in text.split(","):
             first, _, last = part.partition("-")
             cores.update(range(int(first), int(last or first) + 1))
-        # A container may be kept to some of the node's cores.
+        # A container may be restricted to some of the node's cores.
         os.sched_setaffinity(0, cores & os.sched_getaffinity(0) or cores)
     except (OSError, ValueError) as error:
         _log.warning("not bound to NUMA node %d: %s", node, error)

@@ -1,4 +1,4 @@
-"""Segments on NVMe over fabrics, which kvpool has none of."""
+"""Segments on NVMe over fabrics. kvpool has none."""
 
 from __future__ import annotations
 

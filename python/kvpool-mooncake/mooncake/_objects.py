@@ -18,7 +18,7 @@ class ObjectMethods(StoreBase):
     """The methods of a store for whole objects."""
 
     def put(self, key: str, value: Buffer, config: ReplicateConfig | None = None) -> int:
-        """Puts bytes. Returns 0, also if the key was present and keeps its bytes, or a code.
+        """Puts bytes. Returns 0 or a code. A key that is present keeps its bytes, and the result is 0.
 
         -200: no room came free within the put's timeout.
         """
@@ -36,7 +36,7 @@ class ObjectMethods(StoreBase):
         return self._first(self._put_values("put_batch", keys, parts, config, False))
 
     def upsert(self, key: str, value: Buffer, config: ReplicateConfig | None = None) -> int:
-        """Puts bytes and replaces the key's object, completely or not at all."""
+        """Puts bytes that replace the key's object, completely or not at all."""
         return self._one(self._put_values("upsert", [key], [(value,)], config, True))
 
     def upsert_parts(self, key: str, *parts: Buffer, config: ReplicateConfig | None = None) -> int:
@@ -129,25 +129,25 @@ class ObjectMethods(StoreBase):
         return self._one(self.batch_put_from_multi_buffers([key], pointers, sizes, config))
 
     def get(self, key: str) -> bytes:
-        """The bytes of a key; empty for a miss or an error."""
+        """Returns the bytes of a key; empty for a miss or an error."""
         return self._got("get", self._native.get_values([key]))[0]
 
     def get_batch(self, keys: Sequence[str]) -> list[bytes]:
-        """The bytes of each key; empty for a miss or an error."""
+        """Returns the bytes of each key; empty for a miss or an error."""
         return self._got("get_batch", self._native.get_values(keys))
 
     def get_buffer(self, key: str) -> BufferHandle | None:
-        """The bytes of a key, read-only: in place if a node on this host has them, else a copy.
+        """Returns the bytes of a key, read-only: in place if a node on this host has them, else a copy.
 
-        An object in place stays while the handle, or a memoryview of it, lives. `None` for a miss or an
-        error.
+        An object in place stays in the node's memory while the handle, or a memoryview of it, lives. `None` for
+        a miss or an error.
         """
         handle, code = self._native.get_handle(key)
         self._said("get_buffer", code)
         return handle
 
     def batch_get_buffer(self, keys: Sequence[str]) -> list[BufferHandle | None]:
-        """Copies of the bytes of each key; `None` for a miss or an error."""
+        """Returns copies of the bytes of each key; `None` for a miss or an error."""
         return self._got("batch_get_buffer", self._native.get_handles(keys))
 
     def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
@@ -172,11 +172,11 @@ class ObjectMethods(StoreBase):
         return self._all_said("batch_get_into_multi_buffers", answers)
 
     def get_size(self, key: str) -> int:
-        """The length of an object in bytes, or a code; -704 when it is absent."""
+        """Returns the length of an object in bytes, or a code; -704 when it is absent."""
         return self._said("get_size", self._native.size(key))
 
     def is_exist(self, key: str) -> int:
-        """1 if the key is present, 0 if it is absent, or a code. A present key is leased."""
+        """Returns 1 if the key is present, 0 if it is absent, or a code. A present key is leased."""
         return self._one(self.batch_is_exist([key]))
 
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
@@ -196,10 +196,11 @@ class ObjectMethods(StoreBase):
         try:
             code = self._native.remove_pattern(pattern, force)
         except UnicodeEncodeError:
-            # No key has such a text, and no pattern.
+            # No key and no pattern can contain this text.
             code = _codes.PARAMETERS
         return self._said("remove_by_regex", code)
 
     def remove_all(self, force: bool = False) -> int:
-        """Removes this tenant's objects, leased and pinned ones only if forced. Returns their number."""
+        """Removes this tenant's objects. Keeps leased and pinned ones unless `force`. Returns their number, or
+        a code."""
         return self._said("remove_all", self._native.remove_namespace(force))

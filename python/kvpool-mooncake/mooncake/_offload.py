@@ -1,4 +1,4 @@
-"""The directory and the size of an SSD for blocks that leave memory, as callers of the original give them."""
+"""The directory and the size of an SSD for blocks that leave memory, from the original's settings."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Final
 
 from mooncake._settings import PAGE, BadSetting, parse_size
 
-# The directory, where no setting names it, and where no variable does either.
+# The default directory, used if neither a setting nor a variable names one.
 PATH_VARIABLE: Final = "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH"
 DEFAULT_PATH: Final = "/data/file_storage"
-# The limits of the bytes on the disk. The smaller one counts.
+# The limits of the bytes on the disk. The smaller limit counts.
 SIZE_VARIABLE: Final = "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"
 BUCKETS_VARIABLE: Final = "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE"
-# A smaller file keeps too few blocks to be of use.
+# A smaller file keeps too few blocks to be useful.
 LEAST: Final = 64 << 20
 
 
 def offload_medium(path: str = "") -> tuple[str, ...]:
-    """The medium for blocks that leave memory, as items of kvstore-node's `--ssd`.
+    """Returns the medium for blocks that leave memory, as items of kvstore-node's `--ssd`.
 
     Raises `BadSetting` for a directory or a size that cannot be used.
     """
@@ -51,7 +51,7 @@ def _limit() -> int | None:
     limits = []
     if total := os.environ.get(SIZE_VARIABLE, ""):
         limits.append((parse_size(total, SIZE_VARIABLE), SIZE_VARIABLE))
-    # The original takes 0 for no limit here.
+    # In the original 0 means no limit here.
     if (buckets := os.environ.get(BUCKETS_VARIABLE, "")) and parse_size(buckets, BUCKETS_VARIABLE):
         limits.append((parse_size(buckets, BUCKETS_VARIABLE), BUCKETS_VARIABLE))
     if not limits:

@@ -1,7 +1,7 @@
 """Getting tensors that are split over ranks, in the writer's split or in any other.
 
-A read of parts fetches only the bytes that it needs, straight to their place, and the headers of the shards that
-have them. A header that does not fit the manifest makes the read a miss: another writer has replaced that shard.
+A read of parts fetches only the bytes that it needs, directly to their places, and the headers of their shards.
+A header that does not fit the manifest makes the read a miss, because another writer has replaced that shard.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from mooncake._tensor_format import Tensor, dtype_of, encode_header, torch_modul
 from mooncake._tensors import TensorMethods
 from mooncake._types import same_length
 
-# Gaps between the rows of a part are read too if there are more rows than this: one read of more bytes is
-# faster than many small reads.
+# With more rows than this, the gaps between the rows of a part are read too. One read of more bytes is faster
+# than many small reads.
 _FEW_ROWS = 16
 
 
@@ -53,7 +53,7 @@ class _Part:
 
 @dataclasses.dataclass
 class _Fragments:
-    """What is asked of the native store at once."""
+    """The fragments of one call to the native store."""
 
     keys: list[str] = dataclasses.field(default_factory=list)
     places: list[int] = dataclasses.field(default_factory=list)
@@ -71,7 +71,8 @@ class ParallelReadMethods(TensorMethods):
     """The methods of a store that get split tensors."""
 
     def _source(self, key: str, target: ReadTarget | None) -> str | _Part | None:
-        """The object or the part that a target means; `None` if there is no manifest for it. Raises BadSplit."""
+        """Returns the object or the part that a target means; `None` without a manifest for it. Raises
+        BadSplit."""
         mode = "as_stored" if target is None else target.mode
         parallelism = None if target is None else target.parallelism
         if parallelism is None:
@@ -109,7 +110,7 @@ class ParallelReadMethods(TensorMethods):
         return _part(manifest, [writer_key(key, rank, size, dim) for rank in range(size)], wanted)
 
     def _read_part(self, key: str, part: _Part, place: int) -> bool:
-        """Reads a part, without a header, to an address. Returns whether all its bytes are there."""
+        """Reads a part, without a header, to an address. Returns whether all its bytes were read."""
         headers: list[tuple[bytes, ctypes.Array[ctypes.c_char]]] = []
         asked = _Fragments()
         gaps: list[ctypes.Array[ctypes.c_char]] = []
@@ -121,7 +122,8 @@ class ParallelReadMethods(TensorMethods):
             found = ctypes.create_string_buffer(len(header))
             headers.append((header, found))
             asked.add(shard, ctypes.addressof(found), len(header), 0)
-            # Every gap has bytes of its own: the checksum of a read is checked over all of its fragments' memory.
+            # Every gap needs memory of its own, because the checksum of a read covers the memory of all its
+            # fragments.
             gaps.append(ctypes.create_string_buffer(max(_gaps(part, first, last), 1)))
             spare = ctypes.addressof(gaps[-1])
             for at, length, offset in _rows(part, first, last):
@@ -160,7 +162,7 @@ class ParallelReadMethods(TensorMethods):
         except (BadSplit, ValueError) as error:
             self._refuse_key("get of a split tensor", key, error)
             return None
-        # Python writes the header. A fault there would end the process.
+        # Python writes the header, so the memory was checked before: a fault would end the process.
         if self._sizes_on_host([key], [ptr], [size], write=True)[0] < 0:
             return None
         if not self._read_part(key, source, ptr + len(header)):
@@ -169,9 +171,10 @@ class ParallelReadMethods(TensorMethods):
         return self._decoded(key, memoryview((ctypes.c_ubyte * size).from_address(ptr)).cast("B"))
 
     def get_tensor_with_parallelism(self, key: str, target: ReadTarget | None = None) -> Tensor | None:
-        """The tensor, or the shard, that `target` means; `None` for a miss or an error.
+        """Returns the tensor, or the shard, that `target` means; `None` for a miss or an error.
 
-        A shard may be of another split than the writers': of TP 2 where they wrote TP 4. "full" joins the shards.
+        The shard may be of another split than the writers' split, for example of TP 2 where they wrote TP 4.
+        "full" joins the shards.
         """
         return self._get_split(key, target)
 
@@ -209,7 +212,8 @@ class ParallelReadMethods(TensorMethods):
 
 def _part(manifest: Manifest, keys: Sequence[str], wanted: ParallelAxis | None) -> _Part:
     length = manifest.shape[manifest.split_dim]
-    # `chunk` and `tensor_split` of torch cut uneven shards in different ways, so nobody gets one by surprise.
+    # torch's `chunk` and `tensor_split` cut uneven shards differently. So a caller never gets uneven shards by
+    # surprise.
     if wanted is not None and wanted.size != manifest.size and length % wanted.size:
         raise BadSplit(f"{wanted.size} shards of one length do not fit {length}")
     start, end = (0, length) if wanted is None else manifest.span(wanted.rank, wanted.size)
@@ -217,7 +221,7 @@ def _part(manifest: Manifest, keys: Sequence[str], wanted: ParallelAxis | None) 
 
 
 def _unit(part: _Part) -> int:
-    """The bytes of one step along the split dimension."""
+    """Returns the length of one step along the split dimension, in bytes."""
     inner = math.prod(part.manifest.shape[part.manifest.split_dim + 1 :])
     return inner * int(dtype_of(part.manifest.dtype).itemsize)
 
@@ -227,7 +231,7 @@ def _outer(part: _Part) -> int:
 
 
 def _gaps(part: _Part, first: int, last: int) -> int:
-    """The bytes of a shard that a read throws away."""
+    """Returns the bytes of a shard that a read discards."""
     if _outer(part) <= _FEW_ROWS:
         return 0
     wanted = min(last, part.end) - max(first, part.start)
@@ -235,7 +239,8 @@ def _gaps(part: _Part, first: int, last: int) -> int:
 
 
 def _rows(part: _Part, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-    """The fragments of one shard's data: place in the part (-1: thrown away), length, and offset in the shard."""
+    """Yields the fragments of one shard's data: place in the part (-1: discarded), length, and offset in the
+    shard."""
     unit, outer = _unit(part), _outer(part)
     begin, end = max(first, part.start), min(last, part.end)
     row, width = (last - first) * unit, (part.end - part.start) * unit

@@ -32,13 +32,13 @@ class ParallelAxis:
 
 @dataclasses.dataclass
 class TensorParallelism:
-    """The axes that name one shard, one of a kind, in any order."""
+    """The axes that name one shard, at most one of each kind, in any order."""
 
     axes: list[ParallelAxis] = dataclasses.field(default_factory=list)
 
 
 class ReadTarget:
-    """What a read returns: the object "as_stored", a "shard", or the "full" tensor."""
+    """The result that a read wants: the object "as_stored", a "shard", or the "full" tensor."""
 
     def __init__(self, mode: str = "as_stored", parallelism: TensorParallelism | None = None) -> None:
         self.mode = mode
@@ -57,11 +57,11 @@ class ReadTarget:
 
 
 class BadSplit(ValueError):
-    """A split that cannot be. The text names the reason."""
+    """An invalid split. The text names the reason."""
 
 
 def read_axes(parallelism: object) -> list[ParallelAxis]:
-    """The axes of a `TensorParallelism` in the order of a shard's key. Raises BadSplit."""
+    """Returns the axes of a `TensorParallelism` in the order of a shard's key. Raises BadSplit."""
     axes = list(getattr(parallelism, "axes", None) or ())
     if not axes:
         raise BadSplit("a parallelism needs at least one axis")
@@ -90,12 +90,12 @@ def _check_axis(axis: ParallelAxis) -> None:
 
 
 def tp_axis(axes: Sequence[ParallelAxis]) -> ParallelAxis | None:
-    """The axis that splits the tensor's bytes, if there is one."""
+    """Returns the axis that splits the tensor's bytes; `None` without one."""
     return next((axis for axis in axes if axis.kind == "tp"), None)
 
 
 def axes_key(key: str, axes: Sequence[ParallelAxis], rank: int | None = None, size: int | None = None) -> str:
-    """The key of a shard; `rank` and `size` replace those of the tensor-parallel axis."""
+    """Returns the key of a shard. `rank` and `size` replace those of the tensor-parallel axis."""
     if len(axes) == 1 and axes[0].kind == "tp":
         return f"{key}_tp_{axes[0].rank if rank is None else rank}"
     for axis in axes:
@@ -131,7 +131,8 @@ def writer_manifest_key(key: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A tensor that is stored as `size` shards along `split_dim`, the first ones larger if they differ."""
+    """A tensor that is stored as `size` shards along `split_dim`. If the shards differ in size, the first are
+    larger."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -139,7 +140,7 @@ class Manifest:
     size: int
 
     def span(self, rank: int, size: int | None = None) -> tuple[int, int]:
-        """The start and the end of a shard along `split_dim`, as `torch.tensor_split` cuts."""
+        """Returns the start and the end of a shard along `split_dim`, as `torch.tensor_split` cuts."""
         base, extra = divmod(self.shape[self.split_dim], size or self.size)
         start = rank * base + min(rank, extra)
         return start, start + base + (rank < extra)
@@ -154,7 +155,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest | None:
-        """The manifest of an object; `None` for any other bytes."""
+        """Reads the manifest from an object's bytes; `None` for any other bytes."""
         try:
             said = json.loads(data) if 0 < len(data) <= _LONGEST_MANIFEST else {}
             found = cls(str(said["dtype"]), tuple(map(int, said["shape"])), int(said["split_dim"]), int(said["size"]))

@@ -1,8 +1,9 @@
 """Putting tensors that are split over ranks.
 
-A shard of one "tp" axis is put as it is given. With more axes, and with a writer's partition, the caller gives the
-whole tensor and the store cuts the shard. From memory the whole tensor is given, and all "tp" shards are put. A
-manifest beside the shards says how the tensor is split, so readers may split it in other ways.
+With one "tp" axis the caller gives the shard itself. With more axes, and with a writer's partition, the caller
+gives the whole tensor, and the store cuts the shard. From memory, the caller gives the whole tensor, and the
+store puts all "tp" shards. A manifest beside the shards describes the split, so readers may split the tensor in
+other ways.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _cut(tensor: Tensor, manifest: Manifest, rank: int) -> Tensor:
 
 
 def _whole(tensor: Tensor, split_dim: int, size: int) -> Manifest:
-    """The manifest of a whole tensor that is to be split."""
+    """Returns the manifest for splitting a whole tensor."""
     length = _dimension(tensor, split_dim)
     if length % size:
         raise BadSplit(f"{size} shards of one length do not fit {length} along dimension {split_dim}")
@@ -113,7 +114,7 @@ class ParallelWriteMethods(TensorMethods):
         upsert: bool,
         all_ranks: bool = False,
     ) -> list[int]:
-        """Returns one code for each key, the first of its shards and its manifest that is not 0."""
+        """Puts shards and manifests. Returns for each key the first code that is not 0."""
         requests = [_listed(parallelisms, len(keys)), _listed(partitions, len(keys))]
         if len(tensors) != len(keys) or None in requests:
             return self._refused("put of split tensors", keys, LENGTHS_DIFFER)
@@ -126,7 +127,7 @@ class ParallelWriteMethods(TensorMethods):
                 pieces = None
             found.append(pieces)
         shards = [shard for pieces in found if pieces for shard in pieces.shards]
-        # A manifest is put once its shard is there, so that no reader finds a manifest alone.
+        # A manifest is put after its shard, so that no reader finds a manifest alone.
         codes = iter(self._put_tensors([key for key, _ in shards], [tensor for _, tensor in shards], config, upsert))
         answers = [_first([next(codes) for _ in pieces.shards]) if pieces else _codes.PARAMETERS for pieces in found]
         return self._put_manifests(answers, [pieces.manifest if pieces else None for pieces in found], config, upsert)
@@ -138,7 +139,7 @@ class ParallelWriteMethods(TensorMethods):
         config: ReplicateConfig | None,
         upsert: bool,
     ) -> list[int]:
-        """Puts the manifests of what was put well. Returns the codes with those of the manifests."""
+        """Puts the manifests of shards that were put. Returns the codes, with the codes of the manifests."""
         put = [at for at, manifest in enumerate(manifests) if manifest and answers[at] == _codes.OK]
         how = self._how(config)
         if not put or how is None:
@@ -153,7 +154,7 @@ class ParallelWriteMethods(TensorMethods):
     def _tensors_at(
         self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
     ) -> list[Tensor | None]:
-        """The encoded tensors in memory; `None` for memory without one."""
+        """Returns the encoded tensors in memory; `None` for memory without a tensor."""
         return [
             self._decoded(key, memory_at(ptr, size)) if is_encoded(ptr, size) else None
             for key, ptr, size in zip(keys, buffer_ptrs, self._sizes_on_host(keys, buffer_ptrs, sizes))
@@ -218,7 +219,7 @@ class ParallelWriteMethods(TensorMethods):
     ) -> int:
         """Puts a whole tensor from memory, with its header as `get_tensor_into` reads it.
 
-        With a "tp" axis all its shards are put, whatever its rank.
+        With a "tp" axis, all its shards are put, whatever the axis's rank.
         """
         tensors = self._tensors_at([key], [buffer_ptr], [size])
         return self._one(self._put_split([key], tensors, [parallelism], [writer_partition], config, False, True))
@@ -264,7 +265,7 @@ class ParallelWriteMethods(TensorMethods):
 
 
 def _listed(requests: object, count: int) -> list[object] | None:
-    """One request for each key; `None` for anything but a list of that length, or nothing."""
+    """Returns one request for each key; `None` if `requests` is neither absent nor a list of that length."""
     if requests is None:
         return [None] * count
     if not isinstance(requests, (list, tuple)) or len(requests) != count:

@@ -1,4 +1,4 @@
-"""Parts of objects, and sessions: objects read or written part by part."""
+"""Parts of objects, and sessions that read or write objects part by part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mooncake import _codes
 from mooncake._base import BAD_CONFIG, LENGTHS_DIFFER, StoreBase
 from mooncake._types import ReplicateConfig, same_length
 
-# What is asked of the native store at once: a fragment's key, address, length, and offset in its object.
+# One fragment for the native store: a key, an address, a length, and an offset in the object.
 _Flat = tuple[list[str], list[int], list[int], list[int]]
 
 
@@ -25,17 +25,17 @@ class RangeMethods(StoreBase):
     ) -> list[list[list[int]]]:
         """Reads fragments of objects into buffers.
 
-        Fragment `k` of key `j` of buffer `i` is `all_sizes[i][j][k]` bytes from `all_src_offsets[i][j][k]`
-        of the object, and goes to `all_dst_offsets[i][j][k]` of the buffer. The result has the same
-        shape: bytes read, or a negative code. If the lists of a key differ in length, its result is
-        `[-600]`; for the lists of a buffer `[[-600]]`. A fragment that goes over the end of the registered range of
-        its buffer is -600.
+        Fragment `k` of key `j` of buffer `i` has `all_sizes[i][j][k]` bytes. It is read from offset
+        `all_src_offsets[i][j][k]` of the object to offset `all_dst_offsets[i][j][k]` of the buffer. The result
+        has the same shape: bytes read, or a negative code. If the lists of a key differ in length, its result
+        is `[-600]`; for the lists of a buffer it is `[[-600]]`. A fragment beyond the end of its buffer's
+        registered range gives -600.
         """
         shapes = (all_keys, all_dst_offsets, all_src_offsets, all_sizes)
         if not same_length(buffer_ptrs, *shapes):
             return [[[code]] for code in self._refused("get_into_ranges", buffer_ptrs, LENGTHS_DIFFER)]
         flat: _Flat = ([], [], [], [])
-        # For each buffer and key, how many fragments it has; -1 where its lists do not match.
+        # For each buffer and key, the number of its fragments; -1 where its lists do not match.
         counts: list[list[int]] = []
         for start, keys, targets, sources, sizes in zip(buffer_ptrs, *shapes):
             if not same_length(keys, targets, sources, sizes):
@@ -48,7 +48,7 @@ class RangeMethods(StoreBase):
                 counts[-1].append(len(to) if alike else -1)
                 if alike:
                     flat[0].extend([key] * len(to))
-                    # A place before the buffer is refused, not read into.
+                    # A place before the start of the buffer is refused.
                     flat[1].extend(
                         start + offset if start > 0 and _fits(offset, length, room) else -1
                         for offset, length in zip(to, size)
@@ -67,7 +67,7 @@ class RangeMethods(StoreBase):
         """Begins a get session for each key. Returns 0, or -704 for an absent key.
 
         The key's lease is renewed until the session ends or the store is closed. A key may be in several
-        sessions, each with its own end.
+        sessions, and each session has its own end.
         """
         return self._all_said("batch_get_session_start", self._native.get_session_start(keys))
 
@@ -78,9 +78,9 @@ class RangeMethods(StoreBase):
         all_sizes: Sequence[Sequence[int]],
         all_src_offsets: Sequence[Sequence[int]],
     ) -> list[int]:
-        """Reads ranges of objects, each into a buffer. Returns the bytes read of each key, or a code.
+        """Reads ranges of objects, each into a buffer. Returns the number of bytes, or a code, for each key.
 
-        A key without a session is leased for the read alone.
+        A key without a session is leased only for the read.
         """
         shapes = (all_buffer_ptrs, all_sizes, all_src_offsets)
         if not same_length(keys, *shapes):
@@ -114,8 +114,8 @@ class RangeMethods(StoreBase):
     ) -> list[int]:
         """Begins a put session for each key. Returns 0, or a code; -714 if the key has one.
 
-        This process keeps the written data, `sizes` bytes for each key, and puts it when the session
-        ends. Before that the key is not visible.
+        This process keeps the written data, `sizes` bytes for each key. It puts the data when the session ends.
+        The key is not visible before.
         """
         how = self._how(config)
         if how is None:
@@ -129,7 +129,8 @@ class RangeMethods(StoreBase):
         all_sizes: Sequence[Sequence[int]],
         all_dst_offsets: Sequence[Sequence[int]],
     ) -> list[int]:
-        """Writes ranges of objects with open put sessions. Returns the bytes written of each key, or a code.
+        """Writes ranges of objects with open put sessions. Returns the number of bytes, or a code, for each
+        key.
 
         -704: the key has no session. -600: a range is outside the object; nothing is written.
         """
@@ -149,5 +150,5 @@ class RangeMethods(StoreBase):
 
 
 def _fits(offset: int, length: int, room: int | None) -> bool:
-    """Whether a fragment is within a buffer, as far as its end is known."""
+    """Whether a fragment is within a buffer, as far as the end of the buffer is known."""
     return offset >= 0 and (room is None or offset + length <= room)

@@ -16,7 +16,8 @@ class ReplicaMethods(StoreBase):
     def batch_replica_clear(self, keys: Sequence[str], segment_name: str = "") -> list[str]:
         """Removes objects that are neither leased nor pinned. Returns the removed keys.
 
-        With a segment: removes the replicas there, and objects that have no other. Returns the keys of both.
+        With a segment, it removes the replicas there, and the objects without another replica. Returns the keys
+        of both.
         """
         keys = list(keys)
         if not segment_name:
@@ -28,10 +29,10 @@ class ReplicaMethods(StoreBase):
             self._said("batch_replica_clear", self._native.drop_replicas(shared, node))
         left = self._with_replica_at(shared, node)
         if left is None:
-            # Nobody says that they are gone.
+            # Without an answer nothing is known to be removed.
             left, shared = {}, []
         cleared = {key for key in shared if key not in left}
-        # A replica that another task dropped meanwhile can leave one that is the last.
+        # Another task may have dropped the other replicas meanwhile, so a replica can be left as the last.
         cleared.update(self._removed([key for key in keys if here.get(key) or left.get(key)]))
         return [key for key in keys if key in cleared]
 

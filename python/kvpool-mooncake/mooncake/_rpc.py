@@ -1,8 +1,8 @@
-"""Sending bytes and tensors to another process, which is called back with them.
+"""Sending bytes and tensors to another process, and calling a function there with them.
 
 A message is a frame: b"KVR1", the lengths of its description (4 bytes) and its data (8 bytes), big-endian, the
-description in JSON, and the data. The receiver answers one byte when its callback has ended: 1 if it returned, 0 if it
-raised an exception. Callers are not authenticated, as in the original.
+description in JSON, and the data. The receiver answers one byte when its callback has ended: 1 if the callback
+returned, 0 if it raised an exception. Callers are not authenticated, as in the original.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DEFAULT_PORT = 8080
 
 @dataclasses.dataclass(frozen=True)
 class ReceivedData:
-    """Bytes that came."""
+    """Received bytes."""
 
     source_address: str
     data: bytes = dataclasses.field(repr=False)
@@ -57,7 +57,7 @@ class ReceivedData:
 
 @dataclasses.dataclass(frozen=True)
 class ReceivedTensor:
-    """A tensor that came: `dtype` such as "float16", `shape`, and the bytes of a contiguous tensor."""
+    """A received tensor: `dtype` such as "float16", `shape`, and the bytes of a contiguous tensor."""
 
     source_address: str
     dtype: str
@@ -83,7 +83,7 @@ class ReceivedTensor:
 
 
 class RpcInterface:
-    """One end: a client that sends, or a server that is called back, or both. Threads may share it."""
+    """One end: a client that sends, a server with callbacks, or both. Threads may share it."""
 
     def __init__(self) -> None:
         self._initialized = False
@@ -101,7 +101,7 @@ class RpcInterface:
     def initialize(
         self, listen_address: str = "", thread_count: int = 0, timeout_seconds: int = 30, pool_size: int = 100
     ) -> bool:
-        """Prepares both ends; True. A connection a target is kept for each of `pool_size` calls at a time.
+        """Prepares both ends. Returns True. Keeps up to `pool_size` idle connections to each target.
 
         `thread_count` has no effect: each connection has a thread.
         """
@@ -112,15 +112,15 @@ class RpcInterface:
         return True
 
     def initialize_client(self, pool_size: int = 100, timeout_seconds: int = 30) -> bool:
-        """`initialize` without an address to listen at."""
+        """As `initialize`, without a listening address."""
         return self.initialize("", 0, timeout_seconds, pool_size)
 
     def initialize_server(self, listen_address: str, thread_count: int = 8, timeout_seconds: int = 30) -> bool:
-        """`initialize` with an address to listen at, "host:port"."""
+        """As `initialize`, with the listening address "host:port"."""
         return self.initialize(listen_address, thread_count, timeout_seconds)
 
     def start_server(self) -> bool:
-        """Serves until another thread calls `stop_server`. Whether it could."""
+        """Serves until another thread calls `stop_server`. Returns whether it could listen."""
         if not self._bind():
             return False
         server = self._server
@@ -129,7 +129,7 @@ class RpcInterface:
         return True
 
     def start_server_async(self) -> bool:
-        """Serves on a thread of its own. Whether it could."""
+        """Serves on a thread of its own. Returns whether it could listen."""
         if not self._bind():
             return False
         server = self._server
@@ -161,19 +161,20 @@ class RpcInterface:
             self._thread = None
 
     def set_data_receive_callback(self, callback: Callable[[dict[str, Any]], object]) -> None:
-        """Calls `callback({"source": "host:port", "data": bytes})` for bytes that come."""
+        """Sets the callback for bytes: `callback({"source": "host:port", "data": bytes})`."""
         self._on_data = callback
 
     def set_tensor_receive_callback(self, callback: Callable[[ReceivedTensor], object]) -> None:
-        """Calls `callback(ReceivedTensor)` for tensors that come."""
+        """Sets the callback for tensors: `callback(ReceivedTensor)`."""
         self._on_tensor = callback
 
     def send_data(self, target_address: str, data: Any) -> int:
-        """Sends bytes, and waits for the receiver's callback. 0, or -1 for a failure, also if the callback raised."""
+        """Sends bytes, and waits for the receiver's callback. Returns 0, or -1 for a failure, also of the
+        callback."""
         return self._send(target_address, {}, memoryview(data).cast("B"))
 
     def send_tensor(self, target_address: str, tensor: Any) -> int:
-        """Sends a torch tensor as `send_data` sends bytes. 0, or -1 for a failure."""
+        """Sends a torch tensor as `send_data` sends bytes. Returns 0, or -1 for a failure."""
         try:
             whole = on_host(tensor)
             length = whole.numel() * whole.element_size()
@@ -185,13 +186,13 @@ class RpcInterface:
         return self._send(target_address, said, memoryview(data))
 
     def send_data_async(self, target_address: str, data: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
-        """`send_data` as a future of `loop`, which raises RuntimeError for a failure."""
+        """`send_data` as a future of `loop`. The future raises RuntimeError for a failure."""
         return self._later(loop, self.send_data, target_address, data)
 
     def send_tensor_async(
         self, target_address: str, tensor: Any, loop: asyncio.AbstractEventLoop
     ) -> asyncio.Future[int]:
-        """`send_tensor` as a future of `loop`, which raises RuntimeError for a failure."""
+        """`send_tensor` as a future of `loop`. The future raises RuntimeError for a failure."""
         return self._later(loop, self.send_tensor, target_address, tensor)
 
     def _later(
@@ -214,7 +215,7 @@ class RpcInterface:
             return -1
         text = json.dumps(said).encode()
         head = _FRAME.pack(_MAGIC, len(text), len(data)) + text
-        # A connection that was kept may have been closed by the server; a new one is tried once.
+        # The server may have closed a kept connection, so a new connection is tried once.
         for kept in (True, False):
             connection = None
             try:
@@ -232,7 +233,7 @@ class RpcInterface:
                 _log.error("%s: the receiver's callback raised an exception; the receiver's log has it", target)
                 return -1
             except TimeoutError as error:
-                # The receiver may be at the message. Another one would call it back twice.
+                # The receiver may be handling the message. A second message would call it back twice.
                 if connection is not None:
                     connection.close()
                 _log.error("%s: %s", target, error)
@@ -282,7 +283,7 @@ class RpcInterface:
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
-    # The default of 5 resets connections of a client that sends from many threads.
+    # A backlog of 5, the default, resets connections of a client that sends from many threads.
     request_queue_size = 1024
 
     def __init__(self, address: tuple[str, int], owner: RpcInterface) -> None:
@@ -317,14 +318,15 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 def create_rpc_client(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
-    """An initialized client. The rank has no effect."""
+    """Returns an initialized client. The rank has no effect."""
     client = RpcInterface()
     client.initialize("", 0, 30, 10)
     return client
 
 
 def create_rpc_server(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
-    """A server, initialized for port 8080 of all interfaces and not started. The rank has no effect."""
+    """Returns a server, initialized for port 8080 of all interfaces, and not started. The rank has no
+    effect."""
     server = RpcInterface()
     server.initialize(f"0.0.0.0:{_DEFAULT_PORT}", 0, 30, 10)
     return server

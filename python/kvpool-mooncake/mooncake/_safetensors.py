@@ -1,4 +1,4 @@
-"""Tensors from and to files of the format safetensors, by the package safetensors."""
+"""Tensors from and to safetensors files, through the package safetensors."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class SafetensorMethods(TensorMethods):
     def load_tensor_from_safetensor(self, key: str | None = None, file_name: str = "") -> Tensor | None:
         """Puts a tensor of a file and returns it; `None` for an error.
 
-        The tensor is that of the name `key`, else the first of the file. It is put under `key`, or without a key
-        under the file's name.
+        It takes the tensor with the name `key`, or without a key the first tensor of the file. It puts the
+        tensor under `key`, or without a key under the file's name.
         """
         if not self._native.is_set_up():
             self._refuse("load_tensor_from_safetensor", NOT_SET_UP)

@@ -96,12 +96,12 @@ class SegmentMethods(StoreBase):
         try:
             return self._said("unmount_segment", self._native.remove_segment(name))
         except UnicodeEncodeError:
-            # No segment has a name that UTF-8 cannot write.
+            # UTF-8 cannot encode this name, so no segment has it.
             log.warning("unmount_segment: %r is not UTF-8 and names no segment", name)
             return _codes.NO_SEGMENT
 
     def unmount_and_free_segment(self, segment_ids: Sequence[str], grace_period_seconds: int = 0) -> int:
-        """The same as `unmount_segment`: a segment's memory is freed as it leaves the pool."""
+        """As `unmount_segment`: a segment's memory is freed when it leaves the pool."""
         return self.unmount_segment(segment_ids, grace_period_seconds)
 
     def mount_segment(
@@ -116,8 +116,8 @@ class SegmentMethods(StoreBase):
     def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
         """Takes the segment of `setup` and its SSD out of the pool. Returns 0; -101 for a store without an SSD.
 
-        Blocks in memory are copied to the SSD first, for at most 30 seconds. A later store of this host takes
-        the SSD again. Then the call waits for `grace_period_seconds`.
+        Blocks in memory are copied to the SSD first, for at most 30 seconds. A later store of this host uses
+        the SSD again. After that the call waits for `grace_period_seconds`.
         """
         if not isinstance(grace_period_seconds, int):
             raise TypeError(f"grace_period_seconds must be an int, not {type(grace_period_seconds).__name__}")
@@ -137,5 +137,5 @@ class SegmentMethods(StoreBase):
         raise NotImplementedError
 
     def get_offload_rpc_read_count(self) -> int:
-        """Always 0: blocks on SSD come back to memory and are read there, by no RPC of their own."""
+        """Always 0: no RPC reads blocks on SSD, because they are loaded to memory first."""
         return 0

@@ -1,4 +1,4 @@
-"""The settings of `setup`, in every form that callers use, and their meaning in kvpool."""
+"""The settings of `setup`, in all forms of its callers, and their meaning in kvpool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final
 
 DEFAULT_MASTER_PORT: Final = 50051
 DEFAULT_ETCD_PORT: Final = 2379
-# The name under which kvmasters announce themselves in etcd unless they are told another.
+# The default name of a kvmaster's pool in etcd.
 DEFAULT_CLUSTER: Final = "default"
 PAGE: Final = 4096
 
@@ -28,8 +28,8 @@ class BadSetting(ValueError):
     """An invalid setting. The text names the setting and the reason."""
 
 
-# What an invalid setting raises. Python raises others for a host name that IDNA cannot express, for text that is no
-# UTF-8, and for a number with too many digits.
+# The exceptions for an invalid setting. Python itself raises some of them: for a host name that IDNA cannot
+# express, for text that is not UTF-8, and for a number with too many digits.
 NO_SETTING: Final = (ValueError, OverflowError)
 
 
@@ -52,7 +52,7 @@ class Settings:
     """The settings of a store."""
 
     host: str = "localhost"
-    # 0: any that is free.
+    # 0: any free port.
     port: int = 0
     metadata_server: str = "P2PHANDSHAKE"
     segment_size: int = 16 << 20
@@ -61,16 +61,18 @@ class Settings:
     devices: tuple[str, ...] = ()
     masters: tuple[str, ...] = (f"http://127.0.0.1:{DEFAULT_MASTER_PORT}",)
     tenant: str = "default"
-    # Whether blocks that leave the segment are kept on SSD, and the directory; empty: from the environment.
+    # Whether blocks that leave the segment are kept on SSD, and the directory. An empty directory comes from
+    # the environment.
     offload: bool = False
     offload_path: str = ""
     patience: Patience = Patience()
-    # Settings that were given and mean nothing here.
+    # Settings of the caller that have no effect here.
     ignored: tuple[str, ...] = ()
 
 
 def parse_size(value: object, what: str) -> int:
-    """A number of bytes from an int, or from text such as "16MB", "4 GB" or "1.5GiB" (all of 1024)."""
+    """Reads a number of bytes from an int, or from text such as "16MB", "4 GB" or "1.5GiB". Units are powers of
+    1024."""
     if isinstance(value, bool):
         raise BadSetting(f"{what}: {value!r} is no size")
     if isinstance(value, int):
@@ -87,7 +89,7 @@ def parse_size(value: object, what: str) -> int:
 
 
 def parse_host(value: object) -> tuple[str, int]:
-    """A host and its port, 0 without one."""
+    """Reads a host and its port, 0 without a port."""
     if not isinstance(value, str) or not value.strip():
         raise BadSetting(f"local_hostname: {value!r} is no host name")
     text = value.strip()
@@ -95,7 +97,7 @@ def parse_host(value: object) -> tuple[str, int]:
     if text.startswith("[") and text.endswith("]"):
         return text[1:-1], 0
     if not colon or (":" in host and not host.endswith("]")):
-        # No port, or an address of IP version 6 without one.
+        # There is no port, or this is an IPv6 address without a port.
         return text, 0
     if not port.isdecimal() or int(port) > 65535:
         raise BadSetting(f"local_hostname: {port!r} is no port")
@@ -144,7 +146,7 @@ def _with_port(host: str, port: int) -> str:
 
 
 def parse_devices(value: object) -> tuple[str, ...]:
-    """RDMA devices from a list separated by commas; none for empty text."""
+    """Reads RDMA devices from a list separated by commas; none for empty text."""
     if value is None:
         return ()
     if not isinstance(value, str):
@@ -185,7 +187,7 @@ def _patience(given: Mapping[str, object]) -> Patience:
     return Patience(**found)
 
 
-# Each setting, under the names that callers know it by.
+# The names of each setting that callers use.
 _NAMES: Final = {
     "local_hostname": ("local_hostname",),
     "metadata_server": ("metadata_server",),
@@ -202,9 +204,9 @@ _PATIENCE: Final = frozenset(field.name for field in dataclasses.fields(Patience
 
 
 def read_settings(given: Mapping[str, object]) -> Settings:
-    """Settings from names and values, as in the dict form of `setup`.
+    """Reads settings from names and values, as in the dict form of `setup`.
 
-    Raises `BadSetting` for an invalid value. An unknown name is noted.
+    Raises `BadSetting` for an invalid value. Notes unknown names.
     """
     settings = Settings()
     values = {
@@ -233,7 +235,7 @@ def read_settings(given: Mapping[str, object]) -> Settings:
         segment_size=parse_size(segment_size, "global_segment_size"),
         buffer_size=parse_size(buffer_size, "local_buffer_size"),
         protocol=protocol,
-        # Callers leave a device's name in their settings when they change to another protocol.
+        # Callers often keep a device's name in their settings when they change to another protocol.
         devices=devices if protocol == "rdma" else (),
         masters=parse_masters(values["master_server_addr"])
         if "master_server_addr" in values
@@ -248,7 +250,7 @@ def read_settings(given: Mapping[str, object]) -> Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A store's name, and the address on which its segment would listen."""
+    """A store's name, and the listening address of its segment."""
 
     host: str
     port: int
@@ -262,10 +264,10 @@ class Place:
 
 
 def find_place(host: str, port: int) -> Place:
-    """A free port on `host`, `port` itself if it is free.
+    """Finds a free port on `host`: `port` itself if it is free.
 
-    If the host name is not an address of this machine (for example behind NAT), others are told this
-    name, and the store listens on all interfaces.
+    If the host name is not an address of this machine (for example behind NAT), the store listens on all
+    interfaces. It then advertises the host name.
     """
     bare = host.strip("[]")
     for address, wanted in ((bare, port), (bare, 0), ("", port), ("", 0)):
@@ -286,13 +288,13 @@ def _try_place(host: str, address: str, port: int) -> Place:
     listen = f"[{ip}]:{found}" if ":" in ip else f"{ip}:{found}"
     told = f"[{host}]:{found}" if ":" in host else f"{host}:{found}"
     if _is_loopback(host):
-        # Whoever says so is taken at their word, also by a node whose master is elsewhere.
+        # A loopback name is advertised as it is, even if the master is on another host.
         return Place(host, found, listen, listen)
     return Place(host, found, listen, "" if ip == host or _is_loopback(ip) else told)
 
 
 def is_for_this_host_alone(place: Place, masters: Sequence[str]) -> bool:
-    """Whether a segment there is unreachable from other hosts while a master is on another host."""
+    """Whether other hosts cannot reach a segment there although a master is on another host."""
     hosts = [re.split("[,/]", url.partition("://")[2])[0].rpartition(":")[0] for url in masters]
     return _is_loopback(place.host) and not all(map(_is_loopback, hosts))
 
@@ -304,7 +306,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def node_name(hostname: str) -> str:
-    """The store node's name for a segment: its `host:port`, shortened, with other characters replaced by `-`."""
+    """Returns the store node's name for a segment: its `host:port`, shortened, with other characters replaced
+    by `-`."""
     name = _NOT_IN_A_NAME.sub("-", hostname).lstrip(".")
     if len(name) <= _LONGEST_NAME:
         return name

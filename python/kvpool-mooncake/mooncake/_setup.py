@@ -22,9 +22,9 @@ from mooncake._settings import (
     read_settings,
 )
 
-# What `health_check` returns when the master does not answer.
+# The result of `health_check` when the master does not answer.
 _NO_ANSWER = 2
-# The parameters of `setup` that the positional and keyword forms must give.
+# The parameters of `setup` that its positional and keyword forms require.
 _REQUIRED = (
     "local_hostname",
     "metadata_server",
@@ -43,7 +43,7 @@ class SetupMethods(SegmentMethods):
         super().__init__()
         self._place: Place | None = None
         self._mem_pool = MooncakeHostMemAllocator()
-        # What may yet be taken from the memory pool; `None`: no limit was set.
+        # The bytes that the memory pool may still give; `None` without a limit.
         self._mem_pool_left: int | None = None
 
     def setup(
@@ -68,20 +68,20 @@ class SetupMethods(SegmentMethods):
     ) -> int:
         """Connects to the pool, and contributes a segment of `global_segment_size` bytes to it.
 
-        Pass one dict with these names as keys, all optional, or the first seven parameters and any of
-        the others. `master_server_address` and `device_name` are aliases of `master_server_addr` and
+        Pass one dict with these names as keys, all optional. Or pass the first seven parameters and any of the
+        others. `master_server_address` and `device_name` are aliases of `master_server_addr` and
         `rdma_devices`. Sizes are numbers of bytes or text ("16MB", "4 GB"; units are powers of 1024).
         The master's address is `host:port`, `http://host:port`, `https://host:port`, or `etcd://host;host[/cluster]`.
         `tenant_id` is the namespace of all keys.
 
         `enable_ssd_offload` keeps blocks that leave the segment in a file of the directory `ssd_offload_path`
         (default: MOONCAKE_OFFLOAD_FILE_STORAGE_PATH, or /data/file_storage). Each store takes a file of its
-        own, and a later one takes it again. MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES is the size of the file.
-        Without it, a new file takes a tenth of the free room of the filesystem.
+        own, and a later store takes it again. MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES is the size of the file.
+        By default, a new file takes a tenth of the free room of the filesystem.
 
-        Accepted without effect: `metadata_server`, `local_buffer_size`, `engine`,
-        `enable_client_http_server`, `client_http_port`. `protocol` only enables `rdma_devices`: a store takes
-        shared memory, RDMA or TCP, the first that reaches a node.
+        Accepted without effect: `metadata_server`, `local_buffer_size`, `engine`, `enable_client_http_server`,
+        `client_http_port`. `protocol` only enables `rdma_devices`: a store uses the first of shared memory,
+        RDMA and TCP that reaches a node.
 
         Returns 0, or a code; the log has the reason. The code -600 means a bad value, a directory that cannot
         be used, or a store that is already set up. The codes -900 and -901 mean that no master answered
@@ -149,7 +149,7 @@ class SetupMethods(SegmentMethods):
     @staticmethod
     def _medium(settings: Settings) -> Sequence[str]:
         if settings.offload and not settings.segment_size:
-            # Programs leave the setting in place where another process contributes the memory.
+            # Programs often keep this setting although another process contributes the memory.
             log.warning(
                 "setup: enable_ssd_offload has no effect without a segment (global_segment_size is 0): the "
                 "stores and mooncake_clients that contribute memory keep its blocks on their own SSDs"
@@ -168,7 +168,7 @@ class SetupMethods(SegmentMethods):
         )
         if settings.protocol == "rdma":
             here = rdma_devices_here()
-            # A name may say a port too: `mlx5_0:1`.
+            # A name may have a port too: `mlx5_0:1`.
             if not any(device.partition(":")[0] in here for device in settings.devices or here):
                 wanted = ", ".join(settings.devices) or "any RDMA device"
                 log.warning("setup: %s is not on this host; shared memory and TCP are used", wanted)
@@ -193,8 +193,8 @@ class SetupMethods(SegmentMethods):
     def setup_dummy(self, mem_pool_size: int | str, local_buffer_size: int | str, server_address: str) -> int:
         """Connects to the pool that a `mooncake_client` of this host belongs to.
 
-        `server_address` is that client's `host:port`. If no client has announced this address, it is used
-        as a master's address. `alloc_from_mem_pool` allocates at most `mem_pool_size` bytes in all.
+        `server_address` is that client's `host:port`. If no client has announced this address, it counts as a
+        master's address. `alloc_from_mem_pool` allocates at most `mem_pool_size` bytes in all.
         """
         if not isinstance(server_address, str):
             raise TypeError(f"server_address must be a str, not {type(server_address).__name__}")
@@ -226,10 +226,10 @@ class SetupMethods(SegmentMethods):
     def close(self) -> int:
         """Removes the segment and its objects from the pool and closes the connection. Returns 0.
 
-        Calls of other threads continue to their end. `close` waits at most 10 s for calls that use
-        registered memory. It returns -800 if one still does: the log names that memory, which must not be
-        freed. With an SSD it first copies the segment's blocks there, for at most 30 s, so that a
-        later store has them. The store can be set up again.
+        Calls of other threads continue to their end. `close` waits at most 10 s for calls that use registered
+        memory. It returns -800 if a call still uses some: the log names that memory, which must not be freed.
+        With an SSD, `close` first copies the segment's blocks there, for at most 30 s, so that a later store
+        has them. The store can be set up again.
         """
         code, used = self._native.close()
         self._registered.clear()
@@ -244,7 +244,8 @@ class SetupMethods(SegmentMethods):
         return code
 
     def health_check(self) -> int:
-        """0 when the master answers, 1 when the store is not set up, 2 when the master does not answer."""
+        """Returns 0 when the master answers, 1 when the store is not set up, 2 when the master does not
+        answer."""
         state = self._native.health()
         if state == _NO_ANSWER:
             self._log_code("health_check", state, 1, 1, self._native.last_error())
@@ -268,14 +269,14 @@ class SetupMethods(SegmentMethods):
         return code
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
-        """Ends a registration when no transfer uses the memory. Returns 0, or -600 for an unknown address."""
+        """Ends a registration once no transfer uses the memory. Returns 0, or -600 for an unknown address."""
         code = self._said("unregister_buffer", self._native.unregister(buffer_ptr))
         if code == _codes.OK:
             self._registered.pop(buffer_ptr, None)
         return code
 
     def alloc_from_mem_pool(self, size: int) -> int:
-        """The address of `size` new registered bytes, valid until the store is closed; 0 on failure."""
+        """Returns the address of `size` new registered bytes, valid until the store is closed; 0 on failure."""
         if not isinstance(size, int):
             raise TypeError(f"size must be an int, not {type(size).__name__}")
         if not self._native.is_set_up():

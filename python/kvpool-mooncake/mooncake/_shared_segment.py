@@ -1,4 +1,4 @@
-"""Memory that the ranks of one host share: one rank makes it, and all map it."""
+"""Memory that the ranks of one host share: one rank makes the memory, and all ranks map it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SharedSegment:
 
     @staticmethod
     def supported(mmap: bool = True, host_register: bool = False) -> bool:
-        """Whether memory can be shared so: on the host, and not registered with a GPU."""
+        """Whether memory of this kind can be shared: host memory without a GPU registration."""
         return mmap and not host_register
 
     @staticmethod
@@ -31,9 +31,10 @@ class SharedSegment:
         mmap: bool = True,
         host_register: bool = False,
     ) -> tuple[SharedSegment, bytes]:
-        """Begins a segment of `size` bytes. Returns it, not mapped yet, and this rank's blob for all ranks.
+        """Begins a segment of `size` bytes. Returns the segment, not mapped yet, and this rank's blob for all
+        ranks.
 
-        Raises RuntimeError for GPU memory, and for a size or a rank that cannot be. `device_id` has no effect.
+        Raises RuntimeError for GPU memory, and for an invalid size or rank. `device_id` has no effect.
         """
         if not SharedSegment.supported(mmap, host_register):
             raise RuntimeError(f"{name}: kvpool shares host memory only (mmap=True, host_register=False)")
@@ -59,9 +60,10 @@ class SharedSegment:
     _first: ctypes.c_char | None
 
     def complete(self, blobs: Sequence[str | bytes]) -> None:
-        """Maps the segment with the blobs of all ranks, by rank. Keep the owner's until all ranks are complete.
+        """Maps the segment. `blobs`: the blobs of all ranks, in order. The owner must live until all ranks are
+        complete.
 
-        Raises RuntimeError for other blobs, or if the owner's memory cannot be opened.
+        Raises RuntimeError for invalid blobs, or if the owner's memory cannot be opened.
         """
         try:
             said = [json.loads(blob) for blob in blobs]
@@ -84,7 +86,7 @@ class SharedSegment:
         return self._memory is not None
 
     def base_addr(self) -> int:
-        """The address in this process; 0 before `complete`."""
+        """The address of the segment in this process; 0 before `complete`."""
         return ctypes.addressof(self._first) if self._first is not None else 0
 
     def device_addr(self) -> int:

@@ -55,24 +55,25 @@ _NO_TASK: TaskId = (0, 0)
 
 
 class TaskMethods(StoreBase):
-    """The task methods of a store. The leader of the pool does the work, and keeps the tasks in memory."""
+    """The task methods of a store. The pool's leader performs the tasks, and keeps them in memory."""
 
     def create_copy_task(self, key: str, targets: Sequence[str]) -> tuple[TaskId, int]:
-        """Begins to copy an object to each target segment. Returns the task's id, and 0 or a code.
+        """Begins to copy an object to each target segment. Returns the task's id, and 0 or an error code.
 
         -600: no target, or an unknown segment; -704: the object is absent.
         """
         return self._begin_task("create_copy_task", key, None, targets)
 
     def create_move_task(self, key: str, source: str, target: str) -> tuple[TaskId, int]:
-        """Begins to move an object's replica to another segment. Returns the task's id, and 0 or a code.
+        """Begins to move an object's replica to another segment. Returns the task's id, and 0 or an error code.
 
-        -600: an unknown segment, the same segment twice, or no replica at the source; -704: the object is absent.
+        -600: an unknown segment, equal segments, or no replica at the source; -704: the object is absent.
         """
         return self._begin_task("create_move_task", key, node_name(source), [target])
 
     def query_task(self, task_id: TaskId) -> tuple[QueryTaskResponse | None, int]:
-        """The state of a task, and 0; `(None, -1400)` for a task that the pool's leader does not know."""
+        """Returns the state of a task and 0, or `(None, -1400)` for a task that the pool's leader does not
+        know."""
         high, number = divmod(task_id.int, 1 << 64) if isinstance(task_id, uuid.UUID) else task_id
         if high or not 0 < number < 1 << 64:
             return None, _codes.NO_TASK

@@ -2,8 +2,8 @@
 
     b"KVT1" | length of the description, 4 bytes little-endian | description, JSON | padding to 64 | data
 
-The description has `dtype` ("float16"), `shape`, and nothing else. The data are those of a contiguous tensor.
-torch is imported at first use.
+The description has only `dtype` ("float16") and `shape`. The data are the bytes of a contiguous tensor. torch
+is imported at first use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
-# Any: torch is no dependency, also not of the checks.
+# Any: torch is no dependency, not even of the type checks.
 Tensor = Any
 
 _MAGIC: Final = b"KVT1"
@@ -24,14 +24,14 @@ _LONGEST_DESCRIPTION: Final = 1 << 16
 
 
 def encode_header(dtype: str, shape: Sequence[int]) -> bytes:
-    """The bytes before a tensor's data."""
+    """Returns the header of a tensor: the bytes before its data."""
     text = json.dumps({"dtype": dtype, "shape": list(shape)}).encode()
     head = _MAGIC + struct.pack("<I", len(text)) + text
     return head + b"\0" * (-len(head) % _ALIGN)
 
 
 def decode_header(data: memoryview) -> tuple[str, list[int], int]:
-    """The dtype, the shape, and the offset of the data. Raises ValueError for any other header."""
+    """Returns the dtype, the shape, and the offset of the data. Raises ValueError for an invalid header."""
     if len(data) < 8 or bytes(data[:4]) != _MAGIC:
         raise ValueError("the object is no tensor")
     (length,) = struct.unpack("<I", data[4:8])
@@ -50,7 +50,7 @@ def torch_module() -> Any:
 
 
 def decode(data: memoryview) -> Tensor:
-    """The tensor in an object's bytes; it shares their memory."""
+    """Returns the tensor in an object's bytes. The tensor shares their memory."""
     torch = torch_module()
     dtype_name, shape, start = decode_header(data)
     dtype = getattr(torch, dtype_name, None)
@@ -67,7 +67,7 @@ def decode(data: memoryview) -> Tensor:
 
 
 def dtype_of(name: str) -> Any:
-    """torch's dtype of a header. Raises ValueError for an unknown one."""
+    """Returns torch's dtype for a header's name. Raises ValueError for an unknown name."""
     torch = torch_module()
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
@@ -81,7 +81,8 @@ def header_of(tensor: Tensor) -> bytes:
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """The tensor's values in one piece of host memory; a copy, unless they lie so already.
+    """Returns the tensor's values as one contiguous tensor in host memory. Copies unless the tensor already is
+    one.
 
     torch conjugates and negates lazily: the memory of such a tensor has other values than the tensor.
     """
@@ -89,12 +90,12 @@ def on_host(tensor: Tensor) -> Tensor:
 
 
 def is_lazy(tensor: Tensor) -> bool:
-    """Whether the tensor's values are not those in its memory, but their conjugates or negatives."""
+    """Whether the tensor's memory holds the conjugates or negatives of its values."""
     return bool(tensor.is_conj() or tensor.is_neg())
 
 
 def memory_at(ptr: int, size: int) -> memoryview:
-    """Memory of this process by its address."""
+    """Returns memory of this process by its address."""
     return memoryview((ctypes.c_ubyte * size).from_address(ptr)).cast("B")
 
 

@@ -56,10 +56,11 @@ class TensorMethods(StoreBase):
     def _sizes_on_host(
         self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int], *, write: bool = False
     ) -> list[int]:
-        """The sizes of memory; -1, which is refused, for memory where a tensor's header cannot be read or written.
+        """Returns the sizes of memory. The size is -1, which is refused, where Python cannot read or write a
+        tensor's header.
 
-        Such is memory of a GPU, and with `write` also memory that is read-only. One native call looks all of it up:
-        before Linux 6.11 a look reads all maps of the process.
+        This concerns memory of a GPU and, with `write`, read-only memory. One native call checks all of the
+        memory: before Linux 6.11 a check reads all maps of the process.
         """
         found, wrong = [], []
         are_of_host = self._native.are_of_host(list(buffer_ptrs), list(sizes), write)
@@ -130,17 +131,17 @@ class TensorMethods(StoreBase):
         return self._put_tensors(keys, tensors_list, config, True)
 
     def get_tensor(self, key: str) -> Tensor | None:
-        """The tensor of a key, in new memory; `None` for a miss or an error."""
+        """Returns the tensor of a key, in new memory; `None` for a miss or an error."""
         return self._get_tensors([key])[0]
 
     def batch_get_tensor(self, keys: Sequence[str]) -> list[Tensor | None]:
-        """The tensors of keys; `None` for a miss or an error."""
+        """Returns the tensors of keys, in new memory; `None` for a miss or an error."""
         return self._get_tensors(keys)
 
     def get_tensor_into(self, key: str, buffer_ptr: int, size: int) -> Tensor | None:
-        """Reads a tensor with its header into memory of the host. Returns the tensor in that memory.
+        """Reads a tensor with its header into host memory. Returns the tensor in that memory.
 
-        `None` for a miss or an error. Memory of a GPU is an error: `get_tensor_into_cuda` reads into it.
+        `None` for a miss or an error. GPU memory is an error: use `get_tensor_into_cuda` for it.
         """
         return self._get_tensors_into([key], [buffer_ptr], [size])[0]
 
@@ -154,7 +155,7 @@ class TensorMethods(StoreBase):
         return self._get_tensors_into(base_keys, buffer_ptrs, sizes)
 
     def put_tensor_from(self, key: str, buffer_ptr: int, size: int) -> int:
-        """Puts a tensor from memory of the host, with its header as `get_tensor_into` reads it.
+        """Puts a tensor from host memory. The memory has the header that `get_tensor_into` writes.
 
         `size` includes the header.
         """

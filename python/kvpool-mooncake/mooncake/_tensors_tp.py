@@ -1,4 +1,4 @@
-"""PyTorch tensors that are split for the ranks of one tensor-parallel group: the older interface."""
+"""PyTorch tensors that are split for the ranks of one tensor-parallel group: the older methods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class TensorTpMethods(ParallelWriteMethods):
         tp_size: int,
         split_dim: int,
     ) -> list[int]:
-        """Puts each tensor as `tp_size` shards. Returns one code for each tensor, the first that is not 0."""
+        """Puts each tensor as `tp_size` shards. Returns for each tensor the first code that is not 0, else
+        0."""
         torch = torch_module()
         if tp_size == 1:
             return self._put_tensors(keys, tensors, config, upsert)
@@ -119,7 +120,7 @@ class TensorTpMethods(ParallelWriteMethods):
     def get_tensor_with_tp(
         self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
     ) -> Tensor | None:
-        """The shard of a rank, as `put_tensor_with_tp` put it; `None` for a miss or an error."""
+        """Returns the shard of a rank, as `put_tensor_with_tp` put it; `None` for a miss or an error."""
         return self._get_tensors([shard_key(key, tp_rank, tp_size)])[0]
 
     def batch_get_tensor_with_tp(

@@ -6,8 +6,8 @@ import dataclasses
 import enum
 from collections.abc import Callable, Sequence
 
-# How the native store is told how to put: replicas, preferred node, this host first, soft pin in
-# milliseconds, hard pin.
+# The native store's form of put options: replicas, preferred nodes, this host first, soft pin in milliseconds,
+# hard pin.
 How = tuple[int, list[str], bool, int | None, bool]
 
 _SOFT_PIN_MS = 30 * 60 * 1000
@@ -29,7 +29,7 @@ class ObjectDataType(enum.IntEnum):
 
 
 class SoftPinAction(enum.IntEnum):
-    """What a put does with the soft pin of its object."""
+    """The effect of a put on the soft pin of its object."""
 
     PRESERVE = 0
     ENABLE = 1
@@ -38,12 +38,12 @@ class SoftPinAction(enum.IntEnum):
 
 @dataclasses.dataclass
 class ReplicateConfig:
-    """How an object is placed and protected.
+    """The placement and the protection of an object.
 
     - `replica_num`: number of replicas, each on another node.
-    - `preferred_segment`, `preferred_segments`: the nodes to try first, in this order, each by its name or by
-      a store's `get_hostname`.
-    - `prefer_alloc_in_same_node`: prefer nodes of this host.
+    - `preferred_segment`, `preferred_segments`: the nodes to try first, in this order. Give each by its name or
+      by a store's `get_hostname`.
+    - `prefer_alloc_in_same_node`: try nodes of this host first.
     - `with_hard_pin`: never evict the object.
     - `soft_pin_action` of `ENABLE`, or `with_soft_pin` of older releases: evict the object after others, for
       `soft_pin_ttl_ms` milliseconds (default: half an hour). An upsert without either ends a soft pin.
@@ -67,7 +67,7 @@ class ReplicateConfig:
 
 
 def how_to_put(config: ReplicateConfig | None, node_name: Callable[[str], str]) -> How | None:
-    """The options of a configuration; `None` for an invalid one."""
+    """Returns the native options of a configuration; `None` for an invalid one."""
     if config is None:
         return (1, [], False, None, False)
     if not isinstance(config, ReplicateConfig):

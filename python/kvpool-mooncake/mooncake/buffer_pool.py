@@ -1,4 +1,4 @@
-"""Reuse of registered memory: the pool of `mooncake.store`, where programs of the original import it."""
+"""Reuse of registered memory: the pool of `mooncake.store` under the original's module name."""
 
 from mooncake._buffer_pool import BufferPool
 

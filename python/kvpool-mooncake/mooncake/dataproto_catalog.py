@@ -1,7 +1,7 @@
-"""A catalog of tables: which keys have which fields, in which table; and puts, reads and removals that keep it true.
+"""A catalog of tables: which keys have which fields, in which table. Puts, reads and removals keep it correct.
 
-`DataProtoCatalog` is the state, in one process. `DataProtoCatalogTransfer` moves the bytes, in every process, and
-reaches the catalog by a call that its maker provides: a method call, an actor, or RPC.
+`DataProtoCatalog` is the state, in one process. `DataProtoCatalogTransfer` moves the bytes, in every process.
+It reaches the catalog by a call that its creator provides: a method call, an actor, or RPC.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ __all__ = ["DataProtoCatalog", "DataProtoCatalogTransfer", "logger"]
 
 logger = logging.getLogger(__name__)
 
-# The catalog has nothing of a publication that it refuses so.
+# With these errors the catalog has refused a publication completely.
 _REFUSALS = (ValueError, TypeError, CatalogDrained)
-# The attribute of an output that keeps the results which it was made of.
+# The attribute of an output that keeps the results from which it was made.
 _RESULTS = "_catalog_results"
 
 
 class DataProtoCatalogTransfer:
     """Puts tables under keys, and removes tables that the catalog retires.
 
-    `catalog_call(method, *args, **kwargs)` calls a method of the catalog. A publication whose call fails is repeated
-    once, under the same id. If that fails too, the error is raised, and the publication is repeated before the next
-    one: nobody knows whether the catalog has it, so its bytes stay.
+    `catalog_call(method, *args, **kwargs)` calls a method of the catalog. A publication whose call fails is
+    repeated once, under the same id. If the repetition fails too, its error is raised. The outcome is then
+    unknown, so the bytes stay. The publication is repeated before the next one.
     """
 
     def __init__(self, transfer: Any, catalog_call: Callable[..., Any]) -> None:
@@ -51,7 +51,7 @@ class DataProtoCatalogTransfer:
     ) -> dict[str, Any]:
         """Puts a table whose row `i` is key `i`, and publishes it. Returns the catalog's answer.
 
-        Raises ValueError if the keys are not as many as the rows; nothing is put then.
+        Raises ValueError if the numbers of different keys and rows differ. Nothing is put then.
         """
         self._settle()
         rows = sections(data, put_kwargs.get("type", "dataproto")).rows
@@ -73,7 +73,7 @@ class DataProtoCatalogTransfer:
     ) -> dict[str, Any]:
         """Adds columns to a published table, as `resolve` named it.
 
-        Raises ValueError if the table has changed since; the new columns are removed then.
+        Raises ValueError if the table has changed since `resolve`. The new columns are removed then.
         """
         self._settle()
         ref = self.transfer.append_dataproto_fields(handle, data, stage=stage, **append_kwargs)
@@ -112,7 +112,7 @@ class DataProtoCatalogTransfer:
         return {**answer, "retired_handles": self._remove_retired(answer)}
 
     def _withdraw(self, operation: str) -> None:
-        """Removes what was put for a publication that the catalog refused."""
+        """Removes the bytes of a publication that the catalog refused."""
         _, _, kwargs = self._open.pop(operation)
         if "previous_handle" in kwargs:
             self.transfer.cleanup_dataproto_append(kwargs["previous_handle"], kwargs["handle"])
@@ -132,7 +132,7 @@ class DataProtoCatalogTransfer:
             raise RuntimeError(f"{len(self._open)} publications are not in the catalog yet: see the log")
 
     def _remove_retired(self, answer: Mapping[str, Any]) -> list[Any]:
-        """Removes retired tables. Those that stay are named again by the catalog's next answer."""
+        """Removes retired tables. The catalog's next answer names the tables that stay again."""
         gone, left = [], []
         for handle in answer.get("retired_handles", ()):
             try:
@@ -146,27 +146,28 @@ class DataProtoCatalogTransfer:
         return left
 
     def resolve(self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None) -> dict[str, Any]:
-        """Where fields of keys are. The tables stay until `release_read` of the answer's `read_token`."""
+        """Returns the locations of fields of keys. The tables stay until `release_read` of the answer's
+        `read_token`."""
         answer: dict[str, Any] = self._call("resolve", partition, keys, fields, pin=True)
         return answer
 
     def release_read(self, token: int) -> None:
-        """Ends a read of `resolve`, and removes tables that waited for it."""
+        """Ends a read of `resolve`, and removes the tables that waited for its end."""
         self._remove_retired(self._call("release_read", token))
 
     def attach_results(self, output: Any, results: Sequence[Any]) -> None:
-        """Keeps results with the output that was made of them, until `release_result` of it."""
+        """Keeps results with the output that was made from them, until `release_result` of the output."""
         setattr(output, _RESULTS, [*getattr(output, _RESULTS, ()), *results])
 
     def release_result(self, output: Any) -> None:
-        """Releases the results of an output. An output without any is no error."""
+        """Releases the results of an output. Does nothing for an output without results."""
         results = getattr(output, _RESULTS, None)
         if results:
             setattr(output, _RESULTS, [])
             self.discard_results(results)
 
     def discard_results(self, results: Sequence[Any], *, strict: bool = False) -> None:
-        """Releases results. One that cannot be is tried again later; with `strict` that is a RuntimeError."""
+        """Releases results. A failed release is tried again later; with `strict` it raises RuntimeError."""
         failed = []
         for result in [*self._unreleased, *results]:
             try:
@@ -179,20 +180,20 @@ class DataProtoCatalogTransfer:
             raise RuntimeError(f"{len(failed)} results are not released: see the log")
 
     def list(self, partition: str | None = None) -> dict[str, dict[str, Any]]:
-        """The tags of all keys, by partition."""
+        """Returns the tags of all keys, by partition."""
         answer: dict[str, dict[str, Any]] = self._call("list", partition)
         return answer
 
     def remove(self, partition: str, keys: Sequence[str]) -> None:
-        """Removes keys, and tables that no key and no read uses any more."""
+        """Removes keys, and the tables that no key and no read uses any more."""
         self._remove_retired(self._call("remove", partition, keys))
 
     def drain(self) -> None:
-        """Removes everything that was published. Raises RuntimeError while a read is pinned."""
+        """Removes all published tables. Raises RuntimeError while a read is pinned."""
         self._settle()
         self._remove_retired(self._call("drain"))
 
     def close(self) -> None:
-        """Ends what is open: publications of unknown outcome, and results that were not released."""
+        """Ends open work: publications of unknown outcome, and results that were not released."""
         self._settle()
         self.discard_results([], strict=True)

@@ -1,8 +1,8 @@
 """`mooncake.engine`: moving bytes between registered memory of two processes, over kvpool's transport.
 
-A `TransferEngine` is one session, named "host:port". A peer may read and write the session's registered
-memory, at its addresses in this process, and no other memory. With `KVPOOL_ENGINE_SECRET` only peers with
-the same secret may. Without it every process that reaches the port may, so set it beyond one machine.
+A `TransferEngine` is one session, named "host:port". A peer may read and write the session's registered memory,
+at its addresses in this process, and no other memory. With `KVPOOL_ENGINE_SECRET`, a peer needs the same
+secret. Without it, every process that reaches the port may access the memory, so set it beyond one machine.
 
 ```python
 engine = TransferEngine()
@@ -11,10 +11,10 @@ address = engine.allocate_managed_buffer(1 << 20)
 status = engine.transfer_sync_write("10.0.0.3:12345", address, peer_address, 1 << 20)   # 0 or -1
 ```
 
-Addresses and lengths are in bytes. Checksums verify all bytes. With `protocol="rdma"` bytes go over RDMA to
+Addresses and lengths are in bytes. Checksums verify all bytes. With `protocol="rdma"`, bytes go over RDMA to
 peers that use it too, else over TCP. `device_name` names the RDMA devices, separated by commas; empty means
-all. The engine logs the transport of each peer, with the reason, at first contact.
-`TransferEngine.get_transport` returns it.
+all. At the first contact with a peer the engine logs the transport and the reason.
+`TransferEngine.get_transport` returns the transport.
 
 Settings, from the environment:
 
@@ -80,21 +80,21 @@ Write = TransferOpcode.Write
 
 CoroRPCInterface = RpcInterface
 
-# Peers may still write when the interpreter ends.
+# Peers may still write when the interpreter ends, so the session is closed before.
 _open: _weakref.WeakSet[TransferEngine] = _weakref.WeakSet()
-# Managed buffers of engines that were closed in the middle of a transfer.
+# Managed buffers of engines that were closed during a transfer.
 _kept: list[_mmap.mmap] = []
 
 
 class InnerTransferEngine:
-    """What `TransferEngine.get_engine` returns, for the parameter `engine` of `mooncake.store`."""
+    """The result of `TransferEngine.get_engine`, for the parameter `engine` of `mooncake.store`."""
 
 
 class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _CudaMethods, InnerTransferEngine):
-    """One session: registered memory of this process, and transfers from and to peers' memory.
+    """One session: registered memory of this process, and transfers from and to the memory of peers.
 
-    Any thread may call, and no call lasts longer than its deadline. A wrong type raises TypeError. Every
-    other failure is logged and returns the documented code.
+    Any thread may call the methods, and no call lasts longer than its deadline. A wrong type raises TypeError.
+    The engine logs every other failure and returns the documented code.
     """
 
     TransferOpcode = TransferOpcode
@@ -106,7 +106,7 @@ class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _Cuda
     def initialize(
         self, local_hostname: str, metadata_server: str, protocol: str, device_name: str | None
     ) -> int:
-        """Starts the session. Returns 0, or -1 if it cannot listen or runs already.
+        """Starts the session. Returns 0, or -1 if the engine cannot listen or runs already.
 
         `local_hostname` is "host" or "host:port", as peers reach it; the port is used if it is free.
         `metadata_server` is "P2PHANDSHAKE"; any other value is ignored. Peers' names must be "host:port".
@@ -182,7 +182,7 @@ class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _Cuda
             return _failed("get_rpc_port", error)
 
     def get_session_id(self) -> str:
-        """The session's name for peers, "host:port"; "" before `initialize`."""
+        """The session's name for peers, "host:port"; empty before `initialize`."""
         port = self.get_rpc_port()
         if port < 0:
             return ""
@@ -193,7 +193,7 @@ class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _Cuda
         return self
 
     def get_local_topology(self, device_name: str | None = None) -> str:
-        """The RDMA devices that reach the CPU's memory, as JSON: those that the session uses.
+        """Returns the RDMA devices of the session that reach the CPU's memory, as JSON.
 
         `device_name` selects some of them. Without RDMA there are none.
         """
@@ -205,12 +205,12 @@ class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _Cuda
             with _contextlib.suppress(RuntimeError):
                 ports, _why = native.ports()
         wanted = _session.devices(device_name)
-        # A port is called "device:1".
+        # Port 1 of a device has the name "device:1".
         devices = dict.fromkeys(port.rpartition(":")[0] for port in ports)
         return _json.dumps({"cpu:0": [[name for name in devices if not wanted or name in wanted], []]})
 
     def get_transport(self, target_hostname: str) -> str:
-        """The transport to a peer: "rdma" or "tcp"; "" if the peer is not reached within 3 s."""
+        """Returns the transport to a peer: "rdma" or "tcp"; "" if the peer is not reached within 3 s."""
         _args.check_str("target_hostname", target_hostname)
         native = self._native
         if native is None:
@@ -225,7 +225,7 @@ class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _Cuda
         return kind
 
     def close(self) -> None:
-        """Ends the session: no peer accesses memory any more, and every later call fails."""
+        """Ends the session. No peer accesses memory any more, and every later call fails."""
         with self._lock:
             native, self._native = self._native, None
             managed, self._managed = self._managed, {}
@@ -237,12 +237,12 @@ class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _Cuda
             memory.close()
 
     def __del__(self) -> None:
-        # Nothing may be left of an object whose constructor failed.
+        # An object whose constructor failed lacks this attribute.
         with _contextlib.suppress(AttributeError):
             self.close()
 
     def get_notifies(self) -> list[TransferNotify]:
-        """Takes the messages from peers since the last call, oldest first."""
+        """Returns the messages from peers since the last call, oldest first."""
         native = self._native
         if native is None:
             return []

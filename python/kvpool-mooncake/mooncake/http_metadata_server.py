@@ -1,4 +1,4 @@
-"""The HTTP metadata server, as a command and as an object of a program."""
+"""The HTTP metadata server, as a command and as an object for programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("mooncake.http")
 
 
 class KVPoll(enum.Enum):
-    """The state of a server; kvpool's is `Failed` or `Success`."""
+    """The state of a server. kvpool's server is `Failed` or `Success`."""
 
     Failed = 0
     Bootstrapping = 1
@@ -35,7 +35,7 @@ class KVBootstrapServer:
         self._server: Server | None = None
 
     def run(self) -> threading.Thread | None:
-        """Starts the server. Returns its thread; `None` if the port is taken, with the reason in the log."""
+        """Starts the server. Returns its thread; `None` if the port is taken, and then logs the reason."""
         try:
             self._server = Server(self.host, self.port, Metadata().routes())
         except OSError as error:
@@ -47,7 +47,7 @@ class KVBootstrapServer:
         return self.thread
 
     def close(self) -> None:
-        """Ends the server."""
+        """Stops the server."""
         server, self._server = self._server, None
         if server is not None and self.thread is not None:
             server.stop()

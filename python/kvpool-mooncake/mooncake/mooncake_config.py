@@ -18,7 +18,7 @@ _REQUIRED: Final = ("local_hostname", "metadata_server", "master_server_address"
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _TRUE: Final = ("true", "1", "yes", "on", "enable")
 _FALSE: Final = ("false", "0", "no", "off", "disable", "")
-# What the original's engine and store know. kvpool uses RDMA for "rdma", and ignores the others.
+# The protocols of the original's engine and store. kvpool uses RDMA for "rdma", and ignores the others.
 _PROTOCOLS: Final = frozenset(
     "tcp rdma efa nvmeof nvlink musa nvlink_intra hip barex cxl ascend ub ubshmem maca sunrise_link rpc_only".split()
 )
@@ -40,7 +40,7 @@ _VARIABLES: Final = {
 
 
 def _parse_segment_size(value: Any) -> int:
-    """Bytes of a number, or of text with a unit of 1024 ("16MB", "4 GB"). Raises ValueError."""
+    """Returns the bytes of a number, or of text with a unit of 1024 ("16MB", "4 GB"). Raises ValueError."""
     if not isinstance(value, str):
         return int(value)
     text = value.strip().lower()
@@ -52,7 +52,7 @@ def _parse_segment_size(value: Any) -> int:
 
 
 def _parse_bool(value: Any) -> bool:
-    """A bool of a bool, a number, or text such as "yes" and "off". Raises ValueError."""
+    """Returns a bool from a bool, a number, or text such as "yes" and "off". Raises ValueError."""
     if value is None or isinstance(value, (bool, int, float)):
         return bool(value)
     text = str(value).strip().lower()
@@ -65,8 +65,8 @@ def _parse_bool(value: Any) -> bool:
 class MooncakeConfig:
     """The settings of `MooncakeDistributedStore.setup`, by the names of configuration files.
 
-    The protocol is kept in lower case. An unknown one is logged. Raises ValueError for a negative size, and for an
-    empty `protocol`, `local_hostname`, `metadata_server` or `master_server_address`.
+    The protocol is kept in lower case. An unknown protocol is logged. Raises ValueError for a negative size,
+    and for an empty `protocol`, `local_hostname`, `metadata_server` or `master_server_address`.
     """
 
     local_hostname: str
@@ -98,7 +98,7 @@ class MooncakeConfig:
 
     @staticmethod
     def from_file(file_path: str) -> MooncakeConfig:
-        """The configuration of a JSON file. Raises OSError or ValueError."""
+        """Reads the configuration from a JSON file. Raises OSError or ValueError."""
         with open(file_path) as file:
             given = json.load(file)
         for name in _REQUIRED:
@@ -108,7 +108,7 @@ class MooncakeConfig:
 
     @staticmethod
     def load_from_env() -> MooncakeConfig:
-        """The configuration of the file MOONCAKE_CONFIG_PATH, else of the other variables MOONCAKE_*.
+        """Reads the configuration from the file MOONCAKE_CONFIG_PATH, else from the other variables MOONCAKE_*.
 
         Raises ValueError if neither MOONCAKE_CONFIG_PATH nor MOONCAKE_MASTER is set.
         """
@@ -121,7 +121,7 @@ class MooncakeConfig:
         return _config({"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE", **given})
 
 
-# How a value of a file or a variable is read; other settings are taken as they are.
+# The functions that read a value of a file or a variable. Other settings are taken unchanged.
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "global_segment_size": _parse_segment_size,
     "local_buffer_size": _parse_segment_size,

@@ -49,7 +49,8 @@ class MooncakeStoreService(_ObjectRoutes, _SegmentRoutes):
     """A store and its REST interface."""
 
     def __init__(self, config_path: str | None = None, cli_config: Mapping[str, Any] | None = None) -> None:
-        """Reads the configuration of a file, or of the environment, and overrides it. Raises OSError or ValueError."""
+        """Reads the configuration from a file or from the environment, and overrides it. Raises OSError or
+        ValueError."""
         self.store: MooncakeDistributedStore | None = None
         self.config = MooncakeConfig.from_file(config_path) if config_path else MooncakeConfig.load_from_env()
         for name, value in (cli_config or {}).items():
@@ -65,10 +66,11 @@ class MooncakeStoreService(_ObjectRoutes, _SegmentRoutes):
     async def start_store_service(
         self, max_wait_time: float = 60, shutdown_event: asyncio.Event | None = None
     ) -> bool:
-        """Sets the store up, again and again for `max_wait_time` seconds or until the event. Whether it is."""
+        """Sets the store up, repeatedly for `max_wait_time` seconds or until the event. Returns whether it
+        succeeded."""
         end = time.monotonic() + max_wait_time
         stopping = shutdown_event or asyncio.Event()
-        # Lets a signal that came before be seen.
+        # An earlier signal can set the event here.
         await asyncio.sleep(0)
         while not stopping.is_set():
             left = end - time.monotonic()
@@ -144,7 +146,7 @@ class MooncakeStoreService(_ObjectRoutes, _SegmentRoutes):
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser("mc_store_rest_server", description="A store behind a REST interface")
     parser.add_argument("--config", help="a configuration file; default: the variables MOONCAKE_*")
     parser.add_argument("-D", "--define", action="append", default=[], help="override a setting: -Dname=value")
@@ -161,7 +163,7 @@ def _install_shutdown_signal_handlers(loop: asyncio.AbstractEventLoop, shutdown_
 
 
 async def main() -> None:
-    """Serves until a signal comes. Raises RuntimeError if the store cannot be set up."""
+    """Serves until a signal arrives. Raises RuntimeError if the store cannot be set up."""
     args = parse_arguments()
     given = dict(item.split("=", 1) for item in args.define if "=" in item)
     for item in args.define:
@@ -183,7 +185,7 @@ async def main() -> None:
 
 
 def sync_main() -> None:
-    """The command."""
+    """Runs the command."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         asyncio.run(main())

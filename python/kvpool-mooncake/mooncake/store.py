@@ -7,10 +7,10 @@ assert store.put("key", b"value") == 0
 assert store.get("key") == b"value"
 ```
 
-Methods that return ints return 0, a count or a length, or a negative code; -600 also means that the store
-is not set up or is closed. Methods that return data return `b""` or `None` for a miss or an error. The logger
-`mooncake` warns of errors and not of misses. A wrong type raises TypeError; the use of a store in a child made by
-fork raises RuntimeError. Sizes are in bytes.
+Methods that return ints return 0, a count or a length, or a negative code. The code -600 also means that the
+store is not set up or is closed. Methods that return data return `b""` or `None` for a miss or an error. The
+logger `mooncake` warns of errors, not of misses. A wrong type raises TypeError. The use of a store in a child
+made by fork raises RuntimeError. Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -87,12 +87,13 @@ __all__ = [
     "get_free_func_addr",
 ]
 
-# Other names of the original for the same classes.
+# The original has these classes under other names too.
 RegisteredBufferPool = BufferPool
 RegisteredBufferLease = BufferLease
 RegisteredBufferLeaseView = BufferLeaseView
 
-# The original has the members of its enumerations in the module too; `FAILED` and `PROCESSING` are a task's.
+# The original also has the members of its enumerations in the module. `FAILED` and `PROCESSING` are states of a
+# task.
 UNKNOWN = ObjectDataType.UNKNOWN
 KVCACHE = ObjectDataType.KVCACHE
 TENSOR = ObjectDataType.TENSOR
@@ -126,7 +127,7 @@ class MooncakeDistributedStore(
     _TensorTpMethods,
     _ParallelReadMethods,
 ):
-    """A client of the pool; with a segment also a store node. Threads may share it."""
+    """A client of the pool. With a segment it is also a store node. Threads may share it."""
 
 
 class MooncakeDistributedStoreAsync(_AsyncForms, MooncakeDistributedStore):

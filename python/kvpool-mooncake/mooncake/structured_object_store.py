@@ -1,9 +1,9 @@
 """Bundles of named buffers, structured objects, and tables, over a store.
 
-A *bundle* is metadata and named buffers, each cut into objects of bounded size. A *structured object* is a bundle
-of arrays, tensors and bytes that come back as what they were. A *table* has columns of one length: arrays, tensors,
-or Python values; it is written in stages, and read by column and row. Needs numpy; columns of mixed Python values
-need msgpack (`pip install kvpool-mooncake[structured]`).
+A *bundle* is metadata and named buffers, each cut into objects of bounded size. A *structured object* is a
+bundle of arrays, tensors and bytes that are restored with their types. A *table* has columns of one length:
+arrays, tensors, or Python values. It is written in stages, and read by column and row. The module needs numpy.
+Columns of mixed Python values need msgpack (`pip install kvpool-mooncake[structured]`).
 """
 
 from __future__ import annotations
@@ -77,14 +77,15 @@ import_ref = import_dataproto_ref
 
 
 def raw_destination(ptr: int, size: int, owner: Any = None, *, pre_registered: bool = False) -> _RawDestination:
-    """Memory of the host of `size` bytes to read a column or a member into.
+    """Returns a destination of `size` bytes in host memory, for a column or a member.
 
-    `owner` keeps it; registering it is optional. The read raises ValueError for memory of a GPU.
+    The result keeps `owner` alive. Registering the memory is optional. The read raises ValueError for GPU
+    memory.
     """
     return _RawDestination(int(ptr), int(size), owner, pre_registered)
 
 
 def tensor_object_buffer(ptr: int, size: int, owner: Any = None, batch_size: int | None = None) -> _TensorObject:
-    """A tensor with its header in memory of the host, as a member. As a column of a table it needs `batch_size`, its
-    rows. The put raises ValueError for memory of a GPU."""
+    """Returns a tensor with its header in host memory, as a member. As a column of a table it needs
+    `batch_size`, the number of its rows. The put raises ValueError for GPU memory."""
     return _TensorObject(int(ptr), int(size), owner, batch_size)

@@ -1,6 +1,6 @@
 """transfer_engine_topology_dump: the RDMA devices that an engine of this host uses, as JSON.
 
-The original's choice of a backend and its topologies of one's own have no effect: kvpool pairs ports by probing.
+The original's options for a backend and for custom topologies have no effect: kvpool pairs ports by probing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _log = logging.getLogger("mooncake.topology")
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser("transfer_engine_topology_dump", description="The RDMA devices of this host")
     parser.add_argument("--device-name", default="", help="only these devices, separated by commas")
     parser.add_argument("--backend", choices=("auto", "te", "tent"), default="auto", help="no effect: there is one")
@@ -27,7 +27,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     args = parse_args()
     for name, given in (

@@ -16,7 +16,7 @@ log = logging.getLogger("mooncake.rest")
 
 
 class Failure(Exception):
-    """The answer to a request that failed: a status, an error, and what else the caller is told."""
+    """The answer to a failed request: a status, an error text, and further fields for the caller."""
 
     def __init__(self, status: int, error: str, **more: object) -> None:
         super().__init__(error)
@@ -33,7 +33,8 @@ Handler = Callable[[Any, Any], Awaitable[web.StreamResponse]]
 
 
 def answering(handler: Handler) -> Handler:
-    """A handler whose failures become answers: its own with their status, all others with 500 or 501."""
+    """Wraps a handler so that its failures become answers: a Failure with its status, any other with 500 or
+    501."""
 
     @functools.wraps(handler)
     async def answered(service: Any, request: Any) -> web.StreamResponse:
@@ -65,5 +66,5 @@ async def body_of(request: Any) -> dict[str, Any]:
 
 
 async def call(method: Callable[..., Any], *args: Any) -> Any:
-    """A call of the store, off the event loop: it may wait for the pool."""
+    """Calls the store on a thread, because the call may wait for the pool."""
     return await asyncio.to_thread(method, *args)

@@ -35,7 +35,7 @@ class ObjectRoutes:
         await self._must_exist(key)
         value = await call(self.store.get, key)
         if not value:
-            # The object may have left between the two calls. An empty one cannot be.
+            # The object may have left between the two calls. No object is empty, so empty bytes mean a miss.
             await self._must_exist(key)
             raise Failure(500, "GET operation failed")
         return web.Response(body=value, content_type="application/octet-stream")
@@ -65,7 +65,7 @@ class ObjectRoutes:
 
     @answering
     async def handle_remove_all(self, _request: Any) -> web.StreamResponse:
-        """`DELETE /api/remove_all`: removes the tenant's objects that nobody leases."""
+        """`DELETE /api/remove_all`: removes the tenant's objects, except leased ones."""
         count = await call(self.store.remove_all)
         if count < 0:
             raise Failure(500, "RemoveAll operation failed", code=count)

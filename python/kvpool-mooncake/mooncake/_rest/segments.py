@@ -9,7 +9,8 @@ from aiohttp import web
 
 from mooncake._rest.answers import Failure, answering, body_of, call, log, said
 
-# The longest grace period, in seconds: a value in milliseconds by mistake must not hold a shutdown for hours.
+# The longest grace period, in seconds. A value that was meant in milliseconds must not delay a shutdown for
+# hours.
 LONGEST_GRACE = 3600
 
 
@@ -55,7 +56,7 @@ class SegmentRoutes:
         }
         async with self._state_lock:
             before = list(self.mounted_segment_ids)
-            # The new segment comes first: a mount that fails leaves the old ones in service.
+            # The new segment comes first. So a mount that fails leaves the old segments in service.
             mounted = await call(self.store.mount_segment, *place.values())
             if mounted["ret"] != 0:
                 then = "keeping previous decode segments" if before else "rolled back to prefill"
@@ -63,7 +64,7 @@ class SegmentRoutes:
                     self.current_mode = "prefill"
                     self.last_mount_info.clear()
                 raise Failure(500, f"Mount failed, ret={mounted['ret']}; {then}", mode=self.current_mode)
-            # Those that stay behind are tried again at the next switch.
+            # The next switch tries again to unmount segments that stay.
             left = [name for name in before if await call(self.store.unmount_segment, [name]) != 0]
             if left:
                 log.warning("the segments %s are not unmounted yet", ", ".join(left))
@@ -131,7 +132,7 @@ class SegmentRoutes:
 
     @answering
     async def handle_unmount(self, request: Any) -> web.StreamResponse:
-        """`POST /api/unmount` with {"segment_ids"}: withdraws what `/api/mount` contributed."""
+        """`POST /api/unmount` with {"segment_ids"}: withdraws segments of `/api/mount`."""
         given = await body_of(request)
         names, grace = _segment_ids(given), given.get("grace_period_seconds", 0)
         code = await call(self.store.unmount_and_free_segment, names, grace)

@@ -1,4 +1,4 @@
-"""Which table has which field of which key: the state behind `dataproto_catalog`."""
+"""The state behind `dataproto_catalog`: which table has which field of which key."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ Handle = Mapping[str, Any]
 
 
 class CatalogDrained(RuntimeError):
-    """The catalog takes nothing any more."""
+    """The catalog is drained and takes no further tables."""
 
 
 @dataclasses.dataclass(eq=False)
 class _Table:
-    """A table that keys refer to. The catalog owns those that were published; it retires no others."""
+    """A table that keys refer to. The catalog owns the tables that were published, and retires no others."""
 
     name: str
     handle: dict[str, Any]
     ref: MooncakeDataProtoRef
     owned: bool
-    # Fields of keys that are in this table, and reads that use it.
+    # The number of fields of keys in this table, and of reads that use it.
     uses: int = 0
     reads: int = 0
 
 
 @dataclasses.dataclass
 class _Row:
-    """One key: its tags, and for each field the table and the row there."""
+    """One key: its tags, and for each field its table and its row there."""
 
     tags: dict[str, Any] = dataclasses.field(default_factory=dict)
     fields: dict[str, tuple[_Table, int]] = dataclasses.field(default_factory=dict)
@@ -41,9 +41,10 @@ class _Row:
 class DataProtoCatalog:
     """Keys of partitions, each with tags and with fields in tables.
 
-    One process has it; others reach it through a call of their own, see `DataProtoCatalogTransfer`. Its answers are
-    plain values. A published table that no key and no read uses any more is *retired*: answers name its handle until
-    `ack_retired` says that it was removed. All methods raise ValueError for a bad argument.
+    One process has the catalog. Other processes reach it through a call of their own, see
+    `DataProtoCatalogTransfer`. Its answers are plain values. A published table without a key or a read is
+    *retired*: answers name its handle until `ack_retired` reports its removal. All methods raise ValueError for
+    an invalid argument.
     """
 
     def __init__(self) -> None:
@@ -65,7 +66,8 @@ class DataProtoCatalog:
         tags: Sequence[Mapping[str, Any]] | None = None,
         handle: Handle | None = None,
     ) -> dict[str, Any]:
-        """Adds tags to keys, or the fields of a table whose row `i` is key `i`. The table stays the caller's."""
+        """Adds tags to keys, or the fields of a table whose row `i` is key `i`. The table still belongs to the
+        caller."""
         with self._lock:
             return self._bind(partition, keys, tags, handle, owned=False)
 
@@ -78,7 +80,8 @@ class DataProtoCatalog:
         tags: Sequence[Mapping[str, Any]] | None = None,
         handle: Handle | None = None,
     ) -> dict[str, Any]:
-        """`update` that gives the table to the catalog. Repeated with the same id, it answers the same again."""
+        """As `update`, but the catalog owns the table afterwards. A repeated call with the same id returns the
+        same answer."""
         _text("operation_id", operation_id)
         with self._lock:
             if operation_id not in self._answered:
@@ -100,10 +103,10 @@ class DataProtoCatalog:
         previous_handle: Handle,
         handle: Handle,
     ) -> dict[str, Any]:
-        """Replaces a published table by one that has further fields.
+        """Replaces a published table by a table with further fields.
 
-        `fragment_id` names the table in the answers of `resolve`. If the table is no longer `previous_handle`, or
-        the keys are not its rows, the answer is `{"append_rejected": reason}`, and nothing changes.
+        `fragment_id` names the table in the answers of `resolve`. If the table is no longer `previous_handle`,
+        or the keys are not its rows, nothing changes. The answer is then `{"append_rejected": reason}`.
         """
         _text("operation_id", operation_id)
         names = _keys(keys)
@@ -209,11 +212,12 @@ class DataProtoCatalog:
     def resolve(
         self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None, *, pin: bool = False
     ) -> dict[str, Any]:
-        """Where fields of keys are: all fields of any of the keys by default.
+        """Returns the locations of fields of keys. By default these are all fields that any of the keys has.
 
-        `field_groups` lists fields with the same locations: for each key the name of its table and the row there.
-        `handles` has the tables by name. With `pin`, `read_token` keeps them until `release_read`. Raises ValueError
-        for an unknown key, a field that a key has not, and metadata of several tables that contradict each other.
+        `field_groups` lists fields with the same locations: for each key the name of its table and the row
+        there. `handles` has the tables by name. With `pin`, the tables stay until `release_read` of the
+        answer's `read_token`. Raises ValueError for an unknown key, for a field that a key lacks, and if the
+        metadata of the tables contradict each other.
         """
         names = _keys(keys)
         with self._lock:
@@ -260,7 +264,7 @@ class DataProtoCatalog:
             return self._left()
 
     def list(self, partition: str | None = None) -> dict[str, dict[str, Any]]:
-        """The tags of all keys, by partition."""
+        """Returns the tags of all keys, by partition."""
         with self._lock:
             return {
                 name: {key: dict(row.tags) for key, row in rows.items()}
@@ -280,7 +284,7 @@ class DataProtoCatalog:
             return self._left()
 
     def drain(self) -> dict[str, Any]:
-        """Removes all keys, and takes no further ones. Raises RuntimeError while a read is pinned."""
+        """Removes all keys, and accepts no further ones. Raises RuntimeError while a read is pinned."""
         with self._lock:
             if self._reads:
                 raise RuntimeError(f"{len(self._reads)} reads are not released yet")
@@ -306,7 +310,7 @@ def _text(what: str, value: object) -> None:
 
 
 def _keys(keys: Sequence[str]) -> tuple[str, ...]:
-    """Keys of a call. Raises ValueError if there are none, one is no text, or one is there twice."""
+    """Checks the keys of a call. Raises ValueError if there are none, one is no text, or one is repeated."""
     if isinstance(keys, (str, bytes)) or not all(isinstance(key, str) and key for key in keys) or not len(keys):
         raise ValueError("keys are a sequence of texts, at least one")
     if len(set(keys)) != len(keys):
@@ -315,7 +319,7 @@ def _keys(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _checked(handle: Handle, rows: int) -> tuple[dict[str, Any], MooncakeDataProtoRef]:
-    """The handle of a table with so many rows."""
+    """Checks the handle of a table with `rows` rows."""
     ref = import_dataproto_ref(handle)
     if ref.batch_size != rows:
         raise ValueError(f"the table has {ref.batch_size} rows for {rows} keys")
@@ -325,13 +329,15 @@ def _checked(handle: Handle, rows: int) -> tuple[dict[str, Any], MooncakeDataPro
 
 
 def _parts(ref: MooncakeDataProtoRef) -> tuple[int, dict[str, str], dict[str, Any]]:
-    """What a table consists of. No two tables share a bundle, so handles with the same parts are of the same table."""
+    """Returns the parts of a table. No two tables share a bundle, so handles with equal parts name the same
+    table."""
     bundles = {stage: bundle.manifest_key for stage, bundle in ref.stage_refs.items()}
     return ref.batch_size, bundles, ref.field_index
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether metadata are equal. Arrays and tensors answer `==` with an array, and JSON makes lists of tuples."""
+    """Whether metadata are equal. Arrays and tensors answer `==` with an array, and JSON turns tuples into
+    lists."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):

@@ -1,10 +1,10 @@
-"""Bundles in a store: a manifest, metadata and named buffers, each buffer cut into objects of bounded size.
+"""Bundles in a store: a manifest, metadata and named buffers. Each buffer is cut into objects of bounded size.
 
     PREFIX/PARTITION/ID/manifest           JSON: the keys and lengths of all others
     PREFIX/PARTITION/ID/meta               bytes of the caller
     PREFIX/PARTITION/ID/buffer/NAME        bytes of the caller; or NAME/chunk/0, NAME/chunk/1, ...
 
-The manifest is put last, so that a bundle that can be found is complete.
+The manifest is put last, so every bundle with a manifest is complete.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from mooncake._structured.types import (
     RemoteBundleRef,
 )
 
-# What a manifest says of one buffer: `key`, `bytes`, and `chunks`, each with `key` and `bytes`.
+# The manifest's entry of one buffer: `key`, `bytes`, and `chunks`, each with `key` and `bytes`.
 Entry = Mapping[str, Any]
 
 
 @dataclasses.dataclass
 class Fill:
-    """Bytes to read: from `start` of a buffer, as many as `room` has."""
+    """A read of a buffer's bytes from `start` on, into all of `room`."""
 
     entry: Entry
     start: int
@@ -58,7 +58,7 @@ class Bundles:
         policy: BundleTransferPolicy,
         config: Any,
     ) -> RemoteBundleRef:
-        """Puts a bundle. Raises RuntimeError if one of its objects is not put; none of them stays then."""
+        """Puts a bundle. If one of its objects is not put, the others are removed. Raises RuntimeError then."""
         longest = self._chunk_bytes if chunk_bytes is None else _positive(chunk_bytes)
         policy = policy.checked()
         if not isinstance(partition, str) or not partition or "/" in partition:
@@ -108,13 +108,14 @@ class Bundles:
             return
         with ThreadPoolExecutor(policy.max_inflight_put, "bundle-put") as threads:
             started = [threads.submit(put, key, data) for key, data in chunks]
-            # Every put ends before an error is raised: a later one would outlive the removal.
+            # An error is raised only after every put has ended. A later put would outlive the removal.
             errors = [error for error in [each.exception() for each in started] if error is not None]
         if errors:
             raise errors[0]
 
     def manifest(self, ref: RemoteBundleRef) -> Mapping[str, Any]:
-        """The manifest of a bundle, from the store if the reference has none. Raises RuntimeError if it is absent."""
+        """Returns the manifest of a bundle, from the store if the reference lacks it. Raises RuntimeError if it
+        is absent."""
         if ref.manifest:
             return ref.manifest
         text = bytes(self._store.get(ref.manifest_key))
@@ -126,7 +127,7 @@ class Bundles:
         return said
 
     def fill(self, wishes: Sequence[Fill]) -> None:
-        """Reads bytes into memory. Raises RuntimeError, naming the object, if one of them cannot be read."""
+        """Reads bytes into memory. Raises RuntimeError, with the object's name, if one cannot be read."""
         read_ranges = getattr(self._store, "get_into_ranges", None)
         wishes = [wish for wish in wishes if wish.room.nbytes]
         if read_ranges is None:
@@ -155,13 +156,14 @@ class Bundles:
             wish.room[at : at + length] = data[source : source + length]
 
     def read(self, entry: Entry) -> bytearray:
-        """All bytes of a buffer."""
+        """Returns all bytes of a buffer."""
         data = bytearray(entry["bytes"])
         self.fill([Fill(entry, 0, memoryview(data))])
         return data
 
     def remove(self, ref: RemoteBundleRef) -> None:
-        """Removes a bundle, also one that is read. Raises RuntimeError if an object stays; its manifest stays then."""
+        """Removes a bundle, even while it is read. If an object stays, so does the manifest, and RuntimeError
+        is raised."""
         if not ref.manifest and self._store.is_exist(ref.manifest_key) == 0:
             return
         said = self.manifest(ref)
@@ -190,7 +192,7 @@ def _positive(chunk_bytes: int) -> int:
 
 
 def _cut(key: str, data: memoryview, longest: int, chunks: list[tuple[str, memoryview]]) -> dict[str, Any]:
-    """What the manifest says of a buffer; its chunks are appended to `chunks`."""
+    """Returns the manifest's entry of a buffer. Appends its chunks to `chunks`."""
     starts = range(0, data.nbytes, longest)
     keys = [key] if len(starts) == 1 else [f"{key}/chunk/{number}" for number in range(len(starts))]
     cut = [(name, data[start : start + longest]) for name, start in zip(keys, starts)]
@@ -203,7 +205,7 @@ def _cut(key: str, data: memoryview, longest: int, chunks: list[tuple[str, memor
 
 
 def _parts(wish: Fill) -> list[tuple[str, int, int, int]]:
-    """Of each chunk that a read touches: its key, the offset in it, the offset in the room, and the length."""
+    """Returns for each chunk of a read: its key, the offset in it, the offset in the room, and the length."""
     found = []
     begin, end = wish.start, wish.start + wish.room.nbytes
     if begin < 0 or end > wish.entry["bytes"]:

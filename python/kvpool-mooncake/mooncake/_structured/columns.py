@@ -1,16 +1,17 @@
 """Columns of Python values: one value a row, `None` for a row without one.
 
-A column is stored in buffers beside those of the other columns:
+A column is stored in buffers beside the other columns' buffers:
 
 - `ndarray`: `data`, one number a row, and `nulls`.
-- the ragged codecs: `data`, the bytes of all rows; `offsets`, where each row begins and the last one ends; `nulls`.
+- the ragged codecs: `data`, the bytes of all rows; `offsets`, the start of each row and the end of the last;
+  `nulls`.
 
 | codec | a row |
 |---|---|
 | utf8_ragged | text |
 | bytes_ragged | bytes |
 | typed_ragged | an array, a tensor or a list of numbers, all rows of one dtype, each of its own shape |
-| msgpack_ragged | what MessagePack can express; also tuples, arrays and tensors within |
+| msgpack_ragged | a value that MessagePack can express; also tuples, arrays and tensors within |
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from mooncake._structured.types import FieldSchema
 
 CODECS = ("ndarray", "utf8_ragged", "bytes_ragged", "typed_ragged", "msgpack_ragged")
 
-# MessagePack's types of our own.
+# The MessagePack extension types of this module.
 _TUPLE, _ARRAY, _TENSOR = 1, 2, 3
 
 
 @dataclasses.dataclass
 class Column:
-    """A column that is written: its description, and its buffers by the last part of their names."""
+    """A column to write: its description, and its buffers by the last part of their names."""
 
     codec: str
     metadata: dict[str, Any]
@@ -41,7 +42,8 @@ class Column:
 
 
 def encode(name: str, rows: Sequence[Any], schema: FieldSchema | None) -> Column:
-    """The column of some rows. Raises ValueError, naming the field, for a row that its codec cannot express."""
+    """Encodes the rows of a column. Raises ValueError, with the field's name, for a row that its codec cannot
+    express."""
     codec = _codec_for(rows) if schema is None else schema.codec
     if codec not in CODECS:
         raise ValueError(f"the field {name!r} asks for the codec {codec!r}, which is none of {', '.join(CODECS)}")
@@ -52,7 +54,7 @@ def encode(name: str, rows: Sequence[Any], schema: FieldSchema | None) -> Column
     wanted = None if schema is None else schema.metadata.get("dtype")
     try:
         if codec == "ndarray":
-            # Any row stands in for a null, so that the dtype is that of the rows.
+            # Another row stands in for a null, so that the dtype stays that of the rows.
             stand_in = next((row for row in rows if row is not None), 0)
             data = np.array([stand_in if row is None else row for row in rows], dtype=wanted)
             if data.dtype.kind not in "biuf" or data.ndim != 1:
@@ -68,7 +70,8 @@ def encode(name: str, rows: Sequence[Any], schema: FieldSchema | None) -> Column
 
 
 def decode(description: Mapping[str, Any], data: Any, ends: Sequence[tuple[int, int]], nulls: Any) -> Any:
-    """The rows as an array of objects: row `i` is `data[ends[i][0]:ends[i][1]]`, or the number `data[i]`."""
+    """Returns the rows as an array of objects: row `i` is `data[ends[i][0]:ends[i][1]]`, or the number
+    `data[i]`."""
     found = members.numpy().empty(len(nulls), dtype=object)
     if description["codec"] == "ndarray":
         values: Sequence[Any] = data.tolist()
@@ -83,7 +86,7 @@ def decode(description: Mapping[str, Any], data: Any, ends: Sequence[tuple[int, 
 
 
 def _codec_for(rows: Sequence[Any]) -> str:
-    """The narrowest codec that gives every row back as it is."""
+    """Returns the narrowest codec that restores every row exactly."""
     kinds = {type(row) for row in rows if row is not None}
     if kinds and kinds <= {str, members.numpy().str_}:
         return "utf8_ragged"
@@ -101,7 +104,7 @@ def _fit(values: Sequence[Any]) -> bool:
 
 
 def _dtype_of_all(rows: Sequence[Any]) -> str | None:
-    """The one dtype of rows that are all arrays, all tensors, or all lists of one kind of number."""
+    """Returns the one dtype of rows that are all arrays, all tensors, or all lists of one kind of number."""
     if all(members.is_array(row) for row in rows):
         dtypes = {members.dtype_name(row.dtype) for row in rows if row.dtype.kind in "biufc"}
         plain = all(row.dtype.kind in "biufc" for row in rows)
@@ -135,7 +138,7 @@ def _packer(
         return {"dtype": dtype, "rows": "tensor"}, lambda row: _shaped(_tensor_format.on_host(row).to(torch_dtype))
     np = members.numpy()
     arrays = all(members.is_array(row) for row in present)
-    # Without rows any dtype will do.
+    # Without rows every dtype fits.
     given = wanted or _dtype_of_all(present) if present else "<f8"
     known = members.dtype_named(given) if given else np.result_type(*(np.asarray(row) for row in present))
     if known.kind not in "biufc":
@@ -148,7 +151,7 @@ def _packer(
 
 
 def _shaped(row: Any) -> bytes:
-    """A row of numbers: how many dimensions, their lengths, 8 bytes each, then the numbers."""
+    """Encodes a row of numbers: the number of dimensions, their lengths (8 bytes each), then the numbers."""
     shape = tuple(row.shape)
     head = struct.pack(f"<{1 + len(shape)}q", len(shape), *shape)
     return head + (members.tensor_bytes(row.contiguous()) if members.is_tensor(row) else row.tobytes())
@@ -168,7 +171,7 @@ def _unpacker(codec: str, metadata: Mapping[str, Any]) -> Callable[[memoryview],
     def unpack(data: memoryview) -> Any:
         (dimensions,) = struct.unpack_from("<q", data)
         shape = struct.unpack_from(f"<{dimensions}q", data, 8)
-        # A copy: a row must not keep the whole column.
+        # A copy, because a row must not keep the whole column alive.
         numbers = bytearray(data[8 * (1 + dimensions) :])
         if kind == "tensor":
             torch = _tensor_format.torch_module()
@@ -203,7 +206,7 @@ def _pack_other(value: Any) -> Any:
         return msgpack.ExtType(_ARRAY, _pack([spec["dtype"], spec["shape"], bytes(data)]))
     if isinstance(value, members.numpy().generic):
         return value.item()
-    # strict_types leaves subclasses to us.
+    # With strict_types, subclasses reach the default function of this module.
     plains: tuple[Any, ...] = (str, int, float, dict, list)
     for plain in plains:
         if isinstance(value, plain):

@@ -1,4 +1,4 @@
-"""One buffer of a structured object: an array, a tensor, or bytes, and how it is found again in its bytes."""
+"""One buffer of a structured object: an array, a tensor or bytes, with the description to decode its bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvpool._native import is_host_memory
 from mooncake import _tensor_format
 from mooncake._structured.chunks import Entry, Fill
 
-# What a bundle's metadata says of a buffer: `encoding`, and what that encoding needs.
+# A buffer's entry in a bundle's metadata: `encoding`, and the fields of that encoding.
 Spec = Mapping[str, Any]
 
 
@@ -23,20 +23,20 @@ def numpy() -> Any:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether a value is a tensor of torch. torch is not imported for the question."""
+    """Whether a value is a torch tensor. The check does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_array(value: object) -> bool:
-    """Whether a value is an array of numpy, which is not imported for the question."""
+    """Whether a value is a numpy array. The check does not import numpy."""
     module = sys.modules.get("numpy")
     return module is not None and isinstance(value, module.ndarray)
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorObject:
-    """A tensor with its header in memory, as `get_tensor_into` leaves it there."""
+    """A tensor with its header in memory, as `get_tensor_into` writes it."""
 
     ptr: int
     size: int
@@ -46,7 +46,7 @@ class TensorObject:
 
 @dataclasses.dataclass(frozen=True)
 class RawDestination:
-    """Memory that a member is read into."""
+    """The memory into which a member is read."""
 
     ptr: int
     size: int
@@ -55,7 +55,7 @@ class RawDestination:
 
 
 def encode(name: str, value: Any) -> tuple[dict[str, Any], memoryview]:
-    """How a buffer is described, and its bytes. Raises TypeError for a value that has none."""
+    """Returns the description of a buffer and its bytes. Raises TypeError for a value without bytes."""
     if isinstance(value, TensorObject):
         if value.ptr <= 0 or value.size <= 0:
             raise ValueError(f"the member {name} is {value.size} bytes at address {value.ptr}")
@@ -80,8 +80,9 @@ def encode(name: str, value: Any) -> tuple[dict[str, Any], memoryview]:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The text that `dtype_named` makes the dtype of again. Raises TypeError for a dtype without one."""
-    # The `str` of a dtype of ml_dtypes is another dtype's, or nobody's.
+    """Returns a text from which `dtype_named` makes the dtype again. Raises TypeError for a dtype without such
+    a text."""
+    # The `str` of an ml_dtypes dtype names another dtype or none.
     for text in (dtype.str, dtype.name):
         with contextlib.suppress(TypeError):
             if numpy().dtype(text) == dtype:
@@ -90,12 +91,13 @@ def dtype_name(dtype: Any) -> str:
 
 
 def dtype_named(text: str) -> Any:
-    """The dtype of a text of `dtype_name`. Raises ValueError if it is of the package ml_dtypes, which is absent."""
+    """Returns the dtype of a text of `dtype_name`. Raises ValueError if it needs ml_dtypes and that package is
+    absent."""
     try:
         return numpy().dtype(text)
     except TypeError as unknown:
         try:
-            # numpy knows the package's names once it is imported.
+            # numpy knows the names of ml_dtypes once that package is imported.
             importlib.import_module("ml_dtypes")
         except ImportError:
             raise ValueError(f"numpy has no dtype {text!r}, and the package ml_dtypes is not installed") from unknown
@@ -110,7 +112,7 @@ def array_bytes(array: Any) -> memoryview:
 
 
 def tensor_bytes(tensor: Any) -> memoryview:
-    """The memory of a contiguous tensor of the host."""
+    """The memory of a contiguous tensor in host memory."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
     return memoryview(tensor.reshape(-1).view(_tensor_format.torch_module().uint8).numpy())
@@ -118,14 +120,14 @@ def tensor_bytes(tensor: Any) -> memoryview:
 
 @dataclasses.dataclass
 class Reading:
-    """A member that is read: the reads that it needs, and its value when they are done."""
+    """A member that is being read: its reads, and its value after them."""
 
     fills: list[Fill]
     value: Callable[[], Any]
 
 
 def reading(name: str, spec: Spec, entry: Entry, rows: Sequence[int] | None, into: Any) -> Reading:
-    """Plans to read a member, or those of its `rows` only, into new memory or the caller's."""
+    """Plans the read of a member, or only of its `rows`, into new memory or into the caller's memory."""
     kind = spec.get("encoding")
     if kind in ("ndarray", "torch"):
         return _reading_array(name, spec, entry, rows, into)
@@ -209,7 +211,7 @@ def _raw_room(name: str, into: RawDestination, needed: int) -> memoryview:
 
 
 def _check_is_of_host(name: str, ptr: int, size: int, *, write: bool) -> None:
-    """Raises ValueError for memory that Python cannot use: a GPU's, or none at all."""
+    """Raises ValueError for memory that Python cannot use: GPU memory, or an invalid range."""
     if not is_host_memory(ptr, size, write):
         use = "written" if write else "read"
         raise ValueError(
@@ -219,7 +221,7 @@ def _check_is_of_host(name: str, ptr: int, size: int, *, write: bool) -> None:
 
 
 def runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Rows in order, as runs of neighbours: the place in `rows`, the first row, and how many."""
+    """Groups rows in order into runs of adjacent rows: the index in `rows`, the first row, and the count."""
     if isinstance(rows, range) and rows.step == 1:
         return [(0, rows.start, len(rows))] if rows else []
     found: list[tuple[int, int, int]] = []

@@ -1,4 +1,4 @@
-"""Structured objects: bundles whose metadata says how each buffer is decoded."""
+"""Structured objects: bundles whose metadata describes how each buffer is decoded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mooncake._structured.types import (
     bundle_ref,
 )
 
-# The metadata of an object that is one value, and that value's member.
+# The metadata of an object with a single value, and the name of that value's member.
 _SINGLE = "single_value"
 _VALUE = "value"
 
@@ -35,7 +35,8 @@ class ObjectTransfer:
         default_chunk_bytes: int = DEFAULT_BUNDLE_CHUNK_BYTES,
         buffer_pool: Any = None,
     ) -> None:
-        """All objects are under `key_prefix`. `buffer_pool` has no effect: a read goes straight to its result."""
+        """All objects are under `key_prefix`. `buffer_pool` has no effect, because a read writes directly into
+        its result."""
         del buffer_pool
         self._bundles = Bundles(store, key_prefix, default_chunk_bytes)
 
@@ -49,7 +50,8 @@ class ObjectTransfer:
         max_inflight_put: int | None = None,
         config: Any = None,
     ) -> RemoteBundleRef:
-        """Puts metadata and named buffers. Raises RuntimeError if one is not put; nothing stays then."""
+        """Puts metadata and named buffers. If one is not put, the others are removed. Raises RuntimeError
+        then."""
         spec, data = members.encode("meta", meta)
         if spec["encoding"] != "bytes":
             raise TypeError(f"the metadata of a bundle is bytes, not {type(meta).__name__}")
@@ -68,7 +70,7 @@ class ObjectTransfer:
         return self._bundles.write(meta, buffers, partition, chunk_bytes, policy, config)
 
     def remove_bundle(self, ref: RemoteBundleRef | Mapping[str, Any]) -> None:
-        """Removes a bundle, or what is left of it. Raises RuntimeError if an object cannot be removed."""
+        """Removes a bundle, or the rest of it. Raises RuntimeError if an object cannot be removed."""
         self._bundles.remove(bundle_ref(ref))
 
     def put_structured_object(
@@ -115,7 +117,7 @@ class ObjectTransfer:
         max_inflight_put: int | None = None,
         config: Any = None,
     ) -> RemoteBundleRef:
-        """Puts a mapping of arrays, tensors and bytes, or one such value."""
+        """Puts a mapping of arrays, tensors and bytes, or a single such value."""
         if isinstance(obj, Mapping):
             payload = StructuredObjectPayload({}, obj)
         else:
@@ -123,22 +125,24 @@ class ObjectTransfer:
         return self.put_structured_object(payload, partition, chunk_bytes, policy, max_inflight_put, config)
 
     def get_object(self, ref: RemoteBundleRef | Mapping[str, Any]) -> Any:
-        """What `put_object` put, or the members of a structured object."""
+        """Returns the value of `put_object`, or the members of a structured object."""
         result = self.materialize(self.read_spec(ref))
         return result.objects[_VALUE] if result.metadata.get(_SINGLE) is True else result.objects
 
     def read_spec(self, ref: RemoteBundleRef | Mapping[str, Any]) -> StructuredObjectReadSpec:
-        """What to read: everything, until members are selected or sliced."""
+        """Returns a plan for reading everything. Select or slice members to read less."""
         return StructuredObjectReadSpec(ref)
 
     def materialize(self, spec: StructuredObjectReadSpec) -> StructuredObjectResult:
-        """Reads the members. Raises RuntimeError if one is not in the store, KeyError if there never was one."""
+        """Reads the members. Raises RuntimeError if one is not in the store, and KeyError for an unknown
+        member."""
         return self.materialize_into(spec, None)
 
     def materialize_into(
         self, spec: StructuredObjectReadSpec, destinations: Mapping[str, Any] | None
     ) -> StructuredObjectResult:
-        """`materialize`, with members read into the caller's arrays, tensors or `raw_destination`s, by name."""
+        """As `materialize`, into the caller's arrays, tensors or `raw_destination`s, by the names of
+        members."""
         manifest = self._bundles.manifest(bundle_ref(spec.ref))
         metadata = self._metadata(manifest)
         entries = manifest["buffers"]

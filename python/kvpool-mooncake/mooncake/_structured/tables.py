@@ -1,7 +1,8 @@
-"""Tables: columns of arrays, columns of Python values, and metadata; of one length, under one reference.
+"""Tables: columns of arrays, columns of Python values, and metadata. All columns have the same length.
 
-A table is written in stages, each a bundle. Its reference says which stage has which column, and travels between
-processes as a handle: a dictionary that JSON can express if the table's metadata can be.
+A table is written in stages, and each stage is a bundle. The table's reference lists the columns of each stage.
+It travels between processes as a handle: a dictionary. JSON can express the handle if it can express the
+table's metadata.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class MooncakeDataProtoRef:
     _storage_group_id: str | None = dataclasses.field(default=None, repr=False)
 
 
-# A table's reference in either form.
+# A table's reference, as an object or as a handle.
 DataProtoRefLike = MooncakeDataProtoRef | Mapping[str, Any]
 
 
@@ -66,12 +67,12 @@ def export_dataproto_ref(ref: MooncakeDataProtoRef) -> dict[str, Any]:
 
 
 def is_dataproto_ref_handle(value: Any) -> bool:
-    """Whether a value is the handle of a table, of any version."""
+    """Whether a value is the handle of a table, in any version of the format."""
     return isinstance(value, Mapping) and value.get("type") == DATAPROTO_REF_HANDLE_TYPE
 
 
 def import_dataproto_ref(handle: Mapping[str, Any]) -> MooncakeDataProtoRef:
-    """The table of a handle. Raises ValueError for a value that is none, or of another version."""
+    """Returns the table of a handle. Raises ValueError for any other value, and for another version."""
     if not is_dataproto_ref_handle(handle):
         raise ValueError("the value is no handle of a table")
     if handle.get("version") != DATAPROTO_REF_HANDLE_VERSION:
@@ -95,7 +96,7 @@ def import_dataproto_ref(handle: Mapping[str, Any]) -> MooncakeDataProtoRef:
 
 
 def table_ref(ref: DataProtoRefLike) -> MooncakeDataProtoRef:
-    """The reference in either form."""
+    """Returns the reference from either form."""
     if isinstance(ref, MooncakeDataProtoRef):
         return ref
     if not isinstance(ref, Mapping):
@@ -105,7 +106,8 @@ def table_ref(ref: DataProtoRefLike) -> MooncakeDataProtoRef:
 
 @dataclasses.dataclass
 class Sections:
-    """What a caller gives: columns of arrays, columns of Python values, metadata, and the length of all columns."""
+    """A caller's table: columns of arrays, columns of Python values, metadata, and the length of all
+    columns."""
 
     batch: dict[str, Any]
     values: dict[str, Any]
@@ -114,7 +116,8 @@ class Sections:
 
 
 def sections(data: Any, kind: str) -> Sections:
-    """The sections of `data`: an object or mapping that has them ("dataproto"), or a mapping of columns ("dict")."""
+    """Returns the sections of `data`. Kind "dataproto": an object or mapping with the sections. Kind "dict":
+    columns."""
     if kind not in ("dataproto", "dict"):
         raise ValueError(f"the type {kind!r} is neither 'dataproto' nor 'dict'")
     if kind == "dict":
@@ -141,7 +144,7 @@ def sections(data: Any, kind: str) -> Sections:
 
 
 def _flat(data: Mapping[str, Any]) -> Sections:
-    """Arrays and tensors are columns; so are lists of the same length. Everything else is metadata."""
+    """Sorts a mapping: arrays, tensors and lists of one length are columns. Every other value is metadata."""
     batch = {name: value for name, value in data.items() if _is_dense(value)}
     lengths = {len(value) for value in batch.values()}
     if not batch:
@@ -178,10 +181,10 @@ def _length(name: str, column: Any) -> int:
 
 
 def rows_of(wanted: Any, count: int) -> Sequence[int] | None:
-    """The numbers of the rows that are asked for; `None` for all.
+    """Returns the numbers of the requested rows; `None` for all rows.
 
-    Raises IndexError for one that is not there, and TypeError for one that is no integer. Bools are refused: they may
-    be a mask.
+    Raises IndexError for an absent row, and TypeError for a row that is no integer. Bools are refused, because
+    they may be a mask.
     """
     if wanted is None:
         return None

@@ -1,4 +1,4 @@
-"""Puts, extends, reads and removes tables."""
+"""Putting, extending, reading and removing tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Schemas = Mapping[str, FieldSchema] | None
 
 @dataclasses.dataclass
 class _Stage:
-    """A stage whose metadata was read."""
+    """A stage with its metadata."""
 
     entries: Mapping[str, Any]
     specs: Mapping[str, Any]
@@ -51,7 +51,7 @@ class MooncakeBundleTransfer(ObjectTransfer):
     ) -> MooncakeDataProtoRef:
         """Puts a table: an object or mapping with the sections `batch`, `non_tensor_batch` and `meta_info`.
 
-        With the type "dict" it is a mapping of columns; values that are no columns are metadata.
+        With the type "dict", it is a mapping of columns, and all other values are metadata.
         """
         given = tables.sections(data, type)
         ref = MooncakeDataProtoRef(
@@ -72,7 +72,7 @@ class MooncakeBundleTransfer(ObjectTransfer):
         field_schemas: _Schemas = None,
         config: Any = None,
     ) -> MooncakeDataProtoRef:
-        """`put` of an object with sections."""
+        """As `put`, for an object with sections."""
         return self.put(
             data, namespace=namespace, partition=partition, stage=stage, chunk_bytes=chunk_bytes,
             policy=policy, config=config, field_schemas=field_schemas,
@@ -90,9 +90,10 @@ class MooncakeBundleTransfer(ObjectTransfer):
         field_schemas: _Schemas = None,
         config: Any = None,
     ) -> MooncakeDataProtoRef:
-        """The table with further columns, of as many rows; `ref` stays as it is.
+        """Returns the table with further columns of the same number of rows. The table of `ref` does not
+        change.
 
-        Raises ValueError for a column that is there, unless with `overwrite`, or for another number of rows.
+        Raises ValueError for another number of rows, and, without `overwrite`, for a column that exists.
         """
         old, given = tables.table_ref(ref), tables.sections(data, "dataproto")
         if given.rows != old.batch_size:
@@ -104,7 +105,7 @@ class MooncakeBundleTransfer(ObjectTransfer):
         stages = dict(old.stage_refs)
         index = dict(old.field_index)
         if stage in stages:
-            # The earlier bundle stays a part of the table, so that a removal of the table finds it.
+            # The earlier bundle stays in the table's reference, so that a removal of the table finds it.
             aside = next(name for n in range(1, len(stages) + 2) if (name := f"{stage}#{n}") not in stages)
             stages[aside] = stages.pop(stage)
             moved = {name: place for name, place in index.items() if place.stage == stage}
@@ -125,7 +126,7 @@ class MooncakeBundleTransfer(ObjectTransfer):
         schemas: _Schemas,
         config: Any,
     ) -> MooncakeDataProtoRef:
-        """The table with the columns in a stage of their own, if there are any."""
+        """Returns the table with the columns as a new stage, if there are any."""
         buffers, encoded = {}, {}
         places = {}
         for name, value in given.batch.items():
@@ -175,12 +176,12 @@ class MooncakeBundleTransfer(ObjectTransfer):
         destinations: Mapping[str, Any] | None = None,
         rows: _Rows = None,
     ) -> Any:
-        """Reads columns and rows of a table: by default all.
+        """Reads columns and rows of a table, by default all of them.
 
-        The result is a dict of the three sections, an object that `data_cls` makes of them, or with the type "dict"
-        one dict of columns and metadata. `destinations` are arrays, tensors or `raw_destination`s to read columns
-        of arrays into, by name; one for a column of Python values is a TypeError. Raises KeyError for an unknown
-        column, IndexError for an unknown row, RuntimeError if bytes are not in the store.
+        The result is a dict of the three sections, or the object that `data_cls` makes of them. With the type
+        "dict" it is one dict of columns and metadata. `destinations` are arrays, tensors or `raw_destination`s
+        for columns of arrays, by name; a column of Python values raises TypeError. Raises KeyError for an
+        unknown column, IndexError for an unknown row, and RuntimeError if bytes are not in the store.
         """
         if type not in ("dataproto", "dict"):
             raise ValueError(f"the type {type!r} is neither 'dataproto' nor 'dict'")
@@ -216,7 +217,7 @@ class MooncakeBundleTransfer(ObjectTransfer):
         destinations: Mapping[str, Any] | None = None,
         rows: _Rows = None,
     ) -> Any:
-        """`get` of the type "dataproto"."""
+        """As `get`, with the type "dataproto"."""
         return self.get(
             ref, fields=fields, batch_fields=batch_fields, non_tensor_fields=non_tensor_fields,
             meta_info_keys=meta_info_keys, data_cls=data_cls, destinations=destinations, rows=rows,
@@ -239,7 +240,7 @@ class MooncakeBundleTransfer(ObjectTransfer):
         stages = {name: self._stage(table.stage_refs[name]) for name in table.stage_refs if name in needed}
         finish: dict[str, Callable[[], Any]] = {}
         fills: list[Fill] = []
-        # Columns of Python values need their offsets before their data.
+        # A column of Python values needs its offsets before its data.
         later: list[tuple[str, _Ragged]] = []
         for name in wanted:
             place = table.field_index[name]
@@ -266,7 +267,7 @@ class MooncakeBundleTransfer(ObjectTransfer):
         return found
 
     def dataproto_manifest_view(self, ref: DataProtoRefLike) -> dict[str, Any]:
-        """What a table consists of, without its columns."""
+        """Describes a table without reading its columns."""
         table = tables.table_ref(ref)
         stages = {name: self._stage(bundle) for name, bundle in table.stage_refs.items()}
         fields: dict[str, dict[str, Any]] = {BATCH: {}, NON_TENSOR: {}}
@@ -287,11 +288,11 @@ class MooncakeBundleTransfer(ObjectTransfer):
         }
 
     def cleanup_dataproto(self, ref: DataProtoRefLike) -> None:
-        """Removes a table with all its stages. Raises RuntimeError if something stays; call again then."""
+        """Removes a table with all its stages. Raises RuntimeError if something stays: call it again then."""
         self._remove_stages(tables.table_ref(ref).stage_refs.values())
 
     def cleanup_dataproto_append(self, previous: DataProtoRefLike, appended: DataProtoRefLike) -> None:
-        """Removes what `append_dataproto_fields` put when it made `appended` of `previous`."""
+        """Removes the objects that `append_dataproto_fields` put when it made `appended` from `previous`."""
         kept = {bundle.manifest_key for bundle in tables.table_ref(previous).stage_refs.values()}
         added = tables.table_ref(appended).stage_refs.values()
         self._remove_stages(bundle for bundle in added if bundle.manifest_key not in kept)
@@ -313,7 +314,7 @@ def _chosen(
     batch_fields: Sequence[str] | None,
     non_tensor_fields: Sequence[str] | None,
 ) -> list[str]:
-    """The columns that are asked for, in order, each once."""
+    """Returns the requested columns in order, each once."""
     parts = [part for part in (batch_fields, non_tensor_fields) if part is not None]
     if fields is not None and parts:
         raise ValueError("columns are chosen by fields, or by batch_fields and non_tensor_fields, not by both")
@@ -327,7 +328,7 @@ def _chosen(
 
 
 class _Ragged:
-    """A column of Python values that is read: first where its rows are, then the rows."""
+    """A column of Python values that is being read: first the offsets of its rows, then the rows."""
 
     def __init__(self, name: str, said: Mapping[str, Any], stage: _Stage, rows: Sequence[int] | None) -> None:
         self._said = said
@@ -335,7 +336,7 @@ class _Ragged:
         self._parts = said["payload_members"]
         self._stage = stage
         self._data: Any = bytearray()
-        # Whole: both are small beside the data.
+        # Both buffers are read whole, because they are small beside the data.
         self._readings = {
             part: members.reading(name, stage.specs[member], stage.entries[member], None, None)
             for part, member in self._parts.items()
@@ -344,7 +345,7 @@ class _Ragged:
         self.first = [fill for reading in self._readings.values() for fill in reading.fills]
 
     def second(self) -> list[Fill]:
-        """The reads of the rows' bytes."""
+        """Returns the reads of the rows' bytes."""
         if "offsets" not in self._readings:
             return []
         offsets = self._readings["offsets"].value()
@@ -361,7 +362,7 @@ class _Ragged:
         return [Fill(entry, begin, room[start : start + length]) for begin, start, length in fills]
 
     def value(self) -> Any:
-        """The rows, when both reads are done."""
+        """Returns the rows after both reads."""
         rows = list(self._rows)
         nulls = self._readings["nulls"].value()[rows]
         if "data" in self._readings:

@@ -1,4 +1,4 @@
-"""What bundles, structured objects and tables are named and described by."""
+"""The types of references, policies, payloads and results of bundles, structured objects and tables."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 DEFAULT_BUNDLE_CHUNK_BYTES = 64 << 20
-# With this many bytes in this many chunks, a policy of "auto" puts several chunks at once.
+# A policy of "auto" puts chunks in parallel from this many bytes and chunks on.
 AUTO_PARALLEL_MIN_BYTES = 64 << 20
 AUTO_PARALLEL_MIN_CHUNKS = 8
 MISSING_OBJECT_ERROR = -704
-# The member of a bundle's metadata that says how each buffer is decoded.
+# The member of a bundle's metadata that describes how each buffer is decoded.
 STRUCTURED_FIELD_SPECS_KEY = "__mooncake_structured_fields__"
 STORAGE_GROUP_ID = "storage_group_id"
 
 
 class BundleStore(Protocol):
-    """What a store must have. `get_into_ranges` and `batch_remove` are used too where they are."""
+    """The methods that a store must have. `get_into_ranges` and `batch_remove` are used if the store has
+    them."""
 
     def put(self, key: str, value: Any, config: Any = None) -> int:
         """Puts bytes. Returns 0 or a negative code."""
 
     def get(self, key: str) -> bytes:
-        """The bytes of an object; none if it is absent."""
+        """Returns the bytes of an object; empty if it is absent."""
 
     def remove(self, key: str, force: bool = False) -> int:
         """Removes an object. Returns 0 or a negative code."""
 
     def is_exist(self, key: str) -> int:
-        """1 if there is such an object, 0, or a negative code."""
+        """Returns 1 if there is such an object, 0 if not, or a negative code."""
 
 
 class Missing:
-    """The one value that stands for no value."""
+    """The one value that means an absent value."""
 
     def __repr__(self) -> str:
         return "<MISSING>"
@@ -51,7 +52,7 @@ class BundleTransferPolicy:
 
     - `put_mode`: "parallel" puts up to `max_inflight_put` chunks at once, "batch" one after the other. "auto" is
       "parallel" for large bundles.
-    - `copy_mode` has no effect: kvpool moves bytes out of the caller's memory itself.
+    - `copy_mode` has no effect: kvpool moves bytes directly out of the caller's memory.
     """
 
     max_inflight_put: int = 1
@@ -59,7 +60,7 @@ class BundleTransferPolicy:
     copy_mode: Literal["auto", "zero_copy", "copy"] = "auto"
 
     def checked(self) -> BundleTransferPolicy:
-        """This policy. Raises ValueError for a value that cannot be."""
+        """Returns this policy. Raises ValueError for an invalid value."""
         if self.max_inflight_put < 1:
             raise ValueError(f"max_inflight_put must be positive, not {self.max_inflight_put}")
         for name, known in (("put_mode", ("auto", "batch", "parallel")), ("copy_mode", ("auto", "zero_copy", "copy"))):
@@ -70,14 +71,15 @@ class BundleTransferPolicy:
 
 @dataclasses.dataclass
 class RemoteBundleRef:
-    """A bundle in the store. Without its manifest, it is read from the store when it is needed."""
+    """A bundle in the store. If the reference lacks the manifest, the manifest is read from the store when
+    needed."""
 
     manifest_key: str
     manifest: dict[str, Any]
 
 
 def bundle_ref(value: RemoteBundleRef | Mapping[str, Any]) -> RemoteBundleRef:
-    """The reference in either form. Raises ValueError for a mapping without `manifest_key`."""
+    """Returns the reference from either form. Raises ValueError for a mapping without `manifest_key`."""
     if isinstance(value, RemoteBundleRef):
         return value
     if not isinstance(value, Mapping):
@@ -90,7 +92,7 @@ def bundle_ref(value: RemoteBundleRef | Mapping[str, Any]) -> RemoteBundleRef:
 
 @dataclasses.dataclass(frozen=True)
 class StructuredMemberSlice:
-    """Every `step`-th part of a member from `start` to before `end`, along one axis."""
+    """Every `step`-th part of a member along one axis, from `start` up to, but not including, `end`."""
 
     axis: int
     start: int
@@ -116,24 +118,24 @@ class StructuredObjectPayload:
 
 @dataclasses.dataclass(frozen=True)
 class StructuredObjectReadSpec:
-    """What to read of a structured object: all members if `member_names` is `None`."""
+    """The plan for reading a structured object. All members are read if `member_names` is `None`."""
 
     ref: RemoteBundleRef | Mapping[str, Any]
     member_names: tuple[str, ...] | None = None
     member_slices: tuple[tuple[str, StructuredMemberSlice], ...] = ()
 
     def select_members(self, names: Sequence[str] | None) -> StructuredObjectReadSpec:
-        """The same, of these members only."""
+        """Returns the same plan with these members only."""
         return dataclasses.replace(self, member_names=None if names is None else tuple(names))
 
     def slice_member(self, name: str, axis: int, start: int, end: int, step: int = 1) -> StructuredObjectReadSpec:
-        """The same, with a part of one member. A later slice of a member replaces an earlier one."""
+        """Returns the same plan with a part of one member. It replaces an earlier slice of the member."""
         slices = dict(self.member_slices)
         slices[name] = StructuredMemberSlice(axis, start, end, step)
         return dataclasses.replace(self, member_slices=tuple(slices.items()))
 
     def member_slice(self, name: str) -> StructuredMemberSlice | None:
-        """The slice of a member, if it has one."""
+        """Returns the slice of a member; `None` without one."""
         return dict(self.member_slices).get(name)
 
 
@@ -147,7 +149,7 @@ class StructuredObjectResult:
 
 @dataclasses.dataclass(frozen=True)
 class FieldSchema:
-    """How a column of Python values is written, instead of by what its rows are.
+    """The encoding of a column of Python values. Without a schema, the rows decide the encoding.
 
     - `codec`: "ndarray", "utf8_ragged", "bytes_ragged", "typed_ragged" or "msgpack_ragged".
     - `nullable`: whether rows may be `None`.
@@ -161,7 +163,7 @@ class FieldSchema:
 
 @dataclasses.dataclass(frozen=True)
 class StructuredFieldLocation:
-    """Where a column of a table is: the member of a stage's bundle."""
+    """The location of a table's column: a member of a stage's bundle."""
 
     stage: str
     member: str

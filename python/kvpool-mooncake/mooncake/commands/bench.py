@@ -1,7 +1,7 @@
 """transfer_engine_bench: the bandwidth between two engines, with the original's flags.
 
-`--mode=target` serves a buffer until a signal comes, and prints the session's name. `--mode=initiator` reads or
-writes that buffer for a while (`--segment_id=NAME`), and prints the bandwidth.
+`--mode=target` serves a buffer until a signal arrives, and prints the session's name. `--mode=initiator` reads
+or writes that buffer for `--duration` seconds (`--segment_id=NAME`), and prints the bandwidth.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FLAGS = (
 
 
 def serve(line: CommandLine, log: logging.Logger) -> int:
-    """One end of a measurement."""
+    """Runs one end of a measurement."""
     mode, operation = line.text("mode"), line.text("operation")
     if mode not in ("initiator", "target"):
         raise UsageError(f"--mode={mode} is neither initiator nor target")
@@ -127,7 +127,7 @@ def _initiator(engine: TransferEngine, address: int, line: CommandLine, log: log
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     sys.exit(flags.run("transfer_engine_bench", __doc__ or "", FLAGS, serve))
 
 

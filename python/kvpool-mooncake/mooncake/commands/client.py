@@ -50,7 +50,7 @@ FLAGS = (
 
 
 def size(text: str) -> int:
-    """Bytes of "4 GB", "512MiB" or "1024". Raises UsageError."""
+    """Returns the bytes of "4 GB", "512MiB" or "1024". Raises UsageError."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([kmgt])i?)?b?\s*", text.lower())
     if match is None:
         raise UsageError(f"--global_segment_size={text} is no size")
@@ -58,13 +58,14 @@ def size(text: str) -> int:
 
 
 def node_args(line: CommandLine) -> list[tuple[str, str]]:
-    """The arguments for kvstore-node, each with the flags that it comes from. Raises UsageError."""
+    """Returns the arguments of kvstore-node, each with the flags that it comes from. Raises UsageError."""
     host, port = line.text("host"), line.port("port")
     told: list[tuple[str, str]] = []
     bare = host.strip("[]")
     advertised: str | None = bare
     listen = "0.0.0.0"
-    # A name leads others here, and may lead elsewhere from here: only an address is listened at.
+    # A host name may resolve differently here than elsewhere. So the node listens at the host only if it is an
+    # address.
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(bare)
         listen = f"[{bare}]" if address.version == 6 else bare
@@ -108,14 +109,14 @@ def _medium() -> str:
 
 
 def _own_address(line: CommandLine) -> str | None:
-    """The address by which this host reaches the master."""
+    """Returns the address by which this host reaches the master; `None` if unknown."""
     first = re.split("[;,/]", _master(line).partition("://")[2])[0]
     host, _, port = first.rpartition(":")
     with contextlib.suppress(OSError, ValueError):
         for family, kind, _, _, address in socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_DGRAM
         ):
-            # Sends nothing: it only chooses a way there.
+            # Connecting a UDP socket sends nothing. It only chooses the local address.
             with socket.socket(family, kind) as way:
                 way.connect(address)
                 return str(way.getsockname()[0])
@@ -132,7 +133,7 @@ def _master(line: CommandLine) -> str:
 
 
 def serve(line: CommandLine, log: logging.Logger) -> int:
-    """Executes kvstore-node in place of this process; returns only on failure."""
+    """Replaces this process by kvstore-node. Returns only on failure."""
     told = node_args(line)
     if "http_port" in line.given and not line.is_on("enable_http_server"):
         log.warning("--http_port has no effect: it counts with --enable_http_server")
@@ -146,11 +147,12 @@ def serve(line: CommandLine, log: logging.Logger) -> int:
     if line.rest:
         log.info("kvstore-node %s", " ".join(line.rest))
     try:
-        # `setup_dummy` of a process on this host finds the pool by it; the process stays this one.
+        # `setup_dummy` on this host finds the pool by this announcement. The process id stays the same after
+        # the exec.
         announce_client(line.port("port"), [_master(line)], tenant=line.text("tenant_id"))
     except OSError as error:
         log.warning("setup_dummy will not find this client: %s", error)
-    # As open as the original. kvstore-node warns of it where nothing guards its ports.
+    # Without TLS every caller is accepted, as with the original. kvstore-node logs a warning then.
     insecure = [] if line.passes_on("--insecure") else ["--insecure"]
     try:
         os.execv(program, ["kvstore-node", *insecure, *(arg for arg, _ in told), *line.rest])
@@ -160,7 +162,7 @@ def serve(line: CommandLine, log: logging.Logger) -> int:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     sys.exit(flags.run("mooncake_client", __doc__ or "", FLAGS, serve))
 
 

@@ -1,9 +1,9 @@
 """Command lines in the original's forms.
 
-`-flag value`, `--flag value`, `-flag=value`, `--flag=value`; a bool also as `--flag`, `--noflag` and
-`--flag=false`. The last of several wins. `--flagfile`, `--fromenv`, `--tryfromenv` and `--undefok` work as in
-the original, and so does `--config_path` if it is a flag of the command. Arguments after a bare `--` are passed
-on unchanged.
+The forms are `-flag value`, `--flag value`, `-flag=value` and `--flag=value`. A bool also has `--flag`,
+`--noflag` and `--flag=false`. The last of several values wins. `--flagfile`, `--fromenv`, `--tryfromenv` and
+`--undefok` work as in the original, and so does `--config_path` if the command has it. Arguments after a bare
+`--` are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _TRUE = {"true", "t", "yes", "y", "1"}
 _FALSE = {"false", "f", "no", "n", "0"}
 _HELP = {"h", "help", "helpfull", "helpshort", "helppackage", "helpxml", "helpon", "helpmatch"}
 _WHOLE = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|[0-9]+)")
-# The least and the most that a flag of each kind holds.
+# The least and the greatest value of each kind of flag.
 _RANGES = {
     "int32": (-(1 << 31), (1 << 31) - 1),
     "int64": (-(1 << 63), (1 << 63) - 1),
     "uint32": (0, (1 << 32) - 1),
     "uint64": (0, (1 << 64) - 1),
 }
-# A flagfile that names itself ends here.
+# The depth limit ends a flag file that names itself.
 _DEEPEST = 8
 
 Value = str | int | float | bool
@@ -43,7 +43,7 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag that the original documents."""
+    """A flag of the original."""
 
     name: str
     kind: str
@@ -52,7 +52,7 @@ class Flag:
     """The default value."""
     help: str
     ignored: str = ""
-    """The reason why the flag has no effect; empty if it has one."""
+    """The reason why the flag has no effect; empty if it has an effect."""
 
 
 @dataclass(frozen=True)
@@ -69,33 +69,33 @@ class CommandLine:
     """Unknown names in the configuration file or in `--undefok`."""
 
     def text(self, name: str) -> str:
-        """A flag's value as text."""
+        """Returns a flag's value as text."""
         return str(self.values[name])
 
     def number(self, name: str) -> int:
-        """The value of a flag that is a whole number."""
+        """Returns the value of an integer flag."""
         value = self.values[name]
         assert isinstance(value, int), f"invariant: {name} was declared as a number"
         return value
 
     def port(self, name: str) -> int:
-        """The value of a flag that is a port. Raises UsageError when it is none."""
+        """Returns the value of a port flag. Raises UsageError for an invalid port."""
         value = self.number(name)
         if not 0 <= value < 65536:
             raise UsageError(f"--{name}={value} is no port")
         return value
 
     def is_on(self, name: str) -> bool:
-        """Whether a bool is set."""
+        """Returns whether a bool flag is set."""
         return self.values[name] is True
 
     def passes_on(self, flag: str) -> bool:
-        """Whether what stood behind `--` gives this flag."""
+        """Whether the arguments after `--` give this flag."""
         return any(arg == flag or arg.startswith(f"{flag}=") for arg in self.rest)
 
 
 class _Reader:
-    """Parses words into values."""
+    """Parses the words of a command line."""
 
     def __init__(self, flags: Sequence[Flag], program: str):
         self.known = {flag.name: flag for flag in flags}
@@ -107,7 +107,7 @@ class _Reader:
         self._program = program
 
     def read(self, args: Sequence[str], depth: int = 0) -> None:
-        """Reads words. Raises UsageError."""
+        """Parses words. Raises UsageError."""
         waiting = list(args)
         for name in _values_of("undefok", waiting):
             self._may_be_unknown |= {each.replace("-", "_") for each in name.split(",")}
@@ -126,21 +126,22 @@ class _Reader:
                 continue
             flag = self._flag(name, is_bare=not has_value)
             if flag is None:
-                # Its value, if it has one, cannot be told from a stray word: gflags takes it to have none.
+                # A value of an unknown flag looks like a stray word, so the flag counts as a flag without a
+                # value, as in gflags.
                 self.unknown.append(name)
                 continue
             if flag.name != name:
                 self._set(flag, "false")
                 continue
             if not has_value and flag.kind == "bool":
-                # A word behind it is its value only if it can be one.
+                # The word after a bool flag is its value only if the word is a bool.
                 text = waiting.pop(0) if waiting and waiting[0].lower() in _TRUE | _FALSE else "true"
             elif not has_value:
                 text = self._next(name, waiting)
             self._set(flag, text)
 
     def configure(self, path: str) -> None:
-        """Takes what a configuration file says of the flags that were not given."""
+        """Applies a configuration file to the flags that the command line did not give."""
         on_the_line = frozenset(self.given)
         for name, text in sources.config(path):
             flag = self.known.get(name)
@@ -169,7 +170,8 @@ class _Reader:
         return waiting.pop(0)
 
     def _flag(self, name: str, is_bare: bool) -> Flag | None:
-        """The flag of a name, or of `no` and a bool's name. `None` where it may be unknown."""
+        """Returns the flag of a name, or the bool flag of `no` and a name. `None` for an unknown flag that is
+        allowed."""
         flag = self.known.get(name)
         if flag is None and is_bare and name.startswith("no"):
             negated = self.known.get(name.removeprefix("no"))
@@ -202,7 +204,7 @@ def parse(flags: Sequence[Flag], args: Sequence[str], program: str = "") -> Comm
 
 
 def _values_of(name: str, args: Sequence[str]) -> list[str]:
-    """What the words say of one flag, wherever it stands."""
+    """Returns all values of one flag in the words."""
     found = []
     for at, arg in enumerate(args):
         if arg == "--":
@@ -242,7 +244,7 @@ def run(
     main: Callable[[CommandLine, logging.Logger], int],
     args: Sequence[str] | None = None,
 ) -> int:
-    """Runs a command with its command line; its exit code, 2 for a command line that is wrong."""
+    """Runs a command with its command line. Returns its exit code: 2 for an invalid command line."""
     args = sys.argv[1:] if args is None else args
     asked = {arg.lstrip("-").partition("=")[0] for arg in _before_rest(args) if arg.startswith("-")}
     if asked & _HELP:

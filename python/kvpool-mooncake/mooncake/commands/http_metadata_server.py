@@ -1,6 +1,6 @@
-"""mooncake_http_metadata_server: the HTTP metadata server by itself.
+"""mooncake_http_metadata_server: the HTTP metadata server as a command.
 
-kvpool asks no metadata server. This one is for deployments whose scripts start one and wait for it.
+kvpool uses no metadata server. This server is for deployments whose scripts start one and wait for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def serve(line: CommandLine, log: logging.Logger) -> int:
-    """Serves until a signal comes."""
+    """Serves until a signal arrives."""
     host, port, level = line.text("host"), line.port("port"), line.text("log_level")
     if level not in _LEVELS:
         raise UsageError(f"--log_level={level} is none of {', '.join(_LEVELS)}")
@@ -46,7 +46,7 @@ def serve(line: CommandLine, log: logging.Logger) -> int:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     sys.exit(flags.run("mooncake_http_metadata_server", __doc__ or "", FLAGS, serve))
 
 

@@ -1,4 +1,4 @@
-"""The flags of the original's logging library, which all of its commands take."""
+"""The flags of the original's logging library. All commands of the original have them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _KINDS: dict[str, tuple[tuple[str, Value], ...]] = {
 
 
 def logging_flags(command: str) -> tuple[Flag, ...]:
-    """The flags, for a command that is run in place of the original's."""
+    """Returns the flags, for the command that runs instead of the original's."""
     why = f"{command} logs to stderr; RUST_LOG sets how much"
     return tuple(
         Flag(name, kind, default, "", why) for kind, named in _KINDS.items() for name, default in named

@@ -1,8 +1,9 @@
 """mooncake_master: kvmaster, started with the original's flags.
 
 kvmaster runs as a child process. This process serves the original's metrics port (/metrics, /health,
-/get_all_segments) with data from kvmaster's own HTTP port. With a flag it also serves /metadata at another
-port. Arguments after `--` go to kvmaster unchanged, for example `-- --data-dir=/var/lib/kvmaster`.
+/get_all_segments) with data from kvmaster's own HTTP port. With `--enable_http_metadata_server` it also serves
+/metadata at another port. Arguments after `--` go to kvmaster unchanged, for example `--
+--data-dir=/var/lib/kvmaster`.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ _ASK_TIMEOUT = 5.0
 
 
 class Backend:
-    """kvmaster's own HTTP port. It is known once kvmaster has written its ready file."""
+    """kvmaster's own HTTP port. It is known after kvmaster has written its ready file."""
 
     def __init__(self, ready_file: Path):
         self._ready_file = ready_file
 
     def ask(self, path: str) -> tuple[int, bytes]:
-        """What it answers. Raises OSError while it is not there, or does not answer in time."""
+        """Returns kvmaster's answer. Raises OSError before kvmaster serves, and if it does not answer in
+        time."""
         try:
             address = json.loads(self._ready_file.read_text())["http"]
         except (FileNotFoundError, ValueError) as error:
@@ -47,7 +49,7 @@ class Backend:
             connection.close()
 
     def routes(self) -> Routes:
-        """What the original answers at its metrics port."""
+        """Returns the routes of the original's metrics port."""
         return {
             ("GET", "/metrics"): self._metrics,
             ("GET", "/health"): self._health,
@@ -69,13 +71,13 @@ class Backend:
         return text(200, "OK\n") if status == 200 else Answer(503, body)
 
     def _segments(self, _request: Request) -> Answer:
-        """One line a segment: where its node serves it. Empty until there is one."""
+        """Returns one line for each segment: the address of its node. Empty while there is no segment."""
         try:
             status, body = self.ask("/api/v1/nodes")
         except OSError as error:
             return text(503, f"{error}\n")
         if status != 200:
-            # A standby knows no nodes.
+            # A standby knows no nodes, so it is asked no further.
             return Answer(503, body)
         nodes = [node for node in json.loads(body) if node["state"] == "live"]
         lines = [f"{node['data_address']}\n" for node in nodes for _ in node["segments"]]
@@ -83,7 +85,7 @@ class Backend:
 
 
 def serve(line: CommandLine, log: logging.Logger) -> int:
-    """Runs kvmaster until it ends; its exit code."""
+    """Runs kvmaster until it ends. Returns its exit code."""
     told = kvmaster_args(line)
     for name, why in without_effect(line):
         log.warning("--%s has no effect: %s", name, why)
@@ -109,10 +111,10 @@ def serve(line: CommandLine, log: logging.Logger) -> int:
             log.info("kvmaster %s", " ".join(line.rest))
         own = ["--http-listen=127.0.0.1:0", f"--ready-file={ready_file}"]
         if not line.passes_on("--insecure"):
-            # As open as the original. kvmaster warns of it where nothing guards its ports.
+            # Without TLS every caller is accepted, as with the original. kvmaster logs a warning then.
             own.append("--insecure")
         child = Child(program, [*own, *(arg for arg, _ in told), *line.rest])
-        # Only now: a process with threads is not to be forked.
+        # The threads start after the fork of the child, because a process with threads must not fork.
         for server in servers:
             server.start()
         code = child.wait()
@@ -123,7 +125,7 @@ def serve(line: CommandLine, log: logging.Logger) -> int:
 
 
 def http_ports(line: CommandLine) -> list[tuple[str, str, int]]:
-    """What this process serves by itself, and where. Raises UsageError."""
+    """Returns the HTTP services of this process, with their addresses. Raises UsageError."""
     ports = [("metrics", metrics_host(line), line.port("metrics_port"))]
     if line.is_on("enable_http_metadata_server"):
         host = line.text("http_metadata_server_host")
@@ -136,7 +138,7 @@ def _port_flag(what: str) -> str:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     sys.exit(flags.run("mooncake_master", __doc__ or "", FLAGS, serve))
 
 

@@ -1,4 +1,4 @@
-"""The flags of mooncake_master, and what they come to as flags of kvmaster."""
+"""The flags of mooncake_master, and their translation to flags of kvmaster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mooncake._settings import after_etcd
 from mooncake.commands.flags import CommandLine, Flag, UsageError
 from mooncake.commands.logging_flags import logging_flags
 
-# The request that asks the kernel for the IPv4 address of an interface.
+# The ioctl request for the IPv4 address of an interface.
 _SIOCGIFADDR = 0x8915
 
 _THREADS = "kvmaster sizes its threads by itself"
@@ -142,14 +142,14 @@ FLAGS = (
 )
 
 _UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
-# A node is suspect after 3 s, at least two heartbeats of half a second (kvmaster's own settings).
+# kvmaster's own setting, in seconds: a node is suspect after this silence, which is several heartbeats.
 _SUSPECT_AFTER = 3
-# What a lease and a silence last at most, in ms: over a hundred years.
+# The longest lease and the longest silence, in ms: over a hundred years.
 _LONGEST_MS = 1 << 42
 
 
 def kvmaster_args(line: CommandLine) -> list[tuple[str, str]]:
-    """What kvmaster is told, each with the flags that it comes from. Raises UsageError."""
+    """Returns the arguments of kvmaster, each with the flags that it comes from. Raises UsageError."""
     rpc = "rpc_port" if line.number("rpc_port") != 0 else "port"
     host, come_from = rpc_host(line)
     told = [(f"--listen={bracketed(host)}:{line.port(rpc)}", f"--{come_from} --{rpc}")]
@@ -177,7 +177,7 @@ def kvmaster_args(line: CommandLine) -> list[tuple[str, str]]:
 
 
 def without_effect(line: CommandLine) -> list[tuple[str, str]]:
-    """The flags that were given and count only beside others that were not, each with the reason."""
+    """Returns the given flags that need another flag which was not given, each with the reason."""
     idle: list[tuple[str, str]] = []
 
     def unless(is_needed: bool, names: tuple[str, ...], why: str) -> None:
@@ -198,7 +198,7 @@ def without_effect(line: CommandLine) -> list[tuple[str, str]]:
 
 
 def rpc_host(line: CommandLine) -> tuple[str, str]:
-    """Where clients and nodes are served, and the flag that says it. Raises UsageError."""
+    """Returns the address that serves clients and nodes, and the flag that sets it. Raises UsageError."""
     name = line.text("rpc_interface")
     if not name:
         return line.text("rpc_address"), "rpc_address"
@@ -212,12 +212,12 @@ def rpc_host(line: CommandLine) -> tuple[str, str]:
 
 
 def metrics_host(line: CommandLine) -> str:
-    """Where /metrics is served. Raises UsageError."""
+    """Returns the address that serves /metrics. Raises UsageError."""
     return line.text("metrics_host") or rpc_host(line)[0]
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands before a port."""
+    """Returns a host in the form that precedes a port."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
@@ -253,7 +253,7 @@ def _milliseconds(line: CommandLine, name: str) -> int:
 def _etcd(line: CommandLine) -> tuple[str, str]:
     kind = line.text("ha_backend_type")
     if kind != "etcd":
-        # Two masters that do not know of each other would be two pools.
+        # Two masters without a common store would be two pools.
         raise UsageError(f"--ha_backend_type={kind}: with --enable_ha kvmaster keeps its metadata in etcd only")
     name = "ha_backend_connstring" if line.text("ha_backend_connstring") else "etcd_endpoints"
     text = line.text(name)

@@ -1,4 +1,4 @@
-"""The HTTP metadata server: small values by key, in memory, as engines of the original leave them there."""
+"""The HTTP metadata server: small values by key, in memory, for engines of the original."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _MAX_KEYS = 100_000
 
 
 class Metadata:
-    """The values. They go with the process."""
+    """The values. They are lost when the process ends."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
     def routes(self) -> Routes:
-        """`/metadata?key=` for GET, PUT and DELETE, and `/health`."""
+        """Returns the routes: `/metadata?key=` for GET, PUT and DELETE, and `/health`."""
         return {
             ("GET", "/metadata"): self._get,
             ("PUT", "/metadata"): self._put,
@@ -39,7 +39,7 @@ class Metadata:
         if not 0 < len(key) <= _MAX_KEY:
             return text(400, f"key must have 1 to {_MAX_KEY} characters\n")
         with self._lock:
-            # An engine's address must not be taken over by another.
+            # An engine must not overwrite another engine's address.
             if "rpc_meta" in key and key in self._values:
                 return text(400, f"{key} is there already\n")
             if key not in self._values and len(self._values) >= _MAX_KEYS:

@@ -17,11 +17,11 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 
 
 class NotFound(Exception):
-    """A command of kvpool's is neither beside the interpreter nor on the path."""
+    """A command of kvpool is neither beside the interpreter nor on the path."""
 
 
 def find(command: str) -> str:
-    """Where a command is: beside the interpreter, where the wheel puts it, or on the path."""
+    """Returns the path of a command: beside the interpreter, where the wheel puts it, or on the path."""
     beside = Path(sys.executable).parent / command
     if os.access(beside, os.X_OK):
         return str(beside)
@@ -32,9 +32,9 @@ def find(command: str) -> str:
 
 
 class Child:
-    """A command that runs below this process: it gets this one's signals, and does not outlive it.
+    """A command as a child of this process. It gets this process's signals, and does not outlive it.
 
-    To be made on the main thread, before there are others.
+    Make it on the main thread, before the process has other threads.
     """
 
     def __init__(self, program: str, args: Sequence[str]):
@@ -46,7 +46,8 @@ class Child:
         libc = ctypes.CDLL(None, use_errno=True)
 
         def die_with_parent() -> None:
-            # Asked of the kernel, so that it holds for kill -9 as well. The parent may have died before.
+            # The kernel sends this signal, so it works after kill -9 too. The parent may have died before this
+            # call.
             libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
@@ -62,13 +63,14 @@ class Child:
             self._process.send_signal(number)
 
     def wait(self) -> int:
-        """Waits for its end; its exit code, or 128 and the number of the signal that ended it."""
+        """Waits for the end of the command. Returns its exit code, or 128 plus the number of the signal that
+        ended it."""
         assert self._process, "invariant: set when the child was made"
         code = self._process.wait()
         return 128 - code if code < 0 else code
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills the command at once, and waits for its end."""
         assert self._process, "invariant: set when the child was made"
         self._process.kill()
         self._process.wait()

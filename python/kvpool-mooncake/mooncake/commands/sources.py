@@ -1,7 +1,7 @@
-"""Where flags come from beside the command line: flag files and configuration files.
+"""The sources of flags besides the command line: flag files and configuration files.
 
-A flag file has a flag a line, as on a command line with `=`. A configuration file is JSON or YAML; it names each
-flag without dashes, and nests nothing.
+A flag file has one flag on each line, as on a command line with `=`. A configuration file is JSON or YAML. It
+names each flag without dashes, and has no nested values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Unreadable(Exception):
 
 
 def flagfile(path: str, program: str) -> list[str]:
-    """The flags of a flag file that are meant for a program."""
+    """Returns the flags of a flag file that are meant for a program."""
     found, is_meant = [], True
     for number, line in enumerate(_read("--flagfile", path).splitlines(), 1):
         line = line.strip()
@@ -33,13 +33,13 @@ def flagfile(path: str, program: str) -> list[str]:
             if is_meant:
                 found.append(line)
         else:
-            # The lines below are for the programs that these patterns fit.
+            # The lines below are for programs that match these patterns.
             is_meant = any(fnmatch.fnmatch(program, pattern) for pattern in line.split())
     return found
 
 
 def config(path: str) -> Iterator[tuple[str, str]]:
-    """The names and values of a configuration file."""
+    """Yields the names and values of a configuration file."""
     text = _read("--config_path", path)
     if path.lower().endswith(".json") or text.lstrip().startswith("{"):
         return _json(path, text)
@@ -81,7 +81,7 @@ def _yaml(path: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _scalar(text: str) -> str | None:
-    """A value, quoted or not, without the remark behind it. `None` where it is none."""
+    """Returns a value, quoted or not, without a trailing comment. `None` for an invalid value."""
     if text.startswith("'"):
         match = _SINGLE.fullmatch(text)
         value, behind = (match[1].replace("''", "'"), match[2]) if match else ("", text)

@@ -1,4 +1,4 @@
-"""A small HTTP server: a table of paths, each answered by a function."""
+"""A small HTTP server: a table of paths, with one function for each path."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 _log = logging.getLogger("mooncake.http")
 
-# What one request may bring.
+# The limits of one request.
 MAX_BODY = 1 << 20
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks."""
+    """A request of a client."""
 
     query: Mapping[str, str]
     body: bytes
@@ -27,7 +27,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What it is answered."""
+    """An answer to a request."""
 
     status: int
     body: bytes
@@ -35,16 +35,16 @@ class Answer:
 
 
 def text(status: int, message: str) -> Answer:
-    """A plain answer."""
+    """Returns an answer in plain text."""
     return Answer(status, message.encode())
 
 
 Routes = Mapping[tuple[str, str], Callable[[Request], Answer]]
-"""What answers a method and a path."""
+"""The functions that answer, by method and path."""
 
 
 class Server:
-    """Listens from when it is made; answers from `start` on. Raises OSError when the port is taken."""
+    """Listens from its construction on, and answers from `start` on. Raises OSError when the port is taken."""
 
     def __init__(self, host: str, port: int, routes: Routes):
         server = _Server6 if ":" in host else _Server
@@ -52,19 +52,19 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The listening port."""
         return int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Answers, on threads of its own."""
+        """Answers requests on threads of its own."""
         threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
 
     def serve(self) -> None:
-        """Answers until `stop`, which another thread calls."""
+        """Answers requests until another thread calls `stop`."""
         self._server.serve_forever()
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stops the server."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -74,7 +74,7 @@ class _Server(http.server.ThreadingHTTPServer):
     allow_reuse_address = True
 
     def server_bind(self) -> None:
-        # The base class's own asks the name service for the host's name, which can take seconds.
+        # The base class asks the name service for the host's name, which can take seconds.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
@@ -88,7 +88,7 @@ def _handler(routes: Routes) -> type[http.server.BaseHTTPRequestHandler]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # A client that says nothing more does not keep a thread.
+        # A silent client must not occupy a thread for ever.
         timeout = 15
 
         def _answer(self) -> None:
