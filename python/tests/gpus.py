@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def torch_on_gpu() -> Any:
-    """torch, where it has a CUDA GPU. The test skips elsewhere."""
+    """Returns torch if it has a CUDA GPU. Otherwise skips the test."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA GPU")

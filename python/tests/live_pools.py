@@ -1,4 +1,4 @@
-"""Living pools for the tests of both packages, made of the commands that the wheel installs."""
+"""Pools of real processes for the tests of both packages, from the commands that the wheel installs."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ import pytest
 MIB = 1 << 20
 
 RANGES = [range(first, first + 1500) for first in range(20000, 32000, 1500)]
-"""Ports below those that the system hands out by itself. A run of both suites asks for some hundreds."""
+"""Ports below the ports that the system assigns by itself. A run of both suites needs some hundreds."""
 
 
 class Ports:
     """The ports for the tests of a process: one of `RANGES`, locked until the process ends."""
 
     def __init__(self, folder: Path, process: int) -> None:
-        """Takes the first range that no other process has. Where the search begins depends on the process.
-        `folder` has a file for the lock of each range."""
+        """Takes the first range that no other process has. The start of the search depends on the process.
+        `folder` has a lock file for each range."""
         for at in range(process, process + len(RANGES)):
             self.range = RANGES[at % len(RANGES)]
             self.lock = _locked(folder / f"kvpool-tests-{self.range.start}.lock")
@@ -42,9 +42,9 @@ class Ports:
 
 
 def _locked(file: Path) -> IO[bytes] | None:
-    """Opens and locks a file; None if another process has it."""
+    """Opens and locks a file. Returns None if another process has the lock."""
     try:
-        # The system may refuse to open another user's file in a way that would create it.
+        # The system may refuse an open that could create the file, if the file is another user's.
         if not file.exists():
             file.touch()
         lock = file.open("rb")
@@ -63,7 +63,7 @@ _ports = itertools.cycle(PORTS.range)
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Returns a port on which no process listens."""
     while True:
         port = next(_ports)
         with socket.socket() as probe:
@@ -74,7 +74,7 @@ def free_port() -> int:
 
 
 def wait_until(is_so, seconds: float = 20.0, what: str = "it") -> None:
-    """Waits until `is_so()` is true; fails when that takes longer than `seconds`."""
+    """Waits until `is_so()` is true. Fails after `seconds`."""
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, f"{what} did not come about in {seconds} s"
@@ -82,7 +82,7 @@ def wait_until(is_so, seconds: float = 20.0, what: str = "it") -> None:
 
 
 def answers(url: str) -> bool:
-    """Whether an HTTP server answers with success there."""
+    """Whether an HTTP server at the URL answers with success."""
     try:
         with urllib.request.urlopen(url, timeout=1) as response:
             return response.status == 200
@@ -91,7 +91,7 @@ def answers(url: str) -> bool:
 
 
 class Daemon:
-    """A process of a command that is on the path."""
+    """A process of a command on the path."""
 
     def __init__(self, command: str, *args: str, log: Path, env: dict[str, str] | None = None):
         program = shutil.which(command)
@@ -123,7 +123,7 @@ class Daemon:
 
 @dataclasses.dataclass
 class LivePool:
-    """One kvmaster and some kvstore-nodes, all processes of their own."""
+    """One kvmaster and some kvstore-nodes, each a process of its own."""
 
     dir: Path
     port: int = dataclasses.field(default_factory=free_port)
@@ -157,7 +157,7 @@ class LivePool:
             f"--listen=127.0.0.1:{free_port()}",
             f"--http-listen=127.0.0.1:{http}",
             f"--segment={segment}",
-            # Other pools of this host have a node-0 too.
+            # Other pools of this host also have a node-0.
             f"--shm-path={self.dir / f'node-{number}.sock'}",
             *flags,
             log=self.dir / f"node-{number}.log",
@@ -167,7 +167,7 @@ class LivePool:
         return node
 
     def kvctl(self, *args: str) -> object:
-        """What kvctl prints, as JSON."""
+        """Returns the JSON output of kvctl."""
         command = ["kvctl", "--master", self.url, "--output", "json", *args]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
         return json.loads(done.stdout)
@@ -181,7 +181,7 @@ class LivePool:
 
 @contextlib.contextmanager
 def live_pool(dir: Path, nodes: int = 1, segment: str = "256MiB", *flags: str) -> Iterator[LivePool]:
-    """A pool of its own, ended with the block."""
+    """A pool of its own, which ends with the block."""
     pool = LivePool(dir, flags=flags)
     try:
         pool.start_master()
@@ -205,7 +205,7 @@ def make_pool(tmp_path: Path) -> Iterator[Callable[..., LivePool]]:
 
 @pytest.fixture(scope="module")
 def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePool]:
-    """A pool with one node, shared by the tests of one file; tests use keys of their own."""
+    """A pool with one node for the tests of one file. Tests use keys of their own."""
     with live_pool(tmp_path_factory.mktemp("pool")) as pool:
         yield pool
 

@@ -1,4 +1,4 @@
-"""A stand-in of what SGLang's processes know of its settings."""
+"""A stand-in for the settings that SGLang's processes see."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Context:
         return self.bags[name]
 
     def publish(self, kv_cache_dtype: str = "auto", draft: str | None = None, **spec: Any) -> None:
-        """`spec` has settings of the speculative decoding, without their prefix."""
+        """`spec` has the settings of speculative decoding, without their prefix."""
         chosen = {"algorithm": None, "draft_kv_cache_dtype": draft, **dict.fromkeys(DRAFT_MODEL), **spec}
         self.bags["model"] = types.SimpleNamespace(kv_cache_dtype=kv_cache_dtype, model_path="/models/tiny")
         self.bags["spec"] = types.SimpleNamespace(

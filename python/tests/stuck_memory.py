@@ -1,4 +1,5 @@
-"""Memory whose first access waits until the test lets it go on, as after a process that the system stopped."""
+"""Memory whose first access waits until the test releases it, like memory of a process that the system
+stopped."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ _MISSING_PAGES = 1
 
 
 class StuckMemory:
-    """Memory of which the pages are missing: whoever touches it waits for `release`."""
+    """Memory with missing pages: an access waits for `release`."""
 
     def __init__(self, length: int) -> None:
-        """`length`: in bytes, whole pages. Skips the test where the system does not permit it."""
+        """`length`: in bytes, whole pages. Skips the test if the system does not permit it."""
         self._faults = _fault_file()
         self._memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._length = length
@@ -30,7 +31,7 @@ class StuckMemory:
         fcntl.ioctl(self._faults, _ask(0x00, len(register)), register)
 
     def release(self) -> None:
-        """Whoever waits goes on, and finds zeros."""
+        """Ends the waits of all accesses, which find zeros."""
         if self._is_stuck:
             zero = bytearray(struct.pack("=3Qq", self.address, self._length, 0, 0))
             fcntl.ioctl(self._faults, _ask(0x04, len(zero)), zero)
@@ -38,7 +39,7 @@ class StuckMemory:
             self._is_stuck = False
 
     def read(self) -> bytes:
-        """The bytes; after `release` alone."""
+        """Returns the bytes. Call it only after `release`."""
         return ctypes.string_at(self.address, self._length)
 
 
@@ -56,5 +57,5 @@ def _fault_file() -> int:
 
 
 def _ask(number: int, size: int) -> int:
-    """A request of ioctl that reads and writes `size` bytes."""
+    """Returns an ioctl request that reads and writes `size` bytes."""
     return 3 << 30 | size << 16 | _API << 8 | number

@@ -48,7 +48,7 @@ def test_every_method_answers_as_without_async(shared_pool: LivePool) -> None:
 
 def test_a_pool_is_closed_on_another_thread_than_the_loops(shared_pool: LivePool) -> None:
     class Noting:
-        """A pool that notes which thread closes it."""
+        """A pool that notes the thread which closes it."""
 
         def __init__(self) -> None:
             self.pool = kvpool.Pool.connect(shared_pool.url)
@@ -115,13 +115,13 @@ def test_a_cancelled_get_ends_when_its_memory_is_the_callers_again(own_pool: Liv
             await asyncio.sleep(0.2)
             getting.cancel()
             await asyncio.sleep(0.1)
-            # Cancelled once more, it still does not let go of memory that a transfer may write.
+            # A second cancellation must not release memory that a transfer may write.
             getting.cancel()
             assert not getting.done()
             with pytest.raises(asyncio.CancelledError):
                 await getting
             assert 0.5 < time.monotonic() - began < 3.0
-            # It can be resized: nothing holds it. And nothing writes it.
+            # The buffer can be resized, so nothing holds it. No transfer writes into it either.
             target[:] = b"\xaa" * size
             target.extend(b"\xaa")
             own_pool.nodes[0].send(signal.SIGCONT)

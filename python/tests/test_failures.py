@@ -1,4 +1,4 @@
-"""What callers see when the pool's processes die or hang."""
+"""The errors of callers when processes of the pool die or hang."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_memory_is_not_touched_after_a_call_that_timed_out(own_pool: LivePool) -
             node.send(signal.SIGCONT)
             time.sleep(0.3)
             assert target[:] == b"\xaa" * size
-        # The node was stopped in the middle of a transfer at least once, or nothing was shown.
+        # The node was stopped within a transfer at least once, or the test shows nothing.
         assert touched_after > 0
         assert pool.get("large", timeout=10.0) == source[:]
 
@@ -136,7 +136,7 @@ def test_an_interrupt_is_raised_when_the_call_under_way_has_ended(own_pool: Live
     with kvpool.Pool.connect(own_pool.url, control_timeout=1.0) as pool:
         assert own_pool.master is not None
         own_pool.master.send(signal.SIGSTOP)
-        # A process that a shell has put in the background ignores it.
+        # A process in the background of a shell ignores this signal.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             interrupting = threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,))

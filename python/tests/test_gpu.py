@@ -19,7 +19,7 @@ __all__ = ["torch_on_gpu"]
 
 MIB = 1 << 20
 LONG = 200_000_000
-"""Some hundred milliseconds of a GPU, in its cycles."""
+"""Some hundred milliseconds, in cycles of a GPU."""
 
 _keys = (f"gpu-{n}" for n in itertools.count())
 
@@ -27,7 +27,7 @@ _keys = (f"gpu-{n}" for n in itertools.count())
 @pytest.fixture
 def pool(torch_on_gpu: Any, shared_pool: LivePool) -> Iterator[kvpool.Pool]:
     with kvpool.Pool.connect(shared_pool.url) as pool:
-        # The staging memory is there from here on: its allocation may wait for the GPU.
+        # The staging memory exists from here on. Its allocation may wait for the GPU.
         first = torch_on_gpu.zeros(MIB, dtype=torch_on_gpu.uint8, device="cuda")
         assert pool.batch_put(["first"], [first], upsert=True) == [True]
         yield pool
@@ -40,7 +40,7 @@ def some_bytes(torch: Any, count: int, seed: int = 1) -> Any:
 
 
 def beside_a_capture(torch: Any, work: Callable[[], None]) -> None:
-    """Does the work on another thread while this one captures a graph, and replays the graph."""
+    """Runs `work` on another thread while this thread captures a graph, and replays the graph."""
     graph, counter = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
     with torch.cuda.graph(graph, capture_error_mode="global"):
         counter += 1
@@ -86,7 +86,7 @@ def test_one_batch_has_blocks_of_the_gpu_and_of_the_host(torch_on_gpu: Any, pool
     assert bytes(host) == b"host" and torch.equal(pinned_back, pinned)
     assert torch.equal(back[6000:6050], torch.cat([on_gpu[:7], on_gpu[4000:4043]]))
     assert torch.equal(back[7000:7053], on_gpu[4043:]) and not back[7053:].any()
-    # Between the targets nothing was written.
+    # The bytes between the targets are unchanged.
     assert not back[4096:5000].any() and not back[5096:6000].any() and not back[6050:7000].any()
 
 
@@ -111,7 +111,7 @@ def test_host_and_gpu_memory_in_one_block_is_refused(torch_on_gpu: Any, pool: kv
 
 def test_a_block_in_layers_comes_back_to_other_places(torch_on_gpu: Any, pool: kvpool.Pool) -> None:
     torch = torch_on_gpu
-    # As engines have it: in each layer the blocks lie side by side.
+    # As in engines, the blocks of each layer are adjacent.
     layers = some_bytes(torch, 64 * 8 * 16384).view(64, 8, 16384)
     keys = [next(_keys) for _ in range(8)]
     assert pool.batch_put(keys, [list(layers[:, block]) for block in range(8)]) == [True] * 8
@@ -219,7 +219,7 @@ def test_cupy_arrays_name_their_stream(torch_on_gpu: Any, pool: kvpool.Pool) -> 
 def test_what_is_outside_an_allocation_is_refused(torch_on_gpu: Any, pool: kvpool.Pool) -> None:
     block = some_bytes(torch_on_gpu, 4096)
     good, bad = next(_keys), next(_keys)
-    # Its processor would read memory that it cannot reach.
+    # The processor would read memory that it cannot access.
     for outside in [(block.data_ptr(), 1 << 42), (block.data_ptr() - (1 << 42), (1 << 42) + 8)]:
         stored, failed = pool.batch_put([good, bad], [b"x", outside], upsert=True)
         assert stored is True and isinstance(failed, kvpool.InvalidArgumentError)
@@ -273,7 +273,7 @@ def test_blocks_move_beside_the_capture_of_a_graph(torch_on_gpu: Any, make_pool:
     url = make_pool().url
 
     def move() -> None:
-        # A client of its own: it allocates pinned memory and streams while the capture goes on.
+        # A client of its own allocates pinned memory and streams during the capture.
         with kvpool.Pool.connect(url) as pool:
             outcomes.append(pool.put("captured", (block.data_ptr(), MIB)))
             outcomes.append(pool.batch_get(["captured"], [(other.data_ptr(), MIB)]))
@@ -314,7 +314,7 @@ def test_the_connectors_staging_gathers_and_scatters(torch_on_gpu: Any, device: 
 
     torch = torch_on_gpu
     blocks = 32
-    # Two layers with keys before values in each block, and one whose heads lie outside of its blocks.
+    # Two layers with keys before values in each block, and a layer whose heads are outside its blocks.
     caches = [some_bytes(torch, blocks * 8192, seed=at).view(blocks, 2, 16, 256).to(device) for at in (1, 2)]
     caches.append(some_bytes(torch, 4 * blocks * 1024, seed=3).view(4, blocks, 1024).transpose(0, 1).to(device))
     memory = group_memory(caches, blocks, kept=False, stage=True, staging_bytes=1 << 20)

@@ -1,4 +1,4 @@
-"""Hand-offs between sessions of this process, and with one that is killed."""
+"""Hand-offs between sessions of this process, and with a process that is killed."""
 
 import inspect
 import os
@@ -228,7 +228,7 @@ sys.stdin.read()
 
 
 def test_other_threads_go_on_while_a_session_that_is_garbage_ends() -> None:
-    # So many bytes that prefill is stopped in the middle of them. The end of decode's session waits for it.
+    # The request is large, so that prefill is stopped within it. The end of decode's session waits for it.
     pages, page_bytes = 64, 4 << 20
     example = f"""
 import sys, numpy as np

@@ -1,4 +1,4 @@
-"""The example proxy, as a process of its own, before prefill and decode engines that are processes too.
+"""The example proxy, as a process of its own, in front of prefill and decode engines that are processes too.
 
 This file is also the program of an engine: `python test_handoff_proxy.py prefill|decode NUMBER BOOTSTRAP`. An engine
 computes KV that the prompt determines. Decode answers with the digest of the KV in its own pages.
@@ -170,7 +170,7 @@ class Engine:
                     self.memory[at, own] = np.frombuffer(kv(prompt, at, page), dtype="uint8")
 
     async def taken(self, prompt: str) -> list[int]:
-        """Pages for a prompt, once there are enough."""
+        """Takes pages for a prompt, as soon as there are enough."""
         count = page_count(prompt)
         async with self.freed:
             await self.freed.wait_for(lambda: len(self.free) >= count)
@@ -184,7 +184,7 @@ class Engine:
             self.freed.notify_all()
 
     def give_back_after(self, transfer: handoff.Sending | handoff.Receiving, pages: list[int]) -> None:
-        """Gives the pages back once nothing touches them for this transfer."""
+        """Gives the pages back once no transfer touches them."""
 
         async def wait() -> None:
             await asyncio.to_thread(transfer.wait, 2 * WAIT)
@@ -238,7 +238,7 @@ class Engine:
         url = f"http://127.0.0.1:{int(runner.addresses[0][1])}"
         print(json.dumps({"url": url, "address": self.session.address}), flush=True)
         await asyncio.to_thread(sys.stdin.buffer.read)
-        # Without the teardown of a server: requests may be held.
+        # The server is not torn down in order, because it may hold requests.
         os._exit(0)
 
 
@@ -260,7 +260,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 class EngineProcess:
-    """An engine, from outside. It ends with its standard input, and so never outlives the tests."""
+    """An engine, from outside. It ends when its standard input ends, and so never outlives the tests."""
 
     def __init__(self, role: str, number: int, bootstrap: str):
         self.name = f"{role}-{number}"
@@ -299,7 +299,7 @@ class Engines:
         self.decode: list[EngineProcess] = []
 
     def start(self, *roles: str) -> list[EngineProcess]:
-        """Starts one engine for each role, all at once."""
+        """Starts one engine for each role, all at the same time."""
         started = []
         for role in roles:
             engine = EngineProcess(role, self._numbers[role], self._bootstrap)
@@ -357,7 +357,7 @@ def start_proxy(tmp_path: Path) -> Iterator[StartProxy]:
 
 
 def run(scenario: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:
-    """Runs a scenario with an HTTP client. What does not answer within WAIT fails."""
+    """Runs a scenario with an HTTP client. Fails if an answer takes longer than WAIT."""
 
     async def with_client() -> T:
         timeout, connector = aiohttp.ClientTimeout(total=WAIT), aiohttp.TCPConnector(limit=0)
@@ -376,7 +376,7 @@ def ask(http: aiohttp.ClientSession, proxy: ProxyProcess, name: str, **body: Any
 async def answer_of(
     http: aiohttp.ClientSession, proxy: ProxyProcess, name: str, **body: Any
 ) -> tuple[int, dict[str, Any]]:
-    """The status and the body of an answer."""
+    """Returns the status and the body of an answer."""
     async with ask(http, proxy, name, **body) as answer:
         return answer.status, await answer.json()
 
@@ -386,19 +386,19 @@ def prompt_of(name: str) -> str:
 
 
 async def event(http: aiohttp.ClientSession, engine: EngineProcess, name: str) -> None:
-    """Waits until an engine was told of a request (`told-NAME`) or lost its caller (`gone-NAME`)."""
+    """Waits until an engine has received a request (`told-NAME`) or lost its caller (`gone-NAME`)."""
     async with http.get(f"{engine.url}/events/{name}") as answer:
         assert answer.status == 200
 
 
 async def let_go(http: aiohttp.ClientSession, engine: EngineProcess, name: str) -> None:
-    """Lets an engine go on with a request that it holds."""
+    """Lets an engine continue with a request that it holds."""
     async with http.post(f"{engine.url}/events/go-{name}") as answer:
         assert answer.status == 200
 
 
 async def told_to(http: aiohttp.ClientSession, engine: EngineProcess, names: list[str]) -> dict[str, dict[str, Any]]:
-    """What an engine was told, by the names of the requests. Each was told at most once."""
+    """Returns the requests that an engine received, by their names. It received each at most once."""
     async with http.get(f"{engine.url}/told") as answer:
         told = [one for one in await answer.json() if one["request"] in names]
     by_name = {one["request"]: one for one in told}
@@ -407,7 +407,7 @@ async def told_to(http: aiohttp.ClientSession, engine: EngineProcess, names: lis
 
 
 def check_right(name: str, answer: tuple[int, dict[str, Any]], kv_from: str | None = None) -> None:
-    """The answer is the digest of the KV of the prompt of `name`."""
+    """Checks that the answer is the digest of the KV of the prompt of `name`."""
     status, body = answer
     assert status == 200, body
     choice = body["choices"][0]
@@ -434,7 +434,7 @@ def test_each_request_is_between_one_prefill_and_one_decode(
     pairs: collections.Counter[tuple[str, str]] = collections.Counter()
     rooms, rooms_of_proxy = set(), 0
     for name, answer in zip(names, answers, strict=True):
-        # Decode learns by the bootstrap server from whom the bytes came, not by the proxy.
+        # Decode learns the source of the bytes from the bootstrap server, not from the proxy.
         by, to = answer[1]["kv_from"], answer[1]["engine"]
         check_right(name, answer)
         pairs[by, to] += 1
@@ -450,7 +450,7 @@ def test_each_request_is_between_one_prefill_and_one_decode(
         assert told[to][name]["max_tokens"] == 16
     assert pairs == {(by, to): 4 for by in prefill for to in decode}
     assert len(rooms) == len(names)
-    # The first request to each prefill engine tells its address.
+    # The first request to each prefill engine gives the engine's address.
     assert rooms_of_proxy == (len(names) - 2 if is_together else 0)
 
 
@@ -637,7 +637,7 @@ def test_engines_stop_with_the_request_of_a_client_that_has_gone(
     proxy = start_proxy([prefill], [decode], "--together")
 
     async def scenario(http: aiohttp.ClientSession) -> None:
-        # The first request is in turn, the third at once.
+        # The first request goes to the engines in turn, the third to both at the same time.
         for name, engines_of_it in (("gone-1", [prefill]), ("stays", []), ("gone-2", [prefill, decode])):
             hold = ["prefill"] if engines_of_it else []
             asking = asyncio.create_task(answer_of(http, proxy, name, hold=hold))

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from live_pools import LivePool
 
-# How long the calls would wait by themselves, and when at the latest an interrupted one has ended. On a
-# machine that does nothing else it takes a tenth of a second.
+# The time that the calls would wait without a signal, and the latest end of an interrupted call. On an idle
+# machine the interruption takes a tenth of a second.
 LONG = 60.0
 SOON = 15.0
 
 
 @pytest.fixture(autouse=True)
 def ctrl_c_counts() -> Iterator[None]:
-    """A shell starts a job in the background with Ctrl-C ignored, and Python leaves it so."""
+    """Restores Ctrl-C: a shell starts background jobs with Ctrl-C ignored, and Python keeps that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -44,7 +44,7 @@ def must_be_interrupted(call: Callable[[], object]) -> None:
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt), interrupted():
         call()
-        # Where the call answers with codes, the exception comes right behind it.
+        # If the call returns codes, the exception comes directly after it.
         time.sleep(0.01)
     assert time.monotonic() - began < SOON
 
@@ -55,7 +55,7 @@ def connected(live: LivePool) -> kvpool.Pool:
 
 @pytest.fixture
 def full_pool(make_pool: Callable[..., LivePool]) -> LivePool:
-    """A pool that nothing can be put into: what it holds is pinned."""
+    """A pool without room for a put, because all its blocks are pinned."""
     live = make_pool(1, "16MiB")
     with kvpool.Pool.connect(live.url) as pool:
         while True:
@@ -70,9 +70,9 @@ def test_a_put_that_waits_for_room_ends_with_ctrl_c(full_pool: LivePool) -> None
         block = bytearray(4 << 20)
         must_be_interrupted(lambda: pool.put("new", block))
         must_be_interrupted(lambda: pool.batch_put(["a", "b"], [block, block]))
-        # The memory is the caller's again: it can be made smaller, which nobody may be using then.
+        # The memory belongs to the caller again: it can be resized, which needs that no transfer uses it.
         block.clear()
-        # And the pool is as it was.
+        # The pool is unchanged.
         assert pool.is_exist(["new", "a"]) == [False, False]
 
 
@@ -123,7 +123,7 @@ def test_every_call_that_waits_for_the_master_ends_with_ctrl_c(own_pool: LivePoo
 def test_no_byte_comes_into_memory_that_an_interrupted_call_gave_back(
     make_pool: Callable[..., LivePool],
 ) -> None:
-    """The node stops in the middle of a block, for longer than a call waits for memory by itself."""
+    """The node stops within a block, for longer than a call normally waits for its memory."""
     live = make_pool(1, "512MiB")
     # One of two attempts may take half of it, which is more than the ten seconds of grace.
     timeout = 28.0

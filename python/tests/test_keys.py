@@ -13,7 +13,7 @@ LLAMA = kvpool.Namespace("tenant", model="llama", dtype="bf16", parallel_rank="0
 
 
 def by_hand(namespace: kvpool.Namespace, block_tokens: int, tokens: list[int]) -> list[bytes]:
-    """The rule as DESIGN says it, in Python."""
+    """The documented rule for keys, in Python."""
     fields = (namespace.model, namespace.dtype, namespace.parallel_rank, namespace.salt)
     seed = b"".join(struct.pack("<I", len(field)) + field.encode() for field in fields)
     digest, keys = hashlib.sha256(seed).digest(), []

@@ -10,12 +10,12 @@ from pathlib import Path
 import live_pools
 import pytest
 
-# The first port that Linux hands out by itself, with its own settings.
+# The first port that Linux assigns by itself, with its default settings.
 HANDED_OUT = 32768
 
 
 def test_suites_side_by_side_have_ports_of_their_own(tmp_path: Path) -> None:
-    # Some with the same remainder, as two runs of both suites may have.
+    # Some processes have the same remainder, as in two runs of both suites.
     taken = [live_pools.Ports(tmp_path, process) for process in (8, 9, 16, 17, 3, 5, 7, 15)]
     ports = [set(one.range) for one in taken]
     assert all(len(one) == 1500 for one in ports)

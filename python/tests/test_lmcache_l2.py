@@ -21,7 +21,7 @@ BFLOAT, HALF, BYTES = "torch.bfloat16", "torch.float16", "torch.uint8"
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A key of LMCache's, which has no element type."""
+    """A key of LMCache, which has no element type."""
 
     chunk_hash: bytes = HASH
     model_name: str = "org/tiny"
@@ -42,7 +42,7 @@ class Layout:
 
 
 class Item:
-    """An object in LMCache's memory. It lists its parts unless it is of LMCache's own checks."""
+    """An object in LMCache's memory. It lists its parts, except as an object of LMCache's own checks."""
 
     data_ptr = 4096
 
@@ -61,7 +61,7 @@ class Item:
 
 
 def serialized(size: int = 64) -> Item:
-    """LMCache gives and takes serialized objects as bytes in one row."""
+    """LMCache passes serialized objects as one row of bytes."""
     return Item(BYTES, size=size, shape=(size,))
 
 
@@ -188,7 +188,7 @@ def until(is_so: Callable[[], Any], what: str) -> Any:
 
 
 class Server:
-    """An adapter, called as LMCache's server does."""
+    """An adapter, with the calls of LMCache's server."""
 
     def __init__(self, adapter: Any) -> None:
         self.adapter = adapter
@@ -199,7 +199,7 @@ class Server:
         return bool(done[number].is_successful)
 
     def finds(self, *types: str, key: Key = Key()) -> bool:
-        """A lookup, and the unlock of its hit."""
+        """Looks an object up, and unlocks it if it was found."""
         found = self.locks({key.object_group_id: Layout(list(types))} if types else {}, key)
         self.adapter.submit_unlock([key])
         return found
@@ -343,7 +343,7 @@ def test_a_serialized_object_that_is_shorter_than_its_room_is_loaded(serve: Call
     room = serialized(size=64)
     assert server.finds(BFLOAT) and server.loads(room)
     assert room.get_size() == 40
-    # The bytes of a longer object are not whole.
+    # The bytes of a longer object are incomplete.
     assert not server.loads(serialized(size=39))
 
 
@@ -385,12 +385,12 @@ def test_serialized_objects_before_the_first_lookup_have_no_name(
     assert not server.store(serialized()) and not server.loads(serialized())
     assert not pool.stored
     assert "set serde in adapter_params" in caplog.text
-    # They told no types either.
+    # These objects gave no types either.
     assert not server.finds()
     assert not server.finds(kind)
     assert server.store(Item(kind)) and server.finds(kind) and server.loads(Item(kind))
     assert not server.loads(serialized())
-    # Objects of LMCache's benchmark are a row of bytes too, without a list of parts.
+    # Objects of LMCache's benchmark are also a row of bytes, without a list of parts.
     other = serve()
     assert other.store(Item(BYTES, shape=(64,), lists_parts=False), Key(model_name="bench"))
 

@@ -1,4 +1,4 @@
-"""Locks of the LMCache adapter over a living pool: what needs no LMCache."""
+"""The locks of the LMCache adapter over a live pool: the part that needs no LMCache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def locks() -> Iterator[Locks]:
 
 
 def leased(pool: kvpool.Pool, keys: str) -> list[bool]:
-    """Which of the keys are leased, one letter each."""
+    """Whether each of the keys, one letter each, is leased."""
     return [known is not None and known.lease_left > 0 for known in pool.describe(list(keys))]
 
 
@@ -70,7 +70,7 @@ def test_a_lock_outlasts_the_lease_that_it_began_with(pool: kvpool.Pool, locks: 
 
 
 class Failing:
-    """A pool of which one call fails, once."""
+    """A pool of which one call fails once."""
 
     def __init__(self, pool: kvpool.Pool, call: str) -> None:
         self._pool = pool
@@ -101,7 +101,7 @@ def test_a_lookup_that_fails_half_way_locks_nothing(pool: kvpool.Pool, locks: Lo
 
 def test_a_lock_outlasts_a_renewal_that_failed_and_a_lease_that_ended(pool: kvpool.Pool) -> None:
     class Lease:
-        """A lease of half a second whose first renewal fails, and whose second one is refused."""
+        """A lease of half a second. Its first renewal fails, and its second renewal is refused."""
 
         def __init__(self) -> None:
             self.end = time.monotonic() + 0.5

@@ -1,5 +1,4 @@
-"""LMCache's remote connector over stand-ins of LMCache's own classes: memory that is full, names, and what it
-refuses."""
+"""LMCache's remote connector over stand-ins of LMCache's own classes: full memory, names, and refusals."""
 
 from __future__ import annotations
 
@@ -71,7 +70,7 @@ class Room:
 
 
 class Memory:
-    """Stands for LMCache's memory of this host. Without an end for its wait it would wait for ever."""
+    """Stands for LMCache's memory of this host. LMCache's own wait for memory has no end."""
 
     config = metadata = "of an engine"
 
@@ -93,7 +92,7 @@ class Memory:
 
 
 class Pool:
-    """Stands for the pool and for the connection to it. It has a chunk for every name that is not missing."""
+    """Stands for the pool and the connection to it. It has a chunk under every name that is not missing."""
 
     def __init__(self) -> None:
         self.outcome: Any = CHUNK
@@ -258,7 +257,7 @@ def test_a_get_that_fails_after_its_first_chunk_gives_all_its_memory_back(
     memory = Memory()
     made = connector(remote, memory=memory)
     cuts = [made.reshape_partial_chunk]
-    # The first chunk takes the only cut that there is.
+    # The first chunk takes the only cut.
     monkeypatch.setattr(made, "reshape_partial_chunk", lambda *chunk: cuts.pop()(*chunk))
     with pytest.raises(LookupError):
         asyncio.run(made.batched_get(KEYS))
@@ -287,7 +286,7 @@ def test_a_get_that_lmcache_cancels_gives_its_memory_back(remote: Any, pool: Poo
 
 
 class Instrumented:
-    """Puts as LMCache's wrapper of every connector: it gives the memory back when its wait ends."""
+    """Puts like LMCache's wrapper of every connector, which frees the memory when its wait ends."""
 
     def __init__(self, connector: Any) -> None:
         self.connector = connector
@@ -329,10 +328,10 @@ def test_a_put_that_lmcache_cancels_keeps_its_memory_until_it_has_ended(
         putting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await putting
-        # The put still reads it.
+        # The put still reads the memory.
         assert memory.used == chunks
         pool.goes_on.set()
-        # The end of the loop waits for the put's thread, and runs no callback after it.
+        # The end of the loop waits for the put's thread, and runs no callback afterwards.
 
     asyncio.run(cancel())
     assert not memory.used
@@ -378,13 +377,13 @@ def test_a_put_that_cannot_begin_gives_its_memory_back(remote: Any) -> None:
 
 
 def test_lmcaches_scheduler_looks_chunks_up_without_memory(remote: Any, pool: Pool) -> None:
-    # What LMCache passes there has no attributes.
+    # The object that LMCache passes there has no attributes.
     made = connector(remote, memory=types.SimpleNamespace())
     assert made.batched_contains(KEYS) == 4
     assert made.exists_sync(KEYS[0]) and asyncio.run(made.exists(KEYS[0]))
     pool.missing = {2}
     assert asyncio.run(made.batched_async_contains("lookup", KEYS)) == 2
-    # It never loads, and has no room for it.
+    # The scheduler never loads, and has no room for chunks.
     assert asyncio.run(made.batched_get(KEYS)) == [None] * 4
     assert not pool.has_begun.is_set()
 

@@ -1,4 +1,4 @@
-"""What may hold a block's bytes, and what may not."""
+"""The memory that may hold a block's bytes, and the memory that may not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pool(shared_pool: LivePool) -> Iterator[kvpool.Pool]:
 
 
 def kinds() -> list[tuple[str, Any, Any]]:
-    """For each kind of memory: its name, a block of 4096 bytes, and a target for it."""
+    """Returns for each kind of memory: its name, a block of 4096 bytes, and a target for the block."""
     pattern = bytes(n % 256 for n in range(4096))
     return [
         ("bytes", pattern, bytearray(4096)),
@@ -41,7 +41,7 @@ def kinds() -> list[tuple[str, Any, Any]]:
 
 
 def raw(memory: Any) -> bytes:
-    """The bytes of any kind of memory."""
+    """Returns the bytes of any kind of memory."""
     return bytes(memory.tobytes() if hasattr(memory, "tobytes") else memory)
 
 
@@ -99,7 +99,7 @@ def test_an_address_and_a_length_may_be_other_integers(pool: kvpool.Pool, kind: 
     key = next(_keys)
     assert pool.put(key, (kind(source.ctypes.data), kind(1000))) is True
     assert pool.get(key) == source.tobytes()
-    # One of them may be an int.
+    # One of the two may be an int.
     assert pool.batch_get([key], [(target.ctypes.data, kind(1000))]) == [1000]
     assert (target == source).all()
     pool.register_buffer((kind(source.ctypes.data), kind(1000))).unregister()
@@ -166,7 +166,7 @@ def test_memory_of_python_objects_is_refused(pool: kvpool.Pool) -> None:
 
 
 class Tensor:
-    """What a torch tensor shows of itself."""
+    """The attributes of a torch tensor."""
 
     def __init__(
         self, memory: Any, device: str = "cpu", contiguous: bool = True, conjugate: bool = False
@@ -208,7 +208,7 @@ def test_what_looks_like_a_tensor_is_used_in_place(pool: kvpool.Pool) -> None:
 
 
 class CudaArray:
-    """What CuPy, Numba and others show of an array on a GPU. The memory behind this one is on none."""
+    """The attributes of a GPU array of CuPy, Numba and others. Its memory is on no GPU."""
 
     def __init__(self, memory: Any, **shown: Any) -> None:
         self.memory = memory
@@ -229,7 +229,7 @@ def test_memory_of_a_gpu_is_told_by_its_owner_and_never_taken_for_the_hosts(pool
     strides = (memory.itemsize,)
     on_a_gpu = [Tensor(memory, "cuda"), CudaArray(memory), CudaArray(memory, strides=strides)]
     for one in on_a_gpu:
-        # Where there is no GPU, or another memory at the address, it is that block's own fault.
+        # Without a GPU, or with other memory at the address, only that block fails.
         for block in (one, [one, one]):
             stored, failed = pool.batch_put([good, "on a gpu"], [b"x", block], upsert=True)
             assert stored is True and isinstance(failed, kvpool.InvalidArgumentError)
@@ -253,14 +253,14 @@ def test_an_array_on_a_gpu_that_cannot_be_used_as_asked_says_why(pool: kvpool.Po
         assert isinstance(failed, kvpool.InvalidArgumentError) and why in str(failed)
     with pytest.raises(TypeError):
         pool.put(next(_keys), CudaArray(memory, data=None))
-    # A dimension of one may have any stride.
+    # A dimension of length one may have any stride.
     (failed,) = pool.batch_get([next(_keys)], [CudaArray(memory, shape=(1, 256), strides=(7, 4))])
     assert "memory of a GPU" in str(failed)
 
 
 def test_an_array_of_the_host_that_a_gpu_reaches_too_is_host_memory(pool: kvpool.Pool) -> None:
     class Mapped(numpy.ndarray):
-        """As Numba's mapped arrays are."""
+        """A host array that a GPU can reach, like Numba's mapped arrays."""
 
         __cuda_array_interface__ = property(lambda self: CudaArray(self).__cuda_array_interface__)
 

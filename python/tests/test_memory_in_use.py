@@ -1,4 +1,5 @@
-"""A transfer that still uses a call's memory long after the call has ended: nobody takes it for free."""
+"""A transfer still uses a call's memory long after the call has ended: no caller may take the memory for
+free."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def test_memory_that_a_transfer_still_uses_is_named_by_an_error_that_can_wait(
         memory.release()
         assert error.wait(10)
         assert error.wait()
-        # Nothing arrives any more: what is written there now stays.
+        # No byte arrives any more, so the bytes written now stay.
         assert pool.batch_get([key], [(memory.address, LENGTH)]) == [LENGTH]
         assert memory.read() == BLOCK
 

@@ -1,4 +1,4 @@
-"""The installed package, as a newcomer finds it."""
+"""The installed package, as a new user finds it."""
 
 import ast
 import inspect
@@ -22,7 +22,8 @@ def test_a_pool_lives_with_the_commands_of_the_wheel(shared_pool) -> None:
 
 
 def documented() -> Iterator[tuple[str, str, str]]:
-    """Each class, function, method and property of the stub file: its docstring there, and that of the module."""
+    """Yields each class, function, method and property of the stub file: its docstring there, and the
+    module's."""
     stub = Path(kvpool.__file__).with_name("_native.pyi")
     for node in ast.parse(stub.read_text()).body:
         if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or not hasattr(_native, node.name):
@@ -45,7 +46,7 @@ def test_editors_show_the_docstrings_of_the_module() -> None:
 
 
 def said(rust_log: str | None) -> str:
-    """What a process that looks for a master in vain says on standard error."""
+    """Returns the standard error of a process that looks for an absent master."""
     nobody = "http://127.0.0.1:1"
     script = f"""
 import kvpool

@@ -1,4 +1,4 @@
-"""Every method of the pool and what it answers, against a living pool."""
+"""Every method of the pool and its results, with a live pool."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_one_bad_key_never_fails_its_neighbours(pool: kvpool.Pool) -> None:
 
 def test_one_bad_block_never_fails_its_neighbours(pool: kvpool.Pool) -> None:
     length = pool.limits.max_block + 1
-    # Its pages are never touched.
+    # The pages of this buffer are never touched.
     memory = mmap.mmap(-1, length)
     too_large = (ctypes.addressof(ctypes.c_char.from_buffer(memory)), length)
     outcomes = pool.batch_put(["a", "empty", "huge", "b"], [b"1", b"", too_large, b"2"])

@@ -23,7 +23,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePool]:
 
 @pytest.fixture
 def pool(nodes: LivePool) -> Iterator[kvpool.Pool]:
-    """A connection; the pool has `KEYS` on node-0 alone."""
+    """A connection. The pool has `KEYS` only on node-0."""
     with kvpool.Pool.connect(nodes.url) as pool:
         pool.remove_all(force=True)
         assert pool.batch_put(KEYS, BLOCKS, preferred_node="node-0") == [True] * 20
@@ -32,12 +32,12 @@ def pool(nodes: LivePool) -> Iterator[kvpool.Pool]:
 
 
 def places(pool: kvpool.Pool, keys: list[str] = KEYS) -> list[list[str]]:
-    """The nodes with a replica of each key."""
+    """Returns the nodes with a replica of each key."""
     return [sorted(r.node for r in block.replicas) if block else [] for block in pool.describe(keys)]
 
 
 def ended(pool: kvpool.Pool, task: kvpool.ReplicaTask) -> kvpool.ReplicaTask:
-    """The task after its end."""
+    """Returns the task after its end."""
     task_then = pool.wait_replica_task(task.id, 20)
     assert task_then is not None and task_then.state != "running"
     return task_then
@@ -58,7 +58,7 @@ def test_replicas_are_copied_moved_and_dropped(pool: kvpool.Pool) -> None:
     assert places(pool, KEYS[:5]) == [["node-1", "node-2"]] * 5
     task = ended(pool, pool.change_replicas("drop", regex="^block-1", source="node-0"))
     assert (task.change, task.state) == ("drop", "done")
-    # block-1 was moved away from node-0 before; block-10 to block-19 were there.
+    # block-1 was moved away from node-0 before. block-10 to block-19 were still there.
     assert (task.blocks, task.changed, task.gone) == (11, 10, 1)
     assert places(pool, KEYS[10:]) == [["node-1"]] * 10
     assert holds_every_byte(pool)
@@ -83,7 +83,7 @@ def test_tasks_are_listed_and_cancelled(pool: kvpool.Pool) -> None:
     task = ended(pool, pool.change_replicas("copy", KEYS))
     assert [known.id for known in pool.replica_tasks([task.id])] == [task.id]
     assert task.id in [known.id for known in pool.replica_tasks()]
-    # A task that has ended stays as it is.
+    # A task that has ended does not change any more.
     (cancelled,) = pool.cancel_replica_tasks([task.id])
     assert (cancelled.id, cancelled.state) == (task.id, "done")
     assert pool.replica_tasks([1]) == [] and pool.wait_replica_task(1, 0.1) is None

@@ -1,5 +1,5 @@
-"""The back end of SGLang's disaggregation, over stand-ins of SGLang's own classes: aborts, draft
-models, and what it refuses."""
+"""The back end of SGLang's disaggregation, over stand-ins of SGLang's own classes: aborts, draft models, and
+refusals."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sglang_stands import Context
 FAILED, TRANSFERRING = 0, 3
 ROOM = 7
 PAGES = 8
-# Far below the patience of the back end, and far above what a slow machine needs.
+# Far below the patience of the back end, and far above the time that a slow machine needs.
 SOON = 60.0
 
 
 class Room:
-    """Stands for `handoff.Receiving`: a room whose last write is still to end."""
+    """Stands for `handoff.Receiving`: a room whose last write has not ended."""
 
     error = "draining"
     aux = None
@@ -38,7 +38,7 @@ class Room:
 
 
 class Manager:
-    """SGLang's manager, as much of it as an abort needs."""
+    """The part of SGLang's manager that an abort needs."""
 
     supports_deferred_decode_kv_release = False
     pp_size = attn_cp_size = attn_tp_size = 1
@@ -60,7 +60,7 @@ class Manager:
 
 
 class Sender:
-    """SGLang's sender, as much of it as an abort needs."""
+    """The part of SGLang's sender that an abort needs."""
 
     def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int) -> None:
         self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
@@ -78,7 +78,7 @@ class Sender:
 
 
 class Receiver:
-    """SGLang's receiver, as much of it as an abort needs."""
+    """The part of SGLang's receiver that an abort needs."""
 
     def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int) -> None:
         self.kv_mgr, self.bootstrap_addr, self.bootstrap_room = mgr, bootstrap_addr, bootstrap_room
@@ -192,7 +192,7 @@ class Pair:
         self.manager = backend.KvpoolKVManager(None, None, None)
 
     def asks(self, pages: int = 3) -> handoff.Receiving:
-        """Decode asks, as patiently as the back end does."""
+        """Decode asks with the patience of the back end."""
         patience = self.manager.timeout
         return self.decode.receive(
             ROOM, range(pages), [self.prefill.address], timeout=patience, patience=patience
@@ -227,9 +227,9 @@ def test_decodes_pages_stay_after_an_abort_until_the_room_is_fenced(backend: Any
     receiver, room = open_room(backend, manager)
     receiver.abort()
     assert room.is_aborted
-    # SGLang without its deferred release gives the pages back with the first poll that says failed.
+    # Without its deferred release, SGLang frees the pages at the first poll that reports a failure.
     assert receiver.poll() == TRANSFERRING
-    # SGLang counts acknowledgements of prefill, which this back end has none of.
+    # SGLang counts acknowledgements of prefill. This back end has none.
     assert not manager.is_abort_release_safe(ROOM, 1)
     assert not manager.is_abort_release_safe(ROOM, 0)
     room.released = True
@@ -397,7 +397,7 @@ def test_the_layers_of_a_draft_model_come_after_the_models(backend: Any) -> None
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_regions_that_are_no_pairs_are_refused(backend: Any, drafts: int) -> None:
     with pytest.raises(ValueError, match="3 regions are no k and v"):
-        # With a draft model of three regions, the model has latent attention.
+        # With three regions for the draft model, the model has latent attention.
         heads = None if drafts else 4
         backend.states(described([64] * (3 + drafts), drafts=drafts), 1, heads, 4)
 
@@ -424,14 +424,14 @@ def test_the_heads_of_the_draft_model_are_its_own(
 
 
 class Rank:
-    """A rank of a model with latent attention and of its draft model with two heads, of a layer each."""
+    """A rank of a model with latent attention and of its draft model with two heads, one layer each."""
 
     def __init__(
         self, backend: Any, rank: int, ranks: int, filled: bool, *, has_draft: bool = True
     ) -> None:
         local = 2 // ranks
-        # The latent cache has 32 bytes a page. The draft's keys and values have 8 bytes of each head
-        # of each of two tokens.
+        # The latent cache has 32 bytes for each page. The draft's keys and values have 8 bytes for each head of
+        # each of two tokens.
         sizes = [32, 16 * local, 16 * local]
         heads = range(rank * local, (rank + 1) * local)
         latent = bytes(at % 251 for at in range(32 * PAGES))

@@ -1,4 +1,4 @@
-"""SGLang's storage over stand-ins of SGLang's own classes: how pages are named, and how they are cleared."""
+"""SGLang's storage over stand-ins of SGLang's own classes: the names of pages, and their removal."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def storage(monkeypatch: pytest.MonkeyPatch, context: Context) -> Iterator[Any]:
 
 
 def memory(**fields: Any) -> Any:
-    """Host memory as SGLang 0.5.23 makes it of a cache in 8 bits."""
+    """Host memory as SGLang 0.5.23 allocates it for an 8-bit cache."""
     return types.SimpleNamespace(
         **{"layout": "page_first", "page_size": 64, "dtype": "torch.uint8", "size_per_token": 512, **fields}
     )
 
 
 def made(storage: Any, **fields: Any) -> Any:
-    """The storage of a rank of a model, the only one without `fields`."""
+    """Makes the storage of a rank of a model; without `fields` the rank is the only one."""
     config = {
         "model_name": "tiny",
         "is_mla_model": False,
@@ -114,7 +114,7 @@ def made(storage: Any, **fields: Any) -> Any:
 
 
 def names(storage: Any, host_memory: Any) -> tuple[str, str]:
-    """The name of a page in this memory, as the model's cache and as a cache beside it."""
+    """Returns the name of a page in this memory, in the model's cache and in a cache beside it."""
     backend = made(storage)
     backend.register_mem_host_pool_v2(host_memory, "indexer")
     beside = f"{backend._key('page')}{backend._side_pool('indexer').suffix}"
@@ -169,7 +169,7 @@ def test_a_model_that_drafts_itself_has_one_name_at_every_path(storage: Any, con
 
 
 def beside(storage: Any, kind: str, host_memory: Any, **fields: Any) -> str:
-    """The name of a page in memory of this kind, which is beside the model's cache."""
+    """Returns the name of a page in memory of this kind beside the model's cache."""
     backend = made(storage, **fields)
     backend.register_mem_host_pool_v2(host_memory, kind)
     return f"{backend._key('page')}{backend._side_pool(kind).suffix}"
@@ -205,7 +205,7 @@ def test_keys_and_values_of_a_draft_model_are_each_ranks_own(
     assert len(set(of_ranks(MLATokenToKVPoolHost()))) == 1
     assert len(set(of_ranks(HiSparse()))) == 1
     assert len(set(of_ranks(MHATokenToKVPoolHost(), "indexer"))) == 1
-    # The names of such a model have its ranks already.
+    # The names of such a model contain its ranks already.
     assert len(set(of_ranks(MHATokenToKVPoolHost(), is_mla=False))) == 3
     assert not caplog.text
 
@@ -248,7 +248,7 @@ def test_a_clear_that_removed_nothing_raises(storage: Any) -> None:
     backend._connection.error = kvpool.DeadlineError("late")
     with pytest.raises(kvpool.DeadlineError):
         backend.clear()
-    # The pool is left alone for a moment, as after every call that it did not answer.
+    # The connection leaves the pool alone for a moment, as after every call without an answer.
     assert backend._connection.failures == [backend._connection.error]
     backend._connection.error, backend._connection.kept = None, 2
     with pytest.raises(kvpool.LeasedError, match="2 pages"):

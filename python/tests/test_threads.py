@@ -127,7 +127,7 @@ def test_other_threads_run_while_a_call_waits(own_pool: LivePool) -> None:
             longest, last = max(longest, now - last), now
         waited = time.monotonic() - began
         asking.join()
-        # With the lock held the counting thread would have stood still for all of the call.
+        # With the lock held, the counting thread would have stood still during the whole call.
         assert waited > 0.8 and longest < waited / 2
 
 
@@ -160,7 +160,7 @@ def test_a_lease_that_is_released_during_its_renewal_is_given_back(own_pool: Liv
 
 
 def in_a_child(work: Callable[[], None]) -> int:
-    """Runs `work` in a child made by fork; its exit code."""
+    """Runs `work` in a child made by fork. Returns its exit code."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -168,7 +168,7 @@ def in_a_child(work: Callable[[], None]) -> int:
             work()
             code = 0
         finally:
-            # Without what the parent registered for its own end.
+            # The child ends without the handlers that the parent registered for its own end.
             os._exit(code)
     end = time.monotonic() + 30
     while time.monotonic() < end:
@@ -212,7 +212,7 @@ def test_a_child_made_by_fork_uses_nothing_of_its_parents(
             assert raised.value.code == "forked"
         assert pool.closed
         pool.close()
-        # The locks of the parent's threads are in the child's memory: better an error than an abort.
+        # The child's memory has the locks of the parent's threads: an error is better than an abort.
         with pytest.raises(kvpool.ForkedError, match="had connections"):
             kvpool.Pool.connect(shared_pool.url)
 

@@ -42,7 +42,7 @@ def test_a_view_is_the_block_in_place_and_read_only(pool: kvpool.Pool) -> None:
         memory.release()
     after = pool.counters()
     assert after["views"] - before["views"] == 2
-    # Verified once and copied never.
+    # The block was verified once and never copied.
     assert after["shm_read_bytes"] - before["shm_read_bytes"] == MIB
     assert view.released
     view.release()

@@ -1,4 +1,4 @@
-"""vLLM's connector over stand-ins of vLLM and the pool: names of blocks, and a reset of the cache."""
+"""vLLM's connector over stand-ins of vLLM and the pool: the names of blocks, and a reset of the cache."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Lease:
 
 
 class Pool:
-    """Stands for the pool and for the connection to it. It has a block for every key, or none."""
+    """Stands for the pool and the connection to it. It has a block under every key, or none."""
 
     def __init__(self) -> None:
         self.leases: list[Lease] = []
@@ -102,7 +102,7 @@ def scheduler(connector: Any) -> Iterator[Any]:
 
 
 def found(scheduler: Any, request: str) -> int:
-    """How many tokens a lookup finds, asked step by step until it is known."""
+    """Returns how many tokens a lookup finds, repeated in each step until it has an answer."""
     end = time.monotonic() + 30
     while (tokens := scheduler._planner.lookup(request, HASHES, TOKENS, 0)) is None:
         assert time.monotonic() < end
@@ -115,7 +115,7 @@ def test_a_reset_removes_the_blocks_of_the_engines_names(scheduler: Any, pool: P
     assert scheduler.reset_cache() is True
     ((pattern, force),) = pool.patterns
     assert force
-    # The name has no character that would need an escape but `-` and `.`.
+    # Only `-` and `.` in the name need an escape.
     assert pattern.replace("\\", "") == f"^{prefix}:"
 
 
@@ -207,6 +207,6 @@ def test_layers_that_keep_the_models_type_tell_blocks_apart(connector: Any) -> N
     skipped: list[list[str]] = [[], ["0"], ["0", "1"], ["sliding_window"]]
     named = [prefix(connector, cache_config=vllm_stands.cached("fp8", layers)) for layers in skipped]
     assert len(set(named)) == len(named)
-    # vLLM sorts the layers that it adds itself, and not those of the command line.
+    # vLLM sorts the layers that it adds itself, but not the layers of the command line.
     again = prefix(connector, cache_config=vllm_stands.cached("fp8", ["1", "0", "1"]))
     assert again == named[2]

@@ -1,4 +1,4 @@
-"""The workers' half of the hand-off between vLLM engines: two of them move real bytes, without an engine."""
+"""The workers' halves of the hand-off between vLLM engines: two of them move real bytes, without an engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TARGET = (7, 1, 8)
 
 
 class Rank:
-    """A rank's memory, [layer][page][head][byte], and its half."""
+    """A rank's memory, [layer][page][head][byte], and its worker's half."""
 
     def __init__(self, mode: str, rank: int, ranks: int, filled: bool, **options: Any):
         local = HEADS // ranks
@@ -74,14 +74,14 @@ def receives(mode: str, senders: list[Rank]) -> Plan:
 def compute(prefill: Rank, plan: Plan) -> None:
     """A step of prefill."""
     prefill.half.begin_sends(plan)
-    # The last layer is not told: the end of the step tells it.
+    # The last layer is not reported by itself: the end of the step reports it.
     for layer in range(LAYERS - 1):
         prefill.half.layer_computed(layer)
     prefill.half.step_ended()
 
 
 def arrival(decode: Rank, seconds: float = 20.0) -> tuple[int, ...] | None:
-    """The blocks that did not come."""
+    """Returns the blocks that did not arrive; None if the receive does not end in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if ended := decode.half.received():
@@ -112,7 +112,7 @@ def test_blocks_arrive_and_prefill_gets_its_own_back(pair: tuple[Rank, Rank], mo
 
 
 class JustEnding:
-    """A receive that succeeds right after the first look at it."""
+    """A receive that succeeds directly after the first check of it."""
 
     error = None
 
@@ -184,7 +184,7 @@ def test_a_preempted_request_is_forgotten(pair: tuple[Rank, Rank], mode: str) ->
     prefill.half.stop(["a"])
     assert not prefill.half.is_sending("a")
     assert prefill.half.sent([]) == set()
-    # It ends in a later step, and vLLM has not waited for it.
+    # The request ends in a later step, and vLLM has not waited for it.
     assert prefill.half.sent(["a"]) == set()
 
 
@@ -199,13 +199,13 @@ def test_each_end_waits_for_the_other_as_long_as_the_setting_says(mode: str) -> 
     half.step_ended()
     half.begin_receives(Plan("p", receives=(Receive("a", 5, mode, ("x:1",), 1, (LAYERS,), 0, TARGET),)))
     assert [named["timeout"] for named in asked] == [123.0, 123.0]
-    # An offer waits until its timeout by itself.
+    # An offer always waits until its timeout.
     assert [named.get("patience", 123.0) for named in asked] == [123.0, 123.0]
     assert "patience" in asked[1] and ("patience" in asked[0] or mode == "pull")
 
 
 def waiting(prefill: Rank, wanted: int, seconds: float = 20.0) -> bool:
-    """Whether so many offers come to wait for pins."""
+    """Whether `wanted` offers wait for pins in time."""
     end = time.monotonic() + seconds
     while prefill.session.waiting() != wanted and time.monotonic() < end:
         time.sleep(0.01)
@@ -270,7 +270,7 @@ def test_a_prefill_that_died_before_decode_asks_again_is_noticed_soon(
     assert arrival(decode) == ()
     plan = receives(mode, [prefill])
     prefill.half.close()
-    # Decode has noticed the death before the next request is there.
+    # Decode has noticed the death before the next request.
     time.sleep(2.0)
     began = time.monotonic()
     decode.half.begin_receives(plan)

@@ -1,4 +1,4 @@
-"""Failures of the pool cost the vLLM connector hits, and never a thread of the engine."""
+"""Failures of the pool cost the vLLM connector hits, but never a thread of the engine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ERRORS = [
 
 
 class Pool:
-    """Stands for a pool whose calls fail with `error`, if there is one."""
+    """Stands for a pool whose calls fail with `error`, if it is set."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
@@ -69,7 +69,7 @@ class Pool:
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
-    """The pool that connections of the test have."""
+    """The pool of the test's connections."""
     made = Pool()
     connects = types.SimpleNamespace(connect=lambda *_args, **_named: made)
     monkeypatch.setattr(kvpool, "Pool", connects)
@@ -78,7 +78,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
 
 @pytest.fixture
 def connection(pool: Pool) -> Connection:
-    # A pool that is left alone would hide the failures of later calls.
+    # A pause after a failure would hide the failures of later calls.
     return Connection(Settings.read({"retry_after": 1e-9}))
 
 
@@ -128,7 +128,7 @@ def planner(connection: Connection) -> Iterator[Planner]:
 
 
 def found(planner: Planner) -> int:
-    """How many tokens a lookup finds, asked step by step until it is known."""
+    """Returns how many tokens a lookup finds, repeated in each step until it has an answer."""
     end = time.monotonic() + 60
     while (tokens := planner.lookup("a", HASHES, len(HASHES) * 16 + 1, 0)) is None:
         assert time.monotonic() < end
@@ -234,7 +234,7 @@ def test_a_system_without_threads_to_give_stops_no_call(
         made.save(save)
         assert moved(made, "a").saved == {"a"}
         assert connection.failures == 0
-        # The pool went away, and there is no thread that could connect again.
+        # The pool went away, and no thread is available that could connect again.
         connection._pool = None
         assert connection.pool() is None
         assert connection.failures == 1

@@ -23,7 +23,7 @@ def make_desk(**changes: Any) -> Desk:
 
 
 def taken(desk: Desk, tokens: int, computed: int, blocks: list[int]) -> Receive:
-    """What decode asks prefill for."""
+    """Returns decode's request to prefill."""
     promised = desk.promised("a", PARAMS, tokens, computed)
     assert desk.allocated("a", blocks, promised) == promised
     (receive,) = desk.step()["receives"]

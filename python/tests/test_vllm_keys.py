@@ -1,4 +1,5 @@
-"""How the vLLM connector names blocks, finds their bytes and reads its settings: what needs no vLLM."""
+"""The names of the vLLM connector's blocks, the places of their bytes, and its settings: the part without
+vLLM."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def test_a_chain_goes_unit_by_unit_through_all_groups_and_ranks() -> None:
     per_unit = layout.keys_per_unit
     assert per_unit == 6
     assert len(chained) == len(set(chained)) == 2 * per_unit
-    # The first unit has a block of two hashes in group 0, and two of one each in group 2.
+    # The first unit has a block of two hashes in group 0, and two blocks of one hash in group 2.
     ends = [(":".join(key.split(":")[1:3]), key[-64:]) for key in chained[:per_unit]]
     first, second = (hashed.hex() for hashed in hashes(2))
     assert ends == [
@@ -76,7 +77,7 @@ def test_runs_are_the_bytes_of_an_array_and_as_few_as_can_be(seed: int) -> None:
     chance = random.Random(seed)
     whole = [chance.randint(1, 4) for _ in range(4)]
     memory = numpy.arange(4 * numpy.prod(whole), dtype=numpy.uint8).view(numpy.uint32).reshape(whole)
-    # A part of each axis, in another order of axes: holes and strides of all kinds.
+    # A part of each axis, in another order of the axes: holes and strides of all kinds.
     part = memory[tuple(slice(0, chance.randint(1, size)) for size in whole)]
     part = part.transpose(chance.sample(range(4), 4))
     found = runs(part.shape, [stride // 4 for stride in part.strides], 4)

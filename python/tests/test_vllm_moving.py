@@ -1,6 +1,6 @@
-"""Both halves of the vLLM connector over a living pool and ordinary memory: what needs no vLLM.
+"""Both halves of the vLLM connector over a live pool and ordinary memory: the part without vLLM.
 
-An *engine* here is what one rank of a model has: some memory in blocks, and the two halves.
+An *engine* here stands for one rank of a model: some memory in blocks, and the two halves.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Engine:
         **settings: float,
     ):
         self.memory = numpy.zeros((LAYERS, BLOCKS, LAYER_BYTES), dtype=numpy.uint8)
-        # Put off by `retry_after`, a pool that went away for a moment would be for the whole test.
+        # With the default `retry_after`, a pool that is away for a moment would be unused for the whole test.
         self.settings = Settings.read({"master": url, "retry_after": 0.2, **settings})
         self.connection = Connection(self.settings)
         layout = Layout(layout_prefix(model, {}), tuple(ranks), (Group(0, TOKENS),), TOKENS, TOKENS)
@@ -76,8 +76,8 @@ class Engine:
         self.connection.close()
 
     def lookup(self, request: str, hashes: list[bytes], local: int = 0) -> int:
-        """How many blocks after the first `local` can be loaded for a prompt of one token more, asked step
-        by step until it is known."""
+        """Returns how many blocks after the first `local` can be loaded, for a prompt of one token more. Asks
+        in each step until it has an answer."""
         end = time.monotonic() + 30
         while (found := self.ask(request, hashes, local)) is None:
             assert time.monotonic() < end
@@ -85,7 +85,7 @@ class Engine:
         return found
 
     def ask(self, request: str, hashes: list[bytes], local: int = 0) -> int | None:
-        """The same, asked once."""
+        """As `lookup`, but asks once."""
         found = self.planner.lookup(request, hashes, len(hashes) * TOKENS + 1, local * TOKENS)
         return None if found is None else found // TOKENS
 
@@ -93,7 +93,7 @@ class Engine:
         self.planner.allocated(request, hashes, [list(numbers)], load * TOKENS)
 
     def step(self, *computed: tuple[str, list[bytes], Sequence[int]], preempted: Sequence[str] = ()) -> Plan:
-        """A step in which these requests were computed whole."""
+        """A step that computes these requests completely."""
         progress = [
             Progress(request, hashes, len(hashes) * TOKENS, lambda numbers=numbers: [list(numbers)])
             for request, hashes, numbers in computed
@@ -105,7 +105,7 @@ class Engine:
         return plan
 
     def moved(self, over: Sequence[str] = (), seconds: float = 10.0) -> Moved:
-        """Waits until something has ended."""
+        """Waits until a save or a load has ended."""
         end = time.monotonic() + seconds
         moved = self.mover.moved(over)
         while not moved.saved and not moved.loaded and time.monotonic() < end:
@@ -116,12 +116,12 @@ class Engine:
         return moved
 
     def fill(self, hashes: list[bytes], numbers: Sequence[int]) -> None:
-        """Writes what these blocks hold."""
+        """Writes the content of these blocks."""
         for hashed, number in zip(hashes, numbers, strict=True):
             self.memory[:, number] = content(hashed)
 
     def compute(self, request: str, hashes: list[bytes], numbers: Sequence[int]) -> None:
-        """Computes a prompt and has it saved."""
+        """Computes a prompt and saves it."""
         self.fill(hashes, numbers)
         self.step((request, hashes, numbers))
         assert self.planner.finished(request)
@@ -135,7 +135,7 @@ class Engine:
 
 
 def content(hashed: bytes) -> numpy.ndarray:
-    """What the three layers of a block hold."""
+    """Returns the content of the three layers of a block."""
     seed = numpy.frombuffer(hashed, dtype=numpy.uint8)
     return numpy.resize(seed, LAYER_BYTES) + numpy.arange(LAYERS, dtype=numpy.uint8)[:, None]
 
@@ -160,7 +160,7 @@ def test_what_one_engine_computed_another_loads(shared_pool: LivePool, model: st
     with engines(first, second):
         assert first.lookup("a", hashes) == 0
         first.compute("a", hashes, [9, 3, 4, 1, 7])
-        # It has the first block itself, and the pool the other four.
+        # The engine has the first block itself, and the pool has the other four.
         assert second.lookup("b", hashes, local=1) == 4
         second.allocate("b", hashes, [20, 11, 12, 10, 30], load=4)
         second.step()
@@ -194,13 +194,13 @@ def test_what_the_pool_has_is_not_saved_again(shared_pool: LivePool, model: str)
         assert second.lookup("b", hashes) == 2
         plan = second.step(("b", hashes, [5, 6, 7, 8]))
         assert [[block.number for block in move.blocks] for move in plan.saves] == [[7, 8]]
-        # The third block names the second as the one before it.
+        # The parent of the third block is the second block.
         assert plan.saves[0].blocks[0].parent == hashes[1]
         assert second.step(("b", hashes, [5, 6, 7, 8])).saves == ()
 
 
 def test_what_is_found_stays_until_it_is_loaded(own_pool: LivePool, model: str) -> None:
-    # A pool so small that what is not leased is soon evicted.
+    # The pool is so small that blocks without a lease are soon evicted.
     own_pool.start_node("4MiB")
     own_pool.nodes[0].kill()
     first, second = Engine(own_pool.url, model), Engine(own_pool.url, model)
@@ -208,7 +208,7 @@ def test_what_is_found_stays_until_it_is_loaded(own_pool: LivePool, model: str) 
     with engines(first, second):
         first.compute("a", hashes, range(1, 9))
         assert second.lookup("b", hashes) == 8
-        # Meanwhile so much is saved that everything else is evicted, for longer than a lease runs.
+        # Meanwhile saves evict all other blocks, for longer than the lease TTL.
         end = time.monotonic() + 8
         for turn in itertools.count():
             first.compute(f"other{turn}", prompt(60, f"{turn}"), range(1, 61))
@@ -246,7 +246,7 @@ def test_without_a_master_the_engine_goes_on(own_pool: LivePool, model: str) -> 
         own_pool.master.kill()
         began = time.monotonic()
         assert engine.lookup("b", prompt(3)) == 0
-        # A second request does not wait at all: it would take control_timeout.
+        # A second request does not wait at all: its lookup would take control_timeout.
         asked = time.monotonic()
         assert engine.lookup("c", prompt(3)) == 0
         assert time.monotonic() - asked < 1
@@ -277,11 +277,11 @@ def test_a_request_that_is_preempted_is_read_no_more_and_keeps_no_blocks(
         engine.step(("a", hashes, range(1, 41)))
         engine.step(preempted=["a"])
         assert engine.mover.moved([]).saved == set()
-        # From here on its memory is another's.
+        # From here on another request uses the memory.
         engine.memory[:] = 0
         assert engine.planner.finished("a") is False
         assert engine.mover.moved(["a"]).saved == set()
-        # Whatever had been saved by then is right.
+        # Every block that was saved until then is right.
         other = Engine(shared_pool.url, model)
         with engines(other):
             found = other.lookup("b", hashes)
@@ -315,7 +315,7 @@ def test_lookups_do_not_hold_the_scheduler_while_the_master_hangs(own_pool: Live
         own_pool.master.hang()
         began = time.monotonic()
         for turn in range(20):
-            # Several requests at each step, none of which is known about.
+            # Each step has several requests, and no lookup has an answer.
             assert engine.ask("b", prompt(3)) is None
             assert engine.ask(f"c{turn % 4}", prompt(2)) is None
             engine.planner.step([], [])
@@ -349,7 +349,7 @@ def test_the_lease_of_an_answer_that_nobody_waits_for_is_released(
         assert engine.ask("b", prompt(1)) is None
         engine.planner.finished("b")
         live.master.send(signal.SIGCONT)
-        # Long before the lease would have run out.
+        # This is long before the lease would have expired.
         end = time.monotonic() + 60
         while pool.remove([key]) != [True]:
             assert time.monotonic() < end

@@ -1,4 +1,4 @@
-"""What both halves of the vLLM connector say of requests that are preempted, without a pool."""
+"""The reports of both halves of the vLLM connector about preempted requests, without a pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HASHES = [hashlib.sha256(bytes([at])).digest() for at in range(3)]
 
 
 class Pool:
-    """Stands for the pool and for the connection to it: a save waits until the test lets it end."""
+    """Stands for the pool and the connection to it. A save waits until the test lets it end."""
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
@@ -38,7 +38,7 @@ class Pool:
 
 
 class Engine:
-    """One scheduler and one worker of a request "a"."""
+    """One scheduler and one worker with a request "a"."""
 
     def __init__(self) -> None:
         self.pool = Pool()
@@ -61,7 +61,7 @@ class Engine:
         self.mover.save(self.planner.step([progress], ()))
 
     def step(self, *, preempted: tuple[str, ...] = (), over: tuple[str, ...] = ()) -> set[str]:
-        """A step without a computation; returns the requests that the worker names."""
+        """A step without a computation. Returns the requests that the worker names."""
         plan = self.planner.step([], preempted)
         self.pool.may_end.set()
         self.mover.stop(plan.preempted)
@@ -78,7 +78,7 @@ def engine() -> Iterator[Engine]:
 
 def test_a_request_that_ends_between_its_preemption_and_the_next_step_is_named(engine: Engine) -> None:
     engine.compute()
-    # vLLM resets its running requests, and aborts one before the next step.
+    # vLLM resets its running requests, and aborts a request before the next step.
     assert engine.planner.finished("a") is True
     assert engine.step(preempted=("a",), over=("a",)) == {"a"}
     assert engine.step() == set()

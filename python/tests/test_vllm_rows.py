@@ -1,4 +1,4 @@
-"""The memory that copies of blocks lie in: rows are lent once at a time, and come back."""
+"""The memory of the copies of blocks: each row is lent to one owner at a time, and comes back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_rows_are_lent_to_one_at_a_time_and_come_back() -> None:
     del rows
     held.clear()
     gc.collect()
-    # All of it is one run again.
+    # All rows are one run again.
     whole = pool.take(64)
     assert whole is not None and pool.take(1) is None
 

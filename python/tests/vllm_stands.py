@@ -1,4 +1,4 @@
-"""Stand-ins of vLLM and torch, as much of them as `kvpool.vllm.connector` needs to be imported."""
+"""Stand-ins of the parts of vLLM and torch that the import of `kvpool.vllm.connector` needs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def modules() -> dict[str, types.ModuleType]:
 
 
 def configuration(**fields: Any) -> Any:
-    """vLLM's configuration of an engine of one rank. `fields` replace its parts."""
+    """vLLM's configuration of an engine with one rank. `fields` replace its parts."""
     hf_config = types.SimpleNamespace(to_dict=lambda: {"hidden_size": 64, "_name_or_path": "/models/tiny"})
     parts: dict[str, Any] = {
         "kv_transfer_config": types.SimpleNamespace(
@@ -99,7 +99,7 @@ def cached(dtype: str = "auto", skip_layers: Sequence[str] = ()) -> Any:
 
 
 def cache(layers: int = 4) -> Any:
-    """The layout of a KV cache with one group of so many layers."""
+    """The layout of a KV cache with one group of `layers` layers."""
     spec = types.SimpleNamespace(block_size=16, page_size_bytes=4096)
     names = [f"model.layers.{at}.self_attn.attn" for at in range(layers)]
     group = types.SimpleNamespace(kv_cache_spec=spec, layer_names=names, host_resident=False)

@@ -1,4 +1,4 @@
-"""Which methods of the drop-in the tests of this run have called, and that returned."""
+"""The methods of the drop-in that the tests of this run have called and that returned."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-# The modules whose classes stand for the pool and the engine.
+# The modules whose classes replace the original's pool and engine.
 MODULES = ("mooncake.store", "mooncake.engine", "mooncake.structured_object_store", "mooncake.dataproto_catalog")
-# `Class.method` of every method that returned.
+# `Class.method` of every method that has returned.
 RETURNED: set[str] = set()
-# The files that this run has collected tests from, also those of which it skips all.
+# The files from which this run has collected tests, with the files whose tests all skip.
 FILES: set[Path] = set()
 
 
 def methods() -> dict[str, tuple[type, str]]:
-    """Every method of the original's classes that is here: `Class.method`, with the class that has it here."""
+    """Returns every method of the original's classes that is here: `Class.method`, with the class that has it
+    here."""
     recorded = json.loads((HERE / "names-0.3.13.json").read_text())["modules"]
     found = {}
     for module in MODULES:
         for name, members in recorded[module].items():
             known = getattr(importlib.import_module(module), name, None)
-            # A protocol is what others implement.
+            # Other classes implement a protocol, so nothing calls its own methods.
             is_there = inspect.isclass(known) and not getattr(known, "_is_protocol", False)
             for member in members or () if is_there else ():
                 here = inspect.getattr_static(known, member, None)
@@ -35,7 +36,7 @@ def methods() -> dict[str, tuple[type, str]]:
 
 
 def record() -> None:
-    """Records from now on."""
+    """Starts recording."""
     for name, (known, member) in methods().items():
         here = inspect.getattr_static(known, member)
         if isinstance(here, staticmethod):

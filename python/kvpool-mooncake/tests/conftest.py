@@ -1,4 +1,4 @@
-"""What the tests of the store share: pools of real processes, and stores that are set up with them."""
+"""Fixtures of the store's tests: pools of real processes, and stores that are set up with them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ called.record()
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Notes a file of tests. The tests of a file that needs a missing package are not among the items."""
+    """Notes a file of tests. The tests of a file that needs a missing package do not become items."""
     if isinstance(collector, pytest.Module):
         called.FILES.add(collector.path)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the test of what the others called behind them."""
+    """Moves the test about called methods behind all others."""
     items.sort(key=lambda item: item.path.name == "test_every_method.py")
 
 
@@ -39,7 +39,7 @@ def store(shared_pool: LivePool) -> Iterator[MooncakeDistributedStore]:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[LivePool], MooncakeDistributedStore]]:
-    """Makes pure clients of a pool, which are closed after the test."""
+    """Makes pure clients of a pool. They are closed after the test."""
     stores = []
 
     def make(pool: LivePool) -> MooncakeDistributedStore:
@@ -61,5 +61,5 @@ def key() -> str:
 
 @pytest.fixture
 def memory() -> type[Memory]:
-    """Makes memory by its address: of a size, or holding bytes."""
+    """Makes memory by its address: of a given size, or with given bytes."""
     return Memory

@@ -1,4 +1,5 @@
-"""A peer process for the tests of mooncake.engine: does what it reads from its input, one call a line.
+"""A peer process for the tests of mooncake.engine. It reads calls from its input, one on each line, and
+performs them.
 
 A line is a JSON list: the name of a method of `TransferEngine` or of a function below, and its arguments.
 The answer is a line of JSON.
@@ -16,7 +17,7 @@ engine = TransferEngine()
 
 
 def fill(address: int, length: int, seed: int) -> int:
-    """Fills memory with the bytes that `pattern` gives."""
+    """Fills memory with the bytes of `pattern`."""
     return engine.write_bytes_to_buffer(address, pattern(length, seed), length)
 
 
@@ -26,12 +27,12 @@ def digest(address: int, length: int) -> str:
 
 
 def notifies() -> list[list[str]]:
-    """The messages that peers have left."""
+    """Returns the messages that peers have left."""
     return [[notify.name, notify.msg] for notify in engine.get_notifies()]
 
 
 def pattern(length: int, seed: int) -> bytes:
-    """Bytes that differ by place and seed."""
+    """Returns bytes that depend on the place and the seed."""
     block = hashlib.sha256(str(seed).encode()).digest() * 128
     numbered = b"".join((index).to_bytes(8, "little") + block[8:] for index in range(length // 4096 + 1))
     return numbered[:length]

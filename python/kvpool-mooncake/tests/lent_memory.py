@@ -1,4 +1,4 @@
-"""Memory by its address, as engines hand it over."""
+"""Memory by its address, as engines pass it."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def imported(name: str) -> dict[str, object]:
-    """Names of a native module; for a class, the names of its members."""
+    """Returns the names of a native module. For a class, also the names of its members."""
     module = importlib.import_module(name)
     found: dict[str, object] = {}
     for public in sorted(name for name in dir(module) if not name.startswith("_")):
@@ -52,13 +52,14 @@ def imported(name: str) -> dict[str, object]:
 
 
 def parsed(file: Path) -> dict[str, object]:
-    """Names that a Python module defines at its top; for a class, its methods and fields."""
+    """Returns the names that a Python module defines at its top level. For a class, also its methods and
+    fields."""
     found: dict[str, object] = {}
     for node in ast.parse(file.read_text()).body:
         for name in defined(node):
             found[name] = members(node) if isinstance(node, ast.ClassDef) else None
         match node:
-            # What a module passes on.
+            # The module re-exports this name.
             case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=names)):
                 found |= {name.value: None for name in names if isinstance(name, ast.Constant)} | found
     return found

@@ -23,7 +23,7 @@ from mooncake.store import MooncakeDistributedStore
 
 
 def ask(url: str, method: str = "GET", body: bytes | None = None) -> tuple[int, bytes]:
-    """The status and the body; 0 when nobody answers."""
+    """Returns the status and the body; the status is 0 without an answer."""
     request = urllib.request.Request(url, data=body, method=method)
     try:
         with urllib.request.urlopen(request, timeout=5) as response:
@@ -35,7 +35,7 @@ def ask(url: str, method: str = "GET", body: bytes | None = None) -> tuple[int, 
 
 
 class Command:
-    """A command of the wheel, and what it prints."""
+    """A command of the wheel, and its output."""
 
     def __init__(self, log: Path, name: str, *args: str):
         program = shutil.which(name)
@@ -157,7 +157,7 @@ def test_a_pool_of_the_originals_commands_keeps_blocks(commands, tmp_path) -> No
     assert got.returncode == 0, got.stderr
     assert (tmp_path / "got").read_bytes() == value.read_bytes()
 
-    # A process that knows no more than the client's port finds the pool.
+    # A process that knows only the client's port finds the pool.
     store = MooncakeDistributedStore()
     assert store.setup_dummy(1 << 20, 1 << 20, f"127.0.0.1:{port}") == 0
     assert store.get("a key") == value.read_bytes()
@@ -182,7 +182,7 @@ def test_a_pool_of_the_originals_commands_keeps_blocks(commands, tmp_path) -> No
 
 
 def test_a_master_with_every_flag_of_the_original_starts(commands, tmp_path) -> None:
-    # Those that say where to listen are given by the fixture, and those that need what is not here are not.
+    # The fixture gives the flags with addresses. Flags that need absent services are left out.
     left_out = {"port", "rpc_port", "rpc_address", "rpc_interface", "metrics_port", "config_path"}
     lines = (Path(__file__).parent / "flags-0.3.13-master.txt").read_text().splitlines()
     rows = [line.split("\t") for line in lines if not line.startswith("#")]
@@ -245,7 +245,7 @@ def test_a_client_with_offload_has_its_blocks_again_after_a_restart(commands, tm
     assert f"--enable_offload: kvstore-node --ssd=dir={ssd},size={128 << 20}" in client.printed()
     for key, value in blocks.items():
         assert store.put(key, value) == 0
-    # The node copies what its memory holds before it ends.
+    # The node copies the blocks of its memory before it ends.
     client.process.send_signal(signal.SIGTERM)
     assert client.process.wait(30) == 0
     assert store.is_exist("block 0") == 0
@@ -262,7 +262,7 @@ def test_signals_reach_kvmaster_and_its_exit_code_comes_back(commands, tmp_path,
     master.process.send_signal(number)
     assert master.process.wait(15) == 0
     assert not is_running(kvmaster)
-    # What was ended by a signal is told as a shell tells it.
+    # As in a shell, the exit code tells the signal that ended the command.
     again = started_master(commands, tmp_path)
     os.kill(again.children()[0], signal.SIGKILL)
     assert again.process.wait(15) == 128 + signal.SIGKILL
@@ -274,7 +274,7 @@ def test_kvmaster_does_not_outlive_a_front_that_was_killed(commands, tmp_path) -
     master.process.kill()
     master.process.wait()
     wait_until(lambda: not is_running(kvmaster), 15)
-    # So that another can take its place at once.
+    # Another master can then take its place at once.
     assert ask(f"{started_master(commands, tmp_path).url}/health") == (200, b"OK\n")
 
 

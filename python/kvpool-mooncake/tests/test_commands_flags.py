@@ -1,4 +1,4 @@
-"""How the commands read their flags."""
+"""The parsing of the commands' flags."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMANDS = {
     "bench": bench.FLAGS,
 }
 TITLES = {"bench": "transfer_engine_bench"}
-# Where kvpool's own default holds; the document says so.
+# The flags for which kvpool's own default holds, as the document says.
 OTHER_DEFAULTS = {
     ("master", "client_ttl"),
     ("master", "cluster_id"),
@@ -33,7 +33,7 @@ OTHER_DEFAULTS = {
     ("bench", "segment_id"),
 }
 HA = ("--enable_ha", "--etcd_endpoints=a:1", "--rpc_address=10.0.0.1")
-# For each flag with an effect: what shows it, and what it is given beside.
+# For each flag with an effect: an example value, and the flags beside which it has its effect.
 EXAMPLES = {
     "master": {
         "client_ttl": ("30",),
@@ -90,7 +90,7 @@ EXAMPLES = {
 
 
 def of_the_original(command: str) -> dict[str, tuple[str, object]]:
-    """The flags of 0.3.13: kinds and defaults by name."""
+    """Returns the flags of 0.3.13: their kinds and defaults by name."""
     lines = (HERE / f"flags-0.3.13-{command}.txt").read_text().splitlines()
     rows = [line.split("\t") for line in lines if not line.startswith("#")]
     return {name: (kind, json.loads(default)) for name, kind, default in rows}
@@ -101,7 +101,7 @@ def ours(command: str) -> dict[str, Flag]:
 
 
 def comes_to(command: str, args: list[str]) -> object:
-    """What a command line makes of a command."""
+    """Returns the effect of a command line on a command."""
     line = parse(COMMANDS[command], args)
     try:
         if command == "master":
@@ -368,7 +368,7 @@ def test_a_node_is_told_where_it_is_and_whom_it_serves() -> None:
         "--master=http://m:1",
     ]
     assert "--no-rdma" in args
-    # A name is what others connect to; with no name at all it is the address on the way to the master.
+    # Clients connect to a host name. Without one, they connect to this host's address on the way to the master.
     assert node_told("--host=node7.example")[:2] == ["--listen=0.0.0.0:50052", "--advertise=node7.example"]
     assert node_told()[:2] == ["--listen=0.0.0.0:50052", "--advertise=127.0.0.1"]
     assert node_told("--host=127.0.0.1")[0] == "--listen=127.0.0.1:50052"
@@ -388,7 +388,7 @@ def test_offload_is_a_medium_in_the_directory_of_the_environment(tmp_path, monke
     assert f"--ssd=dir={tmp_path}" in node_told("--enable_offload")
     monkeypatch.setenv("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", str(1 << 30))
     assert f"--ssd=dir={tmp_path},size={1 << 30}" in node_told("--enable_offload=true")
-    # What is said to kvstore-node itself counts.
+    # An argument for kvstore-node itself has priority.
     own = node_told("--enable_offload", "--", "--ssd=path=/dev/nvme0n1p1")
     for args in (own, node_told(), node_told("--noenable_offload")):
         assert not any(arg.startswith("--ssd") for arg in args)

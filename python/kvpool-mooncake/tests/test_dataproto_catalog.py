@@ -1,4 +1,4 @@
-"""The catalog of tables, and transfers that keep it true, over live daemons."""
+"""The catalog of tables, and transfers that keep it correct, over live daemons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mooncake.structured_object_store import MooncakeBundleTransfer, export_ref
 
 
 class World:
-    """A catalog, a transfer over it, and what the store has of it."""
+    """A catalog, a transfer over it, and the objects of the store."""
 
     def __init__(self, store: MooncakeDistributedStore) -> None:
         self.store = store
@@ -23,7 +23,7 @@ class World:
         self.tables = MooncakeBundleTransfer(store, self.prefix)
         self.catalog = DataProtoCatalog()
         self.calls: list[str] = []
-        # How many calls of a method fail, before the catalog has them or after.
+        # How many calls of a method fail, before or after the catalog has performed them.
         self.lose_before: dict[str, int] = {}
         self.lose_after: dict[str, int] = {}
         self.transfer = DataProtoCatalogTransfer(self.tables, self.call)
@@ -42,11 +42,11 @@ class World:
             raise ConnectionError("the call was lost")
 
     def objects(self) -> int:
-        """How many objects are in the store; they are removed."""
+        """Returns how many objects are in the store, and removes them."""
         return self.store.remove_by_regex(f"^{self.prefix}/", True)
 
     def made(self, **columns: Any) -> dict[str, Any]:
-        """The handle of a table that the catalog does not know."""
+        """Puts a table without telling the catalog. Returns its handle."""
         return export_ref(self.tables.put({"batch": columns}))
 
 
@@ -78,7 +78,7 @@ def test_a_table_is_put_resolved_extended_and_removed(world: World) -> None:
     more = {"batch": {"b": np.ones(2)}}
     longer = transfer.append(name, handle, more, partition="p", keys=["x", "y"], stage="second")
     assert longer["fields"] == ["a", "b"]
-    # The old handle is stale now, and the columns that came with it are gone again.
+    # The old handle is stale now, and its new columns are removed.
     with pytest.raises(ValueError, match="has changed"):
         transfer.append(name, handle, {"batch": {"c": np.ones(2)}}, partition="p", keys=["x", "y"], stage="third")
     now = transfer.resolve("p", ["x"], ["b"])
@@ -113,7 +113,7 @@ def test_keys_take_fields_from_several_tables(world: World) -> None:
     for keys, fields, text in ((["z"], None, "none"), (["x"], ["d"], "'d'"), (["x", "no"], None, "no")):
         with pytest.raises(ValueError, match=text):
             catalog.resolve("p", keys, fields)
-    # These tables stay the caller's: the catalog never retires them.
+    # These tables belong to the caller, so the catalog never retires them.
     assert catalog.remove("p", ["x", "y", "z"]) == {"retired_handles": []}
     assert catalog.drain() == {"retired_handles": []}
     world.tables.cleanup_dataproto(ab)
@@ -135,7 +135,7 @@ def test_a_published_table_is_retired_until_its_removal_is_said(world: World) ->
     with pytest.raises(ValueError, match="retired"):
         catalog.update("p", ["x", "y"], handle=old)
     assert catalog.ack_retired([old]) == {"retired_handles": []}
-    # An operation that is repeated changes nothing; acknowledged, it would be a new one.
+    # A repeated operation changes nothing. Once acknowledged, it would be a new operation.
     assert catalog.publish("two", "p", ["x", "y"], handle=old)["fields"] == ["a"]
     assert catalog.remove("p", ["x"]) == {"retired_handles": []}
     assert catalog.drain() == {"retired_handles": [new]}
@@ -146,7 +146,7 @@ def test_a_published_table_is_retired_until_its_removal_is_said(world: World) ->
 
 
 def test_handles_are_told_apart_by_their_parts(world: World) -> None:
-    # An answer reaches its caller as a copy, and an array is no truth value.
+    # An answer is a copy for its caller, and the truth value of an array raises.
     catalog, handle = world.catalog, world.made(a=np.zeros(2))
     handle["meta_info"] = {"scale": np.ones(3), "pair": (1, float("nan"))}
     assert catalog.publish("one", "p", ["x", "y"], handle=copy.deepcopy(handle))["fields"] == ["a"]
@@ -164,7 +164,7 @@ def test_handles_are_told_apart_by_their_parts(world: World) -> None:
     assert appended["fields"] == ["a", "b", "c"]
     catalog.remove("p", ["x", "y"])
     (retired,) = catalog.remove("q", ["x", "y"])["retired_handles"]
-    # The table as it was before has fewer parts: their removal is not that of the table.
+    # The earlier table has fewer parts: their removal is not the removal of the table.
     assert len(catalog.ack_retired([copy.deepcopy(handle)])["retired_handles"]) == 1
     assert catalog.ack_retired([copy.deepcopy(retired)]) == {"retired_handles": []}
 
@@ -229,7 +229,7 @@ def test_a_publication_of_unknown_outcome_is_finished_later(world: World, lost: 
     assert list(world.transfer.list("p")["p"]) == ["x", "y"]
     world.transfer.drain()
     assert world.objects() == 0
-    # A catalog that takes nothing any more: the bytes do not stay.
+    # A drained catalog takes nothing more, so the bytes are removed.
     with pytest.raises(RuntimeError, match="drained"):
         world.transfer.put(ROWS, partition="p", keys=["x", "y"])
     assert world.objects() == 0

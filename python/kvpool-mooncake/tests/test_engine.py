@@ -1,4 +1,5 @@
-"""mooncake.engine between two real processes: what arrives, what is refused, and what every call returns."""
+"""mooncake.engine between two real processes: the bytes that arrive, the refusals, and the results of every
+call."""
 
 from __future__ import annotations
 
@@ -125,7 +126,7 @@ def test_a_transfer_of_256_mib_is_whole(engine, peer) -> None:
 def test_opcodes_and_batches_move_the_ranges_they_name(engine, peer) -> None:
     there, here = peer.buffer(MIB, 1), local(engine, MIB, 2)
     part = 4096
-    # Two that follow on each other at the peer, one apart, and one of no bytes.
+    # Two ranges adjacent at the peer, one apart, and an empty one.
     buffers = [here + 8 * part, here, here + 2 * part, here]
     remotes = [there, there + part, there + 100 * part, there]
     lengths = [part, part, part, 0]
@@ -150,7 +151,7 @@ def test_memory_that_is_not_registered_is_not_touched(engine, peer) -> None:
     for address in (there - 1, there + length - 8, there + length, 0, 8):
         assert engine.transfer_sync_write(peer.session, here, address, 16) == -1
         assert engine.transfer_sync_read(peer.session, here, address, 16) == -1
-    # So large that it goes in pieces, of which all but the last would lie inside.
+    # It is so large that it goes in pieces, and only its last piece would lie outside.
     assert engine.transfer_sync_write(peer.session, here, there + 1, length) == -1
     assert engine.batch_transfer_sync_write(peer.session, [here], [there + length - 8], [16]) == -1
     assert engine.transfer_sync_read(peer.session, here, there + 1, length) == -1
@@ -169,7 +170,7 @@ def test_unregistered_memory_is_refused_at_once(engine, peer) -> None:
 
 
 def test_unregistering_waits_until_nothing_touches_the_range(engine, peer) -> None:
-    """Whatever has been unregistered no longer changes, however many writes were under way."""
+    """A range that was unregistered no longer changes, however many writes were in progress."""
     length = 16 * MIB
     there = peer.buffer(length, 1)
     here = local(engine, length, 2)
@@ -271,7 +272,7 @@ def test_a_stopped_peer_costs_no_more_than_the_deadline(monkeypatch, peer) -> No
 def test_a_peer_that_dies_in_the_middle_fails_the_transfer(engine, peer) -> None:
     length = 256 * MIB
     there, here = peer.buffer(length, 1), engine.allocate_managed_buffer(length)
-    # Stopped first, so that it is in the middle for certain.
+    # The peer is stopped first, so that it is certainly within the transfer.
     peer.process.send_signal(signal.SIGSTOP)
     batch = engine.transfer_submit_write(peer.session, here, there, length)
     time.sleep(0.3)
@@ -291,7 +292,7 @@ def test_closing_in_the_middle_of_a_transfer_takes_no_memory_away(monkeypatch, p
     peer.process.send_signal(signal.SIGSTOP)
     assert engine.transfer_submit_write(peer.session, here, there, length) > 0
     engine.close()
-    # The transfer reads on from the buffer: had it been freed, this process would be gone by now.
+    # The transfer continues to read the buffer: if it had been freed, this process would have ended.
     peer.process.send_signal(signal.SIGCONT)
     time.sleep(3)
     assert peer("send_probe", peer.session) == 0
@@ -334,7 +335,7 @@ def test_notifies_follow_the_bytes(engine, peer) -> None:
     assert peer("digest", there, MIB) == sha(pattern(MIB, 2))
     assert peer("notifies") == [[f"request-{number}", "kv \u00e4 done"] for number in range(3)]
     assert peer("notifies") == []
-    # A transfer that failed says nothing.
+    # A failed transfer sends no message.
     refused = engine.batch_transfer_sync(peer.session, [here], [8], [16], opcode, notify)
     assert refused == -1 and peer("notifies") == []
 
@@ -363,7 +364,7 @@ def test_registering_takes_this_processs_own_memory_only(engine) -> None:
     assert engine.unregister_memory(address) == -1
     assert engine.batch_register_memory([address, address + 4096], [4096, 4096], ["*", "*"]) == 0
     assert engine.batch_unregister_memory([address, address + 4096]) == 0
-    # All of them or none.
+    # The batch registers all ranges or none.
     assert engine.batch_register_memory([address, 8], [4096, 8]) == -1
     assert engine.batch_register_memory([address], [4096, 8]) == -1
     assert engine.unregister_memory(address) == -1
@@ -455,7 +456,7 @@ def test_rdma_that_is_not_there_is_said_once_and_bytes_go_over_tcp(caplog, peer)
     engine = TransferEngine()
     with caplog.at_level("INFO", "mooncake"):
         assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", "no-such-device") == 0
-        # The reason is the host's: no library, no device, or none of that name.
+        # The reason depends on the host: no library, no device, or no device of that name.
         said = [record.getMessage() for record in caplog.records if "bytes go over TCP" in record.getMessage()]
         assert len(said) == 1 and engine.get_session_id() in said[0]
         caplog.clear()
@@ -495,11 +496,11 @@ def test_initialize_says_whether_the_session_is_there(caplog, monkeypatch) -> No
         second = TransferEngine()
         assert second.initialize(name, "P2PHANDSHAKE", "tcp", "") == 0
         assert second.get_session_id() != name
-        # Who names this machine's own address is not reached from others, whatever port it is.
+        # A caller that names a loopback address wants no connections from other hosts, whatever the port is.
         with socket.socket() as outside:
             assert outside.connect_ex(("127.0.0.2", second.get_rpc_port())) != 0
         second.close()
-        # Without the handshake the name is all that peers have.
+        # Without the handshake, peers have only the name.
         assert TransferEngine().initialize(name, "http://127.0.0.1:1/metadata", "tcp", "") == -1
     caplog.clear()
     third = TransferEngine()

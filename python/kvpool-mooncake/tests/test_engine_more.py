@@ -1,4 +1,4 @@
-"""The rest of mooncake.engine: RPC, shared segments, names of the original, and the bench command."""
+"""Other parts of mooncake.engine: RPC, shared segments, names of the original, and the bench command."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_burst_of_connections_is_not_reset(server: tuple[RpcInterface, str]) -
     rpc, address = server
     rpc.set_data_receive_callback(lambda _: None)
     host, _, port = address.rpartition(":")
-    # More at once than the server accepts before its next turn.
+    # More connections at a time than the server accepts before its next turn.
     with contextlib.ExitStack() as opened:
         for _ in range(200):
             opened.enter_context(socket.create_connection((host, int(port)), 5))

@@ -1,4 +1,4 @@
-"""Every method of the original that is here was called by a test of this run. Runs last: see conftest.py."""
+"""A test of this run has called every method of the original that is here. Runs last: see conftest.py."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from test_names import page
 
 # Parts of the names of methods that need torch.
 NEEDS_TORCH = "tensor", "cuda"
-# Options with which a run leaves tests out.
+# Options by which a run leaves tests out.
 LEAVES_OUT = "keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "stepwise"
 HERE = Path(__file__).parent
 
 
 def has_all_tests(args: Iterable[str], files: Iterable[Path]) -> bool:
     """Whether a run with these arguments, which has collected these files, has all tests of this folder. It may
-    have the other suite's too."""
+    also have the tests of the other suite."""
     return set(HERE.glob("test_*.py")) <= set(files) and not any("::" in arg for arg in args)
 
 
 def leaves_out(config: pytest.Config) -> bool:
-    # Without its cache, as in pytest.ini, pytest has not the last two.
+    # These two options are absent when pytest runs without its cache, as in pytest.ini.
     return any(config.getoption(option, None) for option in LEAVES_OUT)
 
 
@@ -47,7 +47,7 @@ def test_every_method_was_called_and_returned(request: pytest.FixtureRequest) ->
     if leaves_out(request.config) or not has_all_tests(request.config.args, called.FILES):
         pytest.skip("this run has not all tests")
     said = {name: here for module in called.MODULES for name, here in page()[module].items()}
-    # A method that cannot mean anything here raises.
+    # A method without a meaning here raises.
     wanted = {name for name in called.methods() if said[name] != "no"}
     if importlib.util.find_spec("torch") is None:
         wanted = {name for name in wanted if not any(part in name for part in NEEDS_TORCH)}

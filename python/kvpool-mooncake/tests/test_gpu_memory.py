@@ -47,7 +47,7 @@ def test_a_batch_mixes_the_gpu_and_the_host(
     assert store.batch_put_from(keys, addresses, [8192, 8192]) == [0, 0]
     back = torch.zeros(8192, dtype=torch.uint8, device="cuda")
     host_back = torch.zeros(8192, dtype=torch.uint8)
-    # Each comes back to the other's kind of memory.
+    # Each block is read into the other kind of memory.
     assert store.batch_get_into(keys, [host_back.data_ptr(), back.data_ptr()], [8192, 8192]) == [8192, 8192]
     assert torch.equal(host_back, on_gpu.cpu()) and torch.equal(back.cpu(), on_host)
 
@@ -103,7 +103,7 @@ def test_encoded_tensors_are_not_looked_for_on_a_gpu(
     store._refusals = Refusals()
     assert store.get_tensor_into(key, place.data_ptr(), size) is None
     assert "get_tensor_into_cuda" in caplog.text
-    # The bytes of a tensor with its header can be there: Python does not read them.
+    # The GPU memory may hold a tensor with its header, but Python does not read it.
     assert store.get_into(key, place.data_ptr(), size) == size
     assert store.put_tensor_from(f"{key}-2", place.data_ptr(), size) == -600
     assert store.put_tensor_with_tp_from(f"{key}-2", place.data_ptr(), size, 0, 2, 0) == -600
@@ -135,7 +135,7 @@ def test_members_of_a_structured_object_are_of_the_host(
     spec = transfer.read_spec(transfer.put_object({"b": b"bytes"}))
     with pytest.raises(ValueError, match="no memory of the host"):
         transfer.materialize_into(spec, {"b": raw_destination(place.data_ptr(), 4096, place)})
-    # Pinned memory of the host is the host's.
+    # Pinned host memory counts as host memory.
     pinned = torch_on_gpu.zeros(4096, dtype=torch_on_gpu.uint8).pin_memory()
     transfer.materialize_into(spec, {"b": raw_destination(pinned.data_ptr(), 4096, pinned)})
     assert bytes(pinned[:5].tolist()) == b"bytes"

@@ -1,4 +1,4 @@
-"""The metadata server as an object of a program."""
+"""The metadata server as an object for programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_values_are_kept_while_the_server_runs() -> None:
     assert ask(port, "GET", "a") == (200, b"one")
     for method in ("GET", "PUT", "DELETE"):
         assert ask(port, method, "%20", b"x" if method == "PUT" else None)[0] == 400
-    # The address of an engine is not taken over.
+    # An engine cannot overwrite another engine's address.
     assert ask(port, "PUT", "mooncake/rpc_meta/h", b"one")[0] == 200
     assert ask(port, "PUT", "mooncake/rpc_meta/h", b"two")[0] == 400
     assert ask(port, "DELETE", "a")[0] == 200

@@ -31,7 +31,7 @@ def recorded() -> dict[str, set[str]]:
 
 
 def page() -> dict[str, dict[str, str]]:
-    """What the page says of each name of each module."""
+    """Returns the page's word for each name of each module."""
     said: dict[str, dict[str, str]] = {}
     for part in PAGE.split("\n## ")[1:]:
         rows = re.findall(r"^\| (`.*?) \| (works|differently|no) \|", part, re.MULTILINE)
@@ -41,7 +41,7 @@ def page() -> dict[str, dict[str, str]]:
 
 
 def is_there(module: object, name: str) -> bool:
-    """Whether a module has a name, or a class a member."""
+    """Whether a module has a name, or whether a class of the module has a member."""
     outer, _, member = name.partition(".")
     if not member:
         return hasattr(module, outer)
@@ -51,7 +51,7 @@ def is_there(module: object, name: str) -> bool:
     fields = {field for base in getattr(found, "__mro__", ()) for field in getattr(base, "__annotations__", {})}
     if hasattr(found, member) or member in fields:
         return True
-    # Set in the constructor.
+    # The constructor may set the attribute.
     return inspect.isclass(found) and f"self.{member} = " in inspect.getsource(found)
 
 
@@ -93,6 +93,6 @@ def test_every_command_of_the_original_is_one_of_the_wheel() -> None:
 def test_no_helper_of_ours_is_public(module: object) -> None:
     public = {name for name in dir(module) if not name.startswith("_")}
     extra = public - {name for name in recorded()[module.__name__] if "." not in name}
-    # Releases before 0.3.13 had it there.
+    # Releases before 0.3.13 had this class in the module.
     assert extra <= {"MooncakeDistributedStoreAsync"}
     assert public == set(module.__all__)

@@ -1,4 +1,4 @@
-"""Where a read of a part of a split tensor puts the bytes, without a pool and without torch."""
+"""The places into which a read of a part of a split tensor writes, without a pool and without torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Dtype:
 
 
 class Native:
-    """Stands for the native store: it copies as that does, and keeps the fragments."""
+    """Stands for the native store: copies like it, and records the fragments."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         self._objects = objects
@@ -110,7 +110,7 @@ def test_a_header_is_not_written_to_memory_that_can_only_be_read(monkeypatch: py
     at = ctypes.addressof(first)
     protect = ctypes.CDLL(None).mprotect
     protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    # Only the header lies on the first page.
+    # Only the header is on the first page.
     assert protect(at, page, mmap.PROT_READ) == 0
     assert store._get_split_into("tensor", at + page - len(header), len(header) + 16, None) is None
     assert store._native.spans == []

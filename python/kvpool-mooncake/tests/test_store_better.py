@@ -1,4 +1,4 @@
-"""What goes wrong around a store, and what its callers see of it."""
+"""Failures around a store, and their effect on its callers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lent_memory import Memory
 from live_pools import MIB, LivePool, live_pool
 
 Connect = Callable[[LivePool], MooncakeDistributedStore]
-# The code of an object that is not there.
+# The code of an absent object.
 MISSING = -704
 
 
@@ -27,7 +27,7 @@ def test_a_key_seen_by_exist_stays_readable_for_its_lease(tmp_path: Path, connec
         time.sleep(2.1)
         asked = time.monotonic()
         assert store.batch_is_exist(keys) == [1] * 4
-        # The pool is turned over twice within the lease.
+        # Puts fill the pool twice within the lease.
         for number in range(32):
             assert other.put(f"filler-{number}", b"f" * MIB) == 0
         assert time.monotonic() - asked < 1.5, "the machine is too slow for this test"
@@ -56,7 +56,7 @@ def test_a_get_that_outlasts_its_lease_renews_it(
         longest = 0.0
         for _ in range(5):
             begin = time.monotonic()
-            # Were the lease not renewed, every attempt would end after it, and count for nothing.
+            # If the lease were not renewed, every attempt would end after it and would not count.
             assert store.get_into("large", target.ptr, target.size) == target.size
             longest = max(longest, time.monotonic() - begin)
         assert bytes(target) == bytes(source)
@@ -83,7 +83,7 @@ def test_gets_are_right_while_the_pool_is_turned_over(
         filling.start()
         try:
             target = memory(16 * MIB)
-            # Read after read: the object or, where it was evicted between two of them, a miss; never other bytes.
+            # Each read returns the object, or a miss after an eviction, but never other bytes.
             end, hits = time.monotonic() + 2, 0
             while time.monotonic() < end:
                 got = store.get_into("long", target.ptr, target.size)
@@ -105,7 +105,7 @@ def test_a_put_that_finds_the_pool_full_waits_for_room(tmp_path: Path, connect: 
         keys = [f"full-{n}" for n in range(14)]
         assert store.put_batch(keys, [b"f" * MIB] * 14) == 0
         assert store.batch_is_exist(keys) == [1] * 14
-        # All is leased: there is room when the leases have run out, and not before.
+        # All blocks are leased, so there is no room before the leases have expired.
         begin = time.monotonic()
         assert store.put("late", b"l" * (3 * MIB)) == 0
         assert 0.3 < time.monotonic() - begin < 5
@@ -137,7 +137,7 @@ def test_a_loop_of_lookup_and_load_ends_when_the_owner_dies(
     targets = [memory(MIB) for _ in keys]
     begin = time.monotonic()
     failed = 0
-    # What an engine does: it asks, loads what it is promised, and asks again when the load fails.
+    # An engine does the same: it looks up, loads the found keys, and looks up again after a failed load.
     while (there := store.batch_is_exist(keys)) != [0] * 16:
         found = [at for at, answer in enumerate(there) if answer == 1]
         answers = store.batch_get_into(
@@ -161,7 +161,7 @@ def test_the_keys_of_a_dead_owner_miss_within_seconds_for_who_only_asks(
     while other.is_exist("lost") != 0:
         assert time.monotonic() - begin < 10
         time.sleep(0.05)
-    # And the key can be put anew as soon as there is a node.
+    # The key can be put again as soon as there is a node.
     own_pool.start_node()
     assert other.put("lost", b"anew") == 0
     assert store.get("lost") == b"anew"
@@ -206,14 +206,14 @@ def test_a_get_has_one_deadline_for_the_length_and_the_bytes(
     connect: Connect, own_pool: LivePool, method: str
 ) -> None:
     assert connect(own_pool).put("hung", b"x" * MIB) == 0
-    # A store that has not asked yet where it is.
+    # A new store has no cached location.
     store = MooncakeDistributedStore()
     settings = {"global_segment_size": 0, "master_server_addr": own_pool.url, "get_timeout_ms": 2000}
     assert store.setup(settings) == 0
     assert own_pool.master
     own_pool.nodes[0].hang()
     own_pool.master.hang()
-    # The length takes more than half of the time, and the bytes never come.
+    # The length takes more than half of the time, and the bytes never arrive.
     resuming = threading.Timer(1.2, own_pool.master.send, (signal.SIGCONT,))
     resuming.start()
     begin = time.monotonic()
@@ -225,7 +225,7 @@ def test_a_get_has_one_deadline_for_the_length_and_the_bytes(
     assert store.close() == 0
 
 
-# How long each call may take while no master answers: its own deadline, and a second.
+# The longest time of each call without a master: its own deadline and a second.
 WITHOUT_A_MASTER: list[tuple[str, tuple[object, ...], object, float]] = [
     ("is_exist", ("new",), (-900, -901), 4),
     ("batch_is_exist", (["new", "newer"],), None, 4),

@@ -22,7 +22,7 @@ from live_pools import MIB, LivePool, live_pool
 
 @pytest.fixture
 def new() -> Iterator[Callable[[], MooncakeDistributedStore]]:
-    """Makes stores that are not set up, closed after the test."""
+    """Makes stores that are not set up. They are closed after the test."""
     stores: list[MooncakeDistributedStore] = []
 
     def make() -> MooncakeDistributedStore:
@@ -70,7 +70,7 @@ def test_vllms_store_connector(
             tenant_id="default",
         )
         assert code == 0
-    # Eight blocks of four layers, each layer a place of its own in one registered cache.
+    # Eight blocks of four layers. Each layer has a place of its own in one registered cache.
     cache = memory(os.urandom(8 * 4 * 16_384))
     assert store.register_buffer(cache.ptr, cache.size) == 0
     keys = [vllm_key(n) for n in range(8)]
@@ -169,7 +169,7 @@ def test_lmcaches_connector(
         store.batch_get_into(keys, [target.ptr + n * 50_000 for n in range(4)], [50_000] * 4) == [50_000] * 4
     )
     assert bytes(target) == bytes(pool)
-    # Data with metadata before it, as the remote connector writes it.
+    # The remote connector writes metadata before the data.
     assert store.put_parts(f"{keys[0]}m", b"\x01" * 28, memoryview(bytes(pool))[:1000]) == 0
     handle = store.get_buffer(f"{keys[0]}m")
     assert handle is not None
@@ -215,7 +215,7 @@ def test_sglangs_backend(
         assert store.batch_put_from(keys, from_pages, [page] * 8) == [0] * 8
         assert store.batch_is_exist(keys) == [1] * 8
         assert store.batch_get_into(keys, to_pages, [page] * 8) == [page] * 8
-        # Keys in parts, and read layer by layer in a session.
+        # Keys are put in parts, and read layer by layer in a session.
         parted = [f"{key}-parts" for key in keys]
         halves = [[start, start + page // 2] for start in from_pages]
         assert store.batch_put_from_multi_buffers(parted, halves, [[page // 2] * 2] * 8) == [0] * 8

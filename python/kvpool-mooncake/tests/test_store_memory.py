@@ -60,7 +60,7 @@ def test_a_store_that_closes_frees_no_memory_that_a_call_uses(own_pool: LivePool
     time.sleep(0.5)
     assert getting.is_alive()
     assert store.close() == 0
-    # Only now is the memory gone.
+    # The memory is freed only now.
     getting.join(1)
     assert not getting.is_alive()
 
@@ -81,7 +81,7 @@ def test_pooled_buffers_are_used_again(store: MooncakeDistributedStore, key: str
 
 
 def test_a_buffer_pool_keeps_to_its_limit(store: MooncakeDistributedStore) -> None:
-    # The store's local buffer is 16 MiB, and no limit is less.
+    # The store's local buffer is 16 MiB, and no limit is smaller.
     pool = BufferPool(store, max_bytes=MIB)
     one, two = pool.acquire(8 * MIB), pool.acquire(8 * MIB)
     with pytest.raises(RuntimeError, match="exhausted"):
@@ -106,13 +106,13 @@ def test_a_buffer_pool_keeps_to_its_limit(store: MooncakeDistributedStore) -> No
 
 
 def test_the_limit_of_a_buffer_pool_counts_whole_buffers(store: MooncakeDistributedStore) -> None:
-    # Four buffers of the smallest size fill the limit of 16 MiB, whatever is asked for.
+    # Four buffers of the smallest size fill the limit of 16 MiB, whatever size is requested.
     pool = BufferPool(store, max_bytes=1, min_size_class=4 * MIB, block_on_exhaustion=False)
     leases = [pool.acquire(1) for _ in range(4)]
     with pytest.raises(RuntimeError, match="exhausted"):
         pool.acquire(1)
     leases.pop().release()
-    # The idle buffer is taken again, and is dropped for one that does not fit into it.
+    # The idle buffer is reused, and is freed for a buffer that does not fit into it.
     leases.append(pool.acquire(4 * MIB))
     leases.pop().release()
     leases.pop().release()
@@ -139,7 +139,7 @@ def test_a_lease_waits_for_the_end_of_its_views(store: MooncakeDistributedStore)
         pool.acquire(1)
     assert bytes(part) == b"est"
     del part, lease
-    # A lease that nobody has any more is given back.
+    # A lease without a reference is released.
     pool.acquire(1).release()
     pool.close()
 

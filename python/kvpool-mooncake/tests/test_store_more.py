@@ -1,4 +1,4 @@
-"""Embedding tables, safetensors, tensors into tensors, types, and what has no meaning here."""
+"""Embedding tables, safetensors, tensors into tensors, types, and methods without a meaning here."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_embedding_tables_are_put_all_or_their_number_is_said(
     with pytest.raises(RuntimeError, match="head 1"):
         tables.populate([good, bad])
     assert store.batch_is_exist(tables.get_store_keys()) == [0, 0]
-    # The second table has more bytes than an object may have; zeros that nobody reads take no memory.
+    # The second table exceeds the largest object. Its zeros take no memory, because nothing reads them.
     wide = EngramStore(int(key[-7:], 16), EngramStoreConfig([1, 1 << 15], 1 << 14), store)
     with pytest.raises(RuntimeError, match="head 1 has 2147483648 bytes"):
         wide.populate([numpy.ones((1, 1 << 14), numpy.float32), numpy.zeros((1 << 15, 1 << 14), numpy.float32)])
@@ -73,7 +73,7 @@ def test_embedding_tables_are_put_all_or_their_number_is_said(
     with pytest.raises(RuntimeError, match="no table is put"):
         EngramStore(1, EngramStoreConfig([3], 2), MooncakeDistributedStore()).populate([good])
     put = store.batch_put_from
-    # The second table's memory cannot be: its put alone fails.
+    # The second table's memory is invalid, so only its put fails.
     monkeypatch.setattr(store, "batch_put_from", lambda keys, ptrs, sizes: put(keys, ptrs, [sizes[0], -1]))
     with pytest.raises(RuntimeError, match="1 of 2 tables are put"):
         tables.populate([good, good])
@@ -173,7 +173,7 @@ def test_the_ssd_of_a_store_leaves_the_pool(
     assert store.put(key, b"kept", ReplicateConfig(preferred_segment=store.get_hostname())) == 0
     assert store.unmount_local_disk_segment(-1) == -600
     assert store.unmount_local_disk_segment() == 0
-    # A reader gets a clean miss, not a node that is about to go.
+    # A reader gets a clean miss instead of a node that is about to leave.
     assert store.is_exist(key) == 0
     store.close()
     later = MooncakeDistributedStore()

@@ -1,4 +1,4 @@
-"""Objects: what puts, gets, questions and removals answer."""
+"""Objects: the results of puts, gets, queries and removals."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_batch_of_puts_answers_the_first_error(store: MooncakeDistributedStore
     keys = [f"{key}-{n}" for n in range(3)]
     assert store.put_batch(keys, [b"a", b"bb", b"ccc"]) == 0
     assert store.get_batch([*keys, f"{key}-none", keys[0]]) == [b"a", b"bb", b"ccc", b"", b"a"]
-    # The bad one fails alone.
+    # Only the bad item fails.
     assert store.put_batch([f"{key}-x", "", f"{key}-y"], [b"x", b"?", b"y"]) == -600
     assert store.get_batch([f"{key}-x", f"{key}-y"]) == [b"x", b"y"]
     assert store.put_batch(keys, [b"a"]) == -600
@@ -99,7 +99,7 @@ def test_memory_is_put_and_got_by_its_address(
     assert store.put_from(key, source.ptr, source.size) == 0
     assert store.get_into(key, target.ptr, target.size) == MIB
     assert bytes(target)[:MIB] == bytes(source)
-    # A buffer may be exactly as long, and may not be shorter.
+    # A buffer may have the exact length, but not less.
     assert store.get_into(key, target.ptr + 7, MIB) == MIB
     assert store.get_into(key, target.ptr, MIB - 1) == -600
     assert store.unregister_buffer(source.ptr) == 0
@@ -147,7 +147,7 @@ def test_objects_are_gathered_from_and_scattered_to_several_buffers(
     answers = store.batch_get_into_multi_buffers(keys, [[m.ptr for m in t] for t in targets], sizes, True)
     assert answers == [sum(of_key) for of_key in sizes]
     assert [[bytes(m) for m in t] for t in targets] == [[bytes(m) for m in p] for p in parts]
-    # One list that does not match, and one null pointer, fail their keys alone.
+    # A list of another length and a null pointer fail only their own keys.
     bad = [pointers[0], pointers[1][:2], [0, *pointers[2][1:]]]
     assert store.batch_get_into_multi_buffers(keys, bad, sizes) == [answers[0], -600, -600]
 
@@ -171,7 +171,7 @@ def test_a_buffer_shows_the_object_in_place_and_keeps_it(store: MooncakeDistribu
     assert array.ctypes.data == handle.ptr()
     assert not array.flags.writeable
     del handle
-    # Removed, and its room used again and again: what is shown stays what it was.
+    # After the removal its room is reused repeatedly, but the shown bytes do not change.
     assert store.remove(key, force=True) == 0
     for number in range(200):
         store.upsert(f"{key}-filler-{number % 3}", os.urandom(2 * MIB))
@@ -250,7 +250,7 @@ def test_replicas_are_described(store: MooncakeDistributedStore, key: str) -> No
     buffer = replica.get_memory_descriptor().buffer_descriptor
     assert (buffer.size, buffer.transport_endpoint) == (100, "node-0")
     assert store.get_replica_desc(key) == [replica]
-    # Being described leases nothing.
+    # A description leases nothing.
     assert store.remove(key) == 0
 
 
@@ -268,7 +268,7 @@ def test_pins_and_replica_counts_are_passed_on(store: MooncakeDistributedStore, 
     assert store.remove(key) == -706
     assert store.remove(key, force=True) == 0
     soft = ReplicateConfig(with_soft_pin=True, soft_pin_ttl_ms=60_000, replica_num=3)
-    # One node: fewer replicas are made, and that is no error.
+    # The pool has one node, so fewer replicas are made. That is no error.
     assert store.put(key, b"x", soft) == 0
     assert len(store.get_replica_desc(key)) == 1
     for bad in (

@@ -1,4 +1,4 @@
-"""Blocks that leave a store's memory: on SSD, and back from there in the same and in the next store."""
+"""Blocks that leave a store's memory: they go to SSD, and come back in the same store and in the next one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pool(make_pool: Callable[..., LivePool]) -> LivePool:
-    """A pool without nodes, whose leases are short: memory holds a part of what is read."""
+    """A pool without nodes and with short leases: memory holds only a part of the blocks."""
     return make_pool(0, "", "--lease-ttl=300ms")
 
 
@@ -52,7 +52,7 @@ def ssd(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stores() -> Iterator[list[MooncakeDistributedStore]]:
-    """Stores that are closed after the test."""
+    """Stores. They are closed after the test."""
     stores: list[MooncakeDistributedStore] = []
     yield stores
     for store in stores:
@@ -73,12 +73,12 @@ def config(pool: LivePool, ssd: Path, **other: object) -> dict[str, object]:
 def put_all(store: MooncakeDistributedStore) -> None:
     for number in range(BLOCKS):
         assert store.put(f"block-{number}", value(number)) == 0
-        # Slowly enough for the disk of any machine.
+        # The pause gives the disk of any machine enough time.
         time.sleep(0.01)
 
 
 def right(store: MooncakeDistributedStore) -> int:
-    """The blocks that come back; no wrong byte does."""
+    """Returns the number of blocks that come back. No wrong byte does."""
     found = 0
     for number in range(BLOCKS):
         got = store.get(f"block-{number}")
@@ -98,7 +98,7 @@ def test_blocks_that_memory_cannot_hold_come_back_in_this_store_and_in_the_next(
     assert code == 0
     assert [(file.name, file.stat().st_size) for file in ssd.iterdir()] == [("kvpool-0.ssd", SSD)]
     put_all(first)
-    # Memory alone holds a third.
+    # Memory alone holds a third of them.
     assert right(first) == BLOCKS
     name = first.get_hostname()
     assert first.close() == 0
@@ -114,7 +114,7 @@ def test_blocks_that_memory_cannot_hold_come_back_in_this_store_and_in_the_next(
     assert [file.name for file in ssd.iterdir()] == ["kvpool-0.ssd"]
     wait_until(lambda: again.is_exist("block-0") == 1, what="the first block")
     assert right(again) == BLOCKS
-    # Another process gets them from this store.
+    # Another process gets the blocks from this store.
     assert right(client) == BLOCKS
 
 
@@ -151,7 +151,7 @@ def test_stores_of_one_directory_have_files_of_their_own_and_a_killed_ones_is_ta
         stores.append(store)
         assert store.setup(config(pool, ssd)) == 0
     assert sorted(file.name for file in ssd.iterdir()) == names
-    # What was in memory only is lost with the processes.
+    # Blocks that were only in memory are lost with the processes.
     wait_until(lambda: right(client) > 0, what="a block from the files")
     stored = pool_counter(pool, "blocks_stored_total")
     assert right(client) >= stored * 9 // 10 > 0
@@ -178,7 +178,7 @@ def test_the_directory_and_the_size_come_from_the_environment(
     assert (ssd / "kvpool-0.ssd").stat().st_size == 100 * MIB
     assert store.close() == 0
 
-    # A file is not cut, and grows with the limit.
+    # A file never shrinks, and grows with the limit.
     monkeypatch.setenv("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", str(64 * MIB))
     code, text = refusal(pool, ssd, caplog)
     assert code == -600 and "a file is not cut" in text
@@ -200,7 +200,7 @@ def test_without_a_limit_a_new_file_takes_a_tenth_of_the_free_room(
     # Other processes use the disk too.
     assert free / 20 < size < free / 5
     assert store.close() == 0
-    # It keeps its size, whatever is free now.
+    # The file keeps its size, whatever is free now.
     assert store.setup(config(pool, ssd)) == 0
     assert (ssd / "kvpool-0.ssd").stat().st_size == size
     store.close()
@@ -210,7 +210,7 @@ def test_without_a_limit_a_new_file_takes_a_tenth_of_the_free_room(
 def refusal(
     pool: LivePool, ssd: Path, caplog: pytest.LogCaptureFixture, **other: object
 ) -> tuple[int, str]:
-    """What `setup` says; nothing is left set up."""
+    """Returns the log of a refused `setup`, which leaves nothing set up."""
     store = MooncakeDistributedStore()
     caplog.clear()
     with caplog.at_level(logging.ERROR, logger="mooncake"):

@@ -48,7 +48,7 @@ def test_each_fragment_answers_for_itself(
     answers = store.get_into_ranges(
         [target.ptr],
         [[key, f"{key}-none", key, ""]],
-        # The last fragments of the first key follow each other and reach over the object's end.
+        # The last fragments of the first key are contiguous and reach beyond the end of the object.
         [[[0, 990, 1000], [1100], [1200], [0]]],
         [[[0, 980, 990], [0], [1000], [0]]],
         [[[10, 10, 11], [10], [1], [1]]],
@@ -118,7 +118,7 @@ def test_a_session_keeps_its_objects_however_long_it_is(
         assert store.batch_get_session_start(["kept"]) == [0]
         end = time.monotonic() + 2
         number = 0
-        # Ten leases long the pool is filled again and again.
+        # For the time of ten leases, the pool is filled repeatedly.
         while time.monotonic() < end:
             number += 1
             assert other.put(f"filler-{number}", b"f" * MIB) == 0
@@ -138,7 +138,7 @@ def test_each_key_of_a_session_is_released_at_its_own_end(
     keys = [f"session-{n}" for n in range(4)]
     assert store.put_batch(keys, [b"x"] * 4) == 0
     assert store.batch_get_session_start(keys) == [0] * 4
-    # A second session of the first key, from a start of its own.
+    # A second session of the first key, begun by a start of its own.
     assert store.batch_get_session_start(keys[:1]) == [0]
     assert store.batch_get_session_end(keys[:3]) == 0
     assert other.batch_remove(keys) == [-706, 0, 0, -706]
@@ -184,12 +184,12 @@ def test_a_session_ends_while_the_keeper_waits_for_the_master(
     ending = threading.Thread(target=lambda: ended.append(store.batch_get_session_end(["one"])))
     ending.start()
     ending.join(1.5)
-    # The master answers nobody yet.
+    # The master still answers no call.
     in_time = list(ended)
     own_pool.master.send(signal.SIGCONT)
     ending.join()
     assert in_time == [0]
-    # The keeper does not renew the lease of the ended session. It keeps the other one.
+    # The keeper does not renew the lease of the ended session. It keeps the other lease.
     wait_until(lambda: other.remove("one") == 0, 30, "the end of the lease")
     assert other.remove("two") == -706
     assert store.batch_get_session_end(["two"]) == 0
@@ -252,7 +252,7 @@ def test_a_fragment_does_not_leave_the_registered_range_of_its_buffer(
     assert answers == [[[4, 4, -600]]]
     assert bytes(place) == b"0123" + b"_" * 8 + b"0123" + b"_" * 16
     assert store.unregister_buffer(place.ptr) == 0
-    # Without a registration the caller answers for the end.
+    # Without a registration the caller is responsible for the end.
     assert store.get_into_ranges([place.ptr], [[key]], [[[13]]], [[[0]]], [[[4]]]) == [[[4]]]
 
 
@@ -261,7 +261,7 @@ def test_all_fragments_of_a_call_have_one_deadline(
 ) -> None:
     keys = [f"fragment-{n}" for n in range(20)]
     assert connect(own_pool).put_batch(keys, [b"x"] * 20) == 0
-    # A store that has not asked yet where they are.
+    # A new store has no cached locations.
     store = MooncakeDistributedStore()
     settings = {"global_segment_size": 0, "master_server_addr": own_pool.url, "get_timeout_ms": 1000}
     assert store.setup(settings) == 0
@@ -277,7 +277,7 @@ def test_all_fragments_of_a_call_have_one_deadline(
     finally:
         own_pool.master.send(signal.SIGCONT)
     assert all(code < 0 for (code,) in answers[0])
-    # Four reads are under way at once. With a deadline each, 20 take five times as long.
+    # Four reads are in progress at a time. With a deadline for each, 20 reads take five times as long.
     assert 0.9 < took < 2.5
     store.close()
 
@@ -301,7 +301,7 @@ def test_the_fragments_of_one_object_are_of_one_put(
     whole = 0
     try:
         for _ in range(100):
-            # They lie apart, so that each is a read of its own.
+            # The fragments are apart, so that each is a read of its own.
             from_each = [at * (MIB // parts) for at in range(parts)]
             to_each, lengths = list(range(parts)), [1] * parts
             answers = store.get_into_ranges([target.ptr], [[key]], [[to_each]], [[from_each]], [[lengths]])

@@ -1,4 +1,5 @@
-"""Refused calls: each is a warning with its reason, also where the caller sees `b""` or `None`. A miss is none."""
+"""Refused calls: each logs a warning with its reason, even if the caller sees `b""` or `None`. A miss logs
+none."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from lent_memory import Memory
 from live_pools import LivePool, live_pool
 from test_store_wrong import CALLS
 
-# Calls that do not fail without a pool, and a task that is unknown.
+# Calls that succeed without a pool, and a task that is unknown.
 SILENT = {"get_hostname", "get_offload_rpc_read_count", "health_check", "query_task", "close"}
 ROOM = Memory(64)
 KEY = "refused"
 
-# Each method that asks the pool for a block, what it is given, and what it returns for a failure.
+# Each method that asks the pool for a block, its arguments, and its result for a failure.
 READS: list[tuple[str, tuple[object, ...], object]] = [
     ("get", (KEY,), b""),
     ("get_batch", ([KEY, "other"],), [b"", b""]),
@@ -68,7 +69,7 @@ def test_a_read_without_rights_warns_with_the_reason(
     args: tuple[object, ...],
     answer: object,
 ) -> None:
-    # Warnings of earlier calls leave out no line of this one.
+    # Warnings of earlier calls must not suppress a line of this call.
     refused._refusals = Refusals()
     with caplog.at_level(logging.WARNING, logger="mooncake"):
         assert getattr(refused, method)(*args) == answer

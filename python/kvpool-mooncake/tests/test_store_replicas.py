@@ -44,7 +44,7 @@ def nodes_of(store: MooncakeDistributedStore, key: str) -> list[str]:
 
 
 def ended(store: MooncakeDistributedStore, task: object) -> QueryTaskResponse:
-    """The task after its end."""
+    """Returns the task after its end."""
     answers = []
 
     def has_ended() -> bool:
@@ -70,7 +70,7 @@ def test_an_object_is_copied_to_other_segments(store: MooncakeDistributedStore, 
     assert answer.last_updated_at_ms_epoch < time.time() * 1000 + 1000
     assert nodes_of(store, key) == ["node-0", "node-1", "node-2"]
     assert store.get(key) == value
-    # A task has one name in two forms.
+    # The id of a task has two forms.
     assert store.query_task(uuid.UUID(int=task[0] << 64 | task[1]))[0].id == task
 
 
@@ -120,7 +120,7 @@ def test_one_replica_of_several_is_cleared(store: MooncakeDistributedStore, key:
 
 
 class LosesItsMaster:
-    """The native half of a store, whose master hangs before it hears of a removal of replicas."""
+    """The native half of a store. Its master hangs before it receives a removal of replicas."""
 
     def __init__(self, native: object, pool: LivePool) -> None:
         self._native = native

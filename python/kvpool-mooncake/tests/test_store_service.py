@@ -1,4 +1,4 @@
-"""The REST service and the configuration: over HTTP, and with a live pool."""
+"""The REST service over HTTP with a live pool, and the configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How settings are read, without a pool."""
+"""The parsing of settings, without a pool."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_a_second_setup_is_refused_with_its_reason(
 
 
 def token_of(auth: Path, role: str, patch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    """Makes a token and names it in the environment. Returns the flags of a master that takes it."""
+    """Makes a token and names it in the environment. Returns the flags of a master that accepts it."""
     where = () if role == "node" else ("--in", "team-a")
     create = ["kvctl", "token", "create", "--subject", "team", "--role", role, *where, "--dir", str(auth)]
     subprocess.run(create, check=True, capture_output=True)
@@ -381,7 +381,7 @@ def test_a_store_that_nobody_closed_goes_while_other_threads_run(own_pool: LiveP
     ticking.start()
     time.sleep(0.1)
     began = time.monotonic()
-    # Its lease and its segment are given back, to a master that does not answer.
+    # The store gives back its lease and its segment to a master that does not answer.
     del store
     gc.collect()
     took = time.monotonic() - began

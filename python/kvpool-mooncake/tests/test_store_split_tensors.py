@@ -1,4 +1,4 @@
-"""Tensors that are split over ranks: writers and readers of the same split, and of others."""
+"""Tensors that are split over ranks: writers and readers of the same split, and of different splits."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_a_part_comes_into_memory_with_its_header(
     got = store.get_tensor_with_parallelism_into(key, place.ptr, place.size, shard(1, 2, 1))
     assert torch.equal(got, tensor[:, 16:])
     assert place.ptr <= got.data_ptr() < place.ptr + place.size
-    # As encoded tensors in memory are put again.
+    # The encoded tensors in memory are put again.
     assert store.put_tensor_from(f"{key}-2", place.ptr, place.size) == 0
     assert torch.equal(store.get_tensor(f"{key}-2"), tensor[:, 16:])
     assert store.get_tensor_with_parallelism_into(key, place.ptr, place.size - 1, shard(1, 2, 1)) is None
     assert store.get_tensor_with_parallelism_into(key, 0, place.size, shard(1, 2, 1)) is None
-    # More ranks, with gaps between the rows of a part.
+    # With more ranks there are gaps between the rows of a part.
     small = memory(64 + 64 * 4 * 2)
     got = store.batch_get_tensor_with_parallelism_into(
         [key, f"{key}-none"], [small.ptr] * 2, [small.size] * 2, [shard(5, 8, 1)] * 2
@@ -100,7 +100,7 @@ def test_more_axes_name_a_shard_in_any_order(store: MooncakeDistributedStore, ke
     assert torch.equal(store.get_tensor_with_parallelism(key, ReadTarget("full", tp(0, 2, 1, other))), tensor)
     stored = ReadTarget("as_stored", tp(3, 4, 1, other))
     assert torch.equal(store.get_tensor_with_parallelism(key, stored), tensor[:, 9:])
-    # Another group has put nothing.
+    # The other group has put nothing.
     elsewhere = ParallelAxis("dp", 0, 2)
     assert store.get_tensor_with_parallelism(key, shard(0, 4, 1, elsewhere)) is None
 
@@ -144,10 +144,10 @@ def test_a_shard_that_is_missing_or_replaced_is_a_miss(store: MooncakeDistribute
     assert store.get_tensor_with_parallelism(key, ReadTarget("full", tp(0, 4, 0))) is None
     assert store.get_tensor_with_parallelism(key, shard(1, 2, 0)) is None
     assert torch.equal(store.get_tensor_with_parallelism(key, shard(0, 2, 0)), tensor[:4])
-    # Another writer replaced a shard alone: the reader gets no mixture.
+    # Another writer replaced one shard: the reader gets no mixture.
     assert store.upsert_tensor(f"{key}_tp_0", torch.zeros(1, 4)) == 0
     assert store.get_tensor_with_parallelism(key, shard(0, 2, 0)) is None
-    # Without the manifest nobody knows the split.
+    # Without the manifest the split is unknown.
     assert store.remove(f"{key}__parallelism_manifest", force=True) == 0
     assert store.get_tensor_with_parallelism(key, shard(1, 4, 0)) is None
 

@@ -1,4 +1,4 @@
-"""Transfers that use memory for longer than their calls may take: nobody is told that the memory is free."""
+"""Transfers that use memory for longer than their calls may take: no caller may take the memory for free."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def impatient(shared_pool: LivePool) -> Iterator[MooncakeDistributedStore]:
 
 
 class Call(threading.Thread):
-    """A call in a thread of its own, and its answer."""
+    """A call in a thread of its own, with its answer."""
 
     def __init__(self, call: Callable[[], int]) -> None:
         super().__init__(daemon=True)
@@ -49,7 +49,7 @@ def test_a_call_ends_when_no_transfer_uses_its_memory(
 ) -> None:
     assert impatient.put(key, b"x" * MIB) == 0
     getting = Call(lambda: impatient.get_into(key, memory.address, MIB))
-    # Calls wait for 10 s after their deadline without a word.
+    # Calls wait silently for 10 s after their deadline.
     getting.join(12)
     assert getting.is_alive(), "its caller would use the memory again"
     memory.release()
@@ -100,7 +100,7 @@ def test_a_buffer_pool_keeps_memory_that_was_used_when_its_store_was_closed(
     pool = BufferPool(impatient)
     with pool.acquire(MIB) as lease:
         address = lease.ptr
-    # What the test above shows `close` to note.
+    # The test above shows that `close` notes this memory.
     impatient._in_use.add(address)
     assert impatient.close() == 0
     pool.close()

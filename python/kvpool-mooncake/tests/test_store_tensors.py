@@ -54,7 +54,7 @@ def test_a_tensor_comes_back_with_its_type_and_shape(
     for tensor, got in zip(tensors, store.batch_get_tensor(keys)):
         assert got.dtype == tensor.dtype and got.shape == tensor.shape
         assert torch.equal(got, tensor)
-    # It is the caller's own, to be written.
+    # The tensor belongs to the caller, and is writable.
     got = store.get_tensor(keys[0])
     got += 1
     assert torch.equal(store.get_tensor(keys[0]), tensors[0])
@@ -139,7 +139,7 @@ def test_a_tensor_is_split_for_parallel_ranks(
     assert torch.equal(store.batch_get_tensor_with_tp([f"{key}-a"], 1, 2)[0], tensor[:, 3:])
     assert store.put_tensor_with_tp(f"{key}-c", tensor, tp_size=0) == -600
     assert store.put_tensor_with_tp(f"{key}-c", tensor, tp_size=5) == -600
-    # The whole from memory, split on the way.
+    # The whole tensor in memory is split by the put.
     place = memory(store.get_size(f"{key}-whole"))
     assert store.get_tensor_with_tp_into(f"{key}-whole", place.ptr, place.size) is not None
     assert store.put_tensor_with_tp_from(f"{key}-d", place.ptr, place.size, 0, 2, 0) == 0

@@ -13,7 +13,7 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from lent_memory import Memory
 from live_pools import LivePool
 
-# Each method that takes keys, what it is given, and what a store without a pool answers.
+# Each method with keys, its arguments, and the answer of a store without a pool.
 CALLS: list[tuple[str, tuple[object, ...], object]] = [
     ("put", ("k", b"v"), -600),
     ("put_parts", ("k", b"v"), -600),
@@ -192,7 +192,7 @@ def test_a_refusal_is_a_warning_and_a_miss_is_none(
     (line,) = lines()
     for part in ("batch_put_from", "2 of 2", "-600", "0x1000"):
         assert part in line
-    # The reason of an earlier call is not that of a later one.
+    # The reason of an earlier call must not be reported for a later one.
     caplog.clear()
     with caplog.at_level(logging.DEBUG, logger="mooncake"):
         assert store.put_from(f"{key}-new", -1, 64) == -600

@@ -24,7 +24,7 @@ from mooncake.structured_object_store import (
 
 
 class WithoutRanges:
-    """A store with the four methods of `BundleStore` alone."""
+    """A store with only the four methods of `BundleStore`."""
 
     def __init__(self, store: MooncakeDistributedStore) -> None:
         self.store, self.refuse = store, ""
@@ -54,7 +54,7 @@ def transfer(request: pytest.FixtureRequest, store: MooncakeDistributedStore, pr
 
 
 def left(store: MooncakeDistributedStore, prefix: str) -> int:
-    """How many objects a prefix has; none of them afterwards."""
+    """Returns how many objects a prefix has, and removes them."""
     return store.remove_by_regex(f"^{prefix}/", True)
 
 
@@ -70,7 +70,7 @@ def test_a_bundle_has_a_manifest_metadata_and_chunks(
     ]
     assert store.get(f"{base}/buffer/a/chunk/2") == bytes([8, 9])
     assert ref.manifest["buffers"]["b"] == {"key": f"{base}/buffer/b", "bytes": 0, "chunks": []}
-    # Known by its key alone, and removed whole; a second removal finds nothing.
+    # Known only by its key and removed completely. A second removal finds nothing.
     transfer.remove_bundle({"manifest_key": ref.manifest_key})
     assert left(store, prefix) == 0
     transfer.remove_bundle(ref)
@@ -93,7 +93,7 @@ def test_members_come_back_as_they_were_put(
         "view": memoryview(b"abcdef")[::2],
     }
     ref = transfer.put_structured_object(StructuredObjectPayload({"m": [1, None]}, members), chunk_bytes=chunk_bytes)
-    # Also in a process that has the key alone.
+    # The same holds in a process that has only the key.
     for known in (ref, {"manifest_key": ref.manifest_key}):
         result = transfer.materialize(transfer.read_spec(known))
         assert isinstance(result, StructuredObjectResult) and result.metadata["m"] == [1, None]
@@ -180,7 +180,7 @@ def test_a_put_that_fails_leaves_nothing(store: MooncakeDistributedStore, prefix
     with pytest.raises(RuntimeError, match="-706"):
         transfer.remove_bundle(ref)
     over.refuse = ""
-    # The manifest is still there, so that the removal can be repeated by its key.
+    # The manifest stays, so that the removal can be repeated by its key.
     transfer.remove_bundle({"manifest_key": ref.manifest_key})
     assert left(store, prefix) == 0
 
@@ -277,7 +277,7 @@ def test_tensors_are_members(transfer: MooncakeBundleTransfer, store: MooncakeDi
     assert torch.equal(transfer.get_object(ref)["c"], conjugate.resolve_conj())
     with pytest.raises(ValueError, match="lazy"):
         transfer.materialize_into(transfer.read_spec(ref), {"c": torch.zeros(3, dtype=torch.complex64).conj()})
-    # A tensor with its header, where get_tensor_into left it.
+    # A tensor with its header, as get_tensor_into writes it.
     assert store.put_tensor(key, tensors["half"]) == 0
     size = store.get_size(key)
     room = Memory(size)

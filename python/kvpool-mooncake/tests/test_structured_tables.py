@@ -71,7 +71,7 @@ def table(transfer: MooncakeBundleTransfer) -> MooncakeDataProtoRef:
 
 
 def same(found: Any, wanted: Any) -> bool:
-    """Whether values are equal and of the same types, also inside."""
+    """Whether values are equal and of the same types, also their parts."""
     if isinstance(wanted, np.ndarray):
         alike = type(found) is np.ndarray and found.dtype == wanted.dtype and found.shape == wanted.shape
         return alike and all(same(a, b) for a, b in zip(found.flat, wanted.flat))
@@ -281,7 +281,7 @@ def test_columns_are_added_in_stages(
     ):
         with pytest.raises(error):
             transfer.append_dataproto_fields(longer, data, stage=stage)
-    # The same stage a second time, and a column that is replaced by one of the other section.
+    # The same stage a second time, and a column that a column of the other section replaces.
     twice = transfer.append_dataproto_fields(longer, Sectioned({"x": np.zeros(4)}), stage="trained")
     assert same(transfer.get(twice, fields=["loss", "x"])["batch"], {"loss": np.ones(4), "x": np.zeros(4)})
     again = transfer.append_dataproto_fields(
@@ -292,7 +292,7 @@ def test_columns_are_added_in_stages(
     assert view["batch_size"] == 4 and view["meta_info_keys"] == ["t", "k"]
     assert view["batch_fields"]["ids"]["spec"] == {"encoding": "ndarray", "dtype": "<i8", "shape": [4, 3]}
     assert view["stages"]["made"]["dataproto"]["namespace"] == "ns"
-    # An append that is taken back leaves the table that it was made of.
+    # A withdrawn append leaves the earlier table.
     transfer.cleanup_dataproto_append(longer, again)
     assert same(transfer.get(longer, fields=["loss"])["batch"]["loss"], np.ones(4))
     with pytest.raises(RuntimeError):
